@@ -1,0 +1,18 @@
+"""Experiments from an idea to a registered model. From a notebook: ``from orchestrator import run, sweep``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from orchestrator.api import load_model, run, sweep
+
+__all__ = ["load_model", "run", "sweep"]
+
+
+def __getattr__(name: str) -> Any:  # lazily: the command line must start in a blink
+    if name in __all__:
+        from orchestrator import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'orchestrator' has no attribute {name!r}")

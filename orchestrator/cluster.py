@@ -1,0 +1,132 @@
+"""A Ray cluster for the time of one command: connect to the one named, or start a local one."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.spec import Resources
+
+QUIET = {
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C is ours: see interrupts.py
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "100000",  # our journal is the truth; Tune's pickles are never read
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+}
+
+Node = dict[str, float]
+
+
+@contextmanager
+def cluster(address: str | None, *, dashboard: bool = False) -> Iterator[list[Node]]:
+    """Connect, yield the resources of each live node, and disconnect (or stop the local cluster) at the end.
+
+    A Ray that is already connected in this process (a notebook's) is used and left alone. Raises UserError
+    (exit 3) within seconds when nothing answers at ``address``.
+    """
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    if address:
+        authenticate()
+        _check_reachable(address)
+    import ray
+
+    if ray.is_initialized():
+        yield nodes()
+        return
+    try:
+        ray.init(
+            address=address or "local",
+            include_dashboard=dashboard if not address else None,
+            log_to_driver=False,
+            logging_level="ERROR",
+            configure_logging=False,
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise UserError(
+            f"No Ray cluster could be had at {address or 'this machine'}: {str(error).splitlines()[0]}",
+            fix="Check RAY_ADDRESS or --ray-address; unset, a local cluster is started", code=UNAVAILABLE,
+        ) from None  # fmt: skip
+    try:
+        yield nodes()
+    finally:
+        ray.shutdown()
+
+
+def nodes() -> list[Node]:
+    """CPU and GPU totals of each live node."""
+    import ray
+
+    return [
+        {kind: float(node["Resources"].get(kind, 0)) for kind in ("CPU", "GPU")} for node in ray.nodes() if node["Alive"]
+    ]
+
+
+def this_machine() -> list[Node]:
+    """What a local cluster will have, told without starting one."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = list(Path("/dev").glob("nvidia[0-9]*"))
+    gpus = len(devices) if visible is None else min(len(devices), len([v for v in visible.split(",") if v.strip()]))
+    return [{"CPU": float(cpus), "GPU": float(gpus)}]
+
+
+def slots(available: Sequence[Node], resources: Resources) -> int:
+    """How many trials of these resources run at once, counted node by node; workers of a trial may span nodes."""
+    per_worker = {"CPU": resources.cpus_per_worker, "GPU": resources.gpus_per_worker}
+    workers = sum(
+        int(min(node[kind] / need + 1e-9 for kind, need in per_worker.items() if need)) for node in available
+    )
+    return workers // resources.workers
+
+
+def check_fit(available: Sequence[Node], resources: Resources) -> int:
+    """At least one trial must fit; returns how many do. Raises UserError (exit 3) with the arithmetic."""
+    fitting = slots(available, resources)
+    if fitting < 1:
+        need = f"{resources.cpus_per_worker:g} CPU"
+        if resources.gpus_per_worker:
+            need += f" + {resources.gpus_per_worker:g} GPU"
+        has = "; ".join(f"{node['CPU']:g} CPU, {node['GPU']:g} GPU" for node in available) or "no node"
+        raise UserError(
+            "The cluster is too small",
+            got=f"{resources.workers} worker(s) of {need} each",
+            allowed=f"what its {len(available)} node(s) have: {has}",
+            fix="Ask for fewer with --workers, --cpus-per-worker or --gpus-per-worker",
+            code=UNAVAILABLE,
+        )
+    return fitting
+
+
+def authenticate() -> None:
+    """Use the token that Ray wrote for this user, as Ray itself does only for clusters it starts."""
+    if "RAY_AUTH_MODE" not in os.environ and (Path.home() / ".ray" / "auth_token").exists():
+        os.environ["RAY_AUTH_MODE"] = "token"
+
+
+def _check_reachable(address: str) -> None:
+    if address in ("auto", "local"):
+        return
+    parts = urlsplit(address if "//" in address else f"//{address}")
+    try:
+        port = parts.port or {"ray": 10001, "http": 8265, "https": 443}.get(parts.scheme, 6379)
+        with socket.create_connection((parts.hostname or "", port), timeout=3):
+            pass
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"No Ray answers at {address} ({error})", code=UNAVAILABLE,
+            fix="Start it (ray start --head), correct RAY_ADDRESS or --ray-address, or unset it for a local cluster",
+        ) from None  # fmt: skip

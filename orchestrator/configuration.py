@@ -1,0 +1,158 @@
+"""From YAML files and ``key=value`` words to checked parameters. Nothing here imports PyTorch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from orchestrator.errors import UserError, nearest, unknown
+
+M = TypeVar("M", bound=BaseModel)
+
+SECTIONS = ("extends", "workload", "seed", "params", "plan", "resources", "search")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A YAML mapping and the line of each key, by dotted path."""
+
+    values: dict[str, Any]
+    lines: Mapping[str, int]
+
+
+def read_yaml(file: Path) -> Document:
+    """Read a YAML mapping. Raises UserError with file and line."""
+    import yaml
+
+    try:
+        text = file.read_text()
+    except FileNotFoundError:
+        raise UserError(f"The file {file} does not exist", fix="Check the path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"The file {file} can not be read: {error}") from None
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise UserError(f"{file}{where} is not valid YAML: {problem}") from None
+    if values is None:
+        return Document({}, {})
+    if not isinstance(values, dict):
+        raise UserError(f"{file} must hold a mapping", got=type(values).__name__, allowed="key: value lines")
+    lines: dict[str, int] = {}
+    _lines(node, "", lines, file)
+    return Document(values, lines)
+
+
+def read_experiment(file: Path) -> Document:
+    """Read an experiment's YAML: sections ``workload, seed, params, plan, resources, search, extends``.
+
+    ``extends: base.yaml`` is merged below this file's own values.
+    """
+    document = read_yaml(file)
+    for key in document.values:
+        if key not in SECTIONS:
+            raise unknown(f"key in {file}, line {document.lines[key]}", key, SECTIONS)
+    for key in ("params", "plan", "resources", "search"):
+        section = document.values.get(key, {})
+        if not isinstance(section, dict):
+            raise UserError(
+                f"{file}, line {document.lines[key]}: {key} must be a mapping", got=repr(section), allowed="key: value"
+            )
+    if base := document.values.pop("extends", None):
+        parent = read_experiment(file.parent / str(base))
+        return Document(_merge(parent.values, document.values), {**parent.lines, **document.lines})
+    return document
+
+
+def read_overrides(words: Iterable[str]) -> dict[str, Any]:
+    """``["lr=0.01", "plan.epochs=5"]`` -> ``{"lr": "0.01", "plan.epochs": "5"}``; JSON lists and null are parsed."""
+    result: dict[str, Any] = {}
+    for word in words:
+        key, sign, value = word.partition("=")
+        if not sign or not key:
+            raise UserError("Not a setting", got=repr(word), allowed="key=value", fix="Options start with --")
+        if key in result:
+            raise UserError(f"{key} is given twice", got=f"{result[key]} and {value}", fix="Keep one")
+        result[key] = _parse(value)
+    return result
+
+
+def split_keys(values: Mapping[str, Any], params: Iterable[str], plan: Iterable[str]) -> tuple[dict[str, Any], ...]:
+    """Sort ``key=value`` settings into (params, plan); ``params.`` and ``plan.`` may stand before a key."""
+    known = {"params": set(params), "plan": set(plan)}
+    result: dict[str, dict[str, Any]] = {"params": {}, "plan": {}}
+    for key, value in values.items():
+        section, _, name = key.rpartition(".")
+        if section not in ("", "params", "plan"):
+            raise unknown("section", section, ("params", "plan"))
+        homes = [home for home, names in known.items() if name in names and section in ("", home)]
+        if not homes:
+            raise unknown("parameter", key, known["params"] | known["plan"])
+        result[homes[0]][name] = value
+    return result["params"], result["plan"]
+
+
+def validate(model: type[M], values: Mapping[str, Any], kind: str, lines: Mapping[str, int] | None = None) -> M:
+    """Build a pydantic model; the first problem becomes one sentence, with the YAML line where there is one."""
+    try:
+        return model(**values)
+    except ValidationError as error:
+        raise _sentence(error, model, kind, lines or {}) from None
+
+
+def _sentence(error: ValidationError, model: type[BaseModel], kind: str, lines: Mapping[str, int]) -> UserError:
+    problem = error.errors()[0]
+    name = ".".join(str(part) for part in problem["loc"][:1])
+    where = f" (line {lines[name]})" if name in lines else ""
+    if problem["type"] == "extra_forbidden":
+        return unknown(f"{kind}{where}", name, model.model_fields)
+    if not name:  # a contradiction between fields: the model's own sentence says it all
+        return UserError(problem["msg"].removeprefix("Value error, "))
+    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    got = problem["input"]
+    fix = None
+    allowed = (problem.get("ctx") or {}).get("expected", message)
+    if isinstance(got, str) and "expected" in (problem.get("ctx") or {}):
+        choices = [choice.strip(" '") for choice in str(allowed).replace(" or ", ",").split(",")]
+        if close := nearest(got, choices):
+            fix = f"Did you mean {close!r}?"
+    return UserError(f"{kind.capitalize()} {name}{where} is not valid", got=repr(got), allowed=allowed, fix=fix)
+
+
+def _parse(value: str) -> Any:
+    if value in ("null", "none", "None"):
+        return None
+    if value[:1] in "[{" and value:
+        try:
+            return json.loads(value)
+        except json.JSONDecodeError:
+            raise UserError("Not a JSON list or object", got=repr(value)) from None
+    return value  # pydantic turns text into the field's own type
+
+
+def _merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in top.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _lines(node: Any, prefix: str, lines: dict[str, int], file: Path) -> None:
+    if node.id != "mapping":
+        return
+    for key, value in node.value:
+        path = f"{prefix}{key.value}"
+        if path in lines:
+            raise UserError(f"{file}, line {key.start_mark.line + 1}: {path} stands twice", fix="Keep one")
+        lines[path] = key.start_mark.line + 1
+        _lines(value, f"{path}.", lines, file)

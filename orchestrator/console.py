@@ -1,0 +1,91 @@
+"""What the user sees while something runs: one line an event, a progress line on a terminal, a log file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import IO, Any
+
+
+class Console:
+    """Lines go to standard output, or to standard error when the output is for a machine (``--json``).
+
+    On a terminal a last line shows progress, throughput and time left; elsewhere there are plain lines,
+    at most one every ``every`` seconds.
+    """
+
+    def __init__(self, *, json: bool = False, every: float = 5.0) -> None:
+        self._out: IO[str] = sys.stderr if json else sys.stdout
+        self._live = self._out.isatty()
+        self._every = every
+        self._log: IO[str] | None = None
+        self._shown = ""
+        self._last = 0.0
+        self._started: tuple[float, int] | None = None
+
+    def log_to(self, file: Path) -> None:
+        """From now on every line is also kept in ``file``."""
+        self._log = file.open("a", buffering=1)
+
+    def say(self, text: str = "") -> None:
+        self._wipe()
+        print(text, file=self._out, flush=True)
+        if self._log:
+            self._log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+
+    def progress(self, done: int, total: int, unit: str, detail: str = "") -> None:
+        """Show that ``done`` of ``total`` units are done."""
+        now = time.monotonic()
+        if self._started is None or done < self._started[1]:
+            self._started = (now, done)
+        since, first = self._started
+        rate = (done - first) / (now - since) if now > since and done > first else 0.0
+        left = f", {_duration((total - done) / rate)} left" if rate and done < total else ""
+        speed = f", {rate:.3g} {unit}s/s" if rate else ""
+        text = f"{unit} {done}/{total}{speed}{left}{'  ' + detail if detail else ''}"
+        if self._live:
+            self._wipe()
+            self._shown = text
+            self._out.write(text)
+            self._out.flush()
+        elif now - self._last >= self._every or done == total:
+            self._last = now
+            self.say(text)
+
+    def table(self, title: str, columns: list[str], rows: list[list[Any]]) -> None:
+        """A table of strings; numbers are aligned to the right."""
+        from rich.console import Console as Rich
+        from rich.table import Table
+
+        self._wipe()
+        table = Table(title=title, title_justify="left", header_style="bold")
+        numeric = [all(isinstance(row[i], int | float) for row in rows) for i in range(len(columns))]
+        for name, right in zip(columns, numeric):
+            table.add_column(name, justify="right" if right else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*(show(value) for value in row))
+        Rich(file=self._out, soft_wrap=False).print(table)
+        if self._log:
+            Rich(file=self._log, width=160).print(table)
+
+    def _wipe(self) -> None:
+        if self._shown:
+            self._out.write("\r\x1b[2K")
+            self._shown = ""
+
+
+def show(value: Any) -> str:
+    """A value for a table cell."""
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _duration(seconds: float) -> str:
+    seconds = int(seconds)
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60:02d} s"
+    return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"

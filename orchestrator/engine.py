@@ -1,0 +1,178 @@
+"""The loop: a workload and a plan become a stream of reports. No Ray, no MLflow, no Optuna.
+
+Every consumer (notebook, ``--local``, the Tune trial actor, each Ray Train worker, the tests) iterates over the
+same stream. The engine alone names metrics, selects, decides when to checkpoint, and ends the stream.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from orchestrator.plan import Plan
+from workloads.contract import Evaluation, Metrics, Objective, Workload
+
+REPORT_SECONDS = 1.0
+CHECKPOINT_SECONDS = 5.0
+
+End = Literal["epochs", "patience"]
+
+
+class Diverged(Exception):
+    """A metric of an epoch is not finite: the trial ends here, failed."""
+
+    def __init__(self, epoch: int, metric: str, value: float) -> None:
+        self.epoch, self.metric, self.value = epoch, metric, value
+        super().__init__(f"{metric} is {value} at epoch {epoch}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Diverged, (self.epoch, self.metric, self.value))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """All values of one finished epoch, under their full names (``validation/ndcg_at_20``)."""
+
+    epoch: int
+    time: float
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a stream has come: plain numbers, so that a checkpoint carries it as JSON."""
+
+    epoch: int = 0
+    best_epoch: int = 0
+    best_value: float | None = None
+    stale: int = 0
+    best_metrics: Mapping[str, float] = field(default_factory=dict)
+    train_seconds: float = 0.0
+
+    def ended(self, plan: Plan) -> End | None:
+        if self.epoch >= plan.epochs:
+            return "epochs"
+        return "patience" if plan.patience and self.stale >= plan.patience else None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Progress:
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochReport:
+    """What a consumer gets: all rows since the last report, and what is due now.
+
+    The state of the workload at the yield is the state of ``progress.epoch``: the generator does no work
+    between a yield and the next ``next()``. ``ended`` is the only mark of completeness: a stream that stops
+    without it, and without an exception, was interrupted or pruned.
+    """
+
+    rows: tuple[Row, ...]
+    progress: Progress
+    checkpoint_due: bool
+    ended: End | None
+
+    @property
+    def epoch(self) -> int:
+        return self.progress.epoch
+
+
+def run_epochs(
+    workload: Workload,
+    plan: Plan,
+    resume: Progress | None = None,
+    *,
+    validate: bool = True,
+    agree: Callable[[Any], Any] = lambda value: value,
+    stop: Callable[[], bool] = lambda: False,
+    on_best: Callable[[], None] = lambda: None,
+    prefix: str = "train",
+) -> Iterator[EpochReport]:
+    """Train ``workload`` by ``plan`` and yield reports, at most about one a second unless somebody decides now.
+
+    ``resume`` is the progress that the workload's loaded state belongs to. ``stop`` is asked after every epoch,
+    on rank 0 (``agree`` tells the others); when it says yes the state is reported, due for a checkpoint, and
+    the stream stops without ``ended``. ``on_best`` is called while the workload holds the best epoch's state
+    (a report may come some epochs later). ``validate`` is False in a refit, where there is no validation split.
+    Raises :class:`Diverged` when a metric is NaN or infinite.
+    """
+    progress = resume or Progress()
+    if ended := progress.ended(plan):  # restored after its last epoch: say so again, for whoever missed it
+        yield EpochReport((), progress, False, ended)
+        return
+    objective = primary(workload)
+    rows: list[Row] = []
+    reported = saved = time.monotonic()
+    saved_epoch = progress.epoch
+    for epoch in range(progress.epoch + 1, plan.epochs + 1):
+        started = time.monotonic()
+        metrics = _named(prefix, workload.train_epoch(epoch))
+        seen: dict[str, float] = {}
+        if validate and plan.evaluates(epoch):
+            seen = _named("validation", workload.evaluate("validation"))
+        if validate and epoch in objective.sealed_at:
+            metrics |= _named("test", workload.evaluate("test"))
+        if bad := _not_finite(metrics | seen):
+            if rows:
+                yield EpochReport(tuple(rows), progress, False, None)
+            raise Diverged(epoch, *bad)
+        now = time.monotonic()
+        progress = _advance(progress, epoch, seen, objective, now - started)
+        if progress.best_epoch == epoch:
+            on_best()
+        rows.append(Row(epoch, time.time(), metrics | seen))
+
+        ended = progress.ended(plan)
+        stopping = ended is None and stop()
+        report = bool(ended) or stopping or epoch in plan.decide_at or now - reported >= REPORT_SECONDS
+        rested = now - saved >= CHECKPOINT_SECONDS and (ended or epoch - saved_epoch >= plan.checkpoint_every)
+        # Without a refit, the last checkpoint carries the weights that test will be opened on.
+        due = report and bool(stopping or rested or (ended and plan.refit is False))
+        report, due, stopping = agree((report, due, stopping))  # clocks differ between ranks; the barrier must not
+        if report:
+            yield EpochReport(tuple(rows), progress, due, ended)
+            rows, reported = [], time.monotonic()
+            if due:
+                saved, saved_epoch = reported, epoch
+        if ended or stopping:
+            return
+
+
+def primary(workload: Workload | type[Workload]) -> Objective:
+    """The objective that selects: the only one, or the first of a tuple."""
+    objective = workload.objective
+    return objective[0] if isinstance(objective, tuple) else objective
+
+
+def better(value: float, than: float | None, objective: Objective) -> bool:
+    if than is None:
+        return True
+    return value > than if objective.direction == "max" else value < than
+
+
+def _named(split: str, result: Metrics | Evaluation) -> dict[str, float]:
+    metrics = result.metrics if isinstance(result, Evaluation) else result
+    return {f"{split}/{name}": float(value) for name, value in metrics.items()}
+
+
+def _not_finite(metrics: Mapping[str, float]) -> tuple[str, float] | None:
+    return next(((name, value) for name, value in metrics.items() if not math.isfinite(value)), None)
+
+
+def _advance(
+    progress: Progress, epoch: int, seen: Mapping[str, float], objective: Objective, seconds: float
+) -> Progress:
+    progress = replace(progress, epoch=epoch, train_seconds=progress.train_seconds + seconds)
+    if not seen:
+        return progress
+    value = seen[f"validation/{objective.metric}"]
+    if better(value, progress.best_value, objective):
+        return replace(progress, best_epoch=epoch, best_value=value, best_metrics=dict(seen), stale=0)
+    return replace(progress, stale=progress.stale + 1)

@@ -1,0 +1,83 @@
+"""The errors a user meets: one sentence each, with an exit code."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+DONE, FAILED, USAGE, UNAVAILABLE, PARTIAL, REFUSED, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+
+
+class UserError(Exception):
+    """Something the user can mend: what is wrong, what was got, what is allowed, what to do.
+
+    ``code`` is the exit code: USAGE for arguments, configuration, data and checkpoints; UNAVAILABLE when the
+    cluster, the tracking server or the storage can not do it; REFUSED when a gate said no.
+    """
+
+    def __init__(
+        self, what: str, *, got: object = None, allowed: object = None, fix: str | None = None, code: int = USAGE
+    ) -> None:
+        self.what, self.got, self.allowed, self.fix, self.code = what, got, allowed, fix, code
+        text = what.rstrip(".")
+        if got is not None:
+            text += f": got {got}"
+        if allowed is not None:
+            text += f"; allowed: {_list(allowed)}"
+        text += "."
+        if fix is not None:
+            text += f" {fix.rstrip('.')}."
+        super().__init__(text)
+
+    def __reduce__(self) -> tuple[object, ...]:  # it crosses process borders inside Ray
+        return (_rebuild, (self.what, self.got, self.allowed, self.fix, self.code))
+
+
+def _rebuild(what: str, got: object, allowed: object, fix: str | None, code: int) -> UserError:
+    return UserError(what, got=got, allowed=allowed, fix=fix, code=code)
+
+
+class RunFailed(Exception):
+    """A run or trial failed while running: which, why, and where its log lies."""
+
+    code = FAILED
+
+    def __init__(self, trial: str, cause: str, log: str | None = None) -> None:
+        self.trial, self.cause, self.log = trial, cause, log
+        super().__init__(f"{trial} failed: {cause}" + (f" (log: {log})" if log else ""))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (RunFailed, (self.trial, self.cause, self.log))
+
+
+class Interrupted(Exception):
+    """Ctrl-C, after a clean stop: the state is saved and ``resume`` is the command that goes on."""
+
+    code = INTERRUPTED
+
+    def __init__(self, resume: str) -> None:
+        self.resume = resume
+        super().__init__(f"Interrupted; everything finished is kept. Go on with: {resume}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name most like ``name``, or None when nothing is close."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.55)
+    return matches[0] if matches else None
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
+    """The error for a name that is not known, with the nearest match offered."""
+    names = sorted(known)
+    close = nearest(name, names)
+    return UserError(
+        f"Unknown {kind}", got=repr(name), allowed=names, fix=f"Did you mean {close!r}?" if close else None
+    )
+
+
+def _list(allowed: object) -> str:
+    if isinstance(allowed, str):
+        return allowed
+    if isinstance(allowed, Iterable):
+        return ", ".join(str(item) for item in allowed)
+    return str(allowed)

@@ -1,0 +1,177 @@
+"""One experiment as one resumable stream: select on validation, refit, open the test split once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+
+from orchestrator.checkpoint import Checkpoint
+from orchestrator.engine import End, EpochReport, Progress, Row, run_epochs
+from orchestrator.plan import Plan
+from workloads.contract import Evaluation, State, Workload
+
+Phase = Literal["select", "refit"]
+
+
+class Build(Protocol):
+    """Makes a fresh workload; ``holdout`` False gives the validation part back to training."""
+
+    def __call__(self, holdout: bool) -> Workload: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a finished experiment gives.
+
+    ``epochs`` is what the final model was trained for; ``metrics`` are the selected epoch's validation values
+    and the final model's test values, under their full names.
+    """
+
+    workload: Workload
+    epochs: int
+    refitted: bool
+    ended: End
+    metrics: Mapping[str, float]
+    train_seconds: float
+    test: Evaluation
+
+
+@dataclass
+class Experiment:
+    """Iterate over :meth:`stream`; when it is exhausted ``outcome`` is set, unless it was stopped or a trial.
+
+    ``final`` is False for a trial of a sweep, which selects and never refits or opens test. At every yield
+    :meth:`checkpoint` is the complete state of that moment, the report's own rows included: a consumer that
+    dies between the checkpoint and the delivery of the report loses neither.
+    """
+
+    build: Build
+    plan: Plan
+    identity: Mapping[str, str]
+    final: bool = True
+    agree: Callable[[Any], Any] = lambda value: value
+    stop: Callable[[], bool] = lambda: False
+    outcome: Outcome | None = field(default=None, init=False)
+    _phase: Phase = field(default="select", init=False)
+    _workload: Workload | None = field(default=None, init=False)
+    _report: EpochReport | None = field(default=None, init=False)
+    _selected: Progress | None = field(default=None, init=False)
+    _best: State | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.plan.refit is None:
+            raise ValueError("the plan's refit is resolved before an experiment is built")
+
+    def stream(self, resume: Checkpoint | None = None) -> Iterator[EpochReport]:
+        """All reports of the experiment, from ``resume`` on. Raises what the workload raises, and Diverged."""
+        state = resume.state if resume else {}
+        refitting = state.get("phase") == "refit"
+        if state.get("selected"):
+            self._selected = Progress.from_json(state["selected"])
+        if self.plan.refit != "only" and not refitting:
+            last = yield from self._select(state)
+            if not last.ended or not self.final:
+                return
+            if not self.plan.refit:
+                self._finish(last.progress)
+                return
+            self._selected, state = last.progress, {}
+        last = yield from self._refit(state)
+        if last.ended:
+            self._finish(last.progress)
+
+    def checkpoint(self) -> Checkpoint:
+        """The state at the last yield."""
+        workload, report = self._now()
+        state = {
+            "phase": self._phase,
+            "progress": report.progress.to_json(),
+            "selected": self._selected.to_json() if self._selected else None,
+            "rows": [[row.epoch, row.time, dict(row.metrics)] for row in report.rows],
+            "workload": workload.state_dict(),
+            "best": self._best,
+        }
+        return Checkpoint(self.identity, report.epoch, state)
+
+    @property
+    def order(self) -> int:
+        """Epochs over all phases at the last yield: names checkpoints so that later ones sort later."""
+        return self._now()[1].epoch + (self._selected.epoch if self._selected else 0)
+
+    def _select(self, state: Mapping[str, Any]) -> Generator[EpochReport, None, EpochReport]:
+        self._phase, self._best = "select", state.get("best")
+        workload = self._workload = self.build(holdout=True)
+        for report in self._run(workload, self.plan, state, validate=True, prefix="train"):
+            self._report = report
+            yield report
+        return report
+
+    def _refit(self, state: Mapping[str, Any]) -> Generator[EpochReport, None, EpochReport]:
+        self._phase = "refit"
+        workload = self._workload = self.build(holdout=False)
+        epochs = self._selected.best_epoch if self._selected else self.plan.epochs
+        plan = self.plan.model_copy(update={"epochs": epochs, "patience": 0, "decide_at": ()})
+        prefix = "refit" if self._selected else "train"  # train/ stays the curve that was selected on
+        for report in self._run(workload, plan, state, validate=False, prefix=prefix):
+            self._report = report
+            yield report
+        return report
+
+    def _run(
+        self, workload: Workload, plan: Plan, state: Mapping[str, Any], *, validate: bool, prefix: str
+    ) -> Iterator[EpochReport]:
+        progress = None
+        if state:
+            workload.load_state_dict(state["workload"])
+            progress = Progress.from_json(state["progress"])
+            # Whoever wrote this checkpoint may have died before its rows were delivered.
+            rows = tuple(Row(*row) for row in state["rows"])
+            yield EpochReport(rows, progress, False, None)
+        yield from run_epochs(
+            workload,
+            plan,
+            progress,
+            validate=validate,
+            agree=self.agree,
+            stop=self.stop,
+            on_best=lambda: self._keep_best(workload),
+            prefix=prefix,
+        )
+
+    def _keep_best(self, workload: Workload) -> None:
+        if not self.plan.refit:  # else nobody ever asks for the best weights
+            self._best = _copy(workload.state_dict())
+
+    def _finish(self, progress: Progress) -> None:
+        workload, _ = self._now()
+        selected = self._selected or progress
+        epochs, seconds = progress.epoch, progress.train_seconds
+        if self._phase == "refit":
+            seconds += self._selected.train_seconds if self._selected else 0.0
+        elif progress.best_epoch != progress.epoch:
+            assert self._best is not None
+            workload.load_state_dict(self._best)
+            epochs = progress.best_epoch
+        test = workload.evaluate("test")
+        metrics = dict(selected.best_metrics) | {f"test/{name}": float(v) for name, v in test.metrics.items()}
+        ended = selected.ended(self.plan) or "epochs"
+        self.outcome = Outcome(workload, epochs, self._phase == "refit", ended, metrics, seconds, test)
+
+    def _now(self) -> tuple[Workload, EpochReport]:
+        assert self._workload is not None
+        assert self._report is not None, "nothing was reported yet"
+        return self._workload, self._report
+
+
+def _copy(value: Any) -> Any:
+    """A state on the CPU that later training steps do not change."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {key: _copy(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copy(item) for item in value]
+    return value

@@ -1,0 +1,130 @@
+"""All that can be known before a worker starts. Nothing here imports PyTorch, Ray or MLflow."""
+
+from __future__ import annotations
+
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestrator.cluster import check_fit, this_machine
+from orchestrator.configuration import split_keys, validate
+from orchestrator.errors import UNAVAILABLE, UserError, unknown
+from orchestrator.plan import PLAN_KEYS, Plan
+from orchestrator.records import check_writable
+from orchestrator.settings import Settings
+from orchestrator.spec import Resources
+from workloads.catalog import Entry, catalog
+
+
+def workload(name: str) -> Entry:
+    """The catalog's entry; raises UserError with the nearest name."""
+    known = catalog()
+    if name not in known:
+        raise unknown("workload", name, known)
+    return known[name]
+
+
+def settle(name: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Sort ``key=value`` settings of a workload into (parameters, plan), checking names."""
+    params, plan = split_keys(values, workload(name).load_params().model_fields, PLAN_KEYS)
+    return params, plan
+
+
+def parameters(name: str, values: Mapping[str, Any], lines: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """Complete, checked parameters of a workload as plain JSON values."""
+    model = validate(workload(name).load_params(), values, "parameter", lines)
+    return model.model_dump(mode="json")
+
+
+def plan(values: Mapping[str, Any], lines: Mapping[str, int] | None = None) -> Plan:
+    return validate(Plan, values, "plan setting", lines)
+
+
+def dataset(params: Mapping[str, Any], root: Path) -> str | None:
+    """Check that the parameters' dataset is present and intact; returns its fingerprint."""
+    name = params.get("dataset")
+    if name is None:
+        return None
+    from workloads.data import datasets
+    from workloads.data.errors import DataError
+
+    try:
+        datasets.check(name, root)
+        return datasets.fingerprint(name, root)
+    except DataError as error:
+        raise UserError(str(error)) from None
+
+
+def batch(params: Mapping[str, Any], resources: Resources, plan: Plan) -> None:
+    """``batch_size`` is global: workers and micro-batches must divide it."""
+    size, parts = params.get("batch_size"), resources.workers * plan.accumulate
+    if not isinstance(size, int) or size % parts == 0:
+        return
+    near = [n for n in (size - size % parts, size + parts - size % parts) if n > 0]
+    best = min(near, key=lambda n: abs(n - size))
+    raise UserError(
+        f"batch_size is the global batch and {resources.workers} worker(s) x accumulate={plan.accumulate} "
+        "do not divide it",
+        got=size,
+        allowed=f"a multiple of {parts}",
+        fix=f"Use batch_size={best}",
+    )
+
+
+def services(settings: Settings, resources: Resources, *, ray: bool) -> None:
+    """Storage writable, tracking reachable, and, where the cluster is this machine, large enough."""
+    check_writable(settings.storage)
+    tracking(settings)
+    if not ray or not settings.ray_address:
+        check_fit(this_machine(), resources)
+
+
+def tracking(settings: Settings) -> None:
+    """The tracking address answers, within seconds. Raises UserError (exit 3)."""
+    uri = settings.tracking
+    if uri is None:
+        return
+    if uri.startswith("sqlite:///"):
+        check_writable(Path(uri.removeprefix("sqlite:///")).parent)
+    elif uri.startswith("http"):
+        _ask_server(uri.rstrip("/"))
+
+
+def _ask_server(uri: str) -> None:
+    # An API path: /health answers 200 even where the host check refuses every client.
+    request = urllib.request.Request(
+        f"{uri}/api/2.0/mlflow/experiments/search", data=b'{"max_results": 1}',
+        headers={"Content-Type": "application/json", **_credentials()},
+    )  # fmt: skip
+    try:
+        with urllib.request.urlopen(request, timeout=5):
+            return
+    except urllib.error.HTTPError as error:
+        body = error.read(200).decode(errors="replace").strip()
+        hint = {
+            401: "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
+            403: "Name this host in the server's --allowed-hosts, or check the rights of the user",
+        }.get(error.code, "Check the address and the server's log")
+        raise UserError(
+            f"MLflow at {uri} refuses: HTTP {error.code} {body}", fix=hint, code=UNAVAILABLE
+        ) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise UserError(
+            f"No MLflow answers at {uri} ({reason})", code=UNAVAILABLE,
+            fix="Start the server, correct MLFLOW_TRACKING_URI or --tracking, or unset it for the embedded store",
+        ) from None  # fmt: skip
+
+
+def _credentials() -> dict[str, str]:
+    import base64
+
+    if token := os.environ.get("MLFLOW_TRACKING_TOKEN"):
+        return {"Authorization": f"Bearer {token}"}
+    user, password = os.environ.get("MLFLOW_TRACKING_USERNAME"), os.environ.get("MLFLOW_TRACKING_PASSWORD")
+    if user and password:
+        return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
+    return {}

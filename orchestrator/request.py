@@ -1,0 +1,150 @@
+"""From what a user asks for (file, ``key=value``, flags) to a complete, checked spec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestrator import preflight
+from orchestrator.cluster import this_machine
+from orchestrator.configuration import Document, read_experiment, split_keys, validate
+from orchestrator.errors import UserError
+from orchestrator.plan import PLAN_KEYS, Plan
+from orchestrator.settings import Settings
+from orchestrator.spec import ExperimentSpec, Resources, Search, SweepSpec
+from workloads.contract import Objective
+
+
+def experiment(
+    workload: str | None,
+    settings: Settings,
+    *,
+    config: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+    resources: Mapping[str, Any] | None = None,
+    local: bool = False,
+) -> ExperimentSpec:
+    """One experiment. Raises UserError for the first thing that is wrong, data included."""
+    asked = _Asked(workload, config, overrides or {}, seed, resources or {})
+    params = preflight.parameters(asked.workload, asked.params, asked.lines("params"))
+    preflight.dataset(params, settings.data)
+    devices = asked.resources(settings, whole_machine=True, local=local)
+    plan = asked.plan()
+    preflight.batch(params, devices, plan)
+    plan = _resolve_refit(plan, asked.workload)
+    return ExperimentSpec(workload=asked.workload, params=params, plan=plan, seed=asked.seed, resources=devices)
+
+
+def sweep(
+    workload: str | None,
+    settings: Settings,
+    *,
+    config: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+    resources: Mapping[str, Any] | None = None,
+    search: Mapping[str, Any] | None = None,
+    local: bool = False,
+) -> SweepSpec:
+    """One sweep; its search space is drawn from, so that what no trial could run is refused here."""
+    from orchestrator import spaces
+
+    asked = _Asked(workload, config, overrides or {}, seed, resources or {})
+    params = preflight.workload(asked.workload).load_params()
+    complete = preflight.parameters(asked.workload, asked.params, asked.lines("params"))
+    fixed = {name: complete[name] for name in asked.params}
+    preflight.dataset(complete, settings.data)
+    plan = asked.plan()
+    if plan.refit == "only":
+        raise UserError(
+            "A sweep selects on validation, so refit=only can not be", allowed="refit=true, refit=false",
+            fix="Leave refit away",
+        )  # fmt: skip
+    chosen = validate(Search, {**asked.section("search"), **_given(search or {})}, "search setting")
+    if ":" in chosen.space:
+        file, _, function = chosen.space.rpartition(":")
+        chosen = chosen.model_copy(update={"space": f"{Path(file).expanduser().absolute()}:{function}"})
+    space = spaces.load(asked.workload, chosen.space)
+    devices = asked.resources(settings, whole_machine=False, local=local)
+    searched = spaces.probe(space, fixed, params, asked.seed)
+    if not searched:
+        raise UserError("Nothing is left to search: every parameter of the space is fixed", got=", ".join(fixed))
+    if chosen.sampler == "cmaes" and len(searched) < 2:
+        raise UserError("CMA-ES needs at least two searched parameters", got=", ".join(searched))
+    plan = _resolve_refit(plan, asked.workload)
+    return SweepSpec(
+        workload=asked.workload, fixed=fixed, plan=plan, seed=asked.seed, resources=devices, search=chosen
+    )
+
+
+class _Asked:
+    """File and overrides merged: a flag wins over ``key=value``, which wins over the file."""
+
+    def __init__(
+        self,
+        workload: str | None,
+        config: Path | None,
+        overrides: Mapping[str, Any],
+        seed: int | None,
+        resources: Mapping[str, Any],
+    ) -> None:
+        self._file = read_experiment(config) if config else Document({}, {})
+        name = workload or self._file.values.get("workload")
+        if name is None:
+            raise UserError("No workload is named", fix="orchestrator run WORKLOAD key=value ..., or --config FILE")
+        self.workload = str(name)
+        known = preflight.workload(self.workload).load_params().model_fields
+        here = {key: value for key, value in overrides.items() if key.startswith(("resources.", "search."))}
+        params, plan = split_keys({k: v for k, v in overrides.items() if k not in here}, known, PLAN_KEYS)
+        self.params = {**self.section("params"), **params}
+        self._plan = {**self.section("plan"), **plan}
+        self._dotted = here
+        self._resources = {**self.section("resources"), **_given(resources)}
+        given = seed if seed is not None else self._file.values.get("seed", 0)
+        if not isinstance(given, int) or not 0 <= given < 2**31:
+            raise UserError("The seed is not valid", got=repr(given), allowed="an integer from 0 to 2147483647")
+        self.seed = given
+
+    def section(self, name: str) -> dict[str, Any]:
+        dotted = getattr(self, "_dotted", {})
+        extra = {k.partition(".")[2]: v for k, v in dotted.items() if k.startswith(f"{name}.")}
+        return {**(self._file.values.get(name) or {}), **extra}
+
+    def lines(self, section: str) -> dict[str, int]:
+        prefix = f"{section}."
+        return {k.removeprefix(prefix): line for k, line in self._file.lines.items() if k.startswith(prefix)}
+
+    def plan(self) -> Plan:
+        if "decide_at" in self._plan:
+            raise UserError("decide_at is the scheduler's to set", fix="Use --scheduler")
+        return validate(Plan, self._plan, "plan setting", self.lines("plan"))
+
+    def resources(self, settings: Settings, *, whole_machine: bool, local: bool) -> Resources:
+        """Devices asked for, or by default a GPU where this machine has one, and its cores shared out."""
+        values = {**self._resources, **{k: v for k, v in self.section("resources").items()}}
+        here = local or not settings.ray_address
+        machine = this_machine()[0]
+        if "gpus_per_worker" not in values and here and machine["GPU"]:
+            values["gpus_per_worker"] = 1
+        if "cpus_per_worker" not in values and here and whole_machine and str(values.get("workers", 1)).isdigit():
+            values["cpus_per_worker"] = max(1.0, machine["CPU"] // max(1, int(values.get("workers", 1))))
+        found = validate(Resources, values, "resource", self.lines("resources"))
+        if local and found.workers > 1:
+            raise UserError("--local runs in one process", got=f"workers={found.workers}", fix="Leave --local away")
+        return found
+
+
+def _resolve_refit(plan: Plan, workload: str) -> Plan:
+    """Fill ``refit`` in from the workload's objective; the only reason to load the workload's code here."""
+    if plan.refit is not None:
+        return plan
+    objective = preflight.workload(workload).load().objective
+    first = objective[0] if isinstance(objective, tuple) else objective
+    assert isinstance(first, Objective)
+    return plan.model_copy(update={"refit": first.refit})
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,33 @@
+"""The MLflow model, logged from code: this file is copied into every model and imports nothing of ours.
+
+It loads plain files (JSON and safetensors) and hands them to the model's own ``predictor.py``.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pandas as pd
+from mlflow.pyfunc.model import PythonModel, PythonModelContext
+from safetensors.numpy import load_file
+
+
+class Model(PythonModel):
+    """Loads ``files`` (the folder a run exported) and predicts."""
+
+    def load_context(self, context: PythonModelContext) -> None:
+        import importlib.util
+
+        folder = Path(context.artifacts["files"])
+        spec = importlib.util.spec_from_file_location("predictor", folder / "predictor.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        config = json.loads((folder / "config.json").read_text())
+        self._predictor = module.Predictor(load_file(folder / "weights.safetensors"), config)
+
+    def predict(self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
+        return self._predictor.predict(model_input, **(params or {}))
+
+
+mlflow.models.set_model(Model())

@@ -1,0 +1,136 @@
+"""What every command that trains shares: its folder, its tracker, its console, Ctrl-C, and a truthful end."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from orchestrator import provenance, store
+from orchestrator.console import Console
+from orchestrator.errors import DONE, FAILED, INTERRUPTED, Interrupted, UserError
+from orchestrator.interrupts import Interrupts
+from orchestrator.records import RunFolder, Status
+from orchestrator.settings import Settings
+from orchestrator.tracking import End, Tracker
+
+
+@dataclass(frozen=True)
+class Result:
+    """What ``--json`` prints and a notebook gets."""
+
+    id: str
+    run_id: str | None
+    status: str
+    metrics: Mapping[str, float]
+    model_uri: str | None
+    wall_seconds: float
+    train_seconds: float
+    device_seconds: float
+    folder: Path
+    exit_code: int = DONE
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        names = ("id", "run_id", "status", "model_uri", "exit_code")
+        seconds = {n: round(getattr(self, n), 3) for n in ("wall_seconds", "train_seconds", "device_seconds")}
+        return {n: getattr(self, n) for n in names} | {"metrics": dict(self.metrics)} | seconds | dict(self.extra)
+
+
+class Session:
+    """A context manager around one run or sweep. On the way out the folder's record and the MLflow run get their
+    true end, whatever happened; an exception passes on.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        settings: Settings,
+        console: Console,
+        *,
+        resuming: bool,
+        params: Mapping[str, Any],
+        tags: Mapping[str, str],
+    ) -> None:
+        self.folder, self.settings, self.console = folder, settings, console
+        self.started = time.monotonic()
+        self._params, self._tags, self._resuming = params, tags, resuming
+        self._status: tuple[Status, int, dict[str, Any]] | None = None
+        self.tracker: Tracker | None = None
+        self.interrupts = Interrupts(folder.stop_file, console)
+
+    def __enter__(self) -> Session:
+        self.console.log_to(self.folder.log)
+        self.tracker = open_tracker(self.settings, self.folder, resuming=self._resuming)
+        if self.tracker:
+            self.tracker.start(self.folder.id, self.folder.id, params=self._params, tags=self._tags | identity_tags())
+        self.interrupts.__enter__()
+        return self
+
+    @property
+    def run_id(self) -> str | None:
+        """The MLflow run; waits until it is open."""
+        return self.tracker.run_id(self.folder.id) if self.tracker else None
+
+    @property
+    def wall_seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def settle(self, status: Status, code: int, **values: Any) -> None:
+        """Say how it ended; written on the way out."""
+        self._status = (status, code, values)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.interrupts.__exit__(kind, error, trace)
+        if isinstance(error, Interrupted):
+            status: Status = "interrupted"
+            code, values, end = INTERRUPTED, {}, "KILLED"
+        elif error is not None:
+            status, code, values, end = "failed", getattr(error, "code", FAILED), {"error": str(error)}, "FAILED"
+            if not isinstance(error, UserError):
+                with self.folder.log.open("a") as log:
+                    traceback.print_exception(error, file=log)
+        else:
+            assert self._status is not None, "a session ends with settle() or an exception"
+            status, code, values = self._status
+            end = "FINISHED" if code != FAILED else "FAILED"
+        self._close(end)
+        self.folder.release(status, code, **values)
+
+    def _close(self, end: End) -> None:
+        if self.tracker is None:
+            return
+        self.tracker.end(self.folder.id, end)
+        if trouble := self.tracker.close():
+            self.console.say(trouble)
+
+
+def open_tracker(settings: Settings, folder: RunFolder, *, resuming: bool) -> Tracker | None:
+    """The writer of a run; None with ``--tracking none``."""
+    if settings.tracking is None:
+        return None
+    artifacts = None
+    if settings.embedded:
+        store.ensure(settings.home)
+        artifacts = store.artifact_root(settings.home)
+    experiment = settings.experiment or str(folder.record["workload"])
+    return Tracker(
+        settings.tracking, experiment, folder.id, folder.path, artifacts=artifacts, resuming=resuming
+    )
+
+
+def identity_tags() -> dict[str, str]:
+    """Who ran what code: tags of every run."""
+    import getpass
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container user without a name
+        user = "unknown"
+    return {"mlflow.user": user, "orchestrator.command": provenance.command(), **provenance.code()}

@@ -1,0 +1,110 @@
+"""Where things are: flag > environment > file > default, each value with where it came from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from orchestrator.errors import UserError, unknown
+
+Source = Literal["flag", "environment", "file", "default"]
+
+NAMES: dict[str, tuple[str, str]] = {
+    "home": ("ORCHESTRATOR_HOME", "embedded home: MLflow store, run records, caches of the service"),
+    "storage": ("ORCHESTRATOR_STORAGE", "where runs and sweeps keep checkpoints, logs and results"),
+    "data": ("ORCHESTRATOR_DATA", "root of the datasets"),
+    "tracking": ("MLFLOW_TRACKING_URI", "MLflow tracking and registry, or none"),
+    "experiment": ("MLFLOW_EXPERIMENT_NAME", "MLflow experiment; unset: the workload's name"),
+    "ray_address": ("RAY_ADDRESS", "Ray cluster; unset: a local one, started and stopped with the command"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Resolved settings; ``sources`` tells for each name where its value came from."""
+
+    home: Path
+    storage: Path
+    data: Path
+    tracking: str | None
+    experiment: str | None
+    ray_address: str | None
+    sources: Mapping[str, Source]
+
+    @property
+    def embedded(self) -> bool:
+        """Whether tracking is the embedded store below ``home``."""
+        return self.tracking == embedded_uri(self.home)
+
+
+def resolve(flags: Mapping[str, str | None] | None = None) -> Settings:
+    """Resolve every setting. The file is ``config.yaml`` in the home."""
+    from workloads.data.cache import default_data_root
+
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    sources: dict[str, Source] = {}
+    file: Mapping[str, str] = {}
+
+    def pick(name: str, default: str | None) -> str | None:
+        for source, value in (
+            ("flag", given.get(name)),
+            ("environment", os.environ.get(NAMES[name][0]) or None),
+            ("file", file.get(name)),
+        ):
+            if value is not None:
+                sources[name] = source  # type: ignore[assignment]
+                return value
+        sources[name] = "default"
+        return default
+
+    home = _path(pick("home", "~/.orchestrator"))
+    file = _read_file(home / "config.yaml")
+    tracking = pick("tracking", embedded_uri(home))
+    return Settings(
+        home=home,
+        storage=_path(pick("storage", str(home / "storage"))),
+        data=_path(pick("data", str(default_data_root()))),
+        tracking=None if tracking == "none" else _tracking(tracking),
+        experiment=pick("experiment", None),
+        ray_address=pick("ray_address", None),
+        sources=sources,
+    )
+
+
+def embedded_uri(home: Path) -> str:
+    return f"sqlite:///{home / 'mlflow.db'}"
+
+
+def _tracking(uri: str | None) -> str:
+    assert uri is not None
+    known = ("http://", "https://", "sqlite:///", "postgresql://", "postgresql+psycopg2://", "mysql", "mssql")
+    if not uri.startswith(known):
+        raise UserError(
+            "The tracking address is not one that works",
+            got=repr(uri),
+            allowed="http(s)://HOST:PORT, sqlite:///FILE, a database URI, or none",
+            fix="Files (mlruns, file:) are refused by MLflow since 3.7; leave it unset for the embedded store",
+        )
+    if uri.startswith("sqlite:///"):  # workers change directory: a relative path would make a store in each
+        return f"sqlite:///{Path(uri.removeprefix('sqlite:///')).expanduser().absolute()}"
+    return uri
+
+
+def _path(text: str | None) -> Path:
+    assert text is not None
+    return Path(text).expanduser().absolute()
+
+
+def _read_file(file: Path) -> Mapping[str, str]:
+    if not file.exists():
+        return {}
+    from orchestrator.configuration import read_yaml
+
+    values = read_yaml(file).values
+    for name in values:
+        if name not in NAMES or name == "home":
+            raise unknown(f"setting in {file}", name, set(NAMES) - {"home"})
+    return {name: str(value) for name, value in values.items()}

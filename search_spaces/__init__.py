@@ -1,0 +1,1 @@
+"""Search spaces: one module a workload, each preset a function ``(trial) -> params``."""

@@ -1,0 +1,82 @@
+"""MovieLens-100K as it is, where ORCHESTRATOR_DATA holds it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from workloads.data import DataError, Interactions, check, fingerprint, load_interactions, verify
+from workloads.data.splits import hold_out
+
+pytestmark = pytest.mark.data
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    held = os.environ.get("ORCHESTRATOR_DATA")
+    if not held or not (Path(held) / "ml-100k" / "100k_train.csv").exists():
+        pytest.skip("ORCHESTRATOR_DATA is unset or holds no ml-100k")
+    monkeypatch.setenv("ORCHESTRATOR_CACHE", str(tmp_path / "cache"))
+    return Path(held)
+
+
+@pytest.fixture
+def data(root: Path) -> Interactions:
+    return load_interactions("ml-100k", root)
+
+
+def test_counts(data: Interactions) -> None:
+    assert (data.n_users, data.n_items) == (943, 1682)
+    assert data.train.shape == (80_000, 2)
+    assert data.test.shape == (20_000, 2)
+    assert len(np.unique(data.train[:, 1])) == 1647
+    assert len(np.unique(data.test[:, 1])) == 1411
+    per_user = np.bincount(data.train[:, 0]), np.bincount(data.test[:, 0])
+    assert [(counts.size, counts.min(), counts.max()) for counts in per_user] == [
+        (943, 16, 590),
+        (943, 4, 147),
+    ]
+
+
+def test_equals_another_parser(data: Interactions, root: Path) -> None:
+    for part, pairs, ratings in (
+        ("train", data.train, data.train_ratings),
+        ("test", data.test, data.test_ratings),
+    ):
+        table = pd.read_csv(root / "ml-100k" / f"100k_{part}.csv")
+        np.testing.assert_array_equal(pairs, table[["user", "item"]].to_numpy())
+        np.testing.assert_array_equal(ratings, table["rating"].to_numpy())
+
+
+def test_no_pair_in_both(data: Interactions) -> None:
+    train = set(map(tuple, data.train.tolist()))
+    assert len(train) == 80_000
+    assert train.isdisjoint(map(tuple, data.test.tolist()))
+
+
+def test_intact_and_the_same_everywhere(root: Path) -> None:
+    assert verify("ml-100k", root) == []
+    assert fingerprint("ml-100k", root) == "bc0dce694b169a727f2505378c55cbaeabf103642627b1f26c946dac835089eb"
+
+
+def test_validation_part(data: Interactions) -> None:
+    mask = hold_out(data.train, data.n_users)
+    assert int(mask.sum()) == 8_057
+    assert np.bincount(data.train[~mask, 0], minlength=943).min() == 14
+
+
+def test_a_truncated_copy(root: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "ml-100k"
+    folder.mkdir()
+    for name in ("100k_train.csv", "100k_test.csv"):
+        shutil.copyfile(root / "ml-100k" / name, folder / name)
+    check("ml-100k", tmp_path)
+    with (folder / "100k_train.csv").open("r+b") as file:
+        file.truncate(399_996)  # in the middle of a line
+    with pytest.raises(DataError, match=r"100k_train.csv, line \d{5}: the line is truncated: got '"):
+        check("ml-100k", tmp_path)

@@ -1,0 +1,116 @@
+"""The validation split and the users' item lists, against slow references."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from workloads.data.splits import hold_out, user_csr
+
+N_USERS = 12
+Pairs = NDArray[np.int32]
+
+pair_sets = st.sets(st.tuples(st.integers(0, N_USERS - 1), st.integers(0, 60)), max_size=150)
+seeds = st.integers(0, 2**63)
+
+
+def array(pairs: Any) -> Pairs:
+    return np.array(list(pairs), np.int32).reshape(-1, 2)
+
+
+@given(pair_sets, seeds)
+def test_each_user_gives_a_tenth(pairs: set[tuple[int, int]], seed: int) -> None:
+    rows = array(pairs)
+    mask = hold_out(rows, N_USERS, 0.1, seed)
+    assert mask.shape == (len(rows),)
+    assert mask.dtype == np.bool_
+    for user in range(N_USERS):
+        n = int((rows[:, 0] == user).sum())
+        expected = 0 if n < 2 else max(1, (n + 5) // 10)
+        assert int(mask[rows[:, 0] == user].sum()) == expected
+
+
+@given(pair_sets, seeds, st.floats(0.001, 0.999))
+def test_no_user_is_left_empty_at_any_fraction(
+    pairs: set[tuple[int, int]], seed: int, fraction: float
+) -> None:
+    rows = array(pairs)
+    mask = hold_out(rows, N_USERS, fraction, seed)
+    for user in range(N_USERS):
+        held_out = mask[rows[:, 0] == user]
+        if held_out.size:
+            assert not held_out.all()
+            assert held_out.any() == (held_out.size >= 2)
+            assert abs(held_out.sum() - fraction * held_out.size) <= 1
+
+
+@given(pair_sets, seeds, st.randoms(use_true_random=False))
+def test_the_order_of_the_rows_does_not_matter(pairs: set[tuple[int, int]], seed: int, random: Any) -> None:
+    ordered = array(sorted(pairs))
+    shuffled = list(map(tuple, ordered.tolist()))
+    random.shuffle(shuffled)
+    left = ordered[hold_out(ordered, N_USERS, 0.1, seed)].tolist()
+    right = array(shuffled)[hold_out(array(shuffled), N_USERS, 0.1, seed)].tolist()
+    assert sorted(left) == sorted(right)
+
+
+def test_every_interaction_has_the_same_chance() -> None:
+    rows = array((user, item) for user in range(3) for item in range(20))
+    n_seeds = 3000
+    held_out = sum(hold_out(rows, 3, 0.1, seed).astype(int) for seed in range(n_seeds))
+    expected = 0.1 * n_seeds
+    # Sum of squared deviations over 60 cells, three users of 19 degrees of freedom each; the variance of
+    # one cell is 0.9 expected, and without replacement each user's sum has 19/20 of 20 of it.
+    statistic = float(((held_out - expected) ** 2).sum() / (0.9 * expected) * 19 / 20)
+    assert 25 < statistic < 100  # chi-squared of 57 degrees: beyond with p < 0.001
+
+
+def test_the_split_is_the_same_on_every_machine() -> None:
+    rows = array((user, item) for user in range(50) for item in range(0, 200, 1 + user % 7))
+    mask = hold_out(rows, 50, 0.1, seed=7)
+    digest = hashlib.sha256(np.packbits(mask).tobytes()).hexdigest()
+    assert digest == "a897b884bddfab7c6307fc9b11b786673056186534c00103c94ff2bdd0ddcd22"
+
+
+def test_seeds_differ() -> None:
+    rows = array((user, item) for user in range(5) for item in range(30))
+    assert not np.array_equal(hold_out(rows, 5, 0.1, 0), hold_out(rows, 5, 0.1, 1))
+
+
+@given(pair_sets)
+@settings(max_examples=50)
+def test_item_lists_are_those_of_a_plain_loop(pairs: set[tuple[int, int]]) -> None:
+    indptr, indices = user_csr(array(pairs), N_USERS)
+    assert indptr.dtype == np.int64
+    assert indices.dtype == np.int32
+    assert indptr.shape == (N_USERS + 1,)
+    for user in range(N_USERS):
+        expected = sorted(item for owner, item in pairs if owner == user)
+        assert indices[indptr[user] : indptr[user + 1]].tolist() == expected
+
+
+def test_large_ids() -> None:
+    rows = array([(1, 2**31 - 1), (1, 0), (0, 2**31 - 1)])
+    indptr, indices = user_csr(rows, 2)
+    assert indptr.tolist() == [0, 1, 3]
+    assert indices.tolist() == [2**31 - 1, 0, 2**31 - 1]
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])
+def test_a_fraction_out_of_bounds(fraction: float) -> None:
+    with pytest.raises(ValueError, match="fraction"):
+        hold_out(array([(0, 0)]), 1, fraction)
+
+
+@pytest.mark.parametrize("user", [-1, 2])
+def test_a_user_out_of_bounds(user: int) -> None:
+    with pytest.raises(ValueError, match="user ids"):
+        hold_out(array([(user, 0)]), 2)
+    with pytest.raises(ValueError, match="user ids"):
+        user_csr(array([(user, 0)]), 2)

@@ -1,0 +1,145 @@
+"""The contract between engine and workload: types, no behaviour.
+
+A workload is a class with two attributes and six methods (:class:`Workload`). It inherits nothing and knows
+nothing of Ray, MLflow or Optuna. The engine builds it, calls it, and turns it into a stream of reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+T = TypeVar("T")
+
+Split: TypeAlias = Literal["validation", "test"]
+Precision: TypeAlias = Literal["fp32", "bf16"]
+Direction: TypeAlias = Literal["max", "min"]
+
+Metrics: TypeAlias = Mapping[str, float]
+"""Names without a split (``ndcg_at_20``); the engine adds ``train/``, ``validation/`` or ``test/``."""
+
+Columns: TypeAlias = "Mapping[str, np.ndarray[Any, Any]]"
+"""A table: column name to a one-dimensional array, all of one length."""
+
+State: TypeAlias = dict[Any, Any]
+"""Nested dicts and lists of tensors and JSON scalars. Nothing that would need pickle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What sweeps, checkpoints and early stopping select by.
+
+    ``metric`` is the name without a split; it is read on the validation split. ``refit`` says that holding the
+    validation part out costs quality, so that the engine by default trains once more on train + validation for
+    the selected number of epochs before it opens the test split. ``sealed_at`` are epochs (ends of sessions) at
+    which the engine also evaluates on test and seals the values: logged, never shown to whatever selects.
+    """
+
+    metric: str
+    direction: Direction
+    refit: bool = False
+    sealed_at: tuple[int, ...] = ()
+
+
+def _same(value: T) -> T:
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """Where and how a workload runs; everything that is not a hyperparameter.
+
+    ``epochs`` is the planned number (for schedules). ``steps_per_epoch`` cuts a long pass into virtual epochs
+    (None: an epoch is one pass). ``accumulate`` splits each global batch into that many micro-batches.
+    ``holdout`` is False in a refit: train on train + validation. ``agree(value)`` returns rank 0's value on
+    every rank; it is a collective, so every rank calls it equally often.
+    """
+
+    device: torch.device
+    data: Path
+    seed: int
+    epochs: int
+    rank: int = 0
+    world_size: int = 1
+    holdout: bool = True
+    steps_per_epoch: int | None = None
+    precision: Precision = "fp32"
+    accumulate: int = 1
+    agree: Callable[[Any], Any] = _same
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a pass over a split gives.
+
+    ``metrics``: reduced scalars, the same on every rank. ``units``: one row a user, query or pair, its ``id``
+    column first, on rank 0 (empty elsewhere): what intervals and gates are computed from. ``tables``: named
+    tables for the report (curves, histograms, embeddings).
+    """
+
+    metrics: Metrics
+    units: Columns = field(default_factory=dict)
+    tables: Mapping[str, Columns] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Servable:
+    """What the registry stores: weights and a standalone predictor, no pickle.
+
+    ``predictor`` is one Python source file that imports neither ``orchestrator`` nor ``workloads`` and defines
+    ``class Predictor`` with ``__init__(weights: dict[str, np.ndarray], config: dict)`` and
+    ``predict(inputs: pandas.DataFrame, **params) -> pandas.DataFrame``. ``example`` are input columns,
+    ``params`` the keyword parameters of ``predict`` with their defaults, ``requirements`` what the file imports.
+    """
+
+    predictor: Path
+    weights: Mapping[str, torch.Tensor]
+    config: Mapping[str, Any]
+    example: Columns
+    params: Mapping[str, Any]
+    requirements: tuple[str, ...]
+
+
+@runtime_checkable
+class Workload(Protocol):
+    """Two attributes, six methods. Every method but ``servable`` may be a collective over the ranks."""
+
+    Params: ClassVar[type[BaseModel]]
+    """Every hyperparameter: type, bounds, default and source."""
+
+    objective: Objective | tuple[Objective, ...]
+    """What to select by; several objectives are a tuple."""
+
+    def __init__(self, params: Any, runtime: Runtime) -> None:
+        """Build data, model and optimiser. Randomness comes from ``runtime.seed`` alone."""
+
+    def train_epoch(self, epoch: int) -> Metrics | Evaluation:
+        """Train epoch ``epoch`` (from 1). All ranks return the same keys and values, already reduced.
+
+        Draws are derived from (seed, stream, epoch), never carried over, so that a resume continues exactly.
+        """
+        ...
+
+    def evaluate(self, split: Split) -> Evaluation:
+        """Measure on a split with no side effect on the state or on any random stream."""
+        ...
+
+    def state_dict(self) -> State:
+        """Everything a fresh object needs to go on: weights, optimiser, schedule, buffers, stream position."""
+        ...
+
+    def load_state_dict(self, state: State) -> None:
+        """Take a state over. What may change mid-run (learning rate, loss weights) stays with the parameters."""
+        ...
+
+    def servable(self) -> Servable:
+        """The trained model in the form the registry stores."""
+        ...

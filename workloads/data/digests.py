@@ -1,0 +1,55 @@
+"""SHA-256 of files, remembered in the cache so that an unchanged file is read once and not at every start."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from workloads.data.cache import cache_dir, file_lock, replacing
+
+_SETTLED_NS = 2_000_000_000
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hex.
+
+    Raises:
+        OSError: the file can not be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest(path: Path) -> str:
+    """:func:`sha256`, read from the cache where size and times of the file are those of the last reading.
+
+    Raises:
+        OSError: the file can not be read. A cache that can not be written only costs the memory of it.
+    """
+    path = path.resolve()
+    status = path.stat()
+    # The change time also moves when a copy or `touch` puts an old modification time back.
+    stamp = f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+    memo = cache_dir() / "digests" / hashlib.sha256(bytes(path)).hexdigest()[:32]
+    if (known := _recall(memo, stamp)) is not None:
+        return known
+    with suppress(OSError), file_lock(memo.with_suffix(".lock")):
+        if (known := _recall(memo, stamp)) is not None:
+            return known
+        found = sha256(path)
+        # A file written moments ago may change again within one tick of its time stamp.
+        if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS:
+            with replacing(memo) as file:
+                file.write(f"{stamp} {found}".encode())
+        return found
+    return sha256(path)
+
+
+def _recall(memo: Path, stamp: str) -> str | None:
+    with suppress(OSError):
+        seen, _, found = memo.read_bytes().decode(errors="replace").rpartition(" ")
+        if seen == stamp and len(found) == 64:
+            return found
+    return None

@@ -1,0 +1,76 @@
+"""Seeded validation splits and the users' item lists, vectorised over the users."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_USER_BITS = 28  # of the 64 that order the draws user by user; the draws keep the other 36
+
+
+def hold_out(
+    pairs: NDArray[np.integer[Any]], n_users: int, fraction: float = 0.1, seed: int = 0
+) -> NDArray[np.bool_]:
+    """Choose each user's validation interactions at random: a boolean mask (n,), True is held out.
+
+    A user with n interactions gives round(fraction n) of them (halves up), at least one where n >= 2, and
+    always keeps one. The choice belongs to the set of pairs and the seed: the order of the rows does not
+    matter, and neither does the machine (the raw stream of PCG64 is fixed by NumPy's compatibility policy).
+
+    Args:
+        pairs: (n, 2) rows [user, item], each pair once.
+        n_users: number of users; ids are below it.
+        fraction: share of each user's interactions, in (0, 1).
+        seed: non-negative.
+
+    Raises:
+        ValueError: an argument is out of its bounds.
+    """
+    if not 0 < fraction < 1:
+        raise ValueError(f"fraction must lie in (0, 1), got {fraction}")
+    if n_users > 1 << _USER_BITS:
+        raise ValueError(f"at most {1 << _USER_BITS} users, got {n_users}")
+    counts = _counts(pairs, n_users)
+    held_out = np.floor(fraction * counts + 0.5).astype(np.int64)
+    held_out = np.clip(held_out, np.minimum(counts - 1, 1), counts - 1)
+
+    by_pair = np.argsort(_codes(pairs), kind="stable")
+    users = np.repeat(np.arange(n_users), counts)
+    draws = np.random.PCG64(seed).random_raw(len(pairs)) >> _USER_BITS
+    shuffled = by_pair[np.argsort(draws | users.astype(np.uint64) << 64 - _USER_BITS, kind="stable")]
+    place = np.arange(len(pairs)) - _starts(counts)[users]
+    mask = np.empty(len(pairs), np.bool_)
+    mask[shuffled] = place < held_out[users]
+    return mask
+
+
+def user_csr(pairs: NDArray[np.integer[Any]], n_users: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """The users' item lists in compressed sparse rows.
+
+    Returns:
+        indptr (n_users + 1,) int64 and indices (n,) int32: the items of user u, ascending, are
+        ``indices[indptr[u]:indptr[u + 1]]``.
+
+    Raises:
+        ValueError: a user id is not in [0, n_users).
+    """
+    starts = _starts(_counts(pairs, n_users))
+    codes = np.sort(_codes(pairs))
+    return starts, (codes & 0xFFFF_FFFF).astype(np.int32)
+
+
+def _codes(pairs: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    """One integer a pair, ordered by user, then item."""
+    return (pairs[:, 0].astype(np.int64) << 32) | pairs[:, 1].astype(np.int64)
+
+
+def _counts(pairs: NDArray[np.integer[Any]], n_users: int) -> NDArray[np.int64]:
+    if len(pairs) and not 0 <= pairs[:, 0].min() <= pairs[:, 0].max() < n_users:
+        raise ValueError(f"user ids must lie in [0, {n_users})")
+    return np.bincount(pairs[:, 0], minlength=n_users)
+
+
+def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])

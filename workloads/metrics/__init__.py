@@ -1,0 +1,1 @@
+"""Metrics with written definitions, batched on the device."""

@@ -1,0 +1,98 @@
+"""A dataset in the form that training and evaluation use, on the device, shared by the trials of a process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from workloads.data import Interactions, fingerprint, load_interactions
+from workloads.data.splits import hold_out, user_csr
+from workloads.recommender.model import Graph, normalised_graph
+from workloads.sampling.negatives import Unobserved
+
+VALIDATION_FRACTION = 0.1
+"""Share of each user's training interactions that is held out for validation."""
+
+_KEPT = 4  # splits a process keeps on its device
+
+
+class History:
+    """The users' item lists: ``items[indptr[u]:indptr[u + 1]]`` of user u, ascending.
+
+    ``indptr`` (U + 1,) stays on the host, where it cuts blocks without a synchronisation; ``users`` and ``items``
+    (n,) int64 are on the device.
+    """
+
+    def __init__(self, pairs: NDArray[np.integer[Any]], n_users: int, device: torch.device) -> None:
+        self.indptr, items = user_csr(pairs, n_users)
+        self.counts = np.diff(self.indptr)
+        self.items = torch.from_numpy(items).to(device, torch.int64)
+        self.users = torch.from_numpy(np.repeat(np.arange(n_users), self.counts)).to(device)
+
+    def mask(self, first: int, last: int, n_items: int) -> torch.Tensor:
+        """The items of users ``first`` to ``last`` as a boolean block, (last - first, n_items)."""
+        part = slice(int(self.indptr[first]), int(self.indptr[last]))
+        mask = torch.zeros(last - first, n_items, dtype=torch.bool, device=self.items.device)
+        mask[self.users[part] - first, self.items[part]] = True
+        return mask
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One dataset, split and device.
+
+    ``train``: what is learnt from. ``known``: train and validation, what a user has before the test. ``pairs``
+    (2, n): user and item nodes of the interactions that a negative exists for.
+    """
+
+    n_users: int
+    n_items: int
+    train: History
+    validation: History
+    known: History
+    test: History
+    unobserved: Unobserved
+    pairs: torch.Tensor
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The graph of the training interactions."""
+        return normalised_graph(self.train.users, self.train.items + self.n_users, self.n_users + self.n_items)
+
+
+def prepared(dataset: str, root: Path, split_seed: int, holdout: bool, device: torch.device) -> Prepared:
+    """The dataset on the device; from the second call of a process on, in a millisecond.
+
+    Raises:
+        workloads.data.DataError: the dataset is unknown, missing or damaged.
+    """
+    return _prepared(dataset, root, fingerprint(dataset, root), split_seed, holdout, device)
+
+
+@lru_cache(maxsize=_KEPT)
+def _prepared(
+    dataset: str, root: Path, fingerprint: str, split_seed: int, holdout: bool, device: torch.device
+) -> Prepared:
+    return prepare(load_interactions(dataset, root), split_seed, holdout, device)
+
+
+def prepare(data: Interactions, split_seed: int, holdout: bool, device: torch.device) -> Prepared:
+    """Split and convert. Without ``holdout`` the validation part stays in train and is empty by itself."""
+    held = np.zeros(len(data.train), np.bool_)
+    if holdout:
+        held = hold_out(data.train, data.n_users, VALIDATION_FRACTION, split_seed)
+    train, validation, known, test = (
+        History(pairs, data.n_users, device)
+        for pairs in (data.train[~held], data.train[held], data.train, data.test)
+    )
+    indptr = torch.from_numpy(train.indptr).to(device)
+    unobserved = Unobserved(indptr, train.items, data.n_items)
+    pairs = torch.stack([train.users, train.items + data.n_users])
+    pairs = pairs[:, unobserved.counts[train.users] > 0]
+    return Prepared(data.n_users, data.n_items, train, validation, known, test, unobserved, pairs)

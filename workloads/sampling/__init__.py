@@ -1,0 +1,1 @@
+"""Sampling of negatives, batched on the device."""
