@@ -121,7 +121,10 @@ def _verify(folder: Path) -> dict[str, Any]:
         raise UserError(f"The checkpoint {folder} is damaged: its {META} can not be read", fix=fix) from None
     if form != FORMAT:
         raise UserError(
-            f"The checkpoint {folder} has another format", got=form, allowed=FORMAT, fix="Use the version that wrote it"
+            f"The checkpoint {folder} has another format",
+            got=form,
+            allowed=FORMAT,
+            fix="Use the version that wrote it",
         )
     file = folder / TENSORS
     got = file.stat().st_size if file.exists() else 0

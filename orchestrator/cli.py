@@ -29,6 +29,8 @@ app = typer.Typer(
 data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Datasets: list, fetch, verify.")
 app.add_typer(data, name="data")
 
+USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]  # typer brings its own copy of click along
+
 Words = Annotated[list[str] | None, typer.Argument(metavar="[WORKLOAD] key=value ...", show_default=False)]
 Config = Annotated[Path | None, typer.Option("--config", help="YAML file; key=value words go on top of it.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of everything random.  [default: 0]")]
@@ -38,11 +40,13 @@ Json = Annotated[bool, typer.Option("--json", help="One machine-readable line, l
 Resume = Annotated[str | None, typer.Option("--resume", metavar="latest|ID", help="Go on with an interrupted one.")]
 Workers = Annotated[int | None, typer.Option("--workers", help="Processes that train one model (DDP).  [default: 1]")]
 Gpus = Annotated[
-    float | None, typer.Option("--gpus-per-worker", help="A fraction only with one worker.  [default: 1 if there is one]")
+    float | None,
+    typer.Option("--gpus-per-worker", help="A fraction only with one worker.  [default: 1 if there is one]"),
 ]
 Cpus = Annotated[float | None, typer.Option("--cpus-per-worker", help="CPUs of a worker.")]
 Tracking = Annotated[
-    str | None, typer.Option("--tracking", metavar="URI|none", help="MLflow store.  [default: the embedded one]")
+    str | None,
+    typer.Option("--tracking", metavar="URI|none", help="MLflow store.  [default: the embedded one]"),
 ]
 Experiment = Annotated[str | None, typer.Option("--experiment", help="MLflow experiment.  [default: the workload]")]
 Storage = Annotated[str | None, typer.Option("--storage", help="Where checkpoints, logs and results go.")]
@@ -84,7 +88,11 @@ def run_command(
         workload, pairs = _split(words)
         from orchestrator import request
 
-        resources = {"workers": workers, "gpus_per_worker": gpus_per_worker, "cpus_per_worker": cpus_per_worker}
+        resources = {
+            "workers": workers,
+            "gpus_per_worker": gpus_per_worker,
+            "cpus_per_worker": cpus_per_worker,
+        }
         spec = request.experiment(
             workload,
             settings,
@@ -105,9 +113,7 @@ def sweep_command(
     words: Words = None,
     config: Config = None,
     trials: Annotated[int | None, typer.Option("--trials", help="Trials in all.  [default: 16]")] = None,
-    space: Annotated[
-        str | None, typer.Option("--space", help="Preset of search_spaces/, or file.py:function.")
-    ] = None,
+    space: Annotated[str | None, typer.Option("--space", help="Preset of search_spaces/, or file.py:function.")] = None,
     sampler: Annotated[str | None, typer.Option("--sampler", help="tpe, gp, random, cmaes.  [default: tpe]")] = None,
     scheduler: Annotated[str | None, typer.Option("--scheduler", help="asha or none.  [default: asha]")] = None,
     concurrency: Annotated[int | None, typer.Option("--concurrency", help="Trials at once.")] = None,
@@ -193,7 +199,9 @@ def promote(
 def predict(
     model: Annotated[str, typer.Argument(metavar="MODEL@ALIAS", help="MODEL@ALIAS, MODEL/VERSION or a model URI.")],
     source: Annotated[str, typer.Option("--input", help="Parquet, CSV or JSON lines; - reads standard input.")],
-    target: Annotated[str | None, typer.Option("--output", help="File to write.  [default: JSON lines to stdout]")] = None,
+    target: Annotated[
+        str | None, typer.Option("--output", help="File to write.  [default: JSON lines to stdout]")
+    ] = None,
     params: Annotated[list[str] | None, typer.Argument(metavar="key=value ...", show_default=False)] = None,
     tracking: Tracking = None,
 ) -> None:
@@ -356,10 +364,9 @@ def sync(reference: Reference = "latest", storage: Storage = None, tracking: Tra
     """Deliver what an MLflow outage kept back."""
     settings = _settings(storage=storage, tracking=tracking)
     _reachable(settings)
-    from orchestrator import records, tracking as tracker
+    from orchestrator import records, session
 
-    folder = records.find(settings.storage, reference)
-    print(tracker.deliver(settings, folder))
+    print(session.sync(settings, records.find(settings.storage, reference)))
 
 
 def main() -> None:
@@ -374,8 +381,6 @@ def main() -> None:
 
 
 def _guarded(call: Callable[[], Any]) -> int:
-    import click
-
     try:
         return int(call() or DONE)
     except typer.Exit as error:
@@ -389,11 +394,9 @@ def _guarded(call: Callable[[], Any]) -> int:
     except RunFailed as error:
         print(f"failed: {error}", file=sys.stderr)
         return FAILED
-    except click.exceptions.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except click.exceptions.UsageError as error:
+    except USAGE_ERROR as error:
         print(f"error: {_usage(error)}", file=sys.stderr)
         return USAGE
     except BrokenPipeError:
@@ -406,7 +409,13 @@ def _usage(error: Any) -> str:
     message = str(error.format_message())
     if message.startswith("No such command"):
         name = message.split("'")[1]
-        return str(unknown("verb", name, [c.name or c.callback.__name__ for c in app.registered_commands if c.callback] + ["data"]))
+        return str(
+            unknown(
+                "verb",
+                name,
+                [c.name or c.callback.__name__ for c in app.registered_commands if c.callback] + ["data"],
+            )
+        )
     return f"{message.rstrip('.')}. See: {error.ctx.command_path if error.ctx else 'orchestrator'} --help"
 
 
@@ -431,7 +440,9 @@ def _split(words: list[str] | None) -> tuple[str | None, list[str]]:
 
 def _alone(flag: str, *others: Any) -> None:
     if any(other not in (None, [], False) for other in others):
-        raise UserError(f"{flag} goes on with what was asked for, so nothing else can be asked", fix=f"Keep only {flag}")
+        raise UserError(
+            f"{flag} goes on with what was asked for, so nothing else can be asked", fix=f"Keep only {flag}"
+        )
 
 
 def _show(result: Result, as_json: bool, register: str | None) -> None:

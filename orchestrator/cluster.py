@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Iterator, Sequence
@@ -44,6 +45,8 @@ def cluster(address: str | None, *, dashboard: bool = False) -> Iterator[list[No
         _check_reachable(address)
     import ray
 
+    for name in ("ray", "ray.tune", "ray.train"):  # their lines go to Ray's own files; ours say what matters
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     if ray.is_initialized():
         yield nodes()
         return
@@ -71,7 +74,9 @@ def nodes() -> list[Node]:
     import ray
 
     return [
-        {kind: float(node["Resources"].get(kind, 0)) for kind in ("CPU", "GPU")} for node in ray.nodes() if node["Alive"]
+        {kind: float(node["Resources"].get(kind, 0)) for kind in ("CPU", "GPU")}
+        for node in ray.nodes()
+        if node["Alive"]
     ]
 
 
@@ -87,9 +92,7 @@ def this_machine() -> list[Node]:
 def slots(available: Sequence[Node], resources: Resources) -> int:
     """How many trials of these resources run at once, counted node by node; workers of a trial may span nodes."""
     per_worker = {"CPU": resources.cpus_per_worker, "GPU": resources.gpus_per_worker}
-    workers = sum(
-        int(min(node[kind] / need + 1e-9 for kind, need in per_worker.items() if need)) for node in available
-    )
+    workers = sum(int(min(node[kind] / need + 1e-9 for kind, need in per_worker.items() if need)) for node in available)
     return workers // resources.workers
 
 

@@ -65,7 +65,7 @@ class Console:
             table.add_column(name, justify="right" if right else "left", overflow="fold")
         for row in rows:
             table.add_row(*(show(value) for value in row))
-        Rich(file=self._out, soft_wrap=False).print(table)
+        Rich(file=self._out, width=None if self._live else 120).print(table)
         if self._log:
             Rich(file=self._log, width=160).print(table)
 

@@ -16,7 +16,13 @@ class UserError(Exception):
     """
 
     def __init__(
-        self, what: str, *, got: object = None, allowed: object = None, fix: str | None = None, code: int = USAGE
+        self,
+        what: str,
+        *,
+        got: object = None,
+        allowed: object = None,
+        fix: str | None = None,
+        code: int = USAGE,
     ) -> None:
         self.what, self.got, self.allowed, self.fix, self.code = what, got, allowed, fix, code
         text = what.rstrip(".")
@@ -26,7 +32,7 @@ class UserError(Exception):
             text += f"; allowed: {_list(allowed)}"
         text += "."
         if fix is not None:
-            text += f" {fix.rstrip('.')}."
+            text += f" {fix}" if fix.endswith(("?", ".")) else f" {fix}."
         super().__init__(text)
 
     def __reduce__(self) -> tuple[object, ...]:  # it crosses process borders inside Ray

@@ -60,8 +60,10 @@ class _Stop(_Unsaved, tune.Stopper):  # type: ignore[misc]
         self._ledger, self._numbers = ledger, numbers
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        payload = {key: result.pop(key) for key in ("rows", "best_metrics") if key in result}
-        return self._ledger.result(self._numbers[trial_id], {**result, **payload})
+        payload = dict(result)
+        for bulky in ("rows", "best_metrics"):  # Tune would keep them in its state
+            result.pop(bulky, None)
+        return self._ledger.result(self._numbers[trial_id], payload)
 
     def stop_all(self) -> bool:
         return self._ledger.stopping()
@@ -84,6 +86,7 @@ def run_trials(spec: SweepSpec, folder: RunFolder, ledger: Ledger, slots: int) -
             storage_path=str(folder.path),
             stop=_Stop(ledger, numbers),
             failure_config=tune.FailureConfig(max_failures=RETRIES),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # checkpoints are the trial's own
             verbose=0,
         ),
     )
@@ -122,13 +125,13 @@ def run_winner(
 
 
 def _winner_task(spec: ExperimentSpec, folder: Path, data: Path, resume: Path | None, stop_file: Path) -> bool:
-    worker.limit_threads(spec.resources.cpus_per_worker)
+    device = worker.take_device(spec.resources)
     with (folder / "rows.jsonl").open("a") as inbox:
         return worker.execute(
             spec,
             folder,
             data,
-            worker.device_for(spec.resources.gpus_per_worker),
+            device,
             deliver=lambda report: worker.send(inbox, worker.payload(report)),
             stop=worker.stop_when(stop_file),
             resume=resume,

@@ -108,9 +108,7 @@ def _ask_server(uri: str) -> None:
             401: "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
             403: "Name this host in the server's --allowed-hosts, or check the rights of the user",
         }.get(error.code, "Check the address and the server's log")
-        raise UserError(
-            f"MLflow at {uri} refuses: HTTP {error.code} {body}", fix=hint, code=UNAVAILABLE
-        ) from None
+        raise UserError(f"MLflow at {uri} refuses: HTTP {error.code} {body}", fix=hint, code=UNAVAILABLE) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise UserError(

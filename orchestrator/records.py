@@ -21,7 +21,7 @@ from orchestrator.errors import UNAVAILABLE, UserError, nearest
 
 FORMAT = 1
 Kind = Literal["run", "sweep"]
-Status = Literal["running", "finished", "failed", "partial", "interrupted"]
+Status = Literal["finished", "failed", "partial", "interrupted"]
 
 
 class RunFolder:

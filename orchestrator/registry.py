@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import warnings
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version as installed
@@ -60,18 +61,24 @@ def log_model(settings: Settings, run_id: str, folder: Path, register: str | Non
     meta = json.loads((files / "servable.json").read_text())
     example = pd.DataFrame(meta["example"])
     output = _predict(files, example, meta["params"])
-    info = mlflow.pyfunc.log_model(
-        name="model",
-        python_model=str(Path(__file__).with_name("serving.py")),
-        artifacts={"files": str(files)},
-        signature=infer_signature(example, output, params=meta["params"]),
-        input_example=(example, meta["params"]),
-        pip_requirements=[f"{name}=={installed(name)}" for name in ("mlflow", "safetensors", *meta["requirements"])],
-        run_id=run_id,
-        registered_model_name=register,
-    )
-    version = info.registered_model_version
-    return Logged(info.model_uri, str(version) if version is not None else None)
+    with warnings.catch_warnings(), mlflow.start_run(run_id=run_id, log_system_metrics=False):
+        warnings.simplefilter("ignore")  # of integer columns: our ids are never missing
+        info = mlflow.pyfunc.log_model(
+            name="model",
+            python_model=str(Path(__file__).with_name("serving.py")),
+            artifacts={"files": str(files)},
+            signature=infer_signature(example, output, params=meta["params"]),
+            input_example=(example, meta["params"]),
+            pip_requirements=[
+                f"{name}=={installed(name)}" for name in ("mlflow", "safetensors", *meta["requirements"])
+            ],
+        )
+    if register is None:
+        return Logged(info.model_uri, None)
+    if not any(known.name == register for known in mlflow_client.search_registered_models(f"name = '{register}'")):
+        mlflow_client.create_registered_model(register)
+    version = mlflow_client.create_model_version(register, info.model_uri, run_id, model_id=info.model_id)
+    return Logged(info.model_uri, str(version.version))
 
 
 def promote(settings: Settings, model: str, to: str, version: str | None = None) -> dict[str, Any]:
@@ -87,7 +94,11 @@ def promote(settings: Settings, model: str, to: str, version: str | None = None)
     before = _alias(registry, model, to)
     registry.set_registered_model_alias(model, to, chosen)
     if _alias(registry, model, to) != chosen:
-        raise UserError(f"Somebody else moved {model}@{to} at the same moment", fix="Look, and promote again", code=REFUSED)
+        raise UserError(
+            f"Somebody else moved {model}@{to} at the same moment",
+            fix="Look, and promote again",
+            code=REFUSED,
+        )
     event = {
         "promoted_to": to,
         "promoted_by": getpass.getuser(),

@@ -74,9 +74,7 @@ def sweep(
     if chosen.sampler == "cmaes" and len(searched) < 2:
         raise UserError("CMA-ES needs at least two searched parameters", got=", ".join(searched))
     plan = _resolve_refit(plan, asked.workload)
-    return SweepSpec(
-        workload=asked.workload, fixed=fixed, plan=plan, seed=asked.seed, resources=devices, search=chosen
-    )
+    return SweepSpec(workload=asked.workload, fixed=fixed, plan=plan, seed=asked.seed, resources=devices, search=chosen)
 
 
 class _Asked:
@@ -101,7 +99,7 @@ class _Asked:
         self.params = {**self.section("params"), **params}
         self._plan = {**self.section("plan"), **plan}
         self._dotted = here
-        self._resources = {**self.section("resources"), **_given(resources)}
+        self._resources = _given(resources)
         given = seed if seed is not None else self._file.values.get("seed", 0)
         if not isinstance(given, int) or not 0 <= given < 2**31:
             raise UserError("The seed is not valid", got=repr(given), allowed="an integer from 0 to 2147483647")
@@ -123,7 +121,7 @@ class _Asked:
 
     def resources(self, settings: Settings, *, whole_machine: bool, local: bool) -> Resources:
         """Devices asked for, or by default a GPU where this machine has one, and its cores shared out."""
-        values = {**self._resources, **{k: v for k, v in self.section("resources").items()}}
+        values = {**self.section("resources"), **self._resources}
         here = local or not settings.ray_address
         machine = this_machine()[0]
         if "gpus_per_worker" not in values and here and machine["GPU"]:

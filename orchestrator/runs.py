@@ -13,7 +13,7 @@ from orchestrator.console import Console
 from orchestrator.engine import EpochReport, Row
 from orchestrator.errors import DONE, Interrupted, RunFailed, UserError
 from orchestrator.records import RunFolder
-from orchestrator.session import Result, Session
+from orchestrator.session import Result, Session, adopt
 from orchestrator.settings import Settings
 from orchestrator.spec import ExperimentSpec
 from orchestrator.worker import describe
@@ -44,6 +44,7 @@ def resume(folder: RunFolder, settings: Settings, console: Console) -> Result:
     """Go on with a run from its last checkpoint, as it was asked for."""
     spec = ExperimentSpec.model_validate(folder.record["spec"]["experiment"])
     options = RunOptions(**folder.record["spec"]["options"])
+    settings = adopt(settings, folder)
     if folder.status() == "finished":
         raise UserError(f"{folder.id} has already finished", fix="Start a new run")
     preflight.dataset(spec.params, settings.data)
@@ -90,19 +91,13 @@ def _in_process(
     session: Session,
     rows: Callable[[list[Row]], None],
 ) -> bool:
-    import torch
-
-    device = worker.device_for(spec.resources.gpus_per_worker)
-    if device.type == "cpu" and spec.resources.cpus_per_worker < torch.get_num_threads():
-        worker.limit_threads(spec.resources.cpus_per_worker)
+    device = worker.take_device(spec.resources)
 
     def deliver(report: EpochReport) -> None:
         rows(list(report.rows))
 
     try:
-        return worker.execute(
-            spec, folder.path, settings.data, device, deliver=deliver, stop=session.interrupts.asked
-        )
+        return worker.execute(spec, folder.path, settings.data, device, deliver=deliver, stop=session.interrupts.asked)
     except UserError:
         raise
     except Exception as error:
@@ -141,7 +136,13 @@ def finish(session: Session, spec: ExperimentSpec, register: str | None, folder:
     if tracker:
         test = {name: value for name, value in outcome["metrics"].items() if name.startswith("test/")}
         tracker.log(key, [Row(outcome["epochs"], outcome["time"], test)])
-        tracker.tag(key, {"orchestrator.refit": str(spec.plan.refit).lower(), "orchestrator.epochs": str(outcome["epochs"])})
+        tracker.tag(
+            key,
+            {
+                "orchestrator.refit": str(spec.plan.refit).lower(),
+                "orchestrator.epochs": str(outcome["epochs"]),
+            },
+        )
         from orchestrator import registry
 
         run_id = session.run_id

@@ -76,14 +76,15 @@ class Study:
             )
         except Exception as error:
             raise UserError(
-                f"The sweep's journal {journal} can not be read: {error}", fix="Restore it, or start a new sweep"
+                f"The sweep's journal {journal} can not be read: {error}",
+                fix="Restore it, or start a new sweep",
             ) from None
         self._open: dict[int, optuna.Trial] = {}
         self._interrupted = [t for t in self._study.get_trials(deepcopy=False) if t.state == TrialState.RUNNING]
 
     @property
     def trials(self) -> list[FrozenTrial]:
-        return self._study.get_trials(deepcopy=False)
+        return list(self._study.get_trials(deepcopy=False))
 
     @property
     def optuna_study(self) -> optuna.Study:

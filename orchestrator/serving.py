@@ -13,7 +13,7 @@ from mlflow.pyfunc.model import PythonModel, PythonModelContext
 from safetensors.numpy import load_file
 
 
-class Model(PythonModel):
+class Model(PythonModel):  # type: ignore[misc]
     """Loads ``files`` (the folder a run exported) and predicts."""
 
     def load_context(self, context: PythonModelContext) -> None:
@@ -21,13 +21,16 @@ class Model(PythonModel):
 
         folder = Path(context.artifacts["files"])
         spec = importlib.util.spec_from_file_location("predictor", folder / "predictor.py")
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         config = json.loads((folder / "config.json").read_text())
         self._predictor = module.Predictor(load_file(folder / "weights.safetensors"), config)
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
-        return self._predictor.predict(model_input, **(params or {}))
+        output: pd.DataFrame = self._predictor.predict(model_input, **(params or {}))
+        return output
 
 
 mlflow.models.set_model(Model())

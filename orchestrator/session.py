@@ -5,18 +5,26 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from orchestrator import provenance, store
 from orchestrator.console import Console
-from orchestrator.errors import DONE, FAILED, INTERRUPTED, Interrupted, UserError
+from orchestrator.errors import DONE, FAILED, INTERRUPTED, UNAVAILABLE, Interrupted, UserError
 from orchestrator.interrupts import Interrupts
 from orchestrator.records import RunFolder, Status
 from orchestrator.settings import Settings
-from orchestrator.tracking import End, Tracker
+from orchestrator.tracking import JOURNAL, End, Tracker
+
+ENDS: Mapping[Status, End] = {
+    "finished": "FINISHED",
+    "partial": "FINISHED",
+    "failed": "FAILED",
+    "interrupted": "KILLED",
+}
+"""The MLflow status of each end of ours."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +73,12 @@ class Session:
 
     def __enter__(self) -> Session:
         self.console.log_to(self.folder.log)
+        self.folder.update(tracking=self.settings.tracking, experiment=self.settings.experiment)
         self.tracker = open_tracker(self.settings, self.folder, resuming=self._resuming)
         if self.tracker:
-            self.tracker.start(self.folder.id, self.folder.id, params=self._params, tags=self._tags | identity_tags())
+            self.tracker.start(
+                self.folder.id, self.folder.id, params=self._params, tags={**self._tags, **identity_tags()}
+            )
         self.interrupts.__enter__()
         return self
 
@@ -88,27 +99,23 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.interrupts.__exit__(kind, error, trace)
-        if isinstance(error, Interrupted):
-            status: Status = "interrupted"
-            code, values, end = INTERRUPTED, {}, "KILLED"
-        elif error is not None:
-            status, code, values, end = "failed", getattr(error, "code", FAILED), {"error": str(error)}, "FAILED"
-            if not isinstance(error, UserError):
-                with self.folder.log.open("a") as log:
-                    traceback.print_exception(error, file=log)
-        else:
-            assert self._status is not None, "a session ends with settle() or an exception"
-            status, code, values = self._status
-            end = "FINISHED" if code != FAILED else "FAILED"
-        self._close(end)
+        status, code, values = self._ending(error)
+        if error is not None and not isinstance(error, UserError | Interrupted):
+            with self.folder.log.open("a") as log:
+                traceback.print_exception(error, file=log)
+        if self.tracker is not None:
+            self.tracker.end(self.folder.id, ENDS[status])
+            if trouble := self.tracker.close():
+                self.console.say(trouble)
         self.folder.release(status, code, **values)
 
-    def _close(self, end: End) -> None:
-        if self.tracker is None:
-            return
-        self.tracker.end(self.folder.id, end)
-        if trouble := self.tracker.close():
-            self.console.say(trouble)
+    def _ending(self, error: BaseException | None) -> tuple[Status, int, dict[str, Any]]:
+        if isinstance(error, Interrupted | KeyboardInterrupt):
+            return "interrupted", INTERRUPTED, {}
+        if error is not None:
+            return "failed", getattr(error, "code", FAILED), {"error": str(error)}
+        assert self._status is not None, "a session ends with settle() or an exception"
+        return self._status
 
 
 def open_tracker(settings: Settings, folder: RunFolder, *, resuming: bool) -> Tracker | None:
@@ -120,9 +127,31 @@ def open_tracker(settings: Settings, folder: RunFolder, *, resuming: bool) -> Tr
         store.ensure(settings.home)
         artifacts = store.artifact_root(settings.home)
     experiment = settings.experiment or str(folder.record["workload"])
-    return Tracker(
-        settings.tracking, experiment, folder.id, folder.path, artifacts=artifacts, resuming=resuming
-    )
+    return Tracker(settings.tracking, experiment, folder.id, folder.path, artifacts=artifacts, resuming=resuming)
+
+
+def adopt(settings: Settings, folder: RunFolder) -> Settings:
+    """Settings for going on with a run: its own store, unless another is named on the command line."""
+    kept = {
+        name: folder.record[name]
+        for name in ("tracking", "experiment")
+        if settings.sources[name] != "flag" and name in folder.record
+    }
+    return replace(settings, **kept)
+
+
+def sync(settings: Settings, folder: RunFolder) -> str:
+    """Deliver what an outage kept in the folder's journal. Raises UserError (exit 3) when MLflow is still away."""
+    if folder.driven():
+        raise UserError(f"{folder.id} is still running and delivers by itself", fix="Wait for its end")
+    if not (folder.path / JOURNAL).exists():
+        return f"{folder.id}: everything is delivered"
+    tracker = open_tracker(adopt(settings, folder), folder, resuming=True)
+    if tracker is None:
+        raise UserError("Tracking is off, so there is nowhere to deliver to", fix="Name a server with --tracking")
+    if trouble := tracker.close(timeout=30):
+        raise UserError(trouble, code=UNAVAILABLE)
+    return f"{folder.id}: delivered"
 
 
 def identity_tags() -> dict[str, str]:

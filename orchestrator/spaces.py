@@ -30,7 +30,8 @@ def load(workload: str, name: str) -> Space:
         if error.name not in ("search_spaces", f"search_spaces.{workload}"):
             raise
         raise UserError(
-            f"The workload {workload} has no search space of its own", fix="Give one with --space file.py:function"
+            f"The workload {workload} has no search space of its own",
+            fix="Give one with --space file.py:function",
         ) from None
     presets = _functions(module)
     if name not in presets:
@@ -70,7 +71,8 @@ def probe(space: Space, fixed: Mapping[str, Any], params: type[BaseModel], seed:
             raise
         except Exception as error:
             raise UserError(
-                f"The search space failed: {type(error).__name__}: {error}", fix="It is called with an Optuna trial"
+                f"The search space failed: {type(error).__name__}: {error}",
+                fix="It is called with an Optuna trial",
             ) from None
         validate(params, values, "parameter from the search space")
         searched.update(dict.fromkeys(trial.params))

@@ -17,7 +17,7 @@ from orchestrator.ledger import Ledger
 from orchestrator.records import RunFolder
 from orchestrator.runs import Follow, finish
 from orchestrator.search import Study, rungs
-from orchestrator.session import Result, Session
+from orchestrator.session import Result, Session, adopt
 from orchestrator.settings import Settings
 from orchestrator.spec import ExperimentSpec, SweepSpec
 from workloads.catalog import catalog
@@ -49,6 +49,7 @@ def resume(folder: RunFolder, settings: Settings, console: Console) -> Result:
     """Go on with a sweep: the same trials, the same study, the same MLflow runs."""
     spec = SweepSpec.model_validate(folder.record["spec"]["sweep"])
     options = SweepOptions(**folder.record["spec"]["options"])
+    settings = adopt(settings, folder)
     if folder.status() in ("finished", "partial"):
         raise UserError(f"{folder.id} has already finished", fix="Start a new sweep")
     if not (folder.path / "study.jsonl").exists():
@@ -59,7 +60,12 @@ def resume(folder: RunFolder, settings: Settings, console: Console) -> Result:
 
 
 def _drive(
-    folder: RunFolder, spec: SweepSpec, settings: Settings, options: SweepOptions, console: Console, resuming: bool
+    folder: RunFolder,
+    spec: SweepSpec,
+    settings: Settings,
+    options: SweepOptions,
+    console: Console,
+    resuming: bool,
 ) -> Result:
     space = spaces.load(spec.workload, spec.search.space)
     objective = _objective(spec)
@@ -71,8 +77,15 @@ def _drive(
         "orchestrator.workload": spec.workload,
         "orchestrator.fingerprint": spec.fingerprint(),
     }
-    params = {**spec.fixed, **spec.search.model_dump(mode="json"), **spec.plan.model_dump(mode="json"), "seed": spec.seed}
-    console.say(f"Sweep {folder.id}: {spec.search.trials} trials of {spec.workload}, {spec.search.sampler}, {spec.search.scheduler}")
+    params = {
+        **spec.fixed,
+        **spec.search.model_dump(mode="json"),
+        **spec.plan.model_dump(mode="json"),
+        "seed": spec.seed,
+    }
+    console.say(
+        f"Sweep {folder.id}: {spec.search.trials} trials of {spec.workload}, {spec.search.sampler}, {spec.search.scheduler}"
+    )
     with Session(folder, settings, console, resuming=resuming, params=params, tags=tags) as session:
         study = Study(folder.path, spec, objective, space)
         ledger = Ledger(study, session, spec)
@@ -90,7 +103,7 @@ def _objective(spec: SweepSpec) -> Objective:
 def _in_process(
     spec: SweepSpec, folder: RunFolder, settings: Settings, session: Session, study: Study, ledger: Ledger
 ) -> ExperimentSpec:
-    device = worker.device_for(spec.resources.gpus_per_worker)
+    device = worker.take_device(spec.resources)
     try:
         while (config := ledger.next()) is not None:
             _trial_in_process(config, settings, device, ledger)
@@ -249,5 +262,7 @@ def _print_trials(console: Console, rows: list[dict[str, Any]], study: Study) ->
     columns = ["trial", "state", "value", "epochs", *names]
     title = f"{study.objective.metric} on validation" + (f", best 15 of {len(rows)}" if len(rows) > 15 else "")
     console.table(
-        title, [c.removeprefix("params.") for c in columns], [[row.get(name) for name in columns] for row in ranked]
+        title,
+        [c.removeprefix("params.") for c in columns],
+        [[row.get(name) for name in columns] for row in ranked],
     )

@@ -24,6 +24,7 @@ from orchestrator.errors import UNAVAILABLE, UserError
 End = Literal["FINISHED", "FAILED", "KILLED"]
 
 KEY, OWNER = "orchestrator.key", "orchestrator.id"
+JOURNAL = "tracking.jsonl"
 MAX_PARAM = 6000  # MLflow truncates beyond; the whole value is in the spec artifact
 RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -37,7 +38,7 @@ class Tracker:
     def __init__(self, uri: str, experiment: str, owner: str, folder: Path, *, artifacts: Path | None, resuming: bool):
         self._uri, self._experiment, self._owner = uri, experiment, owner
         self._artifacts, self._resuming = artifacts, resuming
-        self._journal = folder / "tracking.jsonl"
+        self._journal = folder / JOURNAL
         self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._opened: dict[str, str] = {}
         self._steps: dict[str, dict[str, int]] = defaultdict(dict)

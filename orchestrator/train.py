@@ -114,11 +114,11 @@ def train_worker(config: dict[str, Any]) -> None:
     folder = Path(config["folder"])
     context = ray.train.get_context()
     rank, world_size = context.get_world_rank(), context.get_world_size()
-    worker.limit_threads(spec.resources.cpus_per_worker)
+    device = worker.take_device(spec.resources)
     work = worker.experiment(
         spec,
         Path(config["data"]),
-        ray.train.torch.get_device() if spec.resources.gpus_per_worker else worker.device_for(0),
+        ray.train.torch.get_device() if spec.resources.gpus_per_worker else device,
         rank=rank,
         world_size=world_size,
         agree=distributed.agree,

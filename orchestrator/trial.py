@@ -14,12 +14,18 @@ from orchestrator.experiment import Experiment
 from orchestrator.spec import ExperimentSpec
 
 
-class TrialActor(tune.Trainable):
+class TrialActor(tune.Trainable):  # type: ignore[misc]
     """``step`` is one report of the stream. Checkpoints are ours: found by (sweep, number), they outlive Tune's ids.
 
     What a trial does wrong is part of its result, not an exception: an exception costs the process (3 to 4 s) and
     Tune would retry it. Exceptions are for processes that die.
     """
+
+    _experiment: Experiment
+    _folder: Path
+    _stream: Iterator[EpochReport]
+    _last: EpochReport | None
+    _error: str | None
 
     def setup(self, config: dict[str, Any]) -> None:
         self._begin(config)
@@ -46,15 +52,13 @@ class TrialActor(tune.Trainable):
         return {"error": self._error, "done": True}
 
     def _begin(self, config: Mapping[str, Any]) -> None:
-        self._error: str | None = None
-        self._last: EpochReport | None = None
-        self._stream: Iterator[EpochReport] = iter(())
+        self._error = self._last = None
+        self._stream = iter(())
         self._folder = Path(config["folder"])
         try:
             spec = ExperimentSpec.model_validate(config["spec"])
-            worker.limit_threads(spec.resources.cpus_per_worker)
-            device = worker.device_for(spec.resources.gpus_per_worker)
-            self._experiment: Experiment = worker.experiment(spec, Path(config["data"]), device, final=False)
+            device = worker.take_device(spec.resources)
+            self._experiment = worker.experiment(spec, Path(config["data"]), device, final=False)
             found = checkpoint.latest(self._folder)
             self._stream = self._experiment.stream(checkpoint.read(found, spec.identity) if found else None)
         except Exception as error:

@@ -14,7 +14,7 @@ from orchestrator import checkpoint
 from orchestrator.engine import Diverged, EpochReport, Row
 from orchestrator.errors import UserError
 from orchestrator.experiment import Experiment, Outcome
-from orchestrator.spec import ExperimentSpec
+from orchestrator.spec import ExperimentSpec, Resources
 from workloads.catalog import catalog
 from workloads.contract import Runtime, Servable, Workload
 
@@ -107,18 +107,15 @@ def stop_when(file: Path) -> Callable[[], bool]:
     return stop
 
 
-def device_for(gpus: float) -> torch.device:
-    """This process' device, its thread count aside: the GPU it was given, or the CPU."""
+def take_device(resources: Resources) -> torch.device:
+    """This process' device: the GPU it was given, or the CPU with no more threads than its share.
+
+    Processes that share a machine share its cores: one spinning thread too many costs a factor of ten.
+    """
     import torch
 
-    return torch.device("cuda", torch.cuda.current_device()) if gpus else torch.device("cpu")
-
-
-def limit_threads(cpus: float) -> None:
-    """Processes that share a machine share its cores; a spinning OpenMP thread too many costs a factor of ten."""
-    import torch
-
-    torch.set_num_threads(max(1, int(cpus)))
+    torch.set_num_threads(max(1, min(torch.get_num_threads(), int(resources.cpus_per_worker))))
+    return torch.device("cuda", torch.cuda.current_device()) if resources.gpus_per_worker else torch.device("cpu")
 
 
 def payload(report: EpochReport) -> dict[str, Any]:
@@ -192,7 +189,10 @@ def export(servable: Servable, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     shutil.copyfile(servable.predictor, folder / "predictor.py")
-    save_file({k: v.detach().to("cpu").contiguous() for k, v in servable.weights.items()}, folder / "weights.safetensors")
+    save_file(
+        {k: v.detach().to("cpu").contiguous() for k, v in servable.weights.items()},
+        folder / "weights.safetensors",
+    )
     (folder / "config.json").write_text(json.dumps(dict(servable.config)))
     example = {name: column.tolist() for name, column in servable.example.items()}
     meta = {"example": example, "params": dict(servable.params), "requirements": list(servable.requirements)}

@@ -121,9 +121,7 @@ def _problems(known: Dataset, root: Path, digest_of: Callable[[Path], str]) -> I
         yield fault if fault is not None and (elsewhere or fault.file == problem.file) else problem
 
 
-def _damage(
-    known: Dataset, source: SourceFile, root: Path, digest_of: Callable[[Path], str]
-) -> DataError | None:
+def _damage(known: Dataset, source: SourceFile, root: Path, digest_of: Callable[[Path], str]) -> DataError | None:
     """What is wrong with one file by its size and checksum."""
     path = root / known.name / source.path
     try:

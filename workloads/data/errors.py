@@ -42,9 +42,7 @@ class DataError(ValueError):
 
     def advise(self, fix: str) -> DataError:
         """The same fault with what to do about it."""
-        return type(self)(
-            self.what, file=self.file, line=self.line, got=self.got, expected=self.expected, fix=fix
-        )
+        return type(self)(self.what, file=self.file, line=self.line, got=self.got, expected=self.expected, fix=fix)
 
 
 class DataUnreachable(DataError):

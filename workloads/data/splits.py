@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 _USER_BITS = 28  # of the 64 that order the draws user by user; the draws keep the other 36
 
 
-def hold_out(
-    pairs: NDArray[np.integer[Any]], n_users: int, fraction: float = 0.1, seed: int = 0
-) -> NDArray[np.bool_]:
+def hold_out(pairs: NDArray[np.integer[Any]], n_users: int, fraction: float = 0.1, seed: int = 0) -> NDArray[np.bool_]:
     """Choose each user's validation interactions at random: a boolean mask (n,), True is held out.
 
     A user with n interactions gives round(fraction n) of them (halves up), at least one where n >= 2, and

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 PairwiseLoss: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -28,7 +28,7 @@ def bpr_loss(positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
     Returns:
         (B,) in nats, at least 0.
     """
-    return F.softplus(negative - positive)
+    return functional.softplus(negative - positive)
 
 
 PAIRWISE: Mapping[str, PairwiseLoss] = {"bpr": bpr_loss}

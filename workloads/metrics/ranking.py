@@ -101,7 +101,7 @@ def auc(scores: torch.Tensor, relevant: torch.Tensor, excluded: torch.Tensor) ->
     ones = scores.new_ones(scores.shape[1])
     rows = max(1, _CHUNK // scores.shape[1])
     wins = scores.new_zeros(len(scores))
-    for u, i in zip(user.split(rows), item.split(rows), strict=True):
+    for u, i in zip(torch.split(user, rows), torch.split(item, rows)):
         others = scores[u]
         own = others.gather(1, i[:, None])
         wins.index_add_(0, u, (own - others).sign_() @ ones)

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
+
+from workloads.seeding import generator
 
 
 class MatrixFactorisation(nn.Module):
@@ -36,9 +38,19 @@ class MatrixFactorisation(nn.Module):
             n tensors (B,).
         """
         # One gather for all rows: index_select scatters its gradient in one pass as well.
-        rows = self.embeddings().index_select(0, nodes.flatten()).view(*nodes.shape, -1)
+        rows = self.embeddings().index_select(0, nodes.flatten()).view(*nodes.shape, self.embedding.shape[1])
         user, *items = rows.unbind()
         return [(user * item).sum(-1) for item in items]
+
+
+def xavier(n_users: int, n_items: int, dim: int, seed: int) -> torch.Tensor:
+    """E^(0): the users' and the items' tables, each Glorot-normal as in the source's code; (N, dim), on the host.
+
+    Drawn on the host so that every device starts from the same numbers.
+    """
+    source = generator(seed, "init")
+    tables = (torch.empty(n, dim) for n in (n_users, n_items))
+    return torch.cat([nn.init.xavier_normal_(table, generator=source) for table in tables])
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +67,7 @@ class Graph:
     def __matmul__(self, x: torch.Tensor) -> torch.Tensor:
         """(N, N) @ (N, d). An isolated node gets a zero row."""
         # The weighted bag sum is a CSR product, on CPU twice as fast as that of torch.sparse (measured).
-        return F.embedding_bag(
+        return functional.embedding_bag(
             self.indices,
             x,
             self.indptr,
@@ -71,17 +83,18 @@ def normalised_graph(users: torch.Tensor, items: torch.Tensor, n_nodes: int) -> 
     degrees = torch.bincount(rows, minlength=n_nodes)
     order = torch.argsort(rows * n_nodes + columns)
     rows, columns = rows[order], columns[order]
-    indptr = F.pad(degrees.cumsum(0), (1, 0))
+    indptr = functional.pad(degrees.cumsum(0), (1, 0))
     weights = (degrees[rows] * degrees[columns]).float().rsqrt()
     return Graph(indptr.int(), columns.int(), weights)
 
 
 class LightGCN(MatrixFactorisation):
-    """E = mean of E^(0) ... E^(L), E^(l+1) = D^-1/2 A D^-1/2 E^(l) (He et al., SIGIR 2020, eqs. 7-8; thesis 4.5.1.2)."""
+    """E = mean of E^(0), ..., E^(L) with E^(l+1) = D^-1/2 A D^-1/2 E^(l), (He et al., SIGIR 2020, eqs. 3-8).
 
-    def __init__(
-        self, initial: torch.Tensor, graph: Graph, layers: int, dtype: torch.dtype = torch.float32
-    ) -> None:
+    Thesis 4.5.1.2, with one layer. An isolated node keeps E^(0) / (L + 1).
+    """
+
+    def __init__(self, initial: torch.Tensor, graph: Graph, layers: int, dtype: torch.dtype = torch.float32) -> None:
         super().__init__(initial)
         self.graph, self.layers, self.dtype = graph, layers, dtype
 
@@ -90,9 +103,8 @@ class LightGCN(MatrixFactorisation):
         return propagated
 
 
-def propagate(
-    x: torch.Tensor, graph: Graph, layers: int, dtype: torch.dtype = torch.float32
-) -> torch.Tensor:
+def propagate(x: torch.Tensor, graph: Graph, layers: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Mean of layers 0..L of ``x`` (N, d), float32; the products of the layers are of ``dtype``."""
     total, layer = x.clone(), x.to(dtype)
     for _ in range(layers):
         layer = graph @ layer

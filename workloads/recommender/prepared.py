@@ -88,8 +88,7 @@ def prepare(data: Interactions, split_seed: int, holdout: bool, device: torch.de
     if holdout:
         held = hold_out(data.train, data.n_users, VALIDATION_FRACTION, split_seed)
     train, validation, known, test = (
-        History(pairs, data.n_users, device)
-        for pairs in (data.train[~held], data.train[held], data.train, data.test)
+        History(pairs, data.n_users, device) for pairs in (data.train[~held], data.train[held], data.train, data.test)
     )
     indptr = torch.from_numpy(train.indptr).to(device)
     unobserved = Unobserved(indptr, train.items, data.n_items)

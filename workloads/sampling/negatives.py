@@ -79,7 +79,9 @@ class Unobserved:
         if self._listed:
             at = self._start.index_select(0, users).add_(ranks).clamp_(max=len(self._items) - 1)
             return self._items.index_select(0, at).long()
-        smaller = torch.searchsorted(self._keys, users * self._span + ranks, right=True) - self._start.index_select(0, users)
+        smaller = torch.searchsorted(self._keys, users * self._span + ranks, right=True) - self._start.index_select(
+            0, users
+        )
         return (ranks + smaller).clamp_(max=self._last)
 
 

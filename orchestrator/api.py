@@ -1,0 +1,105 @@
+"""From a notebook: the same runs and sweeps as on the command line, without exit codes.
+
+>>> from orchestrator import run, sweep, load_model
+>>> result = run("recommender", dataset="synthetic", epochs=5)
+>>> result.metrics["test/ndcg_at_20"], result.history()
+>>> best = sweep("recommender", trials=8, register="rec").trials()
+>>> load_model("rec/1").predict(users)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from orchestrator import request
+from orchestrator.console import Console
+from orchestrator.session import Result
+from orchestrator.settings import resolve
+
+
+def run(
+    workload: str,
+    *,
+    local: bool = True,
+    seed: int = 0,
+    config: str | None = None,
+    register: str | None = None,
+    workers: int | None = None,
+    gpus_per_worker: float | None = None,
+    cpus_per_worker: float | None = None,
+    tracking: str | None = None,
+    **settings_of_the_workload: Any,
+) -> Result:
+    """Run one experiment; keywords beyond the named ones are parameters and plan keys (``lr=0.01, epochs=5``).
+
+    In this process by default; ``local=False`` goes through Ray Train. Raises UserError and RunFailed.
+    """
+    from orchestrator import runs
+
+    settings = resolve({"tracking": tracking})
+    spec = request.experiment(
+        workload,
+        settings,
+        config=Path(config) if config else None,
+        overrides=settings_of_the_workload,
+        seed=seed,
+        resources={"workers": workers, "gpus_per_worker": gpus_per_worker, "cpus_per_worker": cpus_per_worker},
+        local=local,
+    )
+    return runs.run(spec, settings, runs.RunOptions(local=local, register=register), Console())
+
+
+def sweep(
+    workload: str,
+    *,
+    trials: int = 16,
+    space: str | None = None,
+    sampler: str | None = None,
+    scheduler: str | None = None,
+    concurrency: int | None = None,
+    time_budget: float | None = None,
+    local: bool = True,
+    seed: int = 0,
+    config: str | None = None,
+    register: str | None = None,
+    gpus_per_worker: float | None = None,
+    cpus_per_worker: float | None = None,
+    tracking: str | None = None,
+    **settings_of_the_workload: Any,
+) -> Result:
+    """Search hyperparameters; keywords beyond the named ones are held fixed. ``.trials()`` is a DataFrame."""
+    from orchestrator import sweeps
+
+    settings = resolve({"tracking": tracking})
+    search = {
+        "trials": trials,
+        "space": space,
+        "sampler": sampler,
+        "scheduler": scheduler,
+        "concurrency": concurrency,
+        "time_budget": time_budget,
+    }
+    spec = request.sweep(
+        workload,
+        settings,
+        config=Path(config) if config else None,
+        overrides=settings_of_the_workload,
+        seed=seed,
+        resources={"gpus_per_worker": gpus_per_worker, "cpus_per_worker": cpus_per_worker},
+        search=search,
+        local=local,
+    )
+    return sweeps.sweep(spec, settings, sweeps.SweepOptions(local=local, register=register), Console())
+
+
+def load_model(reference: str, *, tracking: str | None = None) -> Any:
+    """The MLflow model ``NAME@alias`` or ``NAME/version``."""
+    from orchestrator import registry
+
+    settings = resolve({"tracking": tracking})
+    uri = registry.resolve(settings, reference)
+    import mlflow
+
+    mlflow.set_tracking_uri(settings.tracking)
+    return mlflow.pyfunc.load_model(uri)

@@ -1,0 +1,143 @@
+"""The verbs of Ray jobs: submit one, list them all."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shlex
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from orchestrator.console import Console
+from orchestrator.dashboard import Dashboard, Job
+from orchestrator.errors import DONE, FAILED, INTERRUPTED, UserError, unknown
+
+VERBS = ("run", "sweep", "promote", "predict", "workloads", "data", "doctor", "sync")
+
+EXCLUDES = (
+    ".git", ".venv", "venv", "__pycache__", "/data", "mlruns",
+    ".env", ".env.*", ".netrc", ".ssh", ".aws", ".ray", "auth_token", "id_rsa*", "id_ed25519*",
+    "*.pem", "*.key", "*.p12", "*.pfx", "*credentials*.json",
+)  # fmt: skip
+"""What of ``--working-dir`` stays at home beside what .gitignore names: bulk and secrets."""
+
+PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
+
+
+def submit(
+    words: list[str],
+    *,
+    address: str | None = None,
+    working_dir: Path | None = None,
+    wait: bool = True,
+    as_json: bool = False,
+) -> int:
+    """Submit ``orchestrator <words>``; with ``wait`` show its log and return its own exit code.
+
+    The settings that this environment names go along; credentials do not: they belong into the cluster's. Ctrl-C
+    while waiting leaves the job alone and returns 130. Raises UserError: exit 2 for the words, 3 for the cluster.
+    """
+    _check(words, working_dir)
+    dashboard, console = Dashboard(address), Console(json=as_json)
+    job = dashboard.submit(
+        shlex.join(["python", "-m", "orchestrator", *words]),
+        new_id(words),
+        metadata=_metadata(words),
+        environment=_environment(),
+        working_dir=working_dir,
+        excludes=EXCLUDES,
+    )
+    console.say(f"Submitted {job.id} to {dashboard.address}")
+    code = DONE
+    if wait:
+        try:
+            job = dashboard.follow(job, console.say)
+            code = FAILED if job.exit_code is None else job.exit_code
+            console.say(end_of(job))
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+            console.say(f"\nNo longer watching; {job.id} goes on.")
+    if job.active:
+        where = f" --address {address}" if address else ""
+        console.say("Next:")
+        for verb in ("logs -f", "status --wait", "stop"):
+            console.say(f"  orchestrator {verb} {job.id}{where}")
+    if as_json:
+        print(json.dumps({"id": job.id, "status": job.status, "exit_code": job.exit_code}), flush=True)
+    return code
+
+
+def list_jobs(*, address: str | None = None, as_json: bool = False) -> None:
+    """Print the jobs of the cluster, newest first. Raises UserError."""
+    dashboard = Dashboard(address)
+    jobs = dashboard.jobs()
+    if as_json:
+        print(json.dumps([asdict(job) for job in jobs]))
+    elif jobs:
+        _print_table(f"Jobs at {dashboard.address}, times in UTC", jobs)
+    else:
+        print(f"No job yet at {dashboard.address}. Submit one: orchestrator submit -- run recommender")
+
+
+def end_of(job: Job) -> str:
+    """How an ended job ended, in a line."""
+    text = f"{job.id} {'is lost' if job.status == 'lost' else job.status} (exit code {job.exit_code})"
+    return f"{text}: {job.message}" if job.message else text
+
+
+def new_id(words: list[str]) -> str:
+    """A new submission id, such as ``sweep-recommender-20261121-083000-ab12``."""
+    names = [word for word in words[:2] if re.fullmatch(r"\w[\w.-]*", word)]
+    return "-".join([*names, f"{datetime.now(UTC):%Y%m%d-%H%M%S}", secrets.token_hex(2)])
+
+
+def _check(words: list[str], working_dir: Path | None) -> None:
+    if not words:
+        raise UserError("There is nothing to submit", fix="Try: orchestrator submit -- sweep recommender --trials 8")
+    if words[0] not in VERBS:
+        raise unknown("verb to submit", words[0], VERBS)
+    if any(PASSWORD.search(word) for word in words):
+        raise UserError(
+            "The command holds a password, which everyone who sees the cluster's jobs could read",
+            fix="Name the store with MLFLOW_TRACKING_URI, and keep its password in the cluster's environment",
+        )
+    if working_dir is not None and not working_dir.is_dir():
+        raise UserError("The working directory is not a directory", got=working_dir)
+
+
+def _metadata(words: list[str]) -> dict[str, str]:
+    from orchestrator.session import identity_tags
+
+    tags = identity_tags()
+    code = {"commit": tags[key] for key in ("mlflow.source.git.commit",) if key in tags}
+    return {"command": shlex.join(["orchestrator", *words]), "user": tags["mlflow.user"], **code}
+
+
+def _environment() -> dict[str, str]:
+    """The settings that the environment here names, for the job; its Ray address is the cluster's own."""
+    from orchestrator.settings import NAMES, resolve
+
+    settings = resolve()
+    return {
+        variable: str(getattr(settings, name) or "none")
+        for name, (variable, _) in NAMES.items()
+        if settings.sources[name] == "environment" and name != "ray_address"
+    }
+
+
+def _print_table(title: str, jobs: list[Job]) -> None:
+    from rich.console import Console as Rich
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", header_style="bold")
+    table.add_column("id", no_wrap=True)  # it is there to be copied
+    for name in ("status", "exit", "started", "ended", "user", "command"):
+        table.add_column(name, overflow="fold")
+    for job in jobs:
+        code = "" if job.exit_code is None else str(job.exit_code)
+        times = [(moment or "")[:19].replace("T", " ") for moment in (job.started, job.ended)]
+        table.add_row(job.id, job.status, code, *times, job.user or "", job.command)
+    rich = Rich()
+    rich.print(table, width=None if rich.is_terminal else 200, crop=False)

@@ -1,0 +1,107 @@
+"""Negative sampling: the generator's published values, exactness, uniformity, and no dependence on the batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workloads.sampling import negatives
+from workloads.sampling.negatives import SAMPLERS, Unobserved, random_bits, uniform
+
+
+def csr(positives: list[set[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    counts = torch.tensor([0] + [len(items) for items in positives])
+    flat = [item for items in positives for item in sorted(items)]
+    return counts.cumsum(0), torch.tensor(flat, dtype=torch.int64)
+
+
+def test_random_bits_are_splitmix64() -> None:
+    """The values that are published for seed 1234567."""
+    published = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+    assert random_bits(1234567, torch.arange(1, 6)).tolist() == [value >> 32 for value in published]
+
+
+def test_random_bits_of_large_keys_and_counters() -> None:
+    def splitmix64(state: int) -> int:
+        z = state % 2**64
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+        return z ^ (z >> 31)
+
+    key, counters = 2**63 - 1, [0, 1, 2**40, 2**62]
+    expected = [splitmix64(key + counter * 0x9E3779B97F4A7C15) >> 32 for counter in counters]
+    assert random_bits(key, torch.tensor(counters)).tolist() == expected
+
+
+@given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.sets(st.integers(0, n - 1)), min_size=1))))
+@settings(deadline=None, max_examples=60)
+def test_pick_counts_the_unobserved_items(case: tuple[int, list[set[int]]]) -> None:
+    n_items, positives = case
+    indptr, items = csr(positives)
+    for listed in (True, False):
+        unobserved = Unobserved(indptr, items, n_items, listed)
+        expected = [sorted(set(range(n_items)) - seen) for seen in positives]
+        assert unobserved.counts.tolist() == [len(left) for left in expected]
+        for user, left in enumerate(expected):
+            users, ranks = torch.full((len(left),), user), torch.arange(len(left))
+            assert unobserved.pick(users, ranks).tolist() == left
+
+
+def test_large_catalogues_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    positives = [set(torch.randperm(50)[:n].tolist()) for n in (0, 1, 30, 49)]
+    users, counters = torch.randint(0, 4, (1000,)), torch.arange(1000)
+    listed = uniform(Unobserved(*csr(positives), 50), users, counters, 5)
+    monkeypatch.setattr(negatives, "LISTED", 199)
+    searched = Unobserved(*csr(positives), 50)
+    assert not hasattr(searched, "_items")
+    assert torch.equal(uniform(searched, users, counters, 5), listed)
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLERS))
+def test_a_positive_is_never_drawn(name: str) -> None:
+    torch.manual_seed(1)
+    positives = [set(torch.randperm(40)[:n].tolist()) for n in (0, 5, 38, 39)]
+    unobserved = Unobserved(*csr(positives), 40)
+    users = torch.arange(4).repeat(2000)
+    drawn = SAMPLERS[name](unobserved, users, torch.arange(8000), 11)
+    assert all(item not in positives[user] for user, item in zip(users.tolist(), drawn.tolist()))
+
+
+def test_uniform_is_uniform() -> None:
+    """Pearson's chi-square over the 27 unobserved items, at the 0.999 quantile of 26 degrees of freedom."""
+    positives = {0, 7, 29}
+    unobserved = Unobserved(*csr([positives]), 30)
+    n = 54_000
+    for key in range(3):
+        drawn = uniform(unobserved, torch.zeros(n, dtype=torch.int64), torch.arange(n), key)
+        counts = torch.bincount(drawn, minlength=30).double()
+        left = [item for item in range(30) if item not in positives]
+        chi_square = ((counts[left] - n / 27) ** 2 / (n / 27)).sum().item()
+        assert chi_square < 54.05
+
+
+def test_draws_belong_to_the_counter_not_to_the_batch() -> None:
+    unobserved = Unobserved(*csr([{1, 2}, {0}]), 20)
+    users, counters = torch.arange(100) % 2, torch.arange(100)
+    whole = uniform(unobserved, users, counters, 3)
+    parts = [uniform(unobserved, users[rows], counters[rows], 3) for rows in torch.randperm(100).split(7)]
+    assert sorted(torch.cat(parts).tolist()) == sorted(whole.tolist())
+    back = torch.randperm(100)
+    assert torch.equal(uniform(unobserved, users[back], counters[back], 3), whole[back])
+    assert not torch.equal(uniform(unobserved, users, counters, 4), whole)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_user_who_has_everything_ends_at_once(listed: bool) -> None:
+    unobserved = Unobserved(*csr([set(range(6)), {0}, set(range(6))]), 6, listed)
+    drawn = uniform(unobserved, torch.tensor([0, 2]), torch.arange(2), 3)
+    assert all(0 <= item < 6 for item in drawn.tolist())

@@ -1,0 +1,162 @@
+"""The served model: the same ranking as evaluation, clear refusals, and nothing imported but what it may."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from workloads.contract import Runtime
+from workloads.recommender import predictor
+from workloads.recommender.params import Params
+from workloads.recommender.predictor import NumpyRanker, Predictor, TorchRanker
+from workloads.recommender.workload import Recommender
+
+RUNTIME = Runtime(device=torch.device("cpu"), data=Path(), seed=3, epochs=2)
+
+
+@pytest.fixture(scope="module", params=["mf", "lightgcn"])
+def trained(request: pytest.FixtureRequest) -> Recommender:
+    workload = Recommender(Params(backbone=request.param, lr=0.01), RUNTIME)
+    workload.train_epoch(1)
+    return workload
+
+
+def served(workload: Recommender) -> Predictor:
+    servable = workload.servable()
+    return Predictor({name: tensor.numpy() for name, tensor in servable.weights.items()}, dict(servable.config))
+
+
+def small() -> Predictor:
+    """Users 0 to 2, user 2 without history; items 0 to 4, of which 3 is the most popular, then 0 and 1."""
+    weights = {
+        "users": np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]], np.float32),
+        "items": np.array([[1, 5], [2, 4], [2, 3], [4, 2], [5, 1]], np.float32),
+        "seen_indptr": np.array([0, 2, 3, 3]),
+        "seen_items": np.array([3, 4, 0], np.int32),
+        "popularity": np.array([2, 2, 0, 5, 1]),
+    }
+    return Predictor(weights, {"dataset": "small"})
+
+
+@pytest.mark.parametrize("ranker", ["numpy", "torch"])
+def test_equal_to_evaluation(trained: Recommender, ranker: str) -> None:
+    """The lists' own NDCG@20, computed here from the served rows, is that of ``evaluate``; scores to 1e-5."""
+    model = served(trained)
+    if ranker == "torch":
+        assert isinstance(model.ranker, NumpyRanker)
+        model.ranker = TorchRanker(model.ranker.users, model.ranker.items, "cpu")
+    found = trained.evaluate("test")
+    answer = model.predict(pd.DataFrame({"user": found.units["id"]}), k=20)
+    assert not answer["fallback"].any()
+    assert (answer.groupby("user", sort=False)["rank"].max() == 20).all()
+
+    data = trained.data
+    table = trained.model.embeddings().detach().double().numpy()
+    exact = (table[answer["user"]] * table[data.n_users + answer["item"].to_numpy()]).sum(1)
+    np.testing.assert_allclose(answer["score"], exact, atol=1e-5)
+    wanted = set(zip(data.test.users.tolist(), data.test.items.tolist()))
+    hits = np.array([pair in wanted for pair in zip(answer["user"], answer["item"])])
+    gains = np.where(hits, 1 / np.log2(answer["rank"] + 1), 0).reshape(-1, 20).sum(1)
+    sizes = np.minimum(data.test.counts[found.units["id"]], 20)
+    ideal = np.cumsum(1 / np.log2(np.arange(2, 22)))[sizes - 1]
+    np.testing.assert_allclose(gains / ideal, found.units["ndcg_at_20"], atol=1e-6)
+
+
+def test_lists_by_hand() -> None:
+    answer = small().predict(pd.DataFrame({"user": [1, 0, 1]}), k=2)
+    assert answer["user"].tolist() == [1, 1, 0, 0, 1, 1]
+    assert answer["rank"].tolist() == [1, 2] * 3
+    assert answer["item"].tolist() == [1, 2, 1, 2, 1, 2]  # user 0 has 3 and 4, and ties 1 with 2
+    assert answer["score"].tolist() == [4, 3, 2, 2, 4, 3]
+    assert list(answer.columns) == ["user", "rank", "item", "score", "fallback"]
+
+
+def test_seen_items_on_request() -> None:
+    answer = small().predict(pd.DataFrame({"user": [0]}), k=2, exclude_seen=False)
+    assert answer["item"].tolist() == [4, 3]
+
+
+def test_a_list_ends_with_its_candidates() -> None:
+    answer = small().predict(pd.DataFrame({"user": [0, 1, 7]}), k=50)
+    assert answer.groupby("user", sort=False).size().to_dict() == {0: 3, 1: 4, 7: 5}
+    assert np.isfinite(answer["score"]).all()
+
+
+def test_unknown_users_get_the_popular_items() -> None:
+    answer = small().predict(pd.DataFrame({"user": [2, 0, -1, 99]}), k=3)
+    for user in (2, -1, 99):
+        rows = answer[answer["user"] == user]
+        assert rows["item"].tolist() == [3, 0, 1]
+        assert rows["score"].tolist() == pytest.approx([0.5, 0.2, 0.2])
+        assert rows["fallback"].all()
+    assert not answer[answer["user"] == 0]["fallback"].any()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "params", "message"),
+    [
+        ({"user": [0, 9]}, {"unknown": "error"}, "trained on small, does not know user 9;"),
+        ({"user": range(3, 11)}, {"unknown": "error"}, "does not know users 3, 4, 5, 6, 7 and 3 more;"),
+        ({"users": [0]}, {}, r"needs a column 'user' with user ids, got \['users'\]"),
+        ({"user": [0.0, np.nan]}, {}, "user ids are integers, got .*nan.* in row 1"),
+        ({"user": [1.5]}, {}, "user ids are integers, got .*1.5.* in row 0"),
+        ({"user": ["7"]}, {}, "user ids are integers, got '7' in row 0"),
+        ({"user": [None]}, {}, "user ids are integers, got None in row 0"),
+        ({"user": [0]}, {"k": 0}, "k must be at least 1, got 0"),
+        ({"user": [0]}, {"unknown": "skip"}, "unknown must be one of popular, error, got 'skip'"),
+    ],
+)
+def test_refusals(inputs: dict[str, Any], params: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small().predict(pd.DataFrame(inputs), **params)
+
+
+def test_whole_floats_are_ids_and_none_is_an_empty_answer() -> None:
+    assert small().predict(pd.DataFrame({"user": [1.0]}), k=1)["user"].tolist() == [1]
+    empty = small().predict(pd.DataFrame({"user": []}))
+    assert len(empty) == 0
+    assert list(empty.columns) == ["user", "rank", "item", "score", "fallback"]
+
+
+def test_blocks_do_not_matter(trained: Recommender, monkeypatch: pytest.MonkeyPatch) -> None:
+    users = pd.DataFrame({"user": [5, 1, 5, 700, 3, 2]})
+    whole = served(trained).predict(users, k=7)
+    monkeypatch.setattr(predictor, "_SCORES", 800)
+    pd.testing.assert_frame_equal(served(trained).predict(users, k=7), whole, rtol=1e-6)
+
+
+def test_the_example_and_the_parameters_are_what_predict_takes(trained: Recommender) -> None:
+    servable = trained.servable()
+    answer = served(trained).predict(pd.DataFrame(dict(servable.example)), **servable.params)
+    assert len(answer) == 3 * 20
+
+
+def test_the_file_stands_alone(tmp_path: Path) -> None:
+    """It runs where neither our packages nor PyTorch can be imported."""
+    source = Path(predictor.__file__).read_text()
+    imported = {
+        (node.module or "") if isinstance(node, ast.ImportFrom) else node.names[0].name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+    assert {name.split(".")[0] for name in imported} <= {"__future__", "typing", "numpy", "pandas", "torch"}
+    (tmp_path / "predictor.py").write_text(source)
+    command = """
+import sys
+sys.modules.update(torch=None, workloads=None, orchestrator=None)
+import numpy as np, pandas as pd
+from predictor import Predictor
+one = np.ones((2, 3), np.float32)
+weights = dict(users=one, items=one, seen_indptr=np.array([0, 1, 2]), seen_items=np.array([0, 1]), popularity=one[:, 0])
+print(Predictor(weights, {"dataset": "x"}).predict(pd.DataFrame({"user": [0, 1]}), k=1)["item"].tolist())
+"""
+    found = subprocess.run([sys.executable, "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[1, 0]"

@@ -1,0 +1,31 @@
+"""Named streams derived from one seed."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import torch
+
+from workloads.seeding import derive, generator
+
+
+def test_every_argument_gives_another_stream() -> None:
+    combinations = itertools.product((0, 1, 12), ("order", "init"), (0, 1, 12), (0, 1))
+    seeds = [derive(*combination) for combination in combinations]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_the_same_in_another_process() -> None:
+    """Python's own ``hash`` of a string would differ."""
+    command = "from workloads.seeding import derive; print(derive(7, 'order', 3, 1))"
+    found = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
+    assert int(found.stdout) == derive(7, "order", 3, 1)
+
+
+def test_a_generator_starts_afresh() -> None:
+    first, again = (torch.rand(4, generator=generator(7, "init")) for _ in range(2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, torch.rand(4, generator=generator(8, "init")))

@@ -1,0 +1,255 @@
+"""The conformance suite: what every workload must pass. Third parties inherit it.
+
+::
+
+    class TestMine(Conformance):
+        workload = Mine
+        params = {"dataset": "synthetic", "batch_size": 64}
+
+Set ``data`` (a folder) when the parameters name a dataset that is on disk. Everything runs on the CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from workloads import distributed
+from workloads.contract import Evaluation, Metrics, Objective, Runtime, Workload
+
+
+class Conformance:
+    """Subclass it, set ``workload`` and ``params``; pytest collects the tests."""
+
+    workload: ClassVar[type[Any]]
+    params: ClassVar[Mapping[str, Any]]
+    data: ClassVar[Path] = Path()
+    epochs: ClassVar[int] = 2
+    tolerance: ClassVar[float] = 2e-5
+    """Relative difference allowed between two processes and one."""
+
+    @pytest.fixture(autouse=True)
+    def _one_thread(self) -> Iterator[None]:
+        # Bitwise claims hold for one thread: with several, sums are split differently from run to run.
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(threads)
+
+    def build(self, **runtime: Any) -> Workload:
+        base = Runtime(device=torch.device("cpu"), data=self.data, seed=7, epochs=self.epochs)
+        built: Workload = self.workload(self.workload.Params(**self.params), replace(base, **runtime))
+        return built
+
+    def test_is_a_workload(self) -> None:
+        assert isinstance(self.build(), Workload)
+
+    def test_same_seed_same_metrics(self) -> None:
+        first, second = (self._train(self.build()) for _ in range(2))
+        assert first == second
+
+    def test_another_seed_other_metrics(self) -> None:
+        assert self._train(self.build()) != self._train(self.build(seed=8))
+
+    def test_global_random_state_plays_no_part(self) -> None:
+        random.seed(1)
+        np.random.seed(1)
+        torch.manual_seed(1)
+        first = self._train(self.build())
+        random.seed(2)
+        np.random.seed(2)
+        torch.manual_seed(2)
+        assert self._train(self.build()) == first
+
+    def test_two_epochs_are_one_saved_restored_and_another(self) -> None:
+        whole = self.build()
+        expected = [values(whole.train_epoch(epoch)) for epoch in (1, 2)][1]
+
+        halfway = self.build()
+        halfway.train_epoch(1)
+        fresh = self.build()
+        fresh.load_state_dict(_through_plain_data(halfway.state_dict()))
+        assert values(fresh.train_epoch(2)) == expected
+        assert values(fresh.evaluate("validation")) == values(whole.evaluate("validation"))
+        _assert_equal(fresh.state_dict(), whole.state_dict())
+
+    def test_training_reduces_to_finite_constant_keys(self) -> None:
+        workload = self.build()
+        rows = [values(workload.train_epoch(epoch)) for epoch in (1, 2)]
+        seen = [values(workload.evaluate("validation")) for _ in range(2)]
+        for row in (*rows, *seen):
+            assert all(math.isfinite(value) for value in row.values()), row
+        assert rows[0].keys() == rows[1].keys()
+        assert seen[0].keys() == seen[1].keys() == values(workload.evaluate("test")).keys()
+
+    def test_objectives_are_measured(self) -> None:
+        workload = self.build()
+        workload.train_epoch(1)
+        seen = values(workload.evaluate("validation"))
+        objectives = workload.objective if isinstance(workload.objective, tuple) else (workload.objective,)
+        for objective in objectives:
+            assert isinstance(objective, Objective)
+            assert objective.metric in seen
+
+    @pytest.mark.parametrize("split", ["validation", "test"])
+    def test_evaluate_changes_nothing(self, split: Any) -> None:
+        plain, looked = self.build(), self.build()
+        plain.train_epoch(1)
+        looked.train_epoch(1)
+        before = _copy(looked.state_dict())
+        torch_stream, numpy_stream, python_stream = torch.get_rng_state(), np.random.get_state()[1], random.getstate()
+        first = values(looked.evaluate(split))
+        assert values(looked.evaluate(split)) == first
+        _assert_equal(looked.state_dict(), before)
+        assert torch.equal(torch.get_rng_state(), torch_stream)
+        assert np.array_equal(np.random.get_state()[1], numpy_stream)
+        assert random.getstate() == python_stream
+        assert values(looked.train_epoch(2)) == values(plain.train_epoch(2))
+
+    def test_units_are_rows_with_an_id(self) -> None:
+        units = self.build().evaluate("test").units
+        assert next(iter(units)) == "id"
+        assert len({len(column) for column in units.values()}) == 1
+        assert len(set(units["id"].tolist())) == len(units["id"])
+
+    def test_training_never_reads_the_test_split(self) -> None:
+        """Training twice, once with :meth:`spoil_test` in force, must give the same weights."""
+        plain = self.build()
+        plain.train_epoch(1)
+        with self.spoiled_test():
+            spoiled = self.build()
+            spoiled.train_epoch(1)
+        assert values(plain.evaluate("validation")) == values(spoiled.evaluate("validation"))
+        _assert_equal(plain.state_dict(), spoiled.state_dict())
+        assert values(plain.evaluate("test")) != values(spoiled.evaluate("test")), "spoiled_test() spoiled nothing"
+
+    def spoiled_test(self) -> Any:
+        """A context manager under which a newly built workload sees another test split. To be overridden."""
+        raise NotImplementedError("say how to spoil this workload's test split")
+
+    def test_state_is_tensors_and_json(self) -> None:
+        workload = self.build()
+        workload.train_epoch(1)
+        _through_plain_data(workload.state_dict())
+
+    def test_loaded_state_keeps_the_parameters_learning_rate(self) -> None:
+        if "lr" not in self.workload.Params.model_fields:
+            pytest.skip("no learning rate of that name")
+        donor = self.build()
+        donor.train_epoch(1)
+        other = self.workload.Params(**{**self.params, "lr": donor.params.lr * 2})  # type: ignore[attr-defined]
+        taken = self.workload(other, Runtime(device=torch.device("cpu"), data=self.data, seed=7, epochs=self.epochs))
+        taken.load_state_dict(donor.state_dict())
+        taken.train_epoch(2)
+        donor.train_epoch(2)
+        assert values(taken.evaluate("validation")) != values(donor.evaluate("validation"))
+
+    def test_micro_batches_give_the_same_gradient(self) -> None:
+        whole, parts = self._train(self.build()), self._train(self.build(accumulate=2))
+        _assert_close(whole, parts, self.tolerance)
+
+    def test_virtual_epochs_cover_the_same_stream(self) -> None:
+        workload = self.build(steps_per_epoch=1)
+        first, second = (values(workload.train_epoch(epoch)) for epoch in (1, 2))
+        assert first.keys() == second.keys()
+        assert first != second
+
+    def test_servable_is_plain(self) -> None:
+        workload = self.build()
+        workload.train_epoch(1)
+        servable = workload.servable()
+        assert all(isinstance(tensor, torch.Tensor) for tensor in servable.weights.values())
+        json.dumps([dict(servable.config), dict(servable.params)])
+        source = servable.predictor.read_text()
+        for ours in ("orchestrator", "workloads"):
+            assert f"import {ours}" not in source
+            assert f"from {ours}" not in source
+
+    def test_two_processes_equal_one(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            args = (self.workload, dict(self.params), self.data, self.epochs, folder)
+            mp.spawn(_train_rank, args, nprocs=2)  # type: ignore[no-untyped-call]
+            found = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(2)]
+        assert found[0] == found[1], "the ranks disagree"
+        _assert_close(self._train(self.build()), found[0], self.tolerance)
+
+    def _train(self, workload: Workload) -> dict[str, float]:
+        rows = {f"{k}@{epoch}": v for epoch in (1, 2) for k, v in values(workload.train_epoch(epoch)).items()}
+        return rows | values(workload.evaluate("validation"))
+
+
+def values(result: Metrics | Evaluation) -> dict[str, float]:
+    """The scalars of a result."""
+    return dict(result.metrics if isinstance(result, Evaluation) else result)
+
+
+def _train_rank(rank: int, workload: type[Any], params: dict[str, Any], data: Path, epochs: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    runtime = Runtime(
+        device=torch.device("cpu"),
+        data=data,
+        seed=7,
+        epochs=epochs,
+        rank=rank,
+        world_size=2,
+        agree=distributed.agree,
+    )
+    built = workload(workload.Params(**params), runtime)
+    rows = {f"{k}@{epoch}": v for epoch in (1, 2) for k, v in values(built.train_epoch(epoch)).items()}
+    Path(folder, f"{rank}.json").write_text(json.dumps(rows | values(built.evaluate("validation"))))
+    dist.destroy_process_group()
+
+
+def _through_plain_data(state: Any) -> Any:
+    """The state as a file would give it back; a TypeError for anything but tensors and JSON scalars."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().clone()
+    if isinstance(state, Mapping):
+        return {_json_scalar(key): _through_plain_data(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return [_through_plain_data(value) for value in state]
+    return _json_scalar(state)
+
+
+def _json_scalar(value: Any) -> Any:
+    if value is not None and not isinstance(value, bool | int | float | str):
+        raise TypeError(f"the state holds a {type(value).__name__}: {value!r}")
+    return value
+
+
+def _copy(state: Any) -> Any:
+    return _through_plain_data(state)
+
+
+def _assert_equal(first: Any, second: Any, path: str = "state") -> None:
+    if isinstance(first, torch.Tensor):
+        assert torch.equal(first, second), path
+    elif isinstance(first, Mapping):
+        assert first.keys() == second.keys(), path
+        for key in first:
+            _assert_equal(first[key], second[key], f"{path}/{key}")
+    elif isinstance(first, list | tuple):
+        assert len(first) == len(second), path
+        for index, (one, other) in enumerate(zip(first, second)):
+            _assert_equal(one, other, f"{path}/{index}")
+    else:
+        assert first == second, path
+
+
+def _assert_close(first: Mapping[str, float], second: Mapping[str, float], tolerance: float) -> None:
+    assert first.keys() == second.keys()
+    for key in first:
+        assert first[key] == pytest.approx(second[key], rel=tolerance, abs=tolerance), key
