@@ -1,8 +1,8 @@
 """Checkpoints: a folder with ``tensors.safetensors`` and ``checkpoint.json``. No pickle.
 
-The JSON is written last and names the size and digest of the tensors, so a checkpoint without a matching JSON
-is no checkpoint. ``state`` is nested dicts and lists of tensors and JSON scalars; tensors are replaced in the
-JSON by references into the tensor file.
+The JSON is written last and holds the size and digest of the tensors and a digest of itself, so a checkpoint
+without a matching JSON is no checkpoint. ``state`` is nested dicts and lists of tensors and JSON scalars;
+tensors are replaced in the JSON by references into the tensor file.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
         "tensors": {"bytes": (partial / TENSORS).stat().st_size, "sha256": _digest(partial / TENSORS)},
         "state": skeleton,
     }
-    (partial / META).write_text(json.dumps(meta))
+    (partial / META).write_text(json.dumps(meta | {"sha256": _seal(meta)}))
     if folder.exists():
         shutil.rmtree(folder)
     partial.rename(folder)
@@ -113,8 +113,7 @@ def _verify(folder: Path) -> dict[str, Any]:
     fix = "Remove it to go on from the checkpoint before it, or start a new run"
     try:
         meta: dict[str, Any] = json.loads((folder / META).read_text())
-        form = meta["format"]
-        size, digest = meta["tensors"]["bytes"], meta["tensors"]["sha256"]
+        form, seal = meta["format"], meta.pop("sha256", None)
     except FileNotFoundError:
         raise UserError(f"The checkpoint {folder} is incomplete: it has no {META}", fix=fix) from None
     except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
@@ -126,6 +125,9 @@ def _verify(folder: Path) -> dict[str, Any]:
             allowed=FORMAT,
             fix="Use the version that wrote it",
         )
+    if seal != _seal(meta):
+        raise UserError(f"The checkpoint {folder} is damaged: the content of {META} changed", fix=fix)
+    size, digest = meta["tensors"]["bytes"], meta["tensors"]["sha256"]
     file = folder / TENSORS
     got = file.stat().st_size if file.exists() else 0
     if got != size:
@@ -135,6 +137,10 @@ def _verify(folder: Path) -> dict[str, Any]:
     return meta
 
 
+def _seal(meta: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(meta).encode()).hexdigest()
+
+
 def _digest(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -142,9 +148,10 @@ def _digest(file: Path) -> str:
 
 def _pack(value: Any, tensors: dict[str, torch.Tensor], path: str = "") -> Any:
     if isinstance(value, torch.Tensor):
+        name = f"{len(tensors)} {path}"  # the path alone is not unique: keys may hold a slash, or be 1 and "1"
         # A clone per tensor: safetensors refuses tensors that share memory, and tied weights do.
-        tensors[path] = value.detach().to("cpu", copy=True).contiguous()
-        return {"$tensor": path}
+        tensors[name] = value.detach().to("cpu", copy=True).contiguous()
+        return {"$tensor": name}
     if isinstance(value, Mapping):
         # Optimiser states have integer keys, which JSON objects can not; pairs keep the type.
         return {"$items": [[k, _pack(v, tensors, f"{path}/{k}")] for k, v in value.items()]}

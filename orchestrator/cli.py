@@ -373,7 +373,7 @@ def main() -> None:
     """The entry point: every error a user can meet leaves here, in one sentence, with its exit code."""
     code = _guarded(lambda: app(standalone_mode=False))
     if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"):  # Ray knows only 0 and 1: leave the true code in the job's log
-        from orchestrator.jobs import EXIT_RECORD
+        from orchestrator.job_state import EXIT_RECORD
 
         print(f"{EXIT_RECORD}{code}", flush=True)
     sys.stdout.flush()

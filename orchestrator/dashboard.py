@@ -1,8 +1,4 @@
-"""The job API of a Ray cluster, in our words: every answer within seconds, every job with its true end.
-
-Ray calls a job SUCCEEDED, FAILED or STOPPED and knows no other ends, so the command line leaves its exit code as
-the last line of the job's log (:data:`EXIT_RECORD`) and it is read back from there.
-"""
+"""The job API of a Ray cluster: submit, list, look, follow, stop; every answer comes within seconds."""
 
 from __future__ import annotations
 
@@ -16,46 +12,25 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 from orchestrator.cluster import authenticate
-from orchestrator.errors import DONE, FAILED, INTERRUPTED, PARTIAL, UNAVAILABLE, UserError
-
-EXIT_RECORD = "orchestrator exit code: "
-"""What the last line of a job's log starts with; the number follows."""
+from orchestrator.errors import FAILED, UNAVAILABLE, UserError
+from orchestrator.job_state import Job, Lines, read
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
+CHATTY = (
+    "ray.dashboard.modules.job.sdk",
+    "ray.dashboard.modules.dashboard_sdk",
+    "ray._private.runtime_env.packaging",
+)
 ANSWER_SECONDS = 5.0
 POLL_SECONDS = 0.5
 PATIENCE_SECONDS = 30.0  # a head that restarts is back by then; a cluster that is gone took its jobs along
 STOP_SECONDS = 60  # Ray's own 3 s are shorter than many epochs: the job could not save
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A job as it stands.
-
-    ``status``: pending, running, finished, partial, failed, interrupted (stopped), or lost (its driver or its
-    cluster died without a word). ``exit_code``: the entrypoint's own, None until it has ended. Times are UTC.
-    """
-
-    id: str
-    status: str
-    exit_code: int | None
-    command: str
-    user: str | None = None
-    commit: str | None = None
-    started: str | None = None
-    ended: str | None = None
-    message: str | None = None
-
-    @property
-    def active(self) -> bool:
-        return self.exit_code is None
 
 
 class Dashboard:
@@ -72,8 +47,8 @@ class Dashboard:
         with self._asking():
             from ray.job_submission import JobSubmissionClient
 
-            for name in ("job.sdk", "dashboard_sdk"):
-                logging.getLogger(f"ray.dashboard.modules.{name}").setLevel(logging.WARNING)
+            for chatty in CHATTY:
+                logging.getLogger(chatty).setLevel(logging.WARNING)
             self._client = JobSubmissionClient(self.address)
 
     def submit(
@@ -102,7 +77,7 @@ class Dashboard:
         self._check_alive()
         with self._asking():
             details = [job for job in self._client.list_jobs() if job.submission_id]
-        return [_job(job) for job in sorted(details, key=lambda job: job.start_time or 0, reverse=True)]
+        return [read(job) for job in sorted(details, key=lambda job: job.start_time or 0, reverse=True)]
 
     def job(self, job_id: str) -> Job | None:
         """The job with this submission id, or None."""
@@ -118,7 +93,7 @@ class Dashboard:
                 raise
         if not details.submission_id:  # a driver that was not submitted has no log and can not be stopped
             return None
-        return _job(details, self.log(job_id) if details.status.is_terminal() else "")
+        return read(details, self.log(job_id) if details.status.is_terminal() else "")
 
     def log(self, job_id: str) -> str:
         """The job's log; empty when its node is gone."""
@@ -155,25 +130,32 @@ class Dashboard:
         return watch.job
 
     async def _follow(self, watch: _Watch, lines: Lines) -> Job:
+        flowing = asyncio.Event()
         stream: asyncio.Task[None] | None = None
         while (await asyncio.to_thread(watch.look)).active:
             if stream is None or stream.done():
-                stream = asyncio.create_task(self._stream(watch.job.id, lines))
+                stream = asyncio.create_task(self._stream(watch.job.id, lines, flowing))
+            if not flowing.is_set():  # Ray's stream takes seconds to start
+                await self._catch_up(watch.job.id, lines)
             await asyncio.sleep(POLL_SECONDS)
         if stream is not None:
             stream.cancel()
             await asyncio.wait({stream})
-        with suppress(UserError):
-            lines.feed(self.log(watch.job.id), 0)  # the stream itself lags by seconds
+        await self._catch_up(watch.job.id, lines)  # and to end
         lines.close()
         return watch.job
 
-    async def _stream(self, job_id: str, lines: Lines) -> None:
+    async def _stream(self, job_id: str, lines: Lines, flowing: asyncio.Event) -> None:
         at = 0
         with suppress(Exception):  # a broken stream is opened anew, whatever broke it
             async for text in self._client.tail_job_logs(job_id):
                 lines.feed(text, at)
                 at += len(text)
+                flowing.set()
+
+    async def _catch_up(self, job_id: str, lines: Lines) -> None:
+        with suppress(UserError):
+            lines.feed(await asyncio.to_thread(self.log, job_id), 0)
 
     def _check_alive(self) -> None:
         """Ray's client waits without limit; this does not."""
@@ -185,10 +167,10 @@ class Dashboard:
             if error.code in (401, 403):  # it lives, and wants a token
                 return
             reason = f"HTTP {error.code}"
-        except (OSError, HTTPException) as error:
+        except OSError as error:
             reason = str(getattr(error, "reason", error))
-        except (ValueError, KeyError, TypeError):
-            reason = "something else"
+        except (HTTPException, ValueError, KeyError, TypeError):
+            reason = "an answer that is not Ray's"
         raise UserError(
             f"No Ray dashboard answers at {self.address}", got=reason, code=UNAVAILABLE,
             fix="Start it (ray start --head), or name it with --address or RAY_API_SERVER_ADDRESS",
@@ -209,29 +191,8 @@ class Dashboard:
                 code=UNAVAILABLE,
             ) from None
         except (RuntimeError, OSError, ValueError) as error:
-            last = (str(error).strip() or type(error).__name__).splitlines()[-1]
+            last = (str(error).strip() or type(error).__name__).splitlines()[-1].rstrip(".")
             raise UserError(f"The Ray at {self.address} can not do it", got=last, code=UNAVAILABLE) from None
-
-
-class Lines:
-    """A growing log, each line shown once whichever source it comes from; the exit record is kept back."""
-
-    def __init__(self, show: Callable[[str], None]) -> None:
-        self._show, self._seen, self._rest = show, 0, ""
-
-    def feed(self, text: str, at: int) -> None:
-        """Take ``text``, which stands at character ``at`` of the log."""
-        fresh = text[max(0, self._seen - at) :]
-        self._seen += len(fresh)
-        *whole, self._rest = (self._rest + fresh).split("\n")
-        for line in whole:
-            if not line.startswith(EXIT_RECORD):
-                self._show(line)
-
-    def close(self) -> None:
-        """Show what stands after the last line end."""
-        if self._rest:
-            self.feed("\n", self._seen)
 
 
 class _Watch:
@@ -267,45 +228,3 @@ def configured_address() -> str | None:
     """The dashboard that the environment names; RAY_ADDRESS may also name another port of the cluster."""
     cluster = os.environ.get("RAY_ADDRESS", "")
     return os.environ.get("RAY_API_SERVER_ADDRESS") or (cluster if cluster.startswith("http") else None)
-
-
-def recorded(log: str) -> int | None:
-    """The exit code that the entrypoint left in its log, or None."""
-    found = re.findall(rf"^{EXIT_RECORD}(\d+)$", log, re.MULTILINE)
-    return int(found[-1]) if found else None
-
-
-def _job(details: Any, log: str = "") -> Job:
-    metadata = details.metadata or {}
-    status, code, message = _standing(details, log)
-    return Job(
-        id=str(details.submission_id),
-        status=status,
-        exit_code=code,
-        command=metadata.get("command") or details.entrypoint,
-        user=metadata.get("user"),
-        commit=metadata.get("commit"),
-        started=_moment(details.start_time),
-        ended=_moment(details.end_time),
-        message=message,
-    )
-
-
-def _standing(details: Any, log: str) -> tuple[str, int | None, str | None]:
-    """Status, exit code, and Ray's own word where the entrypoint left none."""
-    ray_status = str(details.status)
-    if not details.status.is_terminal():
-        return ray_status.lower(), None, None
-    if ray_status == "STOPPED":
-        return "interrupted", INTERRUPTED, None
-    code = recorded(log)
-    if code is None:  # not ours, or killed
-        code = DONE if ray_status == "SUCCEEDED" else details.driver_exit_code
-    if code is None or code < 0 or (code > 128 and code != INTERRUPTED):  # it never ended by itself
-        started = details.driver_node_id is not None
-        return ("lost" if started else "failed"), FAILED, (details.message or "").strip().partition("\n")[0][:300]
-    return {DONE: "finished", PARTIAL: "partial", INTERRUPTED: "interrupted"}.get(code, "failed"), code, None
-
-
-def _moment(milliseconds: int | None) -> str | None:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds") if milliseconds else None

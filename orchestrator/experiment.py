@@ -44,8 +44,8 @@ class Experiment:
     """Iterate over :meth:`stream`; when it is exhausted ``outcome`` is set, unless it was stopped or a trial.
 
     ``final`` is False for a trial of a sweep, which selects and never refits or opens test. At every yield
-    :meth:`checkpoint` is the complete state of that moment, the report's own rows included: a consumer that
-    dies between the checkpoint and the delivery of the report loses neither.
+    :meth:`checkpoint` is the complete state of that moment, recent rows included: some may still be under way
+    to the driver when their process dies (Ray Train holds up to two reports), so a resume states them again.
     """
 
     build: Build
@@ -60,6 +60,9 @@ class Experiment:
     _report: EpochReport | None = field(default=None, init=False)
     _selected: Progress | None = field(default=None, init=False)
     _best: State | None = field(default=None, init=False)
+    _recent: list[list[Row]] = field(default_factory=lambda: [[], []], init=False)
+    """Rows up to the checkpoint before the last one, and those since."""
+    _saved: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if self.plan.refit is None:
@@ -84,13 +87,14 @@ class Experiment:
             self._finish(last.progress)
 
     def checkpoint(self) -> Checkpoint:
-        """The state at the last yield."""
+        """The state at the last yield. All ranks call it: a workload's state may be gathered."""
         workload, report = self._now()
+        self._saved = True
         state = {
             "phase": self._phase,
             "progress": report.progress.to_json(),
             "selected": self._selected.to_json() if self._selected else None,
-            "rows": [[row.epoch, row.time, dict(row.metrics)] for row in report.rows],
+            "rows": [[row.epoch, row.time, dict(row.metrics)] for rows in self._recent for row in rows],
             "workload": workload.state_dict(),
             "best": self._best,
         }
@@ -105,8 +109,7 @@ class Experiment:
         self._phase, self._best = "select", state.get("best")
         workload = self._workload = self.build(holdout=True)
         for report in self._run(workload, self.plan, state, validate=True, prefix="train"):
-            self._report = report
-            yield report
+            yield self._seen(report)
         return report
 
     def _refit(self, state: Mapping[str, Any]) -> Generator[EpochReport, None, EpochReport]:
@@ -116,8 +119,7 @@ class Experiment:
         plan = self.plan.model_copy(update={"epochs": epochs, "patience": 0, "decide_at": ()})
         prefix = "refit" if self._selected else "train"  # train/ stays the curve that was selected on
         for report in self._run(workload, plan, state, validate=False, prefix=prefix):
-            self._report = report
-            yield report
+            yield self._seen(report)
         return report
 
     def _run(
@@ -140,6 +142,13 @@ class Experiment:
             on_best=lambda: self._keep_best(workload),
             prefix=prefix,
         )
+
+    def _seen(self, report: EpochReport) -> EpochReport:
+        self._report = report
+        if self._saved:
+            self._recent, self._saved = [self._recent[1], []], False
+        self._recent[1].extend(report.rows)
+        return report
 
     def _keep_best(self, workload: Workload) -> None:
         if not self.plan.refit:  # else nobody ever asks for the best weights

@@ -6,13 +6,15 @@ import json
 import re
 import secrets
 import shlex
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator.console import Console
-from orchestrator.dashboard import Dashboard, Job
+from orchestrator.dashboard import Dashboard
 from orchestrator.errors import DONE, FAILED, INTERRUPTED, UserError, unknown
+from orchestrator.job_state import Job
 
 VERBS = ("run", "sweep", "promote", "predict", "workloads", "data", "doctor", "sync")
 
@@ -59,6 +61,8 @@ def submit(
         except KeyboardInterrupt:
             code = INTERRUPTED
             console.say(f"\nNo longer watching; {job.id} goes on.")
+            with suppress(UserError):
+                job = dashboard.job(job.id) or job
     if job.active:
         where = f" --address {address}" if address else ""
         console.say("Next:")
@@ -100,8 +104,8 @@ def _check(words: list[str], working_dir: Path | None) -> None:
         raise unknown("verb to submit", words[0], VERBS)
     if any(PASSWORD.search(word) for word in words):
         raise UserError(
-            "The command holds a password, which everyone who sees the cluster's jobs could read",
-            fix="Name the store with MLFLOW_TRACKING_URI, and keep its password in the cluster's environment",
+            "The command holds a password, and Ray shows a job's command to everyone",
+            fix="Name the store with MLFLOW_TRACKING_URI instead: the dashboard hides a job's environment",
         )
     if working_dir is not None and not working_dir.is_dir():
         raise UserError("The working directory is not a directory", got=working_dir)
@@ -111,8 +115,10 @@ def _metadata(words: list[str]) -> dict[str, str]:
     from orchestrator.session import identity_tags
 
     tags = identity_tags()
-    code = {"commit": tags[key] for key in ("mlflow.source.git.commit",) if key in tags}
-    return {"command": shlex.join(["orchestrator", *words]), "user": tags["mlflow.user"], **code}
+    metadata = {"command": shlex.join(["orchestrator", *words]), "user": tags["mlflow.user"]}
+    if commit := tags.get("mlflow.source.git.commit"):
+        metadata["commit"] = commit
+    return metadata
 
 
 def _environment() -> dict[str, str]:
@@ -131,13 +137,15 @@ def _print_table(title: str, jobs: list[Job]) -> None:
     from rich.console import Console as Rich
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", header_style="bold")
+    rich = Rich() if Rich().is_terminal else Rich(width=200)
+    table = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
     table.add_column("id", no_wrap=True)  # it is there to be copied
-    for name in ("status", "exit", "started", "ended", "user", "command"):
-        table.add_column(name, overflow="fold")
+    for name in ("status", "exit", "started"):
+        table.add_column(name)
+    if roomy := rich.width >= 120:
+        table.add_column("command", overflow="fold")
     for job in jobs:
         code = "" if job.exit_code is None else str(job.exit_code)
-        times = [(moment or "")[:19].replace("T", " ") for moment in (job.started, job.ended)]
-        table.add_row(job.id, job.status, code, *times, job.user or "", job.command)
-    rich = Rich()
-    rich.print(table, width=None if rich.is_terminal else 200, crop=False)
+        started = (job.started or "")[:16].replace("T", " ")
+        table.add_row(job.id, job.status, code, started, *[job.command] * roomy)
+    rich.print(table)

@@ -49,8 +49,17 @@ def resume(folder: RunFolder, settings: Settings, console: Console) -> Result:
         raise UserError(f"{folder.id} has already finished", fix="Start a new run")
     preflight.dataset(spec.params, settings.data)
     preflight.services(settings, spec.resources, ray=not options.local)
+    _check_checkpoint(folder, spec)
     folder.hold()
     return _drive(folder, spec, settings, options, console, resuming=True)
+
+
+def _check_checkpoint(folder: RunFolder, spec: ExperimentSpec) -> None:
+    from orchestrator import checkpoint
+
+    found = checkpoint.latest(folder.checkpoints) or checkpoint.latest(folder.path / "train")
+    if found is not None:
+        checkpoint.read(found, spec.identity)
 
 
 def _drive(

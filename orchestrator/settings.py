@@ -107,4 +107,4 @@ def _read_file(file: Path) -> Mapping[str, str]:
     for name in values:
         if name not in NAMES or name == "home":
             raise unknown(f"setting in {file}", name, set(NAMES) - {"home"})
-    return {name: str(value) for name, value in values.items()}
+    return {name: str(value) for name, value in values.items() if value is not None}

@@ -79,7 +79,7 @@ def _drive(
     }
     params = {
         **spec.fixed,
-        **spec.search.model_dump(mode="json"),
+        **{f"search.{name}": value for name, value in spec.search.model_dump(mode="json").items()},
         **spec.plan.model_dump(mode="json"),
         "seed": spec.seed,
     }
@@ -200,7 +200,7 @@ def _settle(result: Result, session: Session, spec: SweepSpec, study: Study, led
     from orchestrator import report
 
     folder, trials = session.folder.path, study.trials
-    failed = sum(t.state == TrialState.FAIL and not ledger.time_is_up() for t in trials)
+    failed = sum(t.state == TrialState.FAIL and not t.user_attrs.get("cut") for t in trials)
     best = study.best()
     assert best is not None
     rows = trial_rows(trials)

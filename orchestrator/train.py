@@ -23,6 +23,8 @@ RETRIES = 3
 """Lost processes or nodes that a run survives; each goes on from the last checkpoint."""
 
 FAILURE = "failure.txt"
+NAME = "train"
+"""Ray's folder below the run's own: a Train run's name is its resume key."""
 
 
 def train(
@@ -50,7 +52,7 @@ def _fit(
     session: Session,
     rows: Callable[[list[Row]], None],
 ) -> bool:
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
     from ray.train.v2.api.config import LoggingConfig
 
@@ -72,9 +74,10 @@ def _fit(
             num_workers=resources.workers, use_gpu=bool(resources.gpus_per_worker), resources_per_worker=need
         ),
         run_config=RunConfig(
-            name="train",  # a Train run's name is its resume key; the folder is already the run's own
+            name=NAME,
             storage_path=str(folder.path),
             failure_config=FailureConfig(max_failures=RETRIES, controller_failure_limit=RETRIES),
+            checkpoint_config=CheckpointConfig(num_to_keep=2),
             callbacks=[_forward(inbox)],
             logging_config=LoggingConfig(log_level="ERROR"),
         ),
@@ -125,7 +128,7 @@ def train_worker(config: dict[str, Any]) -> None:
         stop=worker.stop_when(folder / "stop") if rank == 0 else lambda: False,
     )
     try:
-        _stream(work, spec, rank)
+        _stream(work, spec, folder, rank)
     except (Diverged, UserError) as error:  # every rank raises alike, and would again: no case for a retry
         if rank == 0:
             (folder / FAILURE).write_text(str(error))
@@ -134,10 +137,11 @@ def train_worker(config: dict[str, Any]) -> None:
         worker.write_outcome(work.outcome, folder)
 
 
-def _stream(work: Experiment, spec: ExperimentSpec, rank: int) -> None:
+def _stream(work: Experiment, spec: ExperimentSpec, folder: Path, rank: int) -> None:
     import ray.train
 
-    for report in work.stream(_last_checkpoint(spec)):
+    found = last_checkpoint(folder)
+    for report in work.stream(checkpoint.read(found, spec.identity) if found else None):
         saved = work.checkpoint() if report.checkpoint_due else None  # a collective: every rank takes part
         with tempfile.TemporaryDirectory() as scratch:
             handed = None
@@ -148,14 +152,12 @@ def _stream(work: Experiment, spec: ExperimentSpec, rank: int) -> None:
             ray.train.report(worker.payload(report), checkpoint=handed, checkpoint_dir_name=name)
 
 
-def _last_checkpoint(spec: ExperimentSpec) -> checkpoint.Checkpoint | None:
-    import ray.train
+def last_checkpoint(folder: Path) -> Path | None:
+    """Where a run on Train would go on from. Raises UserError when there are checkpoints but none is intact.
 
-    found = ray.train.get_checkpoint()
-    if found is None:
-        return None
-    with found.as_directory() as path:
-        return checkpoint.read(Path(path), spec.identity)
+    Ray remembers which checkpoint was last, not whether it is whole; ours tell, and the one before serves.
+    """
+    return checkpoint.latest(folder / NAME)
 
 
 def _forward(inbox: Path) -> Any:

@@ -33,7 +33,7 @@ def test_bpr_gradient() -> None:
     """d/dx_ui = -(1 - σ(x_ui - x_uj)), the thesis' info(j) of (4.4), and its opposite for x_uj."""
     torch.manual_seed(1)
     positive, negative = (torch.randn(50, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    bpr_loss(positive, negative).sum().backward()
+    torch.autograd.backward(bpr_loss(positive, negative).sum())
     info = 1 - torch.sigmoid(positive - negative).detach()
     torch.testing.assert_close(positive.grad, -info)
     torch.testing.assert_close(negative.grad, info)

@@ -93,7 +93,7 @@ def test_draws_belong_to_the_counter_not_to_the_batch() -> None:
     unobserved = Unobserved(*csr([{1, 2}, {0}]), 20)
     users, counters = torch.arange(100) % 2, torch.arange(100)
     whole = uniform(unobserved, users, counters, 3)
-    parts = [uniform(unobserved, users[rows], counters[rows], 3) for rows in torch.randperm(100).split(7)]
+    parts = [uniform(unobserved, users[rows], counters[rows], 3) for rows in torch.split(torch.randperm(100), 7)]
     assert sorted(torch.cat(parts).tolist()) == sorted(whole.tolist())
     back = torch.randperm(100)
     assert torch.equal(uniform(unobserved, users[back], counters[back], 3), whole[back])

@@ -36,7 +36,7 @@ def slow(scores: list[float], relevant: set[int], excluded: set[int], k: int) ->
     }
 
 
-def masks(shape: tuple[int, int], items: list[set[int]]) -> torch.Tensor:
+def masks(shape: torch.Size, items: list[set[int]]) -> torch.Tensor:
     mask = torch.zeros(shape, dtype=torch.bool)
     for user, of_user in enumerate(items):
         mask[user, list(of_user)] = True
@@ -119,15 +119,15 @@ def test_an_excluded_item_never_hits() -> None:
 
 
 def test_auc_needs_a_pair() -> None:
-    none = torch.zeros(1, 3, dtype=torch.bool)
-    assert auc(torch.randn(1, 3), ~none, none).isnan().item()
-    assert auc(torch.ones(1, 3), torch.tensor([[True, False, False]]), none).item() == 0.5
+    everything = torch.ones(1, 3, dtype=torch.bool)
+    assert auc(torch.randn(1, 3), everything).isnan().item()
+    assert auc(torch.ones(1, 3), torch.tensor([[True, False, False]])).item() == 0.5
 
 
 def test_blocks_of_users_and_the_whole_are_equal() -> None:
     scores, relevant, excluded = random_case(5, 33, 50, ties=True)
     wanted, left_out = masks(scores.shape, relevant), masks(scores.shape, excluded)
     whole = per_user(scores, wanted, left_out, (5, 10))
-    parts = [per_user(scores[r], wanted[r], left_out[r], (5, 10)) for r in torch.arange(33).split(7)]
+    parts = [per_user(scores[r], wanted[r], left_out[r], (5, 10)) for r in torch.split(torch.arange(33), 7)]
     for name, value in whole.items():
         torch.testing.assert_close(torch.cat([part[name] for part in parts]), value, rtol=0, atol=1e-6, equal_nan=True)

@@ -15,8 +15,7 @@ import torch
 
 RankingMetric: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-_CHUNK = 2**19
-"""Elements of one block of comparisons in :func:`auc`: 2 MB, which stays in a core's cache."""
+_COMPARED = {"cpu": 2**19, "cuda": 2**25}  # scores at once in auc: on a CPU what a core's cache holds
 
 
 def precision(hits: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
@@ -90,25 +89,31 @@ def top_k(scores: torch.Tensor, k: int) -> torch.Tensor:
     return ((ordered << 32) | (scores.shape[1] - 1 - items)).topk(k, dim=1).indices
 
 
-def auc(scores: torch.Tensor, relevant: torch.Tensor, excluded: torch.Tensor) -> torch.Tensor:
+def auc(scores: torch.Tensor, relevant: torch.Tensor) -> torch.Tensor:
     """Share of (relevant, other) candidate pairs in the right order, ties 1/2; NaN where a user has no such pair.
 
-    Arguments as in :func:`per_user`. The sum over pairs of sign(x_i - x_j) may run over all candidates j, as the
-    relevant ones cancel among themselves: AUC = 1/2 + sum / (2 pairs). No sort is needed.
+    The sum over pairs of sign(x_i - x_j) may run over all candidates j, as the relevant ones cancel among
+    themselves: AUC = 1/2 + sum / (2 pairs). No sort is needed.
+
+    Args:
+        scores: (U, I), float32; -inf is no candidate.
+        relevant: (U, I), bool, candidates only.
+
+    Returns:
+        (U,), float32.
     """
-    scores = scores.float().masked_fill(excluded, -torch.inf)
-    user, item = (relevant & ~excluded).nonzero(as_tuple=True)
+    user, item = relevant.nonzero(as_tuple=True)
     ones = scores.new_ones(scores.shape[1])
-    rows = max(1, _CHUNK // scores.shape[1])
+    rows = max(1, _COMPARED.get(scores.device.type, _COMPARED["cpu"]) // scores.shape[1])
     wins = scores.new_zeros(len(scores))
     for u, i in zip(torch.split(user, rows), torch.split(item, rows)):
-        others = scores[u]
+        others = scores.index_select(0, u)
         own = others.gather(1, i[:, None])
-        wins.index_add_(0, u, (own - others).sign_() @ ones)
-    n = (relevant & ~excluded).sum(1)
-    n_excluded = excluded.sum(1)
+        wins.index_add_(0, u, others.sub_(own).sign_() @ ones, alpha=-1)
+    n = relevant.sum(1)
+    n_excluded = (scores == -torch.inf).sum(1)
     pairs = n * (scores.shape[1] - n_excluded - n)
-    return 0.5 + 0.5 * (wins - n * n_excluded) / pairs  # an excluded item at -inf loses to every relevant one
+    return 0.5 + 0.5 * (wins - n * n_excluded) / pairs  # each relevant item has won against the excluded ones too
 
 
 def per_user(
@@ -134,7 +139,7 @@ def per_user(
     # Excluded items fill the list's end where candidates run out; none of them is relevant.
     hits = torch.nn.functional.pad(relevant.gather(1, items), (0, longest - items.shape[1]))
     values = {f"{name}_at_{k}": metric(hits[:, :k], n) for k in ks for name, metric in AT_K.items()}
-    values["auc"] = auc(scores, relevant, excluded)
+    values["auc"] = auc(masked, relevant)
     return values
 
 

@@ -31,7 +31,7 @@ class Params(BaseModel):
         description="Matrix factorisation (thesis algorithm 1) or LightGCN (He et al., SIGIR 2020; thesis 4.5.1.2).",
     )
     loss: Loss = Field(
-        default="bpr", description="bpr: Bayesian personalised ranking (Rendle et al., UAI 2009; thesis 2.2)."
+        default="bpr", description="bpr: Bayesian personalised ranking (Rendle et al., UAI 2009; thesis (2.2))."
     )
     sampler: Sampler = Field(
         default="uniform",
@@ -44,7 +44,7 @@ class Params(BaseModel):
         le=8,
         description="Propagations of LightGCN (1: thesis 4.5.1.2); matrix factorisation has none.",
     )
-    lr: float = Field(default=1e-3, gt=0, le=1, description="Adam's learning rate (thesis 4.5.1.2: 0.01 for LightGCN).")
+    lr: float = Field(default=2e-3, gt=0, le=1, description="Adam's learning rate (thesis 4.5.1.2: 0.01 for LightGCN).")
     lr_decay: float = Field(
         default=1.0,
         gt=0,
@@ -55,10 +55,10 @@ class Params(BaseModel):
         default=20, ge=1, description="Epochs between two decays of lr (20: thesis 4.5.1.2, LightGCN)."
     )
     weight_decay: float = Field(
-        default=1e-5,
+        default=2e-5,
         ge=0,
         le=1,
-        description="Adam's coupled L2 over the whole tables, as in the source's code (1e-5: thesis 4.5.1.2, LightGCN).",
+        description="Adam's coupled L2, on whole tables as in the source's code (1e-5: thesis 4.5.1.2, LightGCN).",
     )
     batch_size: int = Field(
         default=1024,

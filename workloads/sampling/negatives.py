@@ -62,7 +62,8 @@ class Unobserved:
         if self._listed:
             mask = torch.ones(n_users, n_items, dtype=torch.bool, device=items.device)
             mask[users, items] = False
-            self._items = mask.nonzero()[:, 1].int()
+            every = torch.arange(n_items, dtype=torch.int32, device=items.device).expand(n_users, n_items)
+            self._items = every.masked_select(mask)
             self._start = self.counts.cumsum(0) - self.counts
         else:
             # An item's place among the positives, subtracted, leaves how many unobserved items lie below it.

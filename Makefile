@@ -1,0 +1,61 @@
+# The two commands of the README: make demo, make test. Both set the environment up the first time.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+READY = $(VENV)/.ready
+LOWER = .venv-lower
+
+.PHONY: demo test test-unit test-lower test-gpu lint format setup benchmark clean
+
+demo: $(READY)
+	$(BIN)/orchestrator sweep recommender dataset=synthetic epochs=40 --space mf --trials 8 --register demo
+	$(BIN)/orchestrator promote demo --to champion
+	@echo
+	@echo "Try next ($(BIN) on your PATH, or: . $(BIN)/activate):"
+	@echo "  orchestrator ui                                            the sweep in the MLflow UI"
+	@echo "  echo '{\"user\": 3}' | orchestrator predict demo@champion --input - k=5"
+	@echo "  orchestrator workloads recommender                         every parameter"
+	@echo "  orchestrator run recommender backbone=lightgcn epochs=50   one experiment"
+	@echo "  orchestrator doctor                                        what works on this machine"
+
+test: $(READY)
+	$(BIN)/python -m pytest tests
+
+test-unit: $(READY)
+	$(BIN)/python -m pytest tests/unit
+
+test-gpu: $(READY)
+	$(BIN)/python -m pytest tests -m gpu
+
+# The unit part against the lowest versions that pyproject.toml allows.
+test-lower: $(LOWER)/.ready
+	$(LOWER)/bin/python -m pytest tests/unit
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
+		{ echo "Python 3.11 or 3.12 is needed; say which with: make PYTHON=/path/to/python3.11 ..."; exit 1; }
+	@echo "Setting up $(VENV): about 7 GB with PyTorch's CUDA build, a few minutes the first time"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(LOWER)/.ready: pyproject.toml constraints-lower.txt
+	$(PYTHON) -m venv $(LOWER)
+	$(LOWER)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lower.txt -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) $(LOWER) .cache .pytest_cache .mypy_cache .ruff_cache build *.egg-info

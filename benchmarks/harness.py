@@ -1,0 +1,236 @@
+"""What the benchmarks share: contestants as processes, paired rounds, and a table of ratios."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+HERE = Path(__file__).resolve().parent
+PEERS_PYTHON = HERE.parent / ".cache" / "peers" / "bin" / "python"
+
+QUIET_CORES = 0.3
+"""What other processes may use of the machine while something is measured."""
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+Contestant = Callable[[], float]
+"""Runs once and gives its figure."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. A target holds for the ratio ours / theirs where there is a peer, else for ``ours``.
+
+    Without a target the row is shown for information.
+    """
+
+    what: str
+    unit: str
+    ours: float
+    peer: str = ""
+    theirs: float | None = None
+    at_most: float | None = None
+    at_least: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        return self.ours / self.theirs if self.theirs else None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target is met; None without one."""
+        judged = self.ours if self.ratio is None else self.ratio
+        if self.at_most is not None:
+            return judged <= self.at_most
+        return None if self.at_least is None else judged >= self.at_least
+
+    @property
+    def target(self) -> str:
+        of = "" if self.ratio is None else "ratio "
+        if self.at_most is not None:
+            return f"{of}≤ {number(self.at_most)}"
+        return "" if self.at_least is None else f"{of}≥ {number(self.at_least)}"
+
+
+@dataclass
+class Benchmark:
+    """Samples and rows of one script; :meth:`finish` prints the table and writes ``results/<name>.json``.
+
+    ``patience`` is how many seconds a run may wait for the machine's other processes to be quiet.
+    """
+
+    name: str
+    rounds: int
+    patience: float = 0.0
+    samples: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    busy: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def run(self, contestants: Mapping[str, Contestant]) -> None:
+        """Every contestant once a round, in turn (A B A B ...): a machine that drifts drifts for all."""
+        for number in range(1, self.rounds + 1):
+            for name, contestant in contestants.items():
+                before = self._quiet()
+                value = contestant()
+                others = max(before, busy_cores())
+                self.samples[name].append(value)
+                self.busy[name].append(others)
+                print(f"round {number}: {name}: {value:.4g} (other processes: {others:.1f} cores)", file=sys.stderr)
+
+    def _quiet(self) -> float:
+        deadline = time.monotonic() + self.patience
+        while (others := busy_cores()) > QUIET_CORES and time.monotonic() < deadline:
+            pass
+        return others
+
+    def median(self, name: str) -> float:
+        return statistics.median(self.samples[name])
+
+    def hold(
+        self, what: str, unit: str, ours: str, *, at_most: float | None = None, at_least: float | None = None
+    ) -> None:
+        """Add a row for a contestant's own figure."""
+        self.rows.append(Row(what, unit, self.median(ours), at_most=at_most, at_least=at_least))
+
+    def compare(
+        self,
+        what: str,
+        unit: str,
+        ours: str,
+        theirs: str,
+        *,
+        at_most: float | None = None,
+        at_least: float | None = None,
+    ) -> None:
+        """Add a row for the ratio of two contestants."""
+        self.rows.append(Row(what, unit, self.median(ours), theirs, self.median(theirs), at_most, at_least))
+
+    def finish(self) -> None:
+        width = max(len(row.what) for row in self.rows)
+        peers = max(len(row.peer) for row in self.rows)
+        print(f"| {'measure':{width}} | ours | {'peer':{peers}} | theirs | ratio | target | met |")
+        print("|---|---|---|---|---|---|---|")
+        for row in self.rows:
+            theirs, ratio = (number(value) if value is not None else "" for value in (row.theirs, row.ratio))
+            met = {None: "", True: "yes", False: "NO"}[row.met]
+            print(
+                f"| {row.what:{width}} | {number(row.ours)} {row.unit} | {row.peer:{peers}} | {theirs} "
+                f"| {ratio} | {row.target} | {met} |"
+            )
+        for note in self.notes:
+            print(f"\n{note}")
+        result = {
+            "benchmark": self.name,
+            "when": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": machine(),
+            "versions": {name: version(name) for name in ("torch", "numpy", "ray", "mlflow", "optuna")},
+            "rounds": self.rounds,
+            "rows": [asdict(row) | {"ratio": row.ratio, "target": row.target, "met": row.met} for row in self.rows],
+            "samples": dict(self.samples),
+            "busy_cores": {name: [round(v, 2) for v in values] for name, values in self.busy.items()},
+            "notes": self.notes,
+        }
+        folder = HERE / "results"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{self.name}.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+def thread_count(threads: int) -> str:
+    """What a contestant's name ends in."""
+    return f", {threads} thread{'s'[: threads - 1]}"
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def arguments(description: str, rounds: int) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--rounds", type=int, default=rounds, help="Paired repeats; the median counts.")
+    parser.add_argument(
+        "--patience", type=float, default=0.0, help="Seconds that each run may wait for the machine to be quiet."
+    )
+    return parser
+
+
+def spawn(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    threads: int | None = None,
+    code: int = 0,
+) -> tuple[str, float]:
+    """Run a process to its end: its standard output, and its seconds from start to exit.
+
+    ``code`` is the exit code it must have. Raises SystemExit with the process' last words when it fails: the time of
+    a broken program is no figure.
+    """
+    pinned = dict.fromkeys(THREAD_VARIABLES, str(threads)) if threads else {}
+    started = time.monotonic()
+    done = subprocess.run(
+        list(command), env={**os.environ, **pinned, **(env or {})}, capture_output=True, text=True, check=False
+    )
+    seconds = time.monotonic() - started
+    if done.returncode != code:
+        raise SystemExit(f"{' '.join(command)}\nexit {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+    return done.stdout, seconds
+
+
+def answer(output: str) -> dict[str, Any]:
+    """The JSON object in a process' last line."""
+    found: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
+    return found
+
+
+def peers_python() -> str:
+    """The interpreter of the peers' own environment."""
+    if not PEERS_PYTHON.exists():
+        raise SystemExit("The peers are not installed: run benchmarks/setup.sh first")
+    return str(PEERS_PYTHON)
+
+
+def data_root() -> Path:
+    """The root that holds ``ml-100k``."""
+    root = os.environ.get("ORCHESTRATOR_DATA")
+    if not root or not (Path(root) / "ml-100k" / "100k_train.csv").exists():
+        raise SystemExit("ORCHESTRATOR_DATA must name a folder that holds ml-100k")
+    return Path(root)
+
+
+def busy_cores(seconds: float = 0.5) -> float:
+    """How many cores the machine's processes use while this one sleeps."""
+    return float(psutil.cpu_percent(interval=seconds)) / 100 * (psutil.cpu_count() or 1)
+
+
+def machine() -> dict[str, Any]:
+    model = next(
+        (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
+        platform.processor(),
+    )
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "python": platform.python_version(),
+    }
+
+
+def _lines(file: str) -> list[str]:
+    path = Path(file)
+    return path.read_text().splitlines() if path.exists() else []

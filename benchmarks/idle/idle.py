@@ -1,0 +1,77 @@
+"""A workload that does nothing: what is left of a trial's time is the orchestrator's own.
+
+It comes in as any third party's does, through the entry point beside this file: with this folder on PYTHONPATH it
+counts as installed, for the workers as well.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from workloads.catalog import Entry
+from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
+
+if TYPE_CHECKING:
+    import optuna
+
+ENTRY = Entry("idle:IdleParams", "idle:Idle", "Does nothing.")
+
+if "IDLE_REPORT_ALL" in os.environ:
+    # An epoch of no length would go out with its neighbours, about once a second. A peer sends each report by itself:
+    # so does this one, where the comparison is about reports.
+    from orchestrator import engine
+
+    engine.REPORT_SECONDS = 0.0
+
+
+class IdleParams(BaseModel):
+    """One searched parameter."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    x: float = Field(default=0.5, ge=0, le=1, description="Where the parabola is read.")
+
+
+class Idle:
+    """Reports a parabola that rises with the epoch."""
+
+    Params: ClassVar[type[BaseModel]] = IdleParams
+    objective: Objective = Objective("score", "max", refit=True)
+
+    def __init__(self, params: IdleParams, runtime: Runtime) -> None:
+        self.params, self.epoch = params, 0
+
+    def train_epoch(self, epoch: int) -> Metrics:
+        self.epoch = epoch
+        return {"loss": 1 / epoch}
+
+    def evaluate(self, split: Split) -> Evaluation:
+        return Evaluation({"score": self.epoch - (self.params.x - 0.3) ** 2})
+
+    def state_dict(self) -> State:
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state: State) -> None:
+        self.epoch = state["epoch"]
+
+    def servable(self) -> Servable:
+        import numpy as np
+        import torch
+
+        return Servable(
+            predictor=Path(__file__).with_name("predictor.py"),
+            weights={"x": torch.tensor(self.params.x)},
+            config={},
+            example={"row": np.arange(2)},
+            params={},
+            requirements=("numpy", "pandas"),
+        )
+
+
+def space(trial: optuna.Trial) -> dict[str, Any]:
+    """The search space of every contestant: one number."""
+    return {"x": trial.suggest_float("x", 0, 1)}

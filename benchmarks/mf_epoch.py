@@ -1,0 +1,64 @@
+"""Training epochs of the recommender on ML-100K beside RecBole, a DataLoader with Python collate, and implicit.
+
+An epoch is all of it: shuffle, negative sampling, forward, backward, step over 80,000 interactions; evaluation is
+apart. d = 32, batches of 2,048, Adam. Epochs from the fifth on count: their median in a process, then the median
+over the rounds. One and two threads, each a process with so many from its start.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from functools import partial
+
+from harness import HERE, Benchmark, Contestant, answer, arguments, peers_python, spawn, thread_count
+
+WARM_UP = 4
+OURS, RECBOLE, DATALOADER, IMPLICIT = "ours", "RecBole", "DataLoader", "implicit"
+
+
+def examples_a_second(command: list[str], epochs: int, threads: int) -> float:
+    """One process of a contestant: its rate over the epochs after the warm-up."""
+    words = [*command, "--epochs", str(WARM_UP + epochs), "--threads", str(threads)]
+    told = answer(spawn(words, threads=threads)[0])
+    return float(told["examples"] / statistics.median(told["seconds"][WARM_UP:]))
+
+
+def contestants(threads: int) -> dict[str, Contestant]:
+    ours, peers = [sys.executable, str(HERE / "ours_epoch.py"), "--backbone"], str(HERE / "peers")
+    recbole = [peers_python(), f"{peers}/recbole_epoch.py", "--backbone"]
+    commands = {
+        f"{OURS} mf": ([*ours, "mf"], 40),
+        f"{RECBOLE} mf": ([*recbole, "mf"], 16),
+        f"{DATALOADER} mf": ([sys.executable, f"{peers}/dataloader_epoch.py"], 12),
+        f"{IMPLICIT} mf": ([peers_python(), f"{peers}/implicit_epoch.py"], 40),
+        f"{OURS} lightgcn": ([*ours, "lightgcn"], 16),
+        f"{RECBOLE} lightgcn": ([*recbole, "lightgcn"], 6),
+    }
+    return {
+        name + thread_count(threads): partial(examples_a_second, command, epochs, threads)
+        for name, (command, epochs) in commands.items()
+    }
+
+
+def main() -> None:
+    asked = arguments("Training epochs on ML-100K, ours beside its peers.", rounds=3).parse_args()
+    bench = Benchmark("mf_epoch", asked.rounds, asked.patience)
+    for threads in (1, 2):
+        bench.run(contestants(threads))
+        suffix = thread_count(threads)
+        ours, lightgcn = f"{OURS} mf{suffix}", f"{OURS} lightgcn{suffix}"
+        bench.hold(f"MF-BPR{suffix}", "ex/s", ours, at_least=0.7e6)
+        bench.compare(f"MF-BPR{suffix}", "ex/s", ours, f"{RECBOLE} mf{suffix}", at_least=1)
+        bench.compare(f"MF-BPR{suffix}", "ex/s", ours, f"{DATALOADER} mf{suffix}", at_least=3)
+        bench.compare(f"MF-BPR{suffix}", "ex/s", ours, f"{IMPLICIT} mf{suffix}")
+        bench.compare(f"LightGCN-BPR{suffix}", "ex/s", lightgcn, f"{RECBOLE} lightgcn{suffix}", at_least=1)
+    bench.notes += [
+        "DataLoader: plain PyTorch with Python collate. LightGCN has two layers.",
+        "implicit counts draws: one that hits a positive is skipped, not drawn again.",
+    ]
+    bench.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Our recommender's training epochs, one process: the seconds of each, as JSON.
+
+With --evaluate, the seconds of full rankings of all users on the test split instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+import torch
+from harness import data_root
+
+from workloads.contract import Runtime
+from workloads.recommender.params import Params
+from workloads.recommender.workload import Recommender
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backbone", choices=("mf", "lightgcn"), required=True)
+    parser.add_argument("--epochs", type=int, required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--evaluate", action="store_true")
+    asked = parser.parse_args()
+    torch.set_num_threads(asked.threads)
+    layers = {"layers": 2} if asked.backbone == "lightgcn" else {}
+    params = Params(
+        dataset="ml-100k", backbone=asked.backbone, dim=32, batch_size=2048, lr=1e-3, weight_decay=0, **layers
+    )
+    runtime = Runtime(
+        device=torch.device("cpu"), data=data_root(), seed=0, epochs=asked.epochs, holdout=False
+    )  # without a validation part: the same 80,000 interactions as every peer
+    workload = Recommender(params, runtime)
+    seconds = []
+    for epoch in range(1, asked.epochs + 1):
+        started = time.perf_counter()
+        if asked.evaluate:
+            workload.evaluate("test")
+        else:
+            workload.train_epoch(epoch)
+        seconds.append(time.perf_counter() - started)
+    print(json.dumps({"seconds": seconds, "examples": workload.data.pairs.shape[1]}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""What a trial costs beside its training: 32 trials that do nothing but ten reports, tracked in MLflow (SQLite).
+
+On Ray, two at a time: ours; Ray Tune's function trainables with OptunaSearch and the MLflow callback; and Tune trials
+that each start a TorchTrainer (four of them). In-process: ours with and without tracking; Optuna with MLflow's fluent
+calls. From the first suggestion to the last trial's end, over the number of trials; whole processes beside it. Every
+one of our reports is sent by itself, as the peers send theirs; as shipped, short epochs go out together, which is
+measured as well. All write to one store, initialised beforehand, and every contestant's trials must all be complete.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import optuna
+from harness import HERE, Benchmark, Contestant, answer, arguments, spawn
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+TRIALS, NESTED_TRIALS, AT_ONCE, REPORTS = 32, 4, 2, 10
+IDLE = HERE / "idle"
+SWEEP = [
+    *(sys.executable, "-m", "orchestrator", "sweep", "idle", f"epochs={REPORTS}", "--trials", str(TRIALS)),
+    *("--scheduler", "none", "--space", f"{IDLE / 'idle.py'}:space", "--json"),
+]
+RAY, BATCHED, LOCAL, UNTRACKED = "ours", "ours as shipped", "ours --local", "ours --local --tracking none"
+TUNE, NESTED, OPTUNA = "Tune function + MLflow callback", "Tune trial -> TorchTrainer", "Optuna + MLflow fluent"
+WHOLE = ", whole process"
+
+
+class Figures:
+    """Runs contestants against one store; keeps the whole processes' seconds aside."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.store = home, f"sqlite:///{home / 'mlflow.db'}"
+        self.whole: dict[str, list[float]] = {}
+
+    def ours(self, name: str, *options: str, each: bool = True, tracked: bool = True) -> float:
+        """Seconds a trial, by the sweep's own journal."""
+        env = {"ORCHESTRATOR_HOME": str(self.home), "PYTHONPATH": str(IDLE)}
+        if each:
+            env["IDLE_REPORT_ALL"] = "1"
+        output, seconds = spawn([*SWEEP, *options], env=env)
+        told = answer(output)
+        self.whole.setdefault(name, []).append(seconds)
+        trials = self._trials(str(told["id"]))
+        if tracked:
+            self._check_tracked(str(told["run_id"]))
+        begin = min(trial.datetime_start for trial in trials if trial.datetime_start)
+        end = max(trial.datetime_complete for trial in trials if trial.datetime_complete)
+        return float((end - begin).total_seconds() / len(trials))
+
+    def peer(self, name: str, script: str, trials: int, *options: str) -> float:
+        words = [sys.executable, str(HERE / "peers" / script), "--trials", str(trials), "--tracking", self.store]
+        output, seconds = spawn([*words, *options], env={"MLFLOW_DISABLE_TELEMETRY": "true"})
+        told = answer(output)
+        if told["trials"] != trials:
+            raise SystemExit(f"{name}: {told['trials']} of {trials} trials are complete")
+        self.whole.setdefault(name, []).append(seconds)
+        return float(told["seconds"]) / trials
+
+    def _trials(self, sweep: str) -> list[optuna.trial.FrozenTrial]:
+        journal = self.home / "storage" / sweep / "study.jsonl"
+        study = optuna.load_study(study_name=None, storage=JournalStorage(JournalFileBackend(str(journal))))
+        trials: list[optuna.trial.FrozenTrial] = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
+        if len(trials) != TRIALS:
+            raise SystemExit(f"{sweep}: {len(trials)} of {TRIALS} trials are complete")
+        return trials
+
+    def _check_tracked(self, parent: str) -> None:
+        """Every trial has its run, and every report its values."""
+        with sqlite3.connect(self.home / "mlflow.db") as store:
+            found = store.execute(
+                "SELECT count(DISTINCT run_uuid), count(*) FROM metrics JOIN tags USING (run_uuid) WHERE tags.key = "
+                "'mlflow.parentRunId' AND tags.value = ? AND metrics.key = 'validation/score'",
+                (parent,),
+            ).fetchone()
+        if found != (TRIALS, TRIALS * REPORTS):
+            raise SystemExit(f"MLflow has {found[0]} trials and {found[1]} reports")
+
+
+def main() -> None:
+    asked = arguments("What a trial costs beside its training.", rounds=3).parse_args()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    os.environ.pop("MLFLOW_TRACKING_URI", None)
+    home = Path(tempfile.mkdtemp())
+    figures = Figures(home)
+    at_once = ("--concurrency", str(AT_ONCE))
+    contestants: dict[str, Contestant] = {
+        RAY: partial(figures.ours, RAY, *at_once),
+        TUNE: partial(figures.peer, TUNE, "tune_function.py", TRIALS, *at_once),
+        BATCHED: partial(figures.ours, BATCHED, *at_once, each=False),
+        NESTED: partial(figures.peer, NESTED, "tune_function.py", NESTED_TRIALS, *at_once, "--nested"),
+        LOCAL: partial(figures.ours, LOCAL, "--local"),
+        OPTUNA: partial(figures.peer, OPTUNA, "optuna_mlflow.py", TRIALS),
+        UNTRACKED: partial(figures.ours, UNTRACKED, "--local", "--tracking", "none", tracked=False),
+    }
+    bench = Benchmark("trial_overhead", asked.rounds, asked.patience)
+    try:
+        figures.ours(LOCAL, "--local")  # makes the store and warms the file cache
+        figures.whole.clear()
+        bench.run(contestants)
+    finally:
+        shutil.rmtree(home)
+    trial = "s/trial"
+    bench.compare("on Ray, every report sent", trial, RAY, TUNE, at_most=0.4)
+    bench.compare("on Ray, every report sent", trial, RAY, NESTED, at_most=0.03)
+    bench.compare("on Ray, as shipped", trial, BATCHED, TUNE)
+    bench.hold("--local", trial, LOCAL, at_most=0.06)
+    bench.compare("--local", trial, LOCAL, OPTUNA)
+    bench.hold("--local --tracking none", trial, UNTRACKED, at_most=0.06)
+    bench.samples |= {f"{name}{WHOLE}": seconds for name, seconds in figures.whole.items()}
+    for ours, theirs in ((RAY, TUNE), (BATCHED, TUNE), (LOCAL, OPTUNA), (UNTRACKED, OPTUNA)):
+        bench.compare(f"{ours}{WHOLE}", "s", ours + WHOLE, theirs + WHOLE)
+    bench.finish()
+
+
+if __name__ == "__main__":
+    main()

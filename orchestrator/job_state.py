@@ -1,0 +1,105 @@
+"""A Ray job in our words: how it stands, the exit code of its entrypoint, its log.
+
+Ray calls a job SUCCEEDED, FAILED or STOPPED and knows no other ends, so the command line leaves its exit code as
+the last line of the job's log (:data:`EXIT_RECORD`) and it is read back from there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from orchestrator.errors import DONE, FAILED, INTERRUPTED, PARTIAL
+
+EXIT_RECORD = "orchestrator exit code: "
+"""What the last line of a job's log starts with; the number follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as it stands.
+
+    ``status``: pending, running, finished, partial, failed, interrupted (stopped), or lost (its driver or its
+    cluster died without a word). ``exit_code``: the entrypoint's own, None until it has ended. Times are UTC.
+    """
+
+    id: str
+    status: str
+    exit_code: int | None
+    command: str
+    user: str | None = None
+    commit: str | None = None
+    started: str | None = None
+    ended: str | None = None
+    message: str | None = None
+
+    @property
+    def active(self) -> bool:
+        return self.exit_code is None
+
+
+class Lines:
+    """A growing log, each line shown once whichever source it comes from; the exit record is kept back."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show, self._seen, self._rest = show, 0, ""
+
+    def feed(self, text: str, at: int) -> None:
+        """Take ``text``, which stands at character ``at`` of the log."""
+        fresh = text[max(0, self._seen - at) :]
+        self._seen += len(fresh)
+        *whole, self._rest = (self._rest + fresh).split("\n")
+        for line in whole:
+            if not line.startswith(EXIT_RECORD):
+                self._show(line)
+
+    def close(self) -> None:
+        """Show what stands after the last line end."""
+        if self._rest:
+            self.feed("\n", self._seen)
+
+
+def recorded(log: str) -> int | None:
+    """The exit code that the entrypoint left in its log, or None."""
+    found = re.findall(rf"^{EXIT_RECORD}(\d+)$", log, re.MULTILINE)
+    return int(found[-1]) if found else None
+
+
+def read(details: Any, log: str = "") -> Job:
+    """The job of Ray's ``JobDetails``; ``log`` is needed for the exit code of one that ended."""
+    metadata = details.metadata or {}
+    status, code, message = _standing(details, log)
+    return Job(
+        id=str(details.submission_id),
+        status=status,
+        exit_code=code,
+        command=metadata.get("command") or details.entrypoint,
+        user=metadata.get("user"),
+        commit=metadata.get("commit"),
+        started=_moment(details.start_time),
+        ended=_moment(details.end_time),
+        message=message,
+    )
+
+
+def _standing(details: Any, log: str) -> tuple[str, int | None, str | None]:
+    """Status, exit code, and Ray's own word where the entrypoint left none."""
+    ray_status = str(details.status)
+    if not details.status.is_terminal():
+        return ray_status.lower(), None, None
+    if ray_status == "STOPPED":
+        return "interrupted", INTERRUPTED, None
+    code = recorded(log)
+    if code is None:  # not ours, or killed
+        code = DONE if ray_status == "SUCCEEDED" else details.driver_exit_code
+    if code is None or code < 0 or (code > 128 and code != INTERRUPTED):  # it never ended by itself
+        started = details.driver_node_id is not None
+        return ("lost" if started else "failed"), FAILED, (details.message or "").strip().partition("\n")[0][:300]
+    return {DONE: "finished", PARTIAL: "partial", INTERRUPTED: "interrupted"}.get(code, "failed"), code, None
+
+
+def _moment(milliseconds: int | None) -> str | None:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds") if milliseconds else None

@@ -1,0 +1,88 @@
+"""What all tests share: a home of their own, one thread, an initialised store, real data only where it is."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orchestrator import store
+from orchestrator.settings import NAMES
+from workloads import catalog
+
+if TYPE_CHECKING:
+    from toy import Clock
+
+# PyTorch reads it when it is imported, later: one thread, so that bitwise claims hold and neighbours are left alone.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("data") and not os.environ.get("ORCHESTRATOR_DATA"):
+        pytest.skip("ORCHESTRATOR_DATA is unset")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With ORCHESTRATOR_NO_SKIP=1, where the real data must be, a test on it that skips has failed."""
+    report = yield
+    if report.skipped and item.get_closest_marker("data") and os.environ.get("ORCHESTRATOR_NO_SKIP") == "1":
+        report.outcome = "failed"
+        report.longrepr = f"skipped although ORCHESTRATOR_NO_SKIP=1: {report.longreprtext}"
+    return report
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This test's own home and cache; no setting of the user's but the place of the real data is seen."""
+    for variable, _ in NAMES.values():
+        if variable != "ORCHESTRATOR_DATA":
+            monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("ORCHESTRATOR_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "home"
+
+
+@pytest.fixture(scope="session")
+def initialised_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty MLflow store: its schema takes seconds to make, so it is made once and copied."""
+    home = tmp_path_factory.mktemp("store")
+    store.ensure(home)
+    return home / "mlflow.db"
+
+
+@pytest.fixture
+def database(home: Path, initialised_store: Path) -> Path:
+    """The SQLite file of this test's embedded store, ready to be written."""
+    home.mkdir()
+    with closing(sqlite3.connect(initialised_store)) as connection:
+        connection.execute("VACUUM INTO ?", (str(home / "mlflow.db"),))
+    (home / "mlflow.ready").touch()
+    return home / "mlflow.db"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The time of the engine and of the toy's slow epochs: it passes only where somebody sleeps."""
+    import toy
+    from orchestrator import engine
+
+    clock = toy.Clock()
+    monkeypatch.setattr(engine, "time", clock)
+    monkeypatch.setattr(toy, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def toy_workload(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The catalog's name of the toy, as if a third party had installed it."""
+    entry = catalog.Entry("toy:Params", "toy:Toy", "One number on a parabola.")
+    monkeypatch.setitem(catalog.BUILT_IN, "toy", entry)
+    catalog.catalog.cache_clear()
+    yield "toy"
+    catalog.catalog.cache_clear()

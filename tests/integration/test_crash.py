@@ -1,0 +1,148 @@
+"""Any process may die at any moment: real processes, real Ray, a real MLflow store, real signals.
+
+The toy workload takes its time by sleeping, so what happens does not depend on how busy the machine is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.commands import SPACES, Command, Store, trials
+
+TRIALS = 5
+SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none", "--trials", str(TRIALS)]
+Start = Callable[..., Command]
+
+
+@pytest.fixture()
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
+    for name in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "home"
+
+
+@pytest.fixture()
+def start(home: Path) -> Iterator[Start]:
+    started: list[Command] = []
+
+    def begin(*words: str) -> Command:
+        started.append(Command(home, *words))
+        return started[-1]
+
+    yield begin
+    for command in started:
+        if command.process.poll() is None:
+            command.kill()
+
+
+@pytest.mark.parametrize("place", ["ray", "local"])
+def test_a_sweep_survives_its_drivers_death(place: str, home: Path, start: Start) -> None:
+    epochs, store = 10, Store(home)
+    extra = ["--local"] if place == "local" else []
+    first = start(*SWEEP, f"epochs={epochs}", "slow=0.15", *extra)
+    first.until(lambda: first.completed() >= 2 and store.steps())
+    first.kill()
+    done = first.completed()
+    assert done < TRIALS
+
+    second = start("sweep", "--resume", "latest")
+    assert second.end() == 0, second.text()
+    assert second.completed() == TRIALS - done, "a finished trial was repeated"
+    assert [row["trial"] for row in trials(home)] == list(range(TRIALS))
+    assert len({row["params.lr"] for row in trials(home)}) == TRIALS, "the sampler began anew"
+    store.check()
+    children = {key: steps for key, steps in store.steps().items() if "/" in key}
+    assert len(children) == TRIALS
+    assert all(steps == list(range(1, epochs + 1)) for steps in children.values()), "a row was lost or doubled"
+    assert store.tag("orchestrator.kind").count("sweep") == 1
+
+
+def test_a_trial_goes_on_when_its_process_is_killed(home: Path, start: Start) -> None:
+    epochs, store = 40, Store(home)
+    sweep = start(*SWEEP[:-1], "1", f"epochs={epochs}", "slow=0.25", "--concurrency", "1")
+    sweep.until(lambda: list(home.glob("storage/*/trials/00000/checkpoint-*/checkpoint.json")))
+    (victim,) = sweep.until(lambda: sweep.workers("TrialActor"))
+    victim.kill()
+    assert sweep.end() == 0, sweep.text()
+    store.check()
+    (steps,) = (steps for key, steps in store.steps().items() if "/" in key)
+    assert steps == list(range(1, epochs + 1))
+    (times,) = store.query("select max(timestamp) - min(timestamp) from metrics where key = 'train/loss'")
+    assert times[0] < 1000 * 0.25 * epochs * 2, "it began from the start"
+
+
+def test_a_run_goes_on_when_a_train_worker_is_killed(home: Path, start: Start) -> None:
+    epochs, store = 40, Store(home)
+    run = start("run", "toy", f"epochs={epochs}", "slow=0.25", "--workers", "2", "--cpus-per-worker", "1")
+    saved = run.until(lambda: list(home.glob("storage/*/train/checkpoint-*/checkpoint.json")))
+    resumed_from = json.loads(saved[0].read_text())["epoch"]
+    assert 0 < resumed_from < epochs
+    run.until(lambda: run.workers("RayTrainWorker"))[0].kill()
+    assert run.end() == 0, run.text()
+    store.check()
+    (steps,) = store.steps().values()
+    assert steps == list(range(1, epochs + 1))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "toy", "epochs=400", "slow=0.1", "--local"],
+        ["run", "toy", "epochs=400", "slow=0.1", "--cpus-per-worker", "1"],
+        [*SWEEP, "epochs=400", "slow=0.1"],
+    ],
+    ids=["run-local", "run-ray", "sweep-ray"],
+)
+def test_ctrl_c_stops_cleanly_and_resumes(words: list[str], home: Path, start: Start) -> None:
+    store = Store(home)
+    first = start(*words)
+    first.until(lambda: any(len(steps) > 5 for steps in store.steps().values()))
+    first.ctrl_c()
+    assert first.end(60) == 130, first.text()
+    assert "Traceback" not in first.text()
+    resume = first.text().split("Go on with: orchestrator ")[1].splitlines()[0]
+    assert store.query("select run_uuid from runs where status = 'RUNNING'") == []
+    before = {key: max(steps) for key, steps in store.steps().items()}
+
+    second = start(*resume.split())
+    second.until(lambda: any(steps[-1] > before.get(key, 10**9) for key, steps in store.steps().items()))
+    second.ctrl_c()
+    assert second.end(60) == 130, second.text()
+    store.check()
+    after = store.steps()
+    assert after.keys() >= before.keys()
+    for key, steps in after.items():
+        assert steps == list(range(1, steps[-1] + 1)), f"{key}: a row was lost or doubled"
+
+
+def test_a_nan_ends_that_trial_alone(home: Path, start: Start) -> None:
+    words = ["sweep", "toy", "--scheduler", "none", "epochs=4", "--local", "--trials", "4"]
+    sweep = start(*words, "--space", f"{SPACES}:some_diverge")
+    assert sweep.end() == 4, sweep.text()
+    assert [row["state"] for row in trials(home)] == ["complete", "fail", "complete", "fail"]
+    assert trials(home)[1]["cause"] == "train/loss is nan at epoch 3"
+    store = Store(home)
+    store.check()
+    assert sorted(status for (status,) in store.query("select status from runs")) == ["FAILED"] * 2 + ["FINISHED"] * 3
+    assert [steps for key, steps in store.steps().items() if key.endswith("/1")] == [[1, 2]], "rows before it count"
+
+
+def test_all_trials_failed_is_a_failure_with_the_commonest_cause(home: Path, start: Start) -> None:
+    words = ["sweep", "toy", "--scheduler", "none", "epochs=4", "--local", "--trials", "3"]
+    sweep = start(*words, "--space", f"{SPACES}:all_diverge")
+    assert sweep.end() == 1, sweep.text()
+    assert "3 of 3: train/loss is nan at epoch 2" in sweep.text()
+    assert "Traceback" not in sweep.text()
+
+
+def test_a_spent_time_budget_is_a_result(home: Path, start: Start) -> None:
+    sweep = start(*SWEEP[:-1], "50", "epochs=5", "slow=0.1", "--time-budget", "3", "--local")
+    assert sweep.end() == 0, sweep.text()
+    states = [row["state"] for row in trials(home)]
+    assert 1 <= states.count("complete") < 50
+    Store(home).check()

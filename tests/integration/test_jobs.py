@@ -1,0 +1,263 @@
+"""Jobs on a real Ray head with token authentication, its dashboard and its job API, driven by the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import orchestrator
+from orchestrator.job_state import EXIT_RECORD
+
+ORCHESTRATOR = [sys.executable, "-m", "orchestrator"]
+SHORT = ["run", "recommender", "epochs=2", "--local", "--tracking", "none"]
+LONG = ["run", "recommender", "epochs=1000000", "--local", "--tracking", "none"]
+
+
+class Head:
+    """A Ray head on ports of its own, with its own token, and the environment of a client of it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        ports = _free_ports(6)
+        self.address = f"http://127.0.0.1:{ports[1]}"
+        (root / "token").write_text("0123456789abcdef" * 2)
+        foreign = ("RAY_", "ORCHESTRATOR_", "MLFLOW_")
+        self.anonymous = {name: value for name, value in os.environ.items() if not name.startswith(foreign)} | {
+            "HOME": str(root),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # the jobs' python
+            "ORCHESTRATOR_HOME": str(root / "home"),
+            "RAY_API_SERVER_ADDRESS": self.address,
+            "OMP_NUM_THREADS": "1",
+        }
+        self.environment = self.anonymous | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(root / "token")}
+        options = {
+            "port": ports[0], "dashboard-port": ports[1], "dashboard-agent-listen-port": ports[2],
+            "dashboard-agent-grpc-port": ports[3], "ray-client-server-port": ports[4],
+            "metrics-export-port": ports[5], "min-worker-port": 0, "max-worker-port": 0,
+            "include-dashboard": "true", "num-cpus": 2, "num-gpus": 0, "object-store-memory": 100_000_000,
+            "temp-dir": root / "ray",
+        }  # fmt: skip
+        self.log = (root / "head.log").open("w")
+        self.process = psutil.Popen(
+            [Path(sys.executable).with_name("ray"), "start", "--head", "--block", "--disable-usage-stats",
+             *(f"--{name}={value}" for name, value in options.items())],
+            env=self.environment, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+
+    def wait(self) -> None:
+        deadline = time.monotonic() + 90
+        while (answer := self.answer()) is None:
+            text = (self.root / "head.log").read_text()
+            assert self.process.poll() is None, text
+            assert time.monotonic() < deadline, text
+            time.sleep(0.2)
+        assert answer == 401, "the head must ask for its token"
+
+    def answer(self) -> int | None:
+        try:
+            with urllib.request.urlopen(f"{self.address}/api/version", timeout=2) as response:
+                return int(response.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return None
+
+    def kill(self) -> None:
+        """All its processes, the jobs' included: they live in sessions of their own."""
+        if self.process.is_running():
+            for process in [*self.process.children(recursive=True), self.process]:
+                try:
+                    process.kill()
+                except psutil.NoSuchProcess:
+                    continue
+            self.process.wait(10)
+        self.log.close()
+
+    def call(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """``orchestrator <words>`` as a user's process."""
+        return subprocess.run(
+            [*ORCHESTRATOR, *words], env=self.environment | environment, capture_output=True, text=True,
+            timeout=60, cwd=self.root,
+        )  # fmt: skip
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*ORCHESTRATOR, *words], env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[Head]:
+    root = Path(tempfile.mkdtemp(prefix="jobs-"))  # short: Ray's socket paths have a limit
+    head = Head(root)
+    try:
+        head.wait()
+        yield head
+    finally:
+        head.kill()
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def stand_in(head: Head) -> Path:
+    """A working directory with an ``orchestrator`` of its own, which does what its last word says."""
+    folder = head.root / "code"
+    for name in ("orchestrator/__init__.py", "kept/data/code.py", "data/big.bin", ".env", "server.pem", ".git/config"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("hunter2")
+    (folder / "orchestrator/__init__.py").write_text("")
+    (folder / "orchestrator/__main__.py").write_text(
+        "import json, os, pathlib, signal, sys\n"
+        "files = [str(path) for path in pathlib.Path().rglob('*') if path.is_file()]\n"
+        "print('told:', json.dumps({'files': files, 'words': sys.argv[1:], 'environment': dict(os.environ)}))\n"
+        "sys.exit(7) if sys.argv[-1] == 'fail' else os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    return folder
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [int(each.getsockname()[1]) for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def _line(process: subprocess.Popen[str], start: str) -> str:
+    """Read on to the line with this start."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(start):
+            return line.strip()
+    raise AssertionError(f"{start!r} never came")
+
+
+def test_submit_shows_the_log_and_ends_with_one_json_line(head: Head) -> None:
+    done = head.call("submit", "--json", "--", *SHORT)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert re.fullmatch(r"run-recommender-\d{8}-\d{6}-[0-9a-f]{4}", told["id"])
+    assert told == {"id": told["id"], "status": "finished", "exit_code": 0}
+    assert "test: ndcg_at_20" in done.stderr
+    assert EXIT_RECORD not in done.stderr
+
+    listed: list[dict[str, Any]] = json.loads(head.call("jobs", "--json").stdout)
+    assert [job["id"] for job in listed] == [told["id"]]
+    assert listed[0]["command"] == " ".join(["orchestrator", *SHORT])
+    assert told["id"] in head.call("jobs").stdout
+
+
+def test_an_argument_error_comes_through_as_2(head: Head) -> None:
+    done = head.call("submit", "--", "run", "recommender", "epochs=many", "--local")
+    assert done.returncode == 2, done.stdout
+    assert "error: " in done.stdout
+
+
+def test_plain_ray_job_submit_has_the_true_code_too(head: Head) -> None:
+    code = head.root / "checkout"
+    for package in ("orchestrator", "workloads", "search_spaces"):
+        shutil.copytree(Path(orchestrator.__file__).parents[1] / package, code / package)
+    ray = [str(Path(sys.executable).with_name("ray")), "job", "submit", "--no-wait", "--submission-id", "plain"]
+    entrypoint = ["python", "-m", "orchestrator", "sweep", "recommender", "--trials", "none"]
+    subprocess.run(
+        [*ray, "--working-dir", ".", "--", *entrypoint], cwd=code, env=head.environment, check=True, capture_output=True
+    )
+    done = head.call("status", "--wait", "--json", "plain")
+    assert done.returncode == 2, done.stdout
+    assert json.loads(done.stdout)["status"] == "failed"
+    log = head.call("logs", "plain").stdout
+    assert "error: " in log
+    assert EXIT_RECORD not in log
+
+
+def test_code_goes_along_and_secrets_stay(head: Head, stand_in: Path) -> None:
+    done = head.call(
+        "submit", "--working-dir", str(stand_in), "--", "run", "a b=$HOME;c", "fail",
+        MLFLOW_TRACKING_URI="http://tracking.example:5000", MLFLOW_TRACKING_PASSWORD="hunter2",
+    )  # fmt: skip
+    assert done.returncode == 7, done.stdout + done.stderr
+    told = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("told:"))[5:])
+    assert sorted(told["files"]) == ["kept/data/code.py", "orchestrator/__init__.py", "orchestrator/__main__.py"]
+    assert told["words"] == ["run", "a b=$HOME;c", "fail"]
+    assert told["environment"]["MLFLOW_TRACKING_URI"] == "http://tracking.example:5000"
+    assert told["environment"]["ORCHESTRATOR_HOME"] == head.environment["ORCHESTRATOR_HOME"]
+    assert "hunter2" not in done.stdout
+
+
+def test_a_killed_entrypoint_is_lost(head: Head, stand_in: Path) -> None:
+    done = head.call("submit", "--working-dir", str(stand_in), "--", "run", "die")
+    assert done.returncode == 1
+    assert "is lost (exit code 1)" in done.stdout
+
+
+def test_leave_a_job_find_it_again_and_stop_it(head: Head) -> None:
+    watching = head.start("submit", "--", *LONG)
+    job = _line(watching, "Submitted").split()[1]
+    run = _line(watching, "Run ").split()[1].rstrip(":")
+    watching.send_signal(signal.SIGINT)
+    rest, _ = watching.communicate(timeout=60)
+    assert watching.returncode == 130
+    assert f"orchestrator stop {job}" in rest
+
+    waiting = head.start("status", "--wait", "--json", job)
+    following = head.start("logs", "-f", job)
+    assert _line(following, f"Run {run}")
+    stopped = head.call("stop", job)
+    assert stopped.returncode == 0, stopped.stderr
+    assert f"{job} interrupted (exit code 130)" in stopped.stdout
+    told, _ = waiting.communicate(timeout=60)
+    assert waiting.returncode == 130
+    assert json.loads(told)["status"] == "interrupted"
+    assert f"orchestrator run --resume {run}" in following.communicate(timeout=60)[0]  # it had the time to save
+    assert "Nothing to stop" in head.call("stop", job).stdout
+    assert json.loads(head.call("status", "--json", run).stdout)["status"] == "interrupted"
+
+
+def test_without_the_token_it_says_which(head: Head) -> None:
+    for environment in ({}, {"RAY_AUTH_MODE": "token"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "wrong"}):
+        done = subprocess.run(
+            [*ORCHESTRATOR, "submit", "--", *SHORT], env=head.anonymous | environment, capture_output=True, text=True
+        )
+        assert done.returncode == 3, done.stderr
+        assert "RAY_AUTH_TOKEN" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_where_no_ray_answers_is_told_within_seconds(head: Head) -> None:
+    (port,) = _free_ports(1)
+    started = time.monotonic()
+    done = head.call("submit", "--address", f"http://127.0.0.1:{port}", "--", *SHORT)
+    assert done.returncode == 3
+    assert f"127.0.0.1:{port}" in done.stderr
+    assert time.monotonic() - started < 5
+
+
+def test_a_job_is_lost_with_its_cluster(head: Head) -> None:
+    """The last one: it kills the head."""
+    impatient = "import orchestrator.dashboard as d; d.PATIENCE_SECONDS = 1; from orchestrator.cli import main; main()"
+    watching = subprocess.Popen(
+        [sys.executable, "-c", impatient, "submit", "--", *LONG],
+        env=head.environment, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert _line(watching, "Running entrypoint")
+    head.kill()
+    assert "is lost (exit code 1): No Ray dashboard answers" in watching.communicate(timeout=60)[0]
+    assert watching.returncode == 1

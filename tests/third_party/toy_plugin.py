@@ -1,0 +1,30 @@
+"""The toy workload as an installed third party's, with a model that serves and a space that can diverge."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests.toy import Toy
+from workloads.catalog import Entry
+from workloads.contract import Servable
+
+ENTRY = Entry("tests.toy:Params", "toy_plugin:Plugin", "A parabola.")
+
+
+class Plugin(Toy):
+    def servable(self) -> Servable:
+        return replace(super().servable(), predictor=Path(__file__).with_name("toy_predictor.py"))
+
+
+def space(trial: Any) -> dict[str, Any]:
+    return {"lr": trial.suggest_float("lr", 0.01, 0.2)}
+
+
+def some_diverge(trial: Any) -> dict[str, Any]:
+    return {"lr": trial.suggest_float("lr", 0.01, 0.2), "nan_at": 3 if trial.number % 2 else None}
+
+
+def all_diverge(trial: Any) -> dict[str, Any]:
+    return {"lr": trial.suggest_float("lr", 0.01, 0.2), "nan_at": 2}

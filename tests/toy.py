@@ -1,0 +1,102 @@
+"""A workload small enough to compute by hand: one number slides down a parabola, past the validation optimum."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
+from workloads.recommender import predictor
+from workloads.seeding import derive
+
+TEST_OPTIMUM = 1.5
+BEST_EPOCH = 3
+
+
+class Clock(threading.local):
+    """In the place of the module ``time``: each thread's own clock, moved by sleeping alone."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return 1.7e9 + self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Params(BaseModel):
+    """``nan_at`` is an epoch whose loss is NaN; ``slow`` are seconds an epoch takes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    lr: float = Field(0.1, gt=0, lt=1)
+    momentum: float = Field(0.5, ge=0, lt=1)
+    start: float = 4.0
+    optimum: float = 1.0
+    batch_size: int = Field(8, ge=1)
+    nan_at: int | None = None
+    slow: float = 0.0
+
+
+class Toy:
+    """Heavy-ball descent on x^2, with a draw per step; validation is (x - optimum)^2, test another parabola.
+
+    With the defaults validation is best after epoch 3 and test elsewhere, so each selection shows in the numbers.
+    A refit descends towards another point than the selection.
+    """
+
+    Params: ClassVar[type[Params]] = Params
+    objective: Objective | tuple[Objective, ...] = Objective("error", "min", refit=True)
+
+    def __init__(self, params: Params, runtime: Runtime) -> None:
+        self.params, self.runtime = params, runtime
+        self.x = torch.tensor(params.start, dtype=torch.float64)
+        self.velocity = torch.zeros((), dtype=torch.float64)
+        self.epoch = 0
+        self.calls: list[str] = []
+
+    def train_epoch(self, epoch: int) -> Metrics | Evaluation:
+        self.calls.append(f"train {epoch}")
+        time.sleep(self.params.slow)
+        for step in range(self.runtime.steps_per_epoch or 1):
+            noise = derive(self.runtime.seed, f"noise {step}", epoch) / 2**63 - 0.5
+            slope = 2 * (self.x - (0 if self.runtime.holdout else 0.25)) + 0.1 * noise
+            self.velocity = self.params.momentum * self.velocity + slope
+            self.x = self.x - self.params.lr * self.velocity
+        self.epoch = epoch
+        return {"loss": float("nan") if epoch == self.params.nan_at else float(self.x) ** 2}
+
+    def evaluate(self, split: Split) -> Evaluation:
+        self.calls.append(split)
+        if split == "validation" and not self.runtime.holdout:
+            raise ValueError("a refit has no validation split")
+        optimum = self.params.optimum if split == "validation" else TEST_OPTIMUM
+        error = (float(self.x) - optimum) ** 2
+        units = {"id": np.arange(3), "error": np.full(3, error)}
+        return Evaluation({"error": error, "x": float(self.x)}, units if self.runtime.rank == 0 else {})
+
+    def state_dict(self) -> State:
+        return {"x": self.x, "velocity": self.velocity, "epoch": self.epoch}
+
+    def load_state_dict(self, state: State) -> None:
+        self.x, self.velocity, self.epoch = state["x"].clone(), state["velocity"].clone(), state["epoch"]
+
+    def servable(self) -> Servable:
+        return Servable(
+            predictor=Path(predictor.__file__),  # any file that imports nothing of ours: nothing here predicts
+            weights={"x": self.x},
+            config={"optimum": self.params.optimum},
+            example={"user": np.arange(2)},
+            params={},
+            requirements=("numpy",),
+        )

@@ -1,0 +1,76 @@
+"""The two backbones and their optimiser against dense float64 algebra and torch.optim."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from workloads.recommender.adam import Adam
+from workloads.recommender.model import LightGCN, MatrixFactorisation, normalised_graph, xavier
+
+
+def dense_propagation(seen: np.ndarray[Any, Any], embedding: np.ndarray[Any, Any], layers: int) -> Any:
+    """LightGCN in float64 with full matrices, and the matrix that maps E^(0) to E."""
+    n_users, n_items = seen.shape
+    adjacency = np.block([[np.zeros((n_users, n_users)), seen], [seen.T, np.zeros((n_items, n_items))]])
+    degrees = adjacency.sum(1)
+    scale = np.where(degrees > 0, degrees, np.inf) ** -0.5
+    step = scale[:, None] * adjacency * scale
+    mean = sum(np.linalg.matrix_power(step, layer) for layer in range(layers + 1)) / (layers + 1)
+    return mean @ embedding, mean
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_lightgcn_is_the_dense_formula(layers: int) -> None:
+    rng = np.random.default_rng(layers)
+    seen = rng.random((7, 5)) < 0.4
+    seen[2], seen[:, 3] = False, False
+    users, items = (torch.from_numpy(side) for side in np.nonzero(seen))
+    initial = torch.from_numpy(rng.normal(size=(12, 4)).astype(np.float32))
+    model = LightGCN(initial.clone(), normalised_graph(users, items + 7, 12), layers)
+    expected, mean = dense_propagation(seen.astype(float), initial.double().numpy(), layers)
+    np.testing.assert_allclose(model.embeddings().detach(), expected, atol=1e-6)
+    np.testing.assert_allclose(model.embeddings()[2].detach(), initial[2] / (layers + 1), atol=1e-6)
+
+    # The gradient with respect to E^(0) is the transposed map of the one with respect to E.
+    outer = torch.from_numpy(rng.normal(size=(12, 4)).astype(np.float32))
+    torch.autograd.backward((model.embeddings() * outer).sum())
+    assert model.embedding.grad is not None
+    np.testing.assert_allclose(model.embedding.grad, mean.T @ outer.double().numpy(), atol=1e-6)
+
+
+def test_scores_are_inner_products() -> None:
+    model = MatrixFactorisation(torch.randn(9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+    nodes = torch.tensor([[0, 1, 1, 3], [4, 5, 5, 8], [8, 4, 4, 4]])
+    positive, negative = model(nodes)
+    rows = model.embedding.tolist()
+    for column, (user, item, other) in enumerate(nodes.T.tolist()):
+        assert positive[column].item() == pytest.approx(sum(a * b for a, b in zip(rows[user], rows[item])))
+        assert negative[column].item() == pytest.approx(sum(a * b for a, b in zip(rows[user], rows[other])))
+    assert torch.autograd.gradcheck(
+        lambda table: torch.func.functional_call(model, {"embedding": table}, (nodes,)), model.embedding
+    )
+
+
+def test_tables_start_glorot_normal() -> None:
+    table = xavier(3000, 1000, 64, seed=1)
+    assert table[:3000].std().item() == pytest.approx((2 / 3064) ** 0.5, rel=0.02)
+    assert table[3000:].std().item() == pytest.approx((2 / 1064) ** 0.5, rel=0.02)
+
+
+def test_adam_is_torch_adam() -> None:
+    source = torch.Generator().manual_seed(0)
+    ours = torch.nn.Parameter(torch.randn(20, 3, generator=source))
+    theirs = torch.nn.Parameter(ours.detach().clone())
+    adam, reference = Adam(ours, 0.01), torch.optim.Adam([theirs], weight_decay=0.01, fused=True)
+    for lr in (0.1, 0.1, 0.03, 0.01):
+        gradient = torch.randn(20, 3, generator=source)
+        ours.grad, theirs.grad = gradient.clone(), gradient.clone()
+        adam.update(lr)
+        reference.param_groups[0]["lr"] = lr
+        reference.step()
+    assert torch.equal(ours, theirs)
+    assert ours.grad is None

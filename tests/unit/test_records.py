@@ -1,0 +1,210 @@
+"""Run folders: one driver each, a true answer to how it stands, and ids that can be found."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import records
+from orchestrator.errors import UNAVAILABLE, USAGE, UserError
+from orchestrator.records import RunFolder
+
+
+def create(storage: Path, kind: Any = "run", workload: str = "toy") -> RunFolder:
+    return records.create(storage, kind, workload, {"seed": 1}, "orchestrator run toy")
+
+
+def elsewhere(action: Callable[[], Any]) -> Any:
+    """Start a driver process that does ``action`` and waits; gives the process, ready."""
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+
+    def drive() -> None:
+        action()
+        ready.set()
+        signal.pause()
+
+    process = context.Process(target=drive)
+    process.start()
+    assert ready.wait(20)
+    return process
+
+
+def kill(process: Any) -> None:
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+
+
+def test_a_new_folder_says_what_was_asked_and_who_drives_it(tmp_path: Path) -> None:
+    folder = create(tmp_path / "deep" / "storage")
+    record = json.loads((folder.path / "record.json").read_text())
+    assert record == folder.record
+    assert (record["format"], record["kind"], record["workload"]) == (1, "run", "toy")
+    assert (record["spec"], record["command"]) == ({"seed": 1}, "orchestrator run toy")
+    assert (record["pid"], record["status"], record["exit_code"]) == (os.getpid(), "running", None)
+    assert folder.id.startswith("toy-")
+    assert folder.status() == "running"
+    assert folder.driven()
+
+
+def test_ids_never_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = iter(["aaaa", "aaaa", "bbbb"])
+    monkeypatch.setattr(records.secrets, "token_hex", lambda _: next(names))
+    first, second = create(tmp_path), create(tmp_path)
+    assert first.id != second.id
+    assert next(names, None) is None
+
+
+def test_a_release_is_the_truth_from_then_on(tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    folder.release("finished", 0, run_id="abc")
+    again = records.find(tmp_path, folder.id)
+    assert (again.status(), again.record["exit_code"], again.record["run_id"]) == ("finished", 0, "abc")
+    assert again.record["ended"] >= again.record["started"]
+    assert not again.driven()
+
+
+def test_a_folder_has_one_driver(tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    with pytest.raises(UserError, match=f"{folder.id} is being driven by another process: got pid {os.getpid()}"):
+        records.find(tmp_path, folder.id).hold()
+    folder.release("interrupted", 130)
+    again = records.find(tmp_path, folder.id)
+    again.hold()
+    assert (again.status(), again.record["ended"], again.record["exit_code"]) == ("running", None, None)
+
+
+def test_a_driver_that_dies_without_a_word_is_lost_and_can_be_taken_over(tmp_path: Path) -> None:
+    driver = elsewhere(lambda: create(tmp_path))
+    folder = records.find(tmp_path, "latest")
+    assert folder.status() == "running"
+    with pytest.raises(UserError, match=f"driven by another process: got pid {driver.pid}.*orchestrator stop {folder.id}"):
+        folder.hold()
+    kill(driver)
+    assert folder.status() == "lost"
+    folder.hold()
+    assert records.find(tmp_path, folder.id).record["pid"] == os.getpid()
+
+
+def test_looking_at_a_folder_takes_nothing_away(tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    folder.release("failed", 1)
+    looking = records.find(tmp_path, folder.id)
+    for _ in range(3):
+        assert not looking.driven()
+    records.find(tmp_path, folder.id).hold()
+
+
+def test_an_old_stop_does_not_stop_the_next_driver(tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    folder.stop_file.touch()
+    folder.release("interrupted", 130)
+    folder.hold()
+    assert not folder.stop_file.exists()
+
+
+def test_a_killed_writer_leaves_the_old_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = create(tmp_path)
+
+    def died(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", died)
+    with pytest.raises(KeyboardInterrupt):
+        folder.update(spec={"seed": 2})
+    assert records.find(tmp_path, folder.id).record["spec"] == {"seed": 1}
+
+
+# Finding
+
+
+def older(folder: RunFolder, seconds: int) -> RunFolder:
+    file = folder.path / "record.json"
+    os.utime(file, (file.stat().st_mtime - seconds,) * 2)
+    return folder
+
+
+def test_latest_is_the_newest_of_its_kind(tmp_path: Path) -> None:
+    run, sweep = older(create(tmp_path, "run"), 20), older(create(tmp_path, "sweep"), 10)
+    newest = create(tmp_path, "run")
+    assert [folder.id for folder in records.folders(tmp_path)] == [newest.id, sweep.id, run.id]
+    assert records.find(tmp_path, "latest").id == newest.id
+    assert records.find(tmp_path, "latest", "sweep").id == sweep.id
+    assert [folder.id for folder in records.folders(tmp_path, "run")] == [newest.id, run.id]
+
+
+def test_it_is_found_by_its_mlflow_run_too(tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    create(tmp_path)
+    folder.update(run_id="0123abcd")
+    assert records.find(tmp_path, "0123abcd").id == folder.id
+
+
+def test_an_unknown_id_gets_the_nearest(tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    typo = folder.id[:-1]
+    with pytest.raises(UserError) as caught:
+        records.find(tmp_path, typo, "run")
+    assert str(caught.value) == (
+        f"Unknown run: got '{typo}'; allowed: latest, {folder.id}. Did you mean {folder.id}?"
+    )
+    assert caught.value.code == USAGE
+
+
+def test_a_sweep_is_no_run(tmp_path: Path) -> None:
+    folder = create(tmp_path, "sweep")
+    with pytest.raises(UserError, match="There is no run yet"):
+        records.find(tmp_path, folder.id, "run")
+
+
+def test_in_an_empty_storage_there_is_nothing_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"There is no sweep yet: got 'latest'. Looked in {tmp_path}/none"):
+        records.find(tmp_path / "none", "latest", "sweep")
+
+
+# Damage
+
+
+@pytest.mark.parametrize("content", ["", '{"format": 1', "[]", "{}"])
+def test_a_damaged_record(content: str, tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    (folder.path / "record.json").write_text(content)
+    with pytest.raises(UserError, match=f"record of {folder.path} is damaged"):
+        records.find(tmp_path, folder.id)
+
+
+def test_a_record_of_another_format(tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    folder.update(format=99)
+    with pytest.raises(UserError, match="another format: got 99; allowed: 1"):
+        records.find(tmp_path, folder.id)
+
+
+def test_a_damaged_record_stands_in_the_way_of_no_other(tmp_path: Path) -> None:
+    healthy = older(create(tmp_path), 10)
+    (create(tmp_path).path / "record.json").write_text("{")
+    assert records.find(tmp_path, healthy.id).id == healthy.id
+
+
+# Storage
+
+
+def test_a_storage_that_can_be_written(tmp_path: Path) -> None:
+    records.check_writable(tmp_path / "new" / "storage")
+    assert list((tmp_path / "new" / "storage").iterdir()) == []
+
+
+@pytest.mark.parametrize("ask", [records.check_writable, create])
+@pytest.mark.parametrize("below", ["file", "file/deep/storage"])
+def test_a_storage_that_can_not_be_written(ask: Callable[[Path], Any], below: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(UserError, match=rf"The storage {tmp_path}/{below} can not be written: got .*--storage") as caught:
+        ask(tmp_path / below)
+    assert caught.value.code == UNAVAILABLE
