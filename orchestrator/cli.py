@@ -282,7 +282,7 @@ def doctor(as_json: Json = False, tracking: Tracking = None, ray_address: RayAdd
 
 @app.command()
 def ui(
-    port: Annotated[int, typer.Option("--port", help="Port on this machine.")] = 5000,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port on this machine.")] = 5000,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     tracking: Tracking = None,
 ) -> None:

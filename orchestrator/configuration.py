@@ -14,6 +14,9 @@ from orchestrator.errors import UserError, nearest, unknown
 
 M = TypeVar("M", bound=BaseModel)
 
+NAMES = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
+"""What keys are in YAML: not on, yes or 1, which are no text there."""
+
 SECTIONS = ("extends", "workload", "seed", "params", "plan", "resources", "search")
 
 
@@ -55,8 +58,15 @@ def read_yaml(file: Path) -> Document:
 def read_experiment(file: Path) -> Document:
     """Read an experiment's YAML: sections ``workload, seed, params, plan, resources, search, extends``.
 
-    ``extends: base.yaml`` is merged below this file's own values.
+    ``extends: base.yaml`` is merged below this file's own values. Raises UserError with file and line.
     """
+    return _read_experiment(file, ())
+
+
+def _read_experiment(file: Path, above: tuple[Path, ...]) -> Document:
+    above = (*above, file.resolve())
+    if above[-1] in above[:-1]:
+        raise UserError(f"{file} extends itself", got=" -> ".join(path.name for path in above), fix="Break the circle")
     document = read_yaml(file)
     for key in document.values:
         if key not in SECTIONS:
@@ -70,7 +80,7 @@ def read_experiment(file: Path) -> Document:
                 allowed="key: value",
             )
     if base := document.values.pop("extends", None):
-        parent = read_experiment(file.parent / str(base))
+        parent = _read_experiment(file.parent / str(base), above)
         return Document(_merge(parent.values, document.values), {**parent.lines, **document.lines})
     return document
 
@@ -83,7 +93,7 @@ def read_overrides(words: Iterable[str]) -> dict[str, Any]:
         if not sign or not key:
             raise UserError("Not a setting", got=repr(word), allowed="key=value", fix="Options start with --")
         if key in result:
-            raise UserError(f"{key} is given twice", got=f"{result[key]} and {value}", fix="Keep one")
+            raise _twice(key, result[key], value)
         result[key] = _parse(value)
     return result
 
@@ -99,6 +109,8 @@ def split_keys(values: Mapping[str, Any], params: Iterable[str], plan: Iterable[
         homes = [home for home, names in known.items() if name in names and section in ("", home)]
         if not homes:
             raise unknown("parameter", key, known["params"] | known["plan"])
+        if name in result[homes[0]]:
+            raise _twice(name, result[homes[0]][name], value)
         result[homes[0]][name] = value
     return result["params"], result["plan"]
 
@@ -119,10 +131,11 @@ def _sentence(error: ValidationError, model: type[BaseModel], kind: str, lines: 
         return unknown(f"{kind}{where}", name, model.model_fields)
     if not name:  # a contradiction between fields: the model's own sentence says it all
         return UserError(problem["msg"].removeprefix("Value error, "))
-    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    # A field of several types has a problem with each of them.
+    alike = [other for other in error.errors() if other["loc"][:1] == problem["loc"][:1]]
+    allowed = " or ".join(dict.fromkeys(map(_allowed, alike)))
     got = problem["input"]
     fix = None
-    allowed = (problem.get("ctx") or {}).get("expected", message)
     if isinstance(got, str) and "expected" in (problem.get("ctx") or {}):
         choices = [choice.strip(" '") for choice in str(allowed).replace(" or ", ",").split(",")]
         if close := nearest(got, choices):
@@ -130,8 +143,17 @@ def _sentence(error: ValidationError, model: type[BaseModel], kind: str, lines: 
     return UserError(f"{kind.capitalize()} {name}{where} is not valid", got=repr(got), allowed=allowed, fix=fix)
 
 
+def _allowed(problem: Any) -> str:
+    message: str = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    return str((problem.get("ctx") or {}).get("expected", message.partition(", unable to")[0]))
+
+
+def _twice(key: str, first: Any, second: Any) -> UserError:
+    return UserError(f"{key} is given twice", got=f"{first} and {second}", fix="Keep one")
+
+
 def _parse(value: str) -> Any:
-    if value in ("null", "none", "None"):
+    if value == "null":  # as in YAML; none is a value of some parameters
         return None
     if value[:1] in "[{" and value:
         try:
@@ -153,6 +175,10 @@ def _lines(node: Any, prefix: str, lines: dict[str, int], file: Path) -> None:
     if node.id != "mapping":
         return
     for key, value in node.value:
+        if prefix.count(".") < 2 and key.tag not in NAMES:
+            raise UserError(
+                f"{file}, line {key.start_mark.line + 1}: a key must be a name", got=key.value, fix="Put it in quotes"
+            )
         path = f"{prefix}{key.value}"
         if path in lines:
             raise UserError(f"{file}, line {key.start_mark.line + 1}: {path} stands twice", fix="Keep one")

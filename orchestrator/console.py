@@ -49,9 +49,13 @@ class Console:
             self._shown = text
             self._out.write(text)
             self._out.flush()
-        elif now - self._last >= self._every or done == total:
-            self._last = now
+        if now - self._last < self._every and done != total:
+            return
+        self._last = now
+        if not self._live:
             self.say(text)
+        elif self._log:  # for whoever follows the log of what runs in another terminal
+            self._log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
     def table(self, title: str, columns: list[str], rows: list[list[Any]]) -> None:
         """A table of strings; numbers are aligned to the right."""

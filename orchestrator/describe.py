@@ -125,18 +125,22 @@ def _found(known: Dataset, root: Path) -> bool:
 
 
 def _properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A model's fields with their JSON Schemas, references resolved."""
-    definitions = schema.get("$defs", {})
+    """A model's fields with their JSON Schemas: references resolved, alternatives in one flat ``anyOf``."""
     for name, field in schema["properties"].items():
-        options = [_resolve(option, definitions) for option in field.get("anyOf", [])]
-        resolved = _resolve(field, definitions) | ({"anyOf": options} if options else {})
-        yield name, {key: value for key, value in resolved.items() if key != "title"}
+        options = list(_flat(field, schema.get("$defs", {})))
+        kinds = options[0] if len(options) == 1 else {"anyOf": options}
+        own = {key: value for key, value in field.items() if key not in ("title", "anyOf", "$ref")}
+        yield name, {**kinds, **own}
 
 
-def _resolve(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    own = {key: value for key, value in schema.items() if key != "$ref"}
-    target = definitions[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else {}
-    return {**target, **own}
+def _flat(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    if "$ref" in schema:
+        yield from _flat(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    elif "anyOf" in schema:
+        for option in schema["anyOf"]:
+            yield from _flat(option, definitions)
+    else:
+        yield {key: value for key, value in schema.items() if key != "title"}
 
 
 def _print_parameters(kind: str, known: Iterable[tuple[str, Mapping[str, Any]]]) -> None:

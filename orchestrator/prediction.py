@@ -180,6 +180,7 @@ def _present(columns: Sequence[Any], there: Sequence[str], name: str) -> list[st
 
 def _typed(found: pd.DataFrame, columns: Sequence[Any], name: str, before: int) -> pd.DataFrame:
     """The model's columns in its types. Raises UserError with column, row and value; ``before`` rows went ahead."""
+    import numpy as np
     import pandas as pd
 
     frame = found[_present(columns, list(map(str, found.columns)), name)].copy()
@@ -193,9 +194,11 @@ def _typed(found: pd.DataFrame, columns: Sequence[Any], name: str, before: int) 
             typed = values.where(values.map(lambda value: isinstance(value, str)))
         else:
             continue  # MLflow's own check has the word
-        bad = typed.isna() & (values.notna() | (kind in INTEGERS))
-        if kind in INTEGERS and not bad.any():
-            bad = typed.astype(column.type.to_pandas()) != typed
+        if kind in INTEGERS:
+            limits = np.iinfo(column.type.to_numpy())
+            bad = (typed % 1 != 0) | ~typed.between(limits.min, limits.max)  # empty and infinite ones too
+        else:
+            bad = typed.isna() & values.notna()
         if bad.any():
             row = int(bad.to_numpy().argmax())
             got = repr(values.tolist()[row]) if values.notna().iloc[row] else "nothing"
@@ -318,10 +321,12 @@ def serve_ui(settings: Settings, host: str, port: int) -> None:
         store.ensure(settings.home)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        socket.create_server((host, port), family=family).close()
-    except (OSError, OverflowError) as error:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
         raise UserError(
-            f"Port {port} of {host} can not be opened ({str(getattr(error, 'strerror', None) or error).partition(' (while')[0]})",
+            f"Port {port} of {host} can not be opened ({error.strerror or error})",
             fix="Choose another with --port, or another address with --host", code=UNAVAILABLE,
         ) from None  # fmt: skip
     _run_server(settings, host, port)

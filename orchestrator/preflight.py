@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import urllib.error
 import urllib.request
@@ -95,11 +96,11 @@ def tracking(settings: Settings) -> None:
 
 def _ask_server(uri: str) -> None:
     # An API path: /health answers 200 even where the host check refuses every client.
-    request = urllib.request.Request(
-        f"{uri}/api/2.0/mlflow/experiments/search", data=b'{"max_results": 1}',
-        headers={"Content-Type": "application/json", **_credentials()},
-    )  # fmt: skip
+    headers = {"Content-Type": "application/json", **_credentials()}
     try:
+        request = urllib.request.Request(
+            f"{uri}/api/2.0/mlflow/experiments/search", data=b'{"max_results": 1}', headers=headers
+        )
         with urllib.request.urlopen(request, timeout=5):
             return
     except urllib.error.HTTPError as error:
@@ -109,8 +110,8 @@ def _ask_server(uri: str) -> None:
             403: "Name this host in the server's --allowed-hosts, or check the rights of the user",
         }.get(error.code, "Check the address and the server's log")
         raise UserError(f"MLflow at {uri} refuses: HTTP {error.code} {body}", fix=hint, code=UNAVAILABLE) from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
+    except (OSError, ValueError, http.client.HTTPException) as error:  # nobody, no address, not HTTP
+        reason = str(getattr(error, "reason", error)).strip() or type(error).__name__
         raise UserError(
             f"No MLflow answers at {uri} ({reason})", code=UNAVAILABLE,
             fix="Start the server, correct MLFLOW_TRACKING_URI or --tracking, or unset it for the embedded store",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import platform
 import shlex
 import subprocess
@@ -29,10 +31,12 @@ def packages() -> dict[str, str]:
 
 @cache
 def code() -> dict[str, str]:
-    """Commit, and whether files differ from it; empty outside a git checkout."""
+    """Commit, and whether files differ from it; in a submitted job, the client's. Empty when neither is known."""
     commit = _git("rev-parse", "HEAD")
     if not commit:
-        return {}
+        job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
+        sent = (job.get("metadata") or {}).get("commit")
+        return {"mlflow.source.git.commit": sent} if sent else {}
     dirty = bool(_git("status", "--porcelain", "--untracked-files=no"))
     return {"mlflow.source.git.commit": commit, "mlflow.source.git.dirty": str(dirty).lower()}
 

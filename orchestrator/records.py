@@ -58,14 +58,20 @@ class RunFolder:
     def hold(self) -> None:
         """Take the folder for this process. Raises UserError when another process drives it."""
         lock = (self.path / "lock").open("a+")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
-            raise UserError(
-                f"{self.id} is being driven by another process", got=f"pid {self.record.get('pid')}",
-                fix=f"Wait for it, or stop it: orchestrator stop {self.id}",
-            ) from None  # fmt: skip
+        for patience in (0.05, 0.2, None):  # another process' look at the lock takes a moment, no longer
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if patience is not None:
+                    time.sleep(patience)
+                    continue
+                lock.close()
+                raise UserError(
+                    f"{self.id} is being driven by another process",
+                    got=f"pid {self.record.get('pid')}",
+                    fix=f"Wait for it, or stop it: orchestrator stop {self.id}",
+                ) from None
         self._lock = lock
         self.stop_file.unlink(missing_ok=True)
         self.update(status="running", pid=os.getpid(), host=socket.gethostname(), ended=None, exit_code=None)
@@ -123,16 +129,25 @@ def folders(storage: Path, kind: Kind | None = None) -> Iterator[RunFolder]:
         return
     records = sorted(storage.glob("*/record.json"), key=lambda file: file.stat().st_mtime, reverse=True)
     for file in records:
-        folder = _open(file.parent)
+        try:
+            folder = _open(file.parent)
+        except UserError:  # one broken folder must not hide the others; named directly, it says what is wrong
+            continue
         if kind is None or folder.record["kind"] == kind:
             yield folder
 
 
 def find(storage: Path, reference: str, kind: Kind | None = None) -> RunFolder:
     """The folder for ``latest``, an id, or an MLflow run id. Raises UserError for an unknown one."""
+    if reference in {file.parent.name for file in storage.glob("*/record.json")}:
+        named = _open(storage / reference)  # alone, so that a damaged neighbour does not stand in its way
+        if kind in (None, named.record["kind"]):
+            return named
+    if "/" not in reference and (storage / reference / "record.json").exists():
+        return _open(storage / reference)
     known = []
     for folder in folders(storage, kind):
-        if reference in ("latest", folder.id, folder.record.get("run_id")):
+        if reference in ("latest", folder.record.get("run_id")):
             return folder
         known.append(folder.id)
     what = kind or "run or sweep"

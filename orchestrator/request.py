@@ -68,6 +68,8 @@ def sweep(
         chosen = chosen.model_copy(update={"space": f"{Path(file).expanduser().absolute()}:{function}"})
     space = spaces.load(asked.workload, chosen.space)
     devices = asked.resources(settings, whole_machine=False, local=local)
+    if devices.workers > 1:
+        raise UserError("A trial of a sweep has one worker", got=f"workers={devices.workers}", fix="Leave workers away")
     searched = spaces.probe(space, fixed, params, asked.seed)
     if not searched:
         raise UserError("Nothing is left to search: every parameter of the space is fixed", got=", ".join(fixed))

@@ -13,7 +13,7 @@ from orchestrator.console import Console
 from orchestrator.engine import EpochReport, Row
 from orchestrator.errors import DONE, Interrupted, RunFailed, UserError
 from orchestrator.records import RunFolder
-from orchestrator.session import Result, Session, adopt
+from orchestrator.session import HISTORY, Result, Session, adopt
 from orchestrator.settings import Settings
 from orchestrator.spec import ExperimentSpec
 from orchestrator.worker import describe
@@ -125,6 +125,9 @@ class Follow:
             return
         if self._session.tracker:
             self._session.tracker.log(self._key, rows)
+        with (self._session.folder.path / HISTORY).open("a") as stream:
+            for row in rows:
+                stream.write(json.dumps({"epoch": row.epoch, "time": row.time, **row.metrics}) + "\n")
         last = rows[-1]
         refitting = any(name.startswith("refit/") for name in last.metrics)
         shown = {name: value for name, value in last.metrics.items() if name.endswith(("loss", "ndcg_at_20"))}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator import provenance, store
 from orchestrator.console import Console
@@ -18,6 +19,9 @@ from orchestrator.records import RunFolder, Status
 from orchestrator.settings import Settings
 from orchestrator.tracking import JOURNAL, End, Tracker
 
+if TYPE_CHECKING:
+    import pandas
+
 ENDS: Mapping[Status, End] = {
     "finished": "FINISHED",
     "partial": "FINISHED",
@@ -25,6 +29,9 @@ ENDS: Mapping[Status, End] = {
     "interrupted": "KILLED",
 }
 """The MLflow status of each end of ours."""
+
+
+HISTORY = "history.jsonl"
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,23 @@ class Result:
     folder: Path
     exit_code: int = DONE
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def history(self) -> pandas.DataFrame:
+        """The rows of the run, or of a sweep's winner: a row an epoch, a column a metric."""
+        import pandas as pd
+
+        rows = [json.loads(line) for line in (self.folder / HISTORY).read_text().splitlines()]
+        unique = {
+            (row["epoch"], any(name.startswith("refit/") for name in row)): row for row in rows
+        }  # a resume states its last rows again
+        return pd.DataFrame(list(unique.values()))
+
+    def trials(self) -> pandas.DataFrame:
+        """The trials of a sweep, a row each; empty for a run."""
+        import pandas as pd
+
+        file = self.folder / "trials.json"
+        return pd.DataFrame(json.loads(file.read_text()) if file.exists() else [])
 
     def to_json(self) -> dict[str, Any]:
         names = ("id", "run_id", "status", "model_uri", "exit_code")

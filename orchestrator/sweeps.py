@@ -84,7 +84,8 @@ def _drive(
         "seed": spec.seed,
     }
     console.say(
-        f"Sweep {folder.id}: {spec.search.trials} trials of {spec.workload}, {spec.search.sampler}, {spec.search.scheduler}"
+        f"Sweep {folder.id}: {spec.search.trials} trials of {spec.workload}, "
+        f"{spec.search.sampler}, {spec.search.scheduler}"
     )
     with Session(folder, settings, console, resuming=resuming, params=params, tags=tags) as session:
         study = Study(folder.path, spec, objective, space)

@@ -22,7 +22,7 @@ from orchestrator.records import RunFolder
 from orchestrator.settings import Settings, resolve
 
 DRIVER = """
-import sys, time
+import sys
 from pathlib import Path
 from orchestrator import records
 folder = records.create(Path(sys.argv[1]), sys.argv[2], "recommender", {}, "orchestrator run recommender")

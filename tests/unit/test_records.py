@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,17 @@ def create(storage: Path, kind: Any = "run", workload: str = "toy") -> RunFolder
 
 
 def elsewhere(action: Callable[[], Any]) -> Any:
-    """Start a driver process that does ``action`` and waits; gives the process, ready."""
+    """Start a driver process that does ``action``, keeps the result and waits; gives the process, ready."""
     context = multiprocessing.get_context("fork")
     ready = context.Event()
 
     def drive() -> None:
-        action()
+        held = action()
         ready.set()
         signal.pause()
+        del held
 
-    process = context.Process(target=drive)
+    process = context.Process(target=drive, daemon=True)
     process.start()
     assert ready.wait(20)
     return process
@@ -55,11 +57,15 @@ def test_a_new_folder_says_what_was_asked_and_who_drives_it(tmp_path: Path) -> N
 
 
 def test_ids_never_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Now(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Now:
+            return cls(2026, 11, 21, tzinfo=UTC)
+
     names = iter(["aaaa", "aaaa", "bbbb"])
+    monkeypatch.setattr(records, "datetime", Now)
     monkeypatch.setattr(records.secrets, "token_hex", lambda _: next(names))
-    first, second = create(tmp_path), create(tmp_path)
-    assert first.id != second.id
-    assert next(names, None) is None
+    assert [create(tmp_path).id for _ in range(2)] == ["toy-20261121-000000-aaaa", "toy-20261121-000000-bbbb"]
 
 
 def test_a_release_is_the_truth_from_then_on(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ class Params(BaseModel):
         default=20, ge=1, description="Epochs between two decays of lr (20: thesis 4.5.1.2, LightGCN)."
     )
     weight_decay: float = Field(
-        default=2e-5,
+        default=3e-5,
         ge=0,
         le=1,
         description="Adam's coupled L2, on whole tables as in the source's code (1e-5: thesis 4.5.1.2, LightGCN).",

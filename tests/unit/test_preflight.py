@@ -1,0 +1,275 @@
+"""What is known before a worker starts: names, data, batches, the machine's size, a server that answers."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator import cluster, preflight
+from orchestrator.errors import UNAVAILABLE, USAGE, UserError
+from orchestrator.plan import Plan
+from orchestrator.settings import resolve
+from orchestrator.spec import Resources
+
+
+def refused(call: Callable[[], Any], *words: str, code: int = USAGE) -> str:
+    with pytest.raises(UserError) as caught:
+        call()
+    message = str(caught.value)
+    assert caught.value.code == code
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+    return message
+
+
+# Names and parameters
+
+
+def test_an_unknown_workload_gets_the_nearest() -> None:
+    refused(lambda: preflight.workload("recomender"), "Unknown workload: got 'recomender'", "Did you mean 'recommender'?")
+
+
+def test_settings_are_sorted_into_parameters_and_plan() -> None:
+    found = preflight.settle("recommender", {"lr": 0.1, "epochs": 3})
+    assert found == ({"lr": 0.1}, {"epochs": 3})
+
+
+def test_parameters_come_complete_and_as_plain_values() -> None:
+    found = preflight.parameters("recommender", {"lr": "0.25", "backbone": "lightgcn", "layers": "3"})
+    assert (found["lr"], found["layers"], found["dataset"]) == (0.25, 3, "synthetic")
+    assert all(isinstance(value, str | int | float) for value in found.values())
+
+
+def test_parameters_that_contradict() -> None:
+    refused(lambda: preflight.parameters("recommender", {"layers": 2}), "layers=2 has no effect with backbone=mf")
+
+
+def test_a_plan_is_checked_with_its_line() -> None:
+    assert preflight.plan({"epochs": "3"}) == Plan(epochs=3)
+    refused(lambda: preflight.plan({"epochs": 0}, {"epochs": 7}), "Plan setting epochs (line 7) is not valid: got 0")
+
+
+# Data
+
+
+def test_a_dataset_is_present_and_has_a_fingerprint(tmp_path: Path) -> None:
+    found = preflight.dataset({"dataset": "synthetic"}, tmp_path)
+    assert found is not None
+    assert len(found) == 64
+    assert preflight.dataset({"lr": 1}, tmp_path) is None
+
+
+def test_an_unknown_dataset_gets_the_nearest(tmp_path: Path) -> None:
+    refused(lambda: preflight.dataset({"dataset": "synthtic"}, tmp_path), "Unknown dataset", "'synthtic'", "'synthetic'?")
+
+
+def test_a_missing_dataset_says_where_it_was_looked_for(tmp_path: Path) -> None:
+    words = ("100k_train.csv", "missing", "orchestrator data fetch ml-100k", "ORCHESTRATOR_DATA", str(tmp_path))
+    refused(lambda: preflight.dataset({"dataset": "ml-100k"}, tmp_path), *words)
+
+
+# Batches
+
+
+@given(size=st.integers(1, 5000), workers=st.integers(1, 16), accumulate=st.integers(1, 8))
+def test_a_batch_divides_or_the_nearest_that_does_is_named(size: int, workers: int, accumulate: int) -> None:
+    parts = workers * accumulate
+
+    def check(batch_size: int) -> None:
+        preflight.batch({"batch_size": batch_size}, Resources(workers=workers), Plan(accumulate=accumulate))
+
+    if size % parts == 0:
+        check(size)
+        return
+    nearest = min((n for n in range(1, size + parts + 1) if n % parts == 0), key=lambda n: abs(n - size))
+    refused(lambda: check(size), f"got {size}; allowed: a multiple of {parts}", f"Use batch_size={nearest}")
+    check(nearest)
+
+
+def test_a_workload_without_batches_has_nothing_to_divide() -> None:
+    preflight.batch({}, Resources(workers=3), Plan())
+
+
+# The machine
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, cpus: float, gpus: float) -> None:
+    monkeypatch.setattr(preflight, "this_machine", lambda: [{"CPU": cpus, "GPU": gpus}])
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"workers": 5}, ("got 5 worker(s) of 1 CPU each", "4 CPU, 1 GPU")),
+        ({"cpus_per_worker": 4.5}, ("got 1 worker(s) of 4.5 CPU each",)),
+        ({"gpus_per_worker": 2}, ("got 1 worker(s) of 1 CPU + 2 GPU each", "--gpus-per-worker")),
+        ({"workers": 2, "gpus_per_worker": 1}, ("got 2 worker(s) of 1 CPU + 1 GPU each",)),
+    ],
+)
+def test_more_than_the_machine_has(asked: dict[str, Any], words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 4, 1)
+    settings = resolve({"tracking": "none"})
+    refused(
+        lambda: preflight.services(settings, Resources(**asked), ray=True),
+        "The cluster is too small", "its 1 node(s) have", *words, code=UNAVAILABLE,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", [{"workers": 4}, {"cpus_per_worker": 4}, {"gpus_per_worker": 0.5, "cpus_per_worker": 2}])
+def test_what_the_machine_has(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 4, 1)
+    preflight.services(resolve({"tracking": "none"}), Resources(**asked), ray=True)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "asked", "expected"),
+    [
+        ([(4, 1)], {"gpus_per_worker": 0.25}, 4),
+        ([(4, 1)], {"gpus_per_worker": 0.3}, 3),
+        ([(1, 1), (1, 1)], {"gpus_per_worker": 0.1}, 2),  # a CPU each is what runs out
+        ([(3, 0), (3, 0)], {"cpus_per_worker": 2}, 2),  # not 3: no worker spans two nodes
+        ([(3, 0), (3, 0)], {"workers": 4}, 1),  # but a group does
+        ([(0, 0)], {}, 0),
+        ([], {}, 0),
+    ],
+)
+def test_trials_are_counted_node_by_node(nodes: list[tuple[float, float]], asked: dict[str, Any], expected: int) -> None:
+    available = [{"CPU": float(cpus), "GPU": float(gpus)} for cpus, gpus in nodes]
+    assert cluster.slots(available, Resources(**asked)) == expected
+
+
+def test_a_cluster_elsewhere_is_not_judged_by_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 1, 0)
+    settings = resolve({"tracking": "none", "ray_address": "head:6379"})
+    preflight.services(settings, Resources(cpus_per_worker=64), ray=True)
+    refused(
+        lambda: preflight.services(settings, Resources(cpus_per_worker=64), ray=False), "too small", code=UNAVAILABLE
+    )
+
+
+# Storage and tracking
+
+
+@pytest.mark.parametrize("setting", ["storage", "tracking"])
+def test_a_store_that_can_not_be_written(setting: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    places = {"storage": f"{tmp_path}/file/runs", "tracking": f"sqlite:///{tmp_path}/file/mlflow.db"}
+    settings = resolve({"tracking": "none", setting: places[setting]})
+    refused(
+        lambda: preflight.services(settings, Resources(), ray=False),
+        f"{tmp_path}/file", "can not be written", code=UNAVAILABLE,
+    )  # fmt: skip
+
+
+class Server(BaseHTTPRequestHandler):
+    status = 200
+    seen: list[tuple[str, str | None]] = []
+
+    def do_POST(self) -> None:
+        type(self).seen.append((self.path, self.headers["Authorization"]))
+        self.send_response(self.status)
+        self.end_headers()
+        self.wfile.write(b"Invalid Host header" if self.status == 403 else b"{}")
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def server(status: int) -> Iterator[tuple[str, type[Server]]]:
+    handler = type("Handler", (Server,), {"status": status, "seen": []})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as listening:
+        threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{listening.server_port}", handler
+        listening.shutdown()
+
+
+def check(uri: str) -> None:
+    preflight.tracking(resolve({"tracking": uri}))
+
+
+def test_a_server_that_answers_is_asked_for_what_the_writer_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with server(200) as (uri, handler):
+        check(f"{uri}/")
+        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
+        check(uri)
+        monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "token")
+        check(uri)
+        path = "/api/2.0/mlflow/experiments/search"
+        assert handler.seen == [(path, None), (path, "Basic bWU6c2VjcmV0"), (path, "Bearer token")]
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (401, ("HTTP 401", "MLFLOW_TRACKING_TOKEN")),
+        (403, ("HTTP 403 Invalid Host header", "--allowed-hosts")),
+        (404, ("HTTP 404", "Check the address")),
+        (500, ("HTTP 500", "Check the address and the server's log")),
+    ],
+)
+def test_a_server_that_refuses(status: int, words: tuple[str, ...]) -> None:
+    with server(status) as (uri, _):
+        refused(lambda: check(uri), f"MLflow at {uri} refuses", *words, code=UNAVAILABLE)
+
+
+@contextmanager
+def listener(answer: bytes | None) -> Iterator[int]:
+    """A port where something else than HTTP listens; None: it says nothing at all."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            with connection:
+                if answer is None:
+                    time.sleep(30)
+                connection.recv(4096)
+                connection.sendall(answer or b"")
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield listening.getsockname()[1]
+
+
+@pytest.mark.parametrize("answer", [b"", b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 nonsense\r\n\r\n"])
+def test_another_service_at_the_address(answer: bytes) -> None:
+    with listener(answer) as port:
+        uri = f"http://127.0.0.1:{port}"
+        refused(lambda: check(uri), f"No MLflow answers at {uri} (", "MLFLOW_TRACKING_URI", code=UNAVAILABLE)
+
+
+def test_nobody_at_the_address() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        uri = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    refused(lambda: check(uri), f"No MLflow answers at {uri}", "refused", code=UNAVAILABLE)
+
+
+@pytest.mark.parametrize("uri", ["http://127.0.0.1:port", "http://", "http://[::1", "http://no such host"])
+def test_an_address_that_is_none(uri: str) -> None:
+    refused(lambda: check(uri), f"No MLflow answers at {uri.rstrip('/')}", code=UNAVAILABLE)
+
+
+def test_a_server_that_says_nothing_is_given_up_within_seconds() -> None:
+    with listener(None) as port:
+        begun = time.monotonic()
+        refused(lambda: check(f"http://127.0.0.1:{port}"), "timed out", code=UNAVAILABLE)
+    assert time.monotonic() - begun < 8
+
+
+def test_tracking_that_is_off_needs_nothing() -> None:
+    check("none")
