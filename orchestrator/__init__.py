@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
+
+# Before PyTorch loads OpenMP. Threads that spin while they wait slow an epoch of small steps thirtyfold as soon as
+# another process wants the core; threads that sleep cost it nothing (benchmarks/README.md).
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
     from orchestrator.api import load_model, run, sweep

@@ -399,9 +399,15 @@ def _guarded(call: Callable[[], Any]) -> int:
     except USAGE_ERROR as error:
         print(f"error: {_usage(error)}", file=sys.stderr)
         return USAGE
-    except BrokenPipeError:
+    except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
+    except Exception as error:
+        if os.environ.get("ORCHESTRATOR_TRACEBACK"):
+            raise
+        fix = "a fault of ours; ORCHESTRATOR_TRACEBACK=1 shows where"
+        print(f"failed: {type(error).__name__}: {error} ({fix})", file=sys.stderr)
+        return FAILED
 
 
 def _usage(error: Any) -> str:

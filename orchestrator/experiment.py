@@ -68,13 +68,14 @@ class Experiment:
         if self.plan.refit is None:
             raise ValueError("the plan's refit is resolved before an experiment is built")
 
-    def stream(self, resume: Checkpoint | None = None) -> Iterator[EpochReport]:
-        """All reports of the experiment, from ``resume`` on. Raises what the workload raises, and Diverged."""
+    def stream(self, resume: Checkpoint | None = None, selected: Progress | None = None) -> Iterator[EpochReport]:
+        """All reports of the experiment, from ``resume`` on. Raises what the workload raises, and Diverged.
+
+        ``selected`` is a selection that was made elsewhere (by a sweep's trial): only the refit is left.
+        """
         state = resume.state if resume else {}
-        refitting = state.get("phase") == "refit"
-        if state.get("selected"):
-            self._selected = Progress.from_json(state["selected"])
-        if self.plan.refit != "only" and not refitting:
+        self._selected = Progress.from_json(state["selected"]) if state.get("selected") else selected
+        if self.plan.refit != "only" and self._selected is None:
             last = yield from self._select(state)
             if not last.ended or not self.final:
                 return

@@ -11,7 +11,7 @@ from ray import tune
 from ray.tune.search import Searcher
 
 from orchestrator import worker
-from orchestrator.engine import Row
+from orchestrator.engine import Progress, Row
 from orchestrator.errors import RunFailed
 from orchestrator.ledger import Ledger
 from orchestrator.records import RunFolder
@@ -98,6 +98,7 @@ def run_winner(
     folder: Path,
     data: Path,
     resume: Path | None,
+    selected: Progress | None,
     session: Session,
     rows: Callable[[list[Row]], None],
 ) -> bool:
@@ -109,7 +110,7 @@ def run_winner(
     task = ray.remote(_winner_task).options(
         num_cpus=request["CPU"], num_gpus=request.get("GPU", 0), max_retries=RETRIES
     )
-    future = task.remote(spec, folder, data, resume, session.folder.stop_file)
+    future = task.remote(spec, folder, data, resume, selected, session.folder.stop_file)
     with inbox.open() as stream:
         done: list[Any] = []
         while not done:
@@ -124,7 +125,9 @@ def run_winner(
         raise RunFailed(session.folder.id, text, str(session.folder.log)) from error
 
 
-def _winner_task(spec: ExperimentSpec, folder: Path, data: Path, resume: Path | None, stop_file: Path) -> bool:
+def _winner_task(
+    spec: ExperimentSpec, folder: Path, data: Path, resume: Path | None, selected: Progress | None, stop_file: Path
+) -> bool:
     device = worker.take_device(spec.resources)
     with (folder / "rows.jsonl").open("a") as inbox:
         return worker.execute(
@@ -135,6 +138,7 @@ def _winner_task(spec: ExperimentSpec, folder: Path, data: Path, resume: Path | 
             deliver=lambda report: worker.send(inbox, worker.payload(report)),
             stop=worker.stop_when(stop_file),
             resume=resume,
+            selected=selected,
         )
 
 

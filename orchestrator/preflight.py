@@ -19,6 +19,9 @@ from orchestrator.settings import Settings
 from orchestrator.spec import Resources
 from workloads.catalog import Entry, catalog
 
+SERVER_SECONDS = 5.0
+"""How long a tracking server may take to answer."""
+
 
 def workload(name: str) -> Entry:
     """The catalog's entry; raises UserError with the nearest name."""
@@ -101,7 +104,7 @@ def _ask_server(uri: str) -> None:
         request = urllib.request.Request(
             f"{uri}/api/2.0/mlflow/experiments/search", data=b'{"max_results": 1}', headers=headers
         )
-        with urllib.request.urlopen(request, timeout=5):
+        with urllib.request.urlopen(request, timeout=SERVER_SECONDS):
             return
     except urllib.error.HTTPError as error:
         body = error.read(200).decode(errors="replace").strip()

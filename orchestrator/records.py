@@ -140,11 +140,11 @@ def folders(storage: Path, kind: Kind | None = None) -> Iterator[RunFolder]:
 def find(storage: Path, reference: str, kind: Kind | None = None) -> RunFolder:
     """The folder for ``latest``, an id, or an MLflow run id. Raises UserError for an unknown one."""
     if reference in {file.parent.name for file in storage.glob("*/record.json")}:
-        named = _open(storage / reference)  # alone, so that a damaged neighbour does not stand in its way
-        if kind in (None, named.record["kind"]):
-            return named
-    if "/" not in reference and (storage / reference / "record.json").exists():
-        return _open(storage / reference)
+        named = _open(storage / reference)
+        if kind not in (None, named.record["kind"]):
+            is_a = named.record["kind"]
+            raise UserError(f"{reference} is a {is_a}, no {kind}", fix=f"Try: orchestrator {is_a} --resume {reference}")
+        return named
     known = []
     for folder in folders(storage, kind):
         if reference in ("latest", folder.record.get("run_id")):

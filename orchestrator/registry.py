@@ -81,6 +81,13 @@ def log_model(settings: Settings, run_id: str, folder: Path, register: str | Non
     return Logged(info.model_uri, str(version.version))
 
 
+def trouble() -> tuple[type[Exception], ...]:
+    """What a store or server that is away raises."""
+    from mlflow.exceptions import MlflowException
+
+    return (MlflowException, OSError)
+
+
 def promote(settings: Settings, model: str, to: str, version: str | None = None) -> dict[str, Any]:
     """Point the alias ``to`` at a version (the newest, unless one is named). Who, when, before stand on the version."""
     if to == "latest" or (to.startswith("v") and to[1:].isdigit()):

@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator import preflight, provenance, records, worker
 from orchestrator.console import Console
 from orchestrator.engine import EpochReport, Row
-from orchestrator.errors import DONE, Interrupted, RunFailed, UserError
+from orchestrator.errors import DONE, UNAVAILABLE, Interrupted, RunFailed, UserError
 from orchestrator.records import RunFolder
 from orchestrator.session import HISTORY, Result, Session, adopt
 from orchestrator.settings import Settings
@@ -163,8 +163,11 @@ def finish(session: Session, spec: ExperimentSpec, register: str | None, folder:
             console.say("MLflow does not answer: the model stays in the run's folder, unlogged")
         else:
             write_record(folder, spec)
-            logged = registry.log_model(session.settings, run_id, folder, register)
-            model_uri, version = logged.uri, logged.version
+            try:
+                logged = registry.log_model(session.settings, run_id, folder, register)
+                model_uri, version = logged.uri, logged.version
+            except registry.trouble() as error:
+                _not_logged(session, register, str(error).splitlines()[0])
     train_seconds = float(outcome["train_seconds"])
     selected = {k: v for k, v in outcome["metrics"].items() if k.startswith("validation/")}
     report_metrics(console, outcome, selected)
@@ -182,6 +185,14 @@ def finish(session: Session, spec: ExperimentSpec, register: str | None, folder:
         folder=session.folder.path,
         extra={"epochs": outcome["epochs"], "registered_version": version},
     )
+
+
+def _not_logged(session: Session, register: str | None, cause: str) -> None:
+    """The model is trained and kept; what MLflow did not take can be had again without training."""
+    again = f"orchestrator {session.folder.record['kind']} --resume {session.folder.id}"
+    if register:
+        raise UserError(f"The model could not be registered: {cause}", fix=f"It is kept; {again}", code=UNAVAILABLE)
+    session.console.say(f"The model could not be logged ({cause}); it is kept in the run's folder")
 
 
 def report_metrics(console: Console, outcome: dict[str, Any], selected: dict[str, float]) -> None:

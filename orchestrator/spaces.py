@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -75,8 +76,22 @@ def probe(space: Space, fixed: Mapping[str, Any], params: type[BaseModel], seed:
                 fix="It is called with an Optuna trial",
             ) from None
         validate(params, values, "parameter from the search space")
+        _check_plain(values)
         searched.update(dict.fromkeys(trial.params))
     return list(searched)
+
+
+def _check_plain(values: Mapping[str, Any]) -> None:
+    """The study keeps parameters as JSON."""
+    for name, value in values.items():
+        try:
+            json.dumps(value)
+        except TypeError:
+            raise UserError(
+                f"Parameter {name} from the search space is no plain value",
+                got=type(value).__name__,
+                allowed="numbers, text, lists and dicts of them",
+            ) from None
 
 
 class _Fixing:

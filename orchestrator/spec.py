@@ -109,11 +109,6 @@ class SweepSpec(BaseModel):
             resources=self.resources,
         )
 
-    def winner(self, params: Mapping[str, Any], number: int, epochs: int) -> ExperimentSpec:
-        """The experiment that settles the sweep: the winning trial's parameters for its best number of epochs."""
-        plan = self.plan.model_copy(update={"epochs": epochs, "patience": 0, "refit": "only", "decide_at": ()})
-        return self.trial(number, params).model_copy(update={"plan": plan})
-
 
 def digest(value: Any) -> str:
     """16 hex digits of the canonical JSON of ``value``."""

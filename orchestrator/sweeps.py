@@ -12,6 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from orchestrator import checkpoint, preflight, provenance, records, spaces, worker
 from orchestrator.console import Console, show
+from orchestrator.engine import Progress
 from orchestrator.errors import DONE, PARTIAL, Interrupted, RunFailed, UserError
 from orchestrator.ledger import Ledger
 from orchestrator.records import RunFolder
@@ -120,6 +121,7 @@ def _in_process(
         deliver=lambda report: follow.rows(list(report.rows)),
         stop=session.interrupts.asked,
         resume=winner.checkpoint,
+        selected=winner.selected,
     )
     if not complete:
         raise Interrupted(f"orchestrator sweep --resume {folder.id}")
@@ -158,7 +160,7 @@ def _on_ray(
         winner = choose(session, spec, study, ledger)
         follow = Follow(session, winner.spec)
         complete = placement.run_winner(
-            winner.spec, folder.path / "winner", settings.data, winner.checkpoint, session, follow.rows
+            winner.spec, folder.path / "winner", settings.data, winner.checkpoint, winner.selected, session, follow.rows
         )
     if not complete:
         raise Interrupted(f"orchestrator sweep --resume {folder.id}")
@@ -167,9 +169,10 @@ def _on_ray(
 
 @dataclass(frozen=True)
 class Winner:
-    """What settles the sweep, and the checkpoint it starts from, if any."""
+    """What settles the sweep: its spec, and either the selection to refit or the checkpoint to test."""
 
     spec: ExperimentSpec
+    selected: Progress | None
     checkpoint: Path | None
 
 
@@ -180,12 +183,17 @@ def choose(session: Session, spec: SweepSpec, study: Study, ledger: Ledger) -> W
     best = study.best()
     if best is None:
         raise RunFailed(session.folder.id, _why_none(study), str(session.folder.log))
-    params = best.user_attrs["params"]
     session.console.say(f"Best: trial {best.number}, {study.objective.metric} {show(best.value)} on validation")
-    if spec.plan.refit:
-        full = ledger.experiment(best.number, params).params
-        return Winner(spec.winner(full, best.number, int(best.user_attrs["best_epoch"])), None)
-    return Winner(ledger.experiment(best.number, params), checkpoint.latest(ledger.checkpoints(best.number)))
+    attributes, winner = best.user_attrs, ledger.experiment(best.number, best.user_attrs["params"])
+    if not spec.plan.refit:
+        return Winner(winner, None, checkpoint.latest(ledger.checkpoints(best.number)))
+    selected = Progress(
+        epoch=attributes["epoch"],
+        best_epoch=attributes["best_epoch"],
+        best_value=attributes["best_value"],
+        best_metrics=attributes["best_metrics"],
+    )
+    return Winner(winner, selected, None)
 
 
 def _why_none(study: Study) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from orchestrator import checkpoint
-from orchestrator.engine import Diverged, EpochReport, Row
+from orchestrator.engine import Diverged, EpochReport, Progress, Row
 from orchestrator.errors import UserError
 from orchestrator.experiment import Experiment, Outcome
 from orchestrator.spec import ExperimentSpec, Resources
@@ -68,17 +68,19 @@ def execute(
     deliver: Callable[[EpochReport], None],
     stop: Callable[[], bool] = lambda: False,
     resume: Path | None = None,
+    selected: Progress | None = None,
 ) -> bool:
     """Run a whole experiment in this one process, with its checkpoints and outcome below ``folder``.
 
-    ``resume`` is a checkpoint to start from when the folder has none of its own. Returns whether it ran to its
+    ``resume`` is a checkpoint to start from when the folder has none of its own, ``selected`` a selection that
+    only wants its refit. Returns whether it ran to its
     end; False when ``stop`` ended it, which leaves a checkpoint to go on from.
     """
     if outcome_of(folder):
         return True
     work = experiment(spec, data, device, stop=stop)
     start = checkpoint.latest(folder / "checkpoints") or resume
-    for report in work.stream(checkpoint.read(start, spec.identity) if start else None):
+    for report in work.stream(checkpoint.read(start, spec.identity) if start else None, selected):
         if report.checkpoint_due:
             save(work, folder / "checkpoints")
         deliver(report)

@@ -16,7 +16,7 @@ from orchestrator.settings import NAMES
 from workloads import catalog
 
 if TYPE_CHECKING:
-    from toy import Clock
+    from tests.toy import Clock
 
 # PyTorch reads it when it is imported, later: one thread, so that bitwise claims hold and neighbours are left alone.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -69,7 +69,7 @@ def database(home: Path, initialised_store: Path) -> Path:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The time of the engine and of the toy's slow epochs: it passes only where somebody sleeps."""
-    import toy
+    from tests import toy
     from orchestrator import engine
 
     clock = toy.Clock()
@@ -81,7 +81,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def toy_workload(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The catalog's name of the toy, as if a third party had installed it."""
-    entry = catalog.Entry("toy:Params", "toy:Toy", "One number on a parabola.")
+    entry = catalog.Entry("tests.toy:Params", "tests.toy:Toy", "One number on a parabola.")
     monkeypatch.setitem(catalog.BUILT_IN, "toy", entry)
     catalog.catalog.cache_clear()
     yield "toy"

@@ -113,8 +113,8 @@ def same(found: pd.DataFrame, expected: pd.DataFrame) -> None:
 
 @pytest.mark.parametrize(("before", "after"), [("parquet", "csv"), ("csv", "jsonl"), ("jsonl", "parquet")])
 def test_every_format_in_and_out(
-    before: str, after: str, registered: Registered, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    before: str, after: str, registered: Registered, settings: Settings, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setattr(prediction, "BATCH_ROWS", 100)  # three batches, in the order of the input
     source = write(pd.DataFrame({"note": ["x"] * len(USERS), "user": USERS}), tmp_path / f"users.{before}")
@@ -235,7 +235,7 @@ def test_paths_that_are_not_there(settings: Settings, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"The input .*none.csv does not exist"):
         prediction.predict(settings, "rec", str(tmp_path / "none.csv"), None, {})
     source = write(pd.DataFrame({"user": [1]}), tmp_path / "users.csv")
-    with pytest.raises(UserError, match="The folder of the output .* does not exist"):
+    with pytest.raises(UserError, match=r"The folder of the output .* does not exist"):
         prediction.predict(settings, "rec", str(source), str(tmp_path / "no" / "out.csv"), {})
 
 
@@ -251,7 +251,8 @@ def test_loaded_by_mlflow_alone(registered: Registered, settings: Settings) -> N
 
 def test_served_over_http(registered: Registered, settings: Settings, port: int) -> None:
     words = ["models", "serve", "-m", "models:/rec@champion", "--env-manager", "local", "--port", str(port), "-w", "1"]
-    environment = os.environ | {"MLFLOW_TRACKING_URI": str(settings.tracking), "MLFLOW_DISABLE_TELEMETRY": "true"}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # MLflow calls uvicorn by name
+    environment = os.environ | {"MLFLOW_TRACKING_URI": str(settings.tracking), "PATH": path}
     server = subprocess.Popen(
         [sys.executable, "-m", "mlflow", *words], env=environment, start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -261,7 +262,8 @@ def test_served_over_http(registered: Registered, settings: Settings, port: int)
         body = {"dataframe_split": {"columns": ["user"], "data": [[7], [599]]}, "params": {"k": K}}
         answer = ask(f"http://127.0.0.1:{port}/invocations", body)
     finally:
-        os.killpg(server.pid, signal.SIGTERM)
+        if server.poll() is None:
+            os.killpg(server.pid, signal.SIGTERM)
         server.wait(20)
     assert answer is not None
     same(pd.DataFrame(json.loads(answer)["predictions"]), registered.items(np.array([7, 599])))
@@ -296,8 +298,8 @@ def environment_of(requirements: Path) -> Path:
     ready = folder / "ready"
     if not ready.exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        install = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "-r", requirements]
-        done = subprocess.run(install, capture_output=True, text=True, check=False)
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "-r", str(requirements)]
+        done = subprocess.run(pip, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         ready.touch()
     return folder / "bin" / "python"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from toy import BEST_EPOCH, Clock, Params, Toy
+from tests.toy import BEST_EPOCH, Clock, Params, Toy
 
 from orchestrator.engine import Diverged, EpochReport, Progress, better, primary, run_epochs
 from orchestrator.plan import Plan

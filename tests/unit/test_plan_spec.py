@@ -146,7 +146,7 @@ def test_a_sweeps_fingerprint_is_what_it_searches() -> None:
     assert changed(SWEEP, resources={"gpus_per_worker": 0.5}).fingerprint() == SWEEP.fingerprint()
 
 
-# Trials and the winner
+# Trials
 
 
 def test_trials_have_seeds_of_their_own_that_follow_from_the_sweeps() -> None:
@@ -160,14 +160,6 @@ def test_trials_have_seeds_of_their_own_that_follow_from_the_sweeps() -> None:
 def test_a_trial_is_an_experiment_of_the_sweep() -> None:
     trial = SWEEP.trial(2, {"lr": 0.3})
     assert (trial.workload, trial.params, trial.plan, trial.resources) == ("toy", {"lr": 0.3}, SWEEP.plan, SWEEP.resources)
-
-
-def test_the_winner_is_its_trial_refitted_for_its_best_number_of_epochs() -> None:
-    sweep = changed(SWEEP, plan=SWEEP.plan.model_dump() | {"patience": 3, "decide_at": (1, 3)})
-    winner = sweep.winner({"lr": 0.3}, number=5, epochs=4)
-    assert (winner.seed, winner.params) == (sweep.trial(5, {}).seed, {"lr": 0.3})
-    plan = winner.plan
-    assert (plan.epochs, plan.patience, plan.refit, plan.decide_at) == (4, 0, "only", ())
 
 
 # Resources

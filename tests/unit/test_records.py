@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import signal
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -166,8 +167,11 @@ def test_an_unknown_id_gets_the_nearest(tmp_path: Path) -> None:
 
 def test_a_sweep_is_no_run(tmp_path: Path) -> None:
     folder = create(tmp_path, "sweep")
-    with pytest.raises(UserError, match="There is no run yet"):
+    message = f"{folder.id} is a sweep, no run. Try: orchestrator sweep --resume {folder.id}."
+    with pytest.raises(UserError, match=re.escape(message)):
         records.find(tmp_path, folder.id, "run")
+    with pytest.raises(UserError, match="There is no run yet"):
+        records.find(tmp_path, "latest", "run")
 
 
 def test_in_an_empty_storage_there_is_nothing_to_resume(tmp_path: Path) -> None:
@@ -197,6 +201,7 @@ def test_a_damaged_record_stands_in_the_way_of_no_other(tmp_path: Path) -> None:
     healthy = older(create(tmp_path), 10)
     (create(tmp_path).path / "record.json").write_text("{")
     assert records.find(tmp_path, healthy.id).id == healthy.id
+    assert records.find(tmp_path, "latest").id == healthy.id
 
 
 # Storage

@@ -17,8 +17,8 @@ Sampler: TypeAlias = Literal["uniform"]
 class Params(BaseModel):
     """What an experiment with the recommender can set.
 
-    The defaults of ``lr``, ``weight_decay`` and ``batch_size`` were chosen for matrix factorisation on the
-    validation split of MovieLens-100K.
+    The defaults of ``lr`` and ``weight_decay`` are the pair of a grid with the best mean over both backbones on the
+    validation split of MovieLens-100K; alone, matrix factorisation likes a weight decay of 3e-5, LightGCN of 5e-6.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -55,7 +55,7 @@ class Params(BaseModel):
         default=20, ge=1, description="Epochs between two decays of lr (20: thesis 4.5.1.2, LightGCN)."
     )
     weight_decay: float = Field(
-        default=3e-5,
+        default=1e-5,
         ge=0,
         le=1,
         description="Adam's coupled L2, on whole tables as in the source's code (1e-5: thesis 4.5.1.2, LightGCN).",
