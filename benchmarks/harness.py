@@ -71,7 +71,7 @@ class Row:
 class Benchmark:
     """Samples and rows of one script; :meth:`finish` prints the table and writes ``results/<name>.json``.
 
-    ``patience`` is how many seconds a run may wait for the machine's other processes to be quiet.
+    ``patience``: for how many seconds a sample that other processes disturb is put off or taken again.
     """
 
     name: str
@@ -86,18 +86,22 @@ class Benchmark:
         """Every contestant once a round, in turn (A B A B ...): a machine that drifts drifts for all."""
         for number in range(1, self.rounds + 1):
             for name, contestant in contestants.items():
-                before = self._quiet()
-                value = contestant()
-                others = max(before, busy_cores())
+                value, others = self._sample(contestant)
                 self.samples[name].append(value)
                 self.busy[name].append(others)
                 print(f"round {number}: {name}: {value:.4g} (other processes: {others:.1f} cores)", file=sys.stderr)
 
-    def _quiet(self) -> float:
+    def _sample(self, contestant: Contestant) -> tuple[float, float]:
+        """A contestant's figure, and the cores that other processes used meanwhile; disturbed, it is run again."""
         deadline = time.monotonic() + self.patience
-        while (others := busy_cores()) > QUIET_CORES and time.monotonic() < deadline:
-            pass
-        return others
+        while True:
+            while busy_cores() > QUIET_CORES and time.monotonic() < deadline:
+                pass
+            used, started = foreign_seconds(), time.monotonic()
+            value = contestant()
+            others = max(0.0, (foreign_seconds() - used) / (time.monotonic() - started))
+            if others <= QUIET_CORES or time.monotonic() >= deadline:
+                return value, others
 
     def median(self, name: str) -> float:
         return statistics.median(self.samples[name])
@@ -133,6 +137,9 @@ class Benchmark:
                 f"| {row.what:{width}} | {number(row.ours)} {row.unit} | {row.peer:{peers}} | {theirs} "
                 f"| {ratio} | {row.target} | {met} |"
             )
+        disturbed = [name for name, busy in self.busy.items() if statistics.median(busy) > QUIET_CORES]
+        if disturbed:
+            self.notes.append(f"Disturbed by other processes, not to be believed: {'; '.join(disturbed)}.")
         for note in self.notes:
             print(f"\n{note}")
         result = {
@@ -164,7 +171,7 @@ def arguments(description: str, rounds: int) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--rounds", type=int, default=rounds, help="Paired repeats; the median counts.")
     parser.add_argument(
-        "--patience", type=float, default=0.0, help="Seconds that each run may wait for the machine to be quiet."
+        "--patience", type=float, default=0.0, help="Seconds in which a disturbed sample is put off or taken again."
     )
     return parser
 
@@ -216,6 +223,15 @@ def data_root() -> Path:
 def busy_cores(seconds: float = 0.5) -> float:
     """How many cores the machine's processes use while this one sleeps."""
     return float(psutil.cpu_percent(interval=seconds)) / 100 * (psutil.cpu_count() or 1)
+
+
+def foreign_seconds() -> float:
+    """CPU seconds that processes other than this one and its descendants have used, the ended ones among them."""
+    me = psutil.Process()
+    own = {me.pid, *(child.pid for child in me.children(recursive=True))}
+    # User, system and the same of ended children: what a process used moves to its parent, never lost or counted twice.
+    others = (process for process in psutil.process_iter(["cpu_times"]) if process.pid not in own)
+    return float(sum(sum(process.info["cpu_times"][:4]) for process in others if process.info["cpu_times"]))
 
 
 def machine() -> dict[str, Any]:

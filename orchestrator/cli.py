@@ -287,9 +287,9 @@ def ui(
     tracking: Tracking = None,
 ) -> None:
     """Open MLflow's UI on the right store."""
-    from orchestrator import prediction
+    from orchestrator import ui as server
 
-    prediction.serve_ui(_settings(tracking=tracking), host, port)
+    server.serve(_settings(tracking=tracking), host, port)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

@@ -60,6 +60,7 @@ class Console:
     def table(self, title: str, columns: list[str], rows: list[list[Any]]) -> None:
         """A table of strings; numbers are aligned to the right."""
         from rich.console import Console as Rich
+        from rich.markup import escape
         from rich.table import Table
 
         self._wipe()
@@ -68,7 +69,7 @@ class Console:
         for name, right in zip(columns, numeric):
             table.add_column(name, justify="right" if right else "left", overflow="fold")
         for row in rows:
-            table.add_row(*(show(value) for value in row))
+            table.add_row(*(escape(show(value)) for value in row))
         Rich(file=self._out, width=None if self._live else 120).print(table)
         if self._log:
             Rich(file=self._log, width=160).print(table)

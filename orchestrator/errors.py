@@ -77,7 +77,10 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     names = sorted(known)
     close = nearest(name, names)
     return UserError(
-        f"Unknown {kind}", got=repr(name), allowed=names, fix=f"Did you mean {close!r}?" if close else None
+        f"Unknown {kind}",
+        got=repr(name),
+        allowed=names or "none is known",
+        fix=f"Did you mean {close!r}?" if close else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import os
 import urllib.error
@@ -9,6 +10,7 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from orchestrator.cluster import check_fit, this_machine
 from orchestrator.configuration import split_keys, validate
@@ -97,9 +99,10 @@ def tracking(settings: Settings) -> None:
         _ask_server(uri.rstrip("/"))
 
 
-def _ask_server(uri: str) -> None:
+def _ask_server(address: str) -> None:
+    uri, credentials = _credentials(address)
     # An API path: /health answers 200 even where the host check refuses every client.
-    headers = {"Content-Type": "application/json", **_credentials()}
+    headers = {"Content-Type": "application/json", **credentials}
     try:
         request = urllib.request.Request(
             f"{uri}/api/2.0/mlflow/experiments/search", data=b'{"max_results": 1}', headers=headers
@@ -121,12 +124,15 @@ def _ask_server(uri: str) -> None:
         ) from None  # fmt: skip
 
 
-def _credentials() -> dict[str, str]:
-    import base64
-
-    if token := os.environ.get("MLFLOW_TRACKING_TOKEN"):
-        return {"Authorization": f"Bearer {token}"}
-    user, password = os.environ.get("MLFLOW_TRACKING_USERNAME"), os.environ.get("MLFLOW_TRACKING_PASSWORD")
+def _credentials(address: str) -> tuple[str, dict[str, str]]:
+    """The address without what is secret in it, and the header MLflow's own client would send."""
+    parts = urlsplit(address)
+    uri = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    user = parts.username or os.environ.get("MLFLOW_TRACKING_USERNAME")
+    password = parts.password or os.environ.get("MLFLOW_TRACKING_PASSWORD")
     if user and password:
-        return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
-    return {}
+        pair = f"{unquote(user)}:{unquote(password)}".encode()
+        return uri, {"Authorization": f"Basic {base64.b64encode(pair).decode()}"}
+    if token := os.environ.get("MLFLOW_TRACKING_TOKEN"):
+        return uri, {"Authorization": f"Bearer {token}"}
+    return uri, {}

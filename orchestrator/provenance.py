@@ -41,6 +41,17 @@ def code() -> dict[str, str]:
     return {"mlflow.source.git.commit": commit, "mlflow.source.git.dirty": str(dirty).lower()}
 
 
+def tags() -> dict[str, str]:
+    """Command and code, under the names that MLflow's UI shows."""
+    words = command()
+    return {
+        "orchestrator.command": words,
+        "mlflow.source.name": words[:200],
+        "mlflow.source.type": "LOCAL",
+        **code(),
+    }
+
+
 def environment() -> dict[str, Any]:
     """What the record's ``environment.json`` holds."""
     return {

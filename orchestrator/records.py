@@ -160,6 +160,14 @@ def find(storage: Path, reference: str, kind: Kind | None = None) -> RunFolder:
     )  # fmt: skip
 
 
+def drop_half_line(journal: Path) -> None:
+    """Cut off the line that a killed writer left unfinished: what is appended next would be lost with it."""
+    if journal.exists():
+        content = journal.read_bytes()
+        if len(whole := content[: content.rfind(b"\n") + 1]) < len(content):
+            os.truncate(journal, len(whole))
+
+
 def check_writable(storage: Path) -> None:
     """Raises UserError (exit 3) unless a file can be written and removed below ``storage``."""
     probe = storage / f".probe-{os.getpid()}-{time.monotonic_ns()}"

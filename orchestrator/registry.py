@@ -30,9 +30,7 @@ def client(settings: Settings) -> Any:
     """An MlflowClient on the settings' store. Raises UserError when tracking is off."""
     if settings.tracking is None:
         raise UserError("There is no model registry with tracking off", fix="Leave --tracking away, or name a server")
-    if settings.embedded:
-        store.ensure(settings.home)
-    store.quiet()
+    store.ensure(settings.tracking)
     from mlflow.tracking import MlflowClient
 
     return MlflowClient(settings.tracking, settings.tracking)

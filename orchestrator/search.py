@@ -19,7 +19,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from orchestrator import spaces
+from orchestrator import records, spaces
 from orchestrator.engine import Row
 from orchestrator.errors import UserError
 from orchestrator.spec import SweepSpec
@@ -60,6 +60,9 @@ class Study:
     def __init__(self, folder: Path, spec: SweepSpec, objective: Objective, space: spaces.Space) -> None:
         self.spec, self.objective, self._space = spec, objective, space
         journal = folder / "study.jsonl"
+        # A killed driver may leave both; the folder's own lock says that no other is alive.
+        records.drop_half_line(journal)
+        journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)  # Optuna would wait 30 s for it
         decide_at = spec.plan.decide_at
         pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
         if decide_at:
@@ -94,12 +97,12 @@ class Study:
         """The next trial: first those a dead process left running, then new ones up to the number asked for."""
         if self._interrupted:
             left = self._interrupted.pop(0)
+            self._prepare_sampler(left.number)
             return self._begin(optuna.Trial(self._study, left._trial_id), resumed=True)
-        if len(self.trials) >= self.spec.search.trials:
-            return None
         number = len(self.trials)
-        # A sampler's own random stream would be lost with the process; derived, it is where it would have been.
-        self._study.sampler = _sampler(self.spec.search.sampler, _seed(self.spec.seed, number))
+        if number >= self.spec.search.trials:
+            return None
+        self._prepare_sampler(number)
         return self._begin(self._study.ask(), resumed=False)
 
     def running(self) -> list[int]:
@@ -146,9 +149,13 @@ class Study:
         sign = 1.0 if self.objective.direction == "max" else -1.0
         return max(complete, key=lambda t: (sign * float(t.value or 0.0), -t.number))
 
+    def _prepare_sampler(self, number: int) -> None:
+        # A sampler's own random stream would be lost with the process; derived, it is where it would have been.
+        self._study.sampler = _sampler(self.spec.search.sampler, _seed(self.spec.seed, number))
+
     def _begin(self, trial: optuna.Trial, resumed: bool) -> Trial:
         params = spaces.suggest(self._space, trial, self.spec.fixed)
-        if not resumed:
+        if "params" not in trial.user_attrs:  # its process may have died while it was asked for
             trial.set_user_attr("params", params)
         self._open[trial.number] = trial
         return Trial(trial.number, params, resumed)

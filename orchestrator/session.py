@@ -146,10 +146,7 @@ def open_tracker(settings: Settings, folder: RunFolder, *, resuming: bool) -> Tr
     """The writer of a run; None with ``--tracking none``."""
     if settings.tracking is None:
         return None
-    artifacts = None
-    if settings.embedded:
-        store.ensure(settings.home)
-        artifacts = store.artifact_root(settings.home)
+    artifacts = store.ensure(settings.tracking)
     experiment = settings.experiment or str(folder.record["workload"])
     return Tracker(settings.tracking, experiment, folder.id, folder.path, artifacts=artifacts, resuming=resuming)
 
@@ -186,4 +183,4 @@ def identity_tags() -> dict[str, str]:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container user without a name
         user = "unknown"
-    return {"mlflow.user": user, "orchestrator.command": provenance.command(), **provenance.code()}
+    return {"mlflow.user": user, **provenance.tags()}

@@ -1,14 +1,16 @@
-"""The embedded MLflow store: one SQLite file in the home, made once under a lock."""
+"""MLflow's SQLite store: one file, by default in the home, made once under a lock."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 from orchestrator.errors import UNAVAILABLE, UserError
-from orchestrator.settings import embedded_uri
 from workloads.data.cache import file_lock
+
+SQLITE = "sqlite:///"
 
 QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -22,35 +24,38 @@ QUIET = {
 }
 
 
-def artifact_root(home: Path) -> Path:
-    return home / "artifacts"
+def ensure(uri: str) -> Path | None:
+    """Make the SQLite store ``uri`` if it is not there; returns where its artifacts go, beside it.
 
-
-def ensure(home: Path) -> None:
-    """Make the embedded store if it is not there. Fast when it is; safe when many processes call it at once.
-
-    Several processes that migrate one fresh SQLite file destroy it, hence the lock.
+    None for a tracking server or a database server: those are somebody's own, and say themselves where artifacts
+    go. Fast when the store is there; safe when many processes call it at once: several that migrate one fresh
+    SQLite file destroy it, hence the lock. Raises UserError (exit 3) when it can not be written.
     """
     quiet()
-    database, ready = home / "mlflow.db", home / "mlflow.ready"
+    if not uri.startswith(SQLITE):
+        return None
+    database = Path(uri.removeprefix(SQLITE))
+    artifacts, ready = database.parent / "artifacts", database.with_suffix(".ready")
     if ready.exists() and database.exists():
-        return
+        return artifacts
     try:
-        home.mkdir(parents=True, exist_ok=True)
-        with file_lock(home / "mlflow.lock"):
-            if ready.exists() and database.exists():
-                return
-            from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+        database.parent.mkdir(parents=True, exist_ok=True)
+        with file_lock(database.with_suffix(".lock")):
+            if not (ready.exists() and database.exists()):
+                from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-            SqlAlchemyStore(embedded_uri(home), str(artifact_root(home)))
-            with sqlite3.connect(database) as connection:
-                connection.execute("PRAGMA journal_mode=WAL")  # the UI reads while a sweep writes
-            ready.touch()
+                SqlAlchemyStore(uri, str(artifacts))
+                with closing(sqlite3.connect(database)) as connection:
+                    connection.execute("PRAGMA journal_mode=WAL")  # the UI reads while a sweep writes
+                ready.touch()
     except OSError as error:
         raise UserError(
-            f"The home {home} can not be written", got=error.strerror or str(error),
-            fix="Set ORCHESTRATOR_HOME to a folder of yours", code=UNAVAILABLE,
-        ) from None  # fmt: skip
+            f"The MLflow store {database} can not be written",
+            got=error.strerror or str(error),
+            fix="Set ORCHESTRATOR_HOME to a folder of yours",
+            code=UNAVAILABLE,
+        ) from None
+    return artifacts
 
 
 def quiet() -> None:

@@ -225,7 +225,9 @@ class _Client:
         if found is None:
             location = str(artifacts / experiment) if artifacts else None
             try:
-                self.experiment = self._client.create_experiment(experiment, artifact_location=location)
+                self.experiment = self._client.create_experiment(
+                    experiment, artifact_location=location, tags={"mlflow.experimentKind": "custom_model_development"}
+                )
             except MlflowException:  # another process was first
                 self.experiment = self._client.get_experiment_by_name(experiment).experiment_id
         else:

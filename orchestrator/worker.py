@@ -17,6 +17,7 @@ from orchestrator.experiment import Experiment, Outcome
 from orchestrator.spec import ExperimentSpec, Resources
 from workloads.catalog import catalog
 from workloads.contract import Runtime, Servable, Workload
+from workloads.data.errors import DataError
 
 if TYPE_CHECKING:
     import torch
@@ -137,7 +138,7 @@ def payload(report: EpochReport) -> dict[str, Any]:
 
 def describe(error: Exception) -> str:
     """One line for what the user did or what diverged; the place in the code for everything else."""
-    if isinstance(error, UserError | Diverged):
+    if isinstance(error, UserError | Diverged | DataError):
         return str(error)
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"

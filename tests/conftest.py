@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator import store
-from orchestrator.settings import NAMES
+from orchestrator.settings import NAMES, embedded_uri
 from workloads import catalog
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def initialised_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty MLflow store: its schema takes seconds to make, so it is made once and copied."""
     home = tmp_path_factory.mktemp("store")
-    store.ensure(home)
+    store.ensure(embedded_uri(home))
     return home / "mlflow.db"
 
 

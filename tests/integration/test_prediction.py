@@ -22,7 +22,7 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from orchestrator import prediction, registry
+from orchestrator import prediction, registry, tables, ui
 from orchestrator.errors import UNAVAILABLE, USAGE, UserError
 from orchestrator.settings import Settings, resolve
 
@@ -116,7 +116,7 @@ def test_every_format_in_and_out(
     before: str, after: str, registered: Registered, settings: Settings, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(prediction, "BATCH_ROWS", 100)  # three batches, in the order of the input
+    monkeypatch.setattr(tables, "BATCH_ROWS", 100)  # three batches, in the order of the input
     source = write(pd.DataFrame({"note": ["x"] * len(USERS), "user": USERS}), tmp_path / f"users.{before}")
     target = tmp_path / f"top.{after}"
     prediction.predict(settings, "rec@champion", str(source), str(target), {"k": str(K)})
@@ -144,10 +144,10 @@ def test_a_pipe_of_commands(registered: Registered) -> None:
 
 
 def test_rows_stream_through_in_bounded_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prediction, "BATCH_ROWS", 4)
+    monkeypatch.setattr(tables, "BATCH_ROWS", 4)
     for name in ("users.parquet", "users.csv", "users.jsonl"):
         source = write(pd.DataFrame({"user": range(10)}), tmp_path / name)
-        frames = [frame["user"].tolist() for frame in prediction._frames(str(source), name, None)]
+        frames = [frame["user"].tolist() for frame in tables.frames(str(source), name, None)]
         assert frames == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
@@ -185,7 +185,7 @@ def test_an_empty_input_gives_an_empty_output_with_its_columns(
 def test_a_wrong_input_is_one_sentence(
     name: str, text: str, message: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prediction, "BATCH_ROWS", 2)  # rows are counted on over the batches
+    monkeypatch.setattr(tables, "BATCH_ROWS", 2)  # rows are counted on over the batches
     source, target = tmp_path / name, tmp_path / "out.csv"
     source.write_text(text)
     target.write_text("of yesterday")
@@ -328,15 +328,15 @@ def test_the_ui_on_a_port_that_is_taken(settings: Settings) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         with pytest.raises(UserError, match=f"Port {port} of 127.0.0.1 .*already in use.*--port") as caught:
-            prediction.serve_ui(settings, "127.0.0.1", port)
+            ui.serve(settings, "127.0.0.1", port)
     assert caught.value.code == UNAVAILABLE
 
 
 def test_the_ui_of_a_server_is_where_the_server_is(capsys: pytest.CaptureFixture[str]) -> None:
-    prediction.serve_ui(resolve({"tracking": "http://me:pw@host:5000"}), "127.0.0.1", 5000)
+    ui.serve(resolve({"tracking": "http://me:pw@host:5000"}), "127.0.0.1", 5000)
     assert capsys.readouterr().out == "http://me:***@host:5000\n"
     with pytest.raises(UserError, match="tracking off"):
-        prediction.serve_ui(resolve({"tracking": "none"}), "127.0.0.1", 5000)
+        ui.serve(resolve({"tracking": "none"}), "127.0.0.1", 5000)
 
 
 def ask(url: str, body: Any = None) -> bytes | None:

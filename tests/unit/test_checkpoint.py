@@ -54,11 +54,18 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
 
 scalars = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=8)
 tensors = st.sampled_from(
-    [torch.tensor(3), torch.zeros(0, 4), torch.rand(3, generator=torch.Generator().manual_seed(0)), torch.tensor([True])]
+    [
+        torch.tensor(3),
+        torch.zeros(0, 4),
+        torch.rand(3, generator=torch.Generator().manual_seed(0)),
+        torch.tensor([True]),
+    ]
 )
 keys = st.integers(0, 12) | st.sampled_from(["0", "1", "a", "a/b", "b", "", "$tensor", "$items"])
 states = st.recursive(
-    scalars | tensors, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=4), max_leaves=12
+    scalars | tensors,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=4),
+    max_leaves=12,
 )
 
 
@@ -115,7 +122,13 @@ def test_the_files_hold_tensors_and_json_and_nothing_is_unpickled(
     def forbidden(*_: Any, **__: Any) -> Any:
         raise AssertionError("pickle was used")
 
-    for module, name in ((pickle, "load"), (pickle, "loads"), (pickle, "dumps"), (pickle, "Unpickler"), (torch, "load")):
+    for module, name in (
+        (pickle, "load"),
+        (pickle, "loads"),
+        (pickle, "dumps"),
+        (pickle, "Unpickler"),
+        (torch, "load"),
+    ):
         monkeypatch.setattr(module, name, forbidden)
     folder = write(tmp_path / "checkpoint-1")
     checkpoint.read(folder)
@@ -212,7 +225,9 @@ def test_another_format(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["workload", "fingerprint"])
 def test_another_workload_or_configuration(key: str, tmp_path: Path) -> None:
     folder = write(tmp_path / "checkpoint-1")
-    refused(folder, f"belongs to another {key}: got {IDENTITY[key]}; allowed: other", identity=IDENTITY | {key: "other"})
+    refused(
+        folder, f"belongs to another {key}: got {IDENTITY[key]}; allowed: other", identity=IDENTITY | {key: "other"}
+    )
 
 
 # A folder of them

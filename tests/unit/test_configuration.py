@@ -67,7 +67,10 @@ def test_an_empty_file_sets_nothing(text: str, tmp_path: Path) -> None:
         ("a: 1\nb: [1, 2\n", ("line 3, column 1 is not valid YAML",)),
         ("a: 1\n  b: 2\n", ("line 2, column 4 is not valid YAML", "mapping values are not allowed")),
         ("a: 1\n\tb: 2\n", ("line 2, column 1 is not valid YAML",)),
-        ("a: !!python/object:os.system {}\n", ("line 1, column 4 is not valid YAML", "could not determine a constructor")),
+        (
+            "a: !!python/object:os.system {}\n",
+            ("line 1, column 4 is not valid YAML", "could not determine a constructor"),
+        ),
         ("a: 1\nb: 2\na: 3\n", ("line 3: a stands twice",)),
         ("p:\n  a: 1\n  a: 3\n", ("line 3: p.a stands twice",)),
         ("- 1\n- 2\n", ("must hold a mapping: got list",)),

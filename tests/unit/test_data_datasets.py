@@ -110,9 +110,7 @@ def test_the_catalogue_is_complete() -> None:
 
 
 def test_an_unknown_name_offers_the_nearest() -> None:
-    with pytest.raises(
-        DataError, match=r"got 'ml-10k'; expected one of .*synthetic.*Did you mean 'ml-100k'\?$"
-    ):
+    with pytest.raises(DataError, match=r"got 'ml-10k'; expected one of .*synthetic.*Did you mean 'ml-100k'\?$"):
         dataset("ml-10k")
     with pytest.raises(DataError, match=r"got 'zzz'; expected one of"):
         dataset("zzz")
@@ -139,9 +137,7 @@ def test_a_missing_file_is_told_without_heavy_imports(tmp_path: Path) -> None:
         "heavy = {'numpy', 'pandas', 'pyarrow', 'torch', 'urllib.request'} & set(sys.modules)\n"
         "sys.exit(f'imported: {heavy}' if heavy else 0)\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
-    )
+    result = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 
 
@@ -179,9 +175,7 @@ def test_damage_that_parses_is_named_by_checksum(tiny: Dataset, root: Path) -> N
 def test_an_overlap_is_named_though_the_other_file_is_the_damaged_one(tiny: Dataset, root: Path) -> None:
     path = root / "tiny" / "100k_train.csv"
     path.write_bytes(path.read_bytes() + b"1,6,4\r\n")
-    with pytest.raises(
-        DataError, match=r"line 3: a pair of the test part is also in the train part.*line 5 of"
-    ):
+    with pytest.raises(DataError, match=r"line 3: a pair of the test part is also in the train part.*line 5 of"):
         check("tiny", root)
 
 

@@ -36,9 +36,7 @@ def read_and_count(folder: Path) -> Interactions:
 
 
 def register(content: bytes) -> None:
-    source = SourceFile(
-        "seed.txt", len(content), hashlib.sha256(content).hexdigest(), "https://localhost/seed.txt"
-    )
+    source = SourceFile("seed.txt", len(content), hashlib.sha256(content).hexdigest(), "https://localhost/seed.txt")
     known = Dataset("counted", "a reader that counts", "interactions", "1", read_and_count, (source,))
     DATASETS["counted"] = known  # type: ignore[index]
 

@@ -37,9 +37,7 @@ def test_each_user_gives_a_tenth(pairs: set[tuple[int, int]], seed: int) -> None
 
 
 @given(pair_sets, seeds, st.floats(0.001, 0.999))
-def test_no_user_is_left_empty_at_any_fraction(
-    pairs: set[tuple[int, int]], seed: int, fraction: float
-) -> None:
+def test_no_user_is_left_empty_at_any_fraction(pairs: set[tuple[int, int]], seed: int, fraction: float) -> None:
     rows = array(pairs)
     mask = hold_out(rows, N_USERS, fraction, seed)
     for user in range(N_USERS):

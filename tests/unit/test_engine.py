@@ -151,7 +151,9 @@ def test_the_first_of_several_objectives_selects() -> None:
 def test_on_best_is_called_while_the_workload_holds_the_best_state() -> None:
     workload = build()
     states: list[tuple[int, float]] = []
-    (report,) = run_epochs(workload, Plan(epochs=12), on_best=lambda: states.append((workload.epoch, float(workload.x))))
+    (report,) = run_epochs(
+        workload, Plan(epochs=12), on_best=lambda: states.append((workload.epoch, float(workload.x)))
+    )
     assert [epoch for epoch, _ in states] == [1, 2, BEST_EPOCH]
     assert states[-1][1] == report.rows[BEST_EPOCH - 1].metrics["validation/x"]
 

@@ -99,7 +99,10 @@ def test_refit_only_selects_nothing() -> None:
     outcome = finish(bench.experiment("only"))
     assert len(bench.built) == 1
     assert (bench.calls("validation"), bench.calls("test")) == (0, 1)
-    assert outcome.metrics == {"test/error": error_on_test(toy(holdout=False, epochs=EPOCHS)), "test/x": outcome.metrics["test/x"]}
+    assert outcome.metrics == {
+        "test/error": error_on_test(toy(holdout=False, epochs=EPOCHS)),
+        "test/x": outcome.metrics["test/x"],
+    }
     assert (outcome.epochs, outcome.refitted, outcome.ended) == (EPOCHS, True, "epochs")
 
 
@@ -312,7 +315,9 @@ def test_a_process_may_die_at_any_report(refit: bool, toy_workload: str, tmp_pat
         rows.extend(values(report))
 
     whole: Values = []
-    assert worker.execute(spec, tmp_path / "whole", tmp_path, device, deliver=lambda report: whole.extend(values(report)))
+    assert worker.execute(
+        spec, tmp_path / "whole", tmp_path, device, deliver=lambda report: whole.extend(values(report))
+    )
     while True:
         try:
             assert worker.execute(spec, tmp_path / "torn", tmp_path, device, deliver=deliver)

@@ -68,7 +68,8 @@ def test_decide_at_is_no_key_of_the_command_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [{"epochs": 0}, {"patience": -1}, {"accumulate": 0}, {"precision": "fp16"}, {"refit": "never"}, {"epoch": 1}]
+    "values",
+    [{"epochs": 0}, {"patience": -1}, {"accumulate": 0}, {"precision": "fp16"}, {"refit": "never"}, {"epoch": 1}],
 )
 def test_a_plan_out_of_its_bounds(values: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
@@ -159,7 +160,12 @@ def test_trials_have_seeds_of_their_own_that_follow_from_the_sweeps() -> None:
 
 def test_a_trial_is_an_experiment_of_the_sweep() -> None:
     trial = SWEEP.trial(2, {"lr": 0.3})
-    assert (trial.workload, trial.params, trial.plan, trial.resources) == ("toy", {"lr": 0.3}, SWEEP.plan, SWEEP.resources)
+    assert (trial.workload, trial.params, trial.plan, trial.resources) == (
+        "toy",
+        {"lr": 0.3},
+        SWEEP.plan,
+        SWEEP.resources,
+    )
 
 
 # Resources

@@ -37,7 +37,9 @@ def refused(call: Callable[[], Any], *words: str, code: int = USAGE) -> str:
 
 
 def test_an_unknown_workload_gets_the_nearest() -> None:
-    refused(lambda: preflight.workload("recomender"), "Unknown workload: got 'recomender'", "Did you mean 'recommender'?")
+    refused(
+        lambda: preflight.workload("recomender"), "Unknown workload: got 'recomender'", "Did you mean 'recommender'?"
+    )
 
 
 def test_settings_are_sorted_into_parameters_and_plan() -> None:
@@ -71,7 +73,9 @@ def test_a_dataset_is_present_and_has_a_fingerprint(tmp_path: Path) -> None:
 
 
 def test_an_unknown_dataset_gets_the_nearest(tmp_path: Path) -> None:
-    refused(lambda: preflight.dataset({"dataset": "synthtic"}, tmp_path), "Unknown dataset", "'synthtic'", "'synthetic'?")
+    refused(
+        lambda: preflight.dataset({"dataset": "synthtic"}, tmp_path), "Unknown dataset", "'synthtic'", "'synthetic'?"
+    )
 
 
 def test_a_missing_dataset_says_where_it_was_looked_for(tmp_path: Path) -> None:
@@ -117,7 +121,9 @@ def machine(monkeypatch: pytest.MonkeyPatch, cpus: float, gpus: float) -> None:
         ({"workers": 2, "gpus_per_worker": 1}, ("got 2 worker(s) of 1 CPU + 1 GPU each",)),
     ],
 )
-def test_more_than_the_machine_has(asked: dict[str, Any], words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_the_machine_has(
+    asked: dict[str, Any], words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine(monkeypatch, 4, 1)
     settings = resolve({"tracking": "none"})
     refused(
@@ -126,7 +132,9 @@ def test_more_than_the_machine_has(asked: dict[str, Any], words: tuple[str, ...]
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("asked", [{"workers": 4}, {"cpus_per_worker": 4}, {"gpus_per_worker": 0.5, "cpus_per_worker": 2}])
+@pytest.mark.parametrize(
+    "asked", [{"workers": 4}, {"cpus_per_worker": 4}, {"gpus_per_worker": 0.5, "cpus_per_worker": 2}]
+)
 def test_what_the_machine_has(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, 4, 1)
     preflight.services(resolve({"tracking": "none"}), Resources(**asked), ray=True)
@@ -144,7 +152,9 @@ def test_what_the_machine_has(asked: dict[str, Any], monkeypatch: pytest.MonkeyP
         ([], {}, 0),
     ],
 )
-def test_trials_are_counted_node_by_node(nodes: list[tuple[float, float]], asked: dict[str, Any], expected: int) -> None:
+def test_trials_are_counted_node_by_node(
+    nodes: list[tuple[float, float]], asked: dict[str, Any], expected: int
+) -> None:
     available = [{"CPU": float(cpus), "GPU": float(gpus)} for cpus, gpus in nodes]
     assert cluster.slots(available, Resources(**asked)) == expected
 
@@ -202,13 +212,14 @@ def check(uri: str) -> None:
 def test_a_server_that_answers_is_asked_for_what_the_writer_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     with server(200) as (uri, handler):
         check(f"{uri}/")
-        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
-        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
-        check(uri)
         monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "token")
         check(uri)
-        path = "/api/2.0/mlflow/experiments/search"
-        assert handler.seen == [(path, None), (path, "Basic bWU6c2VjcmV0"), (path, "Bearer token")]
+        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")  # a name goes before a token, as in MLflow's client
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
+        check(uri)
+        check(uri.replace("http://", "http://you:p%40ss@"))
+        path, pair = "/api/2.0/mlflow/experiments/search", "Basic eW91OnBAc3M="
+        assert handler.seen == [(path, None), (path, "Bearer token"), (path, "Basic bWU6c2VjcmV0"), (path, pair)]
 
 
 @pytest.mark.parametrize(

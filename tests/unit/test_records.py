@@ -92,7 +92,9 @@ def test_a_driver_that_dies_without_a_word_is_lost_and_can_be_taken_over(tmp_pat
     driver = elsewhere(lambda: create(tmp_path))
     folder = records.find(tmp_path, "latest")
     assert folder.status() == "running"
-    with pytest.raises(UserError, match=f"driven by another process: got pid {driver.pid}.*orchestrator stop {folder.id}"):
+    with pytest.raises(
+        UserError, match=f"driven by another process: got pid {driver.pid}.*orchestrator stop {folder.id}"
+    ):
         folder.hold()
     kill(driver)
     assert folder.status() == "lost"
@@ -159,9 +161,7 @@ def test_an_unknown_id_gets_the_nearest(tmp_path: Path) -> None:
     typo = folder.id[:-1]
     with pytest.raises(UserError) as caught:
         records.find(tmp_path, typo, "run")
-    assert str(caught.value) == (
-        f"Unknown run: got '{typo}'; allowed: latest, {folder.id}. Did you mean {folder.id}?"
-    )
+    assert str(caught.value) == (f"Unknown run: got '{typo}'; allowed: latest, {folder.id}. Did you mean {folder.id}?")
     assert caught.value.code == USAGE
 
 
@@ -204,6 +204,18 @@ def test_a_damaged_record_stands_in_the_way_of_no_other(tmp_path: Path) -> None:
     assert records.find(tmp_path, "latest").id == healthy.id
 
 
+@pytest.mark.parametrize(
+    ("content", "kept"),
+    [("", ""), ("a\n", "a\n"), ("a\nb\n", "a\nb\n"), ("a\nb", "a\n"), ("ab", ""), ("\n\nb", "\n\n")],
+)
+def test_half_a_line_is_cut_off(content: str, kept: str, tmp_path: Path) -> None:
+    (tmp_path / "journal").write_text(content)
+    records.drop_half_line(tmp_path / "journal")
+    assert (tmp_path / "journal").read_text() == kept
+    records.drop_half_line(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
 # Storage
 
 
@@ -216,6 +228,8 @@ def test_a_storage_that_can_be_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("below", ["file", "file/deep/storage"])
 def test_a_storage_that_can_not_be_written(ask: Callable[[Path], Any], below: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(UserError, match=rf"The storage {tmp_path}/{below} can not be written: got .*--storage") as caught:
+    with pytest.raises(
+        UserError, match=rf"The storage {tmp_path}/{below} can not be written: got .*--storage"
+    ) as caught:
         ask(tmp_path / below)
     assert caught.value.code == UNAVAILABLE

@@ -37,7 +37,11 @@ def test_each_source_wins_over_the_next(home: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("ORCHESTRATOR_STORAGE", "/from/environment")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "from-environment")
     found = resolve({"storage": "/from/flag", "experiment": None})
-    assert (str(found.storage), found.experiment, found.ray_address) == ("/from/flag", "from-environment", "from-file:1")
+    assert (str(found.storage), found.experiment, found.ray_address) == (
+        "/from/flag",
+        "from-environment",
+        "from-file:1",
+    )
     picked = {name: found.sources[name] for name in ("storage", "experiment", "ray_address", "tracking")}
     assert picked == {"storage": "flag", "experiment": "environment", "ray_address": "file", "tracking": "default"}
 
@@ -69,14 +73,18 @@ def test_servers_and_databases(uri: str) -> None:
 
 @pytest.mark.parametrize("uri", ["mlruns", "file:///tmp/mlruns", "/tmp/mlruns", "localhost:5000", ""])
 def test_an_address_that_can_not_work(uri: str) -> None:
-    with pytest.raises(UserError, match=f"tracking address is not one that works: got '{uri}'; allowed: http") as caught:
+    with pytest.raises(
+        UserError, match=f"tracking address is not one that works: got '{uri}'; allowed: http"
+    ) as caught:
         resolve({"tracking": uri})
     assert caught.value.code == USAGE
 
 
 def test_an_unknown_setting_in_the_file(home: Path) -> None:
     configure(home, "trackng: none\n")
-    with pytest.raises(UserError, match=r"Unknown setting in .*config\.yaml: got 'trackng'.* Did you mean 'tracking'\?"):
+    with pytest.raises(
+        UserError, match=r"Unknown setting in .*config\.yaml: got 'trackng'.* Did you mean 'tracking'\?"
+    ):
         resolve()
 
 

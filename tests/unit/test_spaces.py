@@ -80,7 +80,10 @@ def test_a_function_of_a_file(tmp_path: Path) -> None:
         ("def space(trial):\n    return {'lr': 1\n", ("SyntaxError", "line 2")),
         ("import math\n\nLOW = 1 / 0\n", ("line 3 can not be imported: ZeroDivisionError",)),
         ("import nothing_of_that_name\n", ("line 1 can not be imported: ModuleNotFoundError", "nothing_of_that_name")),
-        ("import math\n\ndef half():\n    return math.sqrt(-1)\n\nA = half()\n", ("line 6 can not be imported: ValueError",)),
+        (
+            "import math\n\ndef half():\n    return math.sqrt(-1)\n\nA = half()\n",
+            ("line 6 can not be imported: ValueError",),
+        ),
     ],
 )
 def test_a_broken_file_has_its_line(text: str, words: tuple[str, ...], tmp_path: Path) -> None:
@@ -140,7 +143,10 @@ def broken(trial: Any) -> dict[str, Any]:
     ("space", "words"),
     [
         (lambda trial: {"lrr": 0.1}, ("Unknown parameter from the search space: got 'lrr'", "Did you mean 'lr'?")),
-        (lambda trial: {"lr": trial.suggest_float("lr", 0.5, 3)}, ("from the search space lr is not valid", "less than 1")),
+        (
+            lambda trial: {"lr": trial.suggest_float("lr", 0.5, 3)},
+            ("from the search space lr is not valid", "less than 1"),
+        ),
         (lambda trial: {"lr": "fast"}, ("from the search space lr is not valid: got 'fast'",)),
         (lambda trial: None, ("must return the parameters: got NoneType; allowed: a dict",)),
         (lambda trial: [("lr", 0.1)], ("must return the parameters: got list",)),

@@ -1,0 +1,211 @@
+"""Rows in and out of files for a model: Parquet, CSV and JSON lines, in batches, in the model's own types."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from itertools import islice
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from orchestrator.errors import RunFailed, UserError, nearest
+
+if TYPE_CHECKING:
+    from io import BufferedReader
+
+    import pandas as pd
+
+BATCH_ROWS = 8192  # held in memory and given to the model at once
+FORMATS = (".parquet", ".csv", ".jsonl")
+STREAM = "-"
+INTEGERS, NUMBERS = ("integer", "long"), ("integer", "long", "float", "double")
+
+
+def columns_of(spec: Any) -> list[Any] | None:
+    """The named columns of a signature; None where it has none."""
+    named = spec is not None and not spec.is_tensor_spec() and spec.has_input_names()
+    return list(spec.inputs) if named else None
+
+
+def frames(source: str, name: str, columns: Sequence[Any] | None) -> Iterator[pd.DataFrame]:
+    """The rows of a file or of standard input, ``BATCH_ROWS`` at a time."""
+    import pyarrow as pa
+
+    try:
+        if Path(source).suffix == ".parquet":
+            yield from _parquet(source, name, columns)
+            return
+        standard = nullcontext(cast("BufferedReader", sys.stdin.buffer))
+        with standard if source == STREAM else Path(source).open("rb") as stream:
+            head = stream.peek(1).lstrip()
+            if source.endswith(".jsonl") or (source == STREAM and head.startswith(b"{")):
+                yield from _json_lines(stream, name)
+            elif head:
+                yield from _csv(stream, columns)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise UserError(f"{name} can not be read: {one_line(error)}") from None
+
+
+def _parquet(source: str, name: str, columns: Sequence[Any] | None) -> Iterator[pd.DataFrame]:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(source) as file:
+        wanted = None if columns is None else _present(columns, file.schema_arrow.names, name)
+        for batch in file.iter_batches(BATCH_ROWS, columns=wanted):
+            yield batch.to_pandas()
+
+
+def _csv(stream: IO[bytes], columns: Sequence[Any] | None) -> Iterator[pd.DataFrame]:
+    import pandas as pd
+
+    texts = {column.name: str for column in columns or () if _kind(column) == "string"}  # 007 stays 007
+    yield from pd.read_csv(stream, chunksize=BATCH_ROWS, dtype=texts, keep_default_na=False, na_values=[""])
+
+
+def _json_lines(stream: IO[bytes], name: str) -> Iterator[pd.DataFrame]:
+    import pandas as pd
+
+    numbered = ((number, line) for number, line in enumerate(stream, 1) if line.strip())
+    while chunk := list(islice(numbered, BATCH_ROWS)):
+        rows = []
+        for number, line in chunk:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                row = None
+            if not isinstance(row, dict):
+                shown = line[:60].decode(errors="replace").strip()
+                raise UserError(f"Line {number} of {name} is not a JSON object", got=shown)
+            rows.append(row)
+        yield pd.DataFrame(rows)
+
+
+def _present(columns: Sequence[Any], there: Sequence[str], name: str) -> list[str]:
+    """The model's columns that are there. Raises UserError for a required one that is not."""
+    for column in columns:
+        if column.required and column.name not in there:
+            close = nearest(column.name, there)
+            raise UserError(
+                f"{name} lacks the column {column.name}, which the model needs", got=", ".join(there) or "no columns",
+                fix=f"Rename {close} to it?" if close else None,
+            )  # fmt: skip
+    return [column.name for column in columns if column.name in there]
+
+
+def typed(found: pd.DataFrame, columns: Sequence[Any], name: str, before: int) -> pd.DataFrame:
+    """The model's columns in its types. Raises UserError with column, row and value; ``before`` rows went ahead."""
+    import numpy as np
+    import pandas as pd
+
+    frame = found[_present(columns, list(map(str, found.columns)), name)].copy()
+    for column in (column for column in columns if column.name in frame and len(frame)):
+        values, kind = frame[column.name], _kind(column)
+        if kind in NUMBERS and values.dtype != bool:
+            checked = pd.to_numeric(values, errors="coerce")
+        elif kind == "datetime":
+            checked = pd.to_datetime(values, errors="coerce", format="ISO8601")
+        elif kind == "string":
+            checked = values.where(values.map(lambda value: isinstance(value, str)))
+        else:
+            continue  # MLflow's own check has the word
+        if kind in INTEGERS:
+            limits = np.iinfo(column.type.to_numpy())
+            bad = (checked % 1 != 0) | ~checked.between(limits.min, limits.max)  # empty and infinite ones too
+        else:
+            bad = checked.isna() & values.notna()
+        if bad.any():
+            row = int(bad.to_numpy().argmax())
+            got = repr(values.tolist()[row]) if values.notna().iloc[row] else "nothing"
+            raise UserError(f"Column {column.name} of {name} is wrong in row {before + row + 1}", got=got, allowed=kind)
+        frame[column.name] = checked.astype(column.type.to_pandas()) if kind in NUMBERS else checked
+    return frame
+
+
+def _kind(column: Any) -> str:
+    """``long``, ``string`` ...; empty for arrays, objects and maps."""
+    return str(getattr(column.type, "name", ""))
+
+
+def empty(spec: Any) -> pd.DataFrame:
+    """No rows, in the columns of a signature's outputs."""
+    import pandas as pd
+
+    types = {column.name: column.type for column in columns_of(spec) or ()}
+    return pd.DataFrame({name: pd.Series(dtype=kind.to_pandas() if hasattr(kind, "to_pandas") else object)
+                         for name, kind in types.items()})  # fmt: skip
+
+
+@contextmanager
+def output(target: str) -> Iterator[Callable[[pd.DataFrame], object]]:
+    """Where answers go: standard output, or a file that takes its name when all of it is there."""
+    if target == STREAM:
+        yield lambda frame: sys.stdout.write(_json_text(frame))
+        return
+    path = Path(target)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file, closing(_Sink(file, path.suffix)) as sink:
+            yield sink.write
+        part.replace(path)
+    except OSError as error:
+        raise UserError(f"{target} can not be written: {error.strerror or error}") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+class _Sink:
+    """Writes frames in a file's format; in Parquet the first one's columns and types are those of all."""
+
+    def __init__(self, file: IO[bytes], suffix: str) -> None:
+        self._file, self._suffix, self._started = file, suffix, False
+        self._writer: Any = None
+
+    def write(self, frame: pd.DataFrame) -> None:
+        if self._suffix == ".parquet":
+            self._write_parquet(frame)
+        else:
+            text = _json_text(frame) if self._suffix == ".jsonl" else _csv_text(frame, header=not self._started)
+            self._file.write(text.encode())
+        self._started = True
+
+    def _write_parquet(self, frame: pd.DataFrame) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            table = pa.Table.from_pandas(frame, self._writer and self._writer.schema, preserve_index=False)
+        except (KeyError, pa.ArrowException) as error:
+            raise RunFailed("Prediction", f"the answers are not one table: {one_line(error)}") from None
+        self._writer = self._writer or pq.ParquetWriter(self._file, table.schema)
+        self._writer.write_table(table)
+
+    def close(self) -> None:
+        if self._writer:
+            self._writer.close()
+
+
+def _json_text(frame: pd.DataFrame) -> str:
+    """One object a line; a number that is not finite becomes null."""
+    if frame.empty:
+        return ""
+    return frame.to_json(orient="records", lines=True, double_precision=15, date_format="iso", force_ascii=False)
+
+
+def _csv_text(frame: pd.DataFrame, header: bool) -> str:
+    """A list becomes JSON in its cell."""
+    lists = {name: column.map(_cell) for name, column in frame.items() if column.dtype.kind == "O"}
+    return frame.assign(**{str(name): column for name, column in lists.items()}).to_csv(index=False, header=header)
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, list) or hasattr(value, "tolist"):
+        return json.dumps(value, default=lambda array: array.tolist())
+    return value
+
+
+def one_line(error: Exception) -> str:
+    """An error's text without its line breaks."""
+    return " ".join(str(error).split())
