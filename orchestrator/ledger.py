@@ -37,7 +37,11 @@ class Ledger:
                 self._key(trial.number),
                 f"trial-{trial.number:04d}",
                 params=flat_params(spec),
-                tags={"orchestrator.kind": "trial", "orchestrator.number": str(trial.number)},
+                tags={
+                    "orchestrator.kind": "trial",
+                    "orchestrator.number": str(trial.number),
+                    "orchestrator.repeat": spec.command(),
+                },
                 parent=self._session.folder.id,
             )
         return {

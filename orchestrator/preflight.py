@@ -100,10 +100,11 @@ def tracking(settings: Settings) -> None:
 
 
 def _ask_server(address: str) -> None:
-    uri, credentials = _credentials(address)
-    # An API path: /health answers 200 even where the host check refuses every client.
-    headers = {"Content-Type": "application/json", **credentials}
+    uri = address
     try:
+        uri, credentials = _credentials(address)
+        headers = {"Content-Type": "application/json", **credentials}
+        # An API path: /health answers 200 even where the host check refuses every client.
         request = urllib.request.Request(
             f"{uri}/api/2.0/mlflow/experiments/search", data=b'{"max_results": 1}', headers=headers
         )

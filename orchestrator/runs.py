@@ -76,6 +76,7 @@ def _drive(
         "orchestrator.workload": spec.workload,
         "orchestrator.fingerprint": spec.fingerprint(),
         "orchestrator.data_fingerprint": fingerprint or "none",
+        "orchestrator.repeat": spec.command(),
     }
     console.say(f"Run {folder.id}: {spec.workload} on {describe_devices(spec, options.local)}")
     with Session(folder, settings, console, resuming=resuming, params=flat_params(spec), tags=tags) as session:

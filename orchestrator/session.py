@@ -15,9 +15,10 @@ from orchestrator import provenance, store
 from orchestrator.console import Console
 from orchestrator.errors import DONE, FAILED, INTERRUPTED, UNAVAILABLE, Interrupted, UserError
 from orchestrator.interrupts import Interrupts
+from orchestrator.mlflow_client import End
 from orchestrator.records import RunFolder, Status
 from orchestrator.settings import Settings
-from orchestrator.tracking import JOURNAL, End, Tracker
+from orchestrator.tracking import JOURNAL, Tracker
 
 if TYPE_CHECKING:
     import pandas

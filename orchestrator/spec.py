@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -60,6 +61,14 @@ class ExperimentSpec(BaseModel):
     def identity(self) -> dict[str, str]:
         """What a checkpoint must match to be resumed."""
         return {"workload": self.workload, "fingerprint": self.fingerprint()}
+
+    def command(self) -> str:
+        """The one command line that repeats this experiment."""
+        plan = self.plan.model_dump(mode="json", exclude={"decide_at"}, exclude_defaults=True)
+        words = [f"{key}={value}" for key, value in {**self.params, **plan}.items() if value is not None]
+        devices = self.resources.model_dump(mode="json", exclude_defaults=True)
+        flags = [f"--{key.replace('_', '-')}={value}" for key, value in devices.items()]
+        return shlex.join(["orchestrator", "run", self.workload, *words, f"--seed={self.seed}", *flags])
 
 
 class Search(BaseModel):

@@ -77,6 +77,7 @@ def _drive(
         "orchestrator.kind": "sweep",
         "orchestrator.workload": spec.workload,
         "orchestrator.fingerprint": spec.fingerprint(),
+        "orchestrator.data_fingerprint": preflight.dataset(_defaults(spec), settings.data) or "none",
     }
     params = {
         **spec.fixed,
@@ -95,6 +96,10 @@ def _drive(
         winner = place(spec, folder, settings, session, study, ledger)
         result = finish(session, winner, options.register, folder.path / "winner")
         return _settle(result, session, spec, study, ledger)
+
+
+def _defaults(spec: SweepSpec) -> dict[str, Any]:
+    return {**preflight.parameters(spec.workload, {}), **spec.fixed}
 
 
 def _objective(spec: SweepSpec) -> Objective:

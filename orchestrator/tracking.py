@@ -15,17 +15,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from orchestrator import store
+from orchestrator import records
 from orchestrator.engine import Row
 from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.mlflow_client import KEY, OWNER, Client, End, Refused
 
-End = Literal["FINISHED", "FAILED", "KILLED"]
-
-KEY, OWNER = "orchestrator.key", "orchestrator.id"
 JOURNAL = "tracking.jsonl"
-MAX_PARAM = 6000  # MLflow truncates beyond; the whole value is in the spec artifact
 RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -41,6 +38,8 @@ class Tracker:
         self._journal = folder / JOURNAL
         self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._opened: dict[str, str] = {}
+        self._lost: dict[str, str] = {}
+        self._illegal: set[tuple[str, str]] = set()
         self._steps: dict[str, dict[str, int]] = defaultdict(dict)
         self._changed = threading.Condition()
         self._order = threading.Lock()
@@ -48,6 +47,7 @@ class Tracker:
         self._closing = threading.Event()
         self._deadline = float("inf")
         self._refused: list[str] = []
+        records.drop_half_line(self._journal)
         replay = _read(self._journal) if resuming else []
         self._file = self._journal.open("a")
         for operation in replay:
@@ -85,12 +85,15 @@ class Tracker:
     def run_id(self, key: str, timeout: float = 60.0) -> str:
         """The MLflow id of the run ``key``; waits until it is open. Raises UserError (exit 3) after ``timeout``."""
         with self._changed:
-            if not self._changed.wait_for(lambda: key in self._opened, timeout):
-                raise UserError(
-                    "MLflow does not answer", got=self._trouble or self._uri, code=UNAVAILABLE,
-                    fix="Start the server, or set --tracking",
-                )  # fmt: skip
+            self._changed.wait_for(lambda: key in self._opened or key in self._lost, timeout)
+        if key in self._opened:
             return self._opened[key]
+        if key in self._lost:
+            raise UserError("MLflow refuses the run", got=self._lost[key], code=UNAVAILABLE, fix="Try --experiment")
+        raise UserError(
+            "MLflow does not answer", got=self._trouble or self._uri, code=UNAVAILABLE,
+            fix="Start the server, or set --tracking",
+        )  # fmt: skip
 
     def flush(self, timeout: float = 30.0) -> bool:
         """Wait until all is sent; False when it is not within ``timeout`` seconds."""
@@ -127,7 +130,7 @@ class Tracker:
                 self._file.truncate(0)
 
     def _work(self) -> None:
-        client: _Client | None = None
+        client: Client | None = None
         attempt = 0
         operation = self._queue.get()
         while operation is not None:
@@ -135,12 +138,15 @@ class Tracker:
                 if operation["op"] == "mark":
                     operation["event"].set()
                 else:
-                    client = client or _Client(self._uri, self._experiment, self._artifacts)
+                    client = client or Client(self._uri, self._experiment, self._artifacts)
                     operation = self._merge(operation)
                     self._send(client, operation)
-            except _Refused as error:  # it will not become right by waiting
+            except Refused as error:  # it will not become right by waiting
                 self._refused.append(str(error))
+                if operation["op"] == "start":
+                    self._settle(self._lost, operation["key"], str(error))
             except Exception as error:  # any trouble of a server that is away: keep, wait, send again
+                self._resuming = True  # what was not answered may have been done: a run may be there already
                 self._trouble = f"{type(error).__name__}: {(str(error) or 'no detail').splitlines()[0][:200]}"
                 if time.monotonic() > self._deadline:
                     return
@@ -163,19 +169,22 @@ class Tracker:
                 rows += waiting.popleft()["rows"]
         return operation | {"rows": rows}
 
-    def _send(self, client: _Client, operation: dict[str, Any]) -> None:
+    def _send(self, client: Client, operation: dict[str, Any]) -> None:
         key = operation["key"]
         run = self._opened.get(key) or (self._take_up(client, key) if self._resuming else None)
+        if operation["op"] == "start":
+            if run is None:
+                parent = self._opened.get(operation["parent"])
+                tags = operation["tags"] | {KEY: key, OWNER: self._owner}
+                run = client.create(operation["name"], tags, parent, operation["time"])
+                self._settle(self._opened, key, run)
+            else:
+                client.reopen(run)
+            self._deliver(client.params, run, list(operation["params"].items()))
+            return
+        if run is None:
+            raise Refused(f"the run {key} was never opened")
         match operation["op"]:
-            case "start":
-                if run is None:
-                    parent = self._opened.get(operation["parent"])
-                    tags = operation["tags"] | {KEY: key, OWNER: self._owner}
-                    run = client.create(operation["name"], tags, parent, operation["time"])
-                    client.params(run, operation["params"])
-                    self._open(key, run)
-                else:
-                    client.reopen(run)
             case "log":
                 steps = self._steps[key]
                 fresh = [
@@ -184,94 +193,41 @@ class Tracker:
                     for name, value in metrics.items()
                     if epoch > steps.get(name, -1)
                 ]
-                client.metrics(run, fresh)
+                self._deliver(client.metrics, run, fresh)
                 for name, _, _, epoch in fresh:
                     steps[name] = max(epoch, steps.get(name, -1))
             case "tag":
-                client.tags(run, operation["tags"])
+                self._deliver(client.tags, run, list(operation["tags"].items()))
             case "end":
                 client.end(run, operation["status"], operation["time"])
 
-    def _take_up(self, client: _Client, key: str) -> str | None:
+    def _take_up(self, client: Client, key: str) -> str | None:
         """Find the run an earlier process opened, and where its metrics end."""
         run = client.find(self._owner, key)
         if run is not None:
             self._steps[key] = client.last_steps(run)
-            self._open(key, run)
+            self._settle(self._opened, key, run)
         return run
 
-    def _open(self, key: str, run: str) -> None:
-        with self._changed:
-            self._opened[key] = run
-            self._changed.notify_all()
-
-
-class _Refused(Exception):
-    """The server answered and said no: sending again would not help."""
-
-
-class _Client:
-    """The few MLflow calls the writer needs, each one request where MLflow allows it."""
-
-    def __init__(self, uri: str, experiment: str, artifacts: Path | None) -> None:
-        store.quiet()
-        from mlflow.entities import Metric, Param, RunTag
-        from mlflow.exceptions import MlflowException
-        from mlflow.tracking import MlflowClient
-
-        self._metric, self._param, self._tag, self._refusal = Metric, Param, RunTag, MlflowException
-        self._client = MlflowClient(uri, uri)
-        found = self._client.get_experiment_by_name(experiment)
-        if found is None:
-            location = str(artifacts / experiment) if artifacts else None
-            try:
-                self.experiment = self._client.create_experiment(
-                    experiment, artifact_location=location, tags={"mlflow.experimentKind": "custom_model_development"}
-                )
-            except MlflowException:  # another process was first
-                self.experiment = self._client.get_experiment_by_name(experiment).experiment_id
-        else:
-            self.experiment = found.experiment_id
-
-    def find(self, owner: str, key: str) -> str | None:
-        query = f"tags.`{OWNER}` = '{owner}' and tags.`{KEY}` = '{key}'"
-        runs = self._call(self._client.search_runs, [self.experiment], query, max_results=1)
-        return str(runs[0].info.run_id) if runs else None
-
-    def create(self, name: str, tags: Mapping[str, str], parent: str | None, moment: int) -> str:
-        tags = {**tags, "mlflow.parentRunId": parent} if parent else tags
-        run = self._call(self._client.create_run, self.experiment, start_time=moment, tags=tags, run_name=name)
-        return str(run.info.run_id)
-
-    def reopen(self, run: str) -> None:
-        self._call(self._client.update_run, run, status="RUNNING")
-
-    def params(self, run: str, params: Mapping[str, str]) -> None:
-        if params:
-            packed = [self._param(key, value[:MAX_PARAM]) for key, value in params.items()]
-            self._call(self._client.log_batch, run, params=packed)
-
-    def metrics(self, run: str | None, values: list[tuple[str, float, int, int]]) -> None:
-        if values:
-            self._call(self._client.log_batch, run, metrics=[self._metric(*value) for value in values])
-
-    def tags(self, run: str | None, tags: Mapping[str, str]) -> None:
-        self._call(self._client.log_batch, run, tags=[self._tag(key, value) for key, value in tags.items()])
-
-    def end(self, run: str | None, status: End, moment: int) -> None:
-        self._call(self._client.set_terminated, run, status=status, end_time=moment)
-
-    def last_steps(self, run: str) -> dict[str, int]:
-        names = self._client.get_run(run).data.metrics
-        return {name: max(m.step for m in self._client.get_metric_history(run, name)) for name in names}
-
-    def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _deliver(self, send: Callable[[str, Any], None], run: str, values: list[tuple[Any, ...]]) -> None:
+        """Send named values together; where the server refuses them, by name: an illegal one costs itself alone."""
+        values = [value for value in values if (run, value[0]) not in self._illegal]
+        if not values:
+            return
         try:
-            return method(*args, **kwargs)
-        except self._refusal as error:
-            if error.get_http_status_code() in (400, 404, 409):
-                raise _Refused(str(error).splitlines()[0]) from None
-            raise
+            send(run, values)
+        except Refused as error:
+            names = dict.fromkeys(value[0] for value in values)
+            if len(names) == 1:
+                self._illegal.add((run, *names))
+                self._refused.append(str(error))
+            for name in names if len(names) > 1 else ():
+                self._deliver(send, run, [value for value in values if value[0] == name])
+
+    def _settle(self, book: dict[str, str], key: str, value: str) -> None:
+        with self._changed:
+            book[key] = value
+            self._changed.notify_all()
 
 
 def _read(journal: Path) -> list[dict[str, Any]]:
@@ -281,8 +237,8 @@ def _read(journal: Path) -> list[dict[str, Any]]:
     for line in journal.read_text().splitlines():
         try:
             operations.append(json.loads(line))
-        except json.JSONDecodeError:  # the last line of a process that was killed while writing
-            break
+        except json.JSONDecodeError:  # damaged on disk: what stands around it is still good
+            continue
     return operations
 
 

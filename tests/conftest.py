@@ -69,8 +69,8 @@ def database(home: Path, initialised_store: Path) -> Path:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The time of the engine and of the toy's slow epochs: it passes only where somebody sleeps."""
-    from tests import toy
     from orchestrator import engine
+    from tests import toy
 
     clock = toy.Clock()
     monkeypatch.setattr(engine, "time", clock)

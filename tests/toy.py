@@ -55,7 +55,7 @@ class Toy:
     A refit descends towards another point than the selection.
     """
 
-    Params: ClassVar[type[Params]] = Params
+    Params: ClassVar[type[BaseModel]] = Params
     objective: Objective | tuple[Objective, ...] = Objective("error", "min", refit=True)
 
     def __init__(self, params: Params, runtime: Runtime) -> None:

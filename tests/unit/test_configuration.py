@@ -202,7 +202,8 @@ def test_text_becomes_the_fields_own_type() -> None:
         ({"rate": None}, "Parameter rate is not valid: got None; allowed: a valid number."),
         (
             {"kind": "lightgnc"},
-            "Parameter kind is not valid: got 'lightgnc'; allowed: 'mf', 'lightgcn' or 'none'. Did you mean 'lightgcn'?",
+            "Parameter kind is not valid: got 'lightgnc'; allowed: 'mf', 'lightgcn' or 'none'. "
+            "Did you mean 'lightgcn'?",
         ),
         ({"lay": 1}, "Unknown parameter: got 'lay'; allowed: flag, kind, layers, rate, sizes. Did you mean 'layers'?"),
         ({"layers": 9}, "layers=9 has no effect with kind=mf."),

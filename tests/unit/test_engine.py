@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.toy import BEST_EPOCH, Clock, Params, Toy
 
 from orchestrator.engine import Diverged, EpochReport, Progress, better, primary, run_epochs
 from orchestrator.plan import Plan
+from tests.toy import BEST_EPOCH, Clock, Params, Toy
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Split
 
 pytestmark = pytest.mark.usefixtures("clock")

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.toy import BEST_EPOCH, TEST_OPTIMUM, Params, Toy
 
 from orchestrator import checkpoint, worker
 from orchestrator.engine import Diverged, EpochReport
 from orchestrator.experiment import Experiment, Outcome
 from orchestrator.plan import Plan
 from orchestrator.spec import ExperimentSpec
+from tests.toy import BEST_EPOCH, TEST_OPTIMUM, Params, Toy
 from workloads.contract import Runtime, Workload
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -153,10 +153,9 @@ def test_a_plan_must_say_whether_to_refit() -> None:
 def test_a_loss_that_is_not_finite_ends_it_without_an_outcome(nan_at: int, reported: list[int]) -> None:
     bench = Bench({"nan_at": nan_at})
     experiment = bench.experiment(True)
-    rows = []
+    rows: list[int] = []
     with pytest.raises(Diverged, match=f"train/loss is nan at epoch {nan_at}"):
-        for report in experiment.stream():
-            rows += [row.epoch for row in report.rows]
+        rows.extend(row.epoch for report in experiment.stream() for row in report.rows)
     assert rows == reported
     assert experiment.outcome is None
     assert bench.calls("test") == 0
@@ -187,6 +186,10 @@ def values(report: EpochReport) -> Values:
     return [(row.epoch, dict(row.metrics)) for row in report.rows]
 
 
+def joined(reports: list[Values]) -> Values:
+    return [row for report in reports for row in report]
+
+
 @pytest.mark.parametrize("refit", [True, False, "only"])
 def test_from_every_checkpoint_on_it_equals_the_uninterrupted_run(refit: Any, tmp_path: Path) -> None:
     params = {"slow": 0.4}  # three epochs a report
@@ -206,8 +209,8 @@ def test_from_every_checkpoint_on_it_equals_the_uninterrupted_run(refit: Any, tm
         bench = Bench(params)
         resumed = bench.experiment(refit, plan=plan)
         first, *rest = (values(report) for report in resumed.stream(checkpoint.read(folder, IDENTITY)))
-        assert first == sum(reports[max(0, index - 1) : index + 1], []), "all rows since the checkpoint before"
-        assert sum(rest, []) == sum(reports[index + 1 :], [])
+        assert first == joined(reports[max(0, index - 1) : index + 1]), "all rows since the checkpoint before"
+        assert joined(rest) == joined(reports[index + 1 :])
         assert resumed.outcome is not None
         assert resumed.outcome.metrics == whole.outcome.metrics
         assert resumed.outcome.train_seconds == pytest.approx(whole.outcome.train_seconds)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -184,7 +184,7 @@ def test_a_store_that_can_not_be_written(setting: str, tmp_path: Path) -> None:
 
 class Server(BaseHTTPRequestHandler):
     status = 200
-    seen: list[tuple[str, str | None]] = []
+    seen: ClassVar[list[tuple[str, str | None]]] = []
 
     def do_POST(self) -> None:
         type(self).seen.append((self.path, self.headers["Authorization"]))

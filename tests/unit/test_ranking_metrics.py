@@ -22,6 +22,7 @@ def slow(scores: list[float], relevant: set[int], excluded: set[int], k: int) ->
     interpolated = [max(at[r:]) for r in range(len(ranked)) if hits[r]]
     first = next((r + 1 for r, hit in enumerate(hits) if hit), None)
     pairs = [(scores[i], scores[j]) for i in good for j in candidates if j not in relevant]
+    listed = [(scores[i], scores[j]) for i in ranked if i in relevant for j in ranked if j not in relevant]
     return {
         "precision": total / k,
         "recall": total / n,
@@ -32,8 +33,13 @@ def slow(scores: list[float], relevant: set[int], excluded: set[int], k: int) ->
         "map_interp": sum(interpolated) / total if total else 0.0,
         "mrr": 1 / first if first else 0.0,
         "hit": float(total > 0),
-        "auc": sum((a > b) + 0.5 * (a == b) for a, b in pairs) / len(pairs) if pairs else math.nan,
+        "auc": in_order(pairs),
+        "auc_at": in_order(listed),
     }
+
+
+def in_order(pairs: list[tuple[float, float]]) -> float:
+    return sum((a > b) + 0.5 * (a == b) for a, b in pairs) / len(pairs) if pairs else math.nan
 
 
 def masks(shape: torch.Size, items: list[set[int]]) -> torch.Tensor:
@@ -67,6 +73,7 @@ def test_equal_to_the_slow_reference(n_items: int, ks: tuple[int, ...], ties: bo
             expected = slow(scores[user].tolist(), relevant[user], excluded[user], k)
             for name in AT_K:
                 assert found[f"{name}_at_{k}"][user].item() == pytest.approx(expected[name], abs=1e-6), (name, k)
+            assert found[f"auc_at_{k}"][user].item() == pytest.approx(expected["auc_at"], abs=1e-6, nan_ok=True), k
         assert found["auc"][user].item() == pytest.approx(expected["auc"], abs=1e-6, nan_ok=True)
 
 

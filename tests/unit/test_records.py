@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import re
+import secrets
 import signal
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -65,7 +66,7 @@ def test_ids_never_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     names = iter(["aaaa", "aaaa", "bbbb"])
     monkeypatch.setattr(records, "datetime", Now)
-    monkeypatch.setattr(records.secrets, "token_hex", lambda _: next(names))
+    monkeypatch.setattr(secrets, "token_hex", lambda _: next(names))
     assert [create(tmp_path).id for _ in range(2)] == ["toy-20261121-000000-aaaa", "toy-20261121-000000-bbbb"]
 
 

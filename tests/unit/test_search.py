@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def test_the_number_is_exact_over_any_restarts(tmp_path: Path) -> None:
     seen: list[tuple[int, bool]] = []
     while True:
         running = study(tmp_path)  # the process before this one has died
-        started = []
+        started: list[Trial] = []
         while len(started) < 2 and (trial := running.next()):
             started.append(trial)
         if not started:
@@ -256,7 +257,7 @@ def test_of_none_that_is_complete_there_is_no_best(tmp_path: Path) -> None:
 def test_rungs_are_below_the_budget_and_a_reduction_apart(epochs: int) -> None:
     found = rungs(epochs, "asha")
     assert all(1 <= rung < epochs for rung in found)
-    assert all(later == REDUCTION * earlier for earlier, later in zip(found, found[1:]))
+    assert all(later == REDUCTION * earlier for earlier, later in pairwise(found))
     assert bool(found) is (epochs > 1)
     assert rungs(epochs, "none") == ()
 
@@ -316,7 +317,7 @@ def test_a_resumed_trial_that_states_its_rung_again_changes_nothing(tmp_path: Pa
     leader = begin(first).number
     assert at_rung(first, leader, 3, 0.1) == "go on"
     second = study(tmp_path, decide_at=(3,))
-    while (trial := begin(second)).number != leader:
+    while begin(second).number != leader:
         pass
     assert second.report(leader, rows((1, 0.9), (2, 0.5), (3, 0.1)), 0.1, False, {}) == "go on"
     assert second.trials[leader].intermediate_values == {3: 0.1}

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
-from tests.toy import Params
 
 from orchestrator import spaces
 from orchestrator.errors import USAGE, UserError
+from tests.toy import Params
 from workloads.catalog import catalog
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator import tracking
+from orchestrator import mlflow_client, tracking
 from orchestrator.engine import Row
 from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.tracking import JOURNAL, Tracker
@@ -198,13 +198,13 @@ def test_values_wait_for_each_other_in_batches(
 ) -> None:
     """More than MLflow takes in one request, and far fewer requests than reports."""
     sent: list[int] = []
-    send = tracking._Client.metrics
+    send = mlflow_client.Client.metrics
 
     def counted(client: Any, run: str, values: list[Any]) -> None:
         sent.append(len(values))
         send(client, run, values)
 
-    monkeypatch.setattr(tracking._Client, "metrics", counted)
+    monkeypatch.setattr(mlflow_client.Client, "metrics", counted)
     tracker = open_tracker()
     tracker.start(OWNER, "run", params={})
     for epoch in range(1, 1501):
@@ -233,7 +233,10 @@ def test_long_values_are_cut_and_refuse_nothing(open_tracker: Callable[..., Trac
     tracker = open_tracker()
     tracker.start(OWNER, "run", params={"long": "x" * 20_000, "next": 1})
     assert tracker.close() is None
-    assert dict(query(database, "select key, length(value) from params")) == {"long": tracking.MAX_PARAM, "next": 1}
+    assert dict(query(database, "select key, length(value) from params")) == {
+        "long": mlflow_client.MAX_PARAM,
+        "next": 1,
+    }
 
 
 # Taking a run up again
@@ -329,9 +332,19 @@ def test_an_illegal_parameter_costs_that_parameter_alone(open_tracker: Callable[
     assert query(database, "select key from params") == [("good",)]
 
 
-def test_a_run_that_is_refused_keeps_no_other_back(open_tracker: Callable[..., Tracker], database: Path) -> None:
+def test_a_run_that_is_refused_keeps_no_other_back(
+    open_tracker: Callable[..., Tracker], database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = mlflow_client.Client.create
+
+    def choosy(client: Any, name: str, *args: Any) -> str:
+        if name == "refused":
+            raise mlflow_client.Refused("no room for it")
+        return create(client, name, *args)
+
+    monkeypatch.setattr(mlflow_client.Client, "create", choosy)
     tracker = open_tracker()
-    tracker.start("refused", "run", params={}, tags={"k" * 300: "a key longer than MLflow takes"})
+    tracker.start("refused", "refused", params={})
     tracker.log("refused", rows(1, 2))
     tracker.end("refused", "FINISHED")
     tracker.start(OWNER, "run", params={})
@@ -340,10 +353,24 @@ def test_a_run_that_is_refused_keeps_no_other_back(open_tracker: Callable[..., T
     begun = time.monotonic()
     told = tracker.close()
     assert time.monotonic() - begun < 10
-    assert told is not None
-    assert told.startswith("MLflow refused some values: ")
+    assert told == "MLflow refused some values: no room for it"
     assert statuses(database) == {OWNER: "FINISHED"}
     assert metrics(database) == expected(rows(1, 2))
+
+
+def test_a_deleted_experiment_is_said_at_once(open_tracker: Callable[..., Tracker], database: Path) -> None:
+    first = open_tracker()
+    first.start("other", "run", params={})
+    assert first.close() is None
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("update experiments set lifecycle_stage = 'deleted' where name = 'toy'")
+        connection.commit()
+    second = open_tracker()
+    second.start(OWNER, "run", params={})
+    begun = time.monotonic()
+    with pytest.raises(UserError, match=r"MLflow refuses the run: got .*deleted"):
+        second.run_id(OWNER)
+    assert time.monotonic() - begun < 10
 
 
 # Requests that are lost
@@ -354,7 +381,7 @@ def test_a_run_that_is_refused_keeps_no_other_back(open_tracker: Callable[..., T
 def test_one_lost_request_changes_nothing(
     method: str, lost: str, open_tracker: Callable[..., Tracker], database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = getattr(tracking._Client, method)
+    real = getattr(mlflow_client.Client, method)
     failed: list[str] = []
 
     def flaky(*args: Any) -> Any:
@@ -366,12 +393,14 @@ def test_one_lost_request_changes_nothing(
             raise ConnectionError("connection reset by peer")
         return result
 
-    monkeypatch.setattr(tracking._Client, method, flaky)
+    monkeypatch.setattr(mlflow_client.Client, method, flaky)
+    monkeypatch.setattr(tracking, "RETRY_SECONDS", (0.01,))
     tracker = open_tracker(resuming=method == "find")
     tracker.start(OWNER, "run", params={"lr": 0.1})
     tracker.log(OWNER, rows(1, 3))
     tracker.tag(OWNER, {"state": "complete"})
     tracker.end(OWNER, "FINISHED")
+    assert tracker.flush()
     assert tracker.close() is None
     assert failed
     assert statuses(database) == {OWNER: "FINISHED"}
@@ -393,7 +422,7 @@ def test_an_outage_costs_no_training_time_and_is_told_at_the_end(
         tracker.log(OWNER, rows(epoch, epoch))
     assert time.monotonic() - begun < 0.5
     assert not tracker.flush(timeout=0.01)
-    with pytest.raises(UserError, match="MLflow does not answer: got .*--tracking") as caught:
+    with pytest.raises(UserError, match=r"MLflow does not answer: got .*--tracking") as caught:
         tracker.run_id(OWNER, timeout=0.01)
     assert caught.value.code == UNAVAILABLE
     told = tracker.close(timeout=0)

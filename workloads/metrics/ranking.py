@@ -119,7 +119,7 @@ def auc(scores: torch.Tensor, relevant: torch.Tensor) -> torch.Tensor:
 def per_user(
     scores: torch.Tensor, relevant: torch.Tensor, excluded: torch.Tensor, ks: Sequence[int]
 ) -> dict[str, torch.Tensor]:
-    """Every metric of :data:`AT_K` at every k, and ``auc``, for a block of users.
+    """Every metric of :data:`AT_K` and the :func:`auc` inside the list at every k, and ``auc``, for a block of users.
 
     Args:
         scores: (U, I), ranked in float32.
@@ -129,7 +129,8 @@ def per_user(
 
     Returns:
         ``ndcg_at_20`` and so on to (U,), float32. A user without a relevant candidate has no defined value: leave
-        those out (:func:`has_relevant`). Only ``auc`` can be NaN, where all candidates are relevant.
+        those out (:func:`has_relevant`). Only an AUC can be NaN, where there is no pair to compare: a list of hits
+        alone or without one, a user with relevant candidates only.
     """
     relevant = relevant & ~excluded
     masked = scores.float().masked_fill(excluded, -torch.inf)
@@ -138,7 +139,11 @@ def per_user(
     items = top_k(masked, min(longest, scores.shape[1]))
     # Excluded items fill the list's end where candidates run out; none of them is relevant.
     hits = torch.nn.functional.pad(relevant.gather(1, items), (0, longest - items.shape[1]))
-    values = {f"{name}_at_{k}": metric(hits[:, :k], n) for k in ks for name, metric in AT_K.items()}
+    listed = torch.nn.functional.pad(masked.gather(1, items), (0, longest - items.shape[1]), value=-torch.inf)
+    values = {}
+    for k in ks:
+        values |= {f"{name}_at_{k}": metric(hits[:, :k], n) for name, metric in AT_K.items()}
+        values[f"auc_at_{k}"] = auc(listed[:, :k], hits[:, :k])
     values["auc"] = auc(masked, relevant)
     return values
 
@@ -162,4 +167,4 @@ def _precision_at(hits: torch.Tensor) -> torch.Tensor:
 
 def metric_names(ks: Sequence[int]) -> list[str]:
     """The keys of :func:`per_user`, in its order."""
-    return [f"{name}_at_{k}" for k in ks for name in AT_K] + ["auc"]
+    return [f"{name}_at_{k}" for k in ks for name in (*AT_K, "auc")] + ["auc"]

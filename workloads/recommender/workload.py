@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -103,7 +103,7 @@ class Recommender:
             values[first:last] = torch.stack([measured[name] for name in names], dim=1)
         ids = np.flatnonzero(relevant.counts)
         units = dict(zip(names, reduce_sum(values).cpu().numpy()[ids].T))
-        metrics = {name: float(np.nanmean(column, dtype=np.float64)) for name, column in units.items()}
+        metrics = {name: _mean(column) for name, column in units.items()}
         return Evaluation(metrics, {"id": ids, **units} if self.runtime.rank == 0 else {})
 
     def _judged(self, split: Split) -> tuple[History, History]:
@@ -156,6 +156,12 @@ class Recommender:
             params={"k": 20, "exclude_seen": True, "unknown": "popular"},
             requirements=("numpy", "pandas"),
         )
+
+
+def _mean(column: np.ndarray[Any, Any]) -> float:
+    """Over the users it is defined for: an AUC needs a pair to compare. One half, which knows nothing, for none."""
+    defined = column[~np.isnan(column)]
+    return float(defined.mean(dtype=np.float64)) if len(defined) else 0.5
 
 
 def _check_batch(batch_size: int, world_size: int) -> None:
