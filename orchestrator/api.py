@@ -47,7 +47,7 @@ def run(
         resources={"workers": workers, "gpus_per_worker": gpus_per_worker, "cpus_per_worker": cpus_per_worker},
         local=local,
     )
-    return runs.run(spec, settings, runs.RunOptions(local=local, register=register), Console())
+    return runs.run(spec, settings, runs.Options(local=local, register=register), Console())
 
 
 def sweep(
@@ -69,7 +69,7 @@ def sweep(
     **settings_of_the_workload: Any,
 ) -> Result:
     """Search hyperparameters; keywords beyond the named ones are held fixed. ``.trials()`` is a DataFrame."""
-    from orchestrator import sweeps
+    from orchestrator import runs, sweeps
 
     settings = resolve({"tracking": tracking})
     search = {
@@ -90,7 +90,7 @@ def sweep(
         search=search,
         local=local,
     )
-    return sweeps.sweep(spec, settings, sweeps.SweepOptions(local=local, register=register), Console())
+    return sweeps.sweep(spec, settings, runs.Options(local=local, register=register), Console())
 
 
 def load_model(reference: str, *, tracking: str | None = None) -> Any:

@@ -104,7 +104,7 @@ def run_command(
         )
         from orchestrator import runs
 
-        result = runs.run(spec, settings, runs.RunOptions(local=local, register=register), console)
+        result = runs.run(spec, settings, runs.Options(local=local, register=register), console)
     _show(result, as_json, register)
 
 
@@ -168,9 +168,9 @@ def sweep_command(
             },
             local=local,
         )
-        from orchestrator import sweeps
+        from orchestrator import runs, sweeps
 
-        result = sweeps.sweep(spec, settings, sweeps.SweepOptions(local=local, register=register), console)
+        result = sweeps.sweep(spec, settings, runs.Options(local=local, register=register), console)
     _show(result, as_json, register)
 
 

@@ -55,11 +55,13 @@ def dataset(params: Mapping[str, Any], root: Path) -> str | None:
     if name is None:
         return None
     from workloads.data import datasets
-    from workloads.data.errors import DataError
+    from workloads.data.errors import CacheUnwritable, DataError
 
     try:
         datasets.check(name, root)
         return datasets.fingerprint(name, root)
+    except CacheUnwritable as error:
+        raise UserError(str(error), code=UNAVAILABLE) from None
     except DataError as error:
         raise UserError(str(error)) from None
 

@@ -20,14 +20,14 @@ from orchestrator.worker import describe
 
 
 @dataclass(frozen=True)
-class RunOptions:
+class Options:
     """How to run, beside what to run."""
 
     local: bool = False
     register: str | None = None
 
 
-def run(spec: ExperimentSpec, settings: Settings, options: RunOptions, console: Console) -> Result:
+def run(spec: ExperimentSpec, settings: Settings, options: Options, console: Console) -> Result:
     """Run ``spec`` to its end and log its model. Raises UserError, RunFailed or Interrupted."""
     preflight.services(settings, spec.resources, ray=not options.local)
     folder = records.create(
@@ -43,7 +43,7 @@ def run(spec: ExperimentSpec, settings: Settings, options: RunOptions, console: 
 def resume(folder: RunFolder, settings: Settings, console: Console) -> Result:
     """Go on with a run from its last checkpoint, as it was asked for."""
     spec = ExperimentSpec.model_validate(folder.record["spec"]["experiment"])
-    options = RunOptions(**folder.record["spec"]["options"])
+    options = Options(**folder.record["spec"]["options"])
     settings = adopt(settings, folder)
     if folder.status() == "finished":
         raise UserError(f"{folder.id} has already finished", fix="Start a new run")
@@ -66,7 +66,7 @@ def _drive(
     folder: RunFolder,
     spec: ExperimentSpec,
     settings: Settings,
-    options: RunOptions,
+    options: Options,
     console: Console,
     resuming: bool,
 ) -> Result:

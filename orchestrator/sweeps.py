@@ -16,7 +16,7 @@ from orchestrator.engine import Progress
 from orchestrator.errors import DONE, PARTIAL, Interrupted, RunFailed, UserError
 from orchestrator.ledger import Ledger
 from orchestrator.records import RunFolder
-from orchestrator.runs import Follow, finish
+from orchestrator.runs import Follow, Options, finish
 from orchestrator.search import Study, rungs
 from orchestrator.session import Result, Session, adopt
 from orchestrator.settings import Settings
@@ -25,15 +25,7 @@ from workloads.catalog import catalog
 from workloads.contract import Objective
 
 
-@dataclass(frozen=True)
-class SweepOptions:
-    """How to run, beside what to search."""
-
-    local: bool = False
-    register: str | None = None
-
-
-def sweep(spec: SweepSpec, settings: Settings, options: SweepOptions, console: Console) -> Result:
+def sweep(spec: SweepSpec, settings: Settings, options: Options, console: Console) -> Result:
     """Run a sweep to its end. Raises UserError, RunFailed (all trials failed) or Interrupted."""
     preflight.services(settings, spec.resources, ray=not options.local)
     folder = records.create(
@@ -49,7 +41,7 @@ def sweep(spec: SweepSpec, settings: Settings, options: SweepOptions, console: C
 def resume(folder: RunFolder, settings: Settings, console: Console) -> Result:
     """Go on with a sweep: the same trials, the same study, the same MLflow runs."""
     spec = SweepSpec.model_validate(folder.record["spec"]["sweep"])
-    options = SweepOptions(**folder.record["spec"]["options"])
+    options = Options(**folder.record["spec"]["options"])
     settings = adopt(settings, folder)
     if folder.status() in ("finished", "partial"):
         raise UserError(f"{folder.id} has already finished", fix="Start a new sweep")
@@ -64,7 +56,7 @@ def _drive(
     folder: RunFolder,
     spec: SweepSpec,
     settings: Settings,
-    options: SweepOptions,
+    options: Options,
     console: Console,
     resuming: bool,
 ) -> Result:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -48,6 +48,9 @@ class Params(BaseModel):
     slow: float = 0.0
 
 
+ToyParams: TypeAlias = Params
+
+
 class Toy:
     """Heavy-ball descent on x^2, with a draw per step; validation is (x - optimum)^2, test another parabola.
 
@@ -58,7 +61,7 @@ class Toy:
     Params: ClassVar[type[BaseModel]] = Params
     objective: Objective | tuple[Objective, ...] = Objective("error", "min", refit=True)
 
-    def __init__(self, params: Params, runtime: Runtime) -> None:
+    def __init__(self, params: ToyParams, runtime: Runtime) -> None:
         self.params, self.runtime = params, runtime
         self.x = torch.tensor(params.start, dtype=torch.float64)
         self.velocity = torch.zeros((), dtype=torch.float64)

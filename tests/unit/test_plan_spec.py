@@ -131,7 +131,8 @@ def test_every_plan_setting_was_tried() -> None:
 def test_a_fingerprint_is_the_same_on_every_machine_and_day() -> None:
     text = (
         '{"params": {"dim": 4, "lr": 0.1}, "plan": {"accumulate": 1, "decide_at": [], "epochs": 9, '
-        '"evaluate_every": 1, "patience": 0, "precision": "fp32", "refit": true, "steps_per_epoch": null}, "seed": 3, "workload": "toy"}'
+        '"evaluate_every": 1, "patience": 0, "precision": "fp32", "refit": true, '
+        '"steps_per_epoch": null}, "seed": 3, "workload": "toy"}'
     )
     assert SPEC.fingerprint() == hashlib.sha256(text.encode()).hexdigest()[:16]
     assert SPEC.identity == {"workload": "toy", "fingerprint": SPEC.fingerprint()}

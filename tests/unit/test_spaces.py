@@ -66,7 +66,7 @@ def test_a_workload_without_presets() -> None:
 
 def test_a_function_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "import math\n\ndef _hidden(trial): ...\n\ndef mine(trial):\n    return {'lr': trial.suggest_float('lr', 0.1, 0.2)}\n"
+        "def _hidden(trial): ...\n\ndef mine(trial):\n    return {'lr': trial.suggest_float('lr', 0.1, 0.2)}\n"
     )
     found = spaces.load("toy", f"{tmp_path}/mine.py:mine")
     assert 0.1 <= ask({}, found)[0]["lr"] <= 0.2

@@ -30,7 +30,7 @@ NOWHERE = "http://127.0.0.1:9"  # the discard port: refused at once
 
 
 class Server:
-    """A real ``mlflow server`` on the loopback, its store a copy of the initialised one; it can be killed and come back."""
+    """A real ``mlflow server`` on a copy of the initialised store; it can be killed and come back."""
 
     def __init__(self, folder: Path, store: Path) -> None:
         self.database = folder / "server.db"
@@ -83,17 +83,8 @@ def open_tracker(database: Path, tmp_path: Path) -> Iterator[Callable[..., Track
     opened: list[Tracker] = []
 
     def begin(*, resuming: bool = False, uri: str | None = None) -> Tracker:
-        embedded = uri is None
-        opened.append(
-            Tracker(
-                uri or f"sqlite:///{database}",
-                "toy",
-                OWNER,
-                tmp_path,
-                artifacts=tmp_path / "artifacts" if embedded else None,
-                resuming=resuming,
-            )  # fmt: skip
-        )
+        artifacts, address = None if uri else tmp_path / "artifacts", uri or f"sqlite:///{database}"
+        opened.append(Tracker(address, "toy", OWNER, tmp_path, artifacts=artifacts, resuming=resuming))
         return opened[-1]
 
     yield begin

@@ -140,7 +140,7 @@ def per_user(
     # Excluded items fill the list's end where candidates run out; none of them is relevant.
     hits = torch.nn.functional.pad(relevant.gather(1, items), (0, longest - items.shape[1]))
     listed = torch.nn.functional.pad(masked.gather(1, items), (0, longest - items.shape[1]), value=-torch.inf)
-    values = {}
+    values: dict[str, torch.Tensor] = {}
     for k in ks:
         values |= {f"{name}_at_{k}": metric(hits[:, :k], n) for name, metric in AT_K.items()}
         values[f"auc_at_{k}"] = auc(listed[:, :k], hits[:, :k])

@@ -1,0 +1,47 @@
+"""The README's tree: one line a file, from each module's own first sentence. Run it to write the README anew."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BEGIN, END = "<!-- tree: python -m tests.readme_tree -->", "<!-- end of tree -->"
+
+FOLDERS = {
+    "orchestrator": "the engine and everything around it; knows Ray, Optuna and MLflow, knows no model",
+    "workloads": "plain PyTorch; never imports Ray, MLflow or Optuna",
+    "search_spaces": "one module a workload: Optuna-native `space(trial) -> params`",
+}
+REST = """\
+deploy/                         what runs it elsewhere: comes with the cluster issue
+tests/                          unit/ (numerics, conformance, engine), integration/ (real Ray, MLflow, signals),
+                                third_party/ (a workload as somebody else would install it)
+benchmarks/                     ours beside the peers, in one run, as ratios
+constraints.txt                 exact versions the results were made with; constraints-lower.txt: the lowest allowed"""
+
+
+def tree() -> str:
+    lines = []
+    for folder, about in FOLDERS.items():
+        lines.append(f"{folder + '/':32}{about}")
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            doc = ast.get_docstring(ast.parse(file.read_text()))
+            if doc and file.name != "__init__.py":
+                name = "  " + str(file.relative_to(ROOT / folder))
+                sentence = re.split(r"(?<=\.)\s", " ".join(doc.split("\n\n")[0].split()))[0].rstrip(".")
+                lines.append(f"{name:32}{sentence.replace('``', '')}")
+    return "\n".join([*lines, REST])
+
+
+def readme(text: str) -> str:
+    """The README's text with its tree as it is now."""
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    return f"{head}{BEGIN}\n```text\n{tree()}\n```\n{END}{tail}"
+
+
+if __name__ == "__main__":
+    file = ROOT / "README.md"
+    file.write_text(readme(file.read_text()))
