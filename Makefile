@@ -9,7 +9,7 @@ LOWER = .venv-lower
 .PHONY: demo test test-unit test-lower test-gpu lint format setup benchmark clean
 
 demo: $(READY)
-	$(BIN)/orchestrator sweep recommender dataset=synthetic epochs=40 --space mf --trials 8 --register demo
+	$(BIN)/orchestrator sweep recommender dataset=synthetic epochs=40 --space mf --trials 12 --scheduler none --register demo
 	$(BIN)/orchestrator promote demo --to champion
 	@echo
 	@echo "Try next ($(BIN) on your PATH, or: . $(BIN)/activate):"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, create_model
 
 from orchestrator.errors import UserError, nearest, unknown
 
@@ -121,6 +121,17 @@ def validate(model: type[M], values: Mapping[str, Any], kind: str, lines: Mappin
         return model(**values)
     except ValidationError as error:
         raise _sentence(error, model, kind, lines or {}) from None
+
+
+def validate_part(
+    model: type[BaseModel], values: Mapping[str, Any], kind: str, lines: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """Check some fields, each by itself: what holds between them and the rest can not be known yet."""
+    if unexpected := set(values) - set(model.model_fields):
+        validate(model, {name: values[name] for name in unexpected}, kind, lines)
+    fields: dict[str, Any] = {name: (model.model_fields[name].annotation, model.model_fields[name]) for name in values}
+    part = create_model("Part", __config__=model.model_config, **fields)
+    return validate(part, values, kind, lines).model_dump(mode="json")
 
 
 def _sentence(error: ValidationError, model: type[BaseModel], kind: str, lines: Mapping[str, int]) -> UserError:

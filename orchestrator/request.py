@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator import preflight
 from orchestrator.cluster import this_machine
-from orchestrator.configuration import Document, read_experiment, split_keys, validate
+from orchestrator.configuration import Document, read_experiment, split_keys, validate, validate_part
 from orchestrator.errors import UserError
 from orchestrator.plan import PLAN_KEYS, Plan
 from orchestrator.settings import Settings
@@ -27,6 +27,8 @@ def experiment(
     local: bool = False,
 ) -> ExperimentSpec:
     """One experiment. Raises UserError for the first thing that is wrong, data included."""
+    if stray := next((key for key in overrides or () if key.startswith("search.")), None):
+        raise UserError(f"{stray} is a setting of sweeps", fix="Leave it away, or use orchestrator sweep")
     asked = _Asked(workload, config, overrides or {}, seed, resources or {})
     params = preflight.parameters(asked.workload, asked.params, asked.lines("params"))
     preflight.dataset(params, settings.data)
@@ -53,9 +55,7 @@ def sweep(
 
     asked = _Asked(workload, config, overrides or {}, seed, resources or {})
     params = preflight.workload(asked.workload).load_params()
-    complete = preflight.parameters(asked.workload, asked.params, asked.lines("params"))
-    fixed = {name: complete[name] for name in asked.params}
-    preflight.dataset(complete, settings.data)
+    fixed = validate_part(params, asked.params, "parameter", asked.lines("params"))
     plan = asked.plan()
     if plan.refit == "only":
         raise UserError(
@@ -70,7 +70,12 @@ def sweep(
     devices = asked.resources(settings, whole_machine=False, local=local)
     if devices.workers > 1:
         raise UserError("A trial of a sweep has one worker", got=f"workers={devices.workers}", fix="Leave workers away")
-    searched = spaces.probe(space, fixed, params, asked.seed)
+
+    def check(complete: Mapping[str, Any]) -> None:
+        preflight.dataset(complete, settings.data)
+        preflight.batch(complete, devices, plan)
+
+    searched = spaces.probe(space, fixed, params, asked.seed, check)
     if not searched:
         raise UserError("Nothing is left to search: every parameter of the space is fixed", got=", ".join(fixed))
     if chosen.sampler == "cmaes" and len(searched) < 2:
@@ -103,7 +108,7 @@ class _Asked:
         self._dotted = here
         self._resources = _given(resources)
         given = seed if seed is not None else self._file.values.get("seed", 0)
-        if not isinstance(given, int) or not 0 <= given < 2**31:
+        if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given < 2**31:
             raise UserError("The seed is not valid", got=repr(given), allowed="an integer from 0 to 2147483647")
         self.seed = given
 

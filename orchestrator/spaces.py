@@ -57,8 +57,17 @@ def suggest(space: Space, trial: Any, fixed: Mapping[str, Any]) -> dict[str, Any
     return {**found, **fixed}
 
 
-def probe(space: Space, fixed: Mapping[str, Any], params: type[BaseModel], seed: int) -> list[str]:
-    """Draw from the space without training; raises UserError for what no trial could run. Returns what varies."""
+def probe(
+    space: Space,
+    fixed: Mapping[str, Any],
+    params: type[BaseModel],
+    seed: int,
+    check: Callable[[Mapping[str, Any]], None] = lambda complete: None,
+) -> list[str]:
+    """Draw from the space without training; raises UserError for what no trial could run. Returns what varies.
+
+    ``check`` is given the complete parameters of every draw.
+    """
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -75,8 +84,9 @@ def probe(space: Space, fixed: Mapping[str, Any], params: type[BaseModel], seed:
                 f"The search space failed: {type(error).__name__}: {error}",
                 fix="It is called with an Optuna trial",
             ) from None
-        validate(params, values, "parameter from the search space")
+        complete = validate(params, values, "parameter from the search space")
         _check_plain(values)
+        check(complete.model_dump(mode="json"))
         searched.update(dict.fromkeys(trial.params))
     return list(searched)
 

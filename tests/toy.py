@@ -66,9 +66,10 @@ class Toy:
         self.x = torch.tensor(params.start, dtype=torch.float64)
         self.velocity = torch.zeros((), dtype=torch.float64)
         self.epoch = 0
+        self.test_optimum = TEST_OPTIMUM
         self.calls: list[str] = []
 
-    def train_epoch(self, epoch: int) -> Metrics | Evaluation:
+    def train_epoch(self, epoch: int) -> Metrics:
         self.calls.append(f"train {epoch}")
         time.sleep(self.params.slow)
         for step in range(self.runtime.steps_per_epoch or 1):
@@ -83,7 +84,7 @@ class Toy:
         self.calls.append(split)
         if split == "validation" and not self.runtime.holdout:
             raise ValueError("a refit has no validation split")
-        optimum = self.params.optimum if split == "validation" else TEST_OPTIMUM
+        optimum = self.params.optimum if split == "validation" else self.test_optimum
         error = (float(self.x) - optimum) ** 2
         units = {"id": np.arange(3), "error": np.full(3, error)}
         return Evaluation({"error": error, "x": float(self.x)}, units if self.runtime.rank == 0 else {})

@@ -8,7 +8,14 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from orchestrator.configuration import read_experiment, read_overrides, read_yaml, split_keys, validate
+from orchestrator.configuration import (
+    read_experiment,
+    read_overrides,
+    read_yaml,
+    split_keys,
+    validate,
+    validate_part,
+)
 from orchestrator.errors import USAGE, UserError
 from orchestrator.plan import PLAN_KEYS, Plan
 
@@ -217,6 +224,13 @@ def test_the_first_problem_in_one_sentence(values: dict[str, Any], message: str)
 @pytest.mark.parametrize("values", [{"rate": 9}, {"laters": 1}])
 def test_a_problem_from_a_file_has_its_line(values: dict[str, Any]) -> None:
     refused(lambda: validate(Model, values, "parameter", dict.fromkeys(values, 12)), "(line 12)")
+
+
+def test_some_fields_are_checked_without_the_others() -> None:
+    assert validate_part(Model, {"layers": "9", "kind": "mf"}, "parameter") == {"layers": 9, "kind": "mf"}
+    assert validate_part(Model, {}, "parameter") == {}
+    refused(lambda: validate_part(Model, {"rate": 2}, "parameter", {"rate": 4}), "Parameter rate (line 4) is not valid")
+    refused(lambda: validate_part(Model, {"lay": 2}, "parameter"), "Unknown parameter: got 'lay'", "'layers'")
 
 
 def test_all_ways_to_refit_are_allowed_and_named() -> None:

@@ -159,6 +159,14 @@ def test_a_space_that_no_trial_could_run(space: spaces.Space, words: tuple[str, 
     refused(lambda: spaces.probe(space, {}, Params, seed=0), *words)
 
 
+def test_every_draw_is_handed_over_complete() -> None:
+    seen: list[Any] = []
+    spaces.probe(space, {"slow": 0.0}, Params, 0, seen.append)
+    assert len(seen) == spaces.PROBES
+    assert all(set(complete) == set(Params.model_fields) for complete in seen)
+    assert {complete["momentum"] for complete in seen} == {0.0, 0.5}
+
+
 def test_a_value_that_is_rarely_wrong_is_found() -> None:
     def rarely(trial: Any) -> dict[str, Any]:
         return {"lr": 2.0 if trial.suggest_float("u", 0, 1) > 0.8 else 0.1}

@@ -1,0 +1,253 @@
+"""The conformance suite: the recommender passes it, and a workload with a fault does not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from tests import toy
+from tests.toy import Params, Toy
+from workloads.contract import Evaluation, Metrics, Objective, Servable, Split, State
+from workloads.data import Interactions, load_interactions
+from workloads.recommender import prepared
+from workloads.recommender.workload import Recommender
+from workloads.testing import Conformance, values
+
+
+class RecommenderConformance(Conformance):
+    workload: ClassVar[type[Any]] = Recommender
+
+    @contextmanager
+    def spoiled_test(self) -> Iterator[None]:
+        """Half of the test part is missing."""
+
+        def spoiled(name: str, root: Path) -> Interactions:
+            whole = load_interactions(name, root)
+            return replace(whole, test=whole.test[::2])
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(prepared, "load_interactions", spoiled)
+            prepared._prepared.cache_clear()
+            yield
+        prepared._prepared.cache_clear()
+
+    def test_many_short_epochs_are_one_long_one(self) -> None:
+        """Three virtual epochs of two steps are one of six: a pass is cut, not begun anew."""
+        short, long = self.build(steps_per_epoch=2), self.build(steps_per_epoch=6)
+        for epoch in (1, 2, 3):
+            short.train_epoch(epoch)
+        long.train_epoch(1)
+        assert values(short.evaluate("validation")) == values(long.evaluate("validation"))
+
+
+class TestMatrixFactorisation(RecommenderConformance):
+    params: ClassVar[Mapping[str, Any]] = {"backbone": "mf", "dim": 8, "batch_size": 2048, "lr": 0.01}
+
+
+class TestLightGCN(RecommenderConformance):
+    params: ClassVar[Mapping[str, Any]] = {
+        "backbone": "lightgcn", "layers": 2, "dim": 8, "batch_size": 4096, "lr": 0.01,
+    }  # fmt: skip
+
+
+class TestToy(Conformance):
+    workload: ClassVar[type[Any]] = Toy
+    params: ClassVar[Mapping[str, Any]] = {"lr": 0.05}
+    test_two_processes_equal_one = None  # type: ignore[assignment]  # it has nothing to share out, and a spawn is dear
+
+    @contextmanager
+    def spoiled_test(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(toy, "TEST_OPTIMUM", -3.0)
+            yield
+
+
+# Faults, each of which the suite must find. Every class is the sound toy but for what its name says.
+
+
+class LacksMethods:
+    Params, objective = Params, Toy.objective
+
+    def __init__(self, params: Any, runtime: Any) -> None: ...
+
+
+class DrawsFromTheClock(Toy):
+    def train_epoch(self, epoch: int) -> Metrics:
+        super().train_epoch(epoch)
+        return {"loss": random.SystemRandom().random()}
+
+
+class IgnoresItsSeed(Toy):
+    def __init__(self, params: Params, runtime: Any) -> None:
+        super().__init__(params, replace(runtime, seed=0))
+
+
+class DrawsFromTorchsGlobalStream(Toy):
+    def train_epoch(self, epoch: int) -> Metrics:
+        self.x = self.x + torch.rand((), dtype=torch.float64)
+        return super().train_epoch(epoch)
+
+
+class DrawsFromNumPysGlobalStream(Toy):
+    def train_epoch(self, epoch: int) -> Metrics:
+        self.x = self.x + np.random.rand()
+        return super().train_epoch(epoch)
+
+
+class CarriesItsStream(Toy):
+    """Resumes wrongly: the generator goes on where this object left it, not where the epoch begins."""
+
+    def __init__(self, params: Params, runtime: Any) -> None:
+        super().__init__(params, runtime)
+        self.stream = torch.Generator().manual_seed(runtime.seed)
+
+    def train_epoch(self, epoch: int) -> Metrics:
+        self.x = self.x + 0.1 * torch.rand((), dtype=torch.float64, generator=self.stream)
+        return super().train_epoch(epoch)
+
+
+class ForgetsItsVelocity(Toy):
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict({**state, "velocity": torch.zeros_like(state["velocity"])})
+
+
+class EvaluatesWithASideEffect(Toy):
+    def evaluate(self, split: Split) -> Evaluation:
+        found = super().evaluate(split)
+        self.velocity = self.velocity * 0.9
+        return found
+
+
+class EvaluatesAtRandom(Toy):
+    def evaluate(self, split: Split) -> Evaluation:
+        torch.rand(1)
+        return super().evaluate(split)
+
+
+class ChangesItsKeys(Toy):
+    def train_epoch(self, epoch: int) -> Metrics:
+        return {**super().train_epoch(epoch), f"loss_{epoch}": 1.0}
+
+
+class Overflows(Toy):
+    def train_epoch(self, epoch: int) -> Metrics:
+        super().train_epoch(epoch)
+        return {"loss": float("inf")}
+
+
+class NamesAnotherObjective(Toy):
+    objective = Objective("ndcg_at_20", "max")
+
+
+class TrainsOnTest(Toy):
+    def train_epoch(self, epoch: int) -> Metrics:
+        self.x = self.x + 0.01 * self.test_optimum
+        return super().train_epoch(epoch)
+
+
+class NeedsPickle(Toy):
+    def state_dict(self) -> State:
+        return {**super().state_dict(), "x": self.x.numpy()}
+
+
+class RestoresTheLearningRate(Toy):
+    def state_dict(self) -> State:
+        return {**super().state_dict(), "lr": self.params.lr}
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self.params = self.params.model_copy(update={"lr": state["lr"]})
+
+
+class UnitsWithoutAnId(Toy):
+    def evaluate(self, split: Split) -> Evaluation:
+        found = super().evaluate(split)
+        return replace(found, units={"error": found.units["error"]})
+
+
+class UnitsTwice(Toy):
+    def evaluate(self, split: Split) -> Evaluation:
+        found = super().evaluate(split)
+        return replace(found, units={**found.units, "id": np.zeros(3)})
+
+
+class ScalesWithMicroBatches(Toy):
+    def __init__(self, params: Params, runtime: Any) -> None:
+        super().__init__(params.model_copy(update={"lr": params.lr * runtime.accumulate}), runtime)
+
+
+class StandsStill(Toy):
+    def train_epoch(self, epoch: int) -> Metrics:
+        metrics = super().train_epoch(epoch)
+        return {"loss": 0.5} if self.runtime.steps_per_epoch else metrics
+
+
+class ServesFromItsOwnCode(Toy):
+    def servable(self) -> Servable:
+        return replace(super().servable(), predictor=Path(toy.__file__))
+
+
+class ServesNoTensors(Toy):
+    def servable(self) -> Servable:
+        return replace(super().servable(), weights={"x": float(self.x)})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("check", "faulty"),
+    [
+        ("test_is_a_workload", LacksMethods),
+        ("test_same_seed_same_metrics", DrawsFromTheClock),
+        ("test_another_seed_other_metrics", IgnoresItsSeed),
+        ("test_global_random_state_plays_no_part", DrawsFromTorchsGlobalStream),
+        ("test_global_random_state_plays_no_part", DrawsFromNumPysGlobalStream),
+        ("test_two_epochs_are_one_saved_restored_and_another", CarriesItsStream),
+        ("test_two_epochs_are_one_saved_restored_and_another", ForgetsItsVelocity),
+        ("test_loaded_state_keeps_the_parameters_learning_rate", RestoresTheLearningRate),
+        ("test_evaluate_changes_nothing", EvaluatesWithASideEffect),
+        ("test_evaluate_changes_nothing", EvaluatesAtRandom),
+        ("test_training_reduces_to_finite_constant_keys", ChangesItsKeys),
+        ("test_training_reduces_to_finite_constant_keys", Overflows),
+        ("test_objectives_are_measured", NamesAnotherObjective),
+        ("test_training_never_reads_the_test_split", TrainsOnTest),
+        ("test_state_is_tensors_and_json", NeedsPickle),
+        ("test_units_are_rows_with_an_id", UnitsWithoutAnId),
+        ("test_units_are_rows_with_an_id", UnitsTwice),
+        ("test_micro_batches_give_the_same_gradient", ScalesWithMicroBatches),
+        ("test_virtual_epochs_cover_the_same_stream", StandsStill),
+        ("test_servable_is_plain", ServesFromItsOwnCode),
+        ("test_servable_is_plain", ServesNoTensors),
+    ],
+)
+def test_the_suite_finds(check: str, faulty: type[Any]) -> None:
+    suite = type("Suite", (TestToy,), {"workload": faulty})()
+    arguments = ("validation",) if check == "test_evaluate_changes_nothing" else ()
+    call: Callable[..., Any] = getattr(suite, check)
+    with pytest.raises((AssertionError, TypeError)):
+        call(*arguments)
+
+
+def test_a_suite_must_say_how_to_spoil_its_test_split() -> None:
+    class Silent(Conformance):
+        workload: ClassVar[type[Any]] = Toy
+        params: ClassVar[Mapping[str, Any]] = {}
+
+    with pytest.raises(NotImplementedError, match="how to spoil"):
+        Silent().test_training_never_reads_the_test_split()
+
+
+def test_a_spoiled_test_that_spoils_nothing_is_found() -> None:
+    class Gentle(TestToy):
+        @contextmanager
+        def spoiled_test(self) -> Iterator[None]:
+            yield
+
+    with pytest.raises(AssertionError, match="spoiled nothing"):
+        Gentle().test_training_never_reads_the_test_split()

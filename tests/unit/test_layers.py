@@ -1,0 +1,114 @@
+"""Rules that import-linter can not hold: what an import pulls in at run time, and who calls what."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from workloads.catalog import catalog
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "numpy", "pandas", "pyarrow", "ray", "mlflow", "optuna", "matplotlib", "transformers")
+
+LIGHT = {
+    "import workloads": (*HEAVY, "typer", "pydantic"),
+    "import workloads.contract, workloads.catalog, workloads.data, workloads.seeding": (*HEAVY, "typer"),
+    "from workloads.catalog import catalog; [entry.load_params() for entry in catalog().values()]": (*HEAVY, "typer"),
+    "import orchestrator": (*HEAVY, "typer", "pydantic"),
+    "import orchestrator.cli": (*HEAVY, "pydantic", "yaml"),
+    "import orchestrator.request, orchestrator.preflight, orchestrator.records, orchestrator.describe": HEAVY,
+}
+"""What a user waits for before the first word, and what it must not load."""
+
+PROBE = """
+import json, sys
+statement, heavy = sys.argv[1], json.loads(sys.argv[2])
+exec(statement)
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules} & set(heavy))))
+"""
+
+
+def loaded(statement: str, names: tuple[str, ...]) -> list[str]:
+    """Which of these packages a fresh process has loaded after the statement."""
+    words = [sys.executable, "-c", PROBE, statement, json.dumps(names)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
+    found: list[str] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("statement", LIGHT)
+def test_the_start_is_light(statement: str) -> None:
+    assert loaded(statement, LIGHT[statement]) == []
+
+
+def test_loading_a_workload_needs_no_ray_and_no_mlflow() -> None:
+    statement = "from workloads.catalog import catalog; [entry.load() for entry in catalog().values()]"
+    assert loaded(statement, ("torch", "ray", "mlflow", "optuna", "typer", "orchestrator")) == ["torch"]
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    """Every source file of ours by its path, parsed."""
+    for package in ("orchestrator", "workloads", "search_spaces"):
+        for file in sorted((ROOT / package).rglob("*.py")):
+            yield file.relative_to(ROOT).as_posix(), ast.parse(file.read_text())
+
+
+def imports(tree: ast.Module) -> set[str]:
+    """Every module that is imported anywhere in a file, with what is taken from it."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """Every call by its dotted name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+def test_the_probe_sees_imports_and_calls() -> None:
+    tree = ast.parse("def f():\n    from torch import distributed as d\n    import pickle\n    ray.train.report({})\n")
+    assert {"torch.distributed", "pickle"} <= imports(tree)
+    assert [name for name, _ in calls(tree)] == ["ray.train.report"]
+
+
+def test_torch_distributed_has_one_importer_beside_the_suite_that_makes_process_groups() -> None:
+    importers = {
+        path for path, tree in sources() if any(name.startswith("torch.distributed") for name in imports(tree))
+    }
+    assert importers == {"workloads/distributed.py", "workloads/testing.py"}
+
+
+@pytest.mark.parametrize(("name", "place"), [("ray.train.report", "orchestrator/train.py")])
+def test_reports_leave_by_one_door(name: str, place: str) -> None:
+    assert {path for path, tree in sources() if any(called == name for called, _ in calls(tree))} == {place}
+
+
+def test_nothing_is_pickled() -> None:
+    for path, tree in sources():
+        assert not imports(tree) & {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}, path
+        for name, call in calls(tree):
+            if name in ("torch.load", "torch.save"):
+                keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+                assert keywords.get("weights_only") == "True", f"{path}: {ast.unparse(call)}"
+
+
+def test_a_workload_knows_no_other() -> None:
+    names = set(catalog())
+    for path, tree in sources():
+        package, _, rest = path.partition("/")
+        owner = rest.partition("/")[0]
+        if package == "workloads" and owner in names:
+            others = {f"workloads.{name}" for name in names - {owner}}
+            assert not imports(tree) & others, path
