@@ -80,7 +80,10 @@ def run_command(
     settings = _settings(tracking=tracking, experiment=experiment, storage=storage, ray_address=ray_address)
     console = Console(json=as_json)
     if resume is not None:
-        _alone("--resume", words, config, seed, workers, gpus_per_worker, cpus_per_worker, register)
+        _alone(
+            "--resume", words, config=config, seed=seed, local=local, workers=workers,
+            gpus_per_worker=gpus_per_worker, cpus_per_worker=cpus_per_worker, register=register,
+        )  # fmt: skip
         from orchestrator import records, runs
 
         result = runs.resume(records.find(settings.storage, resume, "run"), settings, console)
@@ -140,7 +143,11 @@ def sweep_command(
     settings = _settings(tracking=tracking, experiment=experiment, storage=storage, ray_address=ray_address)
     console = Console(json=as_json)
     if resume is not None:
-        _alone("--resume", words, config, trials, space, sampler, scheduler, seed, register)
+        _alone(
+            "--resume", words, config=config, trials=trials, space=space, sampler=sampler, scheduler=scheduler,
+            concurrency=concurrency, time_budget=time_budget, seed=seed, local=local,
+            gpus_per_worker=gpus_per_worker, cpus_per_worker=cpus_per_worker, register=register,
+        )  # fmt: skip
         from orchestrator import records
 
         folder = records.find(settings.storage, resume, "sweep")
@@ -414,14 +421,7 @@ def _usage(error: Any) -> str:
     """click's message as ours: the nearest verb or option is offered."""
     message = str(error.format_message())
     if message.startswith("No such command"):
-        name = message.split("'")[1]
-        return str(
-            unknown(
-                "verb",
-                name,
-                [c.name or c.callback.__name__ for c in app.registered_commands if c.callback] + ["data"],
-            )
-        )
+        return str(unknown("verb", message.split("'")[1], error.ctx.command.list_commands(error.ctx)))
     return f"{message.rstrip('.')}. See: {error.ctx.command_path if error.ctx else 'orchestrator'} --help"
 
 
@@ -444,11 +444,13 @@ def _split(words: list[str] | None) -> tuple[str | None, list[str]]:
     return workload, words
 
 
-def _alone(flag: str, *others: Any) -> None:
-    if any(other not in (None, [], False) for other in others):
+def _alone(flag: str, words: list[str] | None, **options: Any) -> None:
+    named = (name for name, value in options.items() if value is not None and value is not False)
+    if given := [*(words or []), *(f"--{name.replace('_', '-')}" for name in named)]:
         raise UserError(
-            f"{flag} goes on with what was asked for, so nothing else can be asked", fix=f"Keep only {flag}"
-        )
+            f"{flag} goes on with what was asked for, so nothing else can be asked", got=" ".join(given),
+            fix=f"Keep only {flag}",
+        )  # fmt: skip
 
 
 def _show(result: Result, as_json: bool, register: str | None) -> None:

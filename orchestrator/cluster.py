@@ -42,7 +42,7 @@ def cluster(address: str | None, *, dashboard: bool = False) -> Iterator[list[No
         os.environ.setdefault(name, value)
     if address:
         authenticate()
-        _check_reachable(address)
+        check_reachable(address)
     import ray
 
     for name in ("ray", "ray.tune", "ray.train"):  # their lines go to Ray's own files; ours say what matters
@@ -120,7 +120,8 @@ def authenticate() -> None:
         os.environ["RAY_AUTH_MODE"] = "token"
 
 
-def _check_reachable(address: str) -> None:
+def check_reachable(address: str) -> None:
+    """Something listens at ``address``. Raises UserError (exit 3) within seconds when nothing does."""
     if address in ("auto", "local"):
         return
     parts = urlsplit(address if "//" in address else f"//{address}")

@@ -17,6 +17,12 @@ M = TypeVar("M", bound=BaseModel)
 NAMES = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 """What keys are in YAML: not on, yes or 1, which are no text there."""
 
+OPTIONS = (
+    *("seed", "workers", "gpus_per_worker", "cpus_per_worker", "register"),
+    *("trials", "space", "sampler", "scheduler", "concurrency", "time_budget"),
+)
+"""What belongs behind ``--`` and is easily written as ``key=value``."""
+
 SECTIONS = ("extends", "workload", "seed", "params", "plan", "resources", "search")
 
 
@@ -107,6 +113,8 @@ def split_keys(values: Mapping[str, Any], params: Iterable[str], plan: Iterable[
         if section not in ("", "params", "plan"):
             raise unknown("section", section, ("params", "plan"))
         homes = [home for home, names in known.items() if name in names and section in ("", home)]
+        if not homes and name in OPTIONS:
+            raise UserError(f"{name} is an option", got=key, fix=f"Write --{name.replace('_', '-')} {value}")
         if not homes:
             raise unknown("parameter", key, known["params"] | known["plan"])
         if name in result[homes[0]]:

@@ -30,7 +30,8 @@ class UserError(Exception):
             text += f": got {got}"
         if allowed is not None:
             text += f"; allowed: {_list(allowed)}"
-        text += "."
+        if not text.endswith("?"):
+            text += "."
         if fix is not None:
             text += f" {fix}" if fix.endswith(("?", ".")) else f" {fix}."
         super().__init__(text)

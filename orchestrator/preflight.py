@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from orchestrator.cluster import check_fit, this_machine
+from orchestrator.cluster import check_fit, check_reachable, this_machine
 from orchestrator.configuration import split_keys, validate
 from orchestrator.errors import UNAVAILABLE, UserError, unknown
 from orchestrator.plan import PLAN_KEYS, Plan
@@ -83,10 +83,12 @@ def batch(params: Mapping[str, Any], resources: Resources, plan: Plan) -> None:
 
 
 def services(settings: Settings, resources: Resources, *, ray: bool) -> None:
-    """Storage writable, tracking reachable, and, where the cluster is this machine, large enough."""
+    """Storage writable, tracking and cluster reachable, and, where the cluster is this machine, large enough."""
     check_writable(settings.storage)
     tracking(settings)
-    if not ray or not settings.ray_address:
+    if ray and settings.ray_address:
+        check_reachable(settings.ray_address)
+    else:
         check_fit(this_machine(), resources)
 
 

@@ -161,11 +161,19 @@ def test_trials_are_counted_node_by_node(
 
 def test_a_cluster_elsewhere_is_not_judged_by_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, 1, 0)
-    settings = resolve({"tracking": "none", "ray_address": "head:6379"})
-    preflight.services(settings, Resources(cpus_per_worker=64), ray=True)
-    refused(
-        lambda: preflight.services(settings, Resources(cpus_per_worker=64), ray=False), "too small", code=UNAVAILABLE
-    )
+    large = Resources(cpus_per_worker=64)
+    with listener(None) as port:
+        settings = resolve({"tracking": "none", "ray_address": f"127.0.0.1:{port}"})
+        preflight.services(settings, large, ray=True)
+        refused(lambda: preflight.services(settings, large, ray=False), "too small", code=UNAVAILABLE)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9", "127.0.0.1:port", "nowhere.invalid:6379"])
+def test_a_cluster_that_does_not_answer(address: str) -> None:
+    settings = resolve({"tracking": "none", "ray_address": address})
+    words = (f"No Ray answers at {address} (", "ray start --head", "--ray-address")
+    refused(lambda: preflight.services(settings, Resources(), ray=True), *words, code=UNAVAILABLE)
+    preflight.services(settings, Resources(), ray=False)
 
 
 # Storage and tracking
