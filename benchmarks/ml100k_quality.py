@@ -15,7 +15,7 @@ from typing import Any
 from orchestrator import run
 
 MF_LOG: dict[str, Any] = {"backbone": "mf", "lr": 5e-4, "weight_decay": 1e-5, "batch_size": 1024, "epochs": 100}
-LGCN_CODE: dict[str, Any] = {"backbone": "lightgcn", "lr": 1e-3, "weight_decay": 1e-5, "batch_size": 1024, "epochs": 100}
+LGCN_CODE: dict[str, Any] = {**MF_LOG, "backbone": "lightgcn", "lr": 1e-3}
 
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "MF, published log's settings": ("peers .392 to .403; source .396", {**MF_LOG, "refit": "only"}),

@@ -84,9 +84,12 @@ def run_command(
             "--resume", words, config=config, seed=seed, local=local, workers=workers,
             gpus_per_worker=gpus_per_worker, cpus_per_worker=cpus_per_worker, register=register,
         )  # fmt: skip
-        from orchestrator import records, runs
+        from orchestrator import records
 
-        result = runs.resume(records.find(settings.storage, resume, "run"), settings, console)
+        folder = records.find(settings.storage, resume, "run")
+        from orchestrator import runs
+
+        result = runs.resume(folder, settings, console)
     else:
         workload, pairs = _split(words)
         from orchestrator import request

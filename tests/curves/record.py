@@ -1,4 +1,4 @@
-"""Recorded learning curves: a refactor must leave them as they are. Run it to record anew, and say why in the commit."""
+"""Recorded learning curves: a refactor leaves them as they are. Run it to record anew; say why in the commit."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none", "-
 Start = Callable[..., Command]
 
 
-@pytest.fixture()
+@pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
     for name in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
@@ -26,7 +26,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-@pytest.fixture()
+@pytest.fixture
 def start(home: Path) -> Iterator[Start]:
     started: list[Command] = []
 

@@ -192,6 +192,15 @@ def test_patience_counts_evaluations(evaluate_every: int, last: int) -> None:
     assert (report.epoch, report.ended) == (last, "patience")
 
 
+def test_patience_begins_anew_with_every_improvement() -> None:
+    class Uneven(Toy):
+        def evaluate(self, split: Split) -> Evaluation:
+            return Evaluation({"error": [5.0, 6, 4, 5, 3, 4, 5, 6][self.epoch - 1]})
+
+    *_, report = run_epochs(build(Uneven), Plan(epochs=8, patience=2))
+    assert (report.epoch, report.ended, report.progress.best_epoch) == (7, "patience", 5)
+
+
 def test_a_stop_is_reported_due_for_a_checkpoint_and_is_no_end() -> None:
     workload = build()
     reports = list(run_epochs(workload, Plan(epochs=9), stop=lambda: workload.epoch == 4))
@@ -203,7 +212,7 @@ def test_a_stop_is_reported_due_for_a_checkpoint_and_is_no_end() -> None:
 def test_a_stop_at_the_last_epoch_comes_too_late() -> None:
     workload = build()
     *_, last = run_epochs(workload, Plan(epochs=4), stop=lambda: workload.epoch == 4)
-    assert last.ended == "epochs"
+    assert (last.ended, last.checkpoint_due) == ("epochs", False)
 
 
 def test_it_goes_on_from_a_progress() -> None:

@@ -130,6 +130,11 @@ def test_the_curves_of_selection_and_refit_have_different_names() -> None:
     assert names == [{"train/loss", "validation/error", "validation/x", "refit/loss"}, {"train/loss"}]
 
 
+def test_nobody_decides_during_a_refit() -> None:
+    reports = [values(report) for report in Bench().experiment(True, plan={"decide_at": (1, 2)}).stream()]
+    assert [len(rows) for rows in reports] == [1, 1, EPOCHS - 2, BEST_EPOCH]
+
+
 def test_patience_is_the_selections_alone() -> None:
     bench = Bench()
     outcome = finish(bench.experiment(True, plan={"epochs": 50, "patience": 2}))

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from workloads.catalog import catalog
 
 ROOT = Path(__file__).parents[2]
+PACKAGES = ("orchestrator", "workloads", "search_spaces")
 HEAVY = ("torch", "numpy", "pandas", "pyarrow", "ray", "mlflow", "optuna", "matplotlib", "transformers")
 
 LIGHT = {
@@ -47,16 +49,11 @@ def test_the_start_is_light(statement: str) -> None:
     assert loaded(statement, LIGHT[statement]) == []
 
 
-def test_loading_a_workload_needs_no_ray_and_no_mlflow() -> None:
-    statement = "from workloads.catalog import catalog; [entry.load() for entry in catalog().values()]"
-    assert loaded(statement, ("torch", "ray", "mlflow", "optuna", "typer", "orchestrator")) == ["torch"]
-
-
-def sources() -> Iterator[tuple[str, ast.Module]]:
+@cache
+def sources() -> list[tuple[str, ast.Module]]:
     """Every source file of ours by its path, parsed."""
-    for package in ("orchestrator", "workloads", "search_spaces"):
-        for file in sorted((ROOT / package).rglob("*.py")):
-            yield file.relative_to(ROOT).as_posix(), ast.parse(file.read_text())
+    files = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
+    return [(file.relative_to(ROOT).as_posix(), ast.parse(file.read_text())) for file in files]
 
 
 def imports(tree: ast.Module) -> set[str]:

@@ -310,6 +310,7 @@ def test_rungs_are_remembered_over_a_restart(tmp_path: Path) -> None:
     assert at_rung(second, trial.number, 3, 99.0) == "pruned"
 
 
+@pytest.mark.filterwarnings("error:The reported value is ignored")
 def test_a_resumed_trial_that_states_its_rung_again_changes_nothing(tmp_path: Path) -> None:
     first = study(tmp_path, decide_at=(3,))
     for value in (0.9, 0.8, 0.7):
