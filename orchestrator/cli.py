@@ -5,13 +5,31 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.errors import DONE, FAILED, INTERRUPTED, USAGE, Interrupted, RunFailed, UserError, unknown
+from orchestrator.errors import UserError
+from orchestrator.exits import guarded
+from orchestrator.options import (
+    Address,
+    Config,
+    Cpus,
+    Experiment,
+    Gpus,
+    Json,
+    Local,
+    RayAddress,
+    Reference,
+    Register,
+    Resume,
+    Seed,
+    Storage,
+    Tracking,
+    Words,
+    Workers,
+)
 
 if TYPE_CHECKING:
     from orchestrator.session import Result
@@ -28,29 +46,6 @@ app = typer.Typer(
 )
 data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Datasets: list, fetch, verify.")
 app.add_typer(data, name="data")
-
-USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]  # typer brings its own copy of click along
-
-Words = Annotated[list[str] | None, typer.Argument(metavar="[WORKLOAD] key=value ...", show_default=False)]
-Config = Annotated[Path | None, typer.Option("--config", help="YAML file; key=value words go on top of it.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Seed of everything random.  [default: 0]")]
-Local = Annotated[bool, typer.Option("--local", help="In this process, without Ray.")]
-Register = Annotated[str | None, typer.Option("--register", metavar="NAME", help="Register the model under NAME.")]
-Json = Annotated[bool, typer.Option("--json", help="One machine-readable line, last on standard output.")]
-Resume = Annotated[str | None, typer.Option("--resume", metavar="latest|ID", help="Go on with an interrupted one.")]
-Workers = Annotated[int | None, typer.Option("--workers", help="Processes that train one model (DDP).  [default: 1]")]
-Gpus = Annotated[
-    float | None,
-    typer.Option("--gpus-per-worker", help="A fraction only with one worker.  [default: 1 if there is one]"),
-]
-Cpus = Annotated[float | None, typer.Option("--cpus-per-worker", help="CPUs of a worker.")]
-Tracking = Annotated[
-    str | None,
-    typer.Option("--tracking", metavar="URI|none", help="MLflow store.  [default: the embedded one]"),
-]
-Experiment = Annotated[str | None, typer.Option("--experiment", help="MLflow experiment.  [default: the workload]")]
-Storage = Annotated[str | None, typer.Option("--storage", help="Where checkpoints, logs and results go.")]
-RayAddress = Annotated[str | None, typer.Option("--ray-address", help="Ray cluster.  [default: a local one]")]
 
 
 @app.command("run")
@@ -330,10 +325,6 @@ def jobs_command(
     jobs.list_jobs(address=address, as_json=as_json)
 
 
-Reference = Annotated[str, typer.Argument(metavar="ID", help="Id of a run, a sweep or a job, or latest.")]
-Address = Annotated[str | None, typer.Option("--address", help="Dashboard, for jobs.")]
-
-
 @app.command()
 def status(
     reference: Reference = "latest",
@@ -379,53 +370,19 @@ def sync(reference: Reference = "latest", storage: Storage = None, tracking: Tra
     print(session.sync(settings, records.find(settings.storage, reference)))
 
 
+def verbs() -> list[str]:
+    return [c.name or c.callback.__name__ for c in app.registered_commands if c.callback] + ["data"]
+
+
 def main() -> None:
     """The entry point: every error a user can meet leaves here, in one sentence, with its exit code."""
-    code = _guarded(lambda: app(standalone_mode=False))
+    code = guarded(lambda: app(standalone_mode=False), verbs())
     if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"):  # Ray knows only 0 and 1: leave the true code in the job's log
         from orchestrator.job_state import EXIT_RECORD
 
         print(f"{EXIT_RECORD}{code}", flush=True)
     sys.stdout.flush()
     sys.exit(code)
-
-
-def _guarded(call: Callable[[], Any]) -> int:
-    try:
-        return int(call() or DONE)
-    except typer.Exit as error:
-        return error.exit_code
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.code
-    except Interrupted as error:
-        print(str(error), file=sys.stderr)
-        return INTERRUPTED
-    except RunFailed as error:
-        print(f"failed: {error}", file=sys.stderr)
-        return FAILED
-    except (typer.Abort, KeyboardInterrupt):
-        return INTERRUPTED
-    except USAGE_ERROR as error:
-        print(f"error: {_usage(error)}", file=sys.stderr)
-        return USAGE
-    except BrokenPipeError:  # the reader of a pipe has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return DONE
-    except Exception as error:
-        if os.environ.get("ORCHESTRATOR_TRACEBACK"):
-            raise
-        fix = "a fault of ours; ORCHESTRATOR_TRACEBACK=1 shows where"
-        print(f"failed: {type(error).__name__}: {error} ({fix})", file=sys.stderr)
-        return FAILED
-
-
-def _usage(error: Any) -> str:
-    """click's message as ours: the nearest verb or option is offered."""
-    message = str(error.format_message())
-    if message.startswith("No such command"):
-        return str(unknown("verb", message.split("'")[1], error.ctx.command.list_commands(error.ctx)))
-    return f"{message.rstrip('.')}. See: {error.ctx.command_path if error.ctx else 'orchestrator'} --help"
 
 
 def _settings(**flags: str | None) -> Settings:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator import checkpoint, cli, preflight, records
+from orchestrator import checkpoint, cli, exits, preflight, records
 from orchestrator.checkpoint import TENSORS, Checkpoint
 from orchestrator.plan import Plan
 from orchestrator.records import RunFolder
@@ -31,7 +31,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
     def type_line(line: str | list[str], code: int, *words: str) -> str:
         arguments = line.split() if isinstance(line, str) else line
-        found = cli._guarded(lambda: cli.app(arguments, standalone_mode=False))
+        found = exits.guarded(lambda: cli.app(arguments, standalone_mode=False), cli.verbs())
         captured = capsys.readouterr()
         hold(captured.err, found, code, *words)
         return captured.err
