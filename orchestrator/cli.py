@@ -370,13 +370,9 @@ def sync(reference: Reference = "latest", storage: Storage = None, tracking: Tra
     print(session.sync(settings, records.find(settings.storage, reference)))
 
 
-def verbs() -> list[str]:
-    return [c.name or c.callback.__name__ for c in app.registered_commands if c.callback] + ["data"]
-
-
 def main() -> None:
     """The entry point: every error a user can meet leaves here, in one sentence, with its exit code."""
-    code = guarded(lambda: app(standalone_mode=False), verbs())
+    code = guarded(lambda: app(standalone_mode=False))
     if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"):  # Ray knows only 0 and 1: leave the true code in the job's log
         from orchestrator.job_state import EXIT_RECORD
 

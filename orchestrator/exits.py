@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import typer
@@ -14,7 +14,7 @@ from orchestrator.errors import DONE, FAILED, INTERRUPTED, USAGE, Interrupted, R
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]  # typer brings its own copy of click along
 
 
-def guarded(call: Callable[[], Any], verbs: Sequence[str]) -> int:
+def guarded(call: Callable[[], Any]) -> int:
     """Run a command; print what went wrong on standard error and return the exit code."""
     try:
         return int(call() or DONE)
@@ -29,7 +29,7 @@ def guarded(call: Callable[[], Any], verbs: Sequence[str]) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except USAGE_ERROR as error:
-        return _say(f"error: {_usage(error, verbs)}", USAGE)
+        return _say(f"error: {_usage(error)}", USAGE)
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
@@ -45,9 +45,9 @@ def _say(text: str, code: int) -> int:
     return code
 
 
-def _usage(error: Any, verbs: Sequence[str]) -> str:
+def _usage(error: Any) -> str:
     """click's message as ours: the nearest verb is offered."""
     message = str(error.format_message())
     if message.startswith("No such command"):
-        return str(unknown("verb", message.split("'")[1], verbs))
+        return str(unknown("verb", message.split("'")[1], error.ctx.command.list_commands(error.ctx)))
     return f"{message.rstrip('.')}. See: {error.ctx.command_path if error.ctx else 'orchestrator'} --help"

@@ -31,7 +31,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
     def type_line(line: str | list[str], code: int, *words: str) -> str:
         arguments = line.split() if isinstance(line, str) else line
-        found = exits.guarded(lambda: cli.app(arguments, standalone_mode=False), cli.verbs())
+        found = exits.guarded(lambda: cli.app(arguments, standalone_mode=False))
         captured = capsys.readouterr()
         hold(captured.err, found, code, *words)
         return captured.err
