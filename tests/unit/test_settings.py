@@ -71,7 +71,7 @@ def test_servers_and_databases(uri: str) -> None:
     assert resolve({"tracking": uri}).tracking == uri
 
 
-@pytest.mark.parametrize("uri", ["mlruns", "file:///tmp/mlruns", "/tmp/mlruns", "localhost:5000", ""])
+@pytest.mark.parametrize("uri", ["mlruns", "file:///srv/mlruns", "/srv/mlruns", "localhost:5000", ""])
 def test_an_address_that_can_not_work(uri: str) -> None:
     with pytest.raises(
         UserError, match=f"tracking address is not one that works: got '{uri}'; allowed: http"

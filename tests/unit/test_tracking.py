@@ -411,7 +411,7 @@ def test_an_outage_costs_no_training_time_and_is_told_at_the_end(
     tracker.start(OWNER, "run", params={"lr": 0.1})
     for epoch in range(1, 201):
         tracker.log(OWNER, rows(epoch, epoch))
-    assert time.monotonic() - begun < 0.5
+    assert time.monotonic() - begun < 2
     assert not tracker.flush(timeout=0.01)
     with pytest.raises(UserError, match=r"MLflow does not answer: got .*--tracking") as caught:
         tracker.run_id(OWNER, timeout=0.01)
@@ -475,7 +475,7 @@ def test_a_server_that_is_killed_and_comes_back_gets_every_value_once(
         tracker.log(OWNER, rows(epoch, epoch))
         waits.append(time.monotonic() - begun)
         time.sleep(0.002)
-    assert max(waits) < 0.5
+    assert max(waits) < 2
     server.wait()
     tracker.end(OWNER, "FINISHED")
     assert tracker.close(timeout=60) is None
