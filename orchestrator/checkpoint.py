@@ -98,6 +98,8 @@ def keep(folder: Path, newest: int = 2) -> None:
     """Remove all but the newest checkpoints: one to go on from, one in case it is damaged."""
     for old in sorted(_all(folder), key=lambda path: path.name)[:-newest]:
         shutil.rmtree(old, ignore_errors=True)
+    for half in folder.glob(".checkpoint-*.partial"):  # of writers that were killed
+        shutil.rmtree(half, ignore_errors=True)
 
 
 def name(order: int) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +32,16 @@ QUIET = {
 
 Node = dict[str, float]
 
+RAY_PROBE = """
+import json, signal, sys
+from ray._common.usage.usage_lib import get_cluster_metadata
+from ray._private.services import canonicalize_bootstrap_address
+from ray._raylet import GcsClient
+signal.alarm(3)  # the client itself goes on trying for 40 s, deaf to Python
+address = canonicalize_bootstrap_address(sys.argv[1])
+print(json.dumps(get_cluster_metadata(GcsClient(address=address)) if address else None))
+"""  # what ray.init compares before it joins a cluster
+
 
 @contextmanager
 def cluster(address: str | None, *, dashboard: bool = False) -> Iterator[list[Node]]:
@@ -43,6 +55,7 @@ def cluster(address: str | None, *, dashboard: bool = False) -> Iterator[list[No
     if address:
         authenticate()
         check_reachable(address)
+        _check_is_ray(address)
     import ray
 
     for name in ("ray", "ray.tune", "ray.train"):  # their lines go to Ray's own files; ours say what matters
@@ -118,6 +131,23 @@ def authenticate() -> None:
     """Use the token that Ray wrote for this user, as Ray itself does only for clusters it starts."""
     if "RAY_AUTH_MODE" not in os.environ and (Path.home() / ".ray" / "auth_token").exists():
         os.environ["RAY_AUTH_MODE"] = "token"
+
+
+def _check_is_ray(address: str) -> None:
+    """Whoever answers is a Ray that lets us in; else ``ray.init`` would try for minutes. Asked in a process apart."""
+    if "://" in address:  # Ray Client and HTTP have time limits of their own
+        return
+    try:
+        command = [sys.executable, "-c", RAY_PROBE, address]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=15, check=False)
+        trouble = (done.stderr.splitlines() or ["no answer"])[-1] if done.returncode else None
+    except subprocess.TimeoutExpired:
+        trouble = "no answer within 15 s"
+    if trouble:
+        fix = "Correct the port (ray start shows it)"
+        if "AuthenticationError" in trouble:
+            fix = "Set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's token"
+        raise UserError(f"{address} answers, but not as Ray does ({trouble})", fix=fix, code=UNAVAILABLE)
 
 
 def check_reachable(address: str) -> None:

@@ -22,6 +22,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from orchestrator import cluster, describe, preflight, records
+from orchestrator.cluster import RAY_PROBE
 from orchestrator.errors import DONE, UNAVAILABLE, UserError
 from orchestrator.settings import NAMES, Settings
 from workloads.data.datasets import DATASETS
@@ -42,15 +43,6 @@ found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_co
 print(json.dumps({"torch": torch.__version__, "build": torch.version.cuda or torch.version.hip,
                   "gpus": [[device.name, device.total_memory] for device in found]}))
 """
-RAY_PROBE = """
-import json, signal, sys
-from ray._common.usage.usage_lib import get_cluster_metadata
-from ray._private.services import canonicalize_bootstrap_address
-from ray._raylet import GcsClient
-signal.alarm(3)  # the client itself goes on trying for 40 s, deaf to Python
-address = canonicalize_bootstrap_address(sys.argv[1])
-print(json.dumps(get_cluster_metadata(GcsClient(address=address)) if address else None))
-"""  # what ray.init compares before it joins a cluster
 
 
 @dataclass(frozen=True, slots=True)
