@@ -57,8 +57,8 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
     [
         ("rnu", ("Unknown verb: got 'rnu'", "sweep", "Did you mean 'run'?")),
         ("data ftech ml-100k", ("Unknown verb: got 'ftech'; allowed: fetch, list, verify", "Did you mean 'fetch'?")),
-        ("run --trails 3", ("No such option: --trails", "run --help")),
-        ("sweep recommender --trails 3", ("No such option: --trails", "--trials", "sweep --help")),
+        ("run --trails 3", ("No such option", "--trails", "run --help")),
+        ("sweep recommender --trails 3", ("No such option", "--trails", "--trials", "sweep --help")),
         ("run recommender --workers two", ("Invalid value for '--workers'", "run --help")),
         ("run recommender --seed", ("--seed", "requires an argument", "--help")),
         ("promote rec", ("Missing option '--to'", "promote --help")),
