@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 LOWER = .venv-lower
 
-.PHONY: demo test test-unit test-lower test-gpu lint format setup benchmark clean
+.PHONY: demo test test-unit test-faults test-lower test-gpu lint format setup clean
 
 demo: $(READY)
 	$(BIN)/orchestrator sweep recommender dataset=synthetic epochs=40 --space mf --trials 12 --scheduler none --register demo
@@ -20,7 +20,11 @@ demo: $(READY)
 	@echo "  orchestrator doctor                                        what works on this machine"
 
 test: $(READY)
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests -m "not faults"
+
+# Processes of a real cluster are killed or stopped, and go on.
+test-faults: $(READY)
+	$(BIN)/python -m pytest tests -m faults
 
 test-unit: $(READY)
 	$(BIN)/python -m pytest tests/unit
