@@ -15,7 +15,6 @@ FOLDERS = {
     "search_spaces": "one module a workload: Optuna-native `space(trial) -> params`",
 }
 REST = """\
-deploy/                         what runs it elsewhere: comes with the cluster issue
 tests/                          unit/ (numerics, conformance, engine), integration/ (real Ray, MLflow, signals),
                                 third_party/ (a workload as somebody else would install it)
 benchmarks/                     ours beside the peers, in one run, as ratios
