@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sqlite3
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -35,6 +36,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         report.outcome = "failed"
         report.longrepr = f"skipped although ORCHESTRATOR_NO_SKIP=1: {report.longreprtext}"
     return report
+
+
+# A shell that starts its jobs in the background has them ignore Ctrl-C, and so would every process tested here.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
