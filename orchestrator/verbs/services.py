@@ -1,0 +1,117 @@
+"""The verbs about what is there: workloads, data, doctor, the UI, Ray jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.errors import UserError
+from orchestrator.options import Json, RayAddress, Tracking
+from orchestrator.verbs.common import resolved
+
+app = typer.Typer()
+data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Datasets: list, fetch, verify.")
+app.add_typer(data, name="data")
+
+
+@app.command()
+def workloads(
+    name: Annotated[str | None, typer.Argument(help="Workload to show every parameter of.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the workloads, or every parameter of one: type, default, bounds, source.
+
+    Example: orchestrator workloads recommender
+    """
+    from orchestrator import describe
+
+    if name is None:
+        describe.print_workloads(as_json)
+    else:
+        describe.print_parameters(name, as_json)
+
+
+@data.command("list")
+def data_list(as_json: Json = False) -> None:
+    """Which datasets there are, and which are present."""
+    from orchestrator import describe
+
+    describe.print_datasets(resolved(), as_json)
+
+
+@data.command("fetch")
+def data_fetch(name: Annotated[str, typer.Argument(help="Dataset.")]) -> None:
+    """Download a dataset from its official source and verify it."""
+    from workloads.data import datasets
+    from workloads.data.errors import DataError, DataUnreachable
+
+    settings = resolved()
+    try:
+        fetched = datasets.fetch(name, settings.data)
+    except DataUnreachable as error:
+        raise UserError(str(error), code=3) from None
+    except DataError as error:
+        raise UserError(str(error)) from None
+    for path in fetched:
+        print(path)
+    print(f"{name} is present and intact below {settings.data}")
+
+
+@data.command("verify")
+def data_verify(
+    names: Annotated[list[str] | None, typer.Argument(help="Datasets.  [default: all that are present]")] = None,
+) -> None:
+    """Read every byte of datasets and say what is wrong with them; exit 2 when something is."""
+    from orchestrator import describe
+
+    raise typer.Exit(describe.verify_datasets(resolved(), names or []))
+
+
+@app.command()
+def doctor(as_json: Json = False, tracking: Tracking = None, ray_address: RayAddress = None) -> None:
+    """What works here and what to do about what does not; exit 3 when something does not."""
+    from orchestrator import doctor as checks
+
+    raise typer.Exit(checks.run(resolved(tracking=tracking, ray_address=ray_address), as_json))
+
+
+@app.command()
+def ui(
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port on this machine.")] = 5000,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    tracking: Tracking = None,
+) -> None:
+    """Open MLflow's UI on the right store."""
+    from orchestrator import ui as server
+
+    server.serve(resolved(tracking=tracking), host, port)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def submit(
+    command: Annotated[list[str] | None, typer.Argument(metavar="-- VERB ...", show_default=False)] = None,
+    address: Annotated[str | None, typer.Option("--address", help="Dashboard, http://HOST:8265.")] = None,
+    working_dir: Annotated[Path | None, typer.Option("--working-dir", help="Code to send.  [default: none]")] = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Follow the job and exit with its code.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Run a verb as a Ray job on a cluster.
+
+    Example: orchestrator submit -- sweep recommender --trials 8
+    """
+    from orchestrator import jobs
+
+    raise typer.Exit(jobs.submit(command or [], address=address, working_dir=working_dir, wait=wait, as_json=as_json))
+
+
+@app.command("jobs")
+def jobs_command(
+    address: Annotated[str | None, typer.Option("--address", help="Dashboard, http://HOST:8265.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the jobs of the cluster, newest first."""
+    from orchestrator import jobs
+
+    jobs.list_jobs(address=address, as_json=as_json)
