@@ -60,5 +60,3 @@ def show_result(result: Result, as_json: bool, register: str | None) -> None:
 
 def out(value: Any, text: str, as_json: bool) -> None:
     print(json.dumps(value) if as_json else text)
-
-
