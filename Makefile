@@ -19,22 +19,22 @@ demo: $(READY)
 	@echo "  orchestrator run recommender backbone=lightgcn epochs=50   one experiment"
 	@echo "  orchestrator doctor                                        what works on this machine"
 
-test: $(READY)
-	$(BIN)/python -m pytest tests -m "not faults"
+test: test-unit
+	$(BIN)/python -m pytest tests/integration -m "not faults"
 
-# Processes of a real cluster are killed or stopped, and go on.
+# Processes and servers are killed, stopped or taken away for a while, and all goes on: many minutes.
 test-faults: $(READY)
 	$(BIN)/python -m pytest tests -m faults
 
 test-unit: $(READY)
-	$(BIN)/python -m pytest tests/unit
+	$(BIN)/python -m pytest tests/unit -n 2
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest tests -m gpu
 
 # The unit part against the lowest versions that pyproject.toml allows.
 test-lower: $(LOWER)/.ready
-	$(LOWER)/bin/python -m pytest tests/unit
+	$(LOWER)/bin/python -m pytest tests/unit -n 2
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -12,9 +12,10 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,7 @@ class Benchmark:
             "benchmark": self.name,
             "when": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": machine(),
-            "versions": {name: version(name) for name in ("torch", "numpy", "ray", "mlflow", "optuna")},
+            "versions": versions("torch", "numpy", "ray", "mlflow", "optuna"),
             "rounds": self.rounds,
             "rows": [asdict(row) | {"ratio": row.ratio, "target": row.target, "met": row.met} for row in self.rows],
             "samples": dict(self.samples),
@@ -245,6 +246,15 @@ def machine() -> dict[str, Any]:
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "python": platform.python_version(),
     }
+
+
+def versions(*names: str) -> dict[str, str]:
+    """Of the packages that are installed: some benchmarks need no more than PyTorch."""
+    found = {}
+    for name in names:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def _lines(file: str) -> list[str]:

@@ -35,7 +35,7 @@ def run(
 
     In this process by default; ``local=False`` goes through Ray Train. Raises UserError and RunFailed.
     """
-    from orchestrator import runs
+    from orchestrator.training import runs
 
     settings = resolve({"tracking": tracking})
     spec = request.experiment(
@@ -69,7 +69,8 @@ def sweep(
     **settings_of_the_workload: Any,
 ) -> Result:
     """Search hyperparameters; keywords beyond the named ones are held fixed. ``.trials()`` is a DataFrame."""
-    from orchestrator import runs, sweeps
+    from orchestrator import sweeps
+    from orchestrator.training import runs
 
     settings = resolve({"tracking": tracking})
     search = {
@@ -95,7 +96,7 @@ def sweep(
 
 def load_model(reference: str, *, tracking: str | None = None) -> Any:
     """The MLflow model ``NAME@alias`` or ``NAME/version``."""
-    from orchestrator import registry
+    from orchestrator.registry import models as registry
 
     settings = resolve({"tracking": tracking})
     uri = registry.resolve(settings, reference)

@@ -8,7 +8,7 @@ import sys
 import typer
 
 from orchestrator.exits import guarded
-from orchestrator.verbs import models, results, services, training
+from orchestrator.verbs import models, reproducing, results, services, storing, training
 
 app = typer.Typer(
     name="orchestrator",
@@ -19,7 +19,7 @@ app = typer.Typer(
     help="Experiments from an idea to a registered model: Ray Train and Tune, Optuna, MLflow.",
     epilog="Example: orchestrator run recommender dataset=ml-100k backbone=lightgcn epochs=50",
 )
-for group in (training, models, results, services):
+for group in (training, models, results, reproducing, storing, services):
     app.add_typer(group.app)
 
 
@@ -27,7 +27,7 @@ def main() -> None:
     """The entry point: every error a user can meet leaves here, in one sentence, with its exit code."""
     code = guarded(lambda: app(standalone_mode=False))
     if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"):  # Ray knows only 0 and 1: leave the true code in the job's log
-        from orchestrator.job_state import EXIT_RECORD
+        from orchestrator.jobs.job_state import EXIT_RECORD
 
         print(f"{EXIT_RECORD}{code}", flush=True)
     sys.stdout.flush()

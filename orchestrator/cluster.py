@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.spec import Resources
+from orchestrator.storage import remote
 
 QUIET = {
     "RAY_DEDUP_LOGS": "0",
@@ -31,6 +32,9 @@ QUIET = {
 }
 
 Node = dict[str, float]
+
+STORAGE_SECONDS = 30.0
+"""How long the nodes may take to look at the storage."""
 
 RAY_PROBE = """
 import json, signal, sys
@@ -104,8 +108,13 @@ def this_machine() -> list[Node]:
 
 def slots(available: Sequence[Node], resources: Resources) -> int:
     """How many trials of these resources run at once, counted node by node; workers of a trial may span nodes."""
-    per_worker = {"CPU": resources.cpus_per_worker, "GPU": resources.gpus_per_worker}
-    workers = sum(int(min(node[kind] / need + 1e-9 for kind, need in per_worker.items() if need)) for node in available)
+    workers = 0
+    for node in available:
+        fitting = int(node["CPU"] / resources.cpus_per_worker + 1e-9)
+        if gpus := resources.gpus_per_worker:
+            shared = int(1 / gpus + 1e-9) if gpus < 1 else 1  # a fraction is one device's: none is pieced together
+            fitting = min(fitting, int(node["GPU"] / max(gpus, 1)) * shared)
+        workers += fitting
     return workers // resources.workers
 
 
@@ -125,6 +134,69 @@ def check_fit(available: Sequence[Node], resources: Resources) -> int:
             code=UNAVAILABLE,
         )
     return fitting
+
+
+def check_storage(storage: Path) -> None:
+    """Every live node sees the same storage and can write it. Raises UserError (exit 3) with the nodes that can not.
+
+    Workers write checkpoints wherever they run: a folder of the head alone would be missed only hours later.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = ray.get_runtime_context().get_node_id()
+    others = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
+    if not others:
+        return
+    mark = storage / f".nodes-{os.getpid()}"
+    mark.write_text("seen")
+    uri = remote.uri_of(storage)
+    look = _reach if uri else _see
+    try:
+        asked = {
+            node["NodeManagerHostname"]: ray.remote(look)
+            .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
+            .remote(mark)
+            for node in others
+        }
+        ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=STORAGE_SECONDS)
+        trouble = {name: ray.get(ref) if ref in ready else "no answer" for name, ref in asked.items()}
+    finally:
+        mark.unlink(missing_ok=True)
+    if blind := {name: what for name, what in trouble.items() if what}:
+        raise UserError(
+            f"The storage {uri} can not be used by every node"
+            if uri
+            else f"The storage {storage} is not shared by every node",
+            got="; ".join(f"{name}: {what}" for name, what in blind.items()),
+            fix="Put credentials and endpoint into every node's environment"
+            if uri
+            else "Put it on a file system that all nodes mount, and name it with --storage",
+            code=UNAVAILABLE,
+        )
+
+
+def _reach(mark: Path) -> str | None:
+    """What keeps a node from storage that is no folder, or from its own copies of what lies there."""
+    from orchestrator.storage.records import check_writable
+
+    try:
+        check_writable(mark.parent)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def _see(mark: Path) -> str | None:
+    try:
+        if mark.read_text() != "seen":
+            return "another file is there"
+        own = mark.with_name(f"{mark.name}-{socket.gethostname()}-{os.getpid()}")
+        own.write_text("written")
+        own.unlink()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
 
 
 def authenticate() -> None:

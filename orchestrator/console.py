@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,7 +42,7 @@ class Console:
             self._started = (now, done)
         since, first = self._started
         rate = (done - first) / (now - since) if now > since and done > first else 0.0
-        left = f", {_duration((total - done) / rate)} left" if rate and done < total else ""
+        left = f", {duration((total - done) / rate)} left" if rate and done < total else ""
         speed = f", {rate:.3g} {unit}s/s" if rate else ""
         text = f"{unit} {done}/{total}{speed}{left}{'  ' + detail if detail else ''}"
         if self._live:
@@ -80,6 +81,12 @@ class Console:
             self._shown = ""
 
 
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Lines of cells, the columns two blanks apart; nothing is drawn around, so that grep and cut work."""
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+
+
 def show(value: Any) -> str:
     """A value for a table cell."""
     if value is None:
@@ -87,7 +94,8 @@ def show(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """``12 s``, ``3 min 05 s``, ``2 h 07 min``."""
     seconds = int(seconds)
     if seconds < 60:
         return f"{seconds} s"

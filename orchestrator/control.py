@@ -13,15 +13,16 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import records
 from orchestrator.console import show
 from orchestrator.errors import DONE, FAILED, USAGE, UserError, nearest
-from orchestrator.records import RunFolder
+from orchestrator.results import listing
 from orchestrator.settings import Settings
+from orchestrator.storage import records, remote
+from orchestrator.storage.records import RunFolder
 
 if TYPE_CHECKING:
-    from orchestrator.dashboard import Dashboard
-    from orchestrator.job_state import Job
+    from orchestrator.jobs.dashboard import Dashboard
+    from orchestrator.jobs.job_state import Job
 
 POLL_SECONDS = 0.5
 HEADLINES = ("validation/ndcg_at_20", "test/ndcg_at_20", "test/recall_at_20")  # ``--json`` tells every metric
@@ -35,6 +36,9 @@ def status(settings: Settings, reference: str, *, wait: bool, address: str | Non
         while wait and told["status"] == "running":
             time.sleep(POLL_SECONDS)
             told = _run(records.find(settings.storage, found.id))
+        if told["kind"] == "sweep" and told["status"] not in listing.SETTLED:
+            with suppress(UserError):
+                told["search"] = listing.progress(found)
     else:
         dashboard, job = found
         told = _job(dashboard.wait(job) if wait else job, dashboard)
@@ -44,7 +48,7 @@ def status(settings: Settings, reference: str, *, wait: bool, address: str | Non
 
 def logs(settings: Settings, reference: str, *, follow: bool, address: str | None) -> None:
     """Print the log; with ``follow`` go on until the end. Raises UserError."""
-    from orchestrator.job_state import Lines
+    from orchestrator.jobs.job_state import Lines
 
     found = find(settings, reference, address)
     if isinstance(found, RunFolder):
@@ -65,7 +69,7 @@ def stop(settings: Settings, reference: str, *, address: str | None) -> None:
     if isinstance(found, RunFolder):
         _stop_run(found)
         return
-    from orchestrator.jobs import end_of
+    from orchestrator.jobs.submission import end_of
 
     dashboard, job = found
     if not job.active:
@@ -82,10 +86,9 @@ def find(settings: Settings, reference: str, address: str | None) -> RunFolder |
     everywhere, 3 when a cluster that was named does not answer.
     """
     newest_job = reference == "latest" and address is not None
-    if not newest_job:
-        with suppress(UserError):  # unknown here: a job's, perhaps
-            return records.find(settings.storage, reference)
-    from orchestrator.dashboard import Dashboard, configured_address, dashboard_address
+    if not newest_job and (folder := records.known(settings.storage, reference)):
+        return folder
+    from orchestrator.jobs.dashboard import Dashboard, configured_address, dashboard_address
 
     where = f"the jobs at {dashboard_address(address)}"
     try:
@@ -163,6 +166,8 @@ def _text(told: Mapping[str, Any]) -> str:
         if name == "metrics":
             shown = [key for key in HEADLINES if key in value] or [k for k in value if k.startswith("test/")][:3]
             value = "  ".join(f"{key} {show(value[key])}" for key in shown)
+        if name == "search":
+            value = listing.progress_as_text(value)
         if value not in (None, ""):
             lines.append(f"{name + ':':<11} {value}")
     return "\n".join(lines)
@@ -193,8 +198,8 @@ def _stop_run(folder: RunFolder) -> None:
     if told["status"] != "running":
         print(f"Nothing to stop: {folder.id} is {told['status']}.{again}")
         return
-    folder.stop_file.touch()
+    folder.stop()
     print(f"{folder.id} stops at the end of this epoch and saves. See: orchestrator status --wait {folder.id}")
-    if (host := folder.record.get("host")) != socket.gethostname():
+    if (host := folder.record.get("host")) != socket.gethostname() and not remote.behind(folder.path):
         print(f"It runs on {host}, which learns of it through {folder.stop_file}: that must be shared storage.")
     print(f"Go on with: orchestrator {folder.record['kind']} --resume {folder.id}")

@@ -15,6 +15,7 @@ from orchestrator.settings import Settings
 from workloads.catalog import catalog
 from workloads.data import datasets
 from workloads.data.errors import DataError
+from workloads.data.files import held
 from workloads.data.source import Dataset
 
 PIPED_WIDTH = 100  # columns, where there is no terminal to ask
@@ -76,7 +77,7 @@ def print_datasets(settings: Settings, as_json: bool) -> None:
             "name": known.name,
             "kind": known.kind,
             "state": state(known, settings.data),
-            "where": str(settings.data / known.name) if known.files else "generated",
+            "where": str(known.place(settings.data)) if known.files else "generated",
             "summary": known.summary,
         }
         for known in datasets.DATASETS.values()
@@ -97,7 +98,7 @@ def verify_datasets(settings: Settings, names: Sequence[str]) -> int:
     Returns the exit code: 0 when all are intact, else 2. Raises UserError for an unknown name, with the nearest.
     """
     for name in names:
-        if name not in datasets.DATASETS:
+        if "/" not in name and name not in datasets.DATASETS:
             raise unknown("dataset", name, datasets.DATASETS)
     chosen = names or [known.name for known in datasets.DATASETS.values() if _found(known, settings.data)]
     if not chosen:
@@ -106,7 +107,7 @@ def verify_datasets(settings: Settings, names: Sequence[str]) -> int:
     for name in chosen:
         problems = datasets.verify(name, settings.data)
         damaged |= bool(problems)
-        for text in problems or [f"intact, below {settings.data}" if datasets.DATASETS[name].files else "generated"]:
+        for text in problems or [f"intact, below {settings.data}" if datasets.dataset(name).files else "generated"]:
             print(f"{name}: {text}")
     return USAGE if damaged else DONE
 
@@ -121,7 +122,7 @@ def state(known: Dataset, root: Path) -> Literal["present", "missing", "damaged"
 
 
 def _found(known: Dataset, root: Path) -> bool:
-    return any((root / known.name / source.path).exists() for source in known.files)
+    return any(held(known.place(root) / source.path).exists() for source in known.files)
 
 
 def _properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

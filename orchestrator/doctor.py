@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from orchestrator import cluster, describe, preflight, records
+from orchestrator import cluster, describe, notify, preflight
 from orchestrator.cluster import RAY_PROBE
 from orchestrator.errors import DONE, UNAVAILABLE, UserError
 from orchestrator.settings import NAMES, Settings
+from orchestrator.storage import records
 from workloads.data.datasets import DATASETS
 
 Level = Literal["ok", "warning", "problem"]
@@ -61,7 +62,7 @@ def run(settings: Settings, as_json: bool) -> int:
         parts = [pool.submit(_guarded, check, settings) for check in CHECKS]
         checks = [check for part in parts for check in part.result()]
     levels = {check.level for check in checks}
-    given = {name: {"value": _shown(getattr(settings, name)), "source": settings.sources[name]} for name in NAMES}
+    given = {name: {"value": _shown(settings, name), "source": settings.sources[name]} for name in NAMES}
     if as_json:
         status = "problem" if "problem" in levels else "warning" if "warning" in levels else "ok"
         print(json.dumps({"status": status, "checks": [asdict(check) for check in checks], "settings": given}))
@@ -81,8 +82,9 @@ def mask(text: str) -> str:
     return re.sub(r"(?i)([?&](?:password|token)=)[^&\s]+", r"\1***", text)
 
 
-def _shown(value: object) -> str | None:
-    return None if value is None else mask(str(value))
+def _shown(settings: Settings, name: str) -> str | None:
+    value = getattr(settings, name)
+    return None if value is None else notify.describe(value) if name == "notify" else mask(str(value))
 
 
 def _guarded(check: Callable[[Settings], Iterable[Check]], settings: Settings) -> list[Check]:
@@ -237,7 +239,7 @@ def _database(file: Path, mine: str) -> Check:
 def _storage(settings: Settings) -> Iterator[Check]:
     records.check_writable(settings.storage)
     free = shutil.disk_usage(settings.storage).free
-    text = f"{settings.storage} can be written, {free / GIB:.1f} GiB free"
+    text = f"{settings.remote or settings.storage} can be written, {free / GIB:.1f} GiB free here"
     fix = "Free space, or choose another with ORCHESTRATOR_STORAGE"
     yield Check("storage", "ok" if free > LOW_SPACE else "warning", text, fix)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from orchestrator import objectives
 from orchestrator.plan import Plan
 from workloads.contract import Evaluation, Metrics, Objective, Workload
 
@@ -92,47 +93,53 @@ def run_epochs(
     validate: bool = True,
     agree: Callable[[Any], Any] = lambda value: value,
     stop: Callable[[], bool] = lambda: False,
-    on_best: Callable[[], None] = lambda: None,
+    on_best: Callable[[Evaluation], None] = lambda evaluation: None,
     prefix: str = "train",
+    every_epoch: bool = False,
+    clock: Callable[[], float] | None = None,
 ) -> Iterator[EpochReport]:
     """Train ``workload`` by ``plan`` and yield reports, at most about one a second unless somebody decides now.
 
     ``resume`` is the progress that the workload's loaded state belongs to. ``stop`` is asked after every epoch,
     on rank 0 (``agree`` tells the others); when it says yes the state is reported, due for a checkpoint, and
-    the stream stops without ``ended``. ``on_best`` is called while the workload holds the best epoch's state
-    (a report may come some epochs later). ``validate`` is False in a refit, where there is no validation split.
-    Raises :class:`Diverged` when a metric is NaN or infinite.
+    the stream stops without ``ended``. ``on_best`` is given the evaluation of a new best epoch while the workload
+    holds that epoch's state (a report may come some epochs later). ``validate`` is False in a refit, where there is
+    no validation split. Raises :class:`Diverged` when a metric is NaN or infinite, UserError when the objective is
+    not reported. ``every_epoch`` reports each epoch by itself. ``clock`` tells the seconds that training is charged
+    with, where they are not those that pass: a member of a pack pays its share. Checkpoints go by it.
     """
+    spent = clock or time.monotonic
     progress = resume or Progress()
     if ended := progress.ended(plan):  # restored after its last epoch: say so again, for whoever missed it
         yield EpochReport((), progress, False, ended)
         return
-    objective = primary(workload)
+    objective = objectives.chosen(workload.objective, plan.objective)[0]
     rows: list[Row] = []
-    reported = saved = time.monotonic()
+    reported, saved = time.monotonic(), spent()
     saved_epoch = progress.epoch
     for epoch in range(progress.epoch + 1, plan.epochs + 1):
-        started = time.monotonic()
+        started = spent()
         metrics = _named(prefix, workload.train_epoch(epoch))
         seen: dict[str, float] = {}
-        if validate and plan.evaluates(epoch):
-            seen = _named("validation", workload.evaluate("validation"))
+        evaluation = workload.evaluate("validation") if validate and plan.evaluates(epoch) else None
+        if evaluation is not None:
+            seen = _named("validation", evaluation)
         if validate and epoch in objective.sealed_at:
             metrics |= _named("test", workload.evaluate("test"))
         if bad := _not_finite(metrics | seen):
             if rows:
                 yield EpochReport(tuple(rows), progress, False, None)
             raise Diverged(epoch, *bad)
-        now = time.monotonic()
-        progress = _advance(progress, epoch, seen, objective, now - started)
-        if progress.best_epoch == epoch:
-            on_best()
+        progress = _advance(progress, epoch, seen, objective, spent() - started)
+        if evaluation is not None and progress.best_epoch == epoch:
+            on_best(evaluation)
         rows.append(Row(epoch, time.time(), metrics | seen))
 
         ended = progress.ended(plan)
         stopping = ended is None and stop()
-        report = bool(ended) or stopping or epoch in plan.decide_at or now - reported >= REPORT_SECONDS
-        rested = now - saved >= CHECKPOINT_SECONDS and (ended or epoch - saved_epoch >= plan.checkpoint_every)
+        now = time.monotonic()
+        report = bool(ended) or stopping or epoch in plan.decide_at or now - reported >= REPORT_SECONDS or every_epoch
+        rested = spent() - saved >= CHECKPOINT_SECONDS and (ended or epoch - saved_epoch >= plan.checkpoint_every)
         # Without a refit, the last checkpoint carries the weights that test will be opened on.
         due = report and bool(stopping or rested or (ended and plan.refit is False))
         report, due, stopping = agree((report, due, stopping))  # clocks differ between ranks; the barrier must not
@@ -140,15 +147,9 @@ def run_epochs(
             yield EpochReport(tuple(rows), progress, due, ended)
             rows, reported = [], time.monotonic()
             if due:
-                saved, saved_epoch = reported, epoch
+                saved, saved_epoch = spent(), epoch
         if ended or stopping:
             return
-
-
-def primary(workload: Workload | type[Workload]) -> Objective:
-    """The objective that selects: the only one, or the first of a tuple."""
-    objective = workload.objective
-    return objective[0] if isinstance(objective, tuple) else objective
 
 
 def better(value: float, than: float | None, objective: Objective) -> bool:
@@ -172,7 +173,7 @@ def _advance(
     progress = replace(progress, epoch=epoch, train_seconds=progress.train_seconds + seconds)
     if not seen:
         return progress
-    value = seen[f"validation/{objective.metric}"]
+    value = objectives.value(objective, seen)
     if better(value, progress.best_value, objective):
         return replace(progress, best_epoch=epoch, best_value=value, best_metrics=dict(seen), stale=0)
     return replace(progress, stale=progress.stale + 1)

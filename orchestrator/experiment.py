@@ -6,12 +6,13 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 
-from orchestrator.checkpoint import Checkpoint
 from orchestrator.engine import End, EpochReport, Progress, Row, run_epochs
 from orchestrator.plan import Plan
-from workloads.contract import Evaluation, State, Workload
+from orchestrator.storage.checkpoint import Checkpoint
+from workloads.contract import Columns, Evaluation, State, Workload
 
 Phase = Literal["select", "refit"]
 
@@ -27,7 +28,8 @@ class Outcome:
     """What a finished experiment gives.
 
     ``epochs`` is what the final model was trained for; ``metrics`` are the selected epoch's validation values
-    and the final model's test values, under their full names.
+    and the final model's test values, under their full names. ``validation_units`` are the selected epoch's, empty
+    where the selection was made elsewhere.
     """
 
     workload: Workload
@@ -37,6 +39,7 @@ class Outcome:
     metrics: Mapping[str, float]
     train_seconds: float
     test: Evaluation
+    validation_units: Columns
 
 
 @dataclass
@@ -54,12 +57,15 @@ class Experiment:
     final: bool = True
     agree: Callable[[Any], Any] = lambda value: value
     stop: Callable[[], bool] = lambda: False
+    every_epoch: bool = False
+    clock: Callable[[], float] | None = None
     outcome: Outcome | None = field(default=None, init=False)
     _phase: Phase = field(default="select", init=False)
     _workload: Workload | None = field(default=None, init=False)
     _report: EpochReport | None = field(default=None, init=False)
     _selected: Progress | None = field(default=None, init=False)
     _best: State | None = field(default=None, init=False)
+    _units: Columns = field(default_factory=dict, init=False)
     _recent: list[list[Row]] = field(default_factory=lambda: [[], []], init=False)
     """Rows up to the checkpoint before the last one, and those since."""
     _saved: bool = field(default=False, init=False)
@@ -74,6 +80,7 @@ class Experiment:
         ``selected`` is a selection that was made elsewhere (by a sweep's trial): only the refit is left.
         """
         state = resume.state if resume else {}
+        self._units = {name: unpack(column) for name, column in state.get("units", {}).items()}
         self._selected = Progress.from_json(state["selected"]) if state.get("selected") else selected
         if self.plan.refit != "only" and self._selected is None:
             last = yield from self._select(state)
@@ -98,8 +105,14 @@ class Experiment:
             "rows": [[row.epoch, row.time, dict(row.metrics)] for rows in self._recent for row in rows],
             "workload": workload.state_dict(),
             "best": self._best,
+            "units": {name: pack(column) for name, column in self._units.items()},
         }
         return Checkpoint(self.identity, report.epoch, state)
+
+    @property
+    def validation_units(self) -> Columns:
+        """The best epoch's units of the validation split, so far."""
+        return self._units
 
     @property
     def order(self) -> int:
@@ -140,8 +153,10 @@ class Experiment:
             validate=validate,
             agree=self.agree,
             stop=self.stop,
-            on_best=lambda: self._keep_best(workload),
+            on_best=lambda evaluation: self._keep_best(workload, evaluation),
             prefix=prefix,
+            every_epoch=self.every_epoch,
+            clock=self.clock,
         )
 
     def _seen(self, report: EpochReport) -> EpochReport:
@@ -151,7 +166,8 @@ class Experiment:
         self._recent[1].extend(report.rows)
         return report
 
-    def _keep_best(self, workload: Workload) -> None:
+    def _keep_best(self, workload: Workload, evaluation: Evaluation) -> None:
+        self._units = evaluation.units
         if not self.plan.refit:  # else nobody ever asks for the best weights
             self._best = _copy(workload.state_dict())
 
@@ -168,12 +184,21 @@ class Experiment:
         test = workload.evaluate("test")
         metrics = dict(selected.best_metrics) | {f"test/{name}": float(v) for name, v in test.metrics.items()}
         ended = selected.ended(self.plan) or "epochs"
-        self.outcome = Outcome(workload, epochs, self._phase == "refit", ended, metrics, seconds, test)
+        self.outcome = Outcome(workload, epochs, self._phase == "refit", ended, metrics, seconds, test, self._units)
 
     def _now(self) -> tuple[Workload, EpochReport]:
         assert self._workload is not None
         assert self._report is not None, "nothing was reported yet"
         return self._workload, self._report
+
+
+def pack(column: np.ndarray[Any, Any]) -> torch.Tensor | list[Any]:
+    """A column of units as a checkpoint holds it: numbers as a tensor, anything else as a list."""
+    return torch.from_numpy(np.ascontiguousarray(column)) if column.dtype.kind in "biuf" else column.tolist()
+
+
+def unpack(column: torch.Tensor | list[Any]) -> np.ndarray[Any, Any]:
+    return column.numpy() if isinstance(column, torch.Tensor) else np.asarray(column)
 
 
 def _copy(value: Any) -> Any:

@@ -11,6 +11,7 @@ Words = Annotated[list[str] | None, typer.Argument(metavar="[WORKLOAD] key=value
 Config = Annotated[Path | None, typer.Option("--config", help="YAML file; key=value words go on top of it.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of everything random.  [default: 0]")]
 Local = Annotated[bool, typer.Option("--local", help="In this process, without Ray.")]
+Name = Annotated[str | None, typer.Option("--name", help="Its id.  [default: workload, time and four digits]")]
 Register = Annotated[str | None, typer.Option("--register", metavar="NAME", help="Register the model under NAME.")]
 Json = Annotated[bool, typer.Option("--json", help="One machine-readable line, last on standard output.")]
 Resume = Annotated[str | None, typer.Option("--resume", metavar="latest|ID", help="Go on with an interrupted one.")]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from workloads.contract import Precision
 
@@ -30,11 +30,21 @@ class Plan(BaseModel):
         description="Train once more on train + validation for the selected number of epochs before test is "
         "opened. Unset: as the workload's objective says; only: skip the selection, train all epochs.",
     )
+    objective: tuple[str, ...] = Field(
+        (),
+        description="What to select by: METRIC, METRIC:min or METRIC:max of the validation split; of several (A,B) "
+        "the first selects epochs. Unset: the workload's own.",
+    )
     precision: Precision = Field("fp32", description="Arithmetic of the forward pass: fp32 or bf16.")
     accumulate: int = Field(1, ge=1, description="Micro-batches that one global batch is split into.")
     decide_at: tuple[int, ...] = Field(
         (), description="Epochs at which a scheduler decides; set by the sweep, never by hand."
     )
+
+    @field_validator("objective", mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
 
     def evaluates(self, epoch: int) -> bool:
         """Whether the validation split is evaluated after ``epoch`` (counted from 1)."""

@@ -16,9 +16,9 @@ from orchestrator.cluster import check_fit, check_reachable, this_machine
 from orchestrator.configuration import split_keys, validate
 from orchestrator.errors import UNAVAILABLE, UserError, unknown
 from orchestrator.plan import PLAN_KEYS, Plan
-from orchestrator.records import check_writable
 from orchestrator.settings import Settings
 from orchestrator.spec import Resources
+from orchestrator.storage.records import check_writable
 from workloads.catalog import Entry, catalog
 
 SERVER_SECONDS = 5.0
@@ -54,11 +54,12 @@ def dataset(params: Mapping[str, Any], root: Path) -> str | None:
     name = params.get("dataset")
     if name is None:
         return None
-    from workloads.data import datasets
+    from workloads.data import check_readable, datasets
     from workloads.data.errors import CacheUnwritable, DataError
 
     try:
         datasets.check(name, root)
+        check_readable(name, root, params.get("split"))
         return datasets.fingerprint(name, root)
     except CacheUnwritable as error:
         raise UserError(str(error), code=UNAVAILABLE) from None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator import preflight
+from orchestrator import objectives, preflight
 from orchestrator.cluster import this_machine
 from orchestrator.configuration import Document, read_experiment, split_keys, validate, validate_part
 from orchestrator.errors import UserError
@@ -35,7 +35,8 @@ def experiment(
     devices = asked.resources(settings, whole_machine=True, local=local)
     plan = asked.plan()
     preflight.batch(params, devices, plan)
-    plan = _resolve_refit(plan, asked.workload)
+    refit = _objectives(plan, asked.workload)[0].refit
+    plan = plan if plan.refit is not None else plan.model_copy(update={"refit": refit})
     return ExperimentSpec(workload=asked.workload, params=params, plan=plan, seed=asked.seed, resources=devices)
 
 
@@ -51,7 +52,7 @@ def sweep(
     local: bool = False,
 ) -> SweepSpec:
     """One sweep; its search space is drawn from, so that what no trial could run is refused here."""
-    from orchestrator import spaces
+    from orchestrator.search import grid, spaces, strategy
 
     asked = _Asked(workload, config, overrides or {}, seed, resources or {})
     params = preflight.workload(asked.workload).load_params()
@@ -68,19 +69,20 @@ def sweep(
         chosen = chosen.model_copy(update={"space": f"{Path(file).expanduser().absolute()}:{function}"})
     space = spaces.load(asked.workload, chosen.space)
     devices = asked.resources(settings, whole_machine=False, local=local)
-    if devices.workers > 1:
-        raise UserError("A trial of a sweep has one worker", got=f"workers={devices.workers}", fix="Leave workers away")
 
     def check(complete: Mapping[str, Any]) -> None:
         preflight.dataset(complete, settings.data)
         preflight.batch(complete, devices, plan)
 
-    searched = spaces.probe(space, fixed, params, asked.seed, check)
-    if not searched:
+    survey = spaces.probe(space, fixed, params, asked.seed, check)
+    if not survey.distributions:
         raise UserError("Nothing is left to search: every parameter of the space is fixed", got=", ".join(fixed))
-    if chosen.sampler == "cmaes" and len(searched) < 2:
-        raise UserError("CMA-ES needs at least two searched parameters", got=", ".join(searched))
-    plan = _resolve_refit(plan, asked.workload)
+    if chosen.sampler == "grid":
+        points = len(grid.points(space, fixed))
+        asked_for = chosen.trials if "trials" in chosen.model_fields_set else points
+        chosen = chosen.model_copy(update={"trials": min(points, asked_for)})
+    objective = _objectives(plan, asked.workload)
+    chosen, plan = strategy.settle(chosen, plan, devices, objective, survey, params, local=local)
     return SweepSpec(workload=asked.workload, fixed=fixed, plan=plan, seed=asked.seed, resources=devices, search=chosen)
 
 
@@ -141,14 +143,9 @@ class _Asked:
         return found
 
 
-def _resolve_refit(plan: Plan, workload: str) -> Plan:
-    """Fill ``refit`` in from the workload's objective; the only reason to load the workload's code here."""
-    if plan.refit is not None:
-        return plan
-    objective = preflight.workload(workload).load().objective
-    first = objective[0] if isinstance(objective, tuple) else objective
-    assert isinstance(first, Objective)
-    return plan.model_copy(update={"refit": first.refit})
+def _objectives(plan: Plan, workload: str) -> tuple[Objective, ...]:
+    """What is selected by; the only reason to load the workload's code here. Raises UserError."""
+    return objectives.chosen(preflight.workload(workload).load().objective, plan.objective)
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import provenance, store
+from orchestrator import notify
 from orchestrator.console import Console
-from orchestrator.errors import DONE, FAILED, INTERRUPTED, UNAVAILABLE, Interrupted, UserError
+from orchestrator.errors import DONE, FAILED, INTERRUPTED, Interrupted, UserError
 from orchestrator.interrupts import Interrupts
-from orchestrator.mlflow_client import End
-from orchestrator.records import RunFolder, Status
+from orchestrator.notify import Notifier
+from orchestrator.provenance import record as provenance
+from orchestrator.provenance.source import Source
 from orchestrator.settings import Settings
-from orchestrator.tracking import JOURNAL, Tracker
+from orchestrator.storage.mirror import Mirror
+from orchestrator.storage.records import RunFolder, Status
+from orchestrator.tracking import lineage, store
+from orchestrator.tracking.client import End
+from orchestrator.tracking.system_metrics import SystemMetrics
+from orchestrator.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
     import pandas
@@ -31,6 +41,14 @@ ENDS: Mapping[Status, End] = {
 }
 """The MLflow status of each end of ours."""
 
+
+ENDINGS: Mapping[Status, str] = {
+    "finished": "has finished",
+    "partial": "has finished, some trials failed",
+    "failed": "has failed",
+    "interrupted": "was interrupted and can be resumed",
+}
+"""Each end in words."""
 
 HISTORY = "history.jsonl"
 
@@ -94,27 +112,63 @@ class Session:
         self._params, self._tags, self._resuming = params, tags, resuming
         self._status: tuple[Status, int, dict[str, Any]] | None = None
         self.tracker: Tracker | None = None
+        self._system: SystemMetrics | None = None
+        self._mirror: Mirror | None = None
         self.interrupts = Interrupts(folder.stop_file, console)
+        about = {"id": folder.id, "kind": folder.record["kind"], "workload": folder.record["workload"]}
+        self._notifier = Notifier(settings.notify, about)
 
     def __enter__(self) -> Session:
         self.console.log_to(self.folder.log)
         self.folder.update(tracking=self.settings.tracking, experiment=self.settings.experiment)
+        self._mirror = self.folder.mirror()
+        sources = provenance.sources(apart=(self.settings.home, self.settings.storage))
+        data = self._tags.get("orchestrator.data_fingerprint")
+        record = provenance.write(self.folder.path, self.folder.record["spec"], sources, data)
         self.tracker = open_tracker(self.settings, self.folder, resuming=self._resuming)
         if self.tracker:
-            self.tracker.start(
-                self.folder.id, self.folder.id, params=self._params, tags={**self._tags, **identity_tags()}
-            )
+            tags = {**self._tags, **identity_tags(sources)}
+            self.tracker.start(self.folder.id, self.folder.id, params=self._params, tags=tags)
+            self.tracker.files(self.folder.id, record)
+            began = datetime.fromisoformat(self.folder.record["started"]).timestamp()
+            self._system = SystemMetrics(partial(self.tracker.log, self.folder.id), began).__enter__()
         self.interrupts.__enter__()
+        self.notify("start", f"{self.folder.id} {'goes on' if self._resuming else 'starts'}", "running")
         return self
 
     @property
     def run_id(self) -> str | None:
-        """The MLflow run; waits until it is open."""
-        return self.tracker.run_id(self.folder.id) if self.tracker else None
+        """The MLflow run; None while it is not open, and without tracking."""
+        return self.tracker.opened(self.folder.id) if self.tracker else None
 
     @property
     def wall_seconds(self) -> float:
         return time.monotonic() - self.started
+
+    @contextmanager
+    def on_cluster(self) -> Iterator[None]:
+        """While the body works on the Ray cluster that is connected now: it is in the record, its nodes are watched."""
+        provenance.note_cluster(self.folder.path)
+        with ExitStack() as stack:
+            if self.tracker and self._system:
+                self.tracker.files(self.folder.id, [self.folder.path / provenance.ENVIRONMENT])
+                stack.enter_context(self._system.of_cluster())
+            yield
+
+    def trained_on(self, key: str, params: Mapping[str, Any]) -> None:
+        """Say which dataset the run ``key`` is trained on."""
+        if self.tracker and (dataset := lineage.dataset(params, self.settings.data)):
+            self.tracker.input(key, dataset)
+
+    def notify(self, event: notify.Kind, message: str, status: str = "running", **more: Any) -> None:
+        """Tell whoever the setting ``notify`` names; returns at once and never raises."""
+        self._notifier.send(event, status, message, **more)
+
+    def discard(self, folder: Path) -> None:
+        """Remove a folder of the run's, from the storage too."""
+        shutil.rmtree(folder, ignore_errors=True)
+        if self._mirror is not None:
+            self._mirror.discard(folder.relative_to(self.folder.path).as_posix())
 
     def settle(self, status: Status, code: int, **values: Any) -> None:
         """Say how it ended; written on the way out."""
@@ -125,14 +179,33 @@ class Session:
     ) -> None:
         self.interrupts.__exit__(kind, error, trace)
         status, code, values = self._ending(error)
+        self._notify_end(status, error, values)
         if error is not None and not isinstance(error, UserError | Interrupted):
             with self.folder.log.open("a") as log:
                 traceback.print_exception(error, file=log)
+        if self._system is not None:
+            self._system.__exit__(kind, error, trace)
         if self.tracker is not None:
             self.tracker.end(self.folder.id, ENDS[status])
             if trouble := self.tracker.close():
                 self.console.say(trouble)
         self.folder.release(status, code, **values)
+        if self._mirror is not None and (trouble := self._mirror.close()):  # the record's end is to be stored too
+            self.console.say(trouble)
+        if trouble := self._notifier.close():
+            with self.folder.log.open("a") as log:
+                log.write(f"{trouble}\n")
+
+    def _notify_end(self, status: Status, error: BaseException | None, values: Mapping[str, Any]) -> None:
+        cause = f": {error}" if status == "failed" else ""
+        tracking, run_id = self.settings.tracking or "", values.get("run_id")
+        self.notify(
+            "failure" if status == "failed" else "finish",
+            f"{self.folder.id} {ENDINGS[status]}{cause}",
+            status,
+            metrics=values.get("result", {}).get("metrics"),
+            url=f"{tracking}/#/runs/{run_id}" if run_id and tracking.startswith("http") else None,
+        )
 
     def _ending(self, error: BaseException | None) -> tuple[Status, int, dict[str, Any]]:
         if isinstance(error, Interrupted | KeyboardInterrupt):
@@ -162,26 +235,16 @@ def adopt(settings: Settings, folder: RunFolder) -> Settings:
     return replace(settings, **kept)
 
 
-def sync(settings: Settings, folder: RunFolder) -> str:
-    """Deliver what an outage kept in the folder's journal. Raises UserError (exit 3) when MLflow is still away."""
-    if folder.driven():
-        raise UserError(f"{folder.id} is still running and delivers by itself", fix="Wait for its end")
-    if not (folder.path / JOURNAL).exists():
-        return f"{folder.id}: everything is delivered"
-    tracker = open_tracker(adopt(settings, folder), folder, resuming=True)
-    if tracker is None:
-        raise UserError("Tracking is off, so there is nowhere to deliver to", fix="Name a server with --tracking")
-    if trouble := tracker.close(timeout=30):
-        raise UserError(trouble, code=UNAVAILABLE)
-    return f"{folder.id}: delivered"
+def identity_tags(sources: Sequence[Source] = ()) -> dict[str, str]:
+    """Who, with which command, and from which code: tags of every run."""
+    return {"mlflow.user": user(), **provenance.tags(sources)}
 
 
-def identity_tags() -> dict[str, str]:
-    """Who ran what code: tags of every run."""
+def user() -> str:
+    """Who is at it, by the name on this machine."""
     import getpass
 
     try:
-        user = getpass.getuser()
+        return getpass.getuser()
     except (KeyError, OSError):  # a container user without a name
-        user = "unknown"
-    return {"mlflow.user": user, **provenance.tags()}
+        return "unknown"

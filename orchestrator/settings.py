@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from orchestrator import notify
 from orchestrator.errors import UserError, unknown
+from orchestrator.storage import remote
 
 Source = Literal["flag", "environment", "file", "default"]
 
 NAMES: dict[str, tuple[str, str]] = {
     "home": ("ORCHESTRATOR_HOME", "embedded home: MLflow store, run records, caches of the service"),
-    "storage": ("ORCHESTRATOR_STORAGE", "where runs and sweeps keep checkpoints, logs and results"),
+    "storage": ("ORCHESTRATOR_STORAGE", "where runs and sweeps keep checkpoints, logs and results: a folder, or a URI"),
     "data": ("ORCHESTRATOR_DATA", "root of the datasets"),
     "tracking": ("MLFLOW_TRACKING_URI", "MLflow tracking and registry, or none"),
     "experiment": ("MLFLOW_EXPERIMENT_NAME", "MLflow experiment; unset: the workload's name"),
     "ray_address": ("RAY_ADDRESS", "Ray cluster; unset: a local one, started and stopped with the command"),
+    "gates": ("ORCHESTRATOR_GATES", "file of promotion gates; unset: gates.yaml in the home, if it is there"),
+    "notify": ("ORCHESTRATOR_NOTIFY", "webhook, or 'cmd: PROGRAM WORDS', that hears of starts, ends and gates"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Resolved settings; ``sources`` tells for each name where its value came from."""
+    """Resolved settings; ``sources`` tells for each name where its value came from.
+
+    ``storage`` is a folder always: of a URI, the one that mirrors it (see :mod:`orchestrator.remote`).
+    """
 
     home: Path
     storage: Path
@@ -32,7 +39,14 @@ class Settings:
     tracking: str | None
     experiment: str | None
     ray_address: str | None
+    gates: Path | None
+    notify: str | None = field(repr=False)  # a webhook's path is its password
     sources: Mapping[str, Source]
+
+    @property
+    def remote(self) -> str | None:
+        """The URI that ``storage`` mirrors; None where it is a folder of its own."""
+        return remote.uri_of(self.storage)
 
     @property
     def embedded(self) -> bool:
@@ -63,13 +77,16 @@ def resolve(flags: Mapping[str, str | None] | None = None) -> Settings:
     home = _path(pick("home", "~/.orchestrator"))
     file = _read_file(home / "config.yaml")
     tracking = pick("tracking", embedded_uri(home))
+    gates, target = pick("gates", None), pick("notify", None)
     return Settings(
         home=home,
-        storage=_path(pick("storage", str(home / "storage"))),
+        storage=_storage(pick("storage", str(home / "storage")), home),
         data=_path(pick("data", str(default_data_root()))),
         tracking=None if tracking == "none" else _tracking(tracking),
         experiment=pick("experiment", None),
         ray_address=pick("ray_address", None),
+        gates=_path(gates) if gates else None,
+        notify=notify.check(target) if target else None,
         sources=sources,
     )
 
@@ -91,6 +108,11 @@ def _tracking(uri: str | None) -> str:
     if uri.startswith("sqlite:///"):  # workers change directory: a relative path would make a store in each
         return f"sqlite:///{Path(uri.removeprefix('sqlite:///')).expanduser().absolute()}"
     return uri
+
+
+def _storage(text: str | None, home: Path) -> Path:
+    assert text is not None
+    return remote.mirror_of(remote.normal(text), home) if remote.is_uri(text) else _path(text.removeprefix("file://"))
 
 
 def _path(text: str | None) -> Path:

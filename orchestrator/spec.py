@@ -6,14 +6,14 @@ import hashlib
 import json
 import shlex
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from orchestrator.plan import Plan
 
-Sampler = Literal["tpe", "gp", "random", "cmaes"]
-Scheduler = Literal["asha", "none"]
+Sampler = Literal["tpe", "gp", "cmaes", "random", "grid"]
+Scheduler = Literal["asha", "hyperband", "median", "pbt", "none"]
 
 
 class Resources(BaseModel):
@@ -36,6 +36,11 @@ class Resources(BaseModel):
             raise ValueError(f"gpus_per_worker={self.gpus_per_worker}: a fraction must be below 1")
         return self
 
+    def part(self, of: int) -> Resources:
+        """What one of several that share these holds."""
+        share = {"cpus_per_worker": self.cpus_per_worker / of, "gpus_per_worker": self.gpus_per_worker / of}
+        return self.model_copy(update=share)
+
     @property
     def devices(self) -> float:
         """Devices held: GPUs where there are any, else CPUs."""
@@ -52,6 +57,9 @@ class ExperimentSpec(BaseModel):
     plan: Plan = Plan()
     seed: int = Field(0, ge=0, lt=2**31)
     resources: Resources = Resources()
+    population: str | None = Field(
+        None, description="The PBT sweep this is a member of: members take over each other's checkpoints."
+    )
 
     def fingerprint(self) -> str:
         """16 hex digits over what changes the numbers; workers, devices and paths do not."""
@@ -60,12 +68,13 @@ class ExperimentSpec(BaseModel):
     @property
     def identity(self) -> dict[str, str]:
         """What a checkpoint must match to be resumed."""
-        return {"workload": self.workload, "fingerprint": self.fingerprint()}
+        return {"workload": self.workload, "fingerprint": self.population or self.fingerprint()}
 
     def command(self) -> str:
         """The one command line that repeats this experiment."""
         plan = self.plan.model_dump(mode="json", exclude={"decide_at"}, exclude_defaults=True)
-        words = [f"{key}={value}" for key, value in {**self.params, **plan}.items() if value is not None]
+        values = {**self.params, **plan, "objective": ",".join(self.plan.objective) or None}
+        words = [f"{key}={_word(value)}" for key, value in values.items() if value is not None]
         devices = self.resources.model_dump(mode="json", exclude_defaults=True)
         flags = [f"--{key.replace('_', '-')}={value}" for key, value in devices.items()]
         return shlex.join(["orchestrator", "run", self.workload, *words, f"--seed={self.seed}", *flags])
@@ -77,11 +86,26 @@ class Search(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     space: str = Field("space", description="Preset of search_spaces/, or file.py:function.")
-    trials: int = Field(16, ge=1, le=1_000_000, description="Trials in all.")
-    sampler: Sampler = Field("tpe", description="Optuna sampler: tpe, gp, random or cmaes.")
-    scheduler: Scheduler = Field("asha", description="asha stops weak trials at rungs; none runs all to the end.")
+    trials: int = Field(16, ge=1, le=1_000_000, description="Trials in all; of a grid, at most (unset: every point).")
+    sampler: Sampler = Field("tpe", description="Optuna sampler: tpe, gp, cmaes, random, or grid.")
+    scheduler: Scheduler = Field(
+        "asha",
+        description="Who stops weak trials: asha, hyperband or median, at rungs; pbt lets the weak take over the "
+        "strong's state; none runs all to the end.",
+    )
+    seeds: int = Field(1, ge=1, le=100, description="Runs of each configuration; the winner is the best by the mean.")
     concurrency: int | None = Field(None, ge=1, description="Trials at once; unset: as many as fit.")
+    pack: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=1024)] = Field(
+        "auto", description="Trials of one shape trained together in a process: auto (where it pays), off, or how many."
+    )
+    warm_start: tuple[str, ...] = Field((), description="Earlier sweeps whose trials the sampler learns from.")
     time_budget: float | None = Field(None, gt=0, description="Seconds after which no trial starts and all stop.")
+    trial_timeout: float | None = Field(
+        None, gt=0, description="Seconds without a report after which a trial has failed and its process is killed."
+    )
+    max_device_hours: float | None = Field(
+        None, gt=0, description="Device hours of the search (GPUs, else CPUs): no trial begins that would pass them."
+    )
 
 
 class SweepSpec(BaseModel):
@@ -97,7 +121,9 @@ class SweepSpec(BaseModel):
     search: Search = Search()
 
     def fingerprint(self) -> str:
-        search = self.search.model_dump(include={"space", "sampler", "scheduler"})
+        search = self.search.model_dump(include={"space", "sampler", "scheduler", "seeds"})
+        if self.search.seeds == 1:  # a setting that came later must not give old sweeps another fingerprint
+            del search["seeds"]
         return digest(
             {
                 "workload": self.workload,
@@ -108,15 +134,23 @@ class SweepSpec(BaseModel):
             }
         )
 
-    def trial(self, number: int, params: Mapping[str, Any]) -> ExperimentSpec:
-        """The experiment of trial ``number``; its seed derives from the sweep's."""
+    def trial(self, number: int, params: Mapping[str, Any], seed: int = 0) -> ExperimentSpec:
+        """The experiment of trial ``number``; its seed derives from the sweep's, or is the ``seed``-th of them all."""
+        # Repeated seeds are the same for every configuration: their luck is no difference between configurations.
+        offset = seed if self.search.seeds > 1 else number
         return ExperimentSpec(
             workload=self.workload,
             params=dict(params),
             plan=self.plan,
-            seed=(self.seed + 1_000_003 * number) % 2**31,
+            seed=(self.seed + 1_000_003 * offset) % 2**31,
             resources=self.resources,
+            population=self.fingerprint() if self.search.scheduler == "pbt" else None,
         )
+
+
+def _word(value: Any) -> str:
+    """A value as ``key=value`` reads it back."""
+    return json.dumps(value) if isinstance(value, list | dict) else str(value)
 
 
 def digest(value: Any) -> str:
@@ -125,4 +159,5 @@ def digest(value: Any) -> str:
 
 
 def _plan(plan: Plan) -> dict[str, Any]:
-    return plan.model_dump(exclude={"checkpoint_every"})
+    # An objective of one's own came later: unset, it must not give old runs another fingerprint.
+    return plan.model_dump(exclude={"checkpoint_every"} | (set() if plan.objective else {"objective"}))

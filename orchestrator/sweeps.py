@@ -2,54 +2,133 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from optuna.trial import FrozenTrial, TrialState
+import torch
+from optuna.distributions import BaseDistribution
 
-from orchestrator import checkpoint, preflight, provenance, records, spaces, worker
-from orchestrator.console import Console, show
-from orchestrator.engine import Progress
-from orchestrator.errors import DONE, PARTIAL, Interrupted, RunFailed, UserError
-from orchestrator.ledger import Ledger
-from orchestrator.records import RunFolder
-from orchestrator.runs import Follow, Options, finish
-from orchestrator.search import Study, rungs
+from orchestrator import objectives, preflight
+from orchestrator.console import Console
+from orchestrator.errors import UNAVAILABLE, Interrupted, UserError
+from orchestrator.placement import packing
+from orchestrator.placement.ledger import Ledger
+from orchestrator.provenance import record as provenance
+from orchestrator.search import grid, samplers, spaces, strategy, warm_start
+from orchestrator.search.population import Population
+from orchestrator.search.study import JOURNAL, Study
 from orchestrator.session import Result, Session, adopt
 from orchestrator.settings import Settings
+from orchestrator.settling import WINNER, choose, settle
 from orchestrator.spec import ExperimentSpec, SweepSpec
+from orchestrator.storage import records
+from orchestrator.storage.records import RunFolder
+from orchestrator.training import worker
+from orchestrator.training.runs import Follow, Options, finish
 from workloads.catalog import catalog
 from workloads.contract import Objective
+
+
+@dataclass(frozen=True)
+class Again:
+    """What ``--resume`` may add to a sweep."""
+
+    more_trials: int = 0
+    retry_failed: bool = False
 
 
 def sweep(spec: SweepSpec, settings: Settings, options: Options, console: Console) -> Result:
     """Run a sweep to its end. Raises UserError, RunFailed (all trials failed) or Interrupted."""
     preflight.services(settings, spec.resources, ray=not options.local)
+    if spec.search.warm_start:
+        # By their ids: what is latest now is not when this sweep has a folder.
+        sources = tuple(records.find(settings.storage, source, "sweep").id for source in spec.search.warm_start)
+        spec = spec.model_copy(update={"search": spec.search.model_copy(update={"warm_start": sources})})
+        warm_start.lessons(spec, settings, _objectives(spec), _distributions(_survey(spec)))
     folder = records.create(
         settings.storage,
         "sweep",
         spec.workload,
-        {"sweep": spec.model_dump(mode="json"), "options": vars(options)},
+        {"sweep": spec.model_dump(mode="json"), "options": vars(options), "contract": _contract(spec)},
         provenance.command(),
+        options.name,
     )
-    return _drive(folder, spec, settings, options, console, resuming=False)
+    return _drive(folder, spec, settings, options, console, Again(), resuming=False)
 
 
-def resume(folder: RunFolder, settings: Settings, console: Console) -> Result:
-    """Go on with a sweep: the same trials, the same study, the same MLflow runs."""
+def resume(folder: RunFolder, settings: Settings, console: Console, again: Again) -> Result:
+    """Go on with a sweep: the same trials, the same study, the same MLflow runs.
+
+    Raises UserError when its space or objective is another one by now, when it has finished and nothing is added,
+    and when another process drives it.
+    """
+    folder = folder.fetch()
     spec = SweepSpec.model_validate(folder.record["spec"]["sweep"])
     options = Options(**folder.record["spec"]["options"])
     settings = adopt(settings, folder)
-    if folder.status() in ("finished", "partial"):
-        raise UserError(f"{folder.id} has already finished", fix="Start a new sweep")
-    if not (folder.path / "study.jsonl").exists():
-        raise UserError(f"{folder.id} has lost its journal, study.jsonl", fix="Restore it, or start a new sweep")
+    if folder.status() in ("finished", "partial") and again == Again():
+        raise UserError(
+            f"{folder.id} has already finished", fix="Add --more-trials N or --retry-failed, or start a new sweep"
+        )
+    if spec.search.scheduler == "pbt" and again != Again():
+        raise UserError("A population is what it began with: it takes no more members", fix="Start a new sweep")
+    if not (folder.path / JOURNAL).exists():
+        raise UserError(f"{folder.id} has lost its journal, {JOURNAL}", fix="Restore it, or start a new sweep")
+    _check_contract(folder, spec)
+    spec = _with_more(spec, again.more_trials)
     preflight.services(settings, spec.resources, ray=not options.local)
     folder.hold()
-    return _drive(folder, spec, settings, options, console, resuming=True)
+    folder.update(spec={**folder.record["spec"], "sweep": spec.model_dump(mode="json")})
+    return _drive(folder, spec, settings, options, console, again, resuming=True)
+
+
+def _contract(spec: SweepSpec) -> dict[str, Any]:
+    """What must be the same when the sweep is resumed: what is searched, and by what it is judged."""
+    survey = _survey(spec)
+    return {
+        "space": survey.text(),
+        "objectives": [f"{o.metric}:{o.direction}" for o in _objectives(spec)],
+    }
+
+
+def _check_contract(folder: RunFolder, spec: SweepSpec) -> None:
+    now = _contract(spec)
+    then = folder.record["spec"].get("contract", now)  # sweeps of before there were contracts have none
+    changes = []
+    for name in sorted({**then["space"], **now["space"]}):
+        before, after = then["space"].get(name), now["space"].get(name)
+        if before != after:
+            changes.append(f"{name}: {before or 'not searched'} -> {after or 'not searched'}")
+    if then["objectives"] != now["objectives"]:
+        changes.append(f"objective: {', '.join(then['objectives'])} -> {', '.join(now['objectives'])}")
+    if changes:
+        raise UserError(
+            f"{folder.id} can not go on: its search space or objective has changed since",
+            got="; ".join(changes),
+            fix=f"Put it back ({spec.search.space}), or start a new sweep with --warm-start {folder.id}",
+        )
+
+
+def _with_more(spec: SweepSpec, more: int) -> SweepSpec:
+    trials = spec.search.trials + more
+    if spec.search.sampler == "grid" and more:
+        size = len(grid.points(spaces.load(spec.workload, spec.search.space), spec.fixed))
+        if trials > size:
+            raise UserError("The grid has no more points", got=f"{trials} trials", allowed=f"at most {size}")
+    return spec.model_copy(update={"search": spec.search.model_copy(update={"trials": trials})})
+
+
+def _survey(spec: SweepSpec) -> spaces.Survey:
+    params = catalog()[spec.workload].load_params()
+    return spaces.probe(spaces.load(spec.workload, spec.search.space), spec.fixed, params, spec.seed)
+
+
+def _distributions(survey: spaces.Survey) -> dict[str, BaseDistribution]:
+    return {name: found[0] for name, found in survey.distributions.items()}
+
+
+def _objectives(spec: SweepSpec) -> tuple[Objective, ...]:
+    return objectives.chosen(catalog()[spec.workload].load().objective, spec.plan.objective)
 
 
 def _drive(
@@ -58,18 +137,16 @@ def _drive(
     settings: Settings,
     options: Options,
     console: Console,
+    again: Again,
     resuming: bool,
 ) -> Result:
-    space = spaces.load(spec.workload, spec.search.space)
-    objective = _objective(spec)
-    spec = spec.model_copy(
-        update={"plan": spec.plan.model_copy(update={"decide_at": rungs(spec.plan.epochs, spec.search.scheduler)})}
-    )
+    decide_at = samplers.rungs(spec.plan.epochs, spec.search.scheduler)
+    spec = spec.model_copy(update={"plan": spec.plan.model_copy(update={"decide_at": decide_at})})
     tags = {
         "orchestrator.kind": "sweep",
         "orchestrator.workload": spec.workload,
         "orchestrator.fingerprint": spec.fingerprint(),
-        "orchestrator.data_fingerprint": preflight.dataset(_defaults(spec), settings.data) or "none",
+        "orchestrator.data_fingerprint": preflight.dataset(warm_start.defaults(spec), settings.data) or "none",
     }
     params = {
         **spec.fixed,
@@ -80,23 +157,38 @@ def _drive(
     console.say(
         f"Sweep {folder.id}: {spec.search.trials} trials of {spec.workload}, "
         f"{spec.search.sampler}, {spec.search.scheduler}"
+        + (f", {spec.search.seeds} seeds each" if spec.search.seeds > 1 else "")
     )
+    folder.update(objectives=[[o.metric, o.direction] for o in _objectives(spec)])
     with Session(folder, settings, console, resuming=resuming, params=params, tags=tags) as session:
-        study = Study(folder.path, spec, objective, space)
+        session.trained_on(folder.id, warm_start.defaults(spec))
+        study = _study(spec, folder, session, again)
         ledger = Ledger(study, session, spec)
         place = _in_process if options.local else _on_ray
         winner = place(spec, folder, settings, session, study, ledger)
-        result = finish(session, winner, options.register, folder.path / "winner")
-        return _settle(result, session, spec, study, ledger)
+        result = finish(session, winner, options.register, folder.path / WINNER)
+        return settle(result, session, spec, study, ledger, options)
 
 
-def _defaults(spec: SweepSpec) -> dict[str, Any]:
-    return {**preflight.parameters(spec.workload, {}), **spec.fixed}
-
-
-def _objective(spec: SweepSpec) -> Objective:
-    objective = catalog()[spec.workload].load().objective
-    return objective[0] if isinstance(objective, tuple) else objective
+def _study(spec: SweepSpec, folder: RunFolder, session: Session, again: Again) -> Study:
+    """The sweep's study, with what it is to learn from and what is to be tried again."""
+    survey = _survey(spec)
+    first = _distributions(survey)
+    space = spaces.load(spec.workload, spec.search.space)
+    common = (folder.path, spec, _objectives(spec), space, survey.conditional)
+    if spec.search.scheduler == "pbt":
+        changing = strategy.changeable(catalog()[spec.workload].load_params(), list(first))
+        return Population(*common, changeable=changing, distributions=first)
+    study = Study(*common)
+    if spec.search.warm_start and not study.trials:
+        learnt, lines = warm_start.lessons(spec, session.settings, study.objectives, first)
+        study.learn(learnt)
+        for line in lines:
+            session.console.say(line)
+    if again.retry_failed:
+        count = study.retry_failed()
+        session.console.say(f"{count} failed trial{'s' * (count != 1)} to be tried again")
+    return study
 
 
 def _in_process(
@@ -104,171 +196,92 @@ def _in_process(
 ) -> ExperimentSpec:
     device = worker.take_device(spec.resources)
     try:
-        while (config := ledger.next()) is not None:
-            _trial_in_process(config, settings, device, ledger)
+        size = _pack_size(spec, device)
+        ledger.share(size)
+        packing.run_together(ledger, packing.PackRunner(device, stop=ledger.stopping), size)
     finally:
         ledger.close()
     winner = choose(session, spec, study, ledger)
     follow = Follow(session, winner.spec)
-    complete = worker.execute(
-        winner.spec,
-        folder.path / "winner",
-        settings.data,
-        device,
-        deliver=lambda report: follow.rows(list(report.rows)),
-        stop=session.interrupts.asked,
-        resume=winner.checkpoint,
-        selected=winner.selected,
-    )
+    with ledger.book.holding("winner", winner.spec.resources):
+        complete = worker.execute(
+            winner.spec,
+            folder.path / WINNER,
+            settings.data,
+            device,
+            deliver=lambda report: follow.rows(list(report.rows)),
+            stop=session.interrupts.asked,
+            resume=winner.checkpoint,
+            selected=winner.selected,
+        )
     if not complete:
         raise Interrupted(f"orchestrator sweep --resume {folder.id}")
     return winner.spec
 
 
-def _trial_in_process(config: dict[str, Any], settings: Settings, device: Any, ledger: Ledger) -> None:
-    number, folder = config["number"], Path(config["folder"])
-    try:
-        spec = ExperimentSpec.model_validate(config["spec"])
-        work = worker.experiment(spec, settings.data, device, final=False, stop=ledger.stopping)
-        found = checkpoint.latest(folder)
-        for report in work.stream(checkpoint.read(found, spec.identity) if found else None):
-            if report.checkpoint_due:
-                worker.save(work, folder)
-            if ledger.result(number, worker.payload(report)):
-                return
-    except Exception as error:
-        ledger.result(number, {"error": worker.describe(error)})
+def _pack_size(spec: SweepSpec, device: torch.device) -> int:
+    """Trials that one process trains together. Raises UserError when so many can not be."""
+    if spec.search.scheduler == "pbt" or spec.resources.workers > 1:
+        if isinstance(spec.search.pack, int) and spec.search.pack > 1:
+            raise UserError("PBT and trials of several workers are trained apart", got=f"--pack {spec.search.pack}")
+        return 1
+    size = packing.pack_size(spec.workload, warm_start.defaults(spec), device, spec.search.pack)
+    return min(size, spec.search.concurrency or size, spec.search.trials * spec.search.seeds)
 
 
 def _on_ray(
     spec: SweepSpec, folder: RunFolder, settings: Settings, session: Session, study: Study, ledger: Ledger
 ) -> ExperimentSpec:
-    from orchestrator import placement
-    from orchestrator.cluster import check_fit, cluster
+    from orchestrator.cluster import check_fit, check_storage, cluster
+    from orchestrator.placement import packs as pack_placement
+    from orchestrator.placement import tune as placement
 
-    with cluster(settings.ray_address) as nodes:
+    with cluster(settings.ray_address) as nodes, session.on_cluster():
         fitting = check_fit(nodes, spec.resources)
-        slots = min(spec.search.concurrency or fitting, fitting)
-        session.console.say(f"{slots} trials at once on {len(nodes)} node{'s' * (len(nodes) > 1)}")
+        asked = spec.search.concurrency or fitting
+        slots = min(asked, fitting)
+        size = _pack_size(spec, torch.device("cuda" if spec.resources.gpus_per_worker else "cpu"))
+        size = pack_placement.per_process(size, spec.search.concurrency or spec.search.trials, slots)
+        fewer = f" (not the {asked} asked for: no more fit)" if asked > fitting and size == 1 else ""
+        together = f" in {slots} processes" if size > 1 else ""
+        session.console.say(
+            f"{slots * size} trials at once{together} on {len(nodes)} node{'s' * (len(nodes) > 1)}{fewer}"
+        )
+        check_storage(settings.storage)
+        _check_shared(spec, settings, len(nodes))
+        ledger.share(size)
         try:
-            placement.run_trials(spec, folder, ledger, slots)
+            if size > 1:
+                pack_placement.run_packs(spec, ledger, slots, size)
+            else:
+                placement.run_trials(spec, folder, ledger, slots)
         finally:
             ledger.close()
         winner = choose(session, spec, study, ledger)
         follow = Follow(session, winner.spec)
-        complete = placement.run_winner(
-            winner.spec, folder.path / "winner", settings.data, winner.checkpoint, winner.selected, session, follow.rows
-        )
+        with ledger.book.holding("winner", winner.spec.resources):
+            complete = placement.run_winner(
+                winner.spec,
+                folder.path / WINNER,
+                settings.data,
+                winner.checkpoint,
+                winner.selected,
+                session,
+                follow.rows,
+            )
     if not complete:
         raise Interrupted(f"orchestrator sweep --resume {folder.id}")
     return winner.spec
 
 
-@dataclass(frozen=True)
-class Winner:
-    """What settles the sweep: its spec, and either the selection to refit or the checkpoint to test."""
-
-    spec: ExperimentSpec
-    selected: Progress | None
-    checkpoint: Path | None
-
-
-def choose(session: Session, spec: SweepSpec, study: Study, ledger: Ledger) -> Winner:
-    """The best complete trial. Raises Interrupted when the sweep was stopped, RunFailed when there is none."""
-    if session.interrupts.asked():
-        raise Interrupted(f"orchestrator sweep --resume {session.folder.id}")
-    best = study.best()
-    if best is None:
-        raise RunFailed(session.folder.id, _why_none(study), str(session.folder.log))
-    session.console.say(f"Best: trial {best.number}, {study.objective.metric} {show(best.value)} on validation")
-    attributes, winner = best.user_attrs, ledger.experiment(best.number, best.user_attrs["params"])
-    if not spec.plan.refit:
-        return Winner(winner, None, checkpoint.latest(ledger.checkpoints(best.number)))
-    selected = Progress(
-        epoch=attributes["epoch"],
-        best_epoch=attributes["best_epoch"],
-        best_value=attributes["best_value"],
-        best_metrics=attributes["best_metrics"],
-    )
-    return Winner(winner, selected, None)
-
-
-def _why_none(study: Study) -> str:
-    causes = [str(t.user_attrs["cause"]) for t in study.trials if "cause" in t.user_attrs]
-    if not causes:
-        return "no trial ran to its end"
-    commonest = max(set(causes), key=causes.count)
-    return f"no trial ran to its end; {causes.count(commonest)} of {len(study.trials)}: {commonest}"
-
-
-def _settle(result: Result, session: Session, spec: SweepSpec, study: Study, ledger: Ledger) -> Result:
-    """Tables, plots and the exit code."""
-    from orchestrator import report
-
-    folder, trials = session.folder.path, study.trials
-    failed = sum(t.state == TrialState.FAIL and not t.user_attrs.get("cut") for t in trials)
-    best = study.best()
-    assert best is not None
-    rows = trial_rows(trials)
-    report.write_trials(rows, folder)
-    report.plot_sweep(study.optuna_study, study.objective, folder)
-    (folder / "best.json").write_text(json.dumps({"trial": best.number, "params": best.user_attrs["params"]}, indent=1))
-    if session.tracker and session.run_id:
-        session.tracker.tag(
-            session.folder.id,
-            {"orchestrator.best_trial": str(best.number)} | {f"best.{k}": str(v) for k, v in best.params.items()},
-        )
-        report.log_files(session.settings, session.run_id, folder)
-    for number in (t.number for t in trials):  # the winner's own folder keeps what is worth keeping
-        shutil.rmtree(ledger.checkpoints(number), ignore_errors=True)
-    _print_trials(session.console, rows, study)
-    code = PARTIAL if failed else DONE
-    seconds = ledger.train_seconds + result.train_seconds
-    full = Result(
-        **{
-            **vars(result),
-            "train_seconds": seconds,
-            "device_seconds": seconds * spec.resources.devices,
-            "wall_seconds": session.wall_seconds,
-            "status": "partial" if failed else "finished",
-            "folder": folder,
-            "exit_code": code,
-            "extra": {**result.extra, "trials": len(trials), "failed": failed, "best_trial": best.number,
-                      "best_params": best.user_attrs["params"]},
-        }
-    )  # fmt: skip
-    session.settle("partial" if failed else "finished", code, run_id=full.run_id, result=full.to_json())
-    return full
-
-
-def trial_rows(trials: list[FrozenTrial]) -> list[dict[str, Any]]:
-    """One flat row a trial."""
-    rows = []
-    for trial in trials:
-        value = trial.value if trial.state == TrialState.COMPLETE else trial.user_attrs.get("best_value")
-        rows.append(
-            {
-                "trial": trial.number,
-                "state": trial.state.name.lower(),
-                "value": value,
-                "epochs": trial.user_attrs.get("epoch"),
-                "best_epoch": trial.user_attrs.get("best_epoch"),
-                "train_seconds": trial.user_attrs.get("train_seconds"),
-                **{f"params.{k}": v for k, v in trial.params.items()},
-                "cause": trial.user_attrs.get("cause"),
-            }
-        )
-    return rows
-
-
-def _print_trials(console: Console, rows: list[dict[str, Any]], study: Study) -> None:
-    sign = -1.0 if study.objective.direction == "max" else 1.0
-    ranked = sorted(rows, key=lambda r: (r["state"] != "complete", sign * (r["value"] or 0.0)))[:15]
-    names = sorted({name for row in rows for name in row if name.startswith("params.")})
-    columns = ["trial", "state", "value", "epochs", *names]
-    title = f"{study.objective.metric} on validation" + (f", best 15 of {len(rows)}" if len(rows) > 15 else "")
-    console.table(
-        title,
-        [c.removeprefix("params.") for c in columns],
-        [[row.get(name) for name in columns] for row in ranked],
-    )
+def _check_shared(spec: SweepSpec, settings: Settings, nodes: int) -> None:
+    """What looks into the trials' folders while they run needs one folder that all nodes see. Raises UserError."""
+    if settings.remote is None or nodes == 1:
+        return
+    asked = {"--scheduler pbt": spec.search.scheduler == "pbt", "--trial-timeout": spec.search.trial_timeout}
+    for name, used in asked.items():
+        if used:
+            raise UserError(
+                f"{name} looks into trials' folders while they run", got=f"{nodes} nodes and {settings.remote}",
+                allowed="a --storage folder that all nodes mount, or one node", code=UNAVAILABLE,
+            )  # fmt: skip

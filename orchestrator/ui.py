@@ -11,10 +11,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from orchestrator import store
 from orchestrator.doctor import mask
 from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.settings import Settings
+from orchestrator.tracking import store
 
 
 def serve(settings: Settings, host: str, port: int) -> None:

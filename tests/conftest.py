@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator import store
 from orchestrator.settings import NAMES, embedded_uri
+from orchestrator.tracking import store
 from workloads import catalog
 
 if TYPE_CHECKING:
+    from orchestrator.tracking.tracker import Tracker
     from tests.toy import Clock
 
 # PyTorch reads it when it is imported, later: one thread, so that bitwise claims hold and neighbours are left alone.
@@ -69,6 +70,24 @@ def database(home: Path, initialised_store: Path) -> Path:
         connection.execute("VACUUM INTO ?", (str(home / "mlflow.db"),))
     (home / "mlflow.ready").touch()
     return home / "mlflow.db"
+
+
+@pytest.fixture
+def open_tracker(database: Path, tmp_path: Path) -> Iterator[Callable[..., Tracker]]:
+    """Opens writers of one run folder, on the embedded store unless another ``uri`` is given."""
+    from orchestrator.tracking.tracker import Tracker
+    from tests.tracked import OWNER, abandon
+
+    opened: list[Tracker] = []
+
+    def begin(*, resuming: bool = False, uri: str | None = None) -> Tracker:
+        artifacts, address = None if uri else tmp_path / "artifacts", uri or f"sqlite:///{database}"
+        opened.append(Tracker(address, "toy", OWNER, tmp_path, artifacts=artifacts, resuming=resuming))
+        return opened[-1]
+
+    yield begin
+    for tracker in opened:
+        abandon(tracker)
 
 
 @pytest.fixture

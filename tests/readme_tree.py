@@ -1,4 +1,4 @@
-"""The README's tree: one line a file, from each module's own first sentence. Run it to write the README anew."""
+"""The README's tree, from each module's own first sentence. Run it to write the README anew."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ constraints.txt                 exact versions the results were made with; const
 
 
 def tree() -> str:
+    """One line a module or package, from its own first sentence; a package's modules say the rest themselves."""
     lines = []
     for folder, about in FOLDERS.items():
         lines.append(f"{folder + '/':32}{about}")
-        for file in sorted((ROOT / folder).rglob("*.py")):
-            doc = ast.get_docstring(ast.parse(file.read_text()))
-            if doc and file.name != "__init__.py":
-                name = "  " + str(file.relative_to(ROOT / folder))
-                sentence = re.split(r"(?<=\.)\s", " ".join(doc.split("\n\n")[0].split()))[0].rstrip(".")
-                lines.append(f"{name:32}{sentence.replace('``', '')}")
+        for path in sorted((ROOT / folder).iterdir(), key=lambda path: (path.is_dir(), path.name)):
+            source = path / "__init__.py" if path.is_dir() else path
+            if source.suffix == ".py" and source.exists() and path.name != "__init__.py":
+                doc = ast.get_docstring(ast.parse(source.read_text()))
+                if doc:
+                    name = f"  {path.name}/" if path.is_dir() else f"  {path.name}"
+                    sentence = re.split(r"(?<=\.)\s", " ".join(doc.split("\n\n")[0].split()))[0].rstrip(".")
+                    lines.append(f"{name:32}{sentence.replace('``', '')}")
     return "\n".join([*lines, REST])
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
+from workloads.contract import MID_RUN, Evaluation, Metrics, Objective, Runtime, Servable, Split, State
 from workloads.recommender import predictor
 from workloads.seeding import derive
 
@@ -35,16 +35,17 @@ class Clock(threading.local):
 
 
 class Params(BaseModel):
-    """``nan_at`` is an epoch whose loss is NaN; ``slow`` are seconds an epoch takes."""
+    """``nan_at`` is an epoch whose loss is NaN, ``hang_at`` one without an end; ``slow`` are seconds an epoch takes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    lr: float = Field(0.1, gt=0, lt=1)
+    lr: float = Field(0.1, gt=0, lt=1, json_schema_extra=MID_RUN)
     momentum: float = Field(0.5, ge=0, lt=1)
     start: float = 4.0
     optimum: float = 1.0
     batch_size: int = Field(8, ge=1)
     nan_at: int | None = None
+    hang_at: int | None = None
     slow: float = 0.0
 
 
@@ -71,6 +72,8 @@ class Toy:
 
     def train_epoch(self, epoch: int) -> Metrics:
         self.calls.append(f"train {epoch}")
+        while epoch == self.params.hang_at:
+            time.sleep(3600)
         time.sleep(self.params.slow)
         for step in range(self.runtime.steps_per_epoch or 1):
             noise = derive(self.runtime.seed, f"noise {step}", epoch) / 2**63 - 0.5

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -10,8 +12,33 @@ import typer
 from orchestrator.errors import UserError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from orchestrator.session import Result
     from orchestrator.settings import Settings
+    from orchestrator.spec import ExperimentSpec, SweepSpec
+
+
+@dataclass(frozen=True)
+class Planning:
+    """Set while ``orchestrator plan`` runs another verb: it is to say what it would take, and start nothing."""
+
+    probe: bool
+    as_json: bool
+
+
+PLANNING: ContextVar[Planning | None] = ContextVar("planning", default=None)
+
+
+def planned(spec: ExperimentSpec | SweepSpec, settings: Settings, local: bool) -> bool:
+    """Whether only a plan was asked for; then it is printed."""
+    asked = PLANNING.get()
+    if asked is None:
+        return False
+    from orchestrator import planning
+
+    planning.show(spec, settings, local=local, probe=asked.probe, as_json=asked.as_json)
+    return True
 
 
 def resolved(**flags: str | None) -> Settings:
@@ -44,18 +71,31 @@ def alone(flag: str, words: list[str] | None, **options: Any) -> None:
 
 def show_result(result: Result, as_json: bool, register: str | None) -> None:
     from orchestrator.console import Console
+    from orchestrator.storage.remote import behind
 
     if as_json:
         print(json.dumps(result.to_json()), flush=True)
     else:
         console = Console()
         console.say(f"Model: {result.model_uri}")
-        console.say(f"Results: {result.folder}")
+        stored = behind(result.folder)
+        console.say(f"Results: {result.folder}" + (f", stored at {stored.uri}" if stored else ""))
         console.say("Next:")
         console.say("  orchestrator ui                      # the runs, in MLflow")
         if register:
             console.say(f"  orchestrator promote {register} --to champion")
     raise typer.Exit(result.exit_code)
+
+
+def write(text: str, file: Path | None) -> None:
+    """Into ``file``, or to standard output. Raises UserError when it can not be written."""
+    if file is None:
+        print(text)
+        return
+    try:
+        file.write_text(f"{text}\n")
+    except OSError as error:
+        raise UserError(f"{file} can not be written", got=error.strerror, fix="Choose another --output") from None
 
 
 def out(value: Any, text: str, as_json: bool) -> None:

@@ -1,36 +1,92 @@
-"""The verbs of the model registry: promote and predict."""
+"""The verbs of the model registry: promote, rollback, promotions and predict."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from orchestrator.console import Console
 from orchestrator.options import Json, Tracking
-from orchestrator.verbs.common import out, reachable, resolved
+from orchestrator.verbs.common import reachable, resolved
+
+if TYPE_CHECKING:
+    from orchestrator.promotion.audit import Event
+    from orchestrator.settings import Settings
 
 app = typer.Typer()
 
 
+Model = Annotated[str, typer.Argument(help="Registered model.")]
+Reason = Annotated[str | None, typer.Option("--reason", help="Why; kept with the event.")]
+
+
 @app.command()
 def promote(
-    model: Annotated[str, typer.Argument(help="Registered model.")],
+    model: Model,
     to: Annotated[str, typer.Option("--to", metavar="ALIAS", help="Alias, such as champion.")],
     version: Annotated[str | None, typer.Option("--version", help="Version.  [default: the newest]")] = None,
+    gates: Annotated[
+        str | None, typer.Option("--gates", metavar="FILE", help="Gates.  [default: gates.yaml in the home]")
+    ] = None,
+    confidence: Annotated[
+        float | None, typer.Option("--confidence", help="Of being better, not worse.  [default: the gates', .95]")
+    ] = None,
+    reason: Reason = None,
+    force: Annotated[bool, typer.Option("--force", help="Skip the gates; needs --reason.")] = False,
     as_json: Json = False,
     tracking: Tracking = None,
 ) -> None:
-    """Point an alias of the registry at a version, once it loads and predicts.
+    """Point an alias at a version that passes its gates; it always has to load and predict first.
 
     Example: orchestrator promote rec-ml-100k --to champion
     """
+    settings = resolved(tracking=tracking, gates=gates)
+    reachable(settings)
+    from orchestrator.promotion import aliases
+
+    asked = aliases.Request(model, to, version, confidence, reason, force)
+    decided(settings, lambda: aliases.promote(settings, asked), as_json)
+
+
+@app.command()
+def rollback(
+    model: Model,
+    alias: Annotated[str, typer.Option("--alias", help="Alias, such as champion.")],
+    reason: Reason = None,
+    as_json: Json = False,
+    tracking: Tracking = None,
+) -> None:
+    """Put an alias back to what it was before its last promotion.
+
+    Example: orchestrator rollback rec-ml-100k --alias champion --reason "clicks fell"
+    """
     settings = resolved(tracking=tracking)
     reachable(settings)
-    from orchestrator import registry
+    from orchestrator.promotion import aliases
 
-    event = registry.promote(settings, model, to, version)
-    before = f" (was version {event['before']})" if event["before"] else ""
-    out(event, f"{model}@{to} is now version {event['version']}{before}", as_json)
+    decided(settings, lambda: aliases.rollback(settings, model, alias, reason), as_json)
+
+
+@app.command()
+def promotions(model: Model, as_json: Json = False, tracking: Tracking = None) -> None:
+    """Every promotion, refusal and rollback of a model: who, when, why."""
+    settings = resolved(tracking=tracking)
+    reachable(settings)
+    from orchestrator.promotion import aliases
+
+    events = [event.to_json() for event in aliases.history(settings, model)]
+    if as_json:
+        print(json.dumps(events))
+    elif events:
+        names = ("at", "action", "outcome", "alias", "before", "version", "by", "forced", "reason")
+        rows = [[{True: "yes", False: ""}.get(event[name], event[name]) for name in names] for event in events]
+        Console().table(f"Promotions of {model}", ["when (UTC)", *names[1:]], rows)
+    else:
+        print(f"{model} has not been promoted yet")
 
 
 @app.command()
@@ -52,6 +108,45 @@ def predict(
     given = read_overrides(params or [])
     settings = resolved(tracking=tracking)
     reachable(settings)
-    from orchestrator import prediction
+    from orchestrator.registry import prediction
 
     prediction.predict(settings, model, source, target, given)
+
+
+def decided(settings: Settings, decide: Callable[[], Event], as_json: bool) -> None:
+    """Show a decision with its gates, also one that was a refusal, and tell whoever wants to hear of it."""
+    from orchestrator.promotion.aliases import Refusal
+
+    try:
+        event = decide()
+    except Refusal as refusal:
+        _show(refusal.event, as_json)
+        _notify(settings, refusal.event, str(refusal))
+        raise
+    _show(event, as_json)
+    place, before = f"{event.model}@{event.alias}", f" (was version {event.before})" if event.before else ""
+    if not event.id:
+        text = f"{place} is version {event.version} already"
+    else:
+        text = f"{place} is now version {event.version}{before}"
+        _notify(settings, event, text)
+    if not as_json:
+        print(text)
+
+
+def _show(event: Event, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(event.to_json()), flush=True)
+    elif event.gates:
+        columns = ["gate", "before", "after", "verdict", "note"]
+        rows = [[gate[name] for name in columns] for gate in event.gates]
+        Console().table(f"{event.model} version {event.version}, for {event.alias}", columns, rows)
+
+
+def _notify(settings: Settings, event: Event, message: str) -> None:
+    from orchestrator.notify import Notifier
+
+    notifier = Notifier(settings.notify, {"id": event.id, "kind": event.action, "workload": event.model})
+    notifier.send("gate", event.outcome, message)
+    if trouble := notifier.close():
+        print(trouble, file=sys.stderr)

@@ -1,13 +1,18 @@
-"""The verbs about what was run: status, logs, stop and sync."""
+"""The verbs about what was run: ls, best, compare, report, accounts, status, logs, stop and sync."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from orchestrator.options import Address, Json, Reference, Storage, Tracking
-from orchestrator.verbs.common import reachable, resolved
+from orchestrator.verbs.common import out, resolved, write
+
+if TYPE_CHECKING:
+    from orchestrator.storage.records import RunFolder
 
 app = typer.Typer()
 
@@ -51,7 +56,112 @@ def stop(reference: Reference = "latest", address: Address = None, storage: Stor
 def sync(reference: Reference = "latest", storage: Storage = None, tracking: Tracking = None) -> None:
     """Deliver what an MLflow outage kept back."""
     settings = resolved(storage=storage, tracking=tracking)
-    reachable(settings)
-    from orchestrator import records, session
+    from orchestrator.storage import records
+    from orchestrator.training import delivery
 
-    print(session.sync(settings, records.find(settings.storage, reference)))
+    print(delivery.sync(settings, records.find(settings.storage, reference)))
+
+
+References = Annotated[list[str], typer.Argument(metavar="ID [ID ...]", help="Ids of runs and sweeps, or latest.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where it is written.")]
+
+
+@app.command()
+def ls(
+    kind: Annotated[Literal["run", "sweep"] | None, typer.Option("--kind", help="Only runs, or only sweeps.")] = None,
+    workload: Annotated[str | None, typer.Option("--workload", help="Only those of one workload.")] = None,
+    status: Annotated[str | None, typer.Option("--status", help="Only running, finished, failed, lost ...")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = 20,
+    as_json: Json = False,
+    storage: Storage = None,
+) -> None:
+    """Runs and sweeps, the newest first."""
+    from orchestrator.results import listing
+
+    rows, known = listing.listed(resolved(storage=storage), kind=kind, workload=workload, status=status, limit=limit)
+    print(json.dumps(rows) if as_json else listing.as_text(rows, known))
+
+
+@app.command()
+def best(
+    reference: Annotated[str, typer.Argument(metavar="[SWEEP]", help="Id of a sweep, or latest.")] = "latest",
+    top: Annotated[int, typer.Option("--top", min=1, help="So many, the best first.")] = 1,
+    as_json: Json = False,
+    storage: Storage = None,
+) -> None:
+    """The winner of a sweep, or the best so far of one that runs."""
+    from orchestrator.results import listing
+    from orchestrator.storage import records
+
+    found = listing.best(records.find(resolved(storage=storage).storage, reference, "sweep"), top)
+    print(json.dumps(found if top > 1 else found[0]) if as_json else listing.best_as_text(found))
+
+
+@app.command()
+def compare(
+    references: References,
+    by: Annotated[str | None, typer.Option("--by", metavar="PARAM[,PARAM]", help="What makes the groups.")] = None,
+    metric: Annotated[list[str] | None, typer.Option("--metric", help="Repeatable.  [default: the objectives]")] = None,
+    split: Annotated[Literal["validation", "test"], typer.Option("--split", help="Values of.")] = "validation",
+    baseline: Annotated[
+        str | None, typer.Option("--baseline", metavar="VALUE", help="The group to test against.  [default: the best]")
+    ] = None,
+    test: Annotated[
+        Literal["welch", "permutation"], typer.Option("--test", help="Over seeds: Welch's t, or by permutation.")
+    ] = "welch",
+    mixed: Annotated[bool, typer.Option("--mixed", help="Over different workloads or data, too.")] = False,
+    form: Annotated[
+        Literal["table", "markdown", "csv", "json", "html"], typer.Option("--format", help="How it is shown.")
+    ] = "table",
+    output: Output = None,
+    as_json: Json = False,
+    storage: Storage = None,
+) -> None:
+    """Runs and sweeps by any parameter: mean, spread and significance over seeds."""
+    from orchestrator.results import compare, comparison
+
+    folders = _found(references, storage)
+    keys = [key.strip() for key in (by or "").split(",") if key.strip()]
+    found = compare.compare(
+        folders, by=keys, metrics=metric or (), split=split, baseline=baseline, test=test, mixed=mixed
+    )
+    write(comparison.text(found, "json" if as_json else form, folders), output)
+
+
+@app.command()
+def report(
+    references: References,
+    output: Output = Path("report.html"),
+    as_json: Json = False,
+    storage: Storage = None,
+) -> None:
+    """One HTML page about a run or a sweep, or that compares several; it opens offline."""
+    from orchestrator.results import comparison
+
+    write(comparison.report(_found(references, storage)), output)
+    out({"report": str(output)}, f"Written: {output}", as_json)
+
+
+@app.command()
+def accounts(
+    by: Annotated[
+        Literal["trial", "sweep", "workload", "person", "day"], typer.Option("--by", help="What hours are summed by.")
+    ] = "sweep",
+    since: Annotated[str | None, typer.Option("--since", metavar="DATE", help="Hours from then on.")] = None,
+    as_json: Json = False,
+    storage: Storage = None,
+) -> None:
+    """GPU and CPU hours, from when devices were taken until they were given back."""
+    from orchestrator.storage import accounts, records
+
+    moment = None if since is None else accounts.moment(since)
+    rows, silent = accounts.table(records.folders(resolved(storage=storage).storage), by, moment)
+    print(json.dumps(rows) if as_json else accounts.as_text(rows, by, silent))
+
+
+def _found(references: list[str], storage: str | None) -> list[RunFolder]:
+    """Each of them once."""
+    from orchestrator.storage import records
+
+    place = resolved(storage=storage).storage
+    return list({folder.id: folder for folder in (records.find(place, name) for name in references)}.values())

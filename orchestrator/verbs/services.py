@@ -101,7 +101,7 @@ def submit(
 
     Example: orchestrator submit -- sweep recommender --trials 8
     """
-    from orchestrator import jobs
+    from orchestrator.jobs import submission as jobs
 
     raise typer.Exit(jobs.submit(command or [], address=address, working_dir=working_dir, wait=wait, as_json=as_json))
 
@@ -112,6 +112,6 @@ def jobs_command(
     as_json: Json = False,
 ) -> None:
     """List the jobs of the cluster, newest first."""
-    from orchestrator import jobs
+    from orchestrator.jobs import submission as jobs
 
     jobs.list_jobs(address=address, as_json=as_json)

@@ -1,4 +1,4 @@
-"""The verbs that train: run and sweep."""
+"""The verbs that train: run, sweep, and plan, which tells what they would take."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.errors import UserError
 from orchestrator.options import (
     Config,
     Cpus,
@@ -13,6 +14,7 @@ from orchestrator.options import (
     Gpus,
     Json,
     Local,
+    Name,
     RayAddress,
     Register,
     Resume,
@@ -22,7 +24,7 @@ from orchestrator.options import (
     Words,
     Workers,
 )
-from orchestrator.verbs.common import alone, resolved, show_result, split_words
+from orchestrator.verbs.common import PLANNING, Planning, alone, planned, resolved, show_result, split_words
 
 app = typer.Typer()
 
@@ -37,6 +39,7 @@ def run_command(
     gpus_per_worker: Gpus = None,
     cpus_per_worker: Cpus = None,
     resume: Resume = None,
+    name: Name = None,
     register: Register = None,
     as_json: Json = False,
     tracking: Tracking = None,
@@ -56,12 +59,12 @@ def run_command(
     if resume is not None:
         alone(
             "--resume", words, config=config, seed=seed, local=local, workers=workers,
-            gpus_per_worker=gpus_per_worker, cpus_per_worker=cpus_per_worker, register=register,
+            gpus_per_worker=gpus_per_worker, cpus_per_worker=cpus_per_worker, register=register, name=name,
         )  # fmt: skip
-        from orchestrator import records
+        from orchestrator.storage import records
 
         folder = records.find(settings.storage, resume, "run")
-        from orchestrator import runs
+        from orchestrator.training import runs
 
         result = runs.resume(folder, settings, console)
     else:
@@ -82,9 +85,11 @@ def run_command(
             resources=resources,
             local=local,
         )
-        from orchestrator import runs
+        if planned(spec, settings, local):
+            return
+        from orchestrator.training import runs
 
-        result = runs.run(spec, settings, runs.Options(local=local, register=register), console)
+        result = runs.run(spec, settings, runs.Options(local=local, register=register, name=name), console)
     show_result(result, as_json, register)
 
 
@@ -92,17 +97,49 @@ def run_command(
 def sweep_command(
     words: Words = None,
     config: Config = None,
-    trials: Annotated[int | None, typer.Option("--trials", help="Trials in all.  [default: 16]")] = None,
+    trials: Annotated[
+        int | None, typer.Option("--trials", help="Trials in all.  [default: 16; of a grid, every point]")
+    ] = None,
     space: Annotated[str | None, typer.Option("--space", help="Preset of search_spaces/, or file.py:function.")] = None,
-    sampler: Annotated[str | None, typer.Option("--sampler", help="tpe, gp, random, cmaes.  [default: tpe]")] = None,
-    scheduler: Annotated[str | None, typer.Option("--scheduler", help="asha or none.  [default: asha]")] = None,
+    sampler: Annotated[
+        str | None, typer.Option("--sampler", help="tpe, gp, cmaes, random, grid.  [default: tpe]")
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option("--scheduler", help="asha, hyperband, median, pbt or none.  [default: asha]")
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", help="Runs of each configuration; the best mean wins.  [default: 1]")
+    ] = None,
+    warm_start: Annotated[
+        list[str] | None, typer.Option("--warm-start", metavar="SWEEP", help="Learn from an earlier sweep; repeatable.")
+    ] = None,
     concurrency: Annotated[int | None, typer.Option("--concurrency", help="Trials at once.")] = None,
+    pack: Annotated[
+        str | None, typer.Option("--pack", help="Trials trained together: auto, off or how many.  [default: auto]")
+    ] = None,
     time_budget: Annotated[float | None, typer.Option("--time-budget", help="Seconds for the search.")] = None,
+    max_device_hours: Annotated[
+        float | None, typer.Option("--max-device-hours", help="GPU hours (else CPU hours) for the search.")
+    ] = None,
+    trial_timeout: Annotated[
+        float | None, typer.Option("--trial-timeout", help="Seconds of silence after which a trial has failed.")
+    ] = None,
     seed: Seed = None,
     local: Local = False,
+    workers: Workers = None,
     gpus_per_worker: Gpus = None,
     cpus_per_worker: Cpus = None,
     resume: Resume = None,
+    more_trials: Annotated[
+        int, typer.Option("--more-trials", min=0, help="With --resume: so many beyond those asked for.")
+    ] = 0,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="With --resume: try failed trials again.")
+    ] = False,
+    keep: Annotated[
+        str | None, typer.Option("--keep", help="Checkpoints after the sweep: winner or all.  [default: winner]")
+    ] = None,
+    name: Name = None,
     register: Register = None,
     as_json: Json = False,
     tracking: Tracking = None,
@@ -119,19 +156,41 @@ def sweep_command(
 
     settings = resolved(tracking=tracking, experiment=experiment, storage=storage, ray_address=ray_address)
     console = Console(json=as_json)
+    search = {
+        "trials": trials,
+        "space": space,
+        "sampler": sampler,
+        "scheduler": scheduler,
+        "seeds": seeds,
+        "warm_start": warm_start or None,
+        "concurrency": concurrency,
+        "pack": int(pack) if pack and pack.isdigit() else pack,
+        "time_budget": time_budget,
+        "max_device_hours": max_device_hours,
+        "trial_timeout": trial_timeout,
+    }
+    resources = {"workers": workers, "gpus_per_worker": gpus_per_worker, "cpus_per_worker": cpus_per_worker}
     if resume is not None:
         alone(
-            "--resume", words, config=config, trials=trials, space=space, sampler=sampler, scheduler=scheduler,
-            concurrency=concurrency, time_budget=time_budget, seed=seed, local=local,
-            gpus_per_worker=gpus_per_worker, cpus_per_worker=cpus_per_worker, register=register,
-        )  # fmt: skip
-        from orchestrator import records
+            "--resume",
+            words,
+            config=config,
+            seed=seed,
+            local=local,
+            register=register,
+            name=name,
+            keep=keep,
+            **search,
+            **resources,
+        )
+        from orchestrator import sweeps
+        from orchestrator.storage import records
 
         folder = records.find(settings.storage, resume, "sweep")
-        from orchestrator import sweeps
-
-        result = sweeps.resume(folder, settings, console)
+        result = sweeps.resume(folder, settings, console, sweeps.Again(more_trials, retry_failed))
     else:
+        if more_trials or retry_failed:
+            raise UserError("--more-trials and --retry-failed go on with a sweep", fix="Name it with --resume ID")
         workload, pairs = split_words(words)
         from orchestrator import request
 
@@ -141,18 +200,36 @@ def sweep_command(
             config=config,
             overrides=read_overrides(pairs),
             seed=seed,
-            resources={"gpus_per_worker": gpus_per_worker, "cpus_per_worker": cpus_per_worker},
-            search={
-                "trials": trials,
-                "space": space,
-                "sampler": sampler,
-                "scheduler": scheduler,
-                "concurrency": concurrency,
-                "time_budget": time_budget,
-            },
+            resources=resources,
+            search=search,
             local=local,
         )
-        from orchestrator import runs, sweeps
+        if planned(spec, settings, local):
+            return
+        from orchestrator import sweeps
+        from orchestrator.training import runs
 
-        result = sweeps.sweep(spec, settings, runs.Options(local=local, register=register), console)
+        options = runs.Options(local=local, register=register, name=name, keep=keep or "winner")
+        result = sweeps.sweep(spec, settings, options, console)
     show_result(result, as_json, register)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def plan(
+    words: Annotated[list[str] | None, typer.Argument(metavar="run|sweep ...", show_default=False)] = None,
+    probe: Annotated[bool, typer.Option("--probe", help="Train two epochs to measure one.")] = False,
+    as_json: Json = False,
+) -> None:
+    """What a run or sweep would take: trials, devices, hours, storage. Starts nothing.
+
+    Example: orchestrator plan sweep recommender dataset=ml-100k --trials 64 --probe
+    """
+    if not words or words[0] not in ("run", "sweep"):
+        raise UserError("What is to be planned?", got=" ".join(words or ["nothing"]), allowed="run ..., sweep ...")
+    if any(word.partition("=")[0] == "--resume" for word in words):
+        raise UserError("A plan is of what begins", got="--resume", fix="Leave it away")
+    asked = PLANNING.set(Planning(probe, as_json))
+    try:
+        app(words, standalone_mode=False)
+    finally:
+        PLANNING.reset(asked)

@@ -40,7 +40,7 @@ def start(home: Path) -> Iterator[Start]:
             command.kill()
 
 
-@pytest.mark.parametrize("place", ["ray", "local"])
+@pytest.mark.parametrize("place", ["ray", pytest.param("local", marks=pytest.mark.faults)])
 def test_a_sweep_survives_its_drivers_death(place: str, home: Path, start: Start) -> None:
     epochs, store = 10, Store(home)
     extra = ["--local"] if place == "local" else []
@@ -81,6 +81,22 @@ def test_a_trial_goes_on_when_its_process_is_killed(home: Path, start: Start) ->
 
 
 @pytest.mark.faults
+def test_the_winner_goes_on_when_its_process_is_killed(home: Path, start: Start) -> None:
+    store = Store(home)
+    slowly = ["epochs=40", "slow=0.5", "momentum=0.0", "optimum=0.0"]  # so that its best epoch is a late one
+    sweep = start(*SWEEP[:-1], "1", *slowly)
+    sweep.until(lambda: list(home.glob("storage/*/winner/checkpoints/checkpoint-*/checkpoint.json")))
+    (victim,) = sweep.workers("_winner_task")
+    victim.kill()
+    assert sweep.end() == 0, sweep.text()
+    store.check()
+    (steps,) = store.steps("refit/loss").values()
+    assert steps == list(range(1, steps[-1] + 1))
+    (times,) = store.query("select max(timestamp) - min(timestamp) from metrics where key = 'refit/loss'")
+    assert times[0] < 1000 * 0.5 * steps[-1] + 6000, "it began from the start"
+
+
+@pytest.mark.faults
 def test_a_run_goes_on_when_a_train_worker_is_killed(home: Path, start: Start) -> None:
     epochs, store = 40, Store(home)
     run = start("run", "toy", f"epochs={epochs}", "slow=0.25", "--workers", "2", "--cpus-per-worker", "1")
@@ -98,7 +114,7 @@ def test_a_run_goes_on_when_a_train_worker_is_killed(home: Path, start: Start) -
     "words",
     [
         ["run", "toy", "epochs=400", "slow=0.1", "--local"],
-        ["run", "toy", "epochs=400", "slow=0.1", "--cpus-per-worker", "1"],
+        pytest.param(["run", "toy", "epochs=400", "slow=0.1", "--cpus-per-worker", "1"], marks=pytest.mark.faults),
         pytest.param([*SWEEP, "epochs=400", "slow=0.1"], marks=pytest.mark.faults),
     ],
     ids=["run-local", "run-ray", "sweep-ray"],

@@ -22,7 +22,9 @@ import psutil
 import pytest
 
 import orchestrator
-from orchestrator.job_state import EXIT_RECORD
+from orchestrator.jobs.job_state import EXIT_RECORD
+from orchestrator.provenance.record import CARRIED
+from orchestrator.provenance.source import unpack
 
 ORCHESTRATOR = [sys.executable, "-m", "orchestrator"]
 SHORT = ["run", "recommender", "epochs=2", "--local", "--tracking", "none"]
@@ -202,6 +204,24 @@ def test_code_goes_along_and_secrets_stay(head: Head, stand_in: Path) -> None:
     assert "hunter2" not in done.stdout
 
 
+@pytest.mark.faults
+def test_the_clients_commit_and_difference_go_along(head: Head, stand_in: Path) -> None:
+    """As much of a difference as one variable takes: Ray sends the working directory without its repository."""
+    project = head.root / "project"
+    shutil.copytree(stand_in / "orchestrator", project / "orchestrator")
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for words in (["init", "-q"], ["add", "."], [*identity, "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", *words], cwd=project, check=True)
+    for number in range(60):
+        (project / f"new{number}.py").write_text(f"{os.urandom(1500).hex()}\n")
+    done = head.call("submit", "--working-dir", str(project), "--", "run", "fail")
+    assert done.returncode == 7, done.stdout + done.stderr
+    told = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("told:"))[5:])
+    (sent, *_) = unpack(told["environment"][CARRIED])
+    assert (sent.name, sent.dirty, len(sent.untracked)) == ("project", False, 60)
+    assert 20 < sent.diff.count("diff --git") == 60 - len(sent.left_out)
+
+
 def test_a_killed_entrypoint_is_lost(head: Head, stand_in: Path) -> None:
     done = head.call("submit", "--working-dir", str(stand_in), "--", "run", "die")
     assert done.returncode == 1
@@ -250,9 +270,12 @@ def test_where_no_ray_answers_is_told_within_seconds(head: Head) -> None:
     assert time.monotonic() - started < 5
 
 
+@pytest.mark.faults
 def test_a_job_is_lost_with_its_cluster(head: Head) -> None:
     """The last one: it kills the head."""
-    impatient = "import orchestrator.dashboard as d; d.PATIENCE_SECONDS = 1; from orchestrator.cli import main; main()"
+    impatient = (
+        "from orchestrator.jobs import dashboard as d; d.PATIENCE_SECONDS = 1; from orchestrator import cli; cli.main()"
+    )
     watching = subprocess.Popen(
         [sys.executable, "-c", impatient, "submit", "--", *LONG],
         env=head.environment, stdout=subprocess.PIPE, text=True,

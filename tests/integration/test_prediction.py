@@ -22,8 +22,10 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from orchestrator import prediction, registry, tables, ui
+from orchestrator import ui
 from orchestrator.errors import UNAVAILABLE, USAGE, UserError
+from orchestrator.promotion import aliases
+from orchestrator.registry import prediction, tables
 from orchestrator.settings import Settings, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,7 +71,7 @@ def registered(tmp_path_factory: pytest.TempPathFactory) -> Registered:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ORCHESTRATOR_HOME", str(home))
         patch.setenv("MLFLOW_TRACKING_URI", "")
-        registry.promote(resolve(), "rec", "champion")
+        aliases.promote(resolve(), aliases.Request("rec", "champion"))
     return Registered(home, home / "storage" / result["id"] / "model")
 
 
@@ -269,6 +271,7 @@ def test_served_over_http(registered: Registered, settings: Settings, port: int)
     same(pd.DataFrame(json.loads(answer)["predictions"]), registered.items(np.array([7, 599])))
 
 
+@pytest.mark.faults
 def test_alone_with_its_listed_requirements(registered: Registered, settings: Settings) -> None:
     """In an environment that holds what the model lists and nothing of ours; made once, kept in ``.cache/``."""
     import mlflow

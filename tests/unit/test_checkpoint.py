@@ -20,9 +20,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator import checkpoint
-from orchestrator.checkpoint import META, TENSORS, Checkpoint
 from orchestrator.errors import USAGE, UserError
+from orchestrator.storage import checkpoint
+from orchestrator.storage.checkpoint import META, TENSORS, Checkpoint
 
 IDENTITY = {"workload": "toy", "fingerprint": "aa"}
 STATE = {"weights": torch.arange(6.0).reshape(2, 3), "optimiser": {0: {"step": 3}}, "loss": 0.25}

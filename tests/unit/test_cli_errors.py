@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator import checkpoint, cli, exits, preflight, records
-from orchestrator.checkpoint import TENSORS, Checkpoint
+from orchestrator import cli, exits, preflight
 from orchestrator.plan import Plan
-from orchestrator.records import RunFolder
 from orchestrator.settings import resolve
 from orchestrator.spec import ExperimentSpec
+from orchestrator.storage import checkpoint, records
+from orchestrator.storage.checkpoint import TENSORS, Checkpoint
+from orchestrator.storage.records import RunFolder
 
 NONE = "--tracking none"
 RUN = f"run recommender {NONE} --local"
@@ -85,13 +86,30 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
         (f"{RUN} --seed -1", ("The seed is not valid: got -1; allowed: an integer from 0",)),
         (
             f"{RUN} dataset=synthtic",
-            ("Unknown dataset", "'synthtic'", "ml-100k, synthetic", "Did you mean 'synthetic'?"),
+            ("Unknown dataset", "'synthtic'", "ml-100k", "Did you mean 'synthetic'?"),
         ),
         (f"{RUN} dataset=ml-100k", ("100k_train.csv", "is missing", "orchestrator data fetch ml-100k")),
         ("data fetch ml100k", ("Unknown dataset: got 'ml100k'", "Did you mean 'ml-100k'?")),
         ("run recommender --tracking mlruns", ("not one that works: got 'mlruns'; allowed: http(s)://",)),
-        (f"{SWEEP} --sampler tep", ("got 'tep'; allowed: 'tpe', 'gp', 'random' or 'cmaes'", "Did you mean 'tpe'?")),
-        (f"{SWEEP} --scheduler median", ("got 'median'; allowed: 'asha' or 'none'",)),
+        (f"{SWEEP} --sampler tep", ("got 'tep'; allowed: 'tpe', 'gp', 'cmaes', 'random' or 'grid'", "'tpe'?")),
+        (f"{SWEEP} --scheduler median5", ("got 'median5'; allowed: 'asha', 'hyperband', 'median', 'pbt' or 'none'",)),
+        (f"{SWEEP} --sampler grid", ("A grid needs steps, and lr has none", "Give it step=")),
+        (f"{SWEEP} --scheduler pbt --trials 3", ("PBT can not be used here: a population needs at least 4",)),
+        (f"{SWEEP} --seeds 0", ("Search setting seeds is not valid: got 0",)),
+        (f"{SWEEP} --max-device-hours 0", ("Search setting max_device_hours is not valid: got 0",)),
+        (f"{SWEEP} --time-budget 0", ("Search setting time_budget is not valid: got 0",)),
+        (f"{SWEEP} --trial-timeout 0", ("Search setting trial_timeout is not valid: got 0",)),
+        (f"{SWEEP} --trial-timeout 5", ("--trial-timeout", "--local", "Leave one of the two away")),
+        (f"{SWEEP} --more-trials 3", ("--more-trials and --retry-failed go on with a sweep", "--resume ID")),
+        (f"{SWEEP} --retry-failed", ("--more-trials and --retry-failed go on with a sweep",)),
+        (f"{SWEEP} --more-trials -1", ("--more-trials", "greater than or equal to 0")),
+        (f"{SWEEP} --keep none", ("Unknown word for --keep: got 'none'; allowed: all, winner",)),
+        (f"{SWEEP} --warm-start nothing", ("There is no sweep yet: got 'nothing'",)),
+        (f"{SWEEP} objective=recall_at_20", ("The objective recall_at_20 needs a direction", "recall_at_20:max")),
+        (f"{RUN} objective=recall_at_20:up", ("The objective recall_at_20 needs a direction: got 'recall_at_20:up'",)),
+        (f"{SWEEP} objective=ndcg_at_20,recall_at_20:max --scheduler asha", ("stops trials by one objective",)),
+        (f"{RUN} --name latest", ("The name can not be one: got 'latest'",)),
+        (f"{SWEEP} --name a/b", ("The name can not be one: got 'a/b'",)),
         (f"{SWEEP} --trials 0", ("Search setting trials is not valid: got 0",)),
         (f"{SWEEP} --space spce", ("Unknown search space of recommender: got 'spce'", "Did you mean 'space'?")),
         (f"{SWEEP} --space none.py:space", ("search space's file does not exist", "none.py")),
@@ -295,7 +313,8 @@ def test_a_run_resumed_as_a_sweep(refused: Callable[..., str]) -> None:
             ("sweep", more)
             for more in ("recommender", "lr=0.1", "--seed 0", "--local", "--trials 3", "--space mf", "--sampler gp",
                          "--scheduler none", "--concurrency 2", "--time-budget 60", "--gpus-per-worker 0",
-                         "--cpus-per-worker 1", "--register rec", "--config exp.yaml")
+                         "--cpus-per-worker 1", "--register rec", "--config exp.yaml", "--seeds 2", "--keep all",
+                         "--warm-start latest", "--max-device-hours 1", "--trial-timeout 9", "--name s", "--pack off")
         ),
     ],
 )  # fmt: skip

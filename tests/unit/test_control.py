@@ -15,16 +15,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator import control, dashboard, jobs, records
+from orchestrator import control
 from orchestrator.errors import UserError
-from orchestrator.job_state import EXIT_RECORD, Lines, read, recorded
-from orchestrator.records import RunFolder
+from orchestrator.jobs import dashboard
+from orchestrator.jobs import submission as jobs
+from orchestrator.jobs.job_state import EXIT_RECORD, Lines, read, recorded
 from orchestrator.settings import Settings, resolve
+from orchestrator.storage import records
+from orchestrator.storage.records import RunFolder
 
 DRIVER = """
 import sys
 from pathlib import Path
-from orchestrator import records
+from orchestrator.storage import records
 folder = records.create(Path(sys.argv[1]), sys.argv[2], "recommender", {}, "orchestrator run recommender")
 for epoch in range(1, 4):
     with folder.log.open("a") as log:

@@ -18,10 +18,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from orchestrator import doctor, records
+from orchestrator import doctor
 from orchestrator.doctor import Check
 from orchestrator.errors import UserError
 from orchestrator.settings import NAMES, Settings, resolve
+from orchestrator.storage import records
 from workloads.data import datasets
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from orchestrator.engine import Diverged, EpochReport, Progress, better, primary, run_epochs
+from orchestrator.engine import Diverged, EpochReport, Progress, better, run_epochs
 from orchestrator.plan import Plan
 from tests.toy import BEST_EPOCH, Clock, Params, Toy
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Split
@@ -142,7 +142,6 @@ def test_the_first_of_several_objectives_selects() -> None:
     class Two(Toy):
         objective = (Objective("x", "max"), Objective("error", "min"))
 
-    assert primary(build(Two)).metric == "x"
     *_, last = run_epochs(build(Two), Plan(epochs=6))
     assert last.progress.best_epoch == 1
 
@@ -151,7 +150,7 @@ def test_on_best_is_called_while_the_workload_holds_the_best_state() -> None:
     workload = build()
     states: list[tuple[int, float]] = []
     (report,) = run_epochs(
-        workload, Plan(epochs=12), on_best=lambda: states.append((workload.epoch, float(workload.x)))
+        workload, Plan(epochs=12), on_best=lambda _: states.append((workload.epoch, float(workload.x)))
     )
     assert [epoch for epoch, _ in states] == [1, 2, BEST_EPOCH]
     assert states[-1][1] == report.rows[BEST_EPOCH - 1].metrics["validation/x"]

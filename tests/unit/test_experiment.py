@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator import checkpoint, worker
 from orchestrator.engine import Diverged, EpochReport
 from orchestrator.experiment import Experiment, Outcome
 from orchestrator.plan import Plan
 from orchestrator.spec import ExperimentSpec
+from orchestrator.storage import checkpoint
+from orchestrator.training import worker
 from tests.toy import BEST_EPOCH, TEST_OPTIMUM, Params, Toy
 from workloads.contract import Runtime, Workload
 

@@ -37,3 +37,19 @@ def test_bf16_stays_close() -> None:
         workload = Recommender(Params(backbone="lightgcn", lr=0.01), replace(runtime, precision=precision))
         losses.append([workload.train_epoch(epoch)["loss"] for epoch in (1, 2, 3)])
     assert losses[0] == pytest.approx(losses[1], rel=2e-2)
+
+
+def test_trials_trained_together_learn_what_they_learn_apart() -> None:
+    """Within rounding: atomics add a step's gradients in any order, apart as well."""
+    runtime = Runtime(device=torch.device("cuda"), data=Path(), seed=5, epochs=3)
+    seen = []
+    for together in (False, True):
+        members = [
+            Recommender(Params(lr=0.005 * (1 + k), weight_decay=1e-4 * k), replace(runtime, seed=k)) for k in range(3)
+        ]
+        pack = Recommender.pack(members) if together else None
+        for epoch in (1, 2, 3):
+            losses = pack.train_epoch([epoch] * 3) if pack else [member.train_epoch(epoch) for member in members]
+        found = pack.evaluate(range(3), "validation") if pack else [member.evaluate("validation") for member in members]
+        seen.append([row["loss"] for row in losses] + [one.metrics["ndcg_at_20"] for one in found])
+    assert seen[0] == pytest.approx(seen[1], rel=1e-3, abs=2e-3)

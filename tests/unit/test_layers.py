@@ -24,7 +24,7 @@ LIGHT = {
     "from workloads.catalog import catalog; [entry.load_params() for entry in catalog().values()]": (*HEAVY, "typer"),
     "import orchestrator": (*HEAVY, "typer", "pydantic"),
     "import orchestrator.cli": (*HEAVY, "pydantic", "yaml"),
-    "import orchestrator.request, orchestrator.preflight, orchestrator.records, orchestrator.describe": HEAVY,
+    "import orchestrator.request, orchestrator.preflight, orchestrator.storage.records, orchestrator.describe": HEAVY,
 }
 """What a user waits for before the first word, and what it must not load."""
 
@@ -87,7 +87,7 @@ def test_torch_distributed_has_one_importer_beside_the_suite_that_makes_process_
     assert importers == {"workloads/distributed.py", "workloads/testing.py"}
 
 
-@pytest.mark.parametrize(("name", "place"), [("ray.train.report", "orchestrator/train.py")])
+@pytest.mark.parametrize(("name", "place"), [("ray.train.report", "orchestrator/training/train.py")])
 def test_reports_leave_by_one_door(name: str, place: str) -> None:
     assert {path for path, tree in sources() if any(called == name for called, _ in calls(tree))} == {place}
 

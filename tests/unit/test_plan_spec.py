@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from orchestrator.plan import PLAN_KEYS, Plan
-from orchestrator.runs import flat_params
 from orchestrator.spec import ExperimentSpec, Resources, Search, SweepSpec
+from orchestrator.training.runs import flat_params
 from workloads.catalog import catalog
 
 SPEC = ExperimentSpec(workload="toy", params={"lr": 0.1, "dim": 4}, plan=Plan(epochs=9, refit=True), seed=3)
@@ -106,7 +107,7 @@ def test_placement_is_no_identity(values: dict[str, Any]) -> None:
 
 OTHER = {
     "epochs": 8, "patience": 1, "evaluate_every": 2, "steps_per_epoch": 5, "refit": False, "precision": "bf16",
-    "accumulate": 2, "decide_at": [1],
+    "accumulate": 2, "decide_at": [1], "objective": ["loss:min"],
 }  # fmt: skip
 
 
@@ -138,11 +139,37 @@ def test_a_fingerprint_is_the_same_on_every_machine_and_day() -> None:
     assert SPEC.identity == {"workload": "toy", "fingerprint": SPEC.fingerprint()}
 
 
+def test_members_of_a_population_can_go_on_from_each_others_checkpoints() -> None:
+    search = SWEEP.search.model_dump() | {"scheduler": "pbt", "trials": 4}
+    population = changed(SWEEP, search=search)
+    one, other = (population.trial(number, {"lr": number / 8}) for number in (1, 2))
+    assert one.fingerprint() != other.fingerprint()
+    assert one.identity == other.identity == {"workload": "toy", "fingerprint": population.fingerprint()}
+    assert SWEEP.trial(1, {"lr": 0.1}).identity != SWEEP.trial(2, {"lr": 0.2}).identity
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("ndcg", ("ndcg",)), ("ndcg:max, loss", ("ndcg:max", "loss")), (["a:min", "b"], ("a:min", "b")), ("", ("",))],
+)
+def test_an_objective_is_named_by_a_word(text: str | list[str], expected: tuple[str, ...]) -> None:
+    assert Plan.model_validate({"objective": text}).objective == expected
+
+
+def test_the_command_that_repeats_a_run_names_its_objective() -> None:
+    from orchestrator.configuration import read_overrides
+
+    spec = changed(SPEC, plan={"epochs": 9, "objective": ["x:max", "error"]})
+    words = shlex.split(spec.command())
+    (word,) = (word for word in words if word.startswith("objective="))
+    assert Plan.model_validate(read_overrides([word])).objective == ("x:max", "error")
+
+
 def test_a_sweeps_fingerprint_is_what_it_searches() -> None:
     search = SWEEP.search.model_dump()
     for same in ({"trials": 99}, {"concurrency": 3}, {"time_budget": 5.0}):
         assert changed(SWEEP, search=search | same).fingerprint() == SWEEP.fingerprint()
-    for other in ({"space": "mf"}, {"sampler": "random"}, {"scheduler": "none"}):
+    for other in ({"space": "mf"}, {"sampler": "random"}, {"scheduler": "none"}, {"seeds": 2}):
         assert changed(SWEEP, search=search | other).fingerprint() != SWEEP.fingerprint()
     assert changed(SWEEP, fixed={"dim": 5}).fingerprint() != SWEEP.fingerprint()
     assert changed(SWEEP, resources={"gpus_per_worker": 0.5}).fingerprint() == SWEEP.fingerprint()

@@ -50,7 +50,7 @@ def test_settings_are_sorted_into_parameters_and_plan() -> None:
 def test_parameters_come_complete_and_as_plain_values() -> None:
     found = preflight.parameters("recommender", {"lr": "0.25", "backbone": "lightgcn", "layers": "3"})
     assert (found["lr"], found["layers"], found["dataset"]) == (0.25, 3, "synthetic")
-    assert all(isinstance(value, str | int | float) for value in found.values())
+    assert all(value is None or isinstance(value, str | int | float) for value in found.values())
 
 
 def test_parameters_that_contradict() -> None:
@@ -145,6 +145,7 @@ def test_what_the_machine_has(asked: dict[str, Any], monkeypatch: pytest.MonkeyP
     [
         ([(4, 1)], {"gpus_per_worker": 0.25}, 4),
         ([(4, 1)], {"gpus_per_worker": 0.3}, 3),
+        ([(4, 2)], {"gpus_per_worker": 0.4}, 4),  # not 5: a fraction is of one device
         ([(1, 1), (1, 1)], {"gpus_per_worker": 0.1}, 2),  # a CPU each is what runs out
         ([(3, 0), (3, 0)], {"cpus_per_worker": 2}, 2),  # not 3: no worker spans two nodes
         ([(3, 0), (3, 0)], {"workers": 4}, 1),  # but a group does

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator import records
 from orchestrator.errors import UNAVAILABLE, USAGE, UserError
-from orchestrator.records import RunFolder
+from orchestrator.storage import records
+from orchestrator.storage.records import RunFolder
 
 
 def create(storage: Path, kind: Any = "run", workload: str = "toy") -> RunFolder:

@@ -197,16 +197,56 @@ def test_a_fixed_parameter_that_only_fits_what_the_space_sets_is_no_contradictio
     assert found.fixed == {"layers": 3}
 
 
+STEPS = """
+def steps(trial):
+    return {"lr": trial.suggest_float("lr", 0.1, 0.3, step=0.1), "dim": trial.suggest_categorical("dim", [8, 16])}
+"""
+
+
+@pytest.mark.parametrize(("trials", "expected"), [(None, 6), (4, 4), (99, 6)])
+def test_a_grids_trials_are_its_points_or_fewer(
+    trials: int | None, expected: int, settings: Settings, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(STEPS)
+    asked = {"space": f"{tmp_path}/mine.py:steps", "sampler": "grid", "trials": trials}
+    assert request.sweep("recommender", settings, search=asked).search.trials == expected
+    fixed = request.sweep("recommender", settings, search=asked, overrides={"dim": "8"})
+    assert fixed.search.trials == min(expected, 3)
+
+
+def test_several_objectives_are_searched_without_a_scheduler(settings: Settings) -> None:
+    words = {"objective": "recall_at_20:max,ndcg_at_20"}
+    found = request.sweep("recommender", settings, overrides=words)
+    assert (found.plan.objective, found.search.scheduler) == (("recall_at_20:max", "ndcg_at_20"), "none")
+    assert found.plan.refit is True, "as the workload's own objective says"
+
+
+def test_a_population_is_random_and_not_refitted(settings: Settings) -> None:
+    found = request.sweep("recommender", settings, search={"scheduler": "pbt", "trials": 4})
+    assert (found.search.sampler, found.plan.refit) == ("random", False)
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
+        ({"search": {"sampler": "grid"}}, ("A grid needs steps, and lr has none",)),
+        ({"search": {"scheduler": "pbt"}, "resources": {"workers": 2}}, ("PBT can not be used here", "workers=2")),
+        ({"search": {"trial_timeout": 5}, "local": True}, ("--trial-timeout", "--local")),
+        ({"search": {"max_device_hours": 0}}, ("Search setting max_device_hours is not valid: got 0",)),
+        ({"search": {"seeds": 0}}, ("Search setting seeds is not valid: got 0",)),
+        ({"overrides": {"objective": "recall_at_20"}}, ("The objective recall_at_20 needs a direction",)),
+        (
+            {"overrides": {"objective": "loss:min,ndcg_at_20"}, "search": {"scheduler": "median"}},
+            ("median stops trials by one objective", "got loss, ndcg_at_20"),
+        ),
         ({"overrides": {"refit": "only"}}, ("refit=only can not be",)),
         ({"overrides": {"lrr": "1"}}, ("Unknown parameter: got 'lrr'",)),
         ({"overrides": {"lr": "2"}}, ("Parameter lr is not valid",)),
         ({"overrides": {"layers": "2", "backbone": "mf"}}, ("layers=2 has no effect with backbone=mf",)),
         ({"overrides": {"layers": "2"}}, ("layers=2 has no effect with backbone=mf",)),
         ({"overrides": {"accumulate": "3"}}, ("accumulate=3", "do not divide it")),
-        ({"overrides": {"resources.workers": "2"}}, ("one worker: got workers=2",)),
+        ({"overrides": {"resources.workers": "2"}, "local": True}, ("--local runs in one process: got workers=2",)),
+        ({"resources": {"workers": 3}, "overrides": {"batch_size": "1000"}}, ("3 worker(s)", "got 1000")),
         ({"search": {"trials": 0}}, ("Search setting trials is not valid: got 0",)),
         ({"search": {"sampler": "tep"}}, ("Search setting sampler is not valid: got 'tep'", "Did you mean 'tpe'?")),
         ({"search": {"space": "spce"}}, ("Unknown search space of recommender", "Did you mean 'space'?")),

@@ -6,7 +6,6 @@ import json
 import math
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,52 +13,12 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from orchestrator.engine import Row
 from orchestrator.errors import UserError
-from orchestrator.plan import Plan
-from orchestrator.search import REDUCTION, Study, Trial, rungs
-from orchestrator.spec import Search, SweepSpec
+from orchestrator.search.study import Trial, open_study
+from tests.searching import at_rung, begin, complete, rows, states, study
 from workloads.contract import Objective
 
-ERROR = Objective("error", "min")
 JOURNAL = "study.jsonl"
-
-
-def space(trial: Any) -> dict[str, Any]:
-    kind = trial.suggest_categorical("kind", ["a", "b"])
-    return {"kind": kind, "lr": trial.suggest_float("lr", 0.0, 1.0), "dim": trial.suggest_int("dim", 1, 64)}
-
-
-def study(folder: Path, objective: Objective = ERROR, *, epochs: int = 27, decide_at: Any = (), **search: Any) -> Study:
-    spec = SweepSpec(
-        workload="toy",
-        plan=Plan(epochs=epochs, refit=True, decide_at=decide_at),
-        seed=5,
-        search=Search(**{"trials": 6, "sampler": "random"} | search),
-    )
-    return Study(folder, spec, objective, space)
-
-
-def begin(study: Study) -> Trial:
-    trial = study.next()
-    assert trial is not None
-    return trial
-
-
-def rows(*pairs: tuple[int, float]) -> list[Row]:
-    return [Row(epoch, 1.7e9 + epoch, {"train/loss": 1.0, "validation/error": value}) for epoch, value in pairs]
-
-
-def complete(study: Study, number: int, value: float, **attributes: Any) -> str:
-    return study.report(number, rows((study.spec.plan.epochs, value)), value, True, {"best_value": value, **attributes})
-
-
-def at_rung(study: Study, number: int, epoch: int, value: float) -> str:
-    return study.report(number, rows((epoch, value)), value, False, {"epoch": epoch})
-
-
-def states(study: Study) -> list[str]:
-    return [trial.state.name for trial in study.trials]
 
 
 # How many
@@ -190,6 +149,39 @@ def test_every_sampler_samples(sampler: str, tmp_path: Path) -> None:
         complete(running, number, trial.params["lr"])
 
 
+def dependent(trial: Any) -> dict[str, Any]:
+    """``b`` alone has a momentum."""
+    kind = trial.suggest_categorical("kind", ["a", "b"])
+    found = {"kind": kind, "lr": trial.suggest_float("lr", 0.0, 1.0)}
+    return found | ({"momentum": trial.suggest_float("momentum", 0.0, 1.0)} if kind == "b" else {})
+
+
+def test_of_a_conditional_space_tpe_learns_each_branch(tmp_path: Path) -> None:
+    running = study(tmp_path, space=dependent, conditional=True, sampler="tpe", trials=30)
+    late: list[float] = []
+    for number in range(30):
+        params = begin(running).params
+        assert ("momentum" in params) is (params["kind"] == "b")
+        complete(running, number, params["lr"] + (1 - params["momentum"] if params["kind"] == "b" else 2.0))
+        if number >= 20:
+            late.append(params.get("momentum", 0.0))
+    assert running.optuna_study.sampler._group  # type: ignore[attr-defined]
+    assert sum(late) / len(late) > 0.6, "the best lies at kind=b, momentum=1"
+
+
+def test_cma_es_learns_and_keeps_no_pickle(tmp_path: Path) -> None:
+    running = study(tmp_path, sampler="cmaes", trials=60)
+    found = []
+    for number in range(60):
+        if number == 30:
+            running = study(tmp_path, sampler="cmaes", trials=60)
+        trial = begin(running)
+        found.append((trial.params["lr"] - 0.25) ** 2 + (trial.params["dim"] / 64 - 0.5) ** 2)
+        complete(running, number, found[-1])
+    assert sum(found[-10:]) < sum(found[:10]) / 2
+    assert "optimizer" not in (tmp_path / JOURNAL).read_text()
+
+
 # The truth
 
 
@@ -200,10 +192,7 @@ def test_optuna_is_told_how_each_trial_ended(tmp_path: Path) -> None:
     assert at_rung(running, numbers[1], 3, 0.9) == "pruned"
     assert running.fail(numbers[2], "train/loss is nan at epoch 2") == "failed"
     assert complete(running, numbers[0], 0.25) == "complete"
-    optuna_study = optuna.load_study(
-        study_name=tmp_path.name,
-        storage=optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(tmp_path / JOURNAL))),
-    )
+    optuna_study = open_study(tmp_path)
     found = optuna_study.get_trials()
     assert [t.state for t in found] == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL, TrialState.RUNNING]
     assert (found[0].value, found[0].intermediate_values) == (0.25, {3: 0.5})
@@ -250,78 +239,84 @@ def test_of_none_that_is_complete_there_is_no_best(tmp_path: Path) -> None:
     assert running.best() is None
 
 
-# Rungs
+# Another time
 
 
-@pytest.mark.parametrize("epochs", [1, 2, 3, 5, 9, 50, 81, 1000])
-def test_rungs_are_below_the_budget_and_a_reduction_apart(epochs: int) -> None:
-    found = rungs(epochs, "asha")
-    assert all(1 <= rung < epochs for rung in found)
-    assert all(later == REDUCTION * earlier for earlier, later in pairwise(found))
-    assert bool(found) is (epochs > 1)
-    assert rungs(epochs, "none") == ()
+def test_a_failed_trial_is_tried_again_once_with_its_parameters_and_seed(tmp_path: Path) -> None:
+    def by_number(trial: Any) -> dict[str, Any]:
+        return {"lr": trial.suggest_float("lr", 0.0, 1.0), "nan_at": 3 if trial.number % 2 else None}
+
+    first = study(tmp_path, space=by_number, trials=3)
+    asked = [begin(first) for _ in range(3)]
+    complete(first, 0, 0.5)
+    for number in (1, 2):
+        first.fail(number, "the disk was full")
+    assert first.next() is None
+
+    second = study(tmp_path, space=by_number, trials=3)
+    assert second.retry_failed() == 2
+    assert second.retry_failed() == 0, "they wait already"
+    assert (second.target, second.exhausted()) == (5, False)
+    again = [begin(second), begin(second)]
+    assert [(t.number, t.origin, t.params, t.resumed) for t in again] == [
+        (3, 1, asked[1].params, False),
+        (4, 2, asked[2].params, False),
+    ]
+    assert second.next() is None
+    assert [t.number for t in second.failed()] == []
+    complete(second, 3, 0.1)
+    second.fail(4, "the disk is full still")
+    assert [t.number for t in second.failed()] == [4]
+
+    for number in (5, 6):
+        later = study(tmp_path, space=by_number, trials=3)
+        assert later.retry_failed() == 1
+        last = begin(later)
+        assert (last.number, last.origin, last.params) == (number, 2, asked[2].params), "the seed is the first one's"
+        later.fail(number, "and still")
 
 
-@pytest.mark.parametrize("direction", ["min", "max"])
-def test_at_each_rung_the_weak_are_stopped(direction: Any, tmp_path: Path) -> None:
-    """Asynchronous halving by its definition: promoted is who belongs to the best 1/REDUCTION of a rung so far,
-    and of fewer than REDUCTION the best one."""
-    sign = 1 if direction == "min" else -1
-    running = study(tmp_path, Objective("error", direction), decide_at=(3, 9), trials=12)
-    values = [5.0, 3.0, 4.0, 1.0, 2.0, 6.0, 0.5, 9.0, 0.7, 0.6, 8.0, 0.1]
-    seen: list[float] = []
-    for value in values:
-        number = begin(running).number
-        verdict = at_rung(running, number, 3, sign * value)
-        seen.append(value)
-        promoted = value in sorted(seen)[: max(1, len(seen) // REDUCTION)]
-        assert verdict == ("go on" if promoted else "pruned"), seen
+def test_a_trial_that_waits_is_begun_before_new_ones_and_after_a_restart(tmp_path: Path) -> None:
+    first = study(tmp_path, trials=2)
+    params = begin(first).params
+    first.fail(0, "the disk was full")
+    first.retry_failed()
+    second = study(tmp_path, trials=4)
+    found = [begin(second) for _ in range(4)]
+    assert [t.number for t in found] == [1, 2, 3, 4]
+    assert [t.params for t in found].index(params) == 0
+    assert second.next() is None
 
 
-def test_between_rungs_nobody_is_stopped(tmp_path: Path) -> None:
-    running = study(tmp_path, decide_at=(3,))
-    for value in (0.1, 0.2, 0.3):
-        at_rung(running, begin(running).number, 3, value)
-    last = begin(running).number
-    assert running.report(last, rows((1, 99.0), (2, 99.0)), 99.0, False, {}) == "go on"
-    assert at_rung(running, last, 3, 99.0) == "pruned"
+def test_what_a_budget_ended_is_not_tried_again(tmp_path: Path) -> None:
+    running = study(tmp_path)
+    running.cut(begin(running).number, "the time budget was spent")
+    assert running.retry_failed() == 0
+    assert running.failed() == []
 
 
-def test_the_last_epoch_is_an_end_and_no_rung(tmp_path: Path) -> None:
-    running = study(tmp_path, decide_at=(3,))
-    for value in (0.1, 0.2, 0.3):
-        at_rung(running, begin(running).number, 3, value)
-    last = begin(running).number
-    assert running.report(last, rows((3, 99.0)), 99.0, True, {}) == "complete"
+def test_without_fresh_ones_only_what_was_begun_goes_on(tmp_path: Path) -> None:
+    first = study(tmp_path)
+    begin(first)
+    assert first.next(fresh=False) is None
+    assert (first.exhausted(fresh=False), first.exhausted()) == (True, False)
+    second = study(tmp_path)
+    assert second.exhausted(fresh=False) is False
+    left = second.next(fresh=False)
+    assert left is not None
+    assert (left.number, left.resumed) == (0, True)
+    assert second.next(fresh=False) is None
 
 
-def test_rungs_are_remembered_over_a_restart(tmp_path: Path) -> None:
-    first = study(tmp_path, decide_at=(3,))
-    for value in (0.1, 0.2, 0.3, 0.4):
-        at_rung(first, begin(first).number, 3, value)
-    ended = [t.number for t in first.trials if t.state == TrialState.PRUNED]
-    assert ended
-    second = study(tmp_path, decide_at=(3,))
-    taken_up = []
-    while (trial := second.next()) and trial.resumed:
-        taken_up.append(trial.number)
-    assert not set(taken_up) & set(ended), "what was pruned stays pruned"
-    assert trial is not None
-    assert at_rung(second, trial.number, 3, 99.0) == "pruned"
-
-
-@pytest.mark.filterwarnings("error:The reported value is ignored")
-def test_a_resumed_trial_that_states_its_rung_again_changes_nothing(tmp_path: Path) -> None:
-    first = study(tmp_path, decide_at=(3,))
-    for value in (0.9, 0.8, 0.7):
-        at_rung(first, begin(first).number, 3, value)
-    leader = begin(first).number
-    assert at_rung(first, leader, 3, 0.1) == "go on"
-    second = study(tmp_path, decide_at=(3,))
-    while begin(second).number != leader:
-        pass
-    assert second.report(leader, rows((1, 0.9), (2, 0.5), (3, 0.1)), 0.1, False, {}) == "go on"
-    assert second.trials[leader].intermediate_values == {3: 0.1}
+def test_what_a_dead_process_left_can_be_given_up_before_it_was_taken_up(tmp_path: Path) -> None:
+    first = study(tmp_path)
+    begin(first), begin(first)
+    second = study(tmp_path)
+    assert second.unfinished() == [0, 1]
+    for number in (0, 1):
+        second.cut(number, "the device-hour budget was spent")
+    assert states(second) == ["FAIL", "FAIL"]
+    assert second.unfinished() == []
 
 
 # The journal

@@ -10,8 +10,8 @@ import numpy as np
 import optuna
 import pytest
 
-from orchestrator import spaces
 from orchestrator.errors import USAGE, UserError
+from orchestrator.search import spaces
 from tests.toy import Params
 from workloads.catalog import catalog
 
@@ -130,9 +130,11 @@ def test_the_rest_of_the_trial_is_optunas_own() -> None:
 
 
 def test_probing_tells_what_varies_conditions_included() -> None:
-    assert set(spaces.probe(space, {}, Params, seed=0)) == {"momentum", "lr", "start"}
-    assert spaces.probe(space, {"lr": 0.1}, Params, seed=0) == ["momentum", "start"]
-    assert spaces.probe(space, {"momentum": 0.0, "lr": 0.1}, Params, seed=0) == []
+    survey = spaces.probe(space, {}, Params, seed=0)
+    assert set(survey.distributions) == {"momentum", "lr", "start"}
+    assert survey.conditional
+    assert list(spaces.probe(space, {"lr": 0.1}, Params, seed=0).distributions) == ["momentum", "start"]
+    assert not spaces.probe(space, {"momentum": 0.0, "lr": 0.1}, Params, seed=0).distributions
 
 
 def broken(trial: Any) -> dict[str, Any]:

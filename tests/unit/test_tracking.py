@@ -2,140 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import math
-import os
-import signal
-import socket
 import sqlite3
-import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator import mlflow_client, tracking
 from orchestrator.engine import Row
-from orchestrator.errors import UNAVAILABLE, UserError
-from orchestrator.tracking import JOURNAL, Tracker
-
-OWNER = "toy-20261121-083000-ab12"
-NOWHERE = "http://127.0.0.1:9"  # the discard port: refused at once
-
-
-class Server:
-    """A real ``mlflow server`` on a copy of the initialised store; it can be killed and come back."""
-
-    def __init__(self, folder: Path, store: Path) -> None:
-        self.database = folder / "server.db"
-        with closing(sqlite3.connect(store)) as connection:
-            connection.execute("VACUUM INTO ?", (str(self.database),))
-        with socket.socket() as unused:
-            unused.bind(("127.0.0.1", 0))
-            self._port = unused.getsockname()[1]
-        self.uri = f"http://127.0.0.1:{self._port}"
-        self._folder = folder
-        self.start()
-
-    def start(self) -> None:
-        words = ["server", "--host", "127.0.0.1", "--port", str(self._port), "--workers", "1"]
-        places = ["--backend-store-uri", f"sqlite:///{self.database}", "--artifacts-destination", str(self._folder)]
-        with (self._folder / "server.log").open("a") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "mlflow", *words, *places],
-                stdout=log, stderr=log, cwd=self._folder, start_new_session=True,
-                env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-            )  # fmt: skip
-
-    def wait(self) -> str:
-        """Its address, once it answers."""
-        deadline = time.monotonic() + 90
-        while time.monotonic() < deadline:
-            try:
-                with urllib.request.urlopen(f"{self.uri}/health", timeout=5):
-                    return self.uri
-            except OSError:
-                time.sleep(0.1)
-        raise AssertionError((self._folder / "server.log").read_text())
-
-    def kill(self) -> None:
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server(tmp_path_factory: pytest.TempPathFactory, initialised_store: Path) -> Iterator[Server]:
-    """Started first and used last: it takes seconds to answer, while the tests on SQLite run."""
-    running = Server(tmp_path_factory.mktemp("server"), initialised_store)
-    yield running
-    running.kill()
-
-
-@pytest.fixture
-def open_tracker(database: Path, tmp_path: Path) -> Iterator[Callable[..., Tracker]]:
-    """Opens writers of one run folder, on the embedded store unless another ``uri`` is given."""
-    opened: list[Tracker] = []
-
-    def begin(*, resuming: bool = False, uri: str | None = None) -> Tracker:
-        artifacts, address = None if uri else tmp_path / "artifacts", uri or f"sqlite:///{database}"
-        opened.append(Tracker(address, "toy", OWNER, tmp_path, artifacts=artifacts, resuming=resuming))
-        return opened[-1]
-
-    yield begin
-    for tracker in opened:
-        tracker._closing.set()
-        tracker._deadline = 0
-
-
-def row(epoch: int, **metrics: float) -> Row:
-    return Row(epoch, 1_700_000_000.25 + epoch, {f"train/{name}": value for name, value in metrics.items()})
-
-
-def rows(first: int, last: int) -> list[Row]:
-    return [row(epoch, loss=epoch / 8, norm=-epoch) for epoch in range(first, last + 1)]
-
-
-def query(database: Path, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(database)) as connection:
-        return connection.execute(sql, values).fetchall()
-
-
-def metrics(database: Path, key: str = OWNER) -> list[tuple[Any, ...]]:
-    """(name, step, value, timestamp) of the run ``key``, as they stand in the store's table."""
-    sql = (
-        "select m.key, m.step, m.value, m.timestamp from metrics m join tags t on t.run_uuid = m.run_uuid "
-        "where t.key = 'orchestrator.key' and t.value = ? order by m.key, m.step, m.timestamp"
-    )
-    return query(database, sql, key)
-
-
-def expected(*batches: list[Row]) -> list[tuple[Any, ...]]:
-    flat = [
-        (name, r.epoch, v, round(r.time * 1000)) for batch in batches for r in batch for name, v in r.metrics.items()
-    ]
-    return sorted(flat)
-
-
-def tags(database: Path, key: str = OWNER) -> dict[str, str]:
-    sql = (
-        "select key, value from tags where run_uuid = "
-        "(select run_uuid from tags where key = 'orchestrator.key' and value = ?)"
-    )
-    return dict(query(database, sql, key))
-
-
-def statuses(database: Path) -> dict[str, str]:
-    sql = "select t.value, r.status from runs r join tags t on t.run_uuid = r.run_uuid where t.key = 'orchestrator.key'"
-    found = query(database, sql)
-    assert len(dict(found)) == len(found), f"a run was opened twice: {found}"
-    return dict(found)
-
+from orchestrator.errors import UserError
+from orchestrator.tracking import client as mlflow_client
+from orchestrator.tracking import tracker as tracking
+from orchestrator.tracking.tracker import JOURNAL, Tracker
+from tests.tracked import (
+    NOWHERE,
+    OWNER,
+    expected,
+    metrics,
+    query,
+    row,
+    rows,
+    statuses,
+    tags,
+)
 
 # A store that is there
 
@@ -220,16 +111,6 @@ def test_the_run_id_is_there_once_the_run_is_open(open_tracker: Callable[..., Tr
     assert tracker.flush()
 
 
-def test_long_values_are_cut_and_refuse_nothing(open_tracker: Callable[..., Tracker], database: Path) -> None:
-    tracker = open_tracker()
-    tracker.start(OWNER, "run", params={"long": "x" * 20_000, "next": 1})
-    assert tracker.close() is None
-    assert dict(query(database, "select key, length(value) from params")) == {
-        "long": mlflow_client.MAX_PARAM,
-        "next": 1,
-    }
-
-
 # Taking a run up again
 
 
@@ -276,51 +157,30 @@ def test_runs_of_another_owner_are_not_taken_up(open_tracker: Callable[..., Trac
     assert metrics(database, "other-run") == []
 
 
-# What MLflow does not take
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_value_that_is_not_finite_keeps_nothing_back(
-    value: float, open_tracker: Callable[..., Tracker], database: Path
+def test_thousands_of_trials_are_searched_for_once(
+    open_tracker: Callable[..., Tracker], database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tracker = open_tracker()
-    tracker.start(OWNER, "run", params={})
-    tracker.log(OWNER, [row(1, loss=value, norm=1.0)])
-    tracker.log(OWNER, rows(2, 3))
-    tracker.end(OWNER, "FINISHED")
-    tracker.close()
-    assert statuses(database) == {OWNER: "FINISHED"}
-    found = [entry for entry in metrics(database) if entry[0] == "train/norm" or entry[1] > 1]
-    assert found == expected([row(1, norm=1.0)], rows(2, 3))
+    asked: list[str] = []
+    for name in ("known", "find", "create"):
+        real = getattr(mlflow_client.Client, name)
+        monkeypatch.setattr(
+            mlflow_client.Client, name, lambda *args, real=real, name=name: asked.append(name) or real(*args)
+        )
+    monkeypatch.setattr(mlflow_client, "PAGE", 3)
+    for resuming, last in ((False, 2), (True, 4)):
+        tracker = open_tracker(resuming=resuming)
+        tracker.start(OWNER, "sweep", params={})
+        for number in range(10 if resuming else 8):
+            tracker.start(f"{OWNER}/{number}", f"trial-{number}", params={}, parent=OWNER)
+            tracker.log(f"{OWNER}/{number}", rows(1, last))
+        assert tracker.close() is None
+        assert asked == (["known"] + ["create"] * 2 if resuming else ["create"] * 9)
+        asked.clear()
+    assert len(statuses(database)) == 11
+    assert all(metrics(database, f"{OWNER}/{number}") == expected(rows(1, 4)) for number in range(10))
 
 
-def test_an_illegal_name_costs_that_value_alone(open_tracker: Callable[..., Tracker], database: Path) -> None:
-    tracker = open_tracker()
-    tracker.start(OWNER, "run", params={})
-    tracker.log(OWNER, rows(1, 2))
-    tracker.log(OWNER, [Row(3, 1.7e9, {"validation/ndcg@20": 0.5}), *rows(3, 4)])
-    tracker.log(OWNER, rows(5, 6))
-    tracker.end(OWNER, "FINISHED")
-    told = tracker.close()
-    assert told is not None
-    assert told.startswith("MLflow refused some values: ")
-    assert "ndcg@20" in told
-    assert "\n" not in told
-    assert statuses(database) == {OWNER: "FINISHED"}
-    assert metrics(database) == expected(rows(1, 6))
-
-
-def test_an_illegal_parameter_costs_that_parameter_alone(open_tracker: Callable[..., Tracker], database: Path) -> None:
-    tracker = open_tracker()
-    tracker.start(OWNER, "run", params={"good": 1, "b@d": 2})
-    tracker.log(OWNER, rows(1, 2))
-    tracker.end(OWNER, "FINISHED")
-    told = tracker.close()
-    assert told is not None
-    assert "b@d" in told
-    assert statuses(database) == {OWNER: "FINISHED"}
-    assert metrics(database) == expected(rows(1, 2))
-    assert query(database, "select key from params") == [("good",)]
+# What is refused
 
 
 def test_a_run_that_is_refused_keeps_no_other_back(
@@ -367,7 +227,7 @@ def test_a_deleted_experiment_is_said_at_once(open_tracker: Callable[..., Tracke
 # Requests that are lost
 
 
-@pytest.mark.parametrize("method", ["create", "params", "metrics", "tags", "end", "find"])
+@pytest.mark.parametrize("method", ["create", "params", "metrics", "tags", "input", "end", "known"])
 @pytest.mark.parametrize("lost", ["request", "answer"])
 def test_one_lost_request_changes_nothing(
     method: str, lost: str, open_tracker: Callable[..., Tracker], database: Path, monkeypatch: pytest.MonkeyPatch
@@ -386,10 +246,11 @@ def test_one_lost_request_changes_nothing(
 
     monkeypatch.setattr(mlflow_client.Client, method, flaky)
     monkeypatch.setattr(tracking, "RETRY_SECONDS", (0.01,))
-    tracker = open_tracker(resuming=method == "find")
+    tracker = open_tracker(resuming=method == "known")
     tracker.start(OWNER, "run", params={"lr": 0.1})
     tracker.log(OWNER, rows(1, 3))
     tracker.tag(OWNER, {"state": "complete"})
+    tracker.input(OWNER, {"name": "ml-100k", "digest": "a1b2", "source": "ml-100k"})
     tracker.end(OWNER, "FINISHED")
     assert tracker.flush()
     assert tracker.close() is None
@@ -398,102 +259,4 @@ def test_one_lost_request_changes_nothing(
     assert metrics(database) == expected(rows(1, 3))
     assert dict(query(database, "select key, value from params")) == {"lr": "0.1"}
     assert tags(database)["state"] == "complete"
-
-
-# A server that is away
-
-
-def test_an_outage_costs_no_training_time_and_is_told_at_the_end(
-    open_tracker: Callable[..., Tracker], tmp_path: Path
-) -> None:
-    begun = time.monotonic()
-    tracker = open_tracker(uri=NOWHERE)
-    tracker.start(OWNER, "run", params={"lr": 0.1})
-    for epoch in range(1, 201):
-        tracker.log(OWNER, rows(epoch, epoch))
-    assert time.monotonic() - begun < 2
-    assert not tracker.flush(timeout=0.01)
-    with pytest.raises(UserError, match=r"MLflow does not answer: got .*--tracking") as caught:
-        tracker.run_id(OWNER, timeout=0.01)
-    assert caught.value.code == UNAVAILABLE
-    told = tracker.close(timeout=0)
-    assert told is not None
-    for word in ("MLflow was not reachable (", str(tmp_path / JOURNAL), f"orchestrator sync {OWNER}"):
-        assert word in told
-    assert "\n" not in told
-    kept = [json.loads(line) for line in (tmp_path / JOURNAL).read_text().splitlines()]
-    assert [operation["op"] for operation in kept] == ["start"] + ["log"] * 200
-
-
-def test_the_journal_is_delivered_by_the_next_process(
-    open_tracker: Callable[..., Tracker], database: Path, tmp_path: Path
-) -> None:
-    away = open_tracker(uri=NOWHERE)
-    away.start(OWNER, "run", params={"lr": 0.1})
-    away.log(OWNER, rows(1, 4))
-    away.end(OWNER, "KILLED")
-    assert away.close(timeout=0)
-    back = open_tracker(resuming=True)
-    back.start(OWNER, "run", params={"lr": 0.1})
-    back.log(OWNER, rows(3, 6))
-    back.end(OWNER, "FINISHED")
-    assert back.close() is None
-    assert metrics(database) == expected(rows(1, 6))
-    assert statuses(database) == {OWNER: "FINISHED"}
-    assert not (tmp_path / JOURNAL).exists()
-
-
-def test_a_journal_survives_any_number_of_deaths_half_lines_included(
-    open_tracker: Callable[..., Tracker], database: Path, tmp_path: Path
-) -> None:
-    for first in (1, 3, 5):
-        away = open_tracker(uri=NOWHERE, resuming=first > 1)
-        away.start(OWNER, "run", params={"lr": 0.1})
-        away.log(OWNER, rows(first, first + 1))
-        away._closing.set()  # its process is gone: nothing is said or tidied up
-        away._deadline = 0
-        with (tmp_path / JOURNAL).open("a") as journal:
-            journal.write('{"op": "log", "key": "toy-2026')
-    assert open_tracker(resuming=True).close() is None
-    assert metrics(database) == expected(rows(1, 6))
-
-
-def test_a_server_that_is_killed_and_comes_back_gets_every_value_once(
-    server: Server, open_tracker: Callable[..., Tracker], tmp_path: Path
-) -> None:
-    tracker = open_tracker(uri=server.wait())
-    tracker.start(OWNER, "run", params={"lr": 0.1})
-    tracker.log(OWNER, rows(1, 50))
-    assert tracker.flush()
-    waits = []
-    for epoch in range(51, 151):
-        if epoch == 70:
-            server.kill()
-        if epoch == 120:
-            server.start()
-        begun = time.monotonic()
-        tracker.log(OWNER, rows(epoch, epoch))
-        waits.append(time.monotonic() - begun)
-        time.sleep(0.002)
-    assert max(waits) < 2
-    server.wait()
-    tracker.end(OWNER, "FINISHED")
-    assert tracker.close(timeout=60) is None
-    assert metrics(server.database) == expected(rows(1, 150))
-    assert statuses(server.database) == {OWNER: "FINISHED"}
-    assert not (tmp_path / JOURNAL).exists()
-
-
-def test_a_server_takes_a_run_up_again(server: Server, open_tracker: Callable[..., Tracker]) -> None:
-    key = f"{OWNER}/0"
-    for first, last in ((1, 40), (31, 60)):
-        tracker = open_tracker(uri=server.wait(), resuming=first > 1)
-        tracker.start(key, "trial", params={"lr": 0.1})
-        tracker.log(key, rows(first, last))
-        tracker.log(key, [Row(last, 1.7e9, {"validation/ndcg@20": 0.5})])
-        tracker.end(key, "FINISHED")
-        told = tracker.close(timeout=60)
-        assert told is not None
-        assert "ndcg@20" in told
-    assert metrics(server.database, key) == expected(rows(1, 60))
-    assert statuses(server.database)[key] == "FINISHED"
+    assert query(database, "select count(*) from inputs") == [(1,)]

@@ -1,0 +1,239 @@
+"""What nobody needs any more, found and removed: never what a resume needs, never what runs, never MLflow artifacts."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator import preflight
+from orchestrator.console import aligned
+from orchestrator.errors import UserError
+from orchestrator.settings import Settings
+from orchestrator.storage import copies, records, remote
+from orchestrator.storage.checkpoint import HALF_WRITTEN
+from orchestrator.storage.lease import LOCK
+from orchestrator.storage.records import RunFolder
+from orchestrator.tracking import store
+from orchestrator.tracking.client import OWNER, PAGE
+from orchestrator.tracking.tracker import JOURNAL
+
+COPY = "copy of what is stored"
+DAY = 86_400.0
+SETTLED = ("finished", "partial")
+HOLDING = ("study.jsonl", "history.jsonl", "outcome.json", JOURNAL)
+"""Files of which one says that a run has come somewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A file or folder that can go: what it is, of which run's folder, and its size."""
+
+    kind: str
+    run: Path
+    path: Path
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """An MLflow run that says RUNNING although its driver is gone: its id, ours, and why we know."""
+
+    run_id: str
+    id: str
+    why: str
+
+
+def orphans(settings: Settings, *, older_than: float = 0.0, kept: bool = False) -> list[Orphan]:
+    """All that can go from the storage, of runs that nobody drives and that did not change for ``older_than`` days.
+
+    ``kept`` includes the checkpoints that ``sweep --keep all`` asked for.
+    """
+    found: list[Orphan] = []
+    before = time.time() - older_than * DAY
+    for file in sorted(settings.storage.glob("*/record.json")):
+        path = file.parent
+        if file.stat().st_mtime > before:
+            continue
+        folder = _readable(path)
+        if folder is None:
+            if _damaged(path):
+                found.append(_orphan("folder with a damaged record", path, path))
+        elif not folder.driven():
+            found += _of(folder, kept)
+    return found
+
+
+def stale(settings: Settings) -> list[Stale]:
+    """MLflow runs of ours that are left RUNNING. Raises UserError (exit 3) when MLflow is away.
+
+    A run whose folder is not here may be driven from elsewhere: it counts a day after its start, and only one's own.
+    """
+    preflight.tracking(settings)
+    client = _client(settings)
+    if client is None:
+        return []
+    known = {folder.id: folder for folder in records.folders(settings.storage)}
+    found = []
+    for run in _running(client):
+        owner = run.data.tags.get(OWNER)
+        if owner is None:
+            continue
+        folder = known.get(owner)
+        if folder is not None and folder.status() == "lost":
+            found.append(Stale(run.info.run_id, owner, "its driver is gone"))
+        elif folder is None and (
+            run.data.tags.get("mlflow.user") == records.user() and run.info.start_time / 1000 < time.time() - DAY
+        ):
+            found.append(Stale(run.info.run_id, owner, "its folder is not here"))
+    return found
+
+
+def remove(orphan: Orphan) -> bool:
+    """Remove it, from a storage that is no folder too; False where its run was taken up meanwhile. Raises OSError."""
+    with _alone(orphan.run) as alone:
+        if not alone:
+            return False
+        place = remote.behind(orphan.run)
+        shutil.rmtree(orphan.path) if orphan.path.is_dir() else orphan.path.unlink(missing_ok=True)
+        if place is None or orphan.kind == COPY:
+            return True
+        if orphan.path == orphan.run:
+            remote.Remote(place.uri.rpartition("/")[0]).remove_folder(orphan.run.name)
+        else:
+            copies.settle(orphan.run)
+    return True
+
+
+def kill(settings: Settings, runs: list[Stale]) -> None:
+    """Say KILLED of them; a resume opens them again."""
+    client = _client(settings)
+    for run in runs if client else ():
+        client.set_terminated(run.run_id, "KILLED")
+
+
+def _of(folder: RunFolder, kept: bool) -> Iterator[Orphan]:
+    path, status = folder.path, folder.status()
+    if _is_stored(path):
+        yield _orphan(COPY, path, path)
+        return
+    if status == "lost" and _holds_nothing(path):
+        yield _orphan("folder of a lost run that holds nothing", path, path)
+        return
+    trials = path / "trials"
+    asked = folder.record["spec"].get("options", {}).get("keep") == "all"
+    unneeded = folder.record["kind"] == "sweep" and status in SETTLED and trials.is_dir() and (kept or not asked)
+    if unneeded:
+        yield _orphan("trials' checkpoints of a settled sweep", path, trials)
+    for half in path.rglob(HALF_WRITTEN):
+        if not (unneeded and half.is_relative_to(trials)):
+            yield _orphan("half-written checkpoint", path, half)
+    journal = path / JOURNAL
+    if journal.exists() and journal.stat().st_size == 0:
+        yield _orphan("delivered journal", path, journal)
+
+
+def _orphan(kind: str, run: Path, path: Path) -> Orphan:
+    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+    return Orphan(kind, run, path, sum(file.lstat().st_size for file in files))
+
+
+def _readable(path: Path) -> RunFolder | None:
+    with suppress(UserError):
+        return records.open_folder(path)
+    return None
+
+
+def _damaged(path: Path) -> bool:
+    """Whether it is a run's folder whose record nobody can read; one of another format is not damaged."""
+    if not (path / LOCK).exists():  # somebody else's folder
+        return False
+    try:
+        record = json.loads((path / "record.json").read_text())
+    except (OSError, ValueError):
+        return True
+    return not (isinstance(record, dict) and "format" in record)
+
+
+def _holds_nothing(path: Path) -> bool:
+    held = any((path / name).exists() and (path / name).stat().st_size for name in HOLDING)
+    return not held and not any(path.rglob("checkpoint-*"))
+
+
+def _is_stored(path: Path) -> bool:
+    """Whether a storage that is no folder has all that lies here."""
+    place = remote.behind(path)
+    if place is None or copies.undelivered(path, copies.manifest(path)[1]):
+        return False
+    with suppress(OSError):
+        stored = place.files()
+        return all(name in stored and stored[name].size == size for name, (size, _) in copies.scan(path).items())
+    return False
+
+
+@contextmanager
+def _alone(run: Path) -> Iterator[bool]:
+    """Whether nobody drives the run; and nobody takes it up within the block."""
+    with (run / LOCK).open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+            return
+        yield True
+
+
+def _client(settings: Settings) -> Any:
+    if settings.tracking is None:
+        return None
+    store.ensure(settings.tracking)
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(settings.tracking, settings.tracking)
+
+
+def _running(client: Any) -> Iterator[Any]:
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    token = None
+    while experiments:
+        page = client.search_runs(experiments, "attributes.status = 'RUNNING'", max_results=PAGE, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def as_text(found: list[Orphan], runs: list[Stale], removed: bool) -> str:
+    """One line an orphan, the size first, and what to do next."""
+    if not found and not runs:
+        return "Nothing to clean"
+    lines = [[size(orphan.bytes), orphan.kind, str(orphan.path)] for orphan in found]
+    lines += [["", f"MLflow run left RUNNING: {run.why}", f"{run.run_id} ({run.id})"] for run in runs]
+    total = size(sum(orphan.bytes for orphan in found))
+    killed = f", {len(runs)} MLflow run{'s' * (len(runs) != 1)} KILLED" if runs else ""
+    end = f"{total} removed{killed}" if removed else f"{total} in all. Nothing is removed yet: add --yes"
+    return f"{aligned(lines)}\n{end}"
+
+
+def as_json(found: list[Orphan], runs: list[Stale], removed: bool) -> dict[str, Any]:
+    return {
+        "removed": removed,
+        "bytes": sum(orphan.bytes for orphan in found),
+        "orphans": [{**asdict(orphan), "run": orphan.run.name, "path": str(orphan.path)} for orphan in found],
+        "runs": [asdict(run) for run in runs],
+    }
+
+
+def size(count: float) -> str:
+    """``512 B``, ``1.2 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} TiB"

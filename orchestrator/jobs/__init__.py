@@ -1,0 +1,1 @@
+"""Ray jobs: submitted, looked at, stopped."""

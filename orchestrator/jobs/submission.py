@@ -1,0 +1,155 @@
+"""The verbs of Ray jobs: submit one, list them all."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shlex
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from orchestrator.console import Console
+from orchestrator.errors import DONE, FAILED, INTERRUPTED, UserError, unknown
+from orchestrator.jobs.dashboard import Dashboard
+from orchestrator.jobs.job_state import Job
+from orchestrator.provenance import record as provenance
+from orchestrator.provenance.scrub import scrub_words
+from orchestrator.provenance.source import Source
+from orchestrator.settings import NAMES, Settings, resolve
+
+VERBS = ("run", "sweep", "promote", "rollback", "predict", "reproduce", "workloads", "data", "doctor", "sync")
+
+EXCLUDES = (
+    ".git", ".venv", "venv", "__pycache__", "/data", "mlruns",
+    ".env", ".env.*", ".netrc", ".ssh", ".aws", ".ray", "auth_token", "id_rsa*", "id_ed25519*",
+    "*.pem", "*.key", "*.p12", "*.pfx", "*credentials*.json",
+)  # fmt: skip
+"""What of ``--working-dir`` stays at home beside what .gitignore names: bulk and secrets."""
+
+PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
+
+
+def submit(
+    words: list[str],
+    *,
+    address: str | None = None,
+    working_dir: Path | None = None,
+    wait: bool = True,
+    as_json: bool = False,
+) -> int:
+    """Submit ``orchestrator <words>``; with ``wait`` show its log and return its own exit code.
+
+    The settings that this environment names go along; credentials do not: they belong into the cluster's. Ctrl-C
+    while waiting leaves the job alone and returns 130. Raises UserError: exit 2 for the words, 3 for the cluster.
+    """
+    _check(words, working_dir)
+    settings = resolve()
+    sources = provenance.sources(working_dir, (settings.home, settings.storage))
+    dashboard, console = Dashboard(address), Console(json=as_json)
+    job = dashboard.submit(
+        shlex.join(["python", "-m", "orchestrator", *words]),
+        new_id(words),
+        metadata=_metadata(words, sources),
+        environment=_environment(settings) | provenance.carry(sources),
+        working_dir=working_dir,
+        excludes=EXCLUDES,
+    )
+    console.say(f"Submitted {job.id} to {dashboard.address}")
+    code = DONE
+    if wait:
+        try:
+            job = dashboard.follow(job, console.say)
+            code = FAILED if job.exit_code is None else job.exit_code
+            console.say(end_of(job))
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+            console.say(f"\nNo longer watching; {job.id} goes on.")
+            with suppress(UserError):
+                job = dashboard.job(job.id) or job
+    if job.active:
+        where = f" --address {address}" if address else ""
+        console.say("Next:")
+        for verb in ("logs -f", "status --wait", "stop"):
+            console.say(f"  orchestrator {verb} {job.id}{where}")
+    if as_json:
+        print(json.dumps({"id": job.id, "status": job.status, "exit_code": job.exit_code}), flush=True)
+    return code
+
+
+def list_jobs(*, address: str | None = None, as_json: bool = False) -> None:
+    """Print the jobs of the cluster, newest first. Raises UserError."""
+    dashboard = Dashboard(address)
+    jobs = dashboard.jobs()
+    if as_json:
+        print(json.dumps([asdict(job) for job in jobs]))
+    elif jobs:
+        _print_table(f"Jobs at {dashboard.address}, times in UTC", jobs)
+    else:
+        print(f"No job yet at {dashboard.address}. Submit one: orchestrator submit -- run recommender")
+
+
+def end_of(job: Job) -> str:
+    """How an ended job ended, in a line."""
+    text = f"{job.id} {'is lost' if job.status == 'lost' else job.status} (exit code {job.exit_code})"
+    return f"{text}: {job.message}" if job.message else text
+
+
+def new_id(words: list[str]) -> str:
+    """A new submission id, such as ``sweep-recommender-20261121-083000-ab12``."""
+    names = [word for word in words[:2] if re.fullmatch(r"\w[\w.-]*", word)]
+    return "-".join([*names, f"{datetime.now(UTC):%Y%m%d-%H%M%S}", secrets.token_hex(2)])
+
+
+def _check(words: list[str], working_dir: Path | None) -> None:
+    if not words:
+        raise UserError("There is nothing to submit", fix="Try: orchestrator submit -- sweep recommender --trials 8")
+    if words[0] not in VERBS:
+        raise unknown("verb to submit", words[0], VERBS)
+    if any(PASSWORD.search(word) for word in words):
+        raise UserError(
+            "The command holds a password, and Ray shows a job's command to everyone",
+            fix="Name the store with MLFLOW_TRACKING_URI instead: the dashboard hides a job's environment",
+        )
+    if working_dir is not None and not working_dir.is_dir():
+        raise UserError("The working directory is not a directory", got=working_dir)
+
+
+def _metadata(words: list[str], sources: Sequence[Source]) -> dict[str, str]:
+    from orchestrator.session import identity_tags
+
+    tags = identity_tags(sources)
+    metadata = {"command": shlex.join(["orchestrator", *scrub_words(words)]), "user": tags["mlflow.user"]}
+    if commit := tags.get("mlflow.source.git.commit"):
+        metadata["commit"] = commit
+    return metadata
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    """The settings that the environment here names, for the job; its Ray address is the cluster's own."""
+    return {
+        variable: str(getattr(settings, name) or "none")
+        for name, (variable, _) in NAMES.items()
+        if settings.sources[name] == "environment" and name != "ray_address"
+    }
+
+
+def _print_table(title: str, jobs: list[Job]) -> None:
+    from rich.console import Console as Rich
+    from rich.table import Table
+
+    rich = Rich() if Rich().is_terminal else Rich(width=200)
+    table = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    table.add_column("id", no_wrap=True)  # it is there to be copied
+    for name in ("status", "exit", "started"):
+        table.add_column(name)
+    if roomy := rich.width >= 120:
+        table.add_column("command", overflow="fold")
+    for job in jobs:
+        code = "" if job.exit_code is None else str(job.exit_code)
+        started = (job.started or "")[:16].replace("T", " ")
+        table.add_row(job.id, job.status, code, started, *[job.command] * roomy)
+    rich.print(table)

@@ -1,0 +1,172 @@
+"""One webhook or command that hears of starts, ends, failures, budgets and gates; it can not hurt what it speaks of.
+
+Messages leave in a thread of their own, with short timeouts. What nobody takes becomes one line in a log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shlex
+import signal
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from orchestrator.errors import UserError
+
+Kind = Literal["start", "finish", "failure", "budget", "gate"]
+
+COMMAND = "cmd:"
+TRIES = 3
+TRY_SECONDS = 5.0
+PAUSE_SECONDS = 0.5
+"""Before the second try; twice as long before the third."""
+CLOSE_SECONDS = 3.0
+"""How long the end waits for messages that are still under way."""
+
+
+class Notifier:
+    """Sends messages to ``target``, a URL or ``cmd: PROGRAM WORDS``; None sends nothing. Nothing here raises.
+
+    ``about`` stands in every message: ``id``, ``kind``, ``workload``.
+    """
+
+    def __init__(self, target: str | None, about: Mapping[str, Any]) -> None:
+        self._target, self._about = target, dict(about)
+        self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._undelivered: list[dict[str, Any]] = []
+        self._cause = "did not answer in time"
+        self._closing = threading.Event()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
+
+    def send(self, event: Kind, status: str, message: str, **more: Any) -> None:
+        """Queue a message; ``more`` are fields that not every event has, and None is left out."""
+        if self._target is None:
+            return
+        given = {name: value for name, value in more.items() if value is not None}
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        # ``text`` is where chat services look for the sentence.
+        body = {"event": event, **self._about, "status": status, "message": message, "text": message, **given}
+        self._undelivered.append(body := {**body, "time": now})
+        self._queue.put(body)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, args=(self._target,), name="notify", daemon=True)
+            self._thread.start()
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> str | None:
+        """Wait a little for what is under way; returns a line about what was not delivered."""
+        if self._target is None or self._thread is None:
+            return None
+        self._closing.set()
+        self._queue.put(None)
+        self._thread.join(seconds)
+        if self._thread.is_alive() and self._child:
+            _kill(self._child)
+        if not self._undelivered:
+            return None
+        events = ", ".join(body["event"] for body in self._undelivered)
+        return f"Not notified of {events}: {describe(self._target)} {self._cause}"
+
+    def _work(self, target: str) -> None:
+        while (body := self._queue.get()) is not None:
+            if self._deliver(target, json.dumps(body, default=str).encode()):
+                self._undelivered.remove(body)
+
+    def _deliver(self, target: str, body: bytes) -> bool:
+        for attempt in range(TRIES):
+            try:
+                if target.startswith(COMMAND):
+                    self._call(shlex.split(target.removeprefix(COMMAND)), body)
+                else:
+                    _post(target, body)
+                return True
+            except Exception as error:  # whatever it is, training goes on
+                self._cause, again = _cause(error)
+            if not again:
+                break
+            if attempt < TRIES - 1:
+                self._closing.wait(PAUSE_SECONDS * 2**attempt)
+        return False
+
+    def _call(self, words: list[str], body: bytes) -> None:
+        quiet = subprocess.DEVNULL
+        self._child = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True
+        )  # a session of its own: Ctrl-C is not for it
+        try:
+            self._child.communicate(body, TRY_SECONDS)
+        except subprocess.TimeoutExpired:
+            _kill(self._child)
+            raise
+        if self._child.returncode:
+            raise subprocess.CalledProcessError(self._child.returncode, words[0])
+
+
+def check(target: str) -> str:
+    """The target as :class:`Notifier` takes it. Raises UserError, which does not repeat it: it may hold a secret."""
+    target = target.strip()
+    try:
+        if target.startswith(COMMAND):
+            good = bool(shlex.split(target.removeprefix(COMMAND)))
+        else:
+            parts = urlsplit(target)
+            good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and not parts.username
+    except ValueError:
+        good = False
+    if not good:
+        raise UserError(
+            "The setting notify is not one that works",
+            allowed="http(s)://HOST/PATH without a user, or 'cmd: PROGRAM WORDS' in quotes",
+        )
+    return target
+
+
+def describe(target: str) -> str:
+    """The target without what may be secret in it: no path, no argument."""
+    if target.startswith(COMMAND):
+        return f"the command {os.path.basename(shlex.split(target.removeprefix(COMMAND))[0])}"
+    parts = urlsplit(target)
+    return f"the webhook at {parts.scheme}://{parts.netloc}"
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirected POST would arrive as a GET, without its message."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+def _post(url: str, body: bytes) -> None:
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+    with urllib.request.build_opener(_NoRedirect).open(request, timeout=TRY_SECONDS):
+        pass
+
+
+def _cause(error: Exception) -> tuple[str, bool]:
+    """Why a try failed, and whether another may help. Never the error's own words: they may hold the address."""
+    if isinstance(error, urllib.error.HTTPError):
+        return f"answers {error.code}", error.code >= 500 or error.code in (408, 429)
+    if isinstance(error, subprocess.CalledProcessError):
+        return f"ends with {error.returncode}", True
+    if isinstance(error, FileNotFoundError | PermissionError):
+        return "can not be started", False
+    reason = getattr(error, "reason", error)
+    if isinstance(reason, TimeoutError | subprocess.TimeoutExpired):
+        return "did not answer in time", True
+    return "can not be reached", True
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """A command that hangs, with all that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()

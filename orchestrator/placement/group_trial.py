@@ -1,0 +1,83 @@
+"""A trial of several workers: a Tune Trainable that watches a Train group in the trial's own placement group."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import IO, Any
+
+import ray
+from ray import tune
+from ray.train import WorkerGroupError
+
+from orchestrator.engine import EpochReport, Progress
+from orchestrator.spec import ExperimentSpec, Resources
+from orchestrator.training import train, worker
+from orchestrator.training.group import Group, bundle
+
+PATIENCE_SECONDS = 60.0
+"""How long a group may take to save when the sweep was stopped."""
+
+
+def request(resources: Resources) -> tune.PlacementGroupFactory:
+    """All workers at once or none; the trial's own process only watches and takes no CPU."""
+    return tune.PlacementGroupFactory([{}, *[bundle(resources)] * resources.workers])
+
+
+class GroupTrial(tune.Trainable):  # type: ignore[misc]
+    """``step`` is one report of the group, as of :class:`~orchestrator.placement.trial.TrialActor`.
+
+    It stays for the next trial.
+
+    The run's name is the trial's number: Ray Train goes on where a trial of that number was. What the workers do
+    wrong is part of the result; an exception means that the group itself was lost, and Tune starts it anew.
+    """
+
+    _group: Group
+    _inbox: IO[str]
+    _stop_file: Path
+    _last: dict[str, Any]
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self._begin(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self._leave()
+        self._begin(new_config)
+        return True
+
+    def cleanup(self) -> None:
+        self._leave()
+
+    def step(self) -> dict[str, Any]:
+        ended = False
+        while not ended:
+            ended = self._group.ended(0.1)  # before reading: what is written until then is read
+            for payload in worker.receive(self._inbox):
+                self._last = payload
+                return payload
+        try:
+            failure = self._group.result()
+        except WorkerGroupError as error:
+            failure = train.cause(error)
+        if failure:
+            return {"error": failure, "done": True}
+        return {**self._last, "rows": []}  # stopped with the sweep, which will say so
+
+    def _begin(self, config: dict[str, Any]) -> None:
+        home, self._stop_file = Path(config["folder"]), Path(config["stop_file"])
+        self._last = worker.payload(EpochReport((), Progress(), False, None))
+        self._group = train.start(
+            ExperimentSpec.model_validate(config["spec"]),
+            home,
+            Path(config["data"]),
+            ray.util.get_current_placement_group(),
+            stop_file=self._stop_file,
+        )
+        self._inbox = (home / train.INBOX).open()
+
+    def _leave(self) -> None:
+        """End the group at once; when the sweep was stopped, let it save first what it has done."""
+        if self._stop_file.exists():
+            self._group.ended(PATIENCE_SECONDS)
+        self._group.kill()
+        self._inbox.close()

@@ -1,0 +1,93 @@
+"""The reused trial actor: the engine inside a Tune Trainable, one process for many trials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+
+from orchestrator.engine import EpochReport
+from orchestrator.experiment import Experiment
+from orchestrator.spec import ExperimentSpec
+from orchestrator.storage import checkpoint
+from orchestrator.storage.mirror import Carried
+from orchestrator.training import watch, worker
+
+
+class TrialActor(tune.Trainable):  # type: ignore[misc]
+    """``step`` is one report of the stream. Checkpoints are ours: found by (sweep, number), they outlive Tune's ids.
+
+    What a trial does wrong is part of its result, not an exception: an exception costs the process (3 to 4 s) and
+    Tune would retry it. Exceptions are for processes that die.
+    """
+
+    _experiment: Experiment
+    _folder: Path
+    _stream: Iterator[EpochReport]
+    _last: EpochReport | None
+    """The last report, unless its state is saved already."""
+    _keep: int
+    _save_at_rungs: bool
+    _error: str | None
+    _carried: Carried
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self._begin(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self._leave()
+        self._carried.finish()
+        self._begin(new_config)
+        return True
+
+    def cleanup(self) -> None:
+        self._leave()
+        self._carried.close()
+
+    def step(self) -> dict[str, Any]:
+        if self._error is None:
+            try:
+                report = next(self._stream)
+                if report.checkpoint_due or (self._save_at_rungs and report.epoch in self._experiment.plan.decide_at):
+                    self._save()
+                    self._last = None
+                else:
+                    self._last = report
+                if report.ended:
+                    worker.write_table(self._experiment.validation_units, self._folder / worker.UNITS)
+                    self._carried.close()  # the driver may ask for it now
+                return worker.payload(report)
+            except Exception as error:
+                self._error = worker.describe(error)
+        self._last = None
+        return {"error": self._error, "done": True}
+
+    def _begin(self, config: Mapping[str, Any]) -> None:
+        self._error = self._last = None
+        self._stream = iter(())
+        self._folder = Path(config["folder"])
+        self._keep, self._save_at_rungs = config["keep"], config["save_at_rungs"]
+        self._carried = Carried(self._folder)
+        if cause := watch.given_up(self._folder):
+            self._error = cause
+            return
+        watch.announce(self._folder)
+        try:
+            spec = ExperimentSpec.model_validate(config["spec"])
+            device = worker.take_device(spec.resources)
+            self._experiment = worker.experiment(spec, Path(config["data"]), device, final=False)
+            found = checkpoint.latest(self._folder)
+            self._stream = self._experiment.stream(checkpoint.read(found, spec.identity) if found else None)
+        except Exception as error:
+            self._error = worker.describe(error)
+
+    def _leave(self) -> None:
+        """Save what a stopped trial has done, in case it was interrupted rather than pruned."""
+        last, self._last = self._last, None
+        if last is not None and last.ended is None:
+            self._save()
+
+    def _save(self) -> None:
+        worker.save(self._experiment, self._folder, self._keep)

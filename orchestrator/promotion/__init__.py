@@ -1,0 +1,1 @@
+"""Aliases that move: gates, a clean process, events, rollback."""

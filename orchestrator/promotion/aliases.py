@@ -1,0 +1,192 @@
+"""Promotion: an alias moves to a version that passed its gates, or back; every decision is an event."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+
+from orchestrator.errors import REFUSED, UNAVAILABLE, UserError
+from orchestrator.promotion import gates, judging
+from orchestrator.promotion.audit import Book, Event, now
+from orchestrator.promotion.gates import Gates
+from orchestrator.promotion.verdicts import Verdict
+from orchestrator.registry import models as registry
+from orchestrator.session import user
+from orchestrator.settings import Settings
+
+REASON_LENGTH = 500
+"""Characters; with a reason and all its gates an event fits into a tag of MLflow's."""
+
+
+class Refusal(UserError):
+    """The alias was not moved, or somebody else moved it at the same moment. ``event`` is the record of it."""
+
+    def __init__(self, event: Event, what: str, fix: str) -> None:
+        super().__init__(what, fix=fix, code=REFUSED)
+        self.event = event
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked of :func:`promote`. ``version`` None is the newest; ``confidence`` goes before the gates' own."""
+
+    model: str
+    alias: str
+    version: str | None = None
+    confidence: float | None = None
+    reason: str | None = None
+    force: bool = False
+
+
+def promote(settings: Settings, request: Request) -> Event:
+    """Point the alias at a version that passes the gates. One that it points at already stays, without an event.
+
+    ``force`` skips all gates but that the model loads and predicts. Raises Refusal (exit 5) when a gate says no or
+    somebody else moves the alias meanwhile, and UserError for what is not there or not valid.
+    """
+    registry.check_alias(request.alias)
+    _check_reason(request.reason, needed=request.force)
+    with _answering():
+        book = Book(settings)
+        target = registry.version(book.client, request.model, request.version)
+        wanted = _gates(settings, request)
+        before = registry.alias_version(book.client, request.model, request.alias)
+        event = Event(
+            *(request.model, request.alias, "promote", str(target.version), before, user(), now()),
+            reason=request.reason,
+            forced=request.force,
+        )
+        if before == event.version:
+            return replace(event, outcome="done")
+        if request.force:
+            found = judging.force(book.client, request.model, wanted, target)
+        else:
+            current = registry.version(book.client, request.model, before) if before else None
+            found = judging.judge(book.client, request.model, wanted, target, current)
+        return _decide(book, event, found)
+
+
+def rollback(settings: Settings, model: str, alias: str, reason: str | None = None) -> Event:
+    """Put the alias back to what it was before its last promotion; called again, before the one before that.
+
+    The version must still load and predict. Raises UserError (exit 5) when there is nothing to go back to, and Refusal
+    as :func:`promote` does.
+    """
+    registry.check_alias(alias)
+    _check_reason(reason)
+    with _answering():
+        book = Book(settings)
+        known = {str(version.version): version for version in registry.versions(book.client, model)}
+        current = registry.alias_version(book.client, model, alias)
+        back = _back(book.events(model, alias), current, model, alias)
+        if back not in known:
+            raise UserError(
+                f"Version {back} of {model}, to go back to, has been deleted", fix=_by_hand(model, alias), code=REFUSED
+            )
+        event = Event(model, alias, "rollback", back, current, user(), now(), reason)
+        return _decide(book, event, judging.force(book.client, model, Gates(signature="any"), known[back]))
+
+
+def history(settings: Settings, model: str) -> list[Event]:
+    """Every event of a model, oldest first. Raises UserError for a model that has neither events nor versions."""
+    with _answering():
+        book = Book(settings)
+        found = book.events(model) if "'" not in model else []
+        if not found:
+            registry.versions(book.client, model)
+        return found
+
+
+def _decide(book: Book, event: Event, found: Sequence[Verdict]) -> Event:
+    """Write the event down, then move the alias or refuse to."""
+    event = book.open(replace(event, gates=tuple(asdict(verdict) for verdict in found)))
+    if failed := [verdict for verdict in found if verdict.verdict == "refused"]:
+        causes = ", ".join(verdict.gate for verdict in failed) if failed[1:] else f"{failed[0].gate}: {failed[0].note}"
+        raise Refusal(
+            book.close(event, "refused"),
+            f"{event.model}@{event.alias} does not move to version {event.version}, refused by {causes}",
+            "Nothing was changed",
+        )
+    if _now(book, event) != event.before:
+        raise _overtaken(book, event)
+    book.client.set_registered_model_alias(event.model, event.alias, event.version)
+    if _now(book, event) != event.version:
+        raise _overtaken(book, event)
+    return book.close(event, "done")
+
+
+def _now(book: Book, event: Event) -> str | None:
+    return registry.alias_version(book.client, event.model, event.alias)
+
+
+def _overtaken(book: Book, event: Event) -> Refusal:
+    """MLflow has no compare-and-swap: a race is seen by reading again, and the other's move stays."""
+    place, found = f"{event.model}@{event.alias}", _now(book, event)
+    return Refusal(
+        book.close(event, "refused"),
+        f"Somebody else moved {place} meanwhile: {'the alias is gone' if found is None else f'it is version {found}'}",
+        "That stays as it is; look, and promote again",
+    )
+
+
+def _back(events: Sequence[Event], current: str | None, model: str, alias: str) -> str:
+    """The version that held the alias before the promotion that holds it now. Raises UserError (exit 5)."""
+    held: list[Event] = []
+    for event in events:
+        died = event.outcome == "started" and event is events[-1] and event.version == current
+        if event.outcome != "done" and not died:  # whoever died right after the move could not say so any more
+            continue
+        if event.action == "promote":
+            held.append(event)
+        elif held:
+            held.pop()
+    if held and held[-1].version != current:
+        raise UserError(
+            f"{model}@{alias} was moved by other means since its last promotion",
+            got=f"version {current}; promoted was {held[-1].version}",
+            fix=_by_hand(model, alias),
+            code=REFUSED,
+        )
+    if not held or held[-1].before is None:
+        raise UserError(
+            f"{model}@{alias} has nothing to go back to",
+            got=f"version {current}, its first" if held else "no promotion",
+            fix=f"See: orchestrator promotions {model}",
+            code=REFUSED,
+        )
+    return held[-1].before
+
+
+def _by_hand(model: str, alias: str) -> str:
+    return f"Name the version: orchestrator promote {model} --to {alias} --version N"
+
+
+def _gates(settings: Settings, request: Request) -> Gates:
+    wanted = gates.read(settings.gates, settings.home, request.model, request.alias)
+    if request.confidence is None:
+        return wanted
+    if not 0.5 < request.confidence < 1:
+        raise UserError("The confidence is not valid", got=request.confidence, allowed="above 0.5 and below 1")
+    return wanted.model_copy(update={"confidence": request.confidence})
+
+
+def _check_reason(reason: str | None, *, needed: bool = False) -> None:
+    if needed and not (reason or "").strip():
+        raise UserError("--force needs a reason, which is kept", fix="Add --reason TEXT")
+    if len(reason or "") > REASON_LENGTH:
+        raise UserError("The reason is too long", got=f"{len(reason or '')} characters", allowed=f"{REASON_LENGTH}")
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    """A store that goes away in the middle is a sentence, too."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        raise UserError(
+            "MLflow did not do it", got=str(error).splitlines()[0][:300],
+            fix="Look with: orchestrator promotions MODEL", code=UNAVAILABLE,
+        ) from None  # fmt: skip

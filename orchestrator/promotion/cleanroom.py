@@ -1,0 +1,114 @@
+"""A model version tried out in a clean process: a fresh interpreter, the model's own files, nothing of ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.tracking import store
+
+PROBE = Path(__file__).with_name("probe.py")
+CALLS = 50
+CALLS_SECONDS = 5.0
+SECONDS = 300.0
+"""How long loading and predicting may take together."""
+
+KEPT = (*("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"), *store.QUIET)
+"""What the clean process sees of this environment: no address, no credential, no path of ours."""
+
+
+class Unusable(Exception):
+    """The version's files are gone, or the model does not load and predict; the text says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a model is like in use: its files (MB), loading (s), a call with its input example (ms, the median)."""
+
+    megabytes: float
+    load_seconds: float
+    milliseconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """How a version did: what was measured and its signature, or the ``trouble`` that stopped it."""
+
+    trouble: str | None = None
+    measured: Measured | None = None
+    signature: Any = None
+
+
+def try_out(client: Any, model: str, version: Any) -> Tried:
+    """Fetch a model version's files, load them in a clean process and predict the input example."""
+    try:
+        with fetched(client, model, version) as folder:
+            return Tried(None, measure(folder), _signature(folder))
+    except Unusable as error:
+        return Tried(str(error))
+
+
+def signature(client: Any, model: str, version: Any) -> Any:
+    """The signature of a model version; None where it has none. Raises Unusable when its files are gone."""
+    with fetched(client, model, version, "MLmodel") as folder:
+        return _signature(folder)
+
+
+@contextmanager
+def fetched(client: Any, model: str, version: Any, name: str = "") -> Iterator[Path]:
+    """A copy of a model version's files, or of the one named. Raises Unusable when they are gone."""
+    import mlflow
+
+    mlflow.set_tracking_uri(client.tracking_uri)
+    mlflow.set_registry_uri(client.tracking_uri)
+    with tempfile.TemporaryDirectory(prefix="model-") as scratch:
+        uri = f"models:/{model}/{version.version}"
+        try:
+            found = Path(mlflow.artifacts.download_artifacts(f"{uri}/{name}" if name else uri, dst_path=scratch))
+        except Exception as error:  # each kind of storage has its own ways to say that there is nothing
+            raise Unusable(f"its files are gone ({_one_line(error)})") from None
+        folder = found if found.is_dir() else found.parent
+        if not (folder / "MLmodel").is_file():
+            raise Unusable(f"its files are gone ({version.source} holds no MLmodel)")
+        yield folder
+
+
+def measure(folder: Path) -> Measured:
+    """Load the model in ``folder`` in a clean process and predict its input example. Raises Unusable."""
+    with tempfile.TemporaryDirectory(prefix="clean-") as scratch:
+        result = Path(scratch) / "result.json"
+        words = [sys.executable, "-I", "-B", str(PROBE), str(folder), str(result), str(CALLS), str(CALLS_SECONDS)]
+        environment = {name: os.environ[name] for name in KEPT if name in os.environ} | {"HOME": scratch}
+        try:
+            done = subprocess.run(
+                words, cwd=scratch, env=environment, timeout=SECONDS, capture_output=True, text=True, errors="replace"
+            )
+        except subprocess.TimeoutExpired:
+            raise Unusable(f"it did not load and predict within {SECONDS:g} s") from None
+        if not result.exists():
+            last = (done.stderr.strip().splitlines() or ["without a word"])[-1]
+            raise Unusable(f"it ends the process that loads it: exit code {done.returncode}, {last}")
+        found = json.loads(result.read_text())
+    if "error" in found:
+        raise Unusable(f"it does not load and predict: {_one_line(found['error'])}")
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    return Measured(size / 1e6, found["load_seconds"], found["milliseconds"])
+
+
+def _signature(folder: Path) -> Any:
+    from mlflow.models import Model
+
+    return Model.load(str(folder)).signature
+
+
+def _one_line(error: object) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__

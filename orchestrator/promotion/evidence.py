@@ -1,0 +1,114 @@
+"""What a model version's run says about it: on what data it was validated, and every unit's values."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.errors import UserError
+from orchestrator.objectives import chosen
+from workloads.catalog import catalog
+from workloads.contract import Objective
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FILES = ("spec.json", "outcome.json", "validation_units.parquet")
+
+ON_WHAT = ("dataset", "split", "eval")
+"""How parameters begin that say what is evaluated on; every other one may differ between two versions."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """``metrics`` are the selected epoch's on the validation split; ``units`` has a row a unit, indexed by its id.
+
+    What the run did not leave is None or empty.
+    """
+
+    version: str
+    spec: Mapping[str, Any] | None
+    fingerprint: str | None
+    metrics: Mapping[str, float]
+    units: pd.DataFrame | None
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What it was evaluated on, in parameters."""
+        params = (self.spec or {}).get("params", {})
+        return {name: value for name, value in params.items() if name.startswith(ON_WHAT)}
+
+    @property
+    def known(self) -> set[str]:
+        """The metrics that a gate can ask for."""
+        return set(self.metrics) | set(self.units.columns if self.units is not None else ())
+
+    def objectives(self) -> tuple[Objective, ...]:
+        """What the run selected by. Raises UserError where its workload is not installed."""
+        assert self.spec is not None
+        name = self.spec["workload"]
+        if name not in catalog():
+            raise UserError(
+                f"What version {self.version} was selected by is not known here: its workload is not installed",
+                got=name,
+                fix="Install it, or promote without the gates better and guard",
+            )
+        return chosen(catalog()[name].load().objective, tuple(self.spec["plan"].get("objective", ())))
+
+
+def gather(registry: Any, version: Any) -> Evidence:
+    """The evidence of a model version, from its run. Raises MlflowException during an outage."""
+    if not version.run_id:
+        return Evidence(version.version, None, None, {}, None)
+    from mlflow.exceptions import MlflowException
+
+    try:
+        run = registry.get_run(version.run_id)
+    except MlflowException as error:
+        if error.get_http_status_code() == 404:
+            return Evidence(version.version, None, None, {}, None)
+        raise
+    import pandas as pd
+
+    spec, outcome, units = None, {}, None
+    there = {file.path for file in registry.list_artifacts(version.run_id)}
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in FILES:
+            if name in there:
+                registry.download_artifacts(version.run_id, name, scratch)
+        folder = Path(scratch)
+        if (folder / "spec.json").exists():
+            spec = json.loads((folder / "spec.json").read_text())
+        if (folder / "outcome.json").exists():
+            outcome = json.loads((folder / "outcome.json").read_text())["metrics"]
+        if (folder / "validation_units.parquet").exists():
+            units = pd.read_parquet(folder / "validation_units.parquet").set_index("id")
+    metrics = {name.removeprefix("validation/"): v for name, v in outcome.items() if name.startswith("validation/")}
+    fingerprint = run.data.tags.get("orchestrator.data_fingerprint")
+    return Evidence(version.version, spec, None if fingerprint == "none" else fingerprint, metrics, units)
+
+
+def incomparable(before: Evidence, after: Evidence) -> str | None:
+    """Why the values of two versions can not be compared; None when they are of the same evaluation data."""
+    for one in (before, after):
+        if one.spec is None or one.fingerprint is None:
+            return f"the run of version {one.version} does not say on what data it was validated"
+        if one.units is None:
+            return f"the run of version {one.version} left no validation units"
+        if not one.units.index.is_unique:
+            return f"the validation units of version {one.version} hold an id twice"
+    if before.fingerprint != after.fingerprint:
+        return f"version {before.version} was validated on other data: the datasets' fingerprints differ"
+    for name in sorted({*before.data, *after.data}):
+        if before.data.get(name) != after.data.get(name):
+            values = f"{name} is {before.data.get(name)} there and {after.data.get(name)} here"
+            return f"version {before.version} was validated on other data: {values}"
+    assert before.units is not None
+    assert after.units is not None
+    if only := len(before.units.index.symmetric_difference(after.units.index)):
+        return f"{only} validation units are in one of both versions alone"
+    return None

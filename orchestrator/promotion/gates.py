@@ -1,0 +1,118 @@
+"""Promotion gates as configuration: what a version must show before an alias may point at it.
+
+A YAML file holds gates by model and alias; the most special block counts alone::
+
+    default: {signature: compatible}      # every model without a block of its own
+    rec-ml-100k:
+      default: {better: true}             # aliases of this model without a block of their own
+      champion:
+        better: true                      # or a metric's name; true is the objective
+        guard: {recall_at_20: 0.005}      # must not be worse by more than this
+        latency_ms: 50
+        size_mb: 200
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from orchestrator.configuration import Document, read_yaml, validate
+from orchestrator.errors import UserError
+
+DEFAULT = "default"
+FILE = "gates.yaml"
+"""Looked for in the home when no other file is named."""
+
+
+class Gates(BaseModel):
+    """The gates of one alias. Values are compared on the validation split: the test split is no one's to choose by."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    better: bool | str = Field(False, description="The metric to be better in; true: the run's objective.")
+    margin: float = Field(0.0, ge=0, description="How much better, in the metric's unit.")
+    confidence: float = Field(0.95, gt=0.5, lt=1, description="Of better and guard, by a paired bootstrap.")
+    guard: dict[str, float] = Field({}, max_length=20, description="Metric: tolerance. Not worse by more than that.")
+    minimize: tuple[str, ...] = Field((), description="Guards of which less is better, beside the objectives.")
+    latency_ms: float | None = Field(None, gt=0, description="Median milliseconds of a call with the input example.")
+    size_mb: float | None = Field(None, gt=0, description="Megabytes of all the model's files.")
+    signature: Literal["compatible", "any"] = Field(
+        "compatible", description="compatible: whoever calls the alias today can go on."
+    )
+
+    @field_validator("better", mode="before")
+    @classmethod
+    def _on_validation(cls, value: Any) -> Any:
+        return _metric(value) if isinstance(value, str) else value
+
+    @field_validator("guard")
+    @classmethod
+    def _guards(cls, values: dict[str, float]) -> dict[str, float]:
+        if negative := [name for name, tolerance in values.items() if tolerance < 0]:
+            raise ValueError(f"tolerances from 0, also for {negative[0]}")
+        return {_metric(name): tolerance for name, tolerance in values.items()}
+
+    @property
+    def compares(self) -> bool:
+        """Whether a gate needs the values of the runs."""
+        return bool(self.better or self.guard)
+
+
+def read(file: Path | None, home: Path, model: str, alias: str) -> Gates:
+    """The gates of ``model``'s ``alias``, from ``file`` or from ``gates.yaml`` in the home.
+
+    Every block of the file is checked, so that a slip shows at the first promotion. Raises UserError with the nearest
+    name for an unknown gate.
+    """
+    if file is None and not (home / FILE).exists():
+        return Gates()
+    file = file or home / FILE
+    document = read_yaml(file)
+    blocks = {path: _gates(document, path, file) for path in _paths(document, file)}
+    for path in ((model, alias), (model, DEFAULT), (DEFAULT,)):
+        if path in blocks:
+            return blocks[path]
+    return Gates()
+
+
+def _paths(document: Document, file: Path) -> list[tuple[str, ...]]:
+    """Where gates stand: ``(default,)`` and every ``(model, alias)``."""
+    paths: list[tuple[str, ...]] = []
+    for name, block in document.values.items():
+        if name == DEFAULT:
+            paths.append((DEFAULT,))
+            continue
+        if not isinstance(block, dict):
+            raise _no_mapping(file, document.lines[name], name, "aliases, each with its gates")
+        paths.extend((name, alias) for alias in block)
+    return paths
+
+
+def _gates(document: Document, path: tuple[str, ...], file: Path) -> Gates:
+    values: Any = document.values
+    for name in path:
+        values = values[name]
+    place = ".".join(path)
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
+        raise _no_mapping(file, document.lines[place], place, "gate: value lines")
+    lines = {str(name): document.lines[f"{place}.{name}"] for name in values}
+    try:
+        return validate(Gates, values, "gate", lines)
+    except UserError as error:
+        raise UserError(f"{file}, {place}: {error.what}", got=error.got, allowed=error.allowed, fix=error.fix) from None
+
+
+def _no_mapping(file: Path, line: int, name: str, allowed: str) -> UserError:
+    return UserError(f"{file}, line {line}: {name} must be a mapping", allowed=allowed)
+
+
+def _metric(name: str) -> str:
+    split, _, metric = name.rpartition("/")
+    if split == "test":
+        raise ValueError(f"a metric of the validation split, such as {metric}: the test split is no one's to choose by")
+    return metric if split == "validation" else name

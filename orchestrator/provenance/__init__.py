@@ -1,0 +1,1 @@
+"""What a run's record must hold so that it can be repeated."""

@@ -1,0 +1,60 @@
+"""A difference in git's format, by whole files: what is kept of it, and files that git does not know yet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_SECTION = re.compile(r"^(?=diff --git )", re.MULTILINE)
+
+
+def sections(difference: str) -> list[str]:
+    """A difference file by file."""
+    return [section for section in _SECTION.split(difference) if section]
+
+
+def fitting(files: Iterable[str], limit: int) -> tuple[str, list[str]]:
+    """The sections of a difference that can be applied and fit together, and why the others are left out."""
+    kept, left, size = [], [], 0
+    for section in files:
+        why = None
+        if re.search(r"^Binary files |^GIT binary patch", section, re.MULTILINE):
+            why = "binary"
+        elif re.search(r"^(?:index .* 160000|(?:new|deleted) file mode 160000)$", section, re.MULTILINE):
+            why = "a submodule"
+        elif size + len(section) > limit:
+            why = f"{len(section)} characters, and the difference is kept up to {limit}"
+        if why:
+            left.append(f"{path_of(section)}: {why}")
+        else:
+            kept.append(section)
+            size += len(section)
+    return "".join(kept), left
+
+
+def path_of(section: str) -> str:
+    """The file of a section, from its first line ``diff --git a/NAME b/NAME``."""
+    names = section.partition("\n")[0].removeprefix("diff --git ")
+    return names[2 : 2 + (len(names) - 5) // 2] if names.startswith("a/") else names
+
+
+def new_file(path: str, text: str) -> str:
+    """A new file as git writes it into a difference."""
+    names = [_quoted(f"{side}/{path}") for side in "ab"]
+    head = f"diff --git {names[0]} {names[1]}\nnew file mode 100644\n"
+    if not text:
+        return f"{head}index 0000000..e69de29\n"
+    lines = text.split("\n")
+    ended = lines[-1] == ""
+    body = "".join(f"+{line}\n" for line in (lines[:-1] if ended else lines))
+    tab = "\t" if " " in path and not names[1].startswith('"') else ""
+    count = len(lines) - ended
+    end = "" if ended else "\\ No newline at end of file\n"
+    return f"{head}--- /dev/null\n+++ {names[1]}{tab}\n@@ -0,0 +1,{count} @@\n{body}{end}"
+
+
+def _quoted(name: str) -> str:
+    """A name as git quotes it where it holds quotes or control characters."""
+    escapes = {"\t": "\\t", "\n": "\\n", "\r": "\\r", '"': '\\"', "\\": "\\\\"}
+    quoted = "".join(escapes.get(c, c if c.isprintable() or ord(c) > 127 else f"\\{ord(c):03o}") for c in name)
+    return name if quoted == name else f'"{quoted}"'

@@ -1,0 +1,1 @@
+"""Published tables and figures, run once more and set beside what was printed."""

@@ -1,0 +1,93 @@
+"""Runs and sweeps that are done once: named by what they are, they are found again, or gone on with."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator import preflight, sweeps
+from orchestrator.console import Console
+from orchestrator.search.study import JOURNAL
+from orchestrator.session import Result
+from orchestrator.settings import Settings
+from orchestrator.spec import ExperimentSpec, SweepSpec, digest
+from orchestrator.storage import records
+from orchestrator.storage.records import RunFolder
+from orchestrator.training import runs
+
+USABLE = ("finished", "partial")
+
+
+@dataclass(frozen=True)
+class Done:
+    """A run or sweep that has ended: its ``result`` is what ``--json`` prints."""
+
+    folder: Path
+    result: Mapping[str, Any]
+    found: bool
+    """Whether it was there already."""
+
+    @property
+    def id(self) -> str:
+        return self.folder.name
+
+
+class Within(Console):
+    """The console of one run among many: on a terminal its progress shows, its lines go to its log alone."""
+
+    def say(self, text: str = "") -> None:
+        if self._log:
+            super()._wipe()
+            self._log.write(f"{text}\n")
+
+    def table(self, title: str, columns: list[str], rows: list[list[Any]]) -> None:
+        """Trials are in the sweep's report."""
+
+
+def run(spec: ExperimentSpec, settings: Settings, local: bool, about: str) -> Done:
+    """The run of ``spec``. Raises UserError, RunFailed or Interrupted."""
+    name = named(about, f"seed{spec.seed}", spec.fingerprint(), spec.params, settings)
+    return _once(
+        name,
+        settings,
+        lambda: runs.run(spec, settings, runs.Options(local=local, name=name), Within()),
+        lambda folder: runs.resume(folder, settings, Within()),
+    )
+
+
+def sweep(spec: SweepSpec, settings: Settings, local: bool, about: str) -> Done:
+    """The sweep of ``spec``. Raises UserError, RunFailed (all trials failed) or Interrupted."""
+    identity = digest([spec.fingerprint(), spec.search.trials])
+    name = named(about, "search", identity, spec.fixed, settings)
+    return _once(
+        name,
+        settings,
+        lambda: sweeps.sweep(spec, settings, runs.Options(local=local, name=name), Within()),
+        lambda folder: sweeps.resume(folder, settings, Within(), sweeps.Again()),
+    )
+
+
+def named(about: str, part: str, identity: str, params: Mapping[str, Any], settings: Settings) -> str:
+    """``about-part-1a2b3c4d5e``: another spec, or other data under the same name, gives another one."""
+    data = preflight.dataset(params, settings.data)
+    return f"{about[:70]}-{part}-{digest([identity, data])[:10]}"
+
+
+def _once(name: str, settings: Settings, begin: Callable[[], Result], go_on: Callable[[RunFolder], Result]) -> Done:
+    folder = records.known(settings.storage, name)
+    if folder is not None and folder.status() in USABLE:
+        folder = folder.fetch()
+        return Done(folder.path, folder.record["result"], found=True)
+    if folder is not None and _stillborn(folder):
+        shutil.rmtree(folder.path)
+        folder = None
+    result = begin() if folder is None else go_on(folder)
+    return Done(result.folder, result.to_json(), found=False)
+
+
+def _stillborn(folder: RunFolder) -> bool:
+    """Whether it is a sweep that was stopped before it had a journal: there is nothing to go on with."""
+    return folder.record["kind"] == "sweep" and not folder.driven() and not (folder.fetch().path / JOURNAL).exists()

@@ -1,0 +1,250 @@
+"""A reproduced table told: on the terminal, as JSON, Markdown and CSV, and on an MLflow run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.console import Console
+from orchestrator.provenance import record as provenance
+from orchestrator.published.standing import Step
+from orchestrator.published.table import WORKLOAD, Block, Measured, Reproduction
+from orchestrator.results import statistics
+from orchestrator.settings import Settings
+from orchestrator.tracking import store
+from orchestrator.tracking.tracker import Tracker
+
+FOLDER = "reproductions"
+"""Below the home: a folder for each table or figure, and for each choice of its rows."""
+
+
+def record(found: Reproduction) -> dict[str, Any]:
+    """All of it, as JSON."""
+    table, effort = found.table, found.effort
+    return {
+        "id": table.id,
+        "title": table.title,
+        "source": table.source,
+        "command": provenance.command(),
+        "effort": vars(effort),
+        "selected_on": "test, as published" if effort.as_published else "validation",
+        "compared_by": table.compared_by,
+        "complete": found.complete,
+        "missing": dict(found.missing),
+        "rows": [_row(found, block, row) for block in found.blocks for row in block.rows],
+        "order": [
+            {"dataset": block.dataset, "backbone": block.backbone, **_step(step)}
+            for block in found.blocks
+            for step in block.order
+        ],
+    }
+
+
+def _row(found: Reproduction, block: Block, measured: Measured) -> dict[str, Any]:
+    row, choice, table = measured.row, measured.choice, found.table
+    return {
+        "dataset": block.dataset,
+        "backbone": block.backbone,
+        "method": row.method,
+        "ours": row.ours,
+        "params": dict(choice.params) if choice else None,
+        "epochs": choice.epochs if choice else None,
+        "search": choice.search if choice else None,
+        "runs": [done.id for done in measured.runs],
+        "failure": measured.failure,
+        "doubts": [f"{doubt.tag}: {doubt.why}" for doubt in table.why(row)],
+        "metrics": {metric: _value(found, measured, metric) for metric in table.metrics} if measured.values else {},
+    }
+
+
+def _value(found: Reproduction, measured: Measured, metric: str) -> dict[str, Any]:
+    values = list(measured.values[metric])
+    ours, published = statistics.summary(values), measured.row.published.get(metric)
+    return {
+        "mean": ours.mean,
+        "sd": ours.spread,
+        "values": values,
+        "published": published,
+        "difference": None if published is None else ours.mean - published,
+        "reached": None if published is None else ours.mean + (ours.spread or 0.0) >= published,
+        "doubts": [doubt.tag for doubt in found.table.why(measured.row, metric)],
+    }
+
+
+def _step(step: Step) -> dict[str, Any]:
+    difference = step.difference
+    return {
+        "better": step.better, "worse": step.worse, "difference": difference.value, "low": difference.low,
+        "high": difference.high, "p": difference.p, "p_holm": step.p, "test": difference.test or difference.why,
+    }  # fmt: skip
+
+
+def show(console: Console, told: Mapping[str, Any]) -> None:
+    """A table a block, by the metric that the methods are compared by; the other metrics are in the files."""
+    metric = told["compared_by"]
+    for (dataset, backbone), rows in _blocks(told).items():
+        cells = [_cells(row, row["metrics"].get(metric)) for row in rows]
+        title = f"{told['id']}, {dataset} {backbone}: {metric}{' on test' if metric != 'credence_auc' else ''}"
+        console.table(title, ["method", "ours", "sd", "published", "difference", "note"], cells)
+        for line in _order(told, dataset, backbone):
+            console.say(f"  {line}")
+        for line in _doubts(rows):
+            console.say(f"  {line}")
+    for why in told["missing"].values():
+        console.say(f"Left out: {why}")
+    for line in _conditions(told):
+        console.say(line)
+
+
+def markdown(told: Mapping[str, Any]) -> str:
+    """Every metric as ``ours ± sd / published``, the order of the methods, and the doubts."""
+    lines = [f"## {told['id']}: {told['title']}", "", f"{told['source']}. `{told['command']}`", "", *_conditions(told)]
+    for (dataset, backbone), rows in _blocks(told).items():
+        metrics = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
+        lines += ["", f"### {dataset}, {backbone}", "", _line(["method", *metrics, "note"])]
+        lines.append(_line(["---"] * (len(metrics) + 2)))
+        for row in rows:
+            values = [_both(row["metrics"][name]) if name in row["metrics"] else "" for name in metrics]
+            lines.append(_line([row["method"], *values, _note(row, None)]))
+        lines += ["", *(f"- {line}" for line in [*_order(told, dataset, backbone), *_doubts(rows)])]
+    lines += ["", *(f"- Left out: {why}" for why in told["missing"].values())]
+    return "\n".join(lines).rstrip()
+
+
+def as_csv(told: Mapping[str, Any]) -> str:
+    """A line a row and metric, every number in full."""
+    numbers = ("mean", "sd", "n", "published", "difference", "reached")
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["dataset", "backbone", "method", "metric", *numbers, "doubts"])
+    for row in told["rows"]:
+        for metric, value in row["metrics"].items():
+            cells = {**value, "n": len(value["values"])}
+            about = [row["dataset"], row["backbone"], row["method"], metric]
+            writer.writerow([*about, *(cells[name] for name in numbers), " ".join(value["doubts"])])
+    return stream.getvalue().rstrip("\n")
+
+
+def keep(
+    told: Mapping[str, Any], texts: Mapping[str, str | bytes], name: str, settings: Settings
+) -> tuple[Path, str | None]:
+    """Write the texts by file name, with ``told`` as JSON, and put them on the MLflow run of that name.
+
+    Returns the folder, and one sentence where MLflow could not be reached: it is tried again by the next call.
+    """
+    folder = settings.home / FOLDER / name
+    folder.mkdir(parents=True, exist_ok=True)
+    written = {f"{told['id']}.json": json.dumps(told, indent=1), **texts}
+    for file, text in written.items():
+        (folder / file).write_bytes(text if isinstance(text, bytes) else f"{text}\n".encode())
+    return folder, _track(told, [folder / file for file in sorted(written)], folder, settings)
+
+
+def _track(told: Mapping[str, Any], files: Sequence[Path], folder: Path, settings: Settings) -> str | None:
+    if settings.tracking is None:
+        return None
+    name = folder.name
+    note = next((file for file in files if file.suffix == ".md"), None)
+    tags = {
+        "orchestrator.kind": "reproduction",
+        "orchestrator.reproduces": told["source"],
+        "orchestrator.selected_on": told["selected_on"],
+        **{f"orchestrator.{name}": str(value).lower() for name, value in told["effort"].items()},
+        **({"mlflow.note.content": note.read_text(encoding="utf-8")} if note else {}),
+    }
+    artifacts = store.ensure(settings.tracking)
+    tracker = Tracker(
+        settings.tracking, settings.experiment or WORKLOAD, name, folder, artifacts=artifacts, resuming=True
+    )
+    tracker.start(name, name, params={"id": told["id"]}, tags=tags)
+    tracker.files(name, files)
+    tracker.end(name, "FINISHED" if told["complete"] else "FAILED")
+    return tracker.close()
+
+
+def _blocks(told: Mapping[str, Any]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    blocks: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in told["rows"]:
+        blocks.setdefault((row["dataset"], row["backbone"]), []).append(row)
+    return blocks
+
+
+def _cells(row: Mapping[str, Any], value: Mapping[str, Any] | None) -> list[Any]:
+    if value is None:
+        return [row["method"], "", "", "", "", _note(row, None)]
+    return [
+        row["method"], f"{value['mean']:.4f}", "" if value["sd"] is None else f"{value['sd']:.4f}",
+        "" if value["published"] is None else f"{value['published']:.4f}",
+        "" if value["difference"] is None else f"{value['difference']:+.4f}", _note(row, value),
+    ]  # fmt: skip
+
+
+def _note(row: Mapping[str, Any], value: Mapping[str, Any] | None) -> str:
+    if row["failure"]:
+        return "failed"
+    words = [] if value is None or value["reached"] is None else ["reached" if value["reached"] else "not reached"]
+    tags = value["doubts"] if value else [doubt.partition(":")[0] for doubt in row["doubts"]]
+    return ", ".join([*words, *dict.fromkeys(tags)])
+
+
+def _both(value: Mapping[str, Any]) -> str:
+    spread = "" if value["sd"] is None else f" ± {value['sd']:.4f}"
+    return f"{value['mean']:.4f}{spread}" + ("" if value["published"] is None else f" / {value['published']:.4f}")
+
+
+def _order(told: Mapping[str, Any], dataset: str, backbone: str) -> list[str]:
+    """``DPL > HCL by 0.0096 (0.0051 to 0.0140), p = 0.0004``, and where the published order is another one."""
+    steps = [step for step in told["order"] if (step["dataset"], step["backbone"]) == (dataset, backbone)]
+    lines = []
+    for step in steps:
+        interval = "" if step["low"] is None else f" ({step['low']:.4f} to {step['high']:.4f})"
+        p = f", p = {step['p_holm']:.2g}" if step["p_holm"] is not None else f" ({step['test']})"
+        lines.append(f"{step['better']} > {step['worse']} by {step['difference']:.4f}{interval}{p}")
+    tests = {step["test"] for step in steps if step["p_holm"] is not None}
+    if tests:
+        lines.append(f"{', '.join(sorted(tests))}; users' means over the seeds, p corrected by Holm")
+    ours = [step["better"] for step in steps[:1]] + [step["worse"] for step in steps]
+    if (
+        ours
+        and (theirs := _published_order(told, dataset, backbone, ours))
+        and theirs != [name for name in ours if name in theirs]
+    ):
+        lines.append(f"published order: {' > '.join(theirs)}")
+    return lines
+
+
+def _published_order(told: Mapping[str, Any], dataset: str, backbone: str, names: Iterable[str]) -> list[str]:
+    metric, values = told["compared_by"], {}
+    for row in _blocks(told)[dataset, backbone]:
+        value = row["metrics"].get(metric)
+        if row["method"] in names and not row["ours"] and value and value["published"] is not None:
+            values[row["method"]] = value["published"]
+    return sorted(values, key=values.__getitem__, reverse=True)
+
+
+def _doubts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Why rows failed, and each doubt once, with the methods that it is about."""
+    about: dict[str, list[str]] = {row["failure"]: [row["method"]] for row in rows if row["failure"]}
+    for row in rows:
+        for doubt in row["doubts"]:
+            about.setdefault(doubt, []).append(row["method"])
+    return [f"{doubt} ({', '.join(methods) if len(methods) < len(rows) else 'all rows'})"
+            for doubt, methods in about.items()]  # fmt: skip
+
+
+def _conditions(told: Mapping[str, Any]) -> list[str]:
+    """What a reader must know about how the numbers came about."""
+    effort, lines = told["effort"], []
+    if effort["quick"]:
+        lines.append("Quick: a few epochs, to see that it works. These numbers mean nothing.")
+    if effort["as_published"]:
+        lines.append("As published: the epoch of each metric was selected on the test part, which flatters every row.")
+    return lines
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

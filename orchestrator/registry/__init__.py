@@ -1,0 +1,1 @@
+"""Models in the registry, and what they predict."""

@@ -1,0 +1,194 @@
+"""MLflow's model registry: logging a run's model, its versions, its aliases."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import warnings
+from dataclasses import dataclass
+from importlib.metadata import version as installed
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import UserError, unknown
+from orchestrator.settings import Settings
+from orchestrator.tracking import store
+
+RECORD_FILES = ("spec.json", "environment.json", "outcome.json", "validation_units.parquet", "test_units.parquet")
+
+OUTCOME = "orchestrator.outcome"
+"""The tag of a logged model that says which outcome it is: a sweep that goes on may have another winner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A logged model: its URI, and its version where it was registered."""
+
+    uri: str
+    version: str | None
+
+
+def client(settings: Settings) -> Any:
+    """An MlflowClient on the settings' store. Raises UserError when tracking is off."""
+    if settings.tracking is None:
+        raise UserError("There is no model registry with tracking off", fix="Leave --tracking away, or name a server")
+    store.ensure(settings.tracking)
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(settings.tracking, settings.tracking)
+
+
+def log_model(settings: Settings, run_id: str, folder: Path, register: str | None) -> Logged:
+    """Log the record files and the model below ``folder`` to the run; register the model under a name.
+
+    The model is logged from code with signature, input example and exact requirements; its weights are
+    safetensors. What an earlier call has done is not done again: it may have been cut off anywhere.
+    """
+    mlflow_client = client(settings)
+    for name in RECORD_FILES:
+        if (folder / name).exists():
+            mlflow_client.log_artifact(run_id, str(folder / name))
+    if (folder / "tables").is_dir():
+        mlflow_client.log_artifacts(run_id, str(folder / "tables"), "tables")
+    outcome = hashlib.sha256((folder / "outcome.json").read_bytes()).hexdigest()
+    model_id = _logged(mlflow_client, run_id, outcome) or _log(settings, run_id, folder / "model", outcome)
+    uri = f"models:/{model_id}"
+    return Logged(uri, _register(mlflow_client, register, uri, run_id, model_id) if register else None)
+
+
+def _logged(mlflow_client: Any, run_id: str, outcome: str) -> str | None:
+    """The model of this very outcome, if it is on the run and whole."""
+    outputs = mlflow_client.get_run(run_id).outputs
+    for output in outputs.model_outputs if outputs else ():
+        model = mlflow_client.get_logged_model(output.model_id)
+        if model.tags.get(OUTCOME) == outcome and model.status == "READY":
+            return str(model.model_id)
+    return None
+
+
+def _log(settings: Settings, run_id: str, files: Path, outcome: str) -> str:
+    import mlflow
+    import pandas as pd
+    from mlflow.models import infer_signature
+
+    mlflow.set_tracking_uri(settings.tracking)
+    mlflow.set_registry_uri(settings.tracking)
+    meta = json.loads((files / "servable.json").read_text())
+    example = pd.DataFrame(meta["example"])
+    output = _predict(files, example, meta["params"])
+    mlflow_client = client(settings)
+    ended = mlflow_client.get_run(run_id).info
+    with warnings.catch_warnings(), mlflow.start_run(run_id=run_id, log_system_metrics=False):
+        warnings.simplefilter("ignore")  # of integer columns: our ids are never missing
+        info = mlflow.pyfunc.log_model(
+            name="model",
+            python_model=str(Path(__file__).with_name("serving.py")),
+            artifacts={"files": str(files)},
+            signature=infer_signature(example, output, params=meta["params"]),
+            input_example=(example, meta["params"]),
+            pip_requirements=[
+                f"{name}=={installed(name)}" for name in ("mlflow", "safetensors", *meta["requirements"])
+            ],
+            tags={OUTCOME: outcome},
+        )
+    if ended.end_time:  # delivered later: the run ended when it ended
+        mlflow_client.set_terminated(run_id, ended.status, ended.end_time)
+    return str(info.model_id)
+
+
+def _register(mlflow_client: Any, name: str, uri: str, run_id: str, model_id: str) -> str:
+    """The model's version under ``name``."""
+    if not any(known.name == name for known in mlflow_client.search_registered_models(f"name = '{name}'")):
+        mlflow_client.create_registered_model(name)
+    for known in mlflow_client.search_model_versions(f"name = '{name}'"):
+        if known.source == uri:
+            return str(known.version)
+    return str(mlflow_client.create_model_version(name, uri, run_id, model_id=model_id).version)
+
+
+def refused(error: Exception) -> bool:
+    """Whether the store answered and said no, so that asking again would not help."""
+    from mlflow.exceptions import MlflowException
+
+    return isinstance(error, MlflowException) and 400 <= error.get_http_status_code() < 500
+
+
+def trouble() -> tuple[type[Exception], ...]:
+    """What a store or server that is away raises."""
+    from mlflow.exceptions import MlflowException
+
+    return (MlflowException, OSError)
+
+
+def check_alias(alias: str) -> None:
+    """Raises UserError for an alias that MLflow reserves or does not allow."""
+    if alias.lower() == "latest" or re.fullmatch(r"[vV]\d+", alias):
+        raise UserError(f"The alias {alias} is reserved by MLflow", fix="Choose another, such as champion")
+    if not re.fullmatch(r"[\w-]{1,255}", alias):
+        raise UserError(
+            "The alias is not valid", got=repr(alias), allowed="letters, digits, _ and -", fix="Try champion"
+        )
+
+
+def versions(registry: Any, model: str) -> list[Any]:
+    """All versions of a registered model. Raises UserError for an unknown one, and for one without versions."""
+    found = list(registry.search_model_versions(f"name = '{model}'")) if "'" not in model else []
+    if not found:
+        known = [m.name for m in registry.search_registered_models()]
+        if model in known:
+            raise UserError(f"{model} has no version", fix=f"Register one: orchestrator run ... --register {model}")
+        raise unknown("registered model", model, known)
+    return found
+
+
+def version(registry: Any, model: str, asked: str | None) -> Any:
+    """The version ``asked`` of a registered model, or its newest. Raises UserError."""
+    found = {str(known.version): known for known in versions(registry, model)}
+    chosen = asked or max(found, key=int)
+    if chosen not in found:
+        raise unknown(f"version of {model}", chosen, found)
+    return found[chosen]
+
+
+def alias_version(registry: Any, model: str, alias: str) -> str | None:
+    """The version that an alias points at now; None where there is no such alias."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return str(registry.get_model_version_by_alias(model, alias).version)
+    except MlflowException as error:
+        if error.get_http_status_code() in (400, 404):
+            return None
+        raise  # an outage is no answer
+
+
+def resolve(settings: Settings, reference: str) -> str:
+    """``NAME@alias``, ``NAME/version`` or any ``models:/`` URI -> a URI that loads. Raises UserError."""
+    if reference.startswith(("models:/", "runs:/")):
+        return reference
+    registry = client(settings)
+    name, at, alias = reference.partition("@")
+    if at:
+        known = versions(registry, name)
+        if alias_version(registry, name, alias) is None:
+            aliases = sorted({a for v in known for a in registry.get_model_version(name, v.version).aliases})
+            raise unknown(f"alias of {name}", alias, aliases)
+        return f"models:/{name}@{alias}"
+    name, _, number = reference.partition("/")
+    return f"models:/{name}/{version(registry, name, number or None).version}"
+
+
+def _predict(files: Path, example: Any, params: dict[str, Any]) -> Any:
+    """The exported model's own answer, for the signature."""
+    import importlib.util
+
+    from safetensors.numpy import load_file
+
+    spec = importlib.util.spec_from_file_location("predictor", files / "predictor.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    config = json.loads((files / "config.json").read_text())
+    return module.Predictor(load_file(files / "weights.safetensors"), config).predict(example, **params)

@@ -1,0 +1,106 @@
+"""What the registry holds, used: batch prediction from file to file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.errors import RunFailed, UserError, unknown
+from orchestrator.registry import models as registry
+from orchestrator.registry.tables import FORMATS, STREAM, columns_of, empty, frames, one_line, output, typed
+from orchestrator.settings import Settings
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PARAMETER_TYPES = {"boolean": bool, "integer": int, "long": int, "float": float, "double": float, "string": str}
+
+
+def predict(settings: Settings, model: str, source: str, target: str | None, params: Mapping[str, Any]) -> None:
+    """Predict for every row of ``source`` with a registered model and write the answers to ``target``.
+
+    ``source`` is a Parquet, CSV or JSON lines file, or ``-`` for standard input (CSV or JSON lines); ``target`` is
+    such a file, or None for JSON lines on standard output. Rows pass through in batches, and a target file appears
+    whole or not at all. ``params`` are the model's own parameters, as text or values. Raises UserError, or
+    RunFailed where the model itself fails.
+    """
+    target = target or STREAM
+    _check_files(source, target)
+    loaded = _load(settings, model)
+    signature = loaded.metadata.signature
+    given = _check_params(model, signature and signature.params, params)
+    columns = columns_of(signature and signature.inputs)
+    name = "standard input" if source == STREAM else source
+    rows = written = 0
+    with output(target) as write:
+        for found in frames(source, name, columns):
+            batch = found if columns is None else typed(found, columns, name, rows)
+            if batch.empty:
+                continue
+            answer = _answer(loaded, model, batch, given, rows)
+            write(answer)
+            rows, written = rows + len(batch), written + len(answer)
+        if not rows:
+            write(empty(signature and signature.outputs))
+    if target != STREAM:
+        print(f"{rows} rows in, {written} rows out: {target}")
+
+
+def _check_files(source: str, target: str) -> None:
+    for role, name in (("input", source), ("output", target)):
+        if name != STREAM and Path(name).suffix not in FORMATS:
+            raise UserError(f"The {role} {name} has no known format", allowed=[f"NAME{end}" for end in FORMATS])
+    if source != STREAM and not Path(source).is_file():
+        raise UserError(f"The input {source} does not exist", fix="Check the path")
+    if not Path(target).absolute().parent.is_dir():
+        raise UserError(f"The folder of the output {target} does not exist", fix="Make it, or correct the path")
+
+
+def _load(settings: Settings, model: str) -> Any:
+    registry.client(settings)  # refuses where tracking is off
+    uri = registry.resolve(settings, model)
+    import mlflow
+
+    mlflow.set_tracking_uri(settings.tracking)
+    mlflow.set_registry_uri(settings.tracking)
+    try:
+        return mlflow.pyfunc.load_model(uri)
+    except Exception as error:  # whatever a model's own code and packages can raise
+        raise UserError(
+            f"The model {model} can not be loaded", got=f"{type(error).__name__}: {one_line(error)}",
+            fix="See that its files are there, and install what its requirements.txt lists",
+        ) from None  # fmt: skip
+
+
+def _check_params(model: str, spec: Any, params: Mapping[str, Any]) -> dict[str, Any]:
+    """``key=value`` in the types of the model's signature; what is not given, the model fills in."""
+    from pydantic import TypeAdapter, ValidationError
+
+    known = {param.name: param for param in spec or ()}
+    given = {}
+    for name, value in params.items():
+        if name not in known:
+            raise unknown(f"parameter of {model}", name, known)
+        kind, many = known[name].dtype.name, bool(known[name].shape)
+        target: Any = PARAMETER_TYPES.get(kind, Any)
+        try:
+            given[name] = TypeAdapter(list[target] if many else target).validate_python(value)
+        except ValidationError:
+            allowed = f"a list of {kind}" if many else kind
+            raise UserError(f"Parameter {name} of {model} is not valid", got=repr(value), allowed=allowed) from None
+    return given
+
+
+def _answer(loaded: Any, model: str, batch: pd.DataFrame, params: dict[str, Any], before: int) -> pd.DataFrame:
+    import pandas as pd
+    from mlflow.exceptions import MlflowException
+
+    try:
+        answer = loaded.predict(batch, params=params or None)
+    except (ValueError, MlflowException) as error:
+        text = one_line(error).rpartition("Error: ")[2]  # MLflow's holds the whole batch before that
+        raise UserError(f"{model} refuses rows {before + 1} to {before + len(batch)}: {text}") from None
+    except Exception as error:
+        raise RunFailed(f"Prediction with {model}", f"{type(error).__name__}: {one_line(error)}") from error
+    return answer if isinstance(answer, pd.DataFrame) else pd.DataFrame({"prediction": list(answer)})

@@ -1,0 +1,1 @@
+"""What was run: lists, comparisons, plots, pages."""

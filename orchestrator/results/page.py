@@ -1,0 +1,74 @@
+"""One self-contained HTML page from sections: no external resource, so that it opens offline and prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.console import show
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+TEMPLATE = Path(__file__).with_name("templates") / "report.html"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of plain values under named columns, sorted by a click on a name; ``marked`` is the row to stand out."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    marked: int | None = None
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Which columns are numbers throughout."""
+        columns = [[row[i] for row in self.rows if row[i] is not None] for i in range(len(self.columns))]
+        return [bool(column) and all(_is_number(value) for value in column) for column in columns]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """``svg`` is trusted markup, from ``plots.svg`` alone; everything else on a page is escaped.
+
+    A ``wide`` plot takes the page's whole width.
+    """
+
+    svg: str
+    caption: str
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Section:
+    """What stands under one heading, in this order; what is empty is left out."""
+
+    title: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    code: str | None = None
+    plots: Sequence[Plot] = ()
+    tables: Sequence[Table] = ()
+    notes: Sequence[str] = ()
+
+
+def render(title: str, subtitle: str, sections: Sequence[Section]) -> str:
+    """The page's HTML."""
+    return _template().render(title=title, subtitle=subtitle, sections=sections)
+
+
+@cache
+def _template() -> Template:
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["show"] = lambda value: "" if value is None else show(value)
+    environment.filters["key"] = lambda value: repr(float(value)) if _is_number(value) else ""
+    return environment.from_string(TEMPLATE.read_text())
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,1 @@
+"""What a sweep tries: the study in its journal, samplers, schedulers, search spaces."""

@@ -1,0 +1,85 @@
+"""The grid of a search space: every combination of its discrete parameters, conditional ones included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
+from orchestrator.errors import UserError
+from orchestrator.search import spaces
+
+LIMIT = 100_000
+
+
+def points(space: spaces.Space, fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every point of ``space`` in a fixed order, as the values of the parameters it asks for.
+
+    The space is called once a point: what it asks for next may depend on what it got. Raises UserError for a
+    parameter without steps and for a grid of more than ``LIMIT`` points.
+    """
+    found: list[dict[str, Any]] = []
+    path: list[tuple[int, int]] = []  # the choice taken at each parameter, and of how many
+    while True:
+        trial = _Walk(path)
+        spaces.suggest(space, trial, fixed)
+        found.append(trial.values)
+        if len(found) > LIMIT:
+            raise UserError(f"The grid has more than {LIMIT} points", fix="Take larger steps, or another sampler")
+        path = trial.path
+        while path and path[-1][0] + 1 == path[-1][1]:
+            path.pop()
+        if not path:
+            return found
+        choice, size = path.pop()
+        path.append((choice + 1, size))
+
+
+class _Walk:
+    """In the place of an Optuna trial: follows ``path`` and takes the first choice beyond its end."""
+
+    def __init__(self, path: list[tuple[int, int]]) -> None:
+        self._given, self.path = path, []  # type: tuple[list[tuple[int, int]], list[tuple[int, int]]]
+        self.values: dict[str, Any] = {}
+
+    def suggest_categorical(self, name: str, choices: Any) -> Any:
+        return self._take(name, CategoricalDistribution(choices))
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> Any:
+        return self._take(name, IntDistribution(low, high, log, step))
+
+    def suggest_float(self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False) -> Any:
+        return self._take(name, FloatDistribution(low, high, log, step))
+
+    def __getattr__(self, name: str) -> Any:
+        raise UserError(
+            f"A grid has no trial.{name}", fix="Have the space ask for values only, or take another sampler"
+        )
+
+    def _take(self, name: str, distribution: BaseDistribution) -> Any:
+        if name in self.values:  # asked for twice: one parameter
+            return self.values[name]
+        choices = _choices(name, distribution)
+        depth = len(self.path)
+        choice = self._given[depth][0] if depth < len(self._given) else 0
+        self.path.append((choice, len(choices)))
+        self.values[name] = choices[choice]
+        return choices[choice]
+
+
+def _choices(name: str, distribution: BaseDistribution) -> list[Any]:
+    if isinstance(distribution, CategoricalDistribution):
+        return list(distribution.choices)
+    assert isinstance(distribution, IntDistribution | FloatDistribution)
+    if distribution.step is None:
+        raise UserError(
+            f"A grid needs steps, and {name} has none",
+            got=f"suggest_float from {distribution.low} to {distribution.high}",
+            fix="Give it step=, make it categorical, fix it, or take another sampler",
+        )
+    count = int((distribution.high - distribution.low) / distribution.step + 1e-9) + 1
+    if count > LIMIT:
+        raise UserError(f"The grid has more than {LIMIT} points in {name} alone", fix="Take larger steps")
+    low, high, step = distribution.low, distribution.high, distribution.step
+    return [min(low + index * step, high) for index in range(count)]  # 0 + 3 * 0.1 is more than 0.3

@@ -1,0 +1,106 @@
+"""Optuna's samplers and pruners by our names, and the epochs at which a scheduler decides."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from typing import Any
+
+import optuna
+from optuna._transform import _SearchSpaceTransform
+from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
+from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, RandomSampler, TPESampler
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial
+
+from orchestrator.spec import Sampler, Scheduler
+
+REDUCTION = 3
+"""ASHA and Hyperband keep the best 1/REDUCTION at each rung."""
+
+STARTUP = 5
+"""Complete trials before the median of them stops anybody."""
+
+PARTS = 10
+"""The median is asked, and a population meets, so many times in a trial."""
+
+
+class ReplayedCmaEs(CmaEsSampler):  # type: ignore[misc]
+    """CMA-ES whose state is what the trials say: Optuna's own keeps a pickle in the study and loads it at every ask.
+
+    The generations that are complete are told again, in milliseconds; what remains is drawn as ever.
+    """
+
+    def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, Any]) -> dict[str, Any]:
+        if search_space:
+            self._told = _SearchSpaceTransform(search_space, transform_0_1=True), study.direction
+        found: dict[str, Any] = super().sample_relative(study, trial, search_space)
+        return found
+
+    def _restore_optimizer(self, completed_trials: list[FrozenTrial]) -> Any:
+        transform, direction = self._told
+        sign = 1.0 if direction == StudyDirection.MINIMIZE else -1.0
+        optimizer = self._init_optimizer(transform, direction)
+        size = optimizer.population_size
+        while len(drawn := self._get_solution_trials(completed_trials, optimizer.generation)) >= size:
+            optimizer.tell([(transform.transform(t.params), sign * float(t.value)) for t in drawn[:size]])
+        return optimizer
+
+
+def rungs(epochs: int, scheduler: Scheduler) -> tuple[int, ...]:
+    """The epochs at which ``scheduler`` decides, all below ``epochs``.
+
+    ASHA and Hyperband: a ninth of the budget, then times three; in its last half a stop saves little. Median and
+    PBT: every tenth.
+    """
+    if scheduler == "none":
+        return ()
+    if scheduler in ("median", "pbt"):
+        every = max(1, epochs // PARTS)
+        return tuple(range(every, epochs, every))
+    first = max(1, epochs // REDUCTION**2)
+    found = []
+    while first <= epochs // 2:
+        found.append(first)
+        first *= REDUCTION
+    return tuple(found)
+
+
+def pruner(scheduler: Scheduler, decide_at: tuple[int, ...], epochs: int) -> BasePruner:
+    """Who says at a rung whether a trial goes on."""
+    if not decide_at or scheduler in ("none", "pbt"):
+        return NopPruner()
+    if scheduler == "median":
+        return MedianPruner(n_startup_trials=STARTUP)
+    if scheduler == "hyperband":
+        return HyperbandPruner(min_resource=decide_at[0], max_resource=epochs, reduction_factor=REDUCTION)
+    return SuccessiveHalvingPruner(min_resource=decide_at[0], reduction_factor=REDUCTION, min_early_stopping_rate=0)
+
+
+def brackets(epochs: int, scheduler: Scheduler) -> list[tuple[float, tuple[int, ...]]]:
+    """Those of a scheduler that halves: the share of the trials in each, and its rungs. ASHA has one."""
+    decide_at = rungs(epochs, scheduler)
+    found = pruner(scheduler, decide_at, epochs)
+    if not isinstance(found, HyperbandPruner):
+        return [(1.0, decide_at)]
+    found._try_initialization(None)  # else it has brackets from its first decision on
+    budgets = found._trial_allocation_budgets
+    return [(budget / sum(budgets), decide_at[bracket:]) for bracket, budget in enumerate(budgets)]
+
+
+def sampler(name: Sampler, seed: int, *, conditional: bool = False) -> BaseSampler:
+    """The sampler of one trial. ``conditional`` spaces are learnt group by group where the sampler can."""
+    if name == "gp":
+        return GPSampler(seed=seed)
+    if name == "cmaes":
+        return ReplayedCmaEs(seed=seed)
+    if name == "tpe":
+        with warnings.catch_warnings():  # `group` is marked experimental
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            return TPESampler(seed=seed, multivariate=True, group=True) if conditional else TPESampler(seed=seed)
+    return RandomSampler(seed=seed)
+
+
+def seed_of(seed: int, number: int) -> int:
+    """The sampler's seed for trial ``number``: derived, so that no stream is lost with a process."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{number}".encode()).digest()[:4], "big")

@@ -1,0 +1,174 @@
+"""Finding a search space, and running it with some parameters held fixed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from orchestrator.configuration import validate
+from orchestrator.errors import UserError, unknown
+
+Space = Callable[[Any], Mapping[str, Any]]
+
+PROBES = 32
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What draws from a space have shown: the distributions of each searched parameter, mostly one.
+
+    ``conditional`` says that not every draw had the same parameters.
+    """
+
+    distributions: Mapping[str, Sequence[Any]]
+    conditional: bool
+
+    def text(self) -> dict[str, str]:
+        """One line a parameter, such as ``lr: float 0.001 to 0.03, log``; equal spaces have equal lines."""
+        return {name: " or ".join(sorted(map(_one, found))) for name, found in sorted(self.distributions.items())}
+
+
+def _one(distribution: Any) -> str:
+    if hasattr(distribution, "choices"):
+        return f"one of {', '.join(map(str, distribution.choices))}"
+    kind = type(distribution).__name__.removesuffix("Distribution").lower()
+    step = f", step {distribution.step}" if distribution.step not in (None, 1) else ""
+    return f"{kind} {distribution.low} to {distribution.high}{step}{', log' if distribution.log else ''}"
+
+
+def load(workload: str, name: str) -> Space:
+    """``name`` is a preset of ``search_spaces/<workload>.py`` or ``file.py:function``. Raises UserError."""
+    file, colon, function = name.rpartition(":")
+    if colon:
+        return _from_file(Path(file), function)
+    try:
+        module = importlib.import_module(f"search_spaces.{workload}")
+    except ModuleNotFoundError as error:
+        if error.name not in ("search_spaces", f"search_spaces.{workload}"):
+            raise
+        raise UserError(
+            f"The workload {workload} has no search space of its own",
+            fix="Give one with --space file.py:function",
+        ) from None
+    presets = _functions(module)
+    if name not in presets:
+        raise unknown(f"search space of {workload}", name, presets)
+    return presets[name]
+
+
+def presets(workload: str) -> dict[str, str]:
+    """Name and first docstring line of each preset of a workload."""
+    try:
+        module = importlib.import_module(f"search_spaces.{workload}")
+    except ModuleNotFoundError:
+        return {}
+    return {name: (inspect.getdoc(f) or "").partition("\n")[0] for name, f in _functions(module).items()}
+
+
+def suggest(space: Space, trial: Any, fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of one trial: what ``fixed`` says, the space's suggestions for the rest."""
+    found = space(_Fixing(trial, fixed))
+    if not isinstance(found, Mapping):
+        raise UserError("The search space must return the parameters", got=type(found).__name__, allowed="a dict")
+    return {**found, **fixed}
+
+
+def probe(
+    space: Space,
+    fixed: Mapping[str, Any],
+    params: type[BaseModel],
+    seed: int,
+    check: Callable[[Mapping[str, Any]], None] = lambda complete: None,
+) -> Survey:
+    """Draw from the space without training; raises UserError for what no trial could run. Returns what varies.
+
+    ``check`` is given the complete parameters of every draw.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
+    found: dict[str, list[Any]] = {}
+    shapes: set[tuple[str, ...]] = set()
+    for _ in range(PROBES):
+        trial = study.ask()
+        try:
+            values = suggest(space, trial, fixed)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(
+                f"The search space failed: {type(error).__name__}: {error}",
+                fix="It is called with an Optuna trial",
+            ) from None
+        complete = validate(params, values, "parameter from the search space")
+        _check_plain(values)
+        check(complete.model_dump(mode="json"))
+        shapes.add(tuple(sorted(trial.params)))
+        for name, distribution in trial.distributions.items():
+            if distribution not in (known := found.setdefault(name, [])):
+                known.append(distribution)
+    return Survey(found, conditional=len(shapes) > 1)
+
+
+def _check_plain(values: Mapping[str, Any]) -> None:
+    """The study keeps parameters as JSON."""
+    for name, value in values.items():
+        try:
+            json.dumps(value)
+        except TypeError:
+            raise UserError(
+                f"Parameter {name} from the search space is no plain value",
+                got=type(value).__name__,
+                allowed="numbers, text, lists and dicts of them",
+            ) from None
+
+
+class _Fixing:
+    """An Optuna trial that answers for the fixed parameters itself, so that they are no dimension of the search."""
+
+    def __init__(self, trial: Any, fixed: Mapping[str, Any]) -> None:
+        self._trial, self._fixed = trial, fixed
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._trial, name)
+        if not name.startswith("suggest_"):
+            return attribute
+        return lambda parameter, *args, **kwargs: (
+            self._fixed[parameter] if parameter in self._fixed else attribute(parameter, *args, **kwargs)
+        )
+
+
+def _from_file(file: Path, function: str) -> Space:
+    if not file.is_file():
+        raise UserError("The search space's file does not exist", got=str(file), allowed="file.py:function")
+    module_spec = importlib.util.spec_from_file_location(f"_space_{file.stem}", file)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    try:
+        module_spec.loader.exec_module(module)
+    except Exception as error:
+        line = next((frame.lineno for frame in inspect.trace() if frame.filename == str(file)), None)
+        where = f", line {line}" if line else ""
+        raise UserError(f"{file}{where} can not be imported: {type(error).__name__}: {error}") from None
+    found = _functions(module)
+    if function not in found:
+        raise unknown(f"function in {file}", function, found)
+    return found[function]
+
+
+def _functions(module: Any) -> dict[str, Space]:
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    }

@@ -1,0 +1,96 @@
+"""Which sampler, scheduler and plan go together: what is left open is filled in, what can not be is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from orchestrator.errors import UserError
+from orchestrator.plan import Plan
+from orchestrator.search import spaces
+from orchestrator.spec import Resources, Search
+from workloads.contract import Objective
+
+POPULATION = 4
+"""Members of the smallest population: a quarter of them is one."""
+
+
+def settle(
+    search: Search,
+    plan: Plan,
+    resources: Resources,
+    objectives: tuple[Objective, ...],
+    survey: spaces.Survey,
+    params: type[BaseModel],
+    *,
+    local: bool,
+) -> tuple[Search, Plan]:
+    """The search and plan to be run. Raises UserError for what can not go together, with the reason."""
+    given = search.model_fields_set
+    searched = list(survey.distributions)
+    if search.sampler == "cmaes" and len(searched) < 2:
+        raise UserError("CMA-ES needs at least two searched parameters", got=", ".join(searched))
+    if len(objectives) > 1:
+        search = _several(search, objectives, given)
+    if search.scheduler == "pbt":
+        search, plan = _population(search, plan, resources, searched, params, given)
+    if search.trial_timeout is not None and local:
+        raise UserError(
+            "--trial-timeout kills the process of a trial, and --local has only its own",
+            fix="Leave one of the two away",
+        )
+    if plan.refit is None:
+        plan = plan.model_copy(update={"refit": objectives[0].refit})
+    return search, plan
+
+
+def _several(search: Search, objectives: tuple[Objective, ...], given: set[str]) -> Search:
+    names = ", ".join(objective.metric for objective in objectives)
+    if search.sampler == "cmaes":
+        raise UserError("CMA-ES knows one objective", got=names, fix="Use --sampler tpe or gp")
+    if search.scheduler != "none":
+        if "scheduler" in given:
+            raise UserError(
+                f"{search.scheduler} stops trials by one objective, and this sweep has several",
+                got=names,
+                fix="Use --scheduler none",
+            )
+        search = search.model_copy(update={"scheduler": "none"})
+    return search
+
+
+def _population(
+    search: Search, plan: Plan, resources: Resources, searched: list[str], params: type[BaseModel], given: set[str]
+) -> tuple[Search, Plan]:
+    changing = changeable(params, searched)
+    refusals: Mapping[str, bool] = {
+        f"members take over each other's checkpoints, which trials of several workers (workers={resources.workers}) "
+        "keep for themselves": resources.workers > 1,
+        f"a population needs at least {POPULATION} trials, not {search.trials}": search.trials < POPULATION,
+        "members meet at the same epochs, so none may stop early (patience=0)": plan.patience > 0,
+        "the winner is a schedule of parameters, which a refit can not repeat (refit=false)": bool(plan.refit),
+        "a configuration changes on the way, so seeds can not be repeated (--seeds 1)": search.seeds > 1,
+        f"the first population is drawn at random (--sampler random), not by {search.sampler}": (
+            "sampler" in given and search.sampler != "random"
+        ),
+        "it learns from nothing but itself (no --warm-start)": bool(search.warm_start),
+        f"none of the searched parameters ({', '.join(searched)}) may change while a model trains": not changing,
+        "a trial needs at least two epochs": plan.epochs < 2,
+    }
+    for reason, refused in refusals.items():
+        if refused:
+            raise UserError(f"PBT can not be used here: {reason}")
+    return search.model_copy(update={"sampler": "random"}), plan.model_copy(update={"refit": False})
+
+
+def changeable(params: type[BaseModel], names: list[str]) -> list[str]:
+    """Those of ``names`` that a workload reads anew from its parameters when it loads a state."""
+    marked: list[str] = []
+    for name in names:
+        field = params.model_fields.get(name)  # a space may search what it makes a parameter of
+        extra: Any = field.json_schema_extra if field else None
+        if isinstance(extra, dict) and extra.get("mid_run"):
+            marked.append(name)
+    return marked

@@ -1,0 +1,338 @@
+"""The sweep's truth: an Optuna study in a journal file. It says what is tried, stopped, done and best.
+
+Tune only places trials; every decision is made here, on the driver, so that ``sweep --local`` and a cluster
+decide alike, and a restart needs nothing but the journal (JSON lines, no pickle). A trial's identity is
+(sweep, Optuna number). What runs is a *unit*: a trial with one of its seeds, ``number * seeds + seed``; without
+repeated seeds unit and number are the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, Literal
+
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
+
+from orchestrator import objectives
+from orchestrator.engine import Row
+from orchestrator.errors import UserError
+from orchestrator.search import grid, samplers, spaces
+from orchestrator.spec import SweepSpec
+from orchestrator.storage import records
+from workloads.contract import Objective
+
+JOURNAL = "study.jsonl"
+
+Verdict = Literal["go on", "paused", "pruned", "complete", "failed"]
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One unit to be run, or run on. ``resumed`` says that it was begun before.
+
+    ``origin`` is the number its seed derives from: its own, or that of the failed trial which it tries again.
+    """
+
+    unit: int
+    number: int
+    seed: int
+    origin: int
+    params: dict[str, Any]
+    resumed: bool = False
+
+
+def open_study(
+    folder: Path, directions: Sequence[str] | None = None, pruner: optuna.pruners.BasePruner | None = None
+) -> optuna.Study:
+    """The Optuna study in ``folder``, made when ``directions`` are given. Raises UserError when it can not be read."""
+    journal = folder / JOURNAL
+    try:
+        storage = JournalStorage(JournalFileBackend(str(journal)))
+        if directions is None or optuna.get_all_study_names(storage):
+            return optuna.load_study(study_name=None, storage=storage, pruner=pruner)
+        # Hyperband draws brackets by the study's name: it must not be the sweep's id, or no two sweeps would agree.
+        return optuna.create_study(storage=storage, study_name="sweep", directions=list(directions), pruner=pruner)
+    except Exception as error:
+        raise UserError(
+            f"The sweep's journal {journal} can not be read: {error}",
+            fix="Restore it, or start a new sweep",
+        ) from None
+
+
+class Study:
+    """The trials of one sweep. Not thread-safe: the driver's one thread asks and tells."""
+
+    def __init__(
+        self, folder: Path, spec: SweepSpec, objective: Sequence[Objective], space: spaces.Space, conditional: bool
+    ) -> None:
+        self.folder, self.spec, self.objectives, self._space = folder, spec, tuple(objective), space
+        self._conditional = conditional
+        # A killed driver may leave both; the folder's own lock says that no other is alive.
+        records.drop_half_line(folder / JOURNAL)
+        (folder / f"{JOURNAL}.lock").unlink(missing_ok=True)  # Optuna would wait 30 s for it
+        directions = ["maximize" if o.direction == "max" else "minimize" for o in self.objectives]
+        pruner = samplers.pruner(spec.search.scheduler, spec.plan.decide_at, spec.plan.epochs)
+        self.optuna_study = open_study(folder, directions, pruner)
+        self._grid = grid.points(space, spec.fixed) if spec.search.sampler == "grid" else None
+        self._open: dict[int, optuna.Trial] = {}
+        self._more: deque[Trial] = deque()  # further seeds of configurations whose first seed reached its end
+        self._interrupted = deque(t for t in self.trials if t.state == TrialState.RUNNING)
+
+    @property
+    def trials(self) -> list[FrozenTrial]:
+        """The sweep's own trials, in the order of their numbers."""
+        every = self.optuna_study.get_trials(deepcopy=False)
+        return [trial for trial in every if "warm_from" not in trial.user_attrs]
+
+    @property
+    def objective(self) -> Objective:
+        """The first objective: it selects epochs, is what schedulers look at, and names the winner."""
+        return self.objectives[0]
+
+    @property
+    def target(self) -> int:
+        """How many trials there are to be in all: those asked for, and one for each that is tried again."""
+        return self.spec.search.trials + sum("retry_of" in trial.user_attrs for trial in self.trials)
+
+    def next(self, fresh: bool = True) -> Trial | None:
+        """The next unit: what a dead process left running, further seeds, what waits, then new trials.
+
+        None when there is none to begin now; :meth:`exhausted` tells whether there will be one later. Unless
+        ``fresh``, only trials that were begun go on.
+        """
+        if self._interrupted:
+            left = self._interrupted.popleft()
+            if (taken := self._take_up(left)) is not None:
+                return taken
+            return self.next(fresh)
+        if self._more:
+            return self._more.popleft()
+        trials = self.trials
+        waiting = any(trial.state == TrialState.WAITING for trial in trials)
+        if not fresh or (not waiting and len(trials) >= self.target):
+            return None
+        number = len(self.optuna_study.get_trials(deepcopy=False))
+        if self._grid is not None and not waiting:
+            self.optuna_study.enqueue_trial(self._grid[sum("retry_of" not in t.user_attrs for t in trials)])
+        self._prepare_sampler(number)
+        return self._begin(self.optuna_study.ask(), resumed=False)
+
+    def exhausted(self, fresh: bool = True) -> bool:
+        """Whether nothing will ever be left to begin: what runs now can only end. ``fresh`` as in :meth:`next`."""
+        seeds = self.spec.search.seeds
+        if self._interrupted or self._more or (seeds > 1 and any(unit % seeds == 0 for unit in self._open)):
+            return False
+        trials = self.trials
+        complete = len(trials) >= self.target and all(trial.state != TrialState.WAITING for trial in trials)
+        return complete or not fresh
+
+    def running(self) -> list[int]:
+        """The units that run."""
+        return sorted(self._open)
+
+    def unfinished(self) -> list[int]:
+        """The units of the trials that were begun and have not ended, waiting and interrupted ones too."""
+        seeds = self.spec.search.seeds
+        return [
+            trial.number * seeds + seed
+            for trial in self.trials
+            if trial.state == TrialState.RUNNING
+            for seed in range(seeds)
+            if f"seed_{seed}" not in trial.user_attrs
+        ]
+
+    def trial_of(self, unit: int) -> tuple[int, int]:
+        """The trial's number and the seed of a unit."""
+        return divmod(unit, self.spec.search.seeds)
+
+    def report(
+        self, unit: int, rows: Sequence[Row], best: float | None, ended: bool, attributes: Mapping[str, Any]
+    ) -> Verdict:
+        """Take a unit's values; says whether it goes on. ``best`` is its best value so far."""
+        trial = self._open[unit]
+        if unit % self.spec.search.seeds == 0:  # further seeds run to the end: their configuration has earned it
+            self._state_rungs(trial, rows)
+        if ended:
+            return self._ended(unit, best, attributes)
+        if (
+            unit % self.spec.search.seeds == 0
+            and rows
+            and rows[-1].epoch in self.spec.plan.decide_at
+            and len(self.objectives) == 1
+            and trial.should_prune()
+        ):
+            self._close(trial, attributes)
+            self.optuna_study.tell(trial, state=TrialState.PRUNED)
+            return "pruned"
+        return "go on"
+
+    def fail(self, unit: int, cause: str) -> Verdict:
+        """The trial fails, with all of its seeds."""
+        trial, (number, seed) = self._open[unit], self.trial_of(unit)
+        self._more = deque(more for more in self._more if more.number != number)
+        cause = f"{cause} (seed {seed})" if self.spec.search.seeds > 1 else cause
+        self._close(trial, {"cause": cause})
+        self.optuna_study.tell(trial, state=TrialState.FAIL)
+        return "failed"
+
+    def cut(self, unit: int, cause: str) -> None:
+        """Give a trial up for good: it does not take part and is not taken up again."""
+        trial = self._open.setdefault(unit, self._optuna_trial(self.trial_of(unit)[0]))
+        trial.set_user_attr("cut", True)
+        self.fail(unit, cause)
+
+    def failed(self) -> list[FrozenTrial]:
+        """The trials that failed, but for those that were given up or tried again."""
+        trials = self.trials
+        retried = {trial.user_attrs.get("retry_of") for trial in trials}
+        return [
+            t for t in trials if t.state == TrialState.FAIL and "cut" not in t.user_attrs and t.number not in retried
+        ]
+
+    def retry_failed(self) -> int:
+        """Have every failed trial tried again as a new one, with its parameters and seed; returns how many."""
+        again = [trial for trial in self.failed() if "params" in trial.user_attrs]
+        for trial in again:
+            first = trial.user_attrs.get("seed_of", trial.number)
+            about = {"retry_of": trial.number, "seed_of": first, "params": trial.user_attrs["params"]}
+            self.optuna_study.enqueue_trial(trial.params, user_attrs=about)
+        return len(again)
+
+    def learn(self, lessons: Sequence[FrozenTrial]) -> None:
+        """Let the sampler know trials of earlier sweeps, each once.
+
+        They keep numbers of their own in the journal and are no trials of this sweep.
+        """
+        known = {trial.user_attrs.get("warm_from") for trial in self.optuna_study.get_trials(deepcopy=False)}
+        for trial in lessons:
+            if trial.user_attrs["warm_from"] not in known:
+                self.optuna_study.add_trial(trial)
+
+    def best(self) -> FrozenTrial | None:
+        """The best trial, by the first objective, among those that ran to their end."""
+        complete = [t for t in self.trials if t.state == TrialState.COMPLETE]
+        if not complete:
+            return None
+        sign = 1.0 if self.objective.direction == "max" else -1.0
+        return max(complete, key=lambda t: (sign * float(t.values[0]), -t.number))
+
+    def front(self) -> list[FrozenTrial]:
+        """The complete trials that no other one beats in every objective, best in the first one first."""
+        signs = [1.0 if objective.direction == "max" else -1.0 for objective in self.objectives]
+        complete = [t for t in self.trials if t.state == TrialState.COMPLETE]
+        gains = {t.number: [sign * value for sign, value in zip(signs, t.values)] for t in complete}
+
+        def beats(one: FrozenTrial, other: FrozenTrial) -> bool:
+            mine, theirs = gains[one.number], gains[other.number]
+            return mine != theirs and all(m >= t for m, t in zip(mine, theirs))
+
+        front: list[FrozenTrial] = []
+        for trial in sorted(complete, key=lambda t: ([-gain for gain in gains[t.number]], t.number)):
+            if not any(beats(other, trial) for other in front):  # sorted so, only who comes before can
+                front.append(trial)
+        return front
+
+    # -- within --------------------------------------------------------------------------------------------
+
+    def _prepare_sampler(self, number: int) -> None:
+        search = self.spec.search
+        # A sampler's own random stream would be lost with the process; derived, it is where it would have been.
+        seed = samplers.seed_of(self.spec.seed, number)
+        self.optuna_study.sampler = samplers.sampler(search.sampler, seed, conditional=self._conditional)
+
+    def _take_up(self, left: FrozenTrial) -> Trial | None:
+        """A trial that a dead process left running: its first seed, or the seeds that are missing."""
+        self._prepare_sampler(left.number)
+        begun = self._begin(self._optuna_trial(left.number), resumed=True)
+        if "seed_0" not in left.user_attrs:
+            return begun
+        trial = self._open.pop(begun.unit)
+        missing = [s for s in range(self.spec.search.seeds) if f"seed_{s}" not in left.user_attrs]
+        self._queue(trial, missing, begun.params, resumed=True)
+        self._conclude(trial)  # its process may have died before it could
+        return None
+
+    def _begin(self, trial: optuna.Trial, resumed: bool) -> Trial:
+        suggested = spaces.suggest(self._space, trial, self.spec.fixed)
+        about = trial.user_attrs
+        if "params" not in about:  # else it was begun before, or tries another's again
+            trial.set_user_attr("params", suggested)
+        unit = trial.number * self.spec.search.seeds
+        self._open[unit] = trial
+        params = about.get("params", suggested)
+        return Trial(unit, trial.number, 0, about.get("seed_of", trial.number), dict(params), resumed)
+
+    def _queue(self, trial: optuna.Trial, seeds: Sequence[int], params: dict[str, Any], resumed: bool) -> None:
+        for seed in seeds:
+            unit = trial.number * self.spec.search.seeds + seed
+            self._open[unit] = trial
+            self._more.append(Trial(unit, trial.number, seed, trial.number, params, resumed))
+
+    def _state_rungs(self, trial: optuna.Trial, rows: Sequence[Row]) -> None:
+        if len(self.objectives) > 1:  # Optuna takes no intermediate values then
+            return
+        name = f"validation/{self.objective.metric}"
+        known = self.optuna_study.get_trials(deepcopy=False)[trial.number].intermediate_values
+        for row in rows:
+            if name in row.metrics and row.epoch in self.spec.plan.decide_at and row.epoch not in known:
+                trial.report(row.metrics[name], row.epoch)
+
+    def _ended(self, unit: int, best: float | None, attributes: Mapping[str, Any]) -> Verdict:
+        if best is None or not math.isfinite(best):
+            return self.fail(unit, f"the objective validation/{self.objective.metric} was never reported")
+        try:
+            others = [objectives.value(o, attributes["best_metrics"]) for o in self.objectives[1:]]
+        except UserError as error:
+            return self.fail(unit, str(error))
+        trial, values = self._open[unit], [best, *others]
+        if self.spec.search.seeds == 1:
+            self._close(trial, attributes)
+            self.optuna_study.tell(trial, values)
+            return "complete"
+        _, seed = self.trial_of(unit)
+        trial.set_user_attr(f"seed_{seed}", {"values": values, **attributes})
+        del self._open[unit]
+        if seed == 0:
+            self._queue(trial, range(1, self.spec.search.seeds), trial.user_attrs["params"], resumed=False)
+        self._conclude(trial)
+        return "complete"
+
+    def _conclude(self, trial: optuna.Trial) -> None:
+        """Tell the mean over its seeds, once each has ended."""
+        known = self.optuna_study.get_trials(deepcopy=False)[trial.number].user_attrs
+        results = [known[f"seed_{s}"] for s in range(self.spec.search.seeds) if f"seed_{s}" in known]
+        if len(results) < self.spec.search.seeds:
+            return
+        values = [fmean(column) for column in zip(*(result["values"] for result in results))]
+        self._close(trial, _over_seeds(results) | {"best_value": values[0]})
+        self.optuna_study.tell(trial, values)
+
+    def _close(self, trial: optuna.Trial, attributes: Mapping[str, Any]) -> None:
+        self._open = {other: t for other, t in self._open.items() if t.number != trial.number}
+        for key, value in attributes.items():
+            trial.set_user_attr(key, value)
+
+    def _optuna_trial(self, number: int) -> optuna.Trial:
+        frozen = self.optuna_study.get_trials(deepcopy=False)[number]
+        return optuna.Trial(self.optuna_study, frozen._trial_id)
+
+
+def _over_seeds(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the seeds of one configuration say together: mean metrics, the median of their best epochs."""
+    metrics = {name: fmean(result["best_metrics"][name] for result in results) for name in results[0]["best_metrics"]}
+    return {
+        "epoch": max(result["epoch"] for result in results),
+        "best_epoch": round(median(result["best_epoch"] for result in results)),
+        "best_metrics": metrics,
+        "train_seconds": sum(result["train_seconds"] for result in results),
+    }

@@ -1,0 +1,98 @@
+"""Warm start: the trials of earlier sweeps, as the sampler of a new one may know them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.trial import FrozenTrial, TrialState
+
+from orchestrator import preflight
+from orchestrator.errors import UserError
+from orchestrator.search.study import open_study
+from orchestrator.settings import Settings
+from orchestrator.spec import SweepSpec
+from orchestrator.storage import records
+from orchestrator.storage.records import RunFolder
+from workloads.contract import Objective
+
+
+def lessons(
+    spec: SweepSpec,
+    settings: Settings,
+    objectives: Sequence[Objective],
+    distributions: Mapping[str, BaseDistribution],
+) -> tuple[list[FrozenTrial], list[str]]:
+    """The trials that the sweeps of ``--warm-start`` can teach, and a line on each sweep.
+
+    Raises UserError for a sweep of another workload or data, and for one that has nothing to teach here.
+    """
+    found: list[FrozenTrial] = []
+    lines = []
+    for reference in spec.search.warm_start:
+        source = records.find(settings.storage, reference, "sweep")
+        _check(source, spec, settings)
+        trials = [t for t in open_study(source.path).get_trials(deepcopy=False) if "warm_from" not in t.user_attrs]
+        learnt = [one for trial in trials if (one := lesson(source.id, trial, objectives, distributions))]
+        if not learnt:
+            raise UserError(
+                f"{source.id} has no trial that lies in this search space and has this objective",
+                fix="Leave --warm-start away",
+            )
+        found += learnt
+        lines.append(f"Learnt from {len(learnt)} of {len(trials)} trials of {source.id}")
+    return found, lines
+
+
+def lesson(
+    source: str, trial: FrozenTrial, objectives: Sequence[Objective], distributions: Mapping[str, BaseDistribution]
+) -> FrozenTrial | None:
+    """What ``trial`` of the sweep ``source`` is in another search; None when it lies outside, or has no value there.
+
+    What was fixed then and is searched now counts with the value it had; a schedule of values, as PBT's, lies
+    nowhere. Only a pruned trial keeps its values on the way (the sampler ranks it by them): schedulers compare a
+    sweep's own trials alone.
+    """
+    metrics = trial.user_attrs.get("best_metrics") or {}
+    names = [f"validation/{objective.metric}" for objective in objectives]
+    pruned = trial.state == TrialState.PRUNED and len(names) == 1
+    ended = (pruned or trial.state == TrialState.COMPLETE) and "lineage" not in trial.user_attrs
+    if not ended or any(name not in metrics for name in names):
+        return None
+    had = trial.user_attrs.get("params", {})
+    params = {name: had[name] for name in distributions if name in had} | trial.params
+    if not all(name in distributions and _within(value, distributions[name]) for name, value in params.items()):
+        return None
+    return optuna.trial.create_trial(
+        state=trial.state,
+        values=None if pruned else [metrics[name] for name in names],
+        params=params,
+        distributions={name: distributions[name] for name in params},
+        intermediate_values=trial.intermediate_values if pruned else {},
+        user_attrs={"warm_from": f"{source}/{trial.number}"},
+    )
+
+
+def _check(source: RunFolder, spec: SweepSpec, settings: Settings) -> None:
+    earlier = SweepSpec.model_validate(source.record["spec"]["sweep"])
+    if earlier.workload != spec.workload:
+        raise UserError(
+            f"{source.id} can not be learnt from", got=f"a sweep of {earlier.workload}", allowed=spec.workload
+        )
+    then, now = (preflight.dataset(defaults(each), settings.data) for each in (earlier, spec))
+    if then != now:
+        raise UserError(f"{source.id} can not be learnt from: it searched on other data", got=then, allowed=now)
+
+
+def defaults(spec: SweepSpec) -> dict[str, Any]:
+    """The parameters of the sweep's workload, by their defaults where they are not fixed."""
+    return {**preflight.parameters(spec.workload, {}), **spec.fixed}
+
+
+def _within(value: Any, distribution: BaseDistribution) -> bool:
+    try:
+        return bool(distribution._contains(distribution.to_internal_repr(value)))
+    except (ValueError, TypeError):  # not one of the choices, no number
+        return False

@@ -1,0 +1,151 @@
+"""A sweep's end: its winner, settled once on test, the tables and pages of its trials, the exit code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.console import show
+from orchestrator.engine import Progress
+from orchestrator.errors import DONE, PARTIAL, Interrupted, RunFailed
+from orchestrator.placement.ledger import Ledger
+from orchestrator.results import trials
+from orchestrator.search.study import Study
+from orchestrator.session import Result, Session
+from orchestrator.spec import ExperimentSpec, SweepSpec
+from orchestrator.storage import checkpoint, copies
+from orchestrator.training import worker
+from orchestrator.training.runs import Options
+
+SHOWN = 15
+"""Trials in the table at the end."""
+
+WINNER = "winner"
+"""Below a sweep's folder: the outcome of its best trial, refitted or tested."""
+
+
+@dataclass(frozen=True)
+class Winner:
+    """What settles the sweep: its spec, and either the selection to refit or the checkpoint to test."""
+
+    spec: ExperimentSpec
+    selected: Progress | None
+    checkpoint: Path | None
+
+
+def choose(session: Session, spec: SweepSpec, study: Study, ledger: Ledger) -> Winner:
+    """The best complete trial. Raises Interrupted when the sweep was stopped, RunFailed when there is none."""
+    if session.interrupts.asked():
+        raise Interrupted(f"orchestrator sweep --resume {session.folder.id}")
+    best = study.best()
+    if best is None:
+        raise RunFailed(session.folder.id, _why_none(study), str(session.folder.log))
+    mean = " (mean over seeds)" if spec.search.seeds > 1 else ""
+    session.console.say(
+        f"Best: trial {best.number}, {study.objective.metric} {show(best.values[0])} on validation{mean}"
+    )
+    attributes = best.user_attrs
+    winner = ledger.experiment(attributes.get("seed_of", best.number), attributes["params"])
+    trained = ledger.checkpoints(best.number * spec.search.seeds)
+    if not (trained / worker.UNITS).exists():
+        with suppress(OSError):  # it may have been trained on a node with a copy of its own
+            copies.gather(trained)
+    _make_room(session, best.number, trained)
+    if not spec.plan.refit:
+        return Winner(winner, None, checkpoint.latest(trained))
+    selected = Progress(
+        epoch=attributes["epoch"],
+        best_epoch=attributes["best_epoch"],
+        best_value=attributes["best_value"],
+        best_metrics=attributes["best_metrics"],
+    )
+    return Winner(winner, selected, None)
+
+
+def _make_room(session: Session, number: int, trained: Path) -> None:
+    """The winner's folder, without what an earlier winner of this sweep left, and with its trial's validation units."""
+    folder = session.folder.path / WINNER
+    mark = folder / "trial.json"
+    if folder.exists() and (not mark.exists() or json.loads(mark.read_text()) != number):
+        session.discard(folder)
+    folder.mkdir(exist_ok=True)
+    mark.write_text(json.dumps(number))
+    if (trained / worker.UNITS).exists():
+        shutil.copyfile(trained / worker.UNITS, folder / worker.UNITS)
+
+
+def _why_none(study: Study) -> str:
+    causes = [str(t.user_attrs["cause"]) for t in study.trials if "cause" in t.user_attrs]
+    if not causes:
+        return "no trial ran to its end"
+    commonest = max(set(causes), key=causes.count)
+    return f"no trial ran to its end; {causes.count(commonest)} of {len(study.trials)}: {commonest}"
+
+
+def settle(result: Result, session: Session, spec: SweepSpec, study: Study, ledger: Ledger, options: Options) -> Result:
+    """Tables, plots and the exit code."""
+    from orchestrator.results import report
+
+    folder, found = session.folder.path, study.trials
+    failed = len(study.failed())
+    best = study.best()
+    assert best is not None
+    rows = trials.rows(found, study.objectives, spec.search.seeds)
+    report.write_trials(rows, folder)
+    status = "partial" if failed else "finished"
+    report.write_page(session.folder, rows, {**result.to_json(), "status": status, "best_trial": best.number})
+    (folder / "best.json").write_text(json.dumps({"trial": best.number, "params": best.user_attrs["params"]}, indent=1))
+    table = _ranking(rows, study)
+    if session.tracker:
+        session.tracker.tag(
+            session.folder.id,
+            {
+                "orchestrator.best_trial": str(best.number),
+                "orchestrator.device_seconds": f"{ledger.budget.used:.1f}",
+            }
+            | {"mlflow.note.content": _note(*table)}
+            | {f"best.{k}": str(best.user_attrs["params"][k]) for k in best.params},
+        )
+        session.tracker.files(session.folder.id, [folder / name for name in report.FILES])
+    if options.keep == "winner":  # its own folder has it
+        session.discard(folder / "trials")
+    session.console.table(*table)
+    code = PARTIAL if failed else DONE
+    seconds = ledger.train_seconds + result.train_seconds
+    full = Result(
+        **{
+            **vars(result),
+            "train_seconds": seconds,
+            "device_seconds": seconds * spec.resources.devices,
+            "wall_seconds": session.wall_seconds,
+            "status": "partial" if failed else "finished",
+            "folder": folder,
+            "exit_code": code,
+            "extra": {**result.extra, "trials": len(found), "failed": failed, "best_trial": best.number,
+                      "best_params": best.user_attrs["params"]},
+        }
+    )  # fmt: skip
+    session.settle("partial" if failed else "finished", code, run_id=full.run_id, result=full.to_json())
+    return full
+
+
+def _ranking(rows: list[dict[str, Any]], study: Study) -> tuple[str, list[str], list[list[Any]]]:
+    """Title, columns and cells of the table of the best trials."""
+    sign = -1.0 if study.objective.direction == "max" else 1.0
+    ranked = sorted(rows, key=lambda r: (r["state"] != "complete", sign * (r["value"] or 0.0)))[:SHOWN]
+    names = sorted({name for row in rows for name in row if name.startswith("params.")})
+    extra = [name for name in ("values", "spread") if any(name in row for row in rows)]
+    columns = ["trial", "state", "value", *extra, "epochs", *names]
+    title = f"{study.objective.metric} on validation" + (f", best {SHOWN} of {len(rows)}" if len(rows) > SHOWN else "")
+    cells = [[row.get(name) for name in columns] for row in ranked]
+    return title, [name.removeprefix("params.") for name in columns], cells
+
+
+def _note(title: str, columns: list[str], cells: list[list[Any]]) -> str:
+    """The table as Markdown: MLflow shows it on the sweep's run, since its lists hide children."""
+    lines = [columns, ["---"] * len(columns), *([show(cell) for cell in row] for row in cells)]
+    return "\n".join([f"**{title}**", "", *("| " + " | ".join(line) + " |" for line in lines)])

@@ -1,0 +1,1 @@
+"""Where runs lie: folders, checkpoints, accounts, copies on object stores."""

@@ -1,0 +1,261 @@
+"""The two copies of a run, its folder here and its storage: what differs, what travels, which has gone further.
+
+``.mirror.json`` in the folder remembers what was delivered, so that only changes travel, and which hold of the run
+was driven from here: a record that counts more holds was driven from elsewhere since.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from orchestrator.storage import lease, remote
+from orchestrator.storage.remote import Remote
+
+MANIFEST = ".mirror.json"
+FORMAT = 1
+RECORD = "record.json"
+MARKS = ("checkpoint.json", "outcome.json", RECORD)
+"""Files that say that others are whole: they are sent last."""
+
+HERE = ("lock", "process.json", "stack.txt", "given-up")
+"""Files that mean something on this machine only, beside hidden and half-written ones."""
+
+PARALLEL = 4
+
+Stamp = tuple[int, int]
+"""A file's size and its time of change in nanoseconds."""
+
+Stamps = dict[str, Stamp]
+"""Files by their names relative to the run's folder; one that ends in a slash is a folder that is to go."""
+
+
+def deliver(folder: Path, place: Remote, delivered: Stamps, parts: Sequence[str] = ()) -> bool:
+    """Send what has changed since ``delivered``, which is kept up to date; True when something had. Raises OSError."""
+    files = scan(folder, parts)
+    changed = [name for name, stamp in files.items() if delivered.get(name) != stamp]
+
+    def send(name: str) -> None:
+        try:
+            place.send(folder / name, name)
+        except FileNotFoundError:
+            if (folder / name).exists():
+                raise
+        else:
+            delivered[name] = files[name]
+
+    _each(send, changed)
+    gone = [name for name in list(delivered) if name not in files]
+    for name in gone:
+        if name in delivered:
+            _remove(name, folder, place, delivered)
+    return bool(changed or gone)
+
+
+def undelivered(folder: Path, delivered: Mapping[str, Stamp], parts: Sequence[str] = ()) -> list[str]:
+    """What differs between the folder and what was delivered."""
+    files = scan(folder, parts)
+    return sorted(name for name in {*files, *delivered} if files.get(name) != delivered.get(name))
+
+
+def gather(folder: Path, parts: Sequence[str] = ()) -> Stamps:
+    """Bring what only the storage has below ``folder``: what others of the same run have written. Raises OSError.
+
+    ``parts`` are the only files and folders right below it that count; none means all.
+    """
+    place = remote.behind(folder)
+    if place is None:
+        return {}
+    missing = {n for n in place.files() if _travels(n) and _within(n, parts) and not (folder / n).exists()}
+    return _fetch(folder, place, missing)
+
+
+def refresh(folder: Path, *, everything: bool) -> None:
+    """Bring a run's copy here up to its storage, unless it was driven last from here. Raises OSError.
+
+    Without ``everything`` checkpoints and models are left where they are.
+    """
+    place = remote.behind(folder)
+    if place is None or lease.driven_here(folder) or (theirs := record(place)) is None:
+        return
+    holds, delivered = manifest(folder)
+    if int(theirs.get("holds", 0)) <= holds:  # ours has gone further, but for what others wrote in its time
+        if everything:
+            missing = {n for n in place.files() if _travels(n) and n not in delivered and not (folder / n).exists()}
+            delivered |= _fetch(folder, place, missing)
+            remember(folder, holds, delivered)
+        return
+    stored = {name: found for name, found in place.files().items() if _travels(name)}
+    files = scan(folder)
+    for name in files.keys() - stored.keys():
+        if everything or name in delivered:  # a look alone takes nothing away that nobody else has
+            _drop(folder, name)
+    old = {n for n, s in stored.items() if n not in files or (s.size, round(s.time * 1e9)) != files[n]}
+    fetched = _fetch(folder, place, {name for name in old if everything or not _is_bulky(name)})
+    for name, stamp in fetched.items():
+        moment = round(stored[name].time * 1e9)  # by which it is known again
+        os.utime(folder / name, ns=(moment, moment))
+        fetched[name] = (stamp[0], moment)
+    remember(folder, 0, {name: stamp for name, stamp in files.items() if name in stored} | fetched)
+
+
+def look(folder: Path) -> None:
+    """:func:`refresh`, as far as the storage can be reached; else the copy here will do."""
+    with suppress(OSError):
+        refresh(folder, everything=False)
+
+
+def has(storage: Path, name: str) -> bool:
+    """Whether storage that is no folder has a run of that name; False too where it can not be asked."""
+    place = remote.behind(storage)
+    with suppress(OSError):
+        return place is not None and record(place / name) is not None
+    return False
+
+
+def settle(folder: Path) -> int:
+    """Deliver what was kept back of a run that nobody drives; how many files those were. Raises OSError."""
+    place = remote.behind(folder)
+    if place is None:
+        return 0
+    holds, delivered = manifest(folder)
+    if int((record(place) or {}).get("holds", 0)) > holds:  # others have gone on from what was stored
+        return 0
+    left = len(undelivered(folder, delivered))
+    try:
+        deliver(folder, place, delivered)
+    finally:
+        remember(folder, holds, delivered)
+    return left
+
+
+def record(place: Remote) -> dict[str, Any] | None:
+    """A run's record as it is stored; None where there is none, or a damaged one. Raises OSError."""
+    content = place.read(RECORD)
+    with suppress(ValueError):
+        found = json.loads(content or b"")
+        return found if isinstance(found, dict) else None
+    return None
+
+
+def records(storage: Path) -> dict[str, dict[str, Any]]:
+    """The stored records that have gone further than the copies here, by id. Raises OSError."""
+    place = remote.behind(storage)
+    if place is None:
+        return {}
+
+    def further(name: str) -> dict[str, Any] | None:
+        found = record(place / name)
+        return found if found and int(found.get("holds", 0)) > manifest(storage / name)[0] else None
+
+    with ThreadPoolExecutor(4 * PARALLEL) as pool:
+        names = place.folders()
+        return {name: found for name, found in zip(names, pool.map(further, names)) if found}
+
+
+def scan(folder: Path, parts: Sequence[str] = ()) -> Stamps:
+    """The files below ``folder``, or its ``parts``, that belong on the storage."""
+    found: Stamps = {}
+    for where, folders, names in os.walk(folder):
+        below = Path(where).relative_to(folder)
+        folders[:] = [n for n in folders if _travels((below / n).as_posix()) and _within((below / n).as_posix(), parts)]
+        for name in names:
+            relative = (below / name).as_posix()
+            if _travels(relative) and _within(relative, parts):
+                with suppress(OSError):  # gone since
+                    known = os.stat(os.path.join(where, name))
+                    found[relative] = (known.st_size, known.st_mtime_ns)
+    return found
+
+
+def manifest(folder: Path) -> tuple[int, Stamps]:
+    """Which hold of the run was driven from this copy (0: none), and what the storage has of it."""
+    try:
+        told = json.loads((folder / MANIFEST).read_text())
+        if told["format"] != FORMAT:
+            return 0, {}
+        return int(told["holds"]), {name: (size, moment) for name, (size, moment) in told["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0, {}
+
+
+def remember(folder: Path, holds: int, delivered: Mapping[str, Stamp]) -> None:
+    """Write what :func:`manifest` reads; a full disk costs sending files once more."""
+    partial = folder / f"{MANIFEST}.{os.getpid()}.partial"
+    with suppress(OSError):
+        partial.write_text(json.dumps({"format": FORMAT, "holds": holds, "files": dict(delivered)}))
+        partial.replace(folder / MANIFEST)
+
+
+def _fetch(folder: Path, place: Remote, names: set[str]) -> Stamps:
+    """Bring the named objects."""
+
+    def fetch(name: str) -> None:
+        place.fetch(name, folder / name)
+
+    _each(fetch, names)
+    stamps = {name: os.stat(folder / name) for name in names}
+    return {name: (stamp.st_size, stamp.st_mtime_ns) for name, stamp in stamps.items()}
+
+
+def _drop(folder: Path, name: str) -> None:
+    """Remove a file and the folders that it leaves empty: an empty checkpoint would pass for a damaged one."""
+    (folder / name).unlink(missing_ok=True)
+    with suppress(OSError):
+        for parent in Path(name).parents[:-1]:
+            (folder / parent).rmdir()
+
+
+def _each(work: Callable[[str], None], names: Iterable[str]) -> None:
+    """Do it for every name, a few at once, the marks last; begins no more when one has failed, and raises that."""
+    ordered = sorted(names, key=lambda name: (name.rpartition("/")[2] in MARKS, name))
+    for mark, part in groupby(ordered, key=lambda name: name.rpartition("/")[2] in MARKS):
+        with ThreadPoolExecutor(1 if mark else PARALLEL) as pool:
+            asked = [pool.submit(work, name) for name in part]
+            try:
+                for future in asked:
+                    future.result()
+            except Exception:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+
+def _remove(name: str, folder: Path, place: Remote, delivered: Stamps) -> None:
+    """Remove what is gone here: its outermost folder that is gone too at once, else the object alone."""
+    parents = [parent for parent in reversed(Path(name).parents) if parent != Path()]
+    if name.endswith("/"):
+        parents.append(Path(name))
+    top = next((parent.as_posix() for parent in parents if not (folder / parent).exists()), None)
+    if top is None:
+        place.remove(name)
+        del delivered[name]
+    else:
+        place.remove_folder(top)
+        for inside in [known for known in list(delivered) if known.startswith(f"{top}/")]:
+            del delivered[inside]
+
+
+def _travels(name: str) -> bool:
+    """Whether a file is any other machine's business: not hidden, half-written, or Ray Tune's own."""
+    parts = name.split("/")
+    return (
+        not any(part.startswith(".") for part in parts)
+        and parts[-1] not in HERE
+        and parts[0] != "tune"
+        and name != lease.NAME
+        and not name.endswith((".partial", ".lock", "/"))
+    )
+
+
+def _within(name: str, parts: Sequence[str]) -> bool:
+    return not parts or name.split("/")[0] in parts
+
+
+def _is_bulky(name: str) -> bool:
+    return any(part.startswith("checkpoint-") or part == "model" for part in name.split("/"))

@@ -1,0 +1,188 @@
+"""Keeps a run's storage equal to its folder, in the background: what changes is sent, what is gone is removed.
+
+A storage that is slow, away or gone costs no training time: nothing here is waited for before the end. What could
+not be delivered stays in the folder and is delivered by ``orchestrator sync`` or the next resume.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.storage import copies, lease, remote
+from orchestrator.storage.lease import RENEW_SECONDS, Lease
+from orchestrator.storage.remote import Remote
+
+STOP = "stop"
+LOOK_SECONDS = 2.0
+LISTEN_SECONDS = 2.0
+"""How often a process far from the driver asks whether to stop."""
+
+PATIENCE_SECONDS = 10.0
+"""At the end, so long is tried again while nothing can be delivered."""
+
+BRING_SECONDS = 30.0
+RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0)
+
+
+class Mirror:
+    """Threads that keep ``place`` equal to ``folder`` until :meth:`close`. They never raise.
+
+    With a ``lease`` it is the driver's: it renews that and, when another driver has taken over, stops this one, which
+    then stores nothing more. A ``stop`` that was asked for on the storage appears in the run's folder, ``root``.
+    ``parts`` are the only files and folders right below that count; none means all.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        place: Remote,
+        root: Path,
+        *,
+        lease: Lease | None = None,
+        holds: int = 0,
+        parts: Sequence[str] = (),
+    ) -> None:
+        self._folder, self._place, self._root = folder, place, root
+        self._lease, self._holds, self._parts = lease, holds, parts
+        _, self._delivered = copies.manifest(folder)
+        copies.remember(folder, holds, self._delivered)
+        self._trouble = "nothing was tried"
+        self._lost = False
+        self._closing, self._ended = threading.Event(), threading.Event()
+        # Two: a large checkpoint may take longer than the lease lasts.
+        self._threads = [threading.Thread(target=work, name="mirror", daemon=True) for work in (self._send, self._heed)]
+        for thread in self._threads:
+            thread.start()
+
+    def discard(self, name: str) -> None:
+        """The folder ``name`` goes from the storage with all that is in it, whoever put it there; at once if it can."""
+        try:
+            self._place.remove_folder(name)
+        except OSError:
+            self._delivered[f"{name}/"] = (0, 0)
+
+    def finish(self) -> None:
+        """No more will change: the thread ends by itself once all is delivered, or can not be."""
+        self._closing.set()
+
+    def close(self) -> str | None:
+        """Deliver what is left, and end. Returns one sentence when something could not be."""
+        self.finish()
+        for thread in self._threads:
+            thread.join()
+        if self._lost:
+            return f"{self._folder.name} was taken over by another driver; what this one did since is not stored"
+        if self._lease:
+            self._lease.release()
+        if left := len(copies.undelivered(self._folder, self._delivered, self._parts)):
+            return (
+                f"{left} file{'s' * (left > 1)} could not be stored ({self._trouble}); they are kept here, "
+                f"deliver them with: orchestrator sync {self._root.name}"
+            )
+        return None
+
+    def _send(self) -> None:
+        try:
+            self._send_until_closed()
+        finally:
+            self._ended.set()
+
+    def _send_until_closed(self) -> None:
+        failures, failing_since = 0, None
+        while not self._lost:
+            closing = self._closing.is_set()  # asked before looking: all that was there until then is sent
+            begun = time.monotonic()
+            try:
+                if copies.deliver(self._folder, self._place, self._delivered, self._parts):
+                    copies.remember(self._folder, self._holds, self._delivered)
+            except Exception as error:  # whatever it is, waiting is all that can be done
+                failures += 1
+                self._trouble = remote.reason(error)[0]
+                copies.remember(self._folder, self._holds, self._delivered)
+                failing_since = (failing_since or begun) if closing else None
+                if failing_since and time.monotonic() - failing_since > PATIENCE_SECONDS:
+                    return
+                pause = RETRY_SECONDS[min(failures, len(RETRY_SECONDS)) - 1]
+                time.sleep(min(pause, 1.0)) if closing else self._closing.wait(pause)
+            else:
+                failures = 0
+                if closing:
+                    return
+                self._closing.wait(max(LOOK_SECONDS, 4 * (time.monotonic() - begun)))
+
+    def _heed(self) -> None:
+        """Renew the lease, and look for a stop."""
+        stop_file, storage = self._root / STOP, remote.behind(self._root)
+        while not self._lost and not self._ended.wait(RENEW_SECONDS if self._lease else LISTEN_SECONDS):
+            with suppress(OSError):
+                self._lost = self._lease is not None and not self._lease.kept()
+                asked = storage is not None and not stop_file.exists() and storage.find(STOP) is not None
+                if self._lost or (asked and not self._closing.is_set()):
+                    stop_file.touch()
+
+
+class Carried:
+    """A context in which a process far from its driver works on ``folder``, or ``parts`` of it.
+
+    What the storage has of it is brought first, what changes is sent, unless it only ``reads``. Where the driver's
+    own folder is at hand, and with a storage that is a plain path, there is nothing to do.
+    """
+
+    def __init__(self, folder: Path, parts: Sequence[str] = (), *, reads: bool = False) -> None:
+        self._mirror: Mirror | None = None
+        root, place = remote.run_folder(folder), remote.behind(folder)
+        if root is None or place is None or lease.driven_here(root):
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        (root / STOP).unlink(missing_ok=True)  # an earlier driver's; where it is meant now, it comes again
+        with suppress(OSError):  # away: what is here will do, at the price of work done again
+            brought = copies.gather(folder, parts)
+            copies.remember(folder, 0, copies.manifest(folder)[1] | brought)
+        if not reads:
+            self._mirror = Mirror(folder, place, root, parts=parts)
+
+    def finish(self) -> None:
+        """Let the rest be sent without waiting for it."""
+        if self._mirror:
+            self._mirror.finish()
+
+    def close(self) -> None:
+        """Wait until all is sent, or can not be."""
+        if self._mirror:
+            self._mirror.close()
+
+    def __enter__(self) -> Carried:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def bring(folder: Path, mark: str, parts: Sequence[str] = ()) -> None:
+    """Wait for what another machine stores below ``folder``, until its last file, ``mark``, is here.
+
+    At once where it is here already. Raises UserError (exit 3) when it does not come.
+    """
+    place, deadline = remote.behind(folder), time.monotonic() + BRING_SECONDS
+    trouble = f"there is no {mark}"
+    while place is not None and not (folder / mark).exists():
+        try:
+            copies.gather(folder, parts)
+        except OSError as error:
+            trouble = remote.reason(error)[0]
+        if (folder / mark).exists():
+            return
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"What another node has stored at {place.uri} can not be had", got=trouble, code=UNAVAILABLE,
+                fix="Resume it when the storage answers",
+            )  # fmt: skip
+        time.sleep(1.0)

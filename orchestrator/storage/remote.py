@@ -1,0 +1,280 @@
+"""Storage that is no folder: the objects below any URI that pyarrow knows, and which local folder stands for it.
+
+Objects can not be appended to, locked or renamed, and their endpoint may be away. So a run always lives in a plain
+folder; with a URI for its storage that folder is a mirror, below the home, under a name that says what it mirrors.
+Credentials come from the environment alone (``AWS_ACCESS_KEY_ID``, a profile, an instance's role ...).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import threading
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote, urlsplit
+
+from orchestrator.errors import UNAVAILABLE, UserError
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileInfo, FileSystem
+
+MIRROR = "mirror"
+"""Below the home: the local folders of all storages that are none."""
+
+CONNECT_SECONDS, REQUEST_SECONDS = 2.0, 10.0
+CHECK_SECONDS = 5.0
+"""How long a storage may take to say that it can be used."""
+
+REASONS = {
+    "NO_SUCH_BUCKET": ("there is no such bucket", "Make it, or correct --storage"),
+    "ACCESS_DENIED": ("permission denied", "Check the credentials in the environment and the bucket's rights"),
+    "INVALID_ACCESS_KEY_ID": ("the access key is not known", "Check the credentials in the environment"),
+    "SIGNATURE_DOES_NOT_MATCH": ("the secret key is wrong", "Check the credentials in the environment"),
+    "NETWORK_CONNECTION": ("nothing answers", "Start it, or correct AWS_ENDPOINT_URL_S3"),
+}
+"""What the AWS client calls it: in words, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An object: its bytes and when it was written, by the storage's own clock (Unix seconds)."""
+
+    size: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """The objects below ``uri``, by their names relative to it. Whatever is wrong with the storage is an OSError."""
+
+    uri: str
+    request_seconds: float = REQUEST_SECONDS
+
+    def __truediv__(self, name: str) -> Remote:
+        return replace(self, uri=f"{self.uri}/{name}")
+
+    def files(self) -> dict[str, Stored]:
+        """Every object below, at any depth."""
+        system, base = self._place()
+        return {
+            found.path[len(base) + 1 :]: _stored(found)
+            for found in system.get_file_info(_selector(base, recursive=True))
+            if found.is_file
+        }
+
+    def folders(self) -> list[str]:
+        """The names of the folders right below."""
+        system, base = self._place()
+        found = system.get_file_info(_selector(base, recursive=False))
+        return sorted(entry.base_name for entry in found if not entry.is_file)
+
+    def find(self, name: str) -> Stored | None:
+        system, base = self._place()
+        found = system.get_file_info(f"{base}/{name}")
+        return _stored(found) if found.is_file else None
+
+    def read(self, name: str) -> bytes | None:
+        """The object's content; None when there is none."""
+        system, base = self._place()
+        try:
+            with system.open_input_stream(f"{base}/{name}") as stream:
+                return bytes(stream.read())
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, content: bytes) -> None:
+        with self._output(name) as stream:
+            stream.write(content)
+
+    def send(self, file: Path, name: str) -> None:
+        """Write the object ``name`` from a file. Raises FileNotFoundError where there is none (any more)."""
+        with file.open("rb") as source, self._output(name) as stream:
+            shutil.copyfileobj(source, stream, 1 << 22)
+
+    def fetch(self, name: str, file: Path) -> None:
+        """Write ``file``, whole or not at all, from the object ``name``. Raises FileNotFoundError without one."""
+        system, base = self._place()
+        partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with system.open_input_stream(f"{base}/{name}") as source, partial.open("wb") as stream:
+                shutil.copyfileobj(source, stream, 1 << 22)
+            partial.replace(file)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def remove(self, name: str) -> None:
+        """Remove an object, if it is there."""
+        system, base = self._place()
+        try:
+            system.delete_file(f"{base}/{name}")
+        except FileNotFoundError:
+            return
+
+    def remove_folder(self, name: str) -> None:
+        """Remove all objects below ``name``, if there are any."""
+        system, base = self._place()
+        try:
+            system.delete_dir(f"{base}/{name}")
+        except FileNotFoundError:
+            return
+
+    def now(self) -> float:
+        """The storage's clock: ours may be wrong. Writes and removes an object on the way."""
+        name = f".probe-{os.getpid()}-{threading.get_ident()}"
+        self.write(name, b"probe")
+        found = self.find(name)
+        self.remove(name)
+        if found is None:
+            raise OSError("what was written is not there")
+        return found.time
+
+    def check(self) -> None:
+        """Raises UserError (exit 3) within seconds unless an object can be written, seen and removed here."""
+        outcome: list[OSError] = []
+        hasty = replace(self, request_seconds=CHECK_SECONDS - 2)
+
+        def probe() -> None:
+            try:
+                hasty.find("probe")  # an endpoint that is mute is soonest known by asking
+                hasty.now()
+            except OSError as error:
+                outcome.append(error)
+
+        # In a thread: an endpoint that takes the connection and never answers would keep us for longer.
+        asking = threading.Thread(target=probe, name="storage-check", daemon=True)
+        asking.start()
+        asking.join(CHECK_SECONDS)
+        if asking.is_alive():
+            raise unusable(self.uri, TimeoutError(f"no answer within {CHECK_SECONDS:g} s"))
+        if outcome:
+            raise unusable(self.uri, outcome[0])
+
+    def _output(self, name: str) -> Any:
+        system, base = self._place()
+        path = f"{base}/{name}"
+        if system.type_name not in ("s3", "gcs", "abfs"):
+            system.create_dir(str(PurePosixPath(path).parent), recursive=True)
+        return system.open_output_stream(path)
+
+    def _place(self) -> tuple[FileSystem, str]:
+        scheme, _, below = self.uri.partition("://")
+        host, _, path = below.partition("/")
+        system, base = _open(f"{scheme}://{host or '/'}", self.request_seconds)
+        return system, f"{base.rstrip('/')}/{path}".rstrip("/")
+
+
+def normal(uri: str) -> str:
+    """The URI as it is kept: no blank ends. Raises UserError for one that holds a secret or can not be a storage."""
+    parts = urlsplit(uri.strip())
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise UserError(
+            "The storage's address is to be an address alone",
+            got=f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}, with more around it",
+            allowed="s3://BUCKET/PREFIX",
+            fix="Credentials and endpoint come from the environment: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL_S3",
+        )
+    text = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+    if not parts.netloc or len(_slug(text)) > 200:
+        raise UserError("The storage's address can not be one", got=repr(uri), allowed="s3://BUCKET/PREFIX")
+    return text
+
+
+def is_uri(text: str) -> bool:
+    """Whether a storage is no plain path."""
+    return "://" in text and not text.startswith("file://")
+
+
+def mirror_of(uri: str, home: Path) -> Path:
+    """The folder that stands for the storage ``uri``."""
+    return home / MIRROR / _slug(uri)
+
+
+def uri_of(storage: Path) -> str | None:
+    """What a storage's folder stands for; None for one that stands for itself."""
+    if storage.parent.name != MIRROR or "~3A~2F~2F" not in storage.name:
+        return None
+    return unquote(storage.name.replace("~", "%"))
+
+
+def behind(path: Path) -> Remote | None:
+    """What ``path``, a storage's folder or anything below it, mirrors; None for a plain path."""
+    for parent in (path, *path.parents):
+        if uri := uri_of(parent):
+            below = path.relative_to(parent).as_posix()
+            return Remote(uri) if below == "." else Remote(uri) / below
+    return None
+
+
+def run_folder(path: Path) -> Path | None:
+    """The folder of the run or sweep that ``path`` lies in; None where it lies in no mirror."""
+    return next((parent for parent in (path, *path.parents) if uri_of(parent.parent)), None)
+
+
+def unusable(uri: str, error: OSError) -> UserError:
+    what, fix = reason(error)
+    return UserError(f"The storage {uri} can not be used: {what}", fix=fix, code=UNAVAILABLE)
+
+
+def reason(error: Exception) -> tuple[str, str]:
+    """What is wrong, in a few words, and what to do about it."""
+    text = str(error)
+    if known := next((words for code, words in REASONS.items() if code in text), None):
+        return known
+    said = re.search(r"Message: (.*?)(?: \(Request ID|$)", text) or re.search(
+        r"operation: (.*?)(?: \(Request ID|$)", text
+    )
+    fix = "Check the endpoint and the credentials in the environment"
+    return (said[1] if said else text.splitlines()[0]).strip(), fix
+
+
+def _slug(uri: str) -> str:
+    return quote(uri, safe="").replace("~", "%7E").replace("%", "~")
+
+
+def _selector(base: str, *, recursive: bool) -> Any:
+    from pyarrow.fs import FileSelector
+
+    return FileSelector(base, recursive=recursive, allow_not_found=True)
+
+
+def _stored(found: FileInfo) -> Stored:
+    return Stored(found.size, (found.mtime_ns or 0) / 1e9)
+
+
+@lru_cache
+def _open(uri: str, request_seconds: float) -> tuple[FileSystem, str]:
+    """The file system of a bucket, and its path there. Raises OSError."""
+    from pyarrow.fs import FileSystem
+
+    try:
+        if uri.startswith("s3://"):
+            return _s3(uri.removeprefix("s3://"), request_seconds), uri.removeprefix("s3://")
+        system, path = FileSystem.from_uri(uri)
+    except (ValueError, ImportError, NotImplementedError) as error:  # a scheme that this build does not know
+        raise OSError(str(error)) from None
+    return system, path
+
+
+def _s3(bucket: str, request_seconds: float) -> FileSystem:
+    from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem, resolve_s3_region
+
+    options: dict[str, Any] = {}
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if endpoint:
+        parts = urlsplit(endpoint if "://" in endpoint else f"https://{endpoint}")
+        options = {"endpoint_override": f"{parts.netloc}{parts.path.rstrip('/')}", "scheme": parts.scheme}
+        region = region or "us-east-1"
+    return S3FileSystem(
+        region=region or resolve_s3_region(bucket),
+        connect_timeout=CONNECT_SECONDS,
+        request_timeout=request_seconds,
+        retry_strategy=AwsStandardS3RetryStrategy(max_attempts=1),  # who asks us tries again itself
+        allow_delayed_open=True,  # a small object is one request
+        **options,
+    )

@@ -1,0 +1,1 @@
+"""What MLflow hears: a journal, one writer, datasets, system metrics."""

@@ -1,0 +1,175 @@
+"""The writer's queue on disk: operations as JSON lines, read back by byte offset.
+
+An outage of hours costs disk and no memory. What a full disk does not take waits in memory, bounded; what finds no
+room there either is counted, and nobody is kept waiting.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import UserError
+from orchestrator.storage import records
+
+FORMAT = 1
+WINDOW = 1 << 18
+"""Bytes that are read ahead: enough that the rows of trials which take turns still meet in batches."""
+
+HELD = 1000
+"""Reports kept in memory while the disk is full; starts, ends and tags are always kept."""
+
+Operation = dict[str, Any]
+
+
+class Journal:
+    """A queue of operations with one reader: :meth:`take`, deliver, :meth:`forget`; what is not forgotten stays.
+
+    What an earlier process left in ``path`` is taken first. Raises UserError where it has another format.
+    """
+
+    def __init__(self, path: Path) -> None:
+        records.drop_half_line(path)
+        _check_format(path)
+        self.path = path
+        self.lost = 0
+        self.trouble: str | None = None
+        self._file = path.open("a+b", buffering=0)
+        self._size = os.fstat(self._file.fileno()).st_size
+        self._start = self._taken = 0  # bytes that are delivered, and that are being delivered
+        self._memory: deque[Operation] = deque()
+        self._taken_memory = 0
+        self._closed = False
+        self._ready = threading.Condition()
+
+    def put(self, **operation: Any) -> None:
+        """Add an operation at the end. Never waits for the reader, never raises for a full disk."""
+        with self._ready:
+            if self._memory or not self._append(operation):
+                self._hold(operation)
+            self._ready.notify_all()
+
+    def take(self) -> list[Operation]:
+        """The oldest operations, about WINDOW bytes of them; waits for one. Empty once closed and all forgotten."""
+        with self._ready:
+            self._ready.wait_for(lambda: self._closed or not self._empty())
+            if self._start == self._size:
+                self._taken_memory = len(self._memory)
+                return list(self._memory)
+            end = self._size
+        lines = self._read(end)
+        self._taken = self._start + len(lines) if lines else end  # no file any more: somebody emptied it
+        return list(_operations(lines.split(b"\n"))) or [{"op": "none"}]
+
+    def forget(self) -> None:
+        """What was taken is delivered."""
+        with self._ready:
+            for _ in range(self._taken_memory):
+                self._memory.popleft()
+            self._start, self._taken_memory = self._taken, 0
+            if self._start == self._size:
+                self._file.truncate(0)
+                self._start = self._taken = self._size = 0
+
+    def empty(self) -> bool:
+        """Whether all is delivered."""
+        with self._ready:
+            return self._empty()
+
+    def finish(self) -> None:
+        """No more will be put: :meth:`take` no longer waits."""
+        with self._ready:
+            self._closed = True
+            self._ready.notify_all()
+
+    def close(self) -> None:
+        """Keep what is left for the next process, and remove the file where there is nothing."""
+        with self._ready:
+            while self._memory and self._append(self._memory[0]):
+                self._memory.popleft()
+            self.lost += sum(map(_weight, self._memory))
+            self._file.close()
+            if self._size == 0:
+                self.path.unlink(missing_ok=True)
+
+    def _read(self, end: int) -> bytes:
+        """Whole lines from the first that is not delivered, a window of them, at least one."""
+        size = WINDOW
+        while True:
+            block = os.pread(self._file.fileno(), min(size, end - self._start), self._start)
+            if (whole := block.rfind(b"\n") + 1) or len(block) < size:
+                return block[:whole] or block
+            size *= 2
+
+    def _empty(self) -> bool:
+        return self._start == self._size and not self._memory
+
+    def _append(self, operation: Operation) -> bool:
+        line = memoryview(json.dumps({"format": FORMAT, **operation}, default=str).encode() + b"\n")
+        size = self._size + len(line)
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            self.trouble = error.strerror or str(error)
+            with suppress(OSError):  # half a line: what comes next must not be lost with it
+                self._file.truncate(self._size)
+            return False
+        self._size = size
+        return True
+
+    def _hold(self, operation: Operation) -> None:
+        if operation["op"] == "log" and len(self._memory) >= HELD:
+            self.lost += _weight(operation)
+        else:
+            self._memory.append(operation)
+
+
+def batches(operations: Iterable[Operation]) -> list[Operation]:
+    """The same operations with fewer requests: the rows of a run that nothing else of this run parts are one.
+
+    Runs do not wait for each other, so that trials which report in turns still have batches.
+    """
+    merged: list[Operation] = []
+    open_for: dict[Any, Operation] = {}
+    for operation in operations:
+        key = operation.get("key")
+        if operation.get("op") != "log":
+            open_for.pop(key, None)
+            merged.append(operation)
+        elif key in open_for:
+            open_for[key]["rows"] += operation["rows"]
+        else:
+            open_for[key] = operation | {"rows": list(operation["rows"])}
+            merged.append(open_for[key])
+    return merged
+
+
+def _operations(lines: Iterable[bytes]) -> Iterator[Operation]:
+    for line in lines:
+        with suppress(ValueError):  # damaged on disk: what stands around it is still good
+            operation = json.loads(line)
+            if isinstance(operation, dict):
+                yield operation
+
+
+def _weight(operation: Mapping[str, Any]) -> int:
+    return len(operation.get("rows", "1"))
+
+
+def _check_format(path: Path) -> None:
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        first = next(_operations([file.readline()]), {})
+    if first.get("format", FORMAT) != FORMAT:
+        raise UserError(
+            f"The journal {path} has another format", got=first["format"], allowed=FORMAT,
+            fix="Deliver it with the version that wrote it",
+        )  # fmt: skip

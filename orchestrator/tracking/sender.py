@@ -1,0 +1,112 @@
+"""What each operation of the journal means on an MLflow store: sending one twice is harmless."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from orchestrator.tracking.client import KEY, OWNER, Client, Refused
+from orchestrator.tracking.journal import Operation
+from orchestrator.tracking.names import Names
+
+
+class Sender:
+    """Runs are found again by their key; rows at or below the last logged step of their metric are dropped.
+
+    ``runs`` (key to MLflow id) is filled as runs are opened, ``refused`` with what the store did not take.
+    """
+
+    def __init__(self, client: Client, owner: str, runs: dict[str, str], refused: list[str]) -> None:
+        self._client, self._owner, self._runs, self._refused = client, owner, runs, refused
+        self._steps: dict[str, dict[str, int]] = defaultdict(dict)
+        self._illegal: set[tuple[str, str]] = set()
+        self._not_finite: set[tuple[str, str]] = set()
+        self._in_doubt: set[str] = set()
+        self.names = {"metric": Names(), "parameter": Names(), "tag": Names()}
+
+    def send(self, operation: Operation) -> None:
+        """Raises Refused where trying again would not help, or whatever an outage looks like."""
+        match operation["op"]:
+            case "recall":
+                for key, known in self._client.known(self._owner):
+                    self._runs[key], self._steps[key] = known.run_id, dict(known.steps)
+            case "start":
+                self._start(operation)
+            case "log":
+                self._log(*self._open(operation), operation["rows"])
+            case "tag":
+                self._tags(self._open(operation)[1], operation["tags"])
+            case "input":
+                self._client.input(self._open(operation)[1], operation["dataset"])
+            case "files":
+                self._client.files(self._open(operation)[1], operation["paths"])
+            case "end":
+                self._client.end(self._open(operation)[1], operation["status"], operation["time"])
+
+    def doubt(self, operation: Operation) -> None:
+        """No answer came: what was asked may have been done, so a run that was to be made may be there."""
+        if operation["op"] == "start":
+            self._in_doubt.add(operation["key"])
+
+    def _start(self, operation: Operation) -> None:
+        key = operation["key"]
+        if key in self._in_doubt and key not in self._runs and (found := self._client.find(self._owner, key)):
+            self._runs[key] = found
+        if key in self._runs:
+            self._client.reopen(self._runs[key])
+        else:
+            given = self.names["tag"].give(operation["tags"])
+            tags = {given[name]: value for name, value in operation["tags"].items()} | {KEY: key, OWNER: self._owner}
+            parent = self._runs.get(operation["parent"])
+            self._runs[key] = self._client.create(operation["name"], tags, parent, operation["time"])
+        self._in_doubt.discard(key)
+        given = self.names["parameter"].give(operation["params"])
+        params = [(given[name], value) for name, value in operation["params"].items()]
+        self._deliver(self._client.params, self._runs[key], params)
+
+    def _log(self, key: str, run: str, rows: list[Any]) -> None:
+        given = self.names["metric"].give(dict.fromkeys(name for _, _, metrics in rows for name in metrics))
+        steps = dict(self._steps[key])
+        fresh: list[tuple[str, float, int, int]] = []
+        not_finite: dict[str, str] = {}
+        for epoch, moment, metrics in rows:
+            for ours, value in metrics.items():
+                name = given[ours]
+                if epoch <= steps.get(name, -1):
+                    continue
+                if math.isfinite(value):
+                    fresh.append((name, value, moment, epoch))
+                    steps[name] = epoch
+                elif (run, name) not in self._not_finite:  # MLflow would show infinity as 1.8e308
+                    not_finite.setdefault(name, f"{value:g} at epoch {epoch}")
+        self._deliver(self._client.metrics, run, fresh)
+        self._steps[key] = steps
+        self._tags(run, {f"nonfinite.{name}": said for name, said in not_finite.items()})
+        self._not_finite.update((run, name) for name in not_finite)
+
+    def _tags(self, run: str, tags: dict[str, str]) -> None:
+        given = self.names["tag"].give(tags)
+        self._deliver(self._client.tags, run, [(given[name], value) for name, value in tags.items()])
+
+    def _open(self, operation: Operation) -> tuple[str, str]:
+        key = operation["key"]
+        if key not in self._runs:
+            raise Refused(f"the run {key} was never opened")
+        return key, self._runs[key]
+
+    def _deliver(self, send: Callable[[str, Any], None], run: str, values: list[tuple[Any, ...]]) -> None:
+        """Send named values together; where the server refuses them, by name: an illegal one costs itself alone."""
+        values = [value for value in values if (run, value[0]) not in self._illegal]
+        if not values:
+            return
+        try:
+            send(run, values)
+        except Refused as error:
+            names = dict.fromkeys(value[0] for value in values)
+            if len(names) == 1:
+                self._illegal.add((run, *names))
+                self._refused.append(str(error))
+            for name in names if len(names) > 1 else ():
+                self._deliver(send, run, [value for value in values if value[0] == name])

@@ -1,0 +1,65 @@
+"""MLflow's SQLite store: one file, by default in the home, made once under a lock."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from orchestrator.errors import UNAVAILABLE, UserError
+from workloads.data.cache import file_lock
+
+SQLITE = "sqlite:///"
+
+QUIET = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "GIT_PYTHON_REFRESH": "quiet",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK": "true",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # our writer does that itself: a request sent twice makes two runs
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # two lines at each run's end
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+}
+
+
+def ensure(uri: str) -> Path | None:
+    """Make the SQLite store ``uri`` if it is not there; returns where its artifacts go, beside it.
+
+    None for a tracking server or a database server: those are somebody's own, and say themselves where artifacts
+    go. Fast when the store is there; safe when many processes call it at once: several that migrate one fresh
+    SQLite file destroy it, hence the lock. Raises UserError (exit 3) when it can not be written.
+    """
+    quiet()
+    if not uri.startswith(SQLITE):
+        return None
+    database = Path(uri.removeprefix(SQLITE))
+    artifacts, ready = database.parent / "artifacts", database.with_suffix(".ready")
+    if ready.exists() and database.exists():
+        return artifacts
+    try:
+        database.parent.mkdir(parents=True, exist_ok=True)
+        with file_lock(database.with_suffix(".lock")):
+            if not (ready.exists() and database.exists()):
+                from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+                SqlAlchemyStore(uri, str(artifacts))
+                with closing(sqlite3.connect(database)) as connection:
+                    connection.execute("PRAGMA journal_mode=WAL")  # the UI reads while a sweep writes
+                ready.touch()
+    except OSError as error:
+        raise UserError(
+            f"The MLflow store {database} can not be written",
+            got=error.strerror or str(error),
+            fix="Set ORCHESTRATOR_HOME to a folder of yours",
+            code=UNAVAILABLE,
+        ) from None
+    return artifacts
+
+
+def quiet() -> None:
+    """Set MLflow's switches before it is imported; what the user set stays."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)

@@ -1,0 +1,209 @@
+"""MLflow tracking: one writer a process, batched, that can not hurt training.
+
+Every operation is appended to a journal beside the run and sent from there by a background thread, so a server that
+is slow, away or gone costs no training time and no value; what is left at the end stays in the journal and is
+delivered by ``orchestrator sync`` or the next resume.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from orchestrator.engine import Row
+from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.tracking.client import Client, End, Refused
+from orchestrator.tracking.journal import Journal, Operation, batches
+from orchestrator.tracking.sender import Sender
+
+JOURNAL = "tracking.jsonl"
+RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
+WRONG = (Refused, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+"""What waiting does not make right; an outage raises MLflow's own exceptions and OSError."""
+
+
+class Tracker:
+    """Queues operations on runs named by our own keys (``<id>`` or ``<sweep>/<number>``) and sends them.
+
+    ``resuming`` makes it look for runs that an earlier process opened under the same ``owner``.
+    """
+
+    def __init__(self, uri: str, experiment: str, owner: str, folder: Path, *, artifacts: Path | None, resuming: bool):
+        self._uri, self._experiment, self._owner, self._artifacts = uri, experiment, owner, artifacts
+        self._journal = Journal(folder / JOURNAL)
+        self._resuming = resuming or not self._journal.empty()
+        self._sender: Sender | None = None
+        self._opened: dict[str, str] = {}
+        self._lost: dict[str, str] = {}
+        self._refused: list[str] = []
+        self._trouble: str | None = None
+        self._changed = threading.Condition()
+        self._progress, self._away_since = 0.0, 0.0
+        self._closing = threading.Event()
+        self._patience, self._deadline = 0.0, float("inf")
+        self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
+        self._thread.start()
+
+    # -- what the driver says ------------------------------------------------------------------------------
+
+    def start(
+        self,
+        key: str,
+        name: str,
+        *,
+        params: Mapping[str, Any],
+        tags: Mapping[str, str] | None = None,
+        parent: str | None = None,
+    ) -> None:
+        """Open the run ``key``, or take it up again."""
+        values = {k: _text(v) for k, v in params.items()}
+        self._journal.put(
+            op="start", key=key, name=name, params=values, tags=dict(tags or {}), parent=parent, time=_now()
+        )
+
+    def log(self, key: str, rows: Iterable[Row]) -> None:
+        """Log whole rows; step is the epoch, time the epoch's own. What is not finite becomes a tag that says so."""
+        packed = [[row.epoch, round(row.time * 1000), dict(row.metrics)] for row in rows]
+        if packed:
+            self._journal.put(op="log", key=key, rows=packed)
+
+    def tag(self, key: str, tags: Mapping[str, str]) -> None:
+        self._journal.put(op="tag", key=key, tags=dict(tags))
+
+    def input(self, key: str, dataset: Mapping[str, str]) -> None:
+        """Say what the run is trained on: a dataset's ``name``, ``digest``, ``source`` and, if known, ``profile``."""
+        self._journal.put(op="input", key=key, dataset=dict(dataset))
+
+    def files(self, key: str, paths: Iterable[Path]) -> None:
+        """Put files on the run as they are when their turn comes; one that is gone by then is passed over."""
+        self._journal.put(op="files", key=key, paths=[str(path) for path in paths])
+
+    def end(self, key: str, status: End) -> None:
+        self._journal.put(op="end", key=key, status=status, time=_now())
+
+    def opened(self, key: str) -> str | None:
+        """The MLflow id of the run ``key`` if it is open already."""
+        return self._opened.get(key)
+
+    def run_id(self, key: str, timeout: float = 60.0) -> str:
+        """The MLflow id of the run ``key``; waits until it is open. Raises UserError (exit 3) after ``timeout``."""
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._opened or key in self._lost, timeout)
+        if key in self._opened:
+            return self._opened[key]
+        if key in self._lost:
+            raise UserError("MLflow refuses the run", got=self._lost[key], code=UNAVAILABLE, fix="Try --experiment")
+        raise UserError(
+            "MLflow does not answer", got=self._trouble or self._uri, code=UNAVAILABLE,
+            fix="Start the server, or set --tracking",
+        )  # fmt: skip
+
+    def flush(self, timeout: float = 20.0) -> bool:
+        """Wait until all is sent; False when nothing could be for ``timeout`` seconds, those before the call too."""
+        begun = time.monotonic()
+        with self._changed:
+            while not self._journal.empty():
+                since = self._away_since or max(begun, self._progress)
+                left = since + timeout - time.monotonic()
+                if left <= 0:
+                    return False
+                self._changed.wait(left)
+        return True
+
+    def close(self, timeout: float = 15.0) -> str | None:
+        """Send what is left and stop; give up when nothing could be sent for ``timeout`` seconds.
+
+        Returns one sentence when something could not be delivered, or not as it was named.
+        """
+        self._patience, self._deadline = timeout, time.monotonic() + timeout
+        self._closing.set()
+        self._journal.finish()
+        while self._thread.is_alive() and time.monotonic() < self._deadline + 15:  # a request may be on its way
+            self._thread.join(1)
+        delivered = self._journal.empty() and not self._trouble
+        self._journal.close()
+        return self._told(delivered)
+
+    def _told(self, delivered: bool) -> str | None:
+        said = []
+        if not delivered:
+            said.append(
+                f"MLflow was not reachable ({self._trouble}): the values are kept in {self._journal.path}; "
+                f"deliver them with: orchestrator sync {self._owner}"
+            )
+        if self._journal.lost:
+            said.append(f"{self._journal.lost} reports for MLflow found no room ({self._journal.trouble})")
+        if self._refused:
+            said.append(f"MLflow refused some values: {self._refused[0]}")
+        for kind, names in self._sender.names.items() if self._sender else ():
+            for ours, theirs in list(names.changed().items())[:1]:
+                said.append(f"MLflow takes no {kind} named {ours!r}: it is there as {theirs!r}")
+        return "; ".join(said) or None
+
+    # -- the thread ----------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        if self._resuming and not self._until_sent({"op": "recall"}):
+            return
+        while operations := self._journal.take():
+            for operation in batches(operations):
+                if not self._until_sent(operation):
+                    return
+            self._journal.forget()
+            self._tell()
+
+    def _until_sent(self, operation: Operation) -> bool:
+        """Send it, however long that takes; False when the deadline passed first."""
+        for attempt in count():
+            try:
+                self._connected().send(operation)
+            except Exception as error:
+                if self._sender and isinstance(error, WRONG) and not isinstance(error, OSError):
+                    self._refuse(operation, error)
+                    break
+                self._trouble = f"{type(error).__name__}: {(str(error) or 'no detail').splitlines()[0][:200]}"
+                self._away_since = self._away_since or time.monotonic()
+                if self._sender:
+                    self._sender.doubt(operation)
+                if time.monotonic() > self._deadline:
+                    return False
+                wait = RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)]
+                time.sleep(0.5) if self._closing.is_set() else self._closing.wait(wait)
+            else:
+                break
+        self._trouble, self._away_since = None, 0.0
+        self._tell()
+        return True
+
+    def _connected(self) -> Sender:
+        if self._sender is None:
+            client = Client(self._uri, self._experiment, self._artifacts)
+            self._sender = Sender(client, self._owner, self._opened, self._refused)
+        return self._sender
+
+    def _refuse(self, operation: Operation, error: Exception) -> None:
+        """It will not become right by waiting."""
+        self._refused.append(str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}")
+        if operation.get("op") == "start" and operation.get("key") not in self._opened:
+            self._lost[operation["key"]] = self._refused[-1]
+
+    def _tell(self) -> None:
+        """Those who wait for a run, or for all to be sent, look again."""
+        with self._changed:
+            self._progress = time.monotonic()
+            if self._closing.is_set():
+                self._deadline = self._progress + self._patience
+            self._changed.notify_all()
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _now() -> int:
+    return round(time.time() * 1000)

@@ -1,0 +1,1 @@
+"""One experiment, trained: in this process, in a trial, or as a Ray Train group."""

@@ -1,0 +1,107 @@
+"""A finished model on its way to MLflow: at once, or, when the server is away, by ``orchestrator sync``.
+
+What is still owed stands in the run's record from before the first request until after the last one, so that it is
+known after a crash too; what is there already is not sent again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from orchestrator import preflight
+from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.registry import models as registry
+from orchestrator.registry.models import Logged
+from orchestrator.session import Session, adopt, open_tracker
+from orchestrator.settings import Settings
+from orchestrator.storage import copies, remote
+from orchestrator.storage.records import RunFolder
+from orchestrator.tracking.tracker import JOURNAL
+from workloads.data.cache import file_lock
+
+OWED = "owed"
+
+
+def deliver(session: Session, outcome: Path, register: str | None) -> Logged | None:
+    """Log the model below ``outcome`` and register it; None when MLflow is away, which the session says at its end.
+
+    Raises UserError (exit 3) when MLflow answers and refuses the run or the name to register under.
+    """
+    folder, tracker = session.folder, session.tracker
+    assert tracker is not None
+    folder.update(**{OWED: {"outcome": outcome.relative_to(folder.path).as_posix(), "register": register}})
+    if not tracker.flush():
+        return None
+    run_id = tracker.run_id(folder.id)
+    try:
+        logged = registry.log_model(session.settings, run_id, outcome, register)
+    except registry.trouble() as error:
+        cause, later = str(error).splitlines()[0], f"orchestrator sync {folder.id}"
+        if register and registry.refused(error):
+            raise UserError(
+                f"The model could not be registered: {cause}", fix=f"It is kept; {later}", code=UNAVAILABLE
+            ) from None
+        session.console.say(f"The model could not be logged ({cause}); it is kept, deliver it with: {later}")
+        return None
+    folder.update(**{OWED: None})
+    return logged
+
+
+def sync(settings: Settings, folder: RunFolder) -> str:
+    """Deliver what an outage kept back: the journal's values and files, then the model, registered as was asked.
+
+    Then the folder, to storage that is none. Returns a sentence. Raises UserError (exit 3) when MLflow or the storage
+    is still away.
+    """
+    if folder.driven():
+        raise UserError(f"{folder.id} is still running and delivers by itself", fix="Wait for its end")
+    with file_lock(folder.path / "sync.lock"):
+        try:
+            said = _sync_tracking(settings, folder)
+        finally:
+            stored = _sync_storage(folder)
+    return f"{folder.id}: {'; '.join([*said, *stored]) or 'everything is delivered'}"
+
+
+def _sync_storage(folder: RunFolder) -> list[str]:
+    try:
+        count = copies.settle(folder.path)
+    except OSError as error:
+        raise remote.unusable(str(remote.uri_of(folder.path.parent)), error) from None
+    return [f"{count} file{'s' * (count > 1)} stored"] if count else []
+
+
+def _sync_tracking(settings: Settings, folder: RunFolder) -> list[str]:
+    journal = folder.path / JOURNAL
+    owed = folder.record.get(OWED)
+    if not owed and not journal.exists():
+        return []
+    settings = adopt(settings, folder)
+    preflight.tracking(settings)
+    tracker = open_tracker(settings, folder, resuming=True)
+    if tracker is None:
+        raise UserError("Tracking is off, so there is nowhere to deliver to", fix="Name a server with --tracking")
+    told = tracker.close()
+    if journal.exists():
+        raise UserError(told or f"{journal} could not be delivered", code=UNAVAILABLE)
+    said = ["delivered"]
+    if owed:
+        said.append(_complete(settings, folder, tracker.run_id(folder.id, timeout=0), owed))
+    return [*said, *([told] if told else [])]
+
+
+def _complete(settings: Settings, folder: RunFolder, run_id: str, owed: dict[str, Any]) -> str:
+    """Log the model that is owed, and say in the record what it would have said without the outage."""
+    name = owed["register"]
+    try:
+        logged = registry.log_model(settings, run_id, folder.path / owed["outcome"], name)
+    except registry.trouble() as error:
+        raise UserError(
+            f"The values of {folder.id} are delivered, the model is not: {str(error).splitlines()[0]}",
+            fix="Try again when MLflow takes it", code=UNAVAILABLE,
+        ) from None  # fmt: skip
+    result = folder.record.get("result") or {}
+    told = {"run_id": run_id, "model_uri": logged.uri, "registered_version": logged.version}
+    folder.update(**{OWED: None, "run_id": run_id, "result": {**result, **told} if result else None})
+    return f"registered as models:/{name}/{logged.version}" if name else f"model {logged.uri}"

@@ -1,0 +1,194 @@
+"""Trials of two workers on a cluster that holds one of them at a time: nothing hangs, nothing is left behind.
+
+The cluster is another's and lives on, so what a sweep leaves there is seen; another job's placement group is there
+all the time and must stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from ray.util import placement_group
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+
+from tests.integration.clusters import busy, groups, logical, named, soon
+from tests.integration.commands import SPACES, Command, Store, trials
+
+TRIALS = 4
+SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--workers", "2", "--cpus-per-worker", "1"]
+Start = Callable[..., Command]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
+    for name in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Two CPUs, on one node unless a test asks for two, and a place beside them that another job holds."""
+    asked = getattr(request, "param", "one node")
+    cpus = (1, 1) if asked == "two nodes" else (2,)
+    nodes = [{"num_cpus": number, "num_gpus": 1 - place} for place, number in enumerate(cpus)]
+    with logical(monkeypatch, nodes, dashboard=asked == "dashboard") as address:
+        other = placement_group([{"GPU": 1}])
+        ray.get(other.ready())
+        yield address
+        assert [group["placement_group_id"] for group in groups()] == [other.id.hex()], (
+            "the sweep left some, or took it"
+        )
+        assert soon(lambda: not busy()), f"processes are left: {[process.cmdline()[0] for process in busy()]}"
+
+
+@pytest.fixture
+def start(home: Path, address: str) -> Iterator[Start]:
+    started: list[Command] = []
+
+    def begin(*words: str) -> Command:
+        started.append(Command(home, *words, "--ray-address", address))
+        return started[-1]
+
+    yield begin
+    for command in started:
+        if command.process.poll() is None:
+            command.kill()
+    soon(lambda: len(groups()) == 1)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    "address",
+    ["one node", *(pytest.param(asked, marks=pytest.mark.faults) for asked in ("dashboard", "two nodes"))],
+    indirect=True,
+)
+def test_asha_ends_in_time(home: Path, start: Start) -> None:
+    store = Store(home)
+    sweep = start(*SWEEP, "--trials", str(TRIALS), "epochs=9", "slow=0.1")
+    most = 0
+    while sweep.process.poll() is None:
+        most = max(most, len(groups()) - 1)
+        soon(lambda: sweep.process.poll() is not None, 0.2)
+    assert sweep.end() == 0, sweep.text()
+    assert most == 1, "a group for which there was no room"
+    states = [row["state"] for row in trials(home)]
+    assert len(states) == TRIALS
+    assert set(states) == {"complete", "pruned"}
+    store.check()
+    for key, steps in store.steps().items():
+        assert steps == list(range(1, len(steps) + 1)), f"{key}: a row was lost or doubled"
+
+
+@pytest.mark.faults
+def test_a_busy_cluster_is_waited_for(home: Path, start: Start) -> None:
+    """What others hold is waited for with nothing in hand; a trial begins when it is given back."""
+    taken = _take_a_cpu()
+    words = ["--trials", "1", "--scheduler", "none", "epochs=2", "refit=false", "--tracking", "none"]
+    sweep = start(*SWEEP, *words)
+    sweep.until(lambda: any(group["state"] == "PENDING" for group in groups()))
+    assert ray.available_resources()["CPU"] == 1
+    assert busy() == [], "something runs before its workers can"
+    remove_placement_group(taken)
+    assert sweep.end() == 0, sweep.text()
+    assert [row["state"] for row in trials(home)] == ["complete"]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("words", [SWEEP, ["run", "toy", *SWEEP[4:]]], ids=["sweep", "run"])
+def test_ctrl_c_is_heard_while_waiting(words: list[str], start: Start) -> None:
+    taken = _take_a_cpu()
+    waiting = start(*words)
+    waiting.until(lambda: any(group["state"] == "PENDING" for group in groups()))
+    waiting.ctrl_c()
+    assert waiting.end(30) == 130, waiting.text()
+    remove_placement_group(taken)
+
+
+@pytest.mark.faults
+def test_a_trial_fails_alone(home: Path, start: Start) -> None:
+    words = ["--space", f"{SPACES}:some_diverge", "--trials", "3", "--scheduler", "none", "epochs=4", "refit=false"]
+    sweep = start(*SWEEP, *words)
+    assert sweep.end() == 4, sweep.text()
+    assert [row["state"] for row in trials(home)] == ["complete", "fail", "complete"]
+    assert trials(home)[1]["cause"] == "train/loss is nan at epoch 3"
+    Store(home).check()
+
+
+@pytest.mark.faults
+def test_a_silent_trial_is_given_up_and_frees_its_place(home: Path, start: Start) -> None:
+    words = ["--trials", "1", "--scheduler", "none", "epochs=2", "slow=600", "--trial-timeout", "6"]
+    sweep = start(*SWEEP, *words)
+    assert sweep.end(100) == 1, sweep.text()
+    assert "no report for 6 s; it hung at File" in sweep.text()
+    assert "in train_epoch" in sweep.text()
+
+
+@pytest.mark.faults
+def test_resume_after_the_drivers_death(home: Path, start: Start) -> None:
+    epochs, store = 20, Store(home)
+    words = ["--trials", "2", "--scheduler", "none", f"epochs={epochs}", "slow=0.4", "refit=false"]
+    first = start(*SWEEP, *words)
+    first.until(lambda: _saved(home))
+    first.kill()
+    assert soon(lambda: len(groups()) == 1 and not busy()), "a dead driver's trials live on"
+
+    second = start("sweep", "--resume", "latest")
+    assert second.end() == 0, second.text()
+    assert [row["state"] for row in trials(home)] == ["complete"] * 2
+    store.check()
+    children = {key: steps for key, steps in store.steps().items() if "/" in key}
+    assert len(children) == 2
+    assert all(steps == list(range(1, epochs + 1)) for steps in children.values()), "a row was lost or doubled"
+
+
+@pytest.mark.faults
+def test_ctrl_c_saves_and_resumes(home: Path, start: Start) -> None:
+    store = Store(home)
+    first = start(*SWEEP, "--trials", "2", "--scheduler", "none", "epochs=400", "slow=0.1", "checkpoint_every=400")
+    first.until(lambda: any(len(steps) > 5 for steps in store.steps().values()))
+    first.ctrl_c()
+    assert first.end(60) == 130, first.text()
+    assert "Traceback" not in first.text()
+    assert _saved(home), "nothing was saved"
+    assert soon(lambda: len(groups()) == 1 and not busy())
+    before = {key: max(steps) for key, steps in store.steps().items()}
+
+    second = start("sweep", "--resume", "latest")
+    second.until(lambda: any(steps[-1] > before.get(key, 10**9) for key, steps in store.steps().items()))
+    second.ctrl_c()
+    assert second.end(60) == 130, second.text()
+    store.check()
+    for key, steps in store.steps().items():
+        assert steps == list(range(1, steps[-1] + 1)), f"{key}: a row was lost or doubled"
+
+
+@pytest.mark.faults
+def test_a_trial_goes_on_when_its_processes_are_killed(home: Path, start: Start) -> None:
+    """A worker, which Train starts anew in the same place; then the trial's own process, which Tune does."""
+    epochs, store = 50, Store(home)
+    sweep = start(*SWEEP, "--trials", "1", "--scheduler", "none", f"epochs={epochs}", "slow=0.4", "refit=false")
+    for victim in ("RayTrainWorker", "GroupTrial"):
+        known = _saved(home)
+        sweep.until(lambda known=known: _saved(home) - known)
+        sweep.until(lambda victim=victim: named(victim))[0].kill()
+    assert sweep.end() == 0, sweep.text()
+    store.check()
+    (steps,) = (steps for key, steps in store.steps().items() if "/" in key)
+    assert steps == list(range(1, epochs + 1))
+
+
+def _take_a_cpu() -> PlacementGroup:
+    """One of the two, for another job."""
+    taken = placement_group([{"CPU": 1}])
+    ray.get(taken.ready())
+    return taken
+
+
+def _saved(home: Path) -> set[Path]:
+    """The whole checkpoints of the first trial."""
+    return set(home.glob("storage/*/trials/00000/checkpoint-*/checkpoint.json"))

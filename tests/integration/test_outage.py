@@ -1,0 +1,171 @@
+"""MLflow goes away under a real sweep: training does not notice, nothing is lost, and ``sync`` brings the rest.
+
+The toy workload takes its time by sleeping, so a trial that waits for MLflow shows as a gap between its epochs.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from orchestrator.tracking.tracker import JOURNAL
+from tests.integration.clusters import logical
+from tests.integration.commands import SPACES, Command, Store
+from tests.tracked import Server
+
+EPOCH_SECONDS = 0.2
+CONCURRENT, TRIALS = 4, 8
+Start = Callable[..., Command]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def start(home: Path) -> Iterator[Start]:
+    started: list[Command] = []
+
+    def begin(*words: str) -> Command:
+        started.append(Command(home, *words))
+        return started[-1]
+
+    yield begin
+    for command in started:
+        if command.process.poll() is None:
+            command.kill()
+
+
+@pytest.fixture
+def server(tmp_path: Path, initialised_store: Path) -> Iterator[Server]:
+    folder = tmp_path / "server"
+    folder.mkdir()
+    running = Server(folder, initialised_store)
+    running.wait()
+    yield running
+    running.kill()
+
+
+def words(epochs: int) -> list[str]:
+    searched = ["--space", f"{SPACES}:space", "--scheduler", "none", "--trials", str(TRIALS)]
+    return ["sweep", "toy", *searched, f"epochs={epochs}", f"slow={EPOCH_SECONDS}"]
+
+
+def said_of_mlflow(command: Command) -> list[str]:
+    return [line for line in command.text().splitlines() if line.startswith("MLflow") or "not be logged" in line]
+
+
+def longest_wait(store: Store) -> float:
+    """Seconds, between two epochs of one trial."""
+    rows = store.query("select run_uuid, timestamp from metrics where key = 'train/loss' order by run_uuid, timestamp")
+    return max(late - early for (run, early), (same, late) in pairwise(rows) if run == same) / 1000
+
+
+@pytest.mark.parametrize(
+    ("away", "epochs"), [(5, 20), pytest.param(30, 150, marks=pytest.mark.faults)], ids=["5s", "30s"]
+)
+def test_training_never_waits_for_mlflow(
+    away: int, epochs: int, server: Server, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(server.database.parent)
+    with logical(monkeypatch, [{"num_cpus": CONCURRENT}]) as address:
+        sweep = start(*words(epochs), "--tracking", server.uri, "--ray-address", address)
+        sweep.until(lambda: len([key for key in store.steps() if "/" in key]) == CONCURRENT)
+        server.kill()
+        before = {key: max(steps) for key, steps in store.steps().items()}
+        time.sleep(away)
+        assert {key: max(steps) for key, steps in store.steps().items()} == before, "it was away"
+        server.start()
+        assert sweep.end() == 0, sweep.text()
+    assert said_of_mlflow(sweep) == []
+    store.check()
+    children = {key: steps for key, steps in store.steps().items() if "/" in key}
+    assert len(children) == TRIALS
+    assert all(steps == list(range(1, epochs + 1)) for steps in children.values()), "a row was lost or doubled"
+    assert {status for (status,) in store.query("select status from runs")} == {"FINISHED"}
+    assert longest_wait(store) < away / 2
+
+
+@pytest.mark.faults
+def test_what_an_outage_at_a_sweeps_end_keeps_back_is_synced(
+    server: Server, home: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epochs, store = 10, Store(server.database.parent)
+    with logical(monkeypatch, [{"num_cpus": CONCURRENT}]) as address:
+        sweep = start(*words(epochs), "--register", "kept", "--tracking", server.uri, "--ray-address", address)
+        sweep.until(lambda: len([key for key in store.steps() if "/" in key]) == CONCURRENT)
+        server.kill()
+        logged = sync_after(sweep, server, home, start)
+    assert {"sweep.json", "spec.json", "outcome.json", "trials.csv", "best.json", "report.html"} <= logged
+    children = {key: steps for key, steps in store.steps().items() if "/" in key}
+    assert len(children) == TRIALS
+    assert all(steps == list(range(1, epochs + 1)) for steps in children.values())
+
+
+@pytest.mark.faults
+def test_what_an_outage_at_the_end_keeps_back_is_synced(server: Server, home: Path, start: Start) -> None:
+    store = Store(server.database.parent)
+    run = start("run", "toy", "--local", "epochs=20", "slow=0.1", "--register", "kept", "--tracking", server.uri)
+    run.until(store.steps)
+    server.kill()
+    logged = sync_after(run, server, home, start)
+    assert {"spec.json", "outcome.json", "environment.json", "test_units.parquet"} <= logged
+    assert store.steps() == {next(home.glob("storage/*")).name: list(range(1, 21))}
+
+
+def sync_after(command: Command, server: Server, home: Path, start: Start) -> set[str]:
+    """The end of a command whose MLflow is gone, and what ``sync`` makes of it; the names of the run's files."""
+    assert command.end() == 0, command.text()
+    ended, store = time.time(), Store(server.database.parent)
+    (folder,) = home.glob("storage/*")
+    (told,) = said_of_mlflow(command)
+    assert f"orchestrator sync {folder.name}" in told
+    assert json.loads((folder / "record.json").read_text())["status"] == "finished"
+
+    too_early = start("sync", "latest")
+    assert too_early.end(30) == 3, too_early.text()
+    assert f"No MLflow answers at {server.uri}" in too_early.text()
+    assert (folder / JOURNAL).exists()
+
+    server.start()
+    server.wait()
+    for said in ("delivered; registered as models:/kept/1", "everything is delivered"):
+        sync = start("sync", "latest")
+        assert sync.end() == 0, sync.text()
+        assert sync.text().strip() == f"{folder.name}: {said}"
+    assert not (folder / JOURNAL).exists()
+    store.check()
+    runs = store.query("select status, end_time from runs")
+    assert {status for status, _ in runs} == {"FINISHED"}
+    assert all(end < 1000 * ended for _, end in runs), "a run ended when it ended, not when that was delivered"
+    ((source, run_id),) = store.query("select source, run_id from model_versions where name = 'kept'")
+    record = json.loads((folder / "record.json").read_text())
+    assert (record["run_id"], record["result"]["model_uri"]) == (run_id, source)
+    assert record["result"]["registered_version"] == "1"
+    return {file.name for file in server.database.parent.glob(f"*/{run_id}/artifacts/*")}
+
+
+@pytest.mark.faults
+def test_a_sync_that_is_cut_off_repeats_nothing(server: Server, home: Path, start: Start) -> None:
+    """Its last step is lost again: the model is there, and is found."""
+    store = Store(server.database.parent)
+    run = start("run", "toy", "--local", "epochs=3", "--register", "kept", "--tracking", server.uri)
+    assert run.end() == 0, run.text()
+    (folder,) = home.glob("storage/*")
+    record = json.loads((folder / "record.json").read_text())
+    assert record["owed"] is None
+    before = store.query("select run_uuid, status, end_time from runs")
+    (folder / "record.json").write_text(json.dumps(record | {"owed": {"outcome": ".", "register": "kept"}}))
+    sync = start("sync", "latest")
+    assert sync.end() == 0, sync.text()
+    assert sync.text().strip() == f"{folder.name}: delivered; registered as models:/kept/1"
+    assert store.query("select count(*) from model_versions") == [(1,)]
+    assert store.query("select count(*) from logged_models") == [(1,)]
+    assert store.query("select run_uuid, status, end_time from runs") == before

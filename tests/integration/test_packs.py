@@ -1,0 +1,85 @@
+"""Trials trained together on a real cluster: killed in the middle, each still ends as it does apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator.placement.packs import run_packs
+from orchestrator.plan import Plan
+from orchestrator.spec import ExperimentSpec, Search, SweepSpec
+from orchestrator.training import worker
+from tests.integration.clusters import busy, logical, named, soon
+from workloads.recommender.params import Params
+
+EPOCHS, TRIALS = 24, 3
+SWEEP = SweepSpec(workload="recommender", search=Search(trials=TRIALS))
+
+
+class Book:
+    """In the ledger's place: hands out trials, keeps what they tell, and has the process killed once."""
+
+    exhausted = False
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.specs = [
+            ExperimentSpec(
+                workload="recommender",
+                params=Params(dim=8, lr=0.002 * (1 + number)).model_dump(),
+                plan=Plan(epochs=EPOCHS, refit=True, decide_at=(EPOCHS // 4,)),
+                seed=number,
+            )
+            for number in range(TRIALS)
+        ]
+        self.given = 0
+        self.rows: dict[int, dict[int, Mapping[str, float]]] = {number: {} for number in range(TRIALS)}
+        self.killed: list[int] = []
+
+    def next(self) -> dict[str, Any] | None:
+        if self.given == TRIALS:
+            self.exhausted = True
+            return None
+        self.given += 1
+        return {
+            "number": self.given - 1,
+            "spec": self.specs[self.given - 1].model_dump(mode="json"),
+            "folder": str(self.folder / str(self.given - 1)),
+            "data": str(self.folder),
+            "keep": 2,
+            "save_at_rungs": True,
+        }
+
+    def result(self, unit: int, payload: Mapping[str, Any]) -> bool:
+        assert "error" not in payload
+        for epoch, _, metrics in payload["rows"]:
+            assert self.rows[unit].setdefault(epoch, metrics) == metrics, "a repeated epoch has other numbers"
+        if not self.killed:
+            (process,) = named("PackActor")
+            self.killed.append(process.pid)
+            process.kill()
+        return bool(payload["done"])
+
+    def died(self, unit: int, cause: str) -> None:
+        raise AssertionError(f"trial {unit}: {cause}")
+
+    def stopping(self) -> bool:
+        return False
+
+
+@pytest.mark.faults
+def test_a_killed_process_costs_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
+    book = Book(tmp_path)
+    with logical(monkeypatch, [{"num_cpus": 2}]):
+        run_packs(SWEEP, book, slots=1, size=2)  # type: ignore[arg-type]
+        assert soon(lambda: not busy()), "a process is left"
+    assert book.killed
+    for number, spec in enumerate(book.specs):
+        work = worker.experiment(spec, tmp_path, torch.device("cpu"), final=False)
+        apart = {row.epoch: dict(row.metrics) for report in work.stream() for row in report.rows}
+        assert book.rows[number] == apart

@@ -1,0 +1,81 @@
+"""How many trials run at once: what is told beforehand against what a real scheduler of logical nodes places."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import ray
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from orchestrator import cluster
+from orchestrator.placement.group_trial import request
+from orchestrator.spec import Resources
+from tests.integration.clusters import groups, logical, soon
+
+NODES = [{"num_cpus": 4, "num_gpus": 2}, {"num_cpus": 2, "num_gpus": 1}, {"num_cpus": 3, "num_gpus": 0}]
+
+
+@pytest.fixture(scope="module")
+def unequal() -> Iterator[str]:
+    """GPUs are declared, not there: scheduling asks for no more."""
+    with pytest.MonkeyPatch.context() as monkeypatch, logical(monkeypatch, NODES) as address:
+        yield address
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"cpus_per_worker": 2}, 4),  # nine CPUs, but four times two of one node
+        ({"cpus_per_worker": 2, "workers": 2}, 2),
+        ({"cpus_per_worker": 1.5, "workers": 3}, 1),
+        ({"gpus_per_worker": 1, "workers": 2}, 1),  # two nodes share the second
+        ({"gpus_per_worker": 2}, 1),
+        ({"gpus_per_worker": 2, "workers": 2}, 0),
+        ({"gpus_per_worker": 0.4, "cpus_per_worker": 0.5}, 6),  # two a device: 2 GPUs are not five times 0.4
+        ({"gpus_per_worker": 1 / 3, "cpus_per_worker": 0.5}, 9),
+        ({"gpus_per_worker": 0.25, "cpus_per_worker": 1}, 6),  # by the CPUs beside the GPUs
+    ],
+    ids=str,
+)
+def test_what_is_told_is_what_is_placed(asked: dict[str, float], expected: int, unequal: str) -> None:
+    resources = Resources(**asked)
+    assert cluster.slots(cluster.nodes(), resources) == expected
+    placed = [request(resources).to_placement_group() for _ in range(expected + 2)]
+    try:
+        assert soon(lambda: _ready() >= expected), f"only {_ready()} were placed"
+        time.sleep(0.5)  # room for one too many
+        assert _ready() == expected
+    finally:
+        _remove(placed)
+
+
+def test_fractions_share_a_device_and_no_more_than_fit(unequal: str) -> None:
+    resources = Resources(gpus_per_worker=0.4, cpus_per_worker=0.5)
+    placed = [request(resources).to_placement_group() for _ in range(cluster.slots(cluster.nodes(), resources))]
+    try:
+        devices = Counter(ray.get([_device(group) for group in placed], timeout=60))
+        assert sorted(devices.values()) == [2, 2, 2]
+    finally:
+        _remove(placed)
+
+
+def _ready() -> int:
+    return sum(group["state"] == "CREATED" for group in groups())
+
+
+def _remove(placed: list[PlacementGroup]) -> None:
+    for group in placed:
+        remove_placement_group(group)
+    assert soon(lambda: not groups())
+
+
+def _device(group: PlacementGroup) -> ray.ObjectRef:
+    @ray.remote(num_cpus=0.5, num_gpus=0.4)
+    def device() -> tuple[str, str]:
+        return ray.get_runtime_context().get_node_id(), ray.get_runtime_context().get_accelerator_ids()["GPU"][0]
+
+    return device.options(scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0)).remote()

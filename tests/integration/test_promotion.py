@@ -1,0 +1,167 @@
+"""Real models through their gates: trained, registered, tried out in a clean process, promoted, and put back."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import REFUSED
+from orchestrator.promotion import cleanroom
+from orchestrator.promotion.aliases import Refusal, Request, promote
+from orchestrator.registry import models as registry
+from orchestrator.settings import Settings, resolve
+
+GATES = """
+rec:
+  champion:
+    better: true
+    guard: {recall_at_20: 0.01}
+    latency_ms: 1000
+    size_mb: 10
+"""
+
+
+def orchestrator(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"ORCHESTRATOR_HOME": str(home)}
+    command = [sys.executable, "-m", "orchestrator", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, initialised_store: Path) -> Path:
+    """A home with two versions of ``rec``: the first hardly trained, the second well."""
+    home = tmp_path_factory.mktemp("trained")
+    with closing(sqlite3.connect(initialised_store)) as connection:
+        connection.execute("VACUUM INTO ?", (str(home / "mlflow.db"),))
+    (home / "mlflow.ready").touch()
+    for words in (("epochs=1",), ("epochs=15", "lr=0.02")):
+        done = orchestrator(home, "run", "recommender", *words, "--local", "--register", "rec")
+        assert done.returncode == 0, done.stderr
+    (home / "gates.yaml").write_text(GATES)
+    return home
+
+
+@pytest.fixture
+def settings(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(trained))
+    return resolve()
+
+
+@pytest.fixture
+def client(settings: Settings) -> Any:
+    return registry.client(settings)
+
+
+def model_files(client: Any, version: str) -> Path:
+    """Where the embedded store keeps a version's files."""
+    return Path(client.get_model_version_download_uri("rec", version))
+
+
+@pytest.fixture
+def spare(client: Any) -> Iterator[Path]:
+    """The files of version 1, to be broken by a test."""
+    files = model_files(client, "1")
+    kept = files.with_name("kept")
+    shutil.copytree(files, kept)
+    yield files
+    shutil.rmtree(files, ignore_errors=True)
+    kept.rename(files)
+
+
+def test_the_better_model_passes_and_the_worse_one_is_refused(settings: Settings, client: Any) -> None:
+    first = promote(settings, Request("rec", "champion", "1"))
+    gates = {gate["gate"]: gate["verdict"] for gate in first.gates}
+    assert gates["better: ndcg_at_20"] == gates["signature"] == "first"
+
+    second = promote(settings, Request("rec", "champion"))
+    assert {gate["gate"]: gate["verdict"] for gate in second.gates} == dict.fromkeys(gates, "pass")
+    better = next(gate for gate in second.gates if gate["gate"] == "better: ndcg_at_20")
+    for version, found in (("1", better["before"]), ("2", better["after"])):
+        run = client.get_model_version("rec", version).run_id
+        history = client.get_metric_history(run, "validation/ndcg_at_20")
+        assert found == pytest.approx(max(value.value for value in history), rel=1e-5)  # the selected epoch's
+
+    with pytest.raises(Refusal, match=r"refused by better: ndcg_at_20, not worse: recall_at_20\. Nothing was changed"):
+        promote(settings, Request("rec", "champion", "1"))
+    assert registry.alias_version(client, "rec", "champion") == "2"
+
+
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [
+        (".", "its files are gone"),
+        ("MLmodel", "its files are gone"),
+        ("artifacts/model/weights.safetensors", "it does not load and predict: FileNotFoundError"),
+        ("serving.py", "it does not load and predict"),
+    ],
+)
+def test_a_version_whose_files_are_gone(lost: str, words: str, client: Any, spare: Path) -> None:
+    target = spare / lost
+    shutil.rmtree(target) if target.is_dir() else target.unlink()
+    tried = cleanroom.try_out(client, "rec", registry.version(client, "rec", "1"))
+    assert tried.measured is None
+    assert words in str(tried.trouble)
+    assert "\n" not in str(tried.trouble)
+
+
+def test_the_refusal_of_lost_files_as_typed(trained: Path, client: Any, spare: Path) -> None:
+    shutil.rmtree(spare)
+    done = orchestrator(
+        trained, "promote", "rec", "--to", "staging", "--version", "1", "--force", "--reason", "no other"
+    )
+    assert done.returncode == REFUSED
+    assert "rec@staging does not move to version 1, refused by loads and predicts: its files are gone" in done.stderr
+    assert (done.stderr.count("\n"), "Traceback" in done.stderr) == (1, False)
+    assert registry.alias_version(client, "rec", "staging") is None
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("import orchestrator.errors", "ModuleNotFoundError"),  # there only because we are
+        ("import torch.nowhere", "ModuleNotFoundError"),
+        ("import os; os._exit(7)", "it ends the process that loads it: exit code 7"),
+        ("raise ValueError('first\\nsecond')", "ValueError: first"),
+    ],
+)
+def test_a_model_that_only_works_here_does_not_work(code: str, words: str, client: Any, spare: Path) -> None:
+    predictor = spare / "artifacts" / "model" / "predictor.py"
+    predictor.write_text(predictor.read_text().replace("import numpy as np", f"import numpy as np\n{code}", 1))
+    tried = cleanroom.try_out(client, "rec", registry.version(client, "rec", "1"))
+    assert tried.measured is None
+    assert words in str(tried.trouble)
+
+
+def test_a_model_that_hangs(client: Any, spare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    predictor = spare / "artifacts" / "model" / "predictor.py"
+    predictor.write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setattr(cleanroom, "SECONDS", 1.0)
+    tried = cleanroom.try_out(client, "rec", registry.version(client, "rec", "1"))
+    assert tried.trouble == "it did not load and predict within 1 s"
+
+
+def test_the_clean_process_sees_no_address_and_no_secret(
+    client: Any, spare: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    predictor = spare / "artifacts" / "model" / "predictor.py"
+    look = f"import os; open({str(tmp_path / 'seen')!r}, 'w').write('\\n'.join(os.environ) + os.getcwd())"
+    predictor.write_text(predictor.read_text().replace("import numpy as np", f"import numpy as np\n{look}", 1))
+    tried = cleanroom.try_out(client, "rec", registry.version(client, "rec", "1"))
+    assert tried.measured is not None
+    assert tried.measured.milliseconds > 0
+    size = sum(file.stat().st_size for file in spare.rglob("*") if file.is_file()) / 1e6
+    assert tried.measured.megabytes == pytest.approx(size, abs=1e-3)  # MLflow adds a note to what it hands out
+    seen = (tmp_path / "seen").read_text()
+    for name in ("AWS_SECRET_ACCESS_KEY", "PYTHONPATH", "MLFLOW_TRACKING_URI", "ORCHESTRATOR_HOME", str(Path.cwd())):
+        assert name not in seen

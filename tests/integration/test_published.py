@@ -1,0 +1,63 @@
+"""A published table run as a user runs it: interrupted, gone on with, and found again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.integration.commands import Command, Store
+
+WORDS = (
+    "reproduce",
+    "thesis-4.2",
+    "--dataset",
+    "synthetic",
+    "--method",
+    "RNS",
+    "--method",
+    "DNS",
+    "--quick",
+    "--local",
+)
+
+
+def runs(home: Path) -> set[str]:
+    return {file.parent.name for file in home.glob("storage/thesis-*/record.json")}
+
+
+def kept(home: Path, name: str) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads((home / "reproductions" / name / "thesis-4.2.json").read_text())
+    return told
+
+
+def test_a_table_goes_on_after_ctrl_c_and_is_not_run_twice(home: Path, database: Path) -> None:
+    name = "thesis-4.2-synthetic-RNS-DNS-quick"
+    first = Command(home, *WORDS)
+    first.until(lambda: "synthetic mf DNS" in first.text())
+    first.ctrl_c()
+    assert first.end() == 130
+    before = runs(home)
+    assert not (home / "reproductions").exists()
+
+    second = Command(home, *WORDS)
+    assert second.end() == 0, second.text()
+    assert "(2 of them from before)" in second.text()
+    told = kept(home, name)
+    assert before < runs(home)
+    assert [len(row["metrics"]["ndcg_at_20"]["values"]) for row in told["rows"]] == [2, 2]
+    assert all(run in runs(home) for row in told["rows"] for run in (row["search"], *row["runs"]))
+    assert told["order"][0]["test"].startswith("paired bootstrap")
+    assert "mean nothing" in second.text()
+
+    everything = runs(home)
+    third = Command(home, *WORDS, "--json")
+    assert third.end() == 0, third.text()
+    again = json.loads(third.text().splitlines()[-1])
+    assert runs(home) == everything
+    assert [row["metrics"] for row in again["rows"]] == [row["metrics"] for row in told["rows"]]
+
+    store = Store(home)
+    assert store.tag("orchestrator.kind").count("reproduction") == 1
+    assert "thesis 4.5.2.1, table 4.2" in store.tag("orchestrator.reproduces")
+    assert {file.suffix for file in home.glob("artifacts/**/thesis-4.2.*")} == {".json", ".md", ".csv"}

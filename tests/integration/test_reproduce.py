@@ -1,0 +1,270 @@
+"""Runs, trials and sweeps read back from a real MLflow store and repeated; damaged, missing and foreign records."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from orchestrator import request, sweeps
+from orchestrator.console import Console
+from orchestrator.errors import DONE, FAILED, USAGE, RunFailed, UserError
+from orchestrator.reproduction import recorded, reproduce
+from orchestrator.session import Result
+from orchestrator.settings import Settings, resolve
+from orchestrator.training import runs
+from tests.integration.commands import Command, Store
+
+LOCAL = runs.Options(local=True)
+SPACE = "def near(trial):\n    return {'lr': trial.suggest_float('lr', 0.05, 0.2)}\n"
+
+
+@pytest.fixture
+def settings(database: Path, toy_workload: str) -> Settings:
+    return resolve()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the model, whose environment takes seconds to write down."""
+    from orchestrator.registry import models as registry
+
+    monkeypatch.setattr(registry, "log_model", lambda *_: registry.Logged("models:/m-1", None))
+
+
+@pytest.fixture
+def ran(settings: Settings, quick: None) -> Result:
+    spec = request.experiment("toy", settings, overrides={"epochs": "4", "lr": "0.07"}, seed=5, local=True)
+    return runs.run(spec, settings, LOCAL, Console())
+
+
+@pytest.fixture
+def swept(settings: Settings, quick: None, tmp_path: Path) -> Result:
+    (tmp_path / "spaces.py").write_text(SPACE)
+    search = {"space": f"{tmp_path / 'spaces.py'}:near", "trials": 6}
+    spec = request.sweep("toy", settings, overrides={"epochs": "9"}, seed=5, search=search, local=True)
+    return sweeps.sweep(spec, settings, LOCAL, Console())
+
+
+def again(settings: Settings, reference: str, **asked: Any) -> tuple[dict[str, Any], int]:
+    options = {"check": False, "script": False, "tolerance": 0.0} | asked
+    return reproduce.run(settings, reference, console=Console(), **options)
+
+
+def elsewhere(settings: Settings, tmp_path: Path) -> Settings:
+    """The same MLflow store, seen from a machine that has none of the runs' folders."""
+    return replace(settings, storage=tmp_path / "other", home=tmp_path / "elsewhere")
+
+
+def children(settings: Settings, swept: Result) -> list[Any]:
+    client = MlflowClient(settings.tracking)
+    parent = client.get_run(swept.run_id)
+    query = f"tags.mlflow.parentRunId = '{swept.run_id}'"
+    return list(client.search_runs([parent.info.experiment_id], query))
+
+
+# Repeated
+
+
+def test_a_run_is_repeated_bitwise_and_linked(ran: Result, settings: Settings) -> None:
+    told, code = again(settings, ran.id)
+    assert (told["verdict"], code) == ("equal", DONE)
+    assert {one["name"]: one["now"] for one in told["metrics"]} == dict(ran.metrics)
+    assert told["reproduction"]["id"] != ran.id
+    tags = MlflowClient(settings.tracking).get_run(told["reproduction"]["run_id"]).data.tags
+    assert tags["orchestrator.reproduces"] == ran.run_id
+    assert tags["orchestrator.reproduced"] == "equal"
+
+
+def test_a_run_is_known_by_its_mlflow_id_alone(ran: Result, settings: Settings, tmp_path: Path) -> None:
+    far = elsewhere(settings, tmp_path)
+    assert ran.run_id
+    known, here = recorded.find(far, ran.run_id), recorded.find(settings, ran.id)
+    # The model and its outcome were not logged: see ``quick``. Its curves were.
+    assert known.metrics["train/loss"]
+    assert (known.spec, known.data, known.kind) == (here.spec, here.data, "run")
+    assert known.environment == here.environment
+
+
+def test_other_numbers_are_told_and_fail(
+    ran: Result, settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tests.toy.TEST_OPTIMUM", 1.500001)
+    assert again(settings, ran.id, tolerance=1e-3)[0]["verdict"] == "within tolerance"
+    told, code = again(settings, ran.id)
+    assert (told["verdict"], code) == ("different", FAILED)
+    assert {one["name"]: one["verdict"] for one in told["metrics"]}["validation/error"] == "equal"
+    assert {one["name"]: one["verdict"] for one in told["metrics"]}["test/error"] == "different"
+    assert "Reproduced: different (3 of 4 metrics bitwise)" in capsys.readouterr().out
+
+
+def test_a_sweep_is_repeated_with_its_space(
+    swept: Result, settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "spaces.py").write_text(SPACE.replace("0.05", "0.1"))
+    told, code = again(settings, swept.id)
+    assert (told["verdict"], code) == ("equal", DONE)
+    assert told["reproduction"]["best_params"] == swept.extra["best_params"]
+    assert "search space: recorded as" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ended", ["complete", "pruned"])
+def test_a_trial_is_repeated_exactly_by_each_of_its_names(ended: str, swept: Result, settings: Settings) -> None:
+    """A pruned one up to where it was stopped; test stays closed."""
+    child = next(run for run in children(settings, swept) if run.data.tags["orchestrator.state"] == ended)
+    for name in (child.info.run_id, child.data.tags["orchestrator.key"]):
+        told, code = again(settings, name)
+        assert (told["kind"], told["verdict"], code) == ("trial", "equal", DONE)
+        assert {one["name"]: one["now"] for one in told["metrics"]} == child.data.metrics
+        assert not [one for one in told["metrics"] if one["name"].startswith("test/")]
+
+
+def test_a_trial_that_failed_says_so(settings: Settings, quick: None, tmp_path: Path) -> None:
+    (tmp_path / "spaces.py").write_text(SPACE.replace("}", ", 'nan_at': trial.number % 2 + 2}"))
+    search = {"space": f"{tmp_path / 'spaces.py'}:near", "trials": 2}
+    spec = request.sweep("toy", settings, overrides={"epochs": "4"}, search=search, local=True)
+    with pytest.raises(RunFailed) as failed:
+        sweeps.sweep(spec, settings, LOCAL, Console())
+    with pytest.raises(RunFailed, match="nan at epoch 2"):
+        again(settings, f"{failed.value.trial}/0")
+
+
+def test_as_a_user_types_it(home: Path, database: Path) -> None:
+    """In a repository that is edited in between: repeated, and told."""
+    (home / ".gitignore").write_text("*\n!mine.py\n")
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for words in (["init", "-q"], [*identity, "commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run(["git", *words], cwd=home, check=True)
+    first = Command(home, "run", "toy", "epochs=3", "--local")
+    assert first.end() == DONE, first.text()
+    (home / "mine.py").write_text("API_KEY = 'k1k2k3'\n")
+    second = Command(home, "reproduce", "run", "latest", "--json")
+    assert second.end() == DONE, second.text()
+    told = json.loads(second.text().splitlines()[-1])
+    assert told["verdict"] == "equal"
+    assert {"what": "uncommitted changes of project", "then": None, "now": "1 file"} in told["differences"]
+    kept = home / "storage" / told["reproduction"]["id"] / "source.diff"
+    assert kept.read_text().endswith("+API_KEY = '***'\n")
+    assert Store(home).tag("mlflow.source.git.dirty") == ["false", "false"]
+    third = Command(home, "reproduce", "run", "nobody")
+    assert third.end() == USAGE
+    assert third.text().startswith("error: Unknown run: got 'nobody'")
+
+
+# Looked at
+
+
+def test_check_runs_nothing(ran: Result, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "run", None)
+    told, code = again(settings, ran.id, check=True)
+    assert code == DONE
+    assert told == {"id": ran.id, "run_id": ran.run_id, "kind": "run", "differences": told["differences"]}
+
+
+def test_the_script_brings_the_code_back(ran: Result, settings: Settings) -> None:
+    file = ran.folder / "environment.json"
+    source = {
+        "name": "project",
+        "commit": "c0ffee",
+        "url": "https://h/a b.git",
+        "diff": "source.diff",
+        "left_out": ["x"],
+    }
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"sources": [source]}))
+    lines = again(settings, ran.id, script=True)[0]["script"]
+    assert lines[:5] == [
+        "set -e",
+        "git clone 'https://h/a b.git' project",
+        "git -C project checkout c0ffee",
+        f"git -C project apply {ran.folder / 'source.diff'}",
+        "# not recorded: x",
+    ]
+    assert lines[5].startswith("pip install torch==")
+    assert "orchestrator run toy lr=0.07" in lines[6]
+    assert "--seed=5" in lines[6]
+    assert lines[6].endswith("--local")
+    assert lines[-1] == f"orchestrator reproduce run {ran.run_id}"
+    subprocess.run(["sh", "-n"], input="\n".join(lines), text=True, check=True)
+
+
+# Damaged, missing, of another version
+
+
+def test_an_environment_that_is_damaged_or_old_is_told_and_no_obstacle(ran: Result, settings: Settings) -> None:
+    for content in ("{", "[]", '{"format": 99}', '{"python": "3.11", "code": {}}'):
+        (ran.folder / "environment.json").write_text(content)
+        told, code = again(settings, ran.id, check=True)
+        assert "environment" in [one["what"] for one in told["differences"]]
+        assert code == DONE
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "spec.json of the run is damaged"),
+        (None, "has no spec.json"),
+        ('{"format": 99}', "another format: got 99; allowed: 1"),
+        ('{"workload": "toy", "params": {}, "colour": 1, "plan": {"speed": 2}}', "got plan.speed, colour"),
+        ('{"params": {}}', "is not valid in this version: got workload"),
+    ],
+)
+def test_a_spec_that_can_not_be_read_is_refused(
+    content: str | None, said: str, ran: Result, settings: Settings, tmp_path: Path
+) -> None:
+    client = MlflowClient(settings.tracking)
+    file = Path(client.get_run(ran.run_id).info.artifact_uri) / "spec.json"
+    file.unlink() if content is None else file.write_text(content)
+    with pytest.raises(UserError) as refused:
+        recorded.find(elsewhere(settings, tmp_path), str(ran.run_id))
+    assert said in str(refused.value)
+    assert refused.value.code == USAGE
+
+
+def test_a_spec_of_the_first_version_had_no_format(ran: Result, settings: Settings, tmp_path: Path) -> None:
+    file = Path(MlflowClient(settings.tracking).get_run(ran.run_id).info.artifact_uri) / "spec.json"
+    values = json.loads(file.read_text())
+    del values["format"]
+    file.write_text(json.dumps(values))
+    assert recorded.find(elsewhere(settings, tmp_path), str(ran.run_id)).spec == recorded.find(settings, ran.id).spec
+
+
+def test_a_trial_without_its_spec_names_the_nearest_command(swept: Result, settings: Settings) -> None:
+    child = children(settings, swept)[0]
+    MlflowClient(settings.tracking).delete_tag(child.info.run_id, "orchestrator.spec")
+    with pytest.raises(UserError, match="nearest to it is: orchestrator run toy"):
+        again(settings, child.info.run_id)
+
+
+def test_names_that_nobody_has(settings: Settings) -> None:
+    for name in ("nobody", "0" * 32, "nobody/3"):
+        with pytest.raises(UserError, match="Unknown") as refused:
+            again(settings, name)
+        assert refused.value.code == USAGE
+    client = MlflowClient(settings.tracking)
+    foreign = client.create_run(client.create_experiment("foreign")).info.run_id
+    with pytest.raises(UserError, match="none of ours"):
+        again(settings, foreign)
+
+
+def test_artifacts_that_can_not_be_had_cost_no_metric(
+    settings: Settings, quick: None, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "artifacts").write_text("a file where the folder would be")
+    spec = request.experiment("toy", settings, overrides={"epochs": "4"}, local=True)
+    result = runs.run(spec, settings, LOCAL, Console())
+    known = MlflowClient(settings.tracking).get_run(result.run_id)
+    assert known.data.metrics["train/loss"]
+    assert known.info.status == "FINISHED"
+    assert "spec.json is not on the run" in capsys.readouterr().out
+
+
+def test_a_run_that_never_ended_is_compared_with_what_it_logged(ran: Result, settings: Settings) -> None:
+    (ran.folder / "outcome.json").unlink()
+    found = recorded.find(settings, ran.id)
+    assert "train/loss" in found.metrics
+    assert "epoch" not in found.metrics

@@ -1,0 +1,44 @@
+"""A real sweep leaves what listings, reports and accounts tell: as commands, one after the other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.integration.commands import SPACES, Command
+
+
+def answer(home: Path, *words: str) -> Any:
+    """What a read verb tells a machine."""
+    command = Command(home, *words, "--json")
+    assert command.end() == 0, command.text()
+    return json.loads(command.text().splitlines()[-1])
+
+
+def test_a_sweep_is_told_as_it_was(home: Path) -> None:
+    space = f"{SPACES}:some_diverge"
+    words = ("--local", "--tracking", "none", "--scheduler", "none", "--trials", "6", "--name", "told")
+    done = Command(home, "sweep", "toy", "epochs=5", "--space", space, *words)
+    assert done.end() == 4, done.text()
+
+    (listed,) = answer(home, "ls")
+    assert (listed["id"], listed["status"], listed["trials_done"], listed["trials_target"]) == ("told", "partial", 6, 6)
+    best = answer(home, "best")
+    rows = json.loads((home / "storage/told/trials.json").read_text())
+    complete = [row for row in rows if row["state"] == "complete"]
+    assert best["validation"]["error"] == min(row["value"] for row in complete)
+    assert listed["value"] == best["test"]["error"]
+    (spent,) = answer(home, "accounts")
+    assert spent["cpu_hours"] > 0
+    units = {row["trial"] for row in answer(home, "accounts", "--by", "trial")}
+    assert units == {f"told trial {number}" for number in range(6)} | {"told winner"}
+    page = (home / "storage/told/report.html").read_text()
+    assert "train/loss is nan at epoch 3" in page
+    assert "No importance: PED-ANOVA needs 4 complete trials, there are 3." in page
+    assert page.count("<svg") >= 2
+
+    again = Command(home, *best["command"].split()[1:], "--local", "--tracking", "none", "--name", "again")
+    assert again.end() == 0, again.text()
+    compared = answer(home, "compare", "told", "again")
+    assert {row["mean"] for row in compared["rows"]} == {best["validation"]["error"]}

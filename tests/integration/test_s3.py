@@ -1,0 +1,341 @@
+"""Storage on S3: a real server on this machine, real commands, an endpoint that goes away, machines that are lost.
+
+Another home stands for another machine. The toy workload takes its time by sleeping, so what happens does not depend
+on how busy the machine is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import UserError
+from orchestrator.storage import checkpoint, remote
+from tests.integration.commands import ROOT, SPACES, THIRD_PARTY, Command, Store
+from tests.integration.s3 import BUCKET, KEYS, Door, Server, free_port
+
+SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none"]
+Start = Callable[..., Command]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("s3"))
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def door(server: Server) -> Iterator[Door]:
+    door = Door(server)
+    yield door
+    door.shut()
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> str:
+    """This test's part of the bucket."""
+    return f"tests/{tmp_path.name}"
+
+
+@pytest.fixture
+def home(tmp_path: Path, door: Door, prefix: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where every command stores on S3, but for what it keeps here."""
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", door.endpoint)
+    monkeypatch.setenv("ORCHESTRATOR_STORAGE", f"s3://{BUCKET}/{prefix}")
+    # One MLflow for all machines.
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'home' / 'mlflow.db'}")
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def start(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    started: list[Command] = []
+
+    def begin(*words: str, machine: Path = home) -> Command:
+        monkeypatch.setenv("ORCHESTRATOR_HOME", str(machine))
+        started.append(Command(machine, *words))
+        return started[-1]
+
+    yield begin
+    for command in started:
+        if command.process.poll() is None:
+            command.kill()
+
+
+def told(command: Command, code: int = 0) -> Any:
+    """What a command with ``--json`` said last."""
+    assert command.end() == code, command.text()
+    return json.loads(command.text().splitlines()[-1])
+
+
+def record(server: Server, prefix: str, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(server.read(f"{prefix}/{name}/record.json"))
+    return found
+
+
+def gaps(home: Path) -> float:
+    """The longest time, in seconds, between two epochs of one trial."""
+    sql = (
+        "select run_uuid, timestamp - lag(timestamp) over (partition by run_uuid order by step) "
+        "from metrics where key = 'train/loss'"
+    )
+    with sqlite3.connect(home / "mlflow.db") as connection:
+        return max(gap for _, gap in connection.execute(sql) if gap) / 1000
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "toy", "epochs=3", "--local"],
+        [*SWEEP, "epochs=3", "--trials", "3", "--local"],
+        pytest.param([*SWEEP, "epochs=3", "--trials", "3"], marks=pytest.mark.faults),
+    ],
+    ids=["run-local", "sweep-local", "sweep-ray"],
+)
+def test_all_is_on_s3_and_seen_from_another_machine(
+    words: list[str], home: Path, server: Server, prefix: str, start: Start, tmp_path: Path
+) -> None:
+    result = told(start(*words, "--name", "one", "--json"))
+    names = server.names(f"{prefix}/one")
+    outcome = "winner/" if words[0] == "sweep" else ""
+    assert names >= {"record.json", "log.txt", f"{outcome}outcome.json", f"{outcome}model/weights.safetensors"}
+    assert not [name for name in names if name.startswith(("trials/", "tune/")) or "lease" in name]
+    assert record(server, prefix, "one")["status"] == "finished"
+    assert KEYS["AWS_SECRET_ACCESS_KEY"].encode() not in b"".join(server.read(f"{prefix}/one/{n}") for n in names)
+
+    there = tmp_path / "there"
+    listed = told(start("ls", "--json", machine=there))
+    rows = listed["runs"] if isinstance(listed, dict) else listed
+    assert [row["id"] for row in rows] == ["one"]
+    status = told(start("status", "one", "--json", machine=there))
+    assert (status["status"], status["metrics"]) == ("finished", result["metrics"])
+
+
+@pytest.mark.faults
+def test_a_killed_sweep_goes_on_on_another_machine(
+    home: Path, server: Server, prefix: str, start: Start, tmp_path: Path
+) -> None:
+    epochs, store, there = 30, Store(home), tmp_path / "there"
+    first = start(*SWEEP, f"epochs={epochs}", "slow=0.25", "--trials", "2", "--name", "one")
+    marks = "checkpoint.json"
+    first.until(lambda: [name for name in server.names(f"{prefix}/one/trials") if name.endswith(marks)])
+    first.kill()
+    names = sorted(name for name in server.names(f"{prefix}/one/trials") if name.endswith(marks))
+
+    second = start("sweep", "--resume", "one", machine=there)
+    second.until(lambda: list(there.glob("mirror/*/one/tune")))  # it is about to begin its trials
+    assert names[0] in {
+        path.as_posix().partition("/trials/")[2] for path in there.glob(f"mirror/*/one/trials/*/*/{marks}")
+    }
+    assert second.end() == 0, second.text()
+    assert record(server, prefix, "one")["status"] == "finished"
+    store.check()
+    children = {key: steps for key, steps in store.steps().items() if "/" in key}
+    assert len(children) == 2
+    assert all(steps == list(range(1, epochs + 1)) for steps in children.values()), "a row was lost or doubled"
+    assert "trial 1 complete" in second.text()
+    assert not server.names(f"{prefix}/one/trials")
+
+
+@pytest.mark.faults
+def test_a_killed_run_goes_on_from_its_checkpoint_on_another_machine(
+    home: Path, server: Server, prefix: str, start: Start, tmp_path: Path
+) -> None:
+    first = start("run", "toy", "epochs=60", "slow=0.2", "--local", "--name", "one")
+    first.until(lambda: [name for name in server.names(f"{prefix}/one/checkpoints") if name.endswith(".json")])
+    first.kill()
+    before = max(Store(home).steps()["one"], default=0)
+    there = tmp_path / "there"
+    second = start("run", "--resume", "one", machine=there)
+    second.until(lambda: list(there.glob("mirror/*/one/checkpoints/checkpoint-*")), seconds=30)
+    second.until(lambda: max(Store(home).steps()["one"]) > before)
+    second.ctrl_c()
+    assert second.end() == 130, second.text()
+    assert record(server, prefix, "one")["status"] == "interrupted"
+    steps = Store(home).steps()["one"]
+    assert steps == list(range(1, steps[-1] + 1)), "a row was lost or doubled"
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("seconds", [4, pytest.param(30, marks=pytest.mark.faults)])
+def test_trials_do_not_notice_that_the_endpoint_is_away(
+    seconds: float, home: Path, server: Server, door: Door, prefix: str, start: Start
+) -> None:
+    epochs, store = round((seconds + 8) / 0.2), Store(home)
+    sweep = start(*SWEEP, f"epochs={epochs}", "slow=0.2", "--trials", "2", "--name", "one", "--keep", "all")
+    sweep.until(lambda: len(store.steps()) >= 2)
+    door.shut(mute=seconds > 10)  # refused at once, or never answered
+    since = {key: steps[-1] for key, steps in store.steps().items()}
+    sweep.until(lambda: all(steps[-1] >= since[k] + seconds / 0.2 for k, steps in store.steps().items() if k in since))
+    door.open()
+    assert sweep.end() == 0, sweep.text()
+    assert "could not be stored" not in sweep.text()
+    assert gaps(home) < 2.5
+    store.check()
+    assert all(steps == list(range(1, epochs + 1)) for key, steps in store.steps().items() if "/" in key)
+    (here,) = home.glob("mirror/*/one")
+    for number in range(2):
+        found = checkpoint.latest(here / "trials" / f"{number:05d}")
+        assert found is not None
+        for file in found.iterdir():
+            assert server.read(f"{prefix}/one/{file.relative_to(here)}") == file.read_bytes()
+    assert record(server, prefix, "one")["status"] == "finished"
+
+
+@pytest.mark.faults
+def test_what_an_outage_at_the_end_kept_back_is_delivered_by_sync(
+    home: Path, server: Server, door: Door, prefix: str, start: Start
+) -> None:
+    run = start("run", "toy", "epochs=20", "slow=0.1", "--local", "--name", "one")
+    run.until(lambda: "record.json" in server.names(f"{prefix}/one"))
+    door.shut()
+    assert run.end() == 0, run.text()
+    (line,) = [line for line in run.text().splitlines() if "could not be stored" in line]
+    assert line.endswith("orchestrator sync one")
+    assert record(server, prefix, "one")["status"] == "running"
+
+    away = start("sync", "one")
+    assert away.end() == 3, away.text()
+    assert "can not be used: nothing answers" in away.text()
+    door.open()
+    sync = start("sync", "one")
+    assert sync.end() == 0, sync.text()
+    assert "stored" in sync.text()
+    assert record(server, prefix, "one")["status"] == "finished"
+    assert "model/weights.safetensors" in server.names(f"{prefix}/one")
+
+
+@pytest.mark.faults
+def test_the_second_of_two_drivers_is_refused_and_a_stop_reaches_the_first(
+    home: Path, server: Server, prefix: str, start: Start, tmp_path: Path
+) -> None:
+    first = start("run", "toy", "epochs=400", "slow=0.1", "--local", "--name", "one")
+    first.until(lambda: "record.json" in server.names(f"{prefix}/one"))
+    there = tmp_path / "there"
+    second = start("run", "--resume", "one", machine=there)
+    assert second.end() == 2, second.text()
+    assert f"one is being driven by another process: got pid {first.process.pid}" in second.text()
+    assert told(start("status", "one", "--json", machine=there))["status"] == "running"
+    stop = start("stop", "one", machine=there)
+    assert stop.end() == 0, stop.text()
+    assert first.end(60) == 130, first.text()
+    assert record(server, prefix, "one")["status"] == "interrupted"
+
+
+@pytest.mark.faults
+def test_a_group_on_ray_train_saves_in_the_background(
+    home: Path, server: Server, prefix: str, start: Start, tmp_path: Path
+) -> None:
+    words = ["run", "toy", "epochs=60", "slow=0.2", "--workers", "2", "--cpus-per-worker", "1", "--name", "one"]
+    first = start(*words)
+    first.until(lambda: [name for name in server.names(f"{prefix}/one/train") if name.endswith("checkpoint.json")])
+    first.kill()
+    second = start("run", "--resume", "one", machine=tmp_path / "there")
+    assert second.end() == 0, second.text()
+    Store(home).check()
+    (steps,) = Store(home).steps().values()
+    assert steps == list(range(1, 61))
+    assert {"outcome.json", "model/weights.safetensors"} <= server.names(f"{prefix}/one")
+
+
+@pytest.fixture
+def far_cluster(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A cluster whose only node with CPUs does not see the driver's home; gives its address."""
+    apart = ["unshare", "--mount", "--propagation", "private"]
+    if shutil.which("unshare") is None or subprocess.run([*apart, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("mounts of its own can not be had here (unshare)")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("PYTHONPATH", f"{THIRD_PARTY}:{ROOT}")
+    home.mkdir()
+    (home.parent / "mlflow").mkdir()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home.parent / 'mlflow' / 'mlflow.db'}")
+    address = f"127.0.0.1:{free_port()}"
+    ray = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--object-store-memory", "80000000"]
+    head = [*ray, "--head", "--port", address.split(":")[1], "--num-cpus", "0", "--include-dashboard=false"]
+    node = shlex.join([*ray, "--address", address, "--num-cpus", "4"])
+    hidden = [*apart, "sh", "-c", f"mount -t tmpfs none {shlex.quote(str(home))} && exec {node}"]
+    started = []
+    for number, words in enumerate((head, hidden)):
+        log = (home.parent / f"ray-{number}.log").open("w")
+        started.append(subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True))
+        deadline = time.monotonic() + 60
+        while "--block" not in (home.parent / f"ray-{number}.log").read_text():
+            assert time.monotonic() < deadline, (home.parent / f"ray-{number}.log").read_text()
+            time.sleep(0.2)
+    yield address
+    for process in reversed(started):
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.faults
+def test_nodes_that_share_no_folder_share_the_storage(
+    far_cluster: str, server: Server, prefix: str, start: Start
+) -> None:
+    ray = ["--ray-address", far_cluster]
+    words = [*SWEEP, "epochs=30", "slow=0.25", "--trials", "2", "--keep", "all", "refit=false", "--name", "one", *ray]
+    sweep = start(*words)  # the winner goes on from its trial's checkpoint
+    assert sweep.end() == 0, sweep.text()
+    names = server.names(f"{prefix}/one")
+    for part in ("trials/00000", "trials/00001"):
+        assert {name.split("/")[-1] for name in names if name.startswith(part)} >= {"checkpoint.json"}
+    assert "winner/model/weights.safetensors" in names
+
+    words = ["run", "toy", "epochs=400", "slow=0.1", "--cpus-per-worker", "1", "--name", "two", *ray]
+    first = start(*words)
+    first.until(lambda: [name for name in server.names(f"{prefix}/two/train") if name.endswith("checkpoint.json")])
+    first.ctrl_c()
+    assert first.end(60) == 130, first.text()
+    reached = max(json.loads(line)["epoch"] for line in server.read(f"{prefix}/two/history.jsonl").splitlines())
+    second = start("run", "--resume", "two", *ray)
+    second.until(lambda: re.search(r"epoch (\d+)/400", second.text()))
+    (further, *_) = re.findall(r"epoch (\d+)/400", second.text())
+    assert int(further) >= reached
+    second.until(lambda: int(re.findall(r"epoch (\d+)/400", second.text())[-1]) > reached)
+    second.ctrl_c()
+    assert second.end(60) == 130, second.text()
+
+    refused = start(*SWEEP[:-1], "pbt", "epochs=8", "--trials", "4", *ray)
+    assert refused.end() == 3, refused.text()
+    assert "--scheduler pbt looks into trials' folders while they run: got 2 nodes" in refused.text()
+
+
+@pytest.mark.parametrize(
+    ("storage", "said"),
+    [
+        ("s3://no-such-bucket/x", "there is no such bucket"),
+        ("s3://key:secret@experiments/x", "an address alone"),
+    ],
+)
+def test_a_storage_that_can_not_be_used_is_said_first(storage: str, said: str, home: Path, start: Start) -> None:
+    run = start("run", "toy", "--local", "--storage", storage)
+    assert run.end(20) == (2 if "@" in storage else 3)
+    (line,) = run.text().splitlines()
+    assert said in line
+    assert "secret" not in line
+
+
+@pytest.mark.parametrize("mute", [False, True], ids=["refused", "mute"])
+def test_an_endpoint_that_is_away_is_said_within_seconds(mute: bool, home: Path, door: Door) -> None:
+    remote._open.cache_clear()
+    door.shut(mute=mute)
+    begun = time.monotonic()
+    with pytest.raises(UserError, match=r"can not be used: (nothing answers|no answer)"):
+        remote.Remote(f"s3://{BUCKET}/x").check()
+    assert time.monotonic() - begun < 6

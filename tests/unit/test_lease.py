@@ -1,0 +1,111 @@
+"""Who drives a run between machines: one at a time, for a minute, by the storage's clock."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import UNAVAILABLE, USAGE, UserError
+from orchestrator.storage import lease
+from orchestrator.storage.lease import Lease
+from orchestrator.storage.remote import Remote
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Remote:
+    monkeypatch.setattr(lease, "SETTLE_SECONDS", 0.0)
+    return Remote(f"file://{tmp_path}/run")
+
+
+def held(place: Remote, folder: Path, *, host: str = "another", pid: int | None = None, age: float = 0) -> None:
+    """Somebody else's lease, written ``age`` seconds ago."""
+    told = {"format": 1, "token": "theirs", "host": host, "pid": pid or os.getpid()}
+    place.write(lease.NAME, json.dumps(told).encode())
+    moment = time.time() - age
+    os.utime(folder / "run" / lease.NAME, (moment, moment))
+
+
+def test_it_is_taken_renewed_and_given_back(place: Remote) -> None:
+    ours = Lease(place)
+    ours.take()
+    assert lease.valid(place)
+    found = lease.holder(place)
+    assert found is not None
+    assert (found.token, found.pid) == (ours.token, os.getpid())
+    assert ours.kept()
+    ours.release()
+    assert lease.holder(place) is None
+    assert not lease.valid(place)
+
+
+def test_the_second_is_refused(place: Remote, tmp_path: Path) -> None:
+    held(place, tmp_path, pid=7)
+    with pytest.raises(UserError, match="run is being driven by another process: got pid 7 on another") as caught:
+        Lease(place).take()
+    assert caught.value.code == USAGE
+    assert "its lease ends in" in str(caught.value)
+    assert "theirs" in place.read(lease.NAME).decode()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("age", "free"), [(50, False), (70, True)])
+def test_it_ends_a_minute_after_its_last_renewal(age: float, free: bool, place: Remote, tmp_path: Path) -> None:
+    held(place, tmp_path, age=age)
+    assert lease.valid(place) is not free
+    if free:
+        Lease(place).take()
+    else:
+        with pytest.raises(UserError):
+            Lease(place).take()
+
+
+def test_a_wrong_clock_here_takes_nobodys_place(place: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held(place, tmp_path, age=10)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 3600)
+    with pytest.raises(UserError, match="driven by another process"):
+        Lease(place).take()
+
+
+def test_that_of_a_dead_process_of_this_machine_is_free_at_once(place: Remote, tmp_path: Path) -> None:
+    import socket
+
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    held(place, tmp_path, host=socket.gethostname(), pid=dead.pid)
+    assert not lease.valid(place)
+    Lease(place).take()
+
+
+def test_of_two_who_write_at_once_the_last_has_it(
+    place: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: held(place, tmp_path))  # while the first waits
+    with pytest.raises(UserError, match="driven by another process"):
+        Lease(place).take()
+
+
+def test_one_that_was_taken_over_is_not_kept_and_not_given_back(place: Remote, tmp_path: Path) -> None:
+    ours = Lease(place)
+    ours.take()
+    held(place, tmp_path)
+    assert not ours.kept()
+    ours.release()
+    assert lease.valid(place)
+
+
+def test_a_storage_that_is_away_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(UserError, match="can not be used") as caught:
+        Lease(Remote(f"file://{tmp_path}/file")).take()
+    assert caught.value.code == UNAVAILABLE
+
+
+def test_a_damaged_one_is_nobodys(place: Remote) -> None:
+    place.write(lease.NAME, b"{")
+    Lease(place).take()
+    assert lease.valid(place)

@@ -1,0 +1,39 @@
+"""What MLflow's Datasets column is told about the data of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.tracking import lineage
+from workloads.data import fingerprint, load_interactions
+
+
+def test_a_generated_dataset_is_embedded_and_counted(tmp_path: Path) -> None:
+    found = lineage.dataset({"dataset": "synthetic", "lr": 0.1}, tmp_path)
+    assert found is not None
+    assert found["name"] == "synthetic"
+    assert json.loads(found["source"]) == {"uri": "embedded"}
+    assert len(found["digest"]) <= 36
+    assert fingerprint("synthetic", tmp_path).startswith(found["digest"])
+    data = load_interactions("synthetic", tmp_path)
+    profile = json.loads(found["profile"])
+    assert (profile["users"], profile["items"], profile["files"]) == (data.n_users, data.n_items, 0)
+    assert profile["interactions"] == len(data.train) + len(data.test)
+
+
+def test_parameters_without_a_dataset_have_no_lineage(tmp_path: Path) -> None:
+    assert lineage.dataset({"lr": 0.1}, tmp_path) is None
+
+
+@pytest.mark.data
+def test_a_real_dataset_is_told_by_its_folder_never_by_a_path_of_this_machine() -> None:
+    from workloads.data import default_data_root
+
+    found = lineage.dataset({"dataset": "ml-100k"}, default_data_root())
+    assert found is not None
+    assert json.loads(found["source"]) == {"uri": "ml-100k"}
+    profile = json.loads(found["profile"])
+    assert (profile["users"], profile["items"], profile["interactions"]) == (943, 1682, 100_000)

@@ -1,0 +1,195 @@
+"""Hosts that die or fall silent: their trials go on, and one that is to blame fails alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import ray
+
+from orchestrator.placement import packs as pack_placement
+from orchestrator.placement.packs import PackActor, per_process, run_packs
+from orchestrator.spec import Search, SweepSpec
+from orchestrator.training.train import RETRIES
+
+EPOCHS = 6
+
+
+class Runner:
+    """In a PackRunner's place: an epoch of every trial a step. ``saved`` outlives it, as checkpoints do."""
+
+    saved: dict[int, int]
+    seen: list[set[int]]
+
+    def __init__(self, device: object, stop: Callable[[], bool]) -> None:
+        self.units: set[int] = set()
+        self.stop = stop
+
+    def begin(self, config: Mapping[str, Any]) -> None:
+        self.units.add(config["number"])
+
+    def drop(self, unit: int) -> None:
+        self.units.discard(unit)
+
+    def step(self) -> list[tuple[int, dict[str, Any]]]:
+        if self.units:
+            Runner.seen.append(set(self.units))
+        said = []
+        for unit in sorted(self.units):
+            Runner.saved[unit] = epoch = Runner.saved.get(unit, 0) + 1
+            said.append((unit, {"epoch": epoch, "done": epoch >= EPOCHS}))
+        if self.stop():
+            self.units.clear()
+        return said
+
+
+@dataclass(eq=False)
+class Answer:
+    """What will be said to a step; ``units`` are the trials in it."""
+
+    handle: Any
+    begin: list[Any]
+    drop: list[int]
+    stopping: bool
+
+    @property
+    def units(self) -> set[int]:
+        new = {config["number"] for config in self.begin}
+        return (self.handle.actor._runner.units | new) - set(self.drop)
+
+
+class Cluster:
+    """In Ray's place: an answer is computed when it is fetched; who holds a fatal trial dies, or never answers."""
+
+    exceptions = ray.exceptions
+
+    def __init__(self, fatal: Sequence[int] = (), hanging: Sequence[int] = (), stillborn: bool = False) -> None:
+        self.fatal, self.hanging, self.stillborn = set(fatal), set(hanging), stillborn
+        self.started, self.dead = 0, set[int]()
+        self.now = 0.0
+
+    def remote(self, cls: type[PackActor]) -> Any:
+        cluster = self
+
+        class Handle:
+            def __init__(self, *args: Any) -> None:
+                self.actor, self.step = cls(*args), self
+                cluster.started += 1
+                self.number = cluster.started
+
+            def remote(self, begin: Sequence[Any], drop: Sequence[int], stopping: bool) -> Any:
+                return Answer(self, list(begin), list(drop), stopping)
+
+        class Options:
+            remote = Handle
+
+            def options(self, **need: float) -> Any:
+                assert need == {"num_cpus": 1, "num_gpus": 0}
+                return self
+
+        return Options()
+
+    def wait(self, answers: Sequence[Answer], num_returns: int, timeout: float) -> tuple[list[Answer], list[Answer]]:
+        for answer in answers:
+            if not answer.units & self.hanging:
+                return [answer], []
+        self.now += timeout
+        return [], list(answers)
+
+    def get(self, answer: Answer) -> Any:
+        if self.stillborn or answer.handle.number in self.dead or answer.units & self.fatal:
+            raise ray.exceptions.ActorDiedError()
+        return answer.handle.actor.step(answer.begin, answer.drop, answer.stopping)
+
+    def kill(self, handle: Any) -> None:
+        self.dead.add(handle.number)
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Book:
+    def __init__(self, trials: int, stop_after: int | None = None) -> None:
+        self.trials, self.stop_after, self.given = trials, stop_after, 0
+        self.complete: list[int] = []
+        self.failed: dict[int, str] = {}
+        self.reports = 0
+
+    def next(self) -> dict[str, Any] | None:
+        if self.exhausted:
+            return None
+        self.given += 1
+        return {"number": self.given - 1}
+
+    @property
+    def exhausted(self) -> bool:
+        return self.given == self.trials
+
+    def result(self, unit: int, payload: Mapping[str, Any]) -> bool:
+        self.reports += 1
+        if payload["done"]:
+            self.complete.append(unit)
+        return bool(payload["done"])
+
+    def died(self, unit: int, cause: str) -> None:
+        self.failed[unit] = cause
+
+    def stopping(self) -> bool:
+        return self.stop_after is not None and self.reports >= self.stop_after
+
+
+@pytest.fixture
+def drive(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cluster]:
+    def drive(book: Book, slots: int = 1, size: int = 3, timeout: float | None = None, **faults: Any) -> Cluster:
+        cluster = Cluster(**faults)
+        Runner.saved, Runner.seen = {}, []
+        monkeypatch.setattr(pack_placement, "ray", cluster)
+        monkeypatch.setattr(pack_placement, "time", cluster)
+        monkeypatch.setattr(pack_placement, "PackRunner", Runner)
+        spec = SweepSpec(workload="recommender", search=Search(trials=book.trials, trial_timeout=timeout))
+        run_packs(spec, book, slots, size)  # type: ignore[arg-type]
+        return cluster
+
+    return drive
+
+
+def test_all_trials_run_as_many_at_once_as_there_is_room_for(drive: Callable[..., Cluster]) -> None:
+    book = Book(8)
+    cluster = drive(book, slots=2, size=3)
+    assert sorted(book.complete) == list(range(8))
+    assert max(len(units) for units in Runner.seen) == 3
+    assert cluster.started == len(cluster.dead) == 2, "every process was started once and ended"
+
+
+def test_a_trial_that_kills_its_process_fails_alone(drive: Callable[..., Cluster]) -> None:
+    book = Book(5)
+    drive(book, fatal=[1])
+    assert sorted(book.complete) == [0, 2, 3, 4]
+    assert book.failed == {1: f"its process died {RETRIES + 1} times"}
+    assert Runner.saved == {0: EPOCHS, 2: EPOCHS, 3: EPOCHS, 4: EPOCHS}, "and nobody began anew"
+
+
+def test_a_trial_that_hangs_fails_alone(drive: Callable[..., Cluster]) -> None:
+    book = Book(5)
+    drive(book, hanging=[1], timeout=30.0)
+    assert sorted(book.complete) == [0, 2, 3, 4]
+    assert book.failed == {1: "no report for 30 s"}
+
+
+def test_a_stop_asks_all_to_save_and_begins_nothing(drive: Callable[..., Cluster]) -> None:
+    book = Book(9, stop_after=4)
+    drive(book, slots=1, size=3)
+    assert book.given == 3
+    assert not book.complete
+    assert set(Runner.saved.values()) == {3}, "one epoch more, with the word that it was to be the last"
+
+
+def test_processes_that_never_come_up_are_no_endless_loop(drive: Callable[..., Cluster]) -> None:
+    with pytest.raises(ray.exceptions.ActorDiedError):
+        drive(Book(2), stillborn=True)
+
+
+def test_no_process_is_left_without_trials() -> None:
+    assert [per_process(8, trials, slots) for trials, slots in ((64, 4), (16, 4), (3, 4), (9, 4))] == [8, 4, 1, 3]

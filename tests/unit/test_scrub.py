@@ -1,0 +1,139 @@
+"""No secret is kept, and what is none stays as it was."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from orchestrator.provenance.scrub import HIDDEN, scrub, scrub_variables, scrub_words, secret_file
+
+LEAKS = {
+    "export WANDB_API_KEY=0123456789abcdef0123456789abcdef01234567": "0123456789abcdef",
+    "HF_TOKEN=abc": "abc",
+    "token: hf_AbCdEfGhIjKlMnOpQrStUv": "hf_",
+    "x = 'hf_AbCdEfGhIjKlMnOpQrStUv'": "hf_",
+    "password: hunter2": "hunter2",
+    "password: swordfish": "swordfish",
+    'password = "correct horse"': "horse",
+    "'db_password': 'pw,1'": "pw",
+    "os.environ['AWS_SECRET_ACCESS_KEY'] = 'wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY'": "wJalr",
+    "aws_access_key_id = AKIAIOSFODNN7EXAMPLE": "AKIA",
+    "key AKIAIOSFODNN7EXAMPLE here": "AKIA",
+    '{"api_key": "x1y2z3", "n": 3}': "x1y2z3",
+    "x-api-key: abcdef123": "abcdef123",
+    "postgresql+psycopg2://me:p%40ss@db:5432/x": "p%40ss",
+    "redis://:pw@cache:6379": "pw@",
+    "https://ghp_0123456789abcdefghij0123456789abcdef@github.com/a/b": "ghp_",
+    "url = https://oauth2:glpat-0123456789abcdefghij@gitlab.com/a": "glpat",
+    "Authorization: Basic dXNlcjpwYXNz": "dXNl",
+    '{"Authorization": "Bearer abcdef123456789"}': "abcdef1",
+    'curl -H "X: Bearer abc123def456ghi"': "abc123",
+    "orchestrator x --password hunter2 --y": "hunter2",
+    "orchestrator x --db-password=abc": "abc",
+    "machine h login me password abc": "abc",
+    "https://h/x?a=1&token=abcdef&sig=2": "abcdef",
+    "https://b.s3.amazonaws.com/x?X-Amz-Signature=abcdef123&y": "abcdef123",
+    "os.getenv('API_TOKEN', 'abc123')": "abc123",
+    "sk-proj-abcdefghijklmnopqrstuv": "abcdefgh",
+    "OPENAI_API_KEY: 'sk-abcdefghijklmnopqrstuvwxyz'": "abcdefgh",
+    "sk-ant-api03-abcdefghijklmnopqrstuvwxyz": "abcdefgh",
+    'clientSecret: "abc"': "abc",
+    'MY_SECRET_VALUE = "abc"': "abc",
+    "https://hooks.slack.com/services/T00/B00/XXXXXXXX": "XXXX",
+    "export SLACK_WEBHOOK_URL=https://h.example/x/abc": "abc",
+    "xoxb-1234567890-abcdef": "1234567890",
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.sig-part_1": "eyJ",
+    "+PASSWORD=hunter2": "hunter2",
+    "secret_key: 'django-insecure-1'": "insecure",
+    "AccountKey=abc123==;EndpointSuffix=core": "abc123",
+    "auth: {api-key: k1k2k3}": "k1k2k3",
+}
+"""A text, and what of it must not stay."""
+
+HARMLESS = [
+    "token = tokenizer.next()",
+    "max_tokens: 4096",
+    "num_tokens=128",
+    "tokens = text.split()",
+    'pad_token="<pad>"',
+    'mask_token: "[MASK]"',
+    "def f(password: str, token: str | None = None) -> None:",
+    "connect(password=password, token=self.token)",
+    "password=getpass()",
+    "TOKENIZERS_PARALLELISM=false",
+    "token_type: int = 3",
+    "secret: ${{ secrets.NAME }}",
+    "DB_PASSWORD=$PASSWORD",
+    "ssh://git@github.com/a/b",
+    "git@github.com:a/b.git",
+    "https://registry.npmjs.org:443/@scope/x",
+    "the token is a word, and so is a secret",
+    "lr=0.01 loss=bcl dataset=ml-100k seed=3",
+    "task-name risk-assessment-for-many-people",
+    "basic internationalization of the token stream",
+    "RAY_AUTH_TOKEN_PATH=/home/me/token",
+]
+
+
+@pytest.mark.parametrize("text", LEAKS)
+def test_a_secret_does_not_stay(text: str) -> None:
+    clean = scrub(text)
+    assert LEAKS[text] not in clean
+    assert HIDDEN in clean
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert scrub(text) == text
+
+
+@pytest.mark.parametrize("text", LEAKS)
+def test_scrubbing_twice_changes_nothing_more(text: str) -> None:
+    assert scrub(scrub(text)) == scrub(text)
+
+
+@pytest.mark.parametrize("sign", ["", "+", "-", " "])
+def test_a_private_key_is_blanked_line_by_line(sign: str) -> None:
+    lines = [
+        "-----BEGIN RSA PRIVATE KEY-----",
+        "MIIEpAIBAAKCAQEA",
+        "q1w2e3==",
+        "-----END RSA PRIVATE KEY-----",
+        "x = 1",
+    ]
+    clean = scrub("".join(f"{sign}{line}\n" for line in lines)).splitlines()
+    assert clean == [f"{sign}{line}" for line in (lines[0], HIDDEN, HIDDEN, lines[3], lines[4])]
+
+
+def test_a_private_key_in_one_line_of_code() -> None:
+    clean = scrub(r'KEY = "-----BEGIN PRIVATE KEY-----\nMIIEpAIB\n-----END PRIVATE KEY-----"; x = 1')
+    assert "MIIE" not in clean
+    assert clean.endswith("x = 1")
+
+
+def test_a_command_line() -> None:
+    words = ["x", "--api-key", "a b", "--tracking", "http://me:pw@h", "--token=t1", "lr=0.1"]
+    assert scrub_words(words) == [
+        "x", "--api-key", HIDDEN, "--tracking", f"http://{HIDDEN}@h", f"--token={HIDDEN}", "lr=0.1",
+    ]  # fmt: skip
+
+
+def test_the_environment() -> None:
+    given = {"MLFLOW_TRACKING_PASSWORD": "pw", "MLFLOW_TRACKING_URI": "https://me:pw@h", "OMP_NUM_THREADS": "2"}
+    assert scrub_variables(given) == {
+        "MLFLOW_TRACKING_PASSWORD": HIDDEN, "MLFLOW_TRACKING_URI": f"https://{HIDDEN}@h", "OMP_NUM_THREADS": "2",
+    }  # fmt: skip
+
+
+def test_files_that_are_secret_by_name() -> None:
+    secret = [".env", "a/.env.local", "b/key.pem", "id_rsa", "c/google-Credentials-1.json", ".netrc", "secrets.yaml"]
+    assert all(map(secret_file, secret))
+    assert not any(map(secret_file, ["train.py", "environment.yaml", "keys.py", "a.env/x.py", "secretary.py"]))
+
+
+@pytest.mark.parametrize("unit", ["token ", "a-", "a.b_", "://", 'token="', "login x password ", "-----BEGIN ", "A_"])
+def test_a_long_line_costs_little(unit: str) -> None:
+    started = time.monotonic()
+    scrub((unit * 200_000)[:200_000])
+    assert time.monotonic() - started < 2

@@ -1,0 +1,148 @@
+"""The watch over trials: who is silent, since when, and where a trial hung by its stack."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from orchestrator.training import watch
+from orchestrator.training.watch import GIVEN_UP, PROCESS, STACK, Watch
+from tests.toy import Clock
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(watch, "time", clock)
+    return clock
+
+
+def began(folder: Path) -> None:
+    """The trial's process is there."""
+    (folder / PROCESS).write_text('{"pid": 1, "node": "a"}')
+
+
+def later(clock: Clock, watched: Watch, seconds: float) -> list[int]:
+    clock.sleep(seconds)
+    return sorted(watched.silent())
+
+
+def test_who_does_not_report_is_silent(clock: Clock, tmp_path: Path) -> None:
+    watched = Watch(10)
+    watched.begin(7, tmp_path)
+    began(tmp_path)
+    assert later(clock, watched, 2) == []
+    assert later(clock, watched, 9) == []
+    watched.heard(7)
+    assert later(clock, watched, 9) == []
+    clock.sleep(2)
+    assert watched.silent() == {7: tmp_path}
+
+
+def test_the_wait_for_a_process_does_not_count(clock: Clock, tmp_path: Path) -> None:
+    watched = Watch(10)
+    began(tmp_path)  # of an earlier process
+    (tmp_path / GIVEN_UP).write_text("no report for 10 s")
+    watched.begin(7, tmp_path)
+    assert later(clock, watched, 1000) == []
+    assert watch.given_up(tmp_path) is None
+    began(tmp_path)
+    assert later(clock, watched, 5) == []
+    assert later(clock, watched, 11) == [7]
+
+
+def test_who_has_ended_is_not_silent(clock: Clock, tmp_path: Path) -> None:
+    watched = Watch(10)
+    watched.begin(7, tmp_path)
+    watched.heard(7)
+    watched.end(7)
+    watched.heard(7)
+    assert later(clock, watched, 1000) == []
+
+
+def test_who_begins_again_has_all_its_time(clock: Clock, tmp_path: Path) -> None:
+    watched = Watch(10)
+    watched.begin(7, tmp_path)
+    watched.heard(7)
+    clock.sleep(9)
+    watched.begin(7, tmp_path)
+    assert later(clock, watched, 9) == []
+
+
+def test_without_a_timeout_nobody_is(clock: Clock, tmp_path: Path) -> None:
+    watched = Watch(None)
+    watched.begin(7, tmp_path)
+    began(tmp_path)
+    assert later(clock, watched, 1e9) == []
+
+
+def test_the_storage_is_asked_once_a_second_at_most(clock: Clock, tmp_path: Path) -> None:
+    watched = Watch(10)
+    watched.begin(7, tmp_path)
+    watched.heard(7)
+    assert later(clock, watched, 11) == [7]
+    assert later(clock, watched, 0.5) == []
+    assert later(clock, watched, 0.6) == [7]
+
+
+# Where it hung
+
+
+def test_who_was_not_given_up(tmp_path: Path) -> None:
+    assert watch.given_up(tmp_path) is None
+
+
+def test_without_a_stack_the_time_is_all_there_is(tmp_path: Path) -> None:
+    (tmp_path / GIVEN_UP).write_text("no report for 5 s")
+    assert watch.given_up(tmp_path) == "no report for 5 s"
+    (tmp_path / STACK).write_text("")
+    assert watch.given_up(tmp_path) == "no report for 5 s"
+
+
+def test_the_place_is_the_training_threads(tmp_path: Path) -> None:
+    """A real dump of a process with idle threads beside the one that trains, by the workload's own code."""
+    code = (
+        "import faulthandler, sys, threading, time\n"
+        "sys.path.insert(0, {root!r})\n"
+        "from orchestrator import engine, plan\n"
+        "from workloads.contract import Objective\n"
+        "class Hangs:\n"
+        "    objective = Objective('error', 'min')\n"
+        "    def train_epoch(self, epoch):\n"
+        "        dump()\n"
+        "def dump():\n"
+        "    faulthandler.dump_traceback(open({stack!r}, 'w'), all_threads=True); sys.exit()\n"
+        "for _ in range(2):\n"
+        "    threading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n"
+        "next(engine.run_epochs(Hangs(), plan.Plan(epochs=1)))\n"
+    )
+    root = str(Path(watch.__file__).parents[1])
+    subprocess.run([sys.executable, "-c", code.format(root=root, stack=str(tmp_path / STACK))], check=True)
+    assert (tmp_path / STACK).read_text().count("hread 0x") == 3
+    (tmp_path / GIVEN_UP).write_text("no report for 5 s")
+    found = watch.given_up(tmp_path)
+    assert found is not None
+    assert re.fullmatch(r'no report for 5 s; it hung at File "<string>", line 10 in dump', found)
+
+
+def test_a_process_is_asked_for_its_stack_and_killed(tmp_path: Path, clock: Clock) -> None:
+    code = (
+        "import faulthandler, signal, sys, time\n"
+        f"faulthandler.register(signal.SIGUSR2, file=open({str(tmp_path / STACK)!r}, 'w'), all_threads=True)\n"
+        "print('up', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    killing = threading.Thread(target=watch._kill, args=(process.pid,))
+    killing.start()
+    assert process.wait(10) == -signal.SIGKILL
+    killing.join()
+    watch._kill(process.pid)  # gone already
