@@ -6,7 +6,7 @@ nothing of Ray, MLflow or Optuna. The engine builds it, calls it, and turns it i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -31,6 +31,9 @@ Columns: TypeAlias = "Mapping[str, np.ndarray[Any, Any]]"
 
 State: TypeAlias = dict[Any, Any]
 """Nested dicts and lists of tensors and JSON scalars. Nothing that would need pickle."""
+
+MID_RUN: dict[str, Any] = {"mid_run": True}
+"""``json_schema_extra`` of a parameter that may change while a model trains: ``load_state_dict`` leaves it alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,4 +145,42 @@ class Workload(Protocol):
 
     def servable(self) -> Servable:
         """The trained model in the form the registry stores."""
+        ...
+
+
+class Pack(Protocol):
+    """Workloads of one shape whose states lie side by side, so that one launch serves all of them.
+
+    A member stays an ordinary workload: each of its own methods works as before, at any time. Members may be at
+    different epochs and need not begin or end together; when one comes or goes, a new pack is made of those there are.
+    """
+
+    def train_epoch(self, epochs: Sequence[int]) -> Sequence[Metrics | Evaluation]:
+        """Train every member, in the order of the pack, for its epoch of the given number.
+
+        Results and states are those of each member's own ``train_epoch``: bitwise on a CPU with one thread, elsewhere
+        within the rounding of float32. A member that diverges leaves the others untouched.
+        """
+        ...
+
+    def evaluate(self, members: Sequence[int], split: Split) -> Sequence[Evaluation]:
+        """What each of some members' own ``evaluate`` gives; members by their places in the pack."""
+        ...
+
+
+@runtime_checkable
+class Packable(Protocol):
+    """An optional capability of a workload: several of one class, trained together."""
+
+    def pack_shape(self) -> Hashable | None:
+        """Equal for workloads that can be in one pack; None for one that has to be trained apart."""
+
+    @classmethod
+    def pack_size(cls, params: Any, device: torch.device) -> int:
+        """How many members pay on ``device``; 1 where none beside the first does. Builds and loads nothing."""
+        ...
+
+    @classmethod
+    def pack(cls, members: Sequence[Any]) -> Pack:
+        """A pack of workloads of one shape; their states move into storage that they share."""
         ...

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 from workloads import distributed
-from workloads.contract import Evaluation, Metrics, Objective, Runtime, Workload
+from workloads.contract import Evaluation, Metrics, Objective, Packable, Runtime, Workload
 
 
 class Conformance:
@@ -39,6 +39,8 @@ class Conformance:
     epochs: ClassVar[int] = 2
     tolerance: ClassVar[float] = 2e-5
     """Relative difference allowed between two processes and one."""
+    pack: ClassVar[tuple[Mapping[str, Any], ...]] = ({}, {}, {})
+    """Of a workload that can be packed: what three members have beside ``params``, as different as a pack allows."""
 
     @pytest.fixture(autouse=True)
     def _one_thread(self) -> Iterator[None]:
@@ -185,6 +187,40 @@ class Conformance:
         assert found[0] == found[1], "the ranks disagree"
         _assert_close(self._train(self.build()), found[0], self.tolerance)
 
+    def test_a_pack_gives_each_member_what_it_has_apart(self) -> None:
+        """Members with parameters and seeds of their own, at different epochs, that come and go."""
+        apart, members = (self._members() for _ in range(2))
+        for places, epochs in (([2], [1]), ([0, 2], [1, 2]), ([0, 1, 2], [2, 1, 3]), ([1, 0], [2, 3])):
+            pack = self.workload.pack([members[place] for place in places])
+            trained = pack.train_epoch(epochs)
+            seen = pack.evaluate(range(len(places)), "validation")
+            for place, epoch, *results in zip(places, epochs, trained, seen, strict=True):
+                alone = [apart[place].train_epoch(epoch), apart[place].evaluate("validation")]
+                assert [values(result) for result in results] == [values(result) for result in alone]
+        for one, other in zip(apart, members):
+            _assert_equal(one.state_dict(), other.state_dict())
+        assert [values(one.train_epoch(4)) for one in apart] == [values(one.train_epoch(4)) for one in members]
+
+    def test_a_member_that_diverges_leaves_its_pack_as_it_was(self) -> None:
+        apart, members = (self._members() for _ in range(2))
+        members[1].load_state_dict(_broken(members[1].state_dict()))
+        pack = self.workload.pack(members)
+        trained = pack.train_epoch([1, 1, 1])
+        for place in (0, 2):
+            assert values(trained[place]) == values(apart[place].train_epoch(1))
+            _assert_equal(members[place].state_dict(), apart[place].state_dict())
+
+    def _members(self) -> list[Any]:
+        """Three that one pack takes; skips where there is no packing."""
+        base = Runtime(device=torch.device("cpu"), data=self.data, seed=7, epochs=self.epochs)
+        params = [self.workload.Params(**{**self.params, **own}) for own in self.pack]
+        members = [self.workload(own, replace(base, seed=7 + place)) for place, own in enumerate(params)]
+        if not isinstance(members[0], Packable) or members[0].pack_shape() is None:
+            pytest.skip("trains apart")
+        assert len({member.pack_shape() for member in members}) == 1
+        assert self.workload.pack_size(params[0], torch.device("cpu")) >= 1
+        return members
+
     def _train(self, workload: Workload) -> dict[str, float]:
         rows = {f"{k}@{epoch}": v for epoch in (1, 2) for k, v in values(workload.train_epoch(epoch)).items()}
         return rows | values(workload.evaluate("validation"))
@@ -232,6 +268,15 @@ def _json_scalar(value: Any) -> Any:
 
 def _copy(state: Any) -> Any:
     return _through_plain_data(state)
+
+
+def _broken(state: Any) -> Any:
+    """The state with NaN in the place of every real number that is in a tensor."""
+    if isinstance(state, torch.Tensor):
+        return torch.full_like(state, torch.nan) if state.is_floating_point() else state
+    if isinstance(state, Mapping):
+        return {key: _broken(value) for key, value in state.items()}
+    return [_broken(value) for value in state] if isinstance(state, list | tuple) else state
 
 
 def _assert_equal(first: Any, second: Any, path: str = "state") -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,8 +30,8 @@ class RecommenderConformance(Conformance):
     def spoiled_test(self) -> Iterator[None]:
         """Half of the test part is missing."""
 
-        def spoiled(name: str, root: Path) -> Interactions:
-            whole = load_interactions(name, root)
+        def spoiled(name: str, root: Path, *variant: Any) -> Interactions:
+            whole = load_interactions(name, root, *variant)
             return replace(whole, test=whole.test[::2])
 
         with pytest.MonkeyPatch.context() as patch:
@@ -50,12 +51,95 @@ class RecommenderConformance(Conformance):
 
 class TestMatrixFactorisation(RecommenderConformance):
     params: ClassVar[Mapping[str, Any]] = {"backbone": "mf", "dim": 8, "batch_size": 2048, "lr": 0.01}
+    pack: ClassVar[tuple[Mapping[str, Any], ...]] = (
+        {}, {"lr": 0.02, "lr_decay": 0.5, "lr_decay_every": 1}, {"weight_decay": 0.1},
+    )  # fmt: skip
 
 
 class TestLightGCN(RecommenderConformance):
     params: ClassVar[Mapping[str, Any]] = {
         "backbone": "lightgcn", "layers": 2, "dim": 8, "batch_size": 4096, "lr": 0.01,
     }  # fmt: skip
+
+
+class OneProcess(RecommenderConformance):
+    """Without the spawn of two processes, which is dear."""
+
+    test_two_processes_equal_one = None  # type: ignore[assignment]
+
+
+class TestHardDPL(OneProcess):
+    params: ClassVar[Mapping[str, Any]] = {
+        "loss": "dpl", "sampler": "dns", "negatives": 3, "positives": 2, "tau": 0.3, "dim": 8,
+        "batch_size": 4096, "lr": 0.01,
+    }  # fmt: skip
+
+
+class TestBCLWithSampledBNSOnLightGCN(RecommenderConformance):
+    params: ClassVar[Mapping[str, Any]] = {
+        "backbone": "lightgcn", "loss": "bcl", "alpha": 0.9, "negatives": 4, "sampler": "bns", "ecdf": "sampled",
+        "ecdf_items": 32, "quality": True, "dim": 8, "batch_size": 4096, "lr": 0.01,
+    }  # fmt: skip
+
+
+class TestInfoNCEWithSRNS(RecommenderConformance):
+    params: ClassVar[Mapping[str, Any]] = {
+        "loss": "infonce", "negatives": 2, "sampler": "srns", "candidates": 8, "srns_warmup": 1, "dim": 8,
+        "batch_size": 4096, "lr": 0.01,
+    }  # fmt: skip
+    test_many_short_epochs_are_one_long_one = None  # type: ignore[assignment]  # the memory changes with an epoch
+
+
+class TestHCLWithBatchBNS(OneProcess):
+    params: ClassVar[Mapping[str, Any]] = {
+        "loss": "hcl", "negatives": 2, "positives": 2, "sampler": "bns", "ecdf": "batch", "dim": 8,
+        "batch_size": 4096, "lr": 0.01,
+    }  # fmt: skip
+
+
+class TestBPRACWithPopularity(OneProcess):
+    params: ClassVar[Mapping[str, Any]] = {
+        "loss": "bprac", "sampler": "popularity", "dim": 8, "batch_size": 4096, "lr": 0.01,
+    }  # fmt: skip
+    test_many_short_epochs_are_one_long_one = None  # type: ignore[assignment]  # an E-step is at an epoch's start
+
+
+class TestBPRACOnLightGCN(TestBPRACWithPopularity):
+    params: ClassVar[Mapping[str, Any]] = {
+        "loss": "bprac", "credence": "bayes", "backbone": "lightgcn", "dim": 8, "batch_size": 4096, "lr": 0.01,
+    }  # fmt: skip
+
+
+class TestGBPRWithAOBPROnLightGCN(OneProcess):
+    params: ClassVar[Mapping[str, Any]] = {
+        "loss": "gbpr", "sampler": "aobpr", "backbone": "lightgcn", "dim": 8, "batch_size": 4096, "lr": 0.01,
+    }  # fmt: skip
+
+
+class TestMPRWithTheOracle(OneProcess):
+    params: ClassVar[Mapping[str, Any]] = {
+        "loss": "mpr", "sampler": "bns_oracle", "dim": 8, "batch_size": 4096, "lr": 0.01,
+    }  # fmt: skip
+
+
+class TestTruncatedBCEWithThePosterior(OneProcess):
+    params: ClassVar[Mapping[str, Any]] = {
+        "loss": "denoise_truncated", "drop_steps": 4, "sampler": "bns_posterior", "bns_prior": "users", "dim": 8,
+        "batch_size": 4096, "lr": 0.01,
+    }  # fmt: skip
+    test_micro_batches_give_the_same_gradient = None  # type: ignore[assignment]  # refused: it ranks a whole batch
+
+
+@pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
+class TestSequentialBPRACWithBNS(OneProcess):
+    params: ClassVar[Mapping[str, Any]] = {
+        "optimizer": "sgd", "loss": "bprac", "sampler": "bns", "bns_lambda": "warm", "dim": 8, "lr": 0.05,
+        "weight_decay": 0.01,
+    }  # fmt: skip
+    # One triple at a time, in whole passes: these are refused.
+    test_many_short_epochs_are_one_long_one = None  # type: ignore[assignment]
+    test_micro_batches_give_the_same_gradient = None  # type: ignore[assignment]
+    test_virtual_epochs_cover_the_same_stream = None  # type: ignore[assignment]
 
 
 class TestToy(Conformance):

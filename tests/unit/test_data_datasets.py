@@ -1,40 +1,32 @@
-"""The catalogue: names, presence, damage, download, fingerprint; light to import."""
+"""The catalogue: names, presence, damage, fingerprint; light to import."""
 
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import hashlib
+import re
 import shutil
-import socket
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from tests.tiny_dataset import FILES, lay_out, register
 from workloads.data import (
     DATASETS,
     DataError,
     Dataset,
-    DataUnreachable,
     SourceFile,
     check,
+    check_readable,
     dataset,
-    download,
     fetch,
     fingerprint,
+    occupations,
     verify,
 )
-from workloads.data.movielens import read_ml_100k
-
-FILES = {
-    "100k_train.csv": b"user,item,rating\r\n0,1,3\r\n0,2,4\r\n1,1,5\r\n",
-    "100k_test.csv": b"user,item,rating\r\n0,5,3\r\n1,6,4\r\n",
-}
 
 
 @pytest.fixture(autouse=True)
@@ -43,70 +35,26 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def server() -> Iterator[ThreadingHTTPServer]:
-    """A web server on this machine whose paths are file names, and ways to fail."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            way, _, name = self.path.strip("/").rpartition("/")
-            self.server.asked.append(name)
-            body = FILES[name]
-            if way == "absent":
-                self.send_error(404)
-                return
-            if way == "hang":
-                time.sleep(1.0)
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write({"cut": body[:-9], "other": body[::-1]}.get(way, body))
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    web = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    web.asked = []
-    threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
-    yield web
-    web.shutdown()
-    web.server_close()
-
-
-@pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Dataset:
     """A dataset of two small files, in the catalogue for one test."""
     return register(monkeypatch, "http://127.0.0.1:9")
 
 
-def register(monkeypatch: pytest.MonkeyPatch, url: str) -> Dataset:
-    sources = tuple(
-        SourceFile(name, len(content), hashlib.sha256(content).hexdigest(), f"{url}/{name}")
-        for name, content in FILES.items()
-    )
-    known = Dataset("tiny", "two small files", "interactions", "1", read_ml_100k, sources)
-    monkeypatch.setitem(DATASETS, "tiny", known)
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    return known
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "data" / "tiny"
-    folder.mkdir(parents=True)
-    for name, content in FILES.items():
-        (folder / name).write_bytes(content)
-    return folder.parent
+    return lay_out(tmp_path / "data")
 
 
 def test_the_catalogue_is_complete() -> None:
-    assert {"synthetic", "ml-100k"} <= set(DATASETS)
+    assert {"synthetic", "ml-100k", "ml-1m", "yahoo-r3", "lastfm", "gowalla", "yelp2018"} <= set(DATASETS)
     for name, known in DATASETS.items():
         assert known.name == name
         assert known.summary
-        for source in known.files:
-            assert len(source.sha256) == 64
-            assert source.url.startswith("https://")
-            assert source.url.endswith(source.path)
+        assert all(source.sha256 or source.size or source in known.files for source in known.extras)
+        for source in (*known.files, *known.extras):
+            assert {len(digest) for digest in (source.sha256, *source.also)} <= {0, 64}
+            assert source.url.startswith("https://") != bool(known.obtain)
+            assert (source.member or source.url).endswith(source.path) or known.obtain
 
 
 def test_an_unknown_name_offers_the_nearest() -> None:
@@ -179,6 +127,75 @@ def test_an_overlap_is_named_though_the_other_file_is_the_damaged_one(tiny: Data
         check("tiny", root)
 
 
+def test_a_compressed_copy_is_as_good(tiny: Dataset, root: Path) -> None:
+    path = root / "tiny" / "100k_train.csv"
+    before = fingerprint("tiny", root)
+    path.with_name("100k_train.csv.gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+    check("tiny", root)
+    assert verify("tiny", root) == []
+    assert fingerprint("tiny", root) == before
+    path.with_name("100k_train.csv.gz").write_bytes(gzip.compress(FILES["100k_train.csv"][:-4]))
+    with pytest.raises(DataError, match=r"100k_train.csv.gz, line 4: the line is truncated"):
+        check("tiny", root)
+
+
+def test_other_line_ends_may_be_as_good(tiny: Dataset, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = FILES["100k_train.csv"].replace(b"\r\n", b"\n")
+    (root / "tiny" / "100k_train.csv").write_bytes(content)
+    with pytest.raises(DataError, match="checksum differs"):
+        check("tiny", root)
+    train, test = tiny.files
+    train = dataclasses.replace(train, also=(hashlib.sha256(content).hexdigest(),))
+    monkeypatch.setitem(DATASETS, "tiny", dataclasses.replace(tiny, files=(train, test)))
+    check("tiny", root)
+
+
+class TestWithoutChecksum:
+    @pytest.fixture
+    def unverified(self, tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> Dataset:
+        files = tuple(SourceFile(source.path) for source in tiny.files)
+        known = dataclasses.replace(tiny, files=files, obtain="Ask for it at https://example.org")
+        monkeypatch.setitem(DATASETS, "tiny", known)
+        return known
+
+    @pytest.mark.usefixtures("unverified")
+    def test_only_reading_shows_damage(self, root: Path) -> None:
+        path = root / "tiny" / "100k_train.csv"
+        check("tiny", root)
+        check_readable("tiny", root)
+        assert verify("tiny", root) == []
+        path.write_bytes(path.read_bytes()[:-4])
+        check("tiny", root)
+        with pytest.raises(DataError, match="line 4: the line is truncated"):
+            check_readable("tiny", root)
+        assert "line 4" in verify("tiny", root)[0]
+        path.write_bytes(b"")
+        with pytest.raises(DataError, match="line 1: the columns are wrong"):
+            check("tiny", root)
+
+    @pytest.mark.usefixtures("unverified")
+    def test_what_has_no_address_says_where_to_get_it_and_where_to_put_it(self, root: Path) -> None:
+        (root / "tiny" / "100k_test.csv").unlink()
+        advice = f"Ask for it at https://example.org; put 100k_train.csv and 100k_test.csv into {root / 'tiny'}"
+        with pytest.raises(DataError, match=re.escape(advice)):
+            check("tiny", root)
+        with pytest.raises(DataError, match=f"no public address.*{re.escape(advice)}"):
+            fetch("tiny", root)
+
+
+class TestOccupations:
+    def test_a_dataset_that_does_not_tell_them(self, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match=r"does not tell its users' occupations: got synthetic; expected.*ml-100k"):
+            occupations("synthetic", tmp_path)
+
+    def test_missing_files(self, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match=r"ml-100k/u.data: .*missing.*orchestrator data fetch ml-100k-raw"):
+            check("ml-100k-raw", tmp_path)
+        with pytest.raises(DataError, match=r"u.user: the file of dataset ml-100k-raw is missing"):
+            occupations("ml-100k-raw", tmp_path)
+
+
 def test_every_damaged_file_is_listed(tiny: Dataset, root: Path) -> None:
     (root / "tiny" / "100k_train.csv").write_bytes(b"user,item\r\n")
     (root / "tiny" / "100k_test.csv").unlink()
@@ -199,62 +216,3 @@ def test_the_fingerprint_is_that_of_content_and_version(
     assert fingerprint("tiny", moved) != before
     monkeypatch.setitem(DATASETS, "tiny", dataclasses.replace(tiny, version="2"))
     assert fingerprint("tiny", root) != before
-
-
-class TestFetch:
-    @pytest.fixture
-    def url(self, server: ThreadingHTTPServer) -> str:
-        return f"http://127.0.0.1:{server.server_port}"
-
-    def test_brings_what_is_missing_or_damaged(
-        self, server: ThreadingHTTPServer, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        register(monkeypatch, url)
-        root, train = tmp_path / "new", tmp_path / "new" / "tiny" / "100k_train.csv"
-        assert [path.name for path in fetch("tiny", root)] == list(FILES)
-        check("tiny", root)
-        assert fetch("tiny", root) == []
-        train.write_bytes(b"damaged")
-        assert fetch("tiny", root) == [train]
-        check("tiny", root)
-        assert server.asked == [*FILES, "100k_train.csv"]
-
-    @pytest.mark.parametrize(
-        ("way", "kind", "message"),
-        [
-            ("absent", DataUnreachable, "can not be downloaded.*Not Found"),
-            ("cut", DataUnreachable, "broke off 9 bytes before its end"),
-            ("hang", DataUnreachable, "can not be downloaded.*timed out"),
-            ("other", DataError, "is not the file of the dataset.*sha256 .* expected .* sha256"),
-        ],
-    )
-    def test_a_failure_changes_nothing(
-        self,
-        url: str,
-        root: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        way: str,
-        kind: type[DataError],
-        message: str,
-    ) -> None:
-        monkeypatch.setattr(download, "_TIMEOUT_S", 0.3)
-        register(monkeypatch, f"{url}/{way}")
-        train = root / "tiny" / "100k_train.csv"
-        train.write_bytes(b"damaged")
-        with pytest.raises(DataError, match=message) as caught:
-            fetch("tiny", root)
-        assert type(caught.value) is kind
-        assert train.read_bytes() == b"damaged"
-        assert {path.name for path in train.parent.iterdir()} == {*FILES, ".fetch.lock"}
-
-    def test_no_network(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        with socket.socket() as free:  # bound and not listening: refuses
-            free.bind(("127.0.0.1", 0))
-            register(monkeypatch, f"http://127.0.0.1:{free.getsockname()[1]}")
-            with pytest.raises(DataUnreachable, match=r"refused.*copy the dataset's files to"):
-                fetch("tiny", tmp_path / "new")
-
-    def test_a_root_that_can_not_be_written(self, tiny: Dataset, tmp_path: Path) -> None:
-        (tmp_path / "file").touch()
-        with pytest.raises(DataError, match=r"can not be written.*ORCHESTRATOR_DATA"):
-            fetch("tiny", tmp_path / "file")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,13 @@ def test_every_array_survives(tmp_path: Path) -> None:
     truth = np.arange(15).reshape(3, 5) % 2 == 0
     pairs = np.array([[0, 1], [2, 4], [1, 3]], np.int32)
     ratings = np.array([1.5, 5, 3], np.float32)
-    data = Interactions(3, 5, pairs, pairs[:0], ratings, ratings[:0], truth)
+    names = np.array(["a", "émile", "x" * 40])
+    data = Interactions(
+        3, 5, pairs, pairs[:0], ratings, ratings[:0], truth,
+        train_times=np.array([5, 2**40, -1]), test_times=np.array([], np.int64), noise=pairs[:, 0] > 1,
+        user_ids=np.char.encode(names, "utf-8"), item_ids=np.array([-5, 2**62, 3, 7, 8]),
+    )  # fmt: skip
+    assert len(data.arrays()) == len(fields(data)) - 2
     write_interactions(tmp_path / "x.arrow", data)
     mapped = read_interactions(tmp_path / "x.arrow")
     assert mapped is not None

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from workloads.data import DataError, Interactions, check, fingerprint, load_interactions, verify
+from workloads.data import DataError, Interactions, check, fingerprint, load_interactions, occupations, verify
 from workloads.data.splits import hold_out
 
 pytestmark = pytest.mark.data
@@ -80,3 +80,37 @@ def test_a_truncated_copy(root: Path, tmp_path: Path) -> None:
         file.truncate(399_996)  # in the middle of a line
     with pytest.raises(DataError, match=r"100k_train.csv, line \d{5}: the line is truncated: got '"):
         check("ml-100k", tmp_path)
+
+
+def test_the_original_format_holds_the_same_ratings(data: Interactions, root: Path) -> None:
+    """The split numbers users and items by their first appearance in the original."""
+    assert verify("ml-100k-raw", root) == []
+    raw = load_interactions("ml-100k-raw", root, "random")
+    assert (len(raw.train), len(raw.test)) == (80_000, 20_000)
+    whole = pd.read_csv(root / "ml-100k" / "u.data.gz", sep="\t", header=None)
+    users, items = ({name: number for number, name in enumerate(whole[column].unique())} for column in (0, 1))
+    assert raw.user_ids is not None
+    assert raw.item_ids is not None
+    found = set()
+    for pairs, ratings in ((raw.train, raw.train_ratings), (raw.test, raw.test_ratings)):
+        assert ratings is not None
+        names = zip(raw.user_ids[pairs[:, 0]].tolist(), raw.item_ids[pairs[:, 1]].tolist(), ratings.tolist())
+        found |= {(users[user], items[item], rating) for user, item, rating in names}
+    split = ((data.train, data.train_ratings), (data.test, data.test_ratings))
+    assert found == {(*pair, float(r)) for pairs, ratings in split for pair, r in zip(pairs.tolist(), ratings)}
+
+
+def test_the_clean_split(root: Path) -> None:
+    """Table 3.1 has 89,372 and 10,628 of 21,201 ratings of five stars: each was drawn by itself there."""
+    data = load_interactions("ml-100k", root, "clean")
+    assert (len(data.train), len(data.test)) == (89_399, 10_601)
+    assert data.test_ratings is not None
+    assert (data.test_ratings == 5).all()
+
+
+def test_occupations_are_those_of_another_parser(root: Path) -> None:
+    users = pd.read_csv(root / "ml-100k" / "users.csv").sort_values("user")
+    names = np.unique(users["occupation"])
+    np.testing.assert_array_equal(names[occupations("ml-100k", root)], users["occupation"])
+    by_name = users.sort_values("orig_user_id")["occupation"]
+    np.testing.assert_array_equal(names[occupations("ml-100k-raw", root)], by_name)

@@ -7,7 +7,27 @@ import math
 import pytest
 import torch
 
-from workloads.losses.pairwise import PAIRWISE, bpr_loss
+from workloads.losses.pairwise import (
+    PAIRWISE,
+    bce_loss,
+    bpr_loss,
+    debiased_probability,
+    dpl_loss,
+    gbpr_loss,
+    mpr_loss,
+    reweighted_bce_loss,
+    truncated_bce_loss,
+    truncated_bpr_loss,
+    truncated_share,
+)
+
+
+def _sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def _scores(seed: int, *shape: int, scale: float = 2.0) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * scale
 
 
 def test_bpr_is_the_formula() -> None:
@@ -47,3 +67,145 @@ def test_every_loss_gives_one_value_a_positive(name: str) -> None:
     assert loss(positive, negative).shape == (7,)
     assert loss(positive[:0], negative[:0]).shape == (0,)
     assert torch.autograd.gradcheck(loss, (positive, negative))
+
+
+def test_bce_is_the_mean_of_both_classes() -> None:
+    positive, negative = _scores(3, 2, 50)
+    expected = [-(math.log(_sigmoid(p)) + math.log(1 - _sigmoid(n))) / 2 for p, n in zip(positive, negative)]
+    assert bce_loss(positive, negative).tolist() == pytest.approx(expected, rel=1e-10)
+    assert torch.autograd.gradcheck(bce_loss, (positive.requires_grad_(), negative.detach().requires_grad_()))
+    assert bce_loss(torch.tensor([1e4, -1e4]), torch.tensor([-1e4, 1e4])).tolist() == [0, 1e4]
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.1, 0.9])
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (1, 3), (4, 1), (5, 5), (3, 0)])
+def test_dpl_is_the_formula(n: int, m: int, tau: float) -> None:
+    positive, negatives, extra = _scores(4, 20), _scores(5, 20, n), _scores(6, 20, m)
+    estimates = []
+    for p, xs, ms in zip(positive.tolist(), negatives.tolist(), extra.tolist()):
+        estimate = sum(_sigmoid(p - x) for x in xs) / len(xs)
+        if ms:
+            estimate = estimate / (1 - tau) - tau / (1 - tau) * sum(_sigmoid(p - x) for x in ms) / len(ms)
+        estimates.append(estimate)
+    found = debiased_probability(positive, negatives, extra, tau=tau)
+    assert found.tolist() == pytest.approx(estimates, rel=1e-10, abs=1e-12)
+    expected = [-math.log(max(estimate, 0.03) if m else estimate) for estimate in estimates]
+    assert dpl_loss(positive, negatives, extra, tau=tau, floor=0.03).tolist() == pytest.approx(expected, rel=1e-10)
+
+
+def test_dpl_of_one_sample_and_no_extra_positive_is_bpr_at_any_distance() -> None:
+    positive = torch.tensor([-1e4, -30.0, 0.0, 30.0, 1e4], requires_grad=True)
+    zero = torch.zeros(5)
+    loss = dpl_loss(positive, zero[:, None], torch.empty(5, 0), tau=0.4)
+    expected = bpr_loss(positive, zero)
+    torch.testing.assert_close(loss, expected)
+    gradients = [torch.autograd.grad(each.sum(), positive)[0] for each in (loss, expected)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_dpl_without_a_share_of_positives_needs_no_extra_ones() -> None:
+    positive, negatives = _scores(7, 9, scale=1.0), _scores(8, 9, 4, scale=1.0)
+    corrected = dpl_loss(positive, negatives, _scores(9, 9, 2), tau=0.0)
+    torch.testing.assert_close(corrected, dpl_loss(positive, negatives, torch.empty(9, 0), tau=0.3))
+
+
+def test_dpl_at_its_floor_has_no_gradient_and_above_one_a_negative_loss() -> None:
+    positive = torch.tensor([0.0, 0.0], requires_grad=True)
+    negatives, extra = torch.tensor([[9.0], [-9.0]]), torch.tensor([[-9.0], [9.0]])
+    loss = dpl_loss(positive, negatives, extra, tau=0.5)
+    assert loss.tolist() == pytest.approx([-math.log(0.01), -math.log(2 * _sigmoid(9) - _sigmoid(-9))], rel=1e-6)
+    torch.autograd.backward(loss.sum())
+    assert positive.grad is not None
+    assert positive.grad[0] == 0
+    assert positive.grad[1] != 0
+
+
+def test_dpl_gradient() -> None:
+    inputs = [part.requires_grad_() for part in (_scores(10, 6) + 3, _scores(11, 6, 3), _scores(12, 6, 2))]
+    assert torch.autograd.gradcheck(lambda p, x, e: dpl_loss(p, x, e, tau=0.1), inputs)
+    assert torch.autograd.gradcheck(lambda p, x: dpl_loss(p, x, x[:, :0], tau=0.1), inputs[:2])
+
+
+@pytest.mark.parametrize("magnitude", [1e2, 1e5, 1e30])
+def test_dpl_of_huge_scores_is_finite(magnitude: float) -> None:
+    signs = torch.tensor([[1.0, 1, 1], [1, 1, -1], [1, -1, 1], [-1, 1, 1], [-1, -1, 1], [-1, 1, -1]]) * magnitude
+    for extra in (signs[:, 2:], signs[:, :0]):
+        positive = signs[:, 0].clone().requires_grad_()
+        loss = dpl_loss(positive, signs[:, 1:2], extra, tau=0.3)
+        (gradient,) = torch.autograd.grad(loss.sum(), positive)
+        assert torch.isfinite(loss).all()
+        assert torch.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.4, 1.0])
+def test_gbpr_mixes_in_the_group(rho: float) -> None:
+    positive, group, negative = _scores(13, 30), _scores(14, 30, 3), _scores(15, 30)
+    expected = [
+        -math.log(_sigmoid(rho * sum(g) / 3 + (1 - rho) * p - n))
+        for p, g, n in zip(positive.tolist(), group.tolist(), negative.tolist())
+    ]
+    assert gbpr_loss(positive, group, negative, rho=rho).tolist() == pytest.approx(expected, rel=1e-10)
+    if rho == 0:
+        assert torch.equal(gbpr_loss(positive, group, negative, rho=0), bpr_loss(positive, negative))
+    # A group of the user alone is no group.
+    alone = gbpr_loss(positive, positive[:, None], negative, rho=rho)
+    torch.testing.assert_close(alone, bpr_loss(positive, negative))
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.3, 1.0])
+def test_mpr_is_the_formula(lam: float) -> None:
+    scores = _scores(16, 5, 30)
+    i, i1, i2, j1, j2 = scores.tolist()
+    expected = [
+        -math.log(_sigmoid(lam * ((a - e) - (d - e)) + (1 - lam) * ((d - e) - (b - c))))
+        for a, b, c, d, e in zip(i, i1, i2, j1, j2)
+    ]
+    found = mpr_loss(scores[0], (scores[1], scores[2]), (scores[3], scores[4]), lam=lam)
+    assert found.tolist() == pytest.approx(expected, rel=1e-9)
+    if lam == 1:
+        torch.testing.assert_close(found, bpr_loss(scores[0], scores[3]))
+
+
+def test_truncated_bce_drops_the_largest_losses_of_positives() -> None:
+    positive, negative = torch.tensor([3.0, -2.0, 0.5, -4.0]), torch.tensor([5.0, -1.0, 0.0, 2.0])
+    own = [math.log1p(math.exp(-p)) for p in positive.tolist()]
+    others = [math.log1p(math.exp(n)) for n in negative.tolist()]
+    # 6 of 8 are kept: without -4 and -2. Negatives are never dropped before a positive, whatever their loss.
+    kept = [own[0], 0, own[2], 0]
+    expected = [(p + n) * 4 / 6 for p, n in zip(kept, others)]
+    assert truncated_bce_loss(positive, negative, 0.25).tolist() == pytest.approx(expected, rel=1e-6)
+    everything = (sum(own) + sum(others)) / 8
+    assert truncated_bce_loss(positive, negative, 0).mean().item() == pytest.approx(everything)
+    assert not truncated_bce_loss(positive, negative, 1).any()
+    assert truncated_bce_loss(positive[:0], negative[:0], 0.2).shape == (0,)
+
+
+def test_truncated_bce_has_no_gradient_for_what_it_drops() -> None:
+    positive = torch.tensor([3.0, -2.0], requires_grad=True)
+    torch.autograd.backward(truncated_bce_loss(positive, torch.zeros(2), 0.25).sum())
+    assert positive.grad is not None
+    assert positive.grad[1] == 0
+    assert positive.grad[0] == pytest.approx(-_sigmoid(-3) * 2 / 3)
+
+
+def test_reweighted_bce_weighs_by_its_own_probability_without_gradient() -> None:
+    positive, negative = (part.requires_grad_() for part in (_scores(17, 40), _scores(18, 40)))
+    weights = torch.sigmoid(positive.detach()) ** 0.25, torch.sigmoid(-negative.detach()) ** 0.25
+    expected = -(weights[0] * torch.sigmoid(positive).log() + weights[1] * torch.sigmoid(-negative).log()) / 2
+    found = reweighted_bce_loss(positive, negative, 0.25)
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad(each.sum(), (positive, negative)) for each in (found, expected)]
+    torch.testing.assert_close(*gradients)
+    torch.testing.assert_close(reweighted_bce_loss(positive, negative, 0), bce_loss(positive, negative))
+
+
+def test_truncated_bpr_forgets_what_lies_above_the_threshold() -> None:
+    positive, negative = torch.tensor([2.0, -2.0], requires_grad=True), torch.zeros(2)
+    loss = truncated_bpr_loss(positive, negative, threshold=1.0)
+    assert loss.tolist() == pytest.approx([math.log1p(math.exp(-2)), 0])
+    (gradient,) = torch.autograd.grad(loss.sum(), positive)
+    assert gradient.tolist() == pytest.approx([-_sigmoid(-2), 0])
+
+
+def test_truncated_share_rises_and_stays() -> None:
+    assert [truncated_share(step, maximum=0.2, steps=100) for step in (0, 50, 100, 500)] == [0, 0.1, 0.2, 0.2]

@@ -45,14 +45,41 @@ def test_lightgcn_is_the_dense_formula(layers: int) -> None:
 def test_scores_are_inner_products() -> None:
     model = MatrixFactorisation(torch.randn(9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
     nodes = torch.tensor([[0, 1, 1, 3], [4, 5, 5, 8], [8, 4, 4, 4]])
-    positive, negative = model(nodes)
+    (positive, negative), _ = model(nodes)
     rows = model.embedding.tolist()
     for column, (user, item, other) in enumerate(nodes.T.tolist()):
         assert positive[column].item() == pytest.approx(sum(a * b for a, b in zip(rows[user], rows[item])))
         assert negative[column].item() == pytest.approx(sum(a * b for a, b in zip(rows[user], rows[other])))
     assert torch.autograd.gradcheck(
-        lambda table: torch.func.functional_call(model, {"embedding": table}, (nodes,)), model.embedding
+        lambda table: torch.func.functional_call(model, {"embedding": table}, (nodes,))[0], model.embedding
     )
+
+
+def test_a_group_of_users_is_scored_with_the_item() -> None:
+    model = MatrixFactorisation(torch.randn(9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+    nodes = torch.tensor([[0, 1], [4, 5], [2, 3], [1, 0], [8, 6]])  # user, item, two other users, negative
+    scores, _ = model(nodes, None, 2)
+    rows = model.embedding.detach()
+    expected = [(0, 1), (1, 2), (1, 3), (0, 4)]
+    for score, (one, other) in zip(scores, expected):
+        torch.testing.assert_close(score, (rows[nodes[one]] * rows[nodes[other]]).sum(1))
+
+
+def test_a_choice_sees_the_embeddings_that_are_scored() -> None:
+    rng = torch.Generator().manual_seed(1)
+    graph = normalised_graph(torch.tensor([0, 1]), torch.tensor([3, 4]), 6)
+    model = LightGCN(torch.randn(6, 4, generator=rng), graph, 1)
+    seen = []
+
+    def choose(table: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
+        seen.append(table)
+        return nodes[[0, 1, 3]]
+
+    scores, nodes = model(torch.tensor([[0], [3], [4], [5]]), choose)
+    assert nodes.flatten().tolist() == [0, 3, 5]
+    assert not seen[0].requires_grad
+    assert torch.equal(seen[0], model.embeddings())
+    torch.testing.assert_close(scores[1], seen[0][[0]] @ seen[0][5])
 
 
 def test_tables_start_glorot_normal() -> None:

@@ -9,15 +9,25 @@ from typing import Any, get_args
 import pytest
 from pydantic import ValidationError
 
-from workloads.losses.pairwise import PAIRWISE
 from workloads.recommender import params as names
+from workloads.recommender import reads
+from workloads.recommender.objectives import OBJECTIVES
 from workloads.recommender.params import Params
-from workloads.sampling.negatives import SAMPLERS
+from workloads.recommender.samplers import SAMPLERS
 
 
 def test_names_have_their_functions() -> None:
-    assert set(get_args(names.Loss)) == set(PAIRWISE)
-    assert set(get_args(names.Sampler)) == set(SAMPLERS)
+    assert set(get_args(names.Loss)) == set(OBJECTIVES) == set(reads.LOSSES)
+    assert set(get_args(names.Sampler)) == set(SAMPLERS) == set(reads.SAMPLERS)
+
+
+def test_every_loss_and_sampler_has_its_parameters_and_no_other() -> None:
+    optional = {name for name, field in Params.model_fields.items() if field.default is None}
+    for loss, own in reads.LOSSES.items():
+        for sampler, further in reads.SAMPLERS.items():
+            params = Params(loss=loss, sampler=sampler).model_dump()
+            assert {name for name in optional if params[name] is not None} == {*own, *further}
+            assert all(params[name] == value for name, value in {**own, **further}.items())
 
 
 def test_every_parameter_is_described() -> None:
@@ -34,6 +44,22 @@ def test_every_parameter_is_described() -> None:
         ({"dim": 0}, "greater than or equal to 1"),
         ({"loss": "brp"}, "'bpr'"),
         ({"learning_rate": 0.1}, "not permitted"),
+        ({"negatives": 4}, "negatives=4 has no effect with loss=bpr. Drop negatives, or set loss=infonce or loss=dec"),
+        ({"candidates": 4}, "candidates=4 has no effect with sampler=uniform. Drop candidates, or set sampler=dns or"),
+        ({"sampler": "bns", "ecdf_items": 64}, "ecdf_items=64 has no effect with ecdf=exact.* or set ecdf=sampled"),
+        ({"truth": "test"}, "truth=test has no effect with sampler=uniform, quality=false.* or quality=true"),
+        ({"threads": 2}, "threads=2 has no effect with optimizer=adam. Drop threads, or set optimizer=sgd"),
+        ({"optimizer": "sgd", "batch_size": 1}, "batch_size=1 has no effect with optimizer=sgd"),
+        ({"optimizer": "sgd", "loss": "dpl"}, "optimizer=sgd does not know loss=dpl. Set optimizer=adam"),
+        ({"optimizer": "sgd", "backbone": "lightgcn"}, "does not know backbone=lightgcn"),
+        ({"optimizer": "sgd", "sampler": "bns", "ecdf": "batch"}, "does not know ecdf=batch"),
+        ({"sampler": "dns", "bns_lambda": 2}, "bns_lambda=2.0 has no effect with sampler=dns"),
+        ({"loss": "dpl", "tau": 1.0}, r"tau=1 .* is not in \[0, 1\)"),
+        ({"loss": "dpl", "tau": -0.1}, "tau=-0.1"),
+        ({"loss": "dpl", "tau": "dense"}, "density"),
+        ({"loss": "bcl", "alpha": 0.4}, r"alpha=0.4 .* is not in \[0.5, 1\]"),
+        ({"loss": "bcl", "beta": 1.5}, r"beta=1.5 .* is not in \[0, 1\]"),
+        ({"sampler": "bns", "bns_lambda": -1}, "bns_lambda=-1"),
     ],
 )
 def test_parameters_that_can_not_be(given: dict[str, Any], message: str) -> None:
@@ -42,7 +68,12 @@ def test_parameters_that_can_not_be(given: dict[str, Any], message: str) -> None
 
 
 def test_all_values_of_a_run_can_be_given_again() -> None:
-    for params in (Params(), Params(backbone="lightgcn", layers=3, lr_decay=0.1, lr_decay_every=7)):
+    for params in (
+        Params(),
+        Params(backbone="lightgcn", layers=3, lr_decay=0.1, lr_decay_every=7),
+        Params(loss="bcl", sampler="bns", ecdf="sampled", quality=True, bns_lambda="warm"),
+        Params(loss="hcl", beta=3, tau=0.3, sampler="bns_oracle"),
+    ):
         assert Params(**params.model_dump()) == params
 
 

@@ -1,14 +1,16 @@
 """Datasets by name: present, intact, converted once and shared. Light to import; numbers load when asked for.
 
-``workloads.data.splits`` (numpy) cuts the validation part and the users' item lists.
+With NumPy: ``workloads.data.splits`` cuts the validation part and the users' item lists, ``variants`` makes other
+splits and injects noise, ``truth`` measures against what is planted.
 """
 
 from workloads.data.cache import cache_dir, default_data_root
-from workloads.data.datasets import DATASETS, check, dataset, fetch, fingerprint, verify
+from workloads.data.datasets import DATASETS, check, dataset, fetch, fingerprint, occupations, verify
 from workloads.data.errors import CacheUnwritable, DataError, DataUnreachable
 from workloads.data.interactions import Interactions
-from workloads.data.loading import load_interactions
+from workloads.data.loading import check_readable, load_interactions
 from workloads.data.source import Dataset, SourceFile
+from workloads.data.tables import absolute
 
 __all__ = [
     "DATASETS",
@@ -18,12 +20,15 @@ __all__ = [
     "Dataset",
     "Interactions",
     "SourceFile",
+    "absolute",
     "cache_dir",
     "check",
+    "check_readable",
     "dataset",
     "default_data_root",
     "fetch",
     "fingerprint",
     "load_interactions",
+    "occupations",
     "verify",
 ]

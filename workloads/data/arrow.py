@@ -10,17 +10,11 @@ from typing import Any
 from workloads.data.cache import replacing
 from workloads.data.interactions import Interactions
 
-FORMAT = 1
+FORMAT = 2
 """Version of the layout; it is part of the cache's file names."""
 
 _META = b"interactions"
-_KINDS = {
-    "train": "int32",
-    "test": "int32",
-    "train_ratings": "float32",
-    "test_ratings": "float32",
-    "truth": "uint8",
-}
+_NUMBERS = {"int32", "int64", "float32"}
 
 
 def write_interactions(path: Path, interactions: Interactions) -> None:
@@ -32,14 +26,15 @@ def write_interactions(path: Path, interactions: Interactions) -> None:
     import pyarrow as pa
 
     lists: dict[str, Any] = {}
-    checks: dict[str, int] = {}
+    layout: dict[str, Any] = {}
     for name, array in interactions.arrays().items():
-        kind = _KINDS[name]
-        data = array.astype(kind, copy=False).tobytes()
-        values = pa.Array.from_buffers(pa.type_for_alias(kind), array.size, [None, pa.py_buffer(data)])
-        lists[name] = pa.LargeListArray.from_arrays([0, array.size], values)
-        checks[name] = zlib.crc32(data)
-    meta = {"n_users": interactions.n_users, "n_items": interactions.n_items, "crc32": checks}
+        kind = array.dtype.name if array.dtype.name in _NUMBERS else "uint8"  # truth values and text go as bytes
+        data = array.tobytes()
+        size = array.size if kind in _NUMBERS else len(data)
+        values = pa.Array.from_buffers(pa.type_for_alias(kind), size, [None, pa.py_buffer(data)])
+        lists[name] = pa.LargeListArray.from_arrays([0, size], values)
+        layout[name] = {"dtype": array.dtype.str, "shape": array.shape, "crc32": zlib.crc32(data)}
+    meta = {"n_users": interactions.n_users, "n_items": interactions.n_items, "arrays": layout}
     batch = pa.record_batch(lists)
     schema = batch.schema.with_metadata({_META: json.dumps(meta)})
     with replacing(path) as file, pa.ipc.new_file(file, schema) as writer:
@@ -56,17 +51,13 @@ def read_interactions(path: Path) -> Interactions | None:
             batch = pa.ipc.open_file(source).get_batch(0)
         meta = json.loads(batch.schema.metadata[_META])
         arrays: dict[str, Any] = {}
-        for name, crc32 in meta["crc32"].items():
+        for name, layout in meta["arrays"].items():
             # Not Arrow's own to_numpy: that imports pandas.
             listed = batch.column(name).values
             values = listed.buffers()[1].slice(0, listed.nbytes)
-            if zlib.crc32(values) != crc32:
+            if zlib.crc32(values) != layout["crc32"]:
                 return None
-            arrays[name] = np.frombuffer(values, _KINDS[name])
-        n_users, n_items = meta["n_users"], meta["n_items"]
-        arrays["train"], arrays["test"] = (arrays[part].reshape(-1, 2) for part in ("train", "test"))
-        if "truth" in arrays:
-            arrays["truth"] = arrays["truth"].view("bool").reshape(n_users, n_items)
-        return Interactions(n_users, n_items, **arrays)
+            arrays[name] = np.frombuffer(values, layout["dtype"]).reshape(layout["shape"])
+        return Interactions(meta["n_users"], meta["n_items"], **arrays)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException):
         return None  # whatever a damaged file looks like, it is written anew

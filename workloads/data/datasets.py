@@ -9,34 +9,48 @@ from typing import Any
 
 from workloads.data.digests import digest, sha256
 from workloads.data.errors import DataError
-from workloads.data.movielens import ML_100K
+from workloads.data.files import held
+from workloads.data.lightgcn import GOWALLA, LASTFM, YELP2018
+from workloads.data.movielens import ML_1M, ML_100K, ML_100K_RAW
 from workloads.data.source import Dataset, SourceFile
 from workloads.data.synthetic import SYNTHETIC
+from workloads.data.synthetic_large import SYNTHETIC_1M
+from workloads.data.tables import is_path, own_dataset
+from workloads.data.yahoo import YAHOO_R3
 
 DATASETS: Mapping[str, Dataset] = {
     known.name: known
     for known in (
         SYNTHETIC,
         ML_100K,
+        ML_100K_RAW,
+        ML_1M,
+        YAHOO_R3,
+        LASTFM,
+        GOWALLA,
+        YELP2018,
+        SYNTHETIC_1M,
     )
 }
 
 
 def dataset(name: str) -> Dataset:
-    """The dataset of that name.
+    """The dataset of that name, or at that absolute path.
 
     Raises:
         DataError: there is none; the message offers the nearest name.
     """
     if name in DATASETS:
         return DATASETS[name]
+    if is_path(name):
+        return own_dataset(name)
     from difflib import get_close_matches
 
     close = get_close_matches(name, DATASETS, n=1, cutoff=0.5)
     raise DataError(
         "Unknown dataset",
         got=repr(name),
-        expected=f"one of {', '.join(sorted(DATASETS))}",
+        expected=f"one of {', '.join(sorted(DATASETS))} or the path of your own",
         fix=f"Did you mean {close[0]!r}?" if close else None,
     )
 
@@ -59,7 +73,11 @@ def verify(name: str, root: Path) -> list[str]:
     Raises:
         DataError: there is no dataset of that name.
     """
-    return [str(problem) for problem in _problems(dataset(name), root, sha256)]
+    known = dataset(name)
+    problems = list(_problems(known, root, sha256))
+    if not problems and not known.verified and (fault := _parse_fault(known, root)):
+        problems = [fault]
+    return [str(problem) for problem in problems]
 
 
 def fetch(name: str, root: Path) -> list[Path]:
@@ -67,13 +85,17 @@ def fetch(name: str, root: Path) -> list[Path]:
 
     Raises:
         DataUnreachable: no network, or the source does not answer.
-        DataError: unknown name, wrong content, or the data root can not be written.
+        DataError: unknown name, no public address, wrong content, or the data root can not be written.
     """
     from workloads.data.download import download
 
     known = dataset(name)
-    damaged = [source for source in known.files if _damage(known, source, root, sha256) is not None]
-    return [download(source, root / known.name) for source in damaged]
+    damaged = [source for source in (*known.files, *known.extras) if _damage(known, source, root, sha256) is not None]
+    for source in damaged:
+        if not source.url:
+            file = known.place(root) / source.path
+            raise DataError("the file has no public address", file=file, fix=_advice(known, root))
+    return [download(source, known.place(root)) for source in damaged]
 
 
 def fingerprint(name: str, root: Path) -> str:
@@ -85,7 +107,7 @@ def fingerprint(name: str, root: Path) -> str:
     known = dataset(name)
     identity = [known.name, known.version]
     for source in known.files:
-        path = root / known.name / source.path
+        path = held(known.place(root) / source.path)
         try:
             identity.append(f"{source.path} {digest(path)}")
         except OSError as error:
@@ -101,11 +123,27 @@ def read(name: str, root: Path) -> Any:
     """
     known = dataset(name)
     try:
-        return known.reader(root / known.name)
+        return known.reader(known.place(root))
     except DataError as fault:
         raise fault.advise(_advice(known, root)) from None
     except OSError as error:
-        raise _unreadable(known, Path(error.filename or root / known.name), root, error) from error
+        raise _unreadable(known, Path(error.filename or known.place(root)), root, error) from error
+
+
+def occupations(name: str, root: Path) -> Any:
+    """The group of each user, int32 (n_users,), numbered from 0: what BNS-4 takes its prior from.
+
+    Raises:
+        DataError: unknown name, a dataset without occupations, or their file is missing or damaged.
+    """
+    known = dataset(name)
+    if known.occupations is None:
+        having = ", ".join(known.name for known in DATASETS.values() if known.occupations)
+        raise DataError(f"dataset {name} does not tell its users' occupations", got=name, expected=f"one of {having}")
+    for source in known.extras:
+        if (damage := _damage(known, source, root, digest)) is not None:
+            raise damage
+    return known.occupations(known.place(root))
 
 
 def _problems(known: Dataset, root: Path, digest_of: Callable[[Path], str]) -> Iterator[DataError]:
@@ -123,26 +161,27 @@ def _problems(known: Dataset, root: Path, digest_of: Callable[[Path], str]) -> I
 
 def _damage(known: Dataset, source: SourceFile, root: Path, digest_of: Callable[[Path], str]) -> DataError | None:
     """What is wrong with one file by its size and checksum."""
-    path = root / known.name / source.path
+    path = held(known.place(root) / source.path)
     try:
         size = path.stat().st_size
         found = digest_of(path)
     except OSError as error:
         return _unreadable(known, path, root, error)
-    if (size, found) == (source.size, source.sha256):
+    plain = path.name == Path(source.path).name  # of a compressed one the content's size is not looked up
+    if source.accepts(size if plain else source.size or size, found):
         return None
-    return DataError(
-        "the checksum differs though no line was found damaged",
-        file=path,
-        got=f"{size} bytes, sha256 {found}",
-        expected=f"{source.size} bytes, sha256 {source.sha256}",
-        fix=_advice(known, root),
-    )
+    got, fix = f"{size} bytes, sha256 {found}", _advice(known, root)
+    if not source.sha256:
+        expected = f"{source.size} bytes" if source.size else "some content"
+        return DataError("the size differs", file=path, got=got, expected=expected, fix=fix)
+    what = "the checksum differs though no line was found damaged"
+    expected = f"{source.size} bytes, sha256 {source.sha256}"
+    return DataError(what, file=path, got=got, expected=expected, fix=fix)
 
 
 def _parse_fault(known: Dataset, root: Path) -> DataError | None:
     """Where the reader stumbles, if all files are there and it does."""
-    if all((root / known.name / source.path).is_file() for source in known.files):
+    if all(held(known.place(root) / source.path).is_file() for source in known.files):
         try:
             read(known.name, root)
         except DataError as fault:
@@ -158,7 +197,11 @@ def _unreadable(known: Dataset, path: Path, root: Path, error: OSError) -> DataE
 
 
 def _advice(known: Dataset, root: Path) -> str:
-    return (
-        f"Get it with `orchestrator data fetch {known.name}`, "
-        f"or set ORCHESTRATOR_DATA to the folder that holds {known.name}/ (searched: {root})"
-    )
+    folder = known.folder or known.name
+    if Path(folder).is_absolute():
+        return "Correct the file, or the path"
+    get = f"Get it with `orchestrator data fetch {known.name}`"
+    if known.obtain:
+        files = " and ".join(source.path for source in known.files)
+        get = f"{known.obtain}; put {files} into {root / folder}"
+    return f"{get}, or set ORCHESTRATOR_DATA to the folder that holds {folder}/ (searched: {root})"

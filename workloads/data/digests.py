@@ -8,17 +8,18 @@ from contextlib import suppress
 from pathlib import Path
 
 from workloads.data.cache import cache_dir, file_lock, replacing
+from workloads.data.files import opened
 
 _SETTLED_NS = 2_000_000_000
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file's bytes, in hex.
+    """The SHA-256 of a file's content, in hex; of a .gz that of what is in it.
 
     Raises:
         OSError: the file can not be read.
     """
-    with path.open("rb") as file:
+    with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -12,13 +12,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Interactions:
-    """Implicit feedback of ``n_users`` users on ``n_items`` items, split as its source splits it.
+    """Implicit feedback of ``n_users`` users on ``n_items`` items, split in train and test.
 
     ``train`` and ``test`` are int32 of shape (n, 2), one [user, item] a row, ids from 0, no pair twice and
-    none in both. The ratings, where the source has them, are float32 of shape (n,), row by row. ``truth`` is
-    boolean of shape (n_users, n_items): the items a user truly likes, known for generated data only; what it
-    holds beyond ``train`` are the false negatives. The arrays are shared by all trials of a process, so they
-    are read-only: copy them to tensors.
+    none in both. A user or an item without a row in ``train`` keeps its number: it is a candidate like the others
+    and is ranked by what the model starts with. Row by row, where the source has them: the ratings, float32, and the
+    times, int64, in seconds since 1970. ``noise`` is boolean, row by row of ``train``: what was injected and nobody
+    did; such a row has rating and time 0. ``truth`` is boolean of shape (n_users, n_items): the items a user truly
+    likes, known for generated data only; what it holds beyond ``train`` are the false negatives.
+
+    ``user_ids`` and ``item_ids`` are what number 0, 1, ... is called in the source: int64, or text as UTF-8 bytes of
+    one width (dtype ``S``). None where the source itself numbers from 0.
+
+    The arrays are shared by all trials of a process, so they are read-only: copy them to tensors.
     """
 
     n_users: int
@@ -28,6 +34,11 @@ class Interactions:
     train_ratings: NDArray[np.float32] | None = None
     test_ratings: NDArray[np.float32] | None = None
     truth: NDArray[np.bool_] | None = None
+    train_times: NDArray[np.int64] | None = None
+    test_times: NDArray[np.int64] | None = None
+    noise: NDArray[np.bool_] | None = None
+    user_ids: NDArray[Any] | None = None
+    item_ids: NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
         for array in self.arrays().values():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from workloads.data.arrow import FORMAT, read_interactions, write_interactions
 from workloads.data.cache import cache_dir, file_lock
@@ -13,25 +15,63 @@ from workloads.data.datasets import check, dataset, fingerprint, read
 from workloads.data.errors import CacheUnwritable, DataError
 from workloads.data.interactions import Interactions
 
+if TYPE_CHECKING:
+    from workloads.data.variants import Split
+
 _KEPT = 8  # datasets a process keeps mapped
 
 
-def load_interactions(name: str, root: Path) -> Interactions:
+def load_interactions(name: str, root: Path, split: Split = "official", noise: float = 0.0) -> Interactions:
     """The interactions of a dataset under the data root, after :func:`~workloads.data.datasets.check`.
 
     The first process converts the files to Arrow in the cache while others wait; from then on the arrays are
     memory-mapped, and later calls in one process return the same object. A damaged cache file is rebuilt.
 
+    Args:
+        name: of the catalogue, or an absolute path.
+        root: the data root.
+        split: see :func:`~workloads.data.variants.resplit`.
+        noise: interactions to inject, as a share of train; see :func:`~workloads.data.variants.with_noise`.
+
     Raises:
-        DataError: the dataset is unknown, of another kind, missing or damaged.
+        DataError: the dataset is unknown, of another kind, missing or damaged, or does not have what the split needs.
         CacheUnwritable: the cache can not be written.
     """
     known = dataset(name)
     if known.kind != "interactions":
         raise DataError(f"dataset {name!r} has another kind", got=known.kind, expected="interactions")
     check(name, root)
-    stem = f"{name}-{fingerprint(name, root)[:32]}-v{FORMAT}"
-    return _load(name, root, cache_dir() / "interactions" / f"{stem}.arrow")
+    short = re.sub(r"[^\w.-]", "-", Path(name).name)
+    stem = f"{short}-{fingerprint(name, root)[:32]}-v{FORMAT}"
+    path = cache_dir() / "interactions" / f"{stem}.arrow"
+    data = _load(name, root, path)
+    if split == "official" and len(data.test) and not noise:
+        return data
+    return _variant(name, root, path, split, noise)
+
+
+def check_readable(name: str, root: Path, split: Split | None = None) -> None:
+    """Refuse, before a worker starts, what :func:`~workloads.data.datasets.check` can not see.
+
+    That is: a damaged line where there is no checksum, and a split that the dataset can not be given. Such a dataset
+    is converted now, as by its first reader.
+
+    Raises:
+        DataError: as :func:`load_interactions`.
+        CacheUnwritable: the cache can not be written.
+    """
+    known = dataset(name)
+    if known.kind == "interactions" and (split == "clean" or not known.verified):
+        load_interactions(name, root, split or "official")
+
+
+@lru_cache(maxsize=_KEPT)
+def _variant(name: str, root: Path, path: Path, split: Split, noise: float) -> Interactions:
+    # Here: they need NumPy, which most commands do not.
+    from workloads.data.variants import resplit, with_noise
+
+    data = resplit(_load(name, root, path), split, clean_from=dataset(name).clean_from)
+    return with_noise(data, noise) if noise else data
 
 
 @lru_cache(maxsize=_KEPT)

@@ -1,4 +1,4 @@
-"""What a dataset is: its files at their official source and the function that reads them."""
+"""What a dataset is: its files at their official source and the functions that read them."""
 
 from __future__ import annotations
 
@@ -10,23 +10,41 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One file: its path in the dataset's folder, size in bytes, SHA-256 in hex, official URL."""
+    """One file: its path in the dataset's folder, and what is known of its content.
+
+    The file may also lie there compressed, as ``<path>.gz``. ``size`` in bytes and ``sha256`` in hex are those of the
+    content; 0 and empty where nobody vouches for them, so that only reading shows damage. ``also`` holds the digests
+    of the same text with other line ends. ``url`` is the official address, empty where there is none; with
+    ``member`` it is that of a ZIP archive which holds the file under that name.
+    """
 
     path: str
-    size: int
-    sha256: str
-    url: str
+    size: int = 0
+    sha256: str = ""
+    url: str = ""
+    member: str = ""
+    also: tuple[str, ...] = ()
+
+    def accepts(self, size: int, sha256: str) -> bool:
+        """Whether content of this size and digest can be the file's."""
+        if self.sha256:
+            return sha256 in (self.sha256, *self.also)
+        return size > 0 and self.size in (0, size)
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A dataset by name. Its files lie in ``<data root>/<name>/``; a generated one has none.
+    """A dataset by name. Its files lie in ``<data root>/<folder>/``; a generated one has none.
 
     ``kind`` names what ``reader`` returns (``interactions``:
     :class:`~workloads.data.interactions.Interactions`). ``reader`` takes the dataset's folder, raises
     :class:`~workloads.data.errors.DataError` with file and line where the content is damaged, and does not
     look at checksums. ``version`` changes whenever the reader makes something else of the same files; for a
     generated dataset it holds all parameters.
+
+    ``extras`` are files that training does without, and ``occupations`` reads from them a group 0, 1, ... of each
+    user. ``obtain`` says where to get files that have no public address. ``clean_from`` is the lowest rating of the
+    source's own test part that the split ``clean`` keeps; without it ``clean`` draws from the highest ratings.
     """
 
     name: str
@@ -35,3 +53,17 @@ class Dataset:
     version: str
     reader: Callable[[Path], Any]
     files: tuple[SourceFile, ...] = ()
+    extras: tuple[SourceFile, ...] = ()
+    occupations: Callable[[Path], Any] | None = None
+    folder: str = ""
+    obtain: str = ""
+    clean_from: float | None = None
+
+    def place(self, root: Path) -> Path:
+        """The folder of its files."""
+        return root / (self.folder or self.name)
+
+    @property
+    def verified(self) -> bool:
+        """Whether a checksum is known for every file, so that damage shows without reading."""
+        return all(source.sha256 for source in self.files)

@@ -6,14 +6,19 @@ one gather, one scatter and one fused optimiser step serve both.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from workloads.scores import dots, node_scores
 from workloads.seeding import generator
+
+Choose: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""From the final embeddings (N, d), without gradient, and drawn nodes to the nodes of a step."""
 
 
 class MatrixFactorisation(nn.Module):
@@ -28,19 +33,27 @@ class MatrixFactorisation(nn.Module):
         """Final embeddings of all nodes, (N, d), float32."""
         return self.embedding
 
-    def forward(self, nodes: torch.Tensor) -> list[torch.Tensor]:
-        """Scores of user ``nodes[0]`` with each item ``nodes[1]``, ``nodes[2]``, ...
+    def forward(
+        self, nodes: torch.Tensor, choose: Choose | None = None, of_item: int = 0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scores of user ``nodes[0]`` with item ``nodes[1]``, ``nodes[2]``, ...
 
         Args:
             nodes: (1 + n, B), node numbers.
+            choose: a sampler's choice among the nodes; it sees the embeddings that the scores come from.
+            of_item: how many rows from ``nodes[2]`` on are not items but other users, scored with item ``nodes[1]``.
 
         Returns:
-            n tensors (B,).
+            Scores (n, B) and the nodes that they are of.
         """
-        # One gather for all rows: index_select scatters its gradient in one pass as well.
-        rows = self.embeddings().index_select(0, nodes.flatten()).view(*nodes.shape, self.embedding.shape[1])
-        user, *items = rows.unbind()
-        return [(user * item).sum(-1) for item in items]
+        table = self.embeddings()
+        if choose is not None:
+            nodes = choose(table.detach(), nodes)
+        if not of_item:
+            return node_scores(table, nodes), nodes
+        rows = table.index_select(0, nodes.flatten()).view(*nodes.shape, table.shape[1])
+        users, others = dots(torch.cat([rows[:2], rows[2 + of_item :]])), dots(rows[1 : 2 + of_item])
+        return torch.cat([users[:1], others, users[1:]]), nodes
 
 
 def xavier(n_users: int, n_items: int, dim: int, seed: int) -> torch.Tensor:
@@ -51,6 +64,11 @@ def xavier(n_users: int, n_items: int, dim: int, seed: int) -> torch.Tensor:
     source = generator(seed, "init")
     tables = (torch.empty(n, dim) for n in (n_users, n_items))
     return torch.cat([nn.init.xavier_normal_(table, generator=source) for table in tables])
+
+
+def normal(n_nodes: int, dim: int, deviation: float, seed: int) -> torch.Tensor:
+    """E^(0) of thesis algorithm 1: all entries from N(0, deviation^2), (n_nodes, dim), on the host."""
+    return torch.randn(n_nodes, dim, generator=generator(seed, "init")) * deviation
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,24 @@
 """Hyperparameters of the recommender. Imports no PyTorch, so that the command line starts quickly.
 
-The source document is Liu Bin's dissertation on contrastive learning for recommendation ("thesis").
+The source document is Liu Bin's dissertation on contrastive learning for recommendation ("thesis"). A parameter that
+only some losses or samplers read is None with the others.
 """
 
 from __future__ import annotations
 
-from typing import Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from workloads.contract import MID_RUN
+from workloads.recommender.reads import LOSSES, SAMPLERS, idle, not_sequential, resolved
+
 Backbone: TypeAlias = Literal["mf", "lightgcn"]
-Loss: TypeAlias = Literal["bpr"]
-Sampler: TypeAlias = Literal["uniform"]
+Loss: TypeAlias = Literal[
+    "bpr", "bce", "infonce", "decoupled", "dcl", "hcl", "dpl", "bcl", "gbpr", "mpr", "denoise_truncated",
+    "denoise_reweighted", "bprac",
+]  # fmt: skip
+Sampler: TypeAlias = Literal["uniform", "popularity", "aobpr", "dns", "srns", "bns", "bns_posterior", "bns_oracle"]
 
 
 class Params(BaseModel):
@@ -26,16 +33,30 @@ class Params(BaseModel):
     dataset: str = Field(
         default="synthetic", min_length=1, description="Interactions to learn from; `data list` has the names."
     )
+    dataset_noise: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Random interactions injected into train, as a share of it (thesis 3.5.3, figure 3.5).",
+    )
+    split: Literal["official", "random", "clean"] = Field(
+        default="official",
+        description="Test part: the source's own (random where it has none), 20% of all interactions, or half of "
+        "those of highest rating (thesis 3.5.1, E-3.D).",
+    )
     backbone: Backbone = Field(
         default="mf",
         description="Matrix factorisation (thesis algorithm 1) or LightGCN (He et al., SIGIR 2020; thesis 4.5.1.2).",
     )
     loss: Loss = Field(
-        default="bpr", description="bpr: Bayesian personalised ranking (Rendle et al., UAI 2009; thesis (2.2))."
+        default="bpr",
+        description="Pairwise: bpr (thesis (2.2)), bce, gbpr, mpr, denoise_truncated, denoise_reweighted (3.5.1), "
+        "bprac (3.29). Of N negatives: infonce (2.3), decoupled, dcl, hcl (5.6.1.4), dpl (5.17), bcl (6.31).",
     )
     sampler: Sampler = Field(
         default="uniform",
-        description="uniform: a negative is any item that the user has not interacted with (RNS, thesis 4.5.1.2).",
+        description="Of negatives (thesis 4.5.1.2): uniform (RNS), popularity (PNS), aobpr, dns, srns, bns (4.30), "
+        "bns_posterior (4.29), bns_oracle (table 4.5).",
     )
     dim: int = Field(default=32, ge=1, le=4096, description="Dimension d of the embeddings (32: thesis 4.5.1.2).")
     layers: int = Field(
@@ -44,7 +65,21 @@ class Params(BaseModel):
         le=8,
         description="Propagations of LightGCN (1: thesis 4.5.1.2); matrix factorisation has none.",
     )
-    lr: float = Field(default=2e-3, gt=0, le=1, description="Adam's learning rate (thesis 4.5.1.2: 0.01 for LightGCN).")
+    optimizer: Literal["adam", "sgd"] = Field(
+        default="adam",
+        description="adam: in batches. sgd: one triple after the other, compiled, for matrix factorisation on a CPU "
+        "(thesis algorithms 1 and 2).",
+    )
+    threads: int | None = Field(
+        default=None, ge=1, le=1024, description="Threads of sgd; only one is reproducible to the bit."
+    )
+    lr: float = Field(
+        default=2e-3,
+        gt=0,
+        le=1,
+        description="Learning rate (thesis 4.5.1.2: 0.01, for matrix factorisation with sgd and for LightGCN).",
+        json_schema_extra=MID_RUN,
+    )
     lr_decay: float = Field(
         default=1.0,
         gt=0,
@@ -58,7 +93,9 @@ class Params(BaseModel):
         default=1e-5,
         ge=0,
         le=1,
-        description="Adam's coupled L2, on whole tables as in the source's code (1e-5: thesis 4.5.1.2, LightGCN).",
+        description="Adam's coupled L2, on whole tables as in the source's code (1e-5: thesis 4.5.1.2, LightGCN); "
+        "sgd's regularisation of the rows of a triple (0.01: thesis 4.5.1.2).",
+        json_schema_extra=MID_RUN,
     )
     batch_size: int = Field(
         default=1024,
@@ -70,9 +107,118 @@ class Params(BaseModel):
         default=0, ge=0, description="Seed of the validation split: 10% of each user's training interactions."
     )
 
+    negatives: int | None = Field(
+        default=None,
+        ge=1,
+        le=2**16,
+        description="N, negatives of a positive (thesis table 4.4: 2; figure 5.3: 1 to 15; bcl: what fits, E-6.B).",
+    )
+    positives: int | None = Field(
+        default=None,
+        ge=0,
+        le=2**16,
+        description="M, positives that correct the bias; 0: none. For dpl beside the positive (figure 5.3: 0 to 15), "
+        "for dcl and hcl the positive is the first of them (K of 5.6.1.4).",
+    )
+    tau: float | Literal["density"] | None = Field(
+        default=None,
+        description="τ+ in [0, 1), share of positives among the unlabelled; density: that of the training "
+        "interactions (thesis 5.6.2.2; table 5.3: 0.3 and 0.25 with hard samples).",
+    )
+    temperature: float | None = Field(
+        default=None, gt=0, le=1e4, description="t, which divides every score (E-2.2: 1)."
+    )
+    alpha: float | Literal["auc"] | None = Field(
+        default=None,
+        description="α of bcl in [.5, 1], how well scores separate the classes; auc: from the validation AUC before "
+        "each epoch (E-6.21).",
+    )
+    beta: float | None = Field(
+        default=None,
+        ge=0,
+        le=100,
+        description="β: hardness of negatives, for hcl from 0 (5.52), for bcl in [0, 1], .5 only corrects the bias "
+        "(6.25, E-6.B); exponent of denoise_reweighted's weights.",
+    )
+    group: int | None = Field(
+        default=None, ge=1, le=1024, description="|G| of gbpr, users who share the item, the user included (3)."
+    )
+    rho: float | None = Field(default=None, ge=0, le=1, description="ρ of gbpr, weight of the group (paper: .2 to 1).")
+    lam: float | None = Field(default=None, ge=0, le=1, description="λ of mpr, weight of its first order relation.")
+    drop_rate: float | None = Field(
+        default=None,
+        ge=0,
+        lt=1,
+        description="Largest share of samples that denoise_truncated drops (paper: .05 to .3).",
+    )
+    drop_steps: int | None = Field(
+        default=None, ge=1, description="Steps over which denoise_truncated's drop rate rises (paper's code: 30,000)."
+    )
+    credence: Literal["mean1", "thesis", "bayes"] | None = Field(
+        default=None,
+        description="Form of bprac's credence: (3.27) over its mean, as printed, or the posterior (E-3.27).",
+    )
+    prior_var: float | None = Field(
+        default=None, gt=0, le=100, description="λ of bprac's prior N(0, λ) of the factors (thesis 3.5.1: .6, .6, .2)."
+    )
+
+    candidates: int | None = Field(
+        default=None,
+        ge=1,
+        le=2**20,
+        description="|M_u|, unobserved items that dns and bns choose among (thesis 4.5.2.3: 1 to 15, best 5; table "
+        "4.5: all); what srns renews its memory from.",
+    )
+    bns_lambda: float | Literal["warm"] | None = Field(
+        default=None,
+        description="λ of (4.30) (thesis 4.5.2.3: .1 to 15, best 5); warm: max(10 - 0.1 epoch, 2), BNS-1.",
+    )
+    bns_prior: Literal["popularity", "users", "uninformative", "occupation"] | None = Field(
+        default=None,
+        description="P_fn: popularity over all interactions (4.16), over the users (E-4.16), 1 / I (BNS-3), by "
+        "occupation (BNS-4).",
+    )
+    bns_uniform_epochs: int | None = Field(
+        default=None, ge=0, description="Epochs of uniform sampling before bns (BNS-2: some; otherwise 0)."
+    )
+    ecdf: Literal["exact", "sampled", "batch"] | None = Field(
+        default=None,
+        description="F of bns over all unobserved items, over ecdf_items of them, or over the batch's (E-4.15).",
+    )
+    ecdf_items: int | None = Field(
+        default=None, ge=1, le=2**20, description="Items whose scores stand for all with ecdf=sampled (128)."
+    )
+    aobpr_lambda: float | None = Field(
+        default=None, gt=0, le=1e9, description="λ of aobpr's exp(-rank / λ), in ranks (thesis: a parameter)."
+    )
+    srns_memory: int | None = Field(
+        default=None, ge=1, le=2**16, description="Items in a user's memory (the paper's code: 8 to 20)."
+    )
+    srns_alpha: float | None = Field(default=None, ge=0, le=1e4, description="Weight of the spread (its code: 5).")
+    srns_warmup: int | None = Field(
+        default=None, ge=1, description="Epochs over which the spread's weight rises (its code: 50)."
+    )
+    srns_temperature: float | None = Field(
+        default=None, gt=0, le=1e4, description="τ of the memory's renewal by e^{score / τ} (its code: 10)."
+    )
+    quality: bool = Field(
+        default=False, description="Measure TNR (4.27) and INF (4.28) of the sampled negatives in every epoch."
+    )
+    truth: Literal["validation", "test", "planted"] | None = Field(
+        default=None,
+        description="What tells false negatives, for quality and bns_oracle: the validation part, the test part as in "
+        "the thesis (4.5.1.3), which training then has seen, or what was planted in generated data.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve(cls, given: Any) -> Any:
+        """Give what the loss and the sampler read, and was not set, the value that goes with them."""
+        return resolved(given) if isinstance(given, dict) else given
+
     @model_validator(mode="after")
     def _no_idle_parameter(self) -> Self:
-        """Refuse a value that nothing would read."""
+        """Refuse a value that nothing would read, or that its loss has no use for."""
         fields = type(self).model_fields
         if self.backbone == "mf" and self.layers != fields["layers"].default:
             raise ValueError(
@@ -83,4 +229,29 @@ class Params(BaseModel):
                 f"lr_decay_every={self.lr_decay_every} has no effect with lr_decay=1. "
                 "Drop lr_decay_every, or set lr_decay below 1"
             )
+        if self.optimizer == "sgd" and self.batch_size != fields["batch_size"].default:
+            raise ValueError(
+                f"batch_size={self.batch_size} has no effect with optimizer=sgd. Drop batch_size, or set optimizer=adam"
+            )
+        if self.optimizer == "sgd" and (unable := not_sequential(self.model_dump())):
+            raise ValueError(f"optimizer=sgd does not know {unable}. Set optimizer=adam")
+        if message := idle(self.model_dump()):
+            raise ValueError(message)
+        for name, value, least, most in (
+            ("tau", self.tau, 0.0, 1 - 2**-24),
+            ("alpha", self.alpha, 0.5, 1.0),
+            ("beta", self.beta, 0.0, 1.0 if self.loss == "bcl" else 100.0),
+            ("bns_lambda", self.bns_lambda, 0.0, 1e6),
+        ):
+            if isinstance(value, float) and not least <= value <= most:
+                bounds = "[0, 1)" if name == "tau" else f"[{least:g}, {most:g}]"
+                raise ValueError(f"{name}={value:g} of loss={self.loss}, sampler={self.sampler} is not in {bounds}")
         return self
+
+    def of_loss(self) -> dict[str, Any]:
+        """The parameters that the loss reads, by name."""
+        return {name: getattr(self, name) for name in LOSSES[self.loss]}
+
+    def of_sampler(self) -> dict[str, Any]:
+        """The parameters that the sampler reads, by name."""
+        return {name: getattr(self, name) for name in SAMPLERS[self.sampler]}

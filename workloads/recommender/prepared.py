@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 
 from workloads.data import Interactions, fingerprint, load_interactions
 from workloads.data.splits import hold_out, user_csr
+from workloads.data.variants import Split as Resplit
 from workloads.recommender.model import Graph, normalised_graph
+from workloads.recommender.quality import PairSet
+from workloads.sampling.lists import Lists
 from workloads.sampling.negatives import Unobserved
 
 VALIDATION_FRACTION = 0.1
@@ -48,7 +51,8 @@ class Prepared:
     """One dataset, split and device.
 
     ``train``: what is learnt from. ``known``: train and validation, what a user has before the test. ``pairs``
-    (2, n): user and item nodes of the interactions that a negative exists for.
+    (2, n): user and item nodes of the interactions that a negative exists for. ``truth`` (U, I), on the host: what
+    users truly like, of generated data.
     """
 
     n_users: int
@@ -59,27 +63,88 @@ class Prepared:
     test: History
     unobserved: Unobserved
     pairs: torch.Tensor
+    truth: NDArray[np.bool_] | None = None
 
     @cached_property
     def graph(self) -> Graph:
         """The graph of the training interactions."""
         return normalised_graph(self.train.users, self.train.items + self.n_users, self.n_users + self.n_items)
 
+    @cached_property
+    def observed(self) -> Lists:
+        """The items of each user, in training."""
+        indptr = torch.from_numpy(self.train.indptr).to(self.pairs.device)
+        return Lists(indptr, self.train.items, self.n_items)
 
-def prepared(dataset: str, root: Path, split_seed: int, holdout: bool, device: torch.device) -> Prepared:
+    @cached_property
+    def chosen_by(self) -> Lists:
+        """The users of each item, in training."""
+        order = self.train.items.argsort(stable=True)
+        indptr = torch.nn.functional.pad(self.popularity.cumsum(0), (1, 0))
+        return Lists(indptr, self.train.users[order], self.n_users)
+
+    @cached_property
+    def places(self) -> torch.Tensor:
+        """Of each pair, the item's place in ``observed`` and the user's in ``chosen_by``, (2, n)."""
+        users, items = self.pairs[0], self.pairs[1] - self.n_users
+        return torch.stack([self.observed.places(users, items), self.chosen_by.places(items, users)])
+
+    @cached_property
+    def popularity(self) -> torch.Tensor:
+        """Training interactions of each item, (I,)."""
+        return torch.bincount(self.train.items, minlength=self.n_items)
+
+    @property
+    def density(self) -> float:
+        """Share of all pairs of a user and an item that are training interactions (thesis tables 4.1 and 5.1)."""
+        return len(self.train.items) / (self.n_users * self.n_items)
+
+    def liked(self, truth: str) -> PairSet:
+        """What users like beyond training, by ``validation``, ``test`` or the ``planted`` truth of generated data.
+
+        Raises:
+            ValueError: the data is not generated, so that nothing is planted.
+        """
+        if truth == "planted":
+            if self.truth is None:
+                raise ValueError("the truth of this dataset is not known: truth=planted is for generated data")
+            users, items = (torch.from_numpy(side).to(self.pairs.device) for side in np.nonzero(self.truth))
+            return PairSet(users, items, self.n_items)
+        history = self.test if truth == "test" else self.validation
+        return PairSet(history.users, history.items, self.n_items)
+
+
+def prepared(
+    dataset: str,
+    root: Path,
+    split_seed: int,
+    holdout: bool,
+    device: torch.device,
+    split: Resplit = "official",
+    noise: float = 0.0,
+) -> Prepared:
     """The dataset on the device; from the second call of a process on, in a millisecond.
 
+    ``split`` and ``noise`` as for :func:`workloads.data.load_interactions`.
+
     Raises:
-        workloads.data.DataError: the dataset is unknown, missing or damaged.
+        workloads.data.DataError: the dataset is unknown, missing or damaged, or has not what the split needs.
     """
-    return _prepared(dataset, root, fingerprint(dataset, root), split_seed, holdout, device)
+    return _prepared(dataset, root, fingerprint(dataset, root), split_seed, holdout, device, split, noise)
 
 
 @lru_cache(maxsize=_KEPT)
 def _prepared(
-    dataset: str, root: Path, fingerprint: str, split_seed: int, holdout: bool, device: torch.device
+    dataset: str,
+    root: Path,
+    fingerprint: str,
+    split_seed: int,
+    holdout: bool,
+    device: torch.device,
+    split: Resplit,
+    noise: float,
 ) -> Prepared:
-    return prepare(load_interactions(dataset, root), split_seed, holdout, device)
+    return prepare(load_interactions(dataset, root, split, noise), split_seed, holdout, device)
 
 
 def prepare(data: Interactions, split_seed: int, holdout: bool, device: torch.device) -> Prepared:
@@ -94,4 +159,4 @@ def prepare(data: Interactions, split_seed: int, holdout: bool, device: torch.de
     unobserved = Unobserved(indptr, train.items, data.n_items)
     pairs = torch.stack([train.users, train.items + data.n_users])
     pairs = pairs[:, unobserved.counts[train.users] > 0]
-    return Prepared(data.n_users, data.n_items, train, validation, known, test, unobserved, pairs)
+    return Prepared(data.n_users, data.n_items, train, validation, known, test, unobserved, pairs, data.truth)

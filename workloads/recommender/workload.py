@@ -1,29 +1,32 @@
-"""The recommender workload: matrix factorisation or LightGCN, trained on (user, item, negative) triples."""
+"""The recommender workload: matrix factorisation or LightGCN, trained on users' items against sampled negatives."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
 from workloads.distributed import reduce_sum, without_sync, wrap
-from workloads.losses.pairwise import PAIRWISE
-from workloads.metrics.ranking import metric_names, per_user
+from workloads.recommender import packed, sgd
 from workloads.recommender.adam import Adam
-from workloads.recommender.model import LightGCN, MatrixFactorisation, xavier
+from workloads.recommender.batches import Batch, Draws, batches, choice, steps_per_pass
+from workloads.recommender.calibration import Calibration, calibrate
+from workloads.recommender.evaluation import evaluation, rank_users
+from workloads.recommender.model import LightGCN, MatrixFactorisation, normal, xavier
+from workloads.recommender.objectives import OBJECTIVES, OF_BATCH, Scores, draws, settings
 from workloads.recommender.params import Params as RecommenderParams
 from workloads.recommender.prepared import History, prepared
-from workloads.recommender.triples import triples
-from workloads.sampling.negatives import SAMPLERS
+from workloads.recommender.samplers import sampler
+from workloads.recommender.tally import Tally
+from workloads.seeding import derive
 
-CUTOFFS = (5, 10, 20)
-"""The k of every metric at k."""
-
-_SCORES = {"cpu": 2**18, "cuda": 2**25}  # ranked at once: on a CPU what its cache holds
+if TYPE_CHECKING:
+    from workloads.recommender.sequential.mf import SequentialMF
 
 
 class Recommender:
@@ -43,12 +46,25 @@ class Recommender:
             ValueError: the batch does not divide over the workers, or there is nothing to train on.
             workloads.data.DataError: the dataset is unknown, missing or damaged.
         """
-        _check_batch(params.batch_size, runtime.world_size)
+        _check_batch(params, runtime)
         self.params, self.runtime = params, runtime
-        self.data = prepared(params.dataset, runtime.data, params.split_seed, runtime.holdout, runtime.device)
+        self.data = prepared(
+            params.dataset,
+            runtime.data,
+            params.split_seed,
+            runtime.holdout,
+            runtime.device,
+            params.split,
+            params.dataset_noise,
+        )
         if self.data.pairs.shape[1] == 0:
             raise ValueError(f"dataset {params.dataset!r} has no interaction that a negative item exists for")
-        initial = xavier(self.data.n_users, self.data.n_items, params.dim, runtime.seed).to(runtime.device)
+        self.sequential: SequentialMF | None = None
+        if params.optimizer == "sgd":
+            sgd.check(self)
+            initial = normal(self.data.n_users + self.data.n_items, params.dim, sgd.INITIAL, runtime.seed)
+        else:
+            initial = xavier(self.data.n_users, self.data.n_items, params.dim, runtime.seed).to(runtime.device)
         if params.backbone == "lightgcn":
             dtype = torch.bfloat16 if runtime.precision == "bf16" else torch.float32
             self.model: MatrixFactorisation = LightGCN(initial, self.data.graph, params.layers, dtype)
@@ -56,25 +72,66 @@ class Recommender:
             self.model = MatrixFactorisation(initial)
         self.replica = wrap(self.model, runtime)
         self.optimizer = Adam(self.model.embedding, params.weight_decay)
+        negatives, extras = draws(params)
+        self.draws = Draws(sampler(params, self.data, runtime.data), negatives, extras, of_item=params.loss == "gbpr")
+        self.settings = settings(params, self.data.density)
+
+    def pack_shape(self) -> Hashable | None:
+        """Matrix factorisations with steps alike can be trained together."""
+        return packed.shape(self)
+
+    @classmethod
+    def pack_size(cls, params: RecommenderParams, device: torch.device) -> int:
+        """How many of them pay."""
+        return packed.size(params, device)
+
+    @classmethod
+    def pack(cls, members: Sequence[Recommender]) -> packed.RecommenderPack:
+        """Train them together."""
+        return packed.RecommenderPack(members)
 
     def train_epoch(self, epoch: int) -> Metrics:
-        """One pass, or ``runtime.steps_per_epoch`` steps of one; gives the mean ``loss`` of its triples."""
-        params, runtime = self.params, self.runtime
-        loss_of, sampler = PAIRWISE[params.loss], SAMPLERS[params.sampler]
-        lr = params.lr * params.lr_decay ** ((epoch - 1) // params.lr_decay_every)
-        total, count = torch.zeros((), dtype=torch.float64, device=runtime.device), 0
-        for nodes, size in triples(self.data, sampler, params.batch_size, runtime, epoch):
-            parts = nodes.tensor_split(runtime.accumulate, dim=1)
+        """One pass, or ``runtime.steps_per_epoch`` steps of one.
+
+        Returns:
+            The mean ``loss`` of an interaction; with ``quality`` ``tnr`` and ``inf`` of the negatives; by loss
+            ``clamped`` (dpl), ``alpha`` (bcl calibrated by the AUC) and ``ks`` (bprac on matrix factorisation).
+        """
+        params, runtime, data = self.params, self.runtime, self.data
+        if params.optimizer == "sgd":
+            calibrated = calibrate(self, epoch)
+            return {**sgd.train_epoch(self, epoch, calibrated.weights), **calibrated.metrics}
+        if self.draws.sampler.dynamic:
+            table = self.model.embeddings().detach()
+            self.draws.sampler.begin(table, epoch, derive(runtime.seed, "memory", epoch))
+        calibrated, tally, lr = calibrate(self, epoch), Tally(params, data, runtime), self.learning_rate(epoch)
+        steps = runtime.steps_per_epoch or steps_per_pass(data, params.batch_size)
+        drawn = batches(data, self.draws, params.batch_size, runtime, epoch)
+        for step, batch in enumerate(drawn, (epoch - 1) * steps):
+            parts = batch.split(runtime.accumulate)
             for part in parts:
                 with nullcontext() if part is parts[-1] else without_sync(self.replica):
-                    positive, negative = self.replica(part)
-                    loss = loss_of(positive, negative).sum()
+                    losses = self._losses(part, epoch, step, calibrated, tally)
+                    loss = losses.sum()
                     # DDP averages over ranks: with this factor, to the mean over the global batch.
-                    torch.autograd.backward(loss * (runtime.world_size / size))
-                total += loss.detach()  # stays on the device: reading it here would wait for every step
+                    torch.autograd.backward(loss * (runtime.world_size / batch.size))
+                tally.add(losses, loss)
             self.optimizer.update(lr)
-            count += size
-        return {"loss": reduce_sum(total).item() / count}
+        return {**tally.metrics(), **calibrated.metrics}
+
+    def _losses(self, part: Batch, epoch: int, step: int, calibrated: Calibration, tally: Tally) -> torch.Tensor:
+        """The loss of each interaction of a micro-batch, (b,)."""
+        extras = self.draws.extras
+        choose = choice(self.draws, part, epoch, self.data.n_users)
+        scores, nodes = self.replica(part.nodes, choose, extras if self.draws.of_item else 0)
+        tally.sampled(scores, nodes, extras)
+        found = Scores(scores[0], scores[1 : 1 + extras].T, scores[1 + extras :].T, step)
+        losses = OBJECTIVES[self.params.loss](found, **calibrated.settings)
+        return losses if calibrated.weights is None else losses * calibrated.weights.index_select(0, part.rows)
+
+    def learning_rate(self, epoch: int) -> float:
+        """By the decay of the parameters, for an epoch from 1."""
+        return self.params.lr * self.params.lr_decay ** ((epoch - 1) // self.params.lr_decay_every)
 
     @torch.no_grad()
     def evaluate(self, split: Split) -> Evaluation:
@@ -85,28 +142,16 @@ class Recommender:
         Raises:
             ValueError: the validation split of a refit, which has been trained on.
         """
-        data, device = self.data, self.runtime.device
-        relevant, known = self._judged(split)
-        users, items = torch.split(self.model.embeddings(), [data.n_users, data.n_items])
-        names = metric_names(CUTOFFS)
-        values = torch.zeros(data.n_users, len(names), device=device)
-        rows = max(1, _SCORES.get(device.type, 2**18) // data.n_items)
-        blocks = range(0, data.n_users, rows)[self.runtime.rank :: self.runtime.world_size]
-        for first in blocks:
-            last = min(first + rows, data.n_users)
-            measured = per_user(
-                users[first:last] @ items.T,
-                relevant.mask(first, last, data.n_items),
-                known.mask(first, last, data.n_items),
-                CUTOFFS,
-            )
-            values[first:last] = torch.stack([measured[name] for name in names], dim=1)
-        ids = np.flatnonzero(relevant.counts)
-        units = dict(zip(names, reduce_sum(values).cpu().numpy()[ids].T))
-        metrics = {name: _mean(column) for name, column in units.items()}
-        return Evaluation(metrics, {"id": ids, **units} if self.runtime.rank == 0 else {})
+        relevant, known = self.judged(split)
+        values = rank_users([self.embeddings()], relevant, known, self.runtime.rank, self.runtime.world_size)[0]
+        return evaluation(reduce_sum(values), relevant, self.runtime.rank)
 
-    def _judged(self, split: Split) -> tuple[History, History]:
+    def embeddings(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Final embeddings of users (U, d) and items (I, d)."""
+        users, items = torch.split(self.model.embeddings(), [self.data.n_users, self.data.n_items])
+        return users, items
+
+    def judged(self, split: Split) -> tuple[History, History]:
         """The items to find and the items that are no candidates."""
         if split == "test":
             return self.data.test, self.data.known
@@ -117,8 +162,13 @@ class Recommender:
         return self.data.validation, self.data.train
 
     def state_dict(self) -> State:
-        """The table and the optimiser, on the device and not copied. No stream position: it follows from the epoch."""
-        return {"embedding": self.model.embedding.detach(), "adam": self.optimizer.state_dict()}
+        """The table and the optimiser, on the device and not copied. No stream position: it follows from the epoch.
+
+        Beside them what a sampler remembers (srns).
+        """
+        state: State = {"embedding": self.model.embedding.detach(), "adam": self.optimizer.state_dict()}
+        memory = self.draws.sampler.state_dict()
+        return state | {"sampler": memory} if memory else state
 
     @torch.no_grad()
     def load_state_dict(self, state: State) -> None:
@@ -135,12 +185,14 @@ class Recommender:
             )
         self.model.embedding.copy_(state["embedding"])
         self.optimizer.load_state_dict(state["adam"])
+        if "sampler" in state:
+            self.draws.sampler.load_state_dict(state["sampler"])
 
     @torch.no_grad()
     def servable(self) -> Servable:
         """Final embeddings, what each user has seen (train and validation) and the items' popularity."""
         data = self.data
-        users, items = torch.split(self.model.embeddings(), [data.n_users, data.n_items])
+        users, items = self.embeddings()
         weights = {
             "users": users,
             "items": items,
@@ -158,16 +210,16 @@ class Recommender:
         )
 
 
-def _mean(column: np.ndarray[Any, Any]) -> float:
-    """Over the users it is defined for: an AUC needs a pair to compare. One half, which knows nothing, for none."""
-    defined = column[~np.isnan(column)]
-    return float(defined.mean(dtype=np.float64)) if len(defined) else 0.5
-
-
-def _check_batch(batch_size: int, world_size: int) -> None:
+def _check_batch(params: RecommenderParams, runtime: Runtime) -> None:
+    batch_size, world_size = params.batch_size, runtime.world_size
     if batch_size % world_size:
         nearest = max(1, round(batch_size / world_size)) * world_size
         raise ValueError(
             f"batch_size={batch_size} is the global batch and does not divide over {world_size} workers; "
             f"the nearest that does is {nearest}"
+        )
+    if params.loss in OF_BATCH and (world_size > 1 or runtime.accumulate > 1):
+        raise ValueError(
+            f"loss={params.loss} ranks the losses of a whole batch, which can not be split over "
+            f"{world_size} workers and {runtime.accumulate} micro-batches. Use one of each"
         )

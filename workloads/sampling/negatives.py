@@ -6,7 +6,6 @@ so that one process and many workers draw the same negatives, and a resumed run 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import torch
@@ -15,13 +14,17 @@ LISTED = 2**25
 """Largest users x items for which the unobserved items are listed (4 bytes each); above it they are searched."""
 
 
-def random_bits(key: int, counters: torch.Tensor) -> torch.Tensor:
+Key: TypeAlias = int | torch.Tensor
+"""63 bits, from :func:`workloads.seeding.derive`; a tensor (B,) gives each counter a key of its own."""
+
+
+def random_bits(key: Key, counters: torch.Tensor) -> torch.Tensor:
     """32 random bits for each counter, as int64 in [0, 2^32); the same on every device.
 
     SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) of ``key + counter * golden gamma``; the upper half is kept.
 
     Args:
-        key: 63 bits, from :func:`workloads.seeding.derive`.
+        key: one for all counters, or one each.
         counters: (B,), int64.
     """
     z = (counters * _signed(0x9E3779B97F4A7C15)).add_(key)
@@ -56,6 +59,9 @@ class Unobserved:
         observed = indptr.diff()
         self.counts = n_items - observed
         """|I_u^-|, (U,), int64."""
+        left = self.counts[self.counts > 0]
+        self.fewest, self.most = (int(value) for value in left.aminmax()) if len(left) else (0, 0)
+        """The least and the most that a user has left, of those who have any."""
         self._last = n_items - 1
         self._listed = n_users * n_items <= LISTED if listed is None else listed
         users = torch.repeat_interleave(torch.arange(n_users, device=items.device), observed)
@@ -73,30 +79,28 @@ class Unobserved:
             self._start = indptr
 
     def pick(self, users: torch.Tensor, ranks: torch.Tensor) -> torch.Tensor:
-        """The ``ranks``-th unobserved item of each of ``users``: (B,), int64, and ranks from 0.
+        """The unobserved items of ``users`` (B,) at ``ranks`` (B,) or (C, B), int64, from 0; like ``ranks``.
 
         A rank at or above ``counts[user]`` has no answer; the item given for it is in the catalogue, nothing more.
         """
+        start = self._start.index_select(0, users)
         if self._listed:
-            at = self._start.index_select(0, users).add_(ranks).clamp_(max=len(self._items) - 1)
-            return self._items.index_select(0, at).long()
-        smaller = torch.searchsorted(self._keys, users * self._span + ranks, right=True) - self._start.index_select(
-            0, users
-        )
+            at = (start + ranks).clamp_(max=len(self._items) - 1)
+            return self._items.index_select(0, at.flatten()).long().view(ranks.shape)
+        # A user's searches one after the other: on a CPU they meet in the cache.
+        keys = (users * self._span + ranks).view(ranks.shape[:-1].numel(), len(users)).T.contiguous()
+        smaller = torch.searchsorted(self._keys, keys, right=True).T.reshape(ranks.shape) - start
         return (ranks + smaller).clamp_(max=self._last)
 
 
-Sampler: TypeAlias = Callable[[Unobserved, torch.Tensor, torch.Tensor, int], torch.Tensor]
-
-
-def uniform(unobserved: Unobserved, users: torch.Tensor, counters: torch.Tensor, key: int) -> torch.Tensor:
+def uniform(unobserved: Unobserved, users: torch.Tensor, counters: torch.Tensor, key: Key) -> torch.Tensor:
     """One item for each pair, uniform over the user's unobserved items (RNS, thesis 4.5.1.2).
 
     Args:
         unobserved: I_u^- of every user; a user without any must not be asked for.
         users: (B,), int64.
         counters: (B,), int64, one of its own for each draw of an epoch.
-        key: the epoch's key, from :func:`workloads.seeding.derive`.
+        key: the epoch's key, or one for each pair.
 
     Returns:
         Items, (B,), int64. The bias of mapping 32 bits to n items is at most n / 2^32.
@@ -105,5 +109,35 @@ def uniform(unobserved: Unobserved, users: torch.Tensor, counters: torch.Tensor,
     return unobserved.pick(users, ranks)
 
 
-SAMPLERS: Mapping[str, Sampler] = {"uniform": uniform}
-"""The samplers a parameter ``sampler`` can name."""
+def subset(unobserved: Unobserved, users: torch.Tensor, counters: torch.Tensor, key: Key, size: int) -> torch.Tensor:
+    """The candidate set M_u of each pair: ``size`` distinct unobserved items, every set equally probable (E-4.30).
+
+    Floyd's algorithm (Bentley, CACM 1987), which draws without rejection.
+
+    Args:
+        users, counters, key: as for :func:`uniform`.
+
+    Returns:
+        Items, (size, B), int64. A user with fewer than ``size`` has all of them, then the first again.
+    """
+    if size >= unobserved.most:  # nothing to draw
+        ranks = torch.arange(size, device=users.device).unsqueeze(1).expand(size, len(users))
+    else:
+        ranks = _floyd(unobserved, users, counters, key, size)
+    if size > unobserved.fewest:
+        ranks = torch.where(ranks < unobserved.counts.index_select(0, users), ranks, ranks[0])
+    return unobserved.pick(users, ranks)
+
+
+def _floyd(unobserved: Unobserved, users: torch.Tensor, counters: torch.Tensor, key: Key, size: int) -> torch.Tensor:
+    counts = unobserved.counts.index_select(0, users)
+    steps = torch.arange(size, device=users.device).unsqueeze(1)
+    # The j-th of k draws is from the first n - k + j + 1 ranks; one that is there already stands for the last of them.
+    spans = (counts - size).clamp_min(0) + steps + 1
+    key = key.repeat(size) if isinstance(key, torch.Tensor) else key
+    bits = random_bits(key, (counters * size + steps).flatten()).view(size, len(users))
+    ranks = (bits * spans) >> 32
+    for step in range(1, size):
+        taken = (ranks[:step] == ranks[step]).any(0)
+        torch.where(taken, spans[step] - 1, ranks[step], out=ranks[step])
+    return ranks

@@ -1,0 +1,72 @@
+"""Sequential SGD of matrix factorisation on a CPU, beside implicit and beside what the thesis' own programs reach.
+
+implicit runs in the same rounds. The authors' programs are not installed here: their rates on ML-100K were measured
+once, on two cores of an AMD EPYC, and stand below as constants; a target is the issue's multiple of them. d = 32. The
+first epochs, with the compilation, do not count.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from functools import partial
+
+from harness import HERE, Benchmark, Contestant, answer, arguments, peers_python, spawn, thread_count
+
+WARM_UP = 4
+AUTHORS_BNS, AUTHORS_DNS = 4_000, 6_200
+"""Examples a second."""
+AUTHORS_ROUND = 6.9 + 15.2
+"""Seconds of BPRAC's E-step and M-step, with 943,000 triples."""
+
+OURS, IMPLICIT, GOWALLA = "sequential", "implicit", "sequential, Gowalla's size"
+
+
+def median_epoch(command: list[str], epochs: int, threads: int, *, rate: bool) -> float:
+    """One process: its median epoch after the warm-up, in seconds or in examples a second."""
+    words = [*command, "--epochs", str(WARM_UP + epochs), "--threads", str(threads)]
+    told = answer(spawn(words, threads=threads)[0])
+    seconds = statistics.median(told["seconds"][WARM_UP:])
+    return float(told["examples"] / seconds) if rate else seconds
+
+
+def contestants() -> dict[str, Contestant]:
+    ours, found = [sys.executable, str(HERE / "sequential_epoch.py")], {}
+    implicit = [peers_python(), str(HERE / "peers" / "implicit_epoch.py")]
+    for threads in (1, 2):
+        suffix = thread_count(threads)
+        for name, command, epochs in (
+            (OURS, ours, 100),
+            (IMPLICIT, implicit, 40),
+            (GOWALLA, [*ours, "--data", "gowalla-size"], 8),
+        ):
+            found[name + suffix] = partial(median_epoch, command, epochs, threads, rate=True)
+    for sampler, epochs in (("popularity", 100), ("dns", 100), ("bns", 4), ("aobpr", 2)):
+        found[f"{OURS}, {sampler}"] = partial(median_epoch, [*ours, "--sampler", sampler], epochs, 1, rate=True)
+    found[f"{OURS}, round"] = partial(median_epoch, [*ours, "--round"], 10, 1, rate=False)
+    found[f"{GOWALLA}, dns"] = partial(
+        median_epoch, [*ours, "--data", "gowalla-size", "--sampler", "dns"], 4, 1, rate=True
+    )
+    return found
+
+
+def main() -> None:
+    asked = arguments("Sequential SGD on a CPU, ours beside implicit.", rounds=3).parse_args()
+    bench = Benchmark("sequential", asked.rounds, asked.patience)
+    bench.run(contestants())
+    for threads in (1, 2):
+        suffix = thread_count(threads)
+        bench.compare(f"BPR{suffix}", "ex/s", OURS + suffix, IMPLICIT + suffix, at_least=1)
+        bench.hold(f"BPR, Gowalla's size{suffix}", "ex/s", GOWALLA + suffix)
+    bench.hold("DNS, 5 candidates (authors 6,200)", "ex/s", f"{OURS}, dns", at_least=1000 * AUTHORS_DNS)
+    bench.hold("DNS, Gowalla's size", "ex/s", f"{GOWALLA}, dns")
+    bench.hold("BNS, exact (authors 4,000)", "ex/s", f"{OURS}, bns", at_least=50 * AUTHORS_BNS)
+    bench.hold("BPRAC, a round (authors 22 s)", "s", f"{OURS}, round", at_most=AUTHORS_ROUND / 100)
+    bench.hold("PNS", "ex/s", f"{OURS}, popularity")
+    bench.hold("AOBPR, exact", "ex/s", f"{OURS}, aobpr")
+    bench.notes.append("implicit counts draws: one that hits a positive is skipped, not drawn again.")
+    bench.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+"""A user's own tables by path: any ids, CSV or Parquet, and every kind of damage named by file and line."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from workloads.data import (
+    DataError,
+    Interactions,
+    absolute,
+    check,
+    check_readable,
+    dataset,
+    fetch,
+    fingerprint,
+    load_interactions,
+    verify,
+)
+from workloads.data.tables import read_tables
+
+ROWS = "user,item,rating,timestamp\n7,b,3,10\n9,a,4.5,20\n7,a,1,30\n"
+
+
+def read(folder: Path, **files: str | bytes | dict[str, Any]) -> Interactions:
+    """What is read of files by name, ``train_csv`` for train.csv; a mapping is written as Parquet."""
+    names = []
+    for key, held in files.items():
+        names.append(key.replace("_", ".", 1))
+        path = folder / names[-1].replace("_", ".")
+        names[-1] = path.name
+        if isinstance(held, dict):
+            parquet.write_table(pa.table(held), path)
+        else:
+            path.write_bytes(held if isinstance(held, bytes) else held.encode())
+    return read_tables(folder, tuple(names))
+
+
+def named(data: Interactions) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+    """The pairs of train and test as the source calls them."""
+    users, items = (
+        [str(number) for number in range(count)] if ids is None
+        else [name.decode() if isinstance(name, bytes) else str(name) for name in ids.tolist()]
+        for ids, count in ((data.user_ids, data.n_users), (data.item_ids, data.n_items))
+    )  # fmt: skip
+    train, test = ({(users[user], items[item]) for user, item in part} for part in (data.train, data.test))
+    return train, test
+
+
+# What is read
+
+
+def test_a_table_of_csv(tmp_path: Path) -> None:
+    data = read(tmp_path, all_csv=ROWS)
+    assert (data.n_users, data.n_items) == (2, 2)
+    np.testing.assert_array_equal(data.train, [[0, 1], [1, 0], [0, 0]])
+    np.testing.assert_array_equal(data.train_ratings, np.float32([3, 4.5, 1]))
+    np.testing.assert_array_equal(data.train_times, [10, 20, 30])
+    np.testing.assert_array_equal(data.user_ids, [7, 9])
+    np.testing.assert_array_equal(data.item_ids, [b"a", b"b"])
+    assert data.test.shape == (0, 2)
+    assert data.test_ratings is not None
+    assert data.test_times is not None
+    assert data.train.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"all_csv": "timestamp,Item_ID,UserId,note,rating\n10,b,7,x,3\n20,a,9,y,4.5\n30,a,7,z,1\n"},
+        {"all_tsv": ROWS.replace(",", "\t")},
+        {"all_csv_gz": gzip.compress(ROWS.encode())},
+        {"all_csv": "\ufeff" + ROWS.replace("\n", "\r\n")},
+        {"all_csv": '"user","item","rating","timestamp"\n"7","b",3,10\n"9","a",4.5,20\n"7","a",1,30\n'},
+        {"all_parquet": {"user": [7, 9, 7], "item": ["b", "a", "a"], "rating": [3, 4.5, 1], "timestamp": [10, 20, 30]}},
+        {
+            "all_parquet": {
+                "rating": pa.array([3, 4.5, 1], pa.float32()),
+                "user": pa.array([7, 9, 7], pa.uint16()),
+                "item": pa.array(["b", "a", "a"]).dictionary_encode(),
+                "timestamp": pa.array([datetime.datetime.fromtimestamp(s, datetime.UTC) for s in (10, 20, 30)]),
+            }
+        },
+    ],
+)
+def test_every_form_is_the_same_table(tmp_path: Path, files: dict[str, Any]) -> None:
+    expected, found = read(tmp_path, all_csv=ROWS), read(tmp_path, **files)
+    assert found.arrays().keys() == expected.arrays().keys()
+    for name, array in expected.arrays().items():
+        np.testing.assert_array_equal(found.arrays()[name], array, strict=True)
+
+
+pairs = st.tuples(st.integers(-3, 8), st.text("ab,\"é '7", min_size=1, max_size=3))
+
+
+@given(st.lists(pairs, min_size=1, max_size=30), st.randoms(use_true_random=False))
+@settings(max_examples=40, deadline=None)
+def test_the_order_of_the_rows_does_not_matter(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, str]], random: Any
+) -> None:
+    def written(rows: list[tuple[int, str]]) -> Interactions:
+        folder = tmp_path_factory.mktemp("own")
+        with (folder / "all.csv").open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, quoting=csv.QUOTE_ALL).writerows([("user", "item"), *rows])
+        return read_tables(folder, ("all.csv",))
+
+    data = written(rows)
+    assert named(data)[0] == {(str(user), item) for user, item in rows}
+    assert len(data.train) == len(set(rows))
+    random.shuffle(rows)
+    again = written(rows)
+    assert {*map(tuple, again.train.tolist())} == {*map(tuple, data.train.tolist())}
+
+
+def test_ids_with_leading_zeros_are_text(tmp_path: Path) -> None:
+    data = read(tmp_path, all_csv="user,item\n007,1\n7,1\n")
+    np.testing.assert_array_equal(data.user_ids, [b"007", b"7"])
+    assert data.n_users == 2
+
+
+def test_integers_are_in_their_own_order_and_gaps_are_closed(tmp_path: Path) -> None:
+    data = read(tmp_path, all_csv="user,item\n10,5\n9,100\n-1,5\n")
+    np.testing.assert_array_equal(data.user_ids, [-1, 9, 10])
+    np.testing.assert_array_equal(data.item_ids, [5, 100])
+    np.testing.assert_array_equal(data.train, [[2, 0], [1, 1], [0, 0]])
+
+
+def test_numbers_from_0_need_no_names(tmp_path: Path) -> None:
+    data = read(tmp_path, all_csv="user,item\n1,0\n0,1\n")
+    assert data.user_ids is None
+    assert data.item_ids is None
+    np.testing.assert_array_equal(data.train, [[1, 0], [0, 1]])
+
+
+def test_of_repeated_pairs_the_last_row_counts(tmp_path: Path) -> None:
+    data = read(tmp_path, all_csv="user,item,rating\n1,1,5\n0,0,2\n1,1,3\n")
+    np.testing.assert_array_equal(data.train, [[0, 0], [1, 1]])
+    np.testing.assert_array_equal(data.train_ratings, [2, 3])
+
+
+def test_a_user_and_an_item_that_are_only_in_test_have_numbers(tmp_path: Path) -> None:
+    data = read(tmp_path, train_csv="user,item,rating\na,x,1\n", test_csv="user,item\nb,y\na,y\n")
+    assert (data.n_users, data.n_items) == (2, 2)
+    assert named(data) == ({("a", "x")}, {("b", "y"), ("a", "y")})
+    assert data.train_ratings is None  # the parts do not both have them
+
+
+# By path
+
+
+def test_a_path_is_a_dataset(tmp_path: Path) -> None:
+    path = tmp_path / "clicks of mine.csv"
+    path.write_text("user,item\n" + "".join(f"u{n % 5},i{n}\n" for n in range(50)))
+    check(str(path), tmp_path / "elsewhere")
+    check_readable(str(path), tmp_path / "elsewhere")
+    assert verify(str(path), tmp_path) == fetch(str(path), tmp_path) == []
+    data = load_interactions(str(path), tmp_path)
+    assert (len(data.train), len(data.test)) == (40, 10)  # it has no split of its own
+    assert data.user_ids is not None
+    assert data.user_ids.tolist() == [b"u0", b"u1", b"u2", b"u3", b"u4"]
+    before = fingerprint(str(path), tmp_path)
+    path.write_text("user,item\n" + "".join(f"u{n % 5},i{n}\n" for n in range(40)))
+    assert fingerprint(str(path), tmp_path) != before
+    assert load_interactions(str(path), tmp_path).n_items == 40
+
+
+@pytest.mark.parametrize("end", ["csv", "tsv", "parquet", "txt"])
+def test_a_folder_with_two_parts_is_a_dataset(tmp_path: Path, end: str) -> None:
+    for part, item in (("train", 1), ("test", 0)):
+        if end == "parquet":
+            parquet.write_table(pa.table({"user": [0], "item": [item]}), tmp_path / f"{part}.parquet")
+        else:
+            mark = {"csv": ",", "tsv": "\t", "txt": " "}[end]
+            header = "" if end == "txt" else f"user{mark}item\n"
+            (tmp_path / f"{part}.{end}").write_text(f"{header}0{mark}{item}\n")
+    data = load_interactions(str(tmp_path), tmp_path)
+    np.testing.assert_array_equal(data.train, [[0, 1]])
+    np.testing.assert_array_equal(data.test, [[0, 0]])
+
+
+def test_a_relative_path_gets_the_absolute_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert absolute("mine/all.csv") == str(tmp_path / "mine" / "all.csv")
+    assert absolute("all.parquet") == str(tmp_path / "all.parquet")
+    assert absolute("~/all.csv") == str(Path.home() / "all.csv")
+    assert absolute("ml-100k") == "ml-100k"
+    with pytest.raises(DataError, match=f"a relative path.*Use {tmp_path}/all.csv"):
+        dataset("all.csv")
+
+
+def test_a_path_where_nothing_is(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none.csv: the file of dataset .* is missing.*Correct"):
+        check(str(tmp_path / "none.csv"), tmp_path)
+    with pytest.raises(DataError, match=r"there is no dataset.*\.parquet, \.csv"):
+        dataset(str(tmp_path / "none"))
+    (tmp_path / "train.csv").touch()
+    with pytest.raises(DataError, match="does not hold the parts of a dataset; expected train and test"):
+        dataset(str(tmp_path))
+
+
+# Damage
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("", 1, ("the columns are wrong", "user and item")),
+        ("user,thing\n1,2\n", 1, ("the columns are wrong", "got 'user,thing'")),
+        ("user;item\n1;2\n", 1, ("the columns are wrong", "separated by ';'")),
+        ("user\titem\n1\t2\n", 1, (r"separated by '\t'",)),
+        ("1,2\n3,4\n", 1, ("the columns are wrong", "got '1,2'")),
+        ("user,item\n", 1, ("is empty",)),
+        ("user,item\n1,2\n1\n", 3, ("truncated", "got '1'", "2 fields")),
+        ("user,item\n1,2\n1,2,3\n", 3, ("too many fields", "got '1,2,3'")),
+        ("user,item\n1,2\n1,\n", 3, ("an id is missing in column item",)),
+        ("user,item\n1,2\n,1\n", 3, ("an id is missing in column user",)),
+        ("user,item\n1,2\n\n", 3, ("an id is missing in column user",)),
+        (f"user,item\n1,2\n{'x' * 256},1\n", 3, ("an id is too long in column user",)),
+        ("user,item,rating\n1,2,3\n2,2,good\n", 3, ("column rating holds no number", "got 'good'")),
+        ("user,item,rating\n1,2,3\n2,2,\n", 3, ("column rating holds no number", "got ''")),
+        ("user,item,rating\n1,2,3\n2,2,nan\n", 3, ("column rating holds no number", "got 'nan'", "finite")),
+        ("user,item,timestamp\n1,2,3\n2,2,noon\n", 3, ("column timestamp holds no number", "got 'noon'")),
+    ],
+)
+def test_a_damaged_table(tmp_path: Path, text: str, line: int, words: tuple[str, ...]) -> None:
+    with pytest.raises(DataError) as caught:
+        read(tmp_path, all_csv=text)
+    assert (caught.value.file, caught.value.line) == (tmp_path / "all.csv", line)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"all.csv, line 3: the line is no UTF-8 text"):
+        read(tmp_path, all_csv=b"user,item\n1,2\n\xff\xfe,3\n")
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"user": [1.0, 2.0], "item": [1, 2]}, "column user holds neither integers nor text: got double"),
+        ({"user": [True, False], "item": [1, 2]}, "column user holds neither integers nor text: got bool"),
+        ({"user": [1, 2], "item": [1, None]}, "in row 2 an id is missing in column item"),
+        ({"user": ["a", ""], "item": [1, 2]}, "in row 2 an id is missing in column user"),
+        ({"user": pa.array([1, 2**64 - 1], pa.uint64()), "item": [1, 2]}, "column user holds an id beyond 63 bits"),
+        ({"user": [1, 2], "item": [1, 2], "rating": [1.0, None]}, "in row 2 column rating holds no number: got None"),
+        ({"user": [1, 2], "thing": [1, 2]}, "the columns are wrong: got user, thing"),
+        ({"user": pa.array([], pa.int64()), "item": pa.array([], pa.int64())}, "is empty"),
+    ],
+)
+def test_a_damaged_parquet_file(tmp_path: Path, columns: dict[str, Any], words: str) -> None:
+    with pytest.raises(DataError, match=words) as caught:
+        read(tmp_path, all_parquet=columns)
+    assert caught.value.file == tmp_path / "all.parquet"
+
+
+def test_a_file_that_is_no_parquet(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="it is no Parquet file, or damaged"):
+        read(tmp_path, all_parquet=b"PAR1 nothing PAR1")
+
+
+def test_a_file_that_is_not_compressed(tmp_path: Path) -> None:
+    (tmp_path / "all.csv.gz").write_bytes(b"user,item\n1,2\n")
+    with pytest.raises(DataError, match=r"can not be read.*can not be decompressed"):
+        check(str(tmp_path / "all.csv.gz"), tmp_path)
+
+
+def test_parts_that_do_not_fit(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"test.csv, line 3: a pair of the test part is also.*got user a, item y"):
+        read(tmp_path, train_csv="user,item\na,x\na,y\n", test_csv="user,item\nb,x\na,y\n")
+    with pytest.raises(
+        DataError, match="the parts differ in column user: got large_string; expected int64, as in train"
+    ):
+        read(tmp_path, train_parquet={"user": [1], "item": [1]}, test_parquet={"user": ["1"], "item": [2]})
+
+
+def test_damage_is_found_before_a_worker_starts(tmp_path: Path) -> None:
+    path = tmp_path / "all.csv"
+    path.write_text("user,item\n1,2\n1\n")
+    with pytest.raises(DataError, match=r"line 3: the line is truncated.*Correct the file"):
+        check_readable(str(path), tmp_path)
+    (problem,) = verify(str(path), tmp_path)
+    assert "line 3: the line is truncated" in problem

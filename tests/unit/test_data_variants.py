@@ -1,0 +1,178 @@
+"""Other splits and injected noise, against slow references."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workloads.data import DataError, Interactions, check_readable, load_interactions
+from workloads.data.variants import Split, resplit, with_noise
+
+N_USERS, N_ITEMS = 7, 9
+rated = st.dictionaries(
+    st.tuples(st.integers(0, N_USERS - 1), st.integers(0, N_ITEMS - 1)), st.integers(1, 5), min_size=1, max_size=50
+)
+seeds = st.integers(0, 2**63)
+
+
+def interactions(ratings: dict[tuple[int, int], int], n_test: int = 0) -> Interactions:
+    """The last ``n_test`` ratings are the test part; the time of a rating is its place."""
+    pairs = np.array([*ratings], np.int32)
+    values, times = np.array([*ratings.values()], np.float32), np.arange(len(ratings))
+    cut = len(ratings) - n_test
+    return Interactions(
+        N_USERS, N_ITEMS, pairs[:cut], pairs[cut:], values[:cut], values[cut:],
+        train_times=times[:cut], test_times=times[cut:],
+    )  # fmt: skip
+
+
+def rows(data: Interactions, part: str) -> set[tuple[float, ...]]:
+    columns = (getattr(data, part), getattr(data, f"{part}_ratings"), getattr(data, f"{part}_times"))
+    return {(*pair, float(rating), int(time)) for pair, rating, time in zip(columns[0].tolist(), *columns[1:])}
+
+
+def drawn(pairs: list[tuple[int, int]], fraction: float, seed: int) -> set[tuple[int, int]]:
+    """The definition: the pairs in their order get the raw draws of PCG64, and those of the smallest are chosen."""
+    n = len(pairs)
+    count = min(max(int(fraction * n + 0.5), min(n - 1, 1)), n - 1)
+    draws = np.random.PCG64(seed).random_raw(n).tolist()
+    return {pair for _, pair in sorted(zip(draws, sorted(pairs)))[:count]}
+
+
+# Splits
+
+
+@given(rated, seeds, st.integers(0, 10))
+def test_a_random_split_is_a_fifth_of_all_interactions(ratings: dict[Any, int], seed: int, n_test: int) -> None:
+    before = interactions(ratings, min(n_test, len(ratings) - 1))
+    data = resplit(before, "random", seed)
+    assert {*map(tuple, data.test.tolist())} == drawn([*ratings], 0.2, seed)
+    assert rows(data, "train") | rows(data, "test") == rows(before, "train") | rows(before, "test")
+    assert len(data.train) + len(data.test) == len(ratings)
+
+
+@given(rated, seeds)
+def test_a_clean_split_is_half_of_the_highest_ratings(ratings: dict[Any, int], seed: int) -> None:
+    before = interactions(ratings, len(ratings) // 3)
+    data = resplit(before, "clean", seed)
+    highest = [pair for pair, rating in ratings.items() if rating == max(ratings.values())]
+    assert {*map(tuple, data.test.tolist())} == drawn(highest, 0.5, seed)
+    assert rows(data, "train") | rows(data, "test") == rows(before, "train") | rows(before, "test")
+
+
+@given(rated, seeds, st.randoms(use_true_random=False))
+@settings(max_examples=30)
+def test_the_order_of_the_rows_does_not_matter(ratings: dict[Any, int], seed: int, random: Any) -> None:
+    shuffled = [*ratings.items()]
+    random.shuffle(shuffled)
+    for split in ("random", "clean"):
+        one, other = (resplit(interactions(found), split, seed) for found in (ratings, dict(shuffled)))
+        assert {*map(tuple, one.test.tolist())} == {*map(tuple, other.test.tolist())}
+
+
+def test_the_official_split_is_kept_and_drawn_where_there_is_none() -> None:
+    ratings = {(user, item): 1 + item % 5 for user in range(N_USERS) for item in range(N_ITEMS)}
+    own = interactions(ratings, 5)
+    assert resplit(own, "official") is own
+    unsplit = interactions(ratings)
+    np.testing.assert_array_equal(resplit(unsplit, "official").test, resplit(unsplit, "random").test)
+
+
+def test_a_survey_gives_its_good_ratings_and_train_stays() -> None:
+    data = interactions({(0, 0): 5, (0, 1): 1, (0, 2): 2, (1, 1): 3, (1, 2): 5}, 3)
+    clean = resplit(data, "clean", clean_from=3)
+    np.testing.assert_array_equal(clean.train, data.train)
+    np.testing.assert_array_equal(clean.test, [[1, 1], [1, 2]])
+    np.testing.assert_array_equal(clean.test_ratings, [3, 5])
+    np.testing.assert_array_equal(clean.test_times, [3, 4])
+
+
+def test_a_clean_split_needs_ratings(tmp_path: Path) -> None:
+    for refuse in (load_interactions, check_readable):
+        with pytest.raises(DataError, match=r"split=clean needs ratings.*split=official or split=random"):
+            refuse("synthetic", tmp_path, split="clean")
+
+
+def test_the_split_is_the_same_on_every_machine() -> None:
+    ratings = {(user, item): 1 + (user * item) % 5 for user in range(N_USERS) for item in range(N_ITEMS)}
+    tests = [resplit(interactions(ratings), split).test for split in ("random", "clean")]
+    digest = hashlib.sha256(b"".join(np.sort(test @ [N_ITEMS, 1]).astype("<i8").tobytes() for test in tests))
+    assert digest.hexdigest() == "03e7fbb19bc07a24654f47ea296dbe1e3611f99c7d9547a0ad6690f1591da426"
+
+
+@pytest.mark.parametrize("split", ["random", "official"])
+def test_one_interaction_is_trained_on(split: Split) -> None:
+    data = resplit(interactions({(0, 0): 5}), split)
+    assert (len(data.train), len(data.test)) == (1, 0)
+
+
+def test_truth_and_names_are_kept(tmp_path: Path) -> None:
+    own, other = (load_interactions("synthetic", tmp_path, split) for split in ("official", "random"))
+    assert other.truth is own.truth
+    assert len(other.train) + len(other.test) == len(own.train) + len(own.test)
+    assert len(other.test) == round(0.2 * 20_669)
+    assert load_interactions("synthetic", tmp_path, "random") is other
+
+
+# Noise
+
+
+@given(rated, st.floats(0, 0.5), seeds)
+def test_noise_is_new_distinct_and_marked(ratings: dict[Any, int], rate: float, seed: int) -> None:
+    clean = interactions(ratings, len(ratings) // 4)
+    count = round(rate * len(clean.train))
+    if count > N_USERS * N_ITEMS - len(ratings):
+        with pytest.raises(DataError, match="too few pairs for the noise"):
+            with_noise(clean, rate, seed)
+        return
+    noisy = with_noise(clean, rate, seed)
+    assert noisy.noise is not None
+    assert noisy.train_ratings is not None
+    assert noisy.train_times is not None
+    assert rows(replace(noisy, train=noisy.train[~noisy.noise], train_ratings=noisy.train_ratings[~noisy.noise],
+                        train_times=noisy.train_times[~noisy.noise]), "train") == rows(clean, "train")  # fmt: skip
+    added = {*map(tuple, noisy.train[noisy.noise].tolist())}
+    assert len(added) == count == int(noisy.noise.sum())
+    assert added.isdisjoint(ratings)
+    assert all(0 <= user < N_USERS and 0 <= item < N_ITEMS for user, item in added)
+    assert not noisy.train_ratings[noisy.noise].any()
+    np.testing.assert_array_equal(noisy.test, clean.test)
+    np.testing.assert_array_equal(with_noise(clean, rate, seed).train, noisy.train)
+
+
+def test_noise_can_take_every_free_pair() -> None:
+    ratings = {(user, item): 3 for user in range(N_USERS) for item in range(N_ITEMS) if (user + item) % 2}
+    free = N_USERS * N_ITEMS - len(ratings)
+    noisy = with_noise(interactions(ratings), free / len(ratings))
+    assert len({*map(tuple, noisy.train.tolist())}) == N_USERS * N_ITEMS
+
+
+def test_every_free_pair_has_the_same_chance() -> None:
+    ratings = {(user, item): 3 for user in range(N_USERS) for item in range(N_ITEMS) if (user * item) % 3}
+    clean, n_seeds = interactions(ratings), 2000
+    free, count = N_USERS * N_ITEMS - len(ratings), round(0.3 * len(ratings))
+    hits = np.zeros((N_USERS, N_ITEMS))
+    for seed in range(n_seeds):
+        noisy = with_noise(clean, 0.3, seed)
+        hits[tuple(noisy.train[noisy.noise].T)] += 1
+    found = hits[np.array([[(u, i) not in ratings for i in range(N_ITEMS)] for u in range(N_USERS)])]
+    chance = count / free
+    # Without replacement a cell's variance is chance (1 - chance), and the sum has one degree of freedom less.
+    statistic = ((found - n_seeds * chance) ** 2).sum() / (n_seeds * chance * (1 - chance)) * (free - 1) / free
+    assert abs(statistic - (free - 1)) < 4 * np.sqrt(2 * (free - 1))
+
+
+def test_of_generated_data_noise_is_not_liked(tmp_path: Path) -> None:
+    data = load_interactions("synthetic", tmp_path, noise=0.5)
+    assert data.noise is not None
+    assert data.truth is not None
+    assert int(data.noise.sum()) == round(0.5 * 16_531)
+    assert not data.truth[tuple(data.train[data.noise].T)].any()
+    assert load_interactions("synthetic", tmp_path, noise=0.5) is data

@@ -1,0 +1,61 @@
+"""Empirical distribution functions against the comparison of all pairs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workloads.ecdf import Ties, ecdf, ecdf_at
+
+
+def _all_pairs(sample: torch.Tensor, x: torch.Tensor, ties: Ties) -> torch.Tensor:
+    """Thesis (2.4), one comparison a pair."""
+    below = (sample[:, None, :] < x[:, :, None]).double()
+    equal = (sample[:, None, :] == x[:, :, None]).double()
+    return (below + equal * (1.0 if ties == "le" else 0.5)).mean(2)
+
+
+@pytest.mark.parametrize("ties", ["le", "mid"])
+@given(rows=st.integers(1, 4), n=st.integers(1, 9), seed=st.integers(0, 2**20))
+@settings(max_examples=40, deadline=None)
+def test_it_is_the_share_of_the_row_that_is_no_larger(ties: Ties, rows: int, n: int, seed: int) -> None:
+    source = torch.Generator().manual_seed(seed)
+    scores = torch.randint(-3, 4, (rows, n), generator=source).double()  # ties abound
+    torch.testing.assert_close(ecdf(scores, ties), _all_pairs(scores, scores, ties), rtol=0, atol=1e-15)
+    elsewhere = torch.randint(-4, 5, (rows, 5), generator=source).double()
+    found = ecdf_at(scores.sort(1).values, elsewhere, ties)
+    torch.testing.assert_close(found, _all_pairs(scores, elsewhere, ties), rtol=0, atol=1e-15)
+
+
+def test_ends_and_ties() -> None:
+    scores = torch.tensor([[2.0, 1.0, 2.0, 5.0]])
+    assert ecdf(scores).tolist() == [[0.75, 0.25, 0.75, 1.0]]
+    assert ecdf(scores, "mid").tolist() == [[0.5, 0.125, 0.5, 0.875]]
+    assert ecdf(torch.full((1, 6), 3.0)).tolist() == [[1.0] * 6]  # a collapsed encoder
+    assert ecdf(torch.full((1, 6), 3.0), "mid").tolist() == [[0.5] * 6]
+    assert ecdf(torch.tensor([[7.0]])).item() == 1
+
+
+def test_plus_one_stays_below_one() -> None:
+    ordered = torch.tensor([[1.0, 2.0, 3.0]])
+    assert ecdf_at(ordered, torch.tensor([[0.0, 2.5, 3.0, 9.0]]), plus_one=True).tolist() == [[0, 0.5, 0.75, 0.75]]
+
+
+def test_a_monotone_map_changes_nothing() -> None:
+    scores = torch.randn(8, 33, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(ecdf(scores), ecdf((scores / 0.1).exp()))
+
+
+def test_it_has_no_gradient_and_takes_any_layout() -> None:
+    scores = torch.randn(5, 4, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    assert not ecdf(scores).requires_grad
+    assert torch.equal(ecdf(scores.T), ecdf(scores.T.contiguous()))
+    assert ecdf(torch.empty(3, 0)).shape == (3, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_it_keeps_the_dtype(dtype: torch.dtype) -> None:
+    assert ecdf(torch.tensor([[3, 1, 2, 4]], dtype=dtype)).tolist() == [[0.75, 0.25, 0.5, 1.0]]
+    assert ecdf(torch.zeros(1, 2, dtype=dtype)).dtype == dtype

@@ -1,0 +1,91 @@
+"""Quality of negatives and of credence against counts by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workloads.recommender.quality import (
+    PairSet,
+    SamplingQuality,
+    information,
+    roc_auc,
+    roc_curve,
+    wrong_share,
+)
+
+
+def test_a_pair_set_knows_its_pairs() -> None:
+    held = {(0, 3), (2, 0), (2, 4), (1, 4)}
+    users, items = torch.tensor(sorted(held, reverse=True)).T
+    pairs = PairSet(users, items, n_items=5)
+    every = torch.cartesian_prod(torch.arange(3), torch.arange(5))
+    assert pairs.contains(*every.T).tolist() == [tuple(pair) in held for pair in every.tolist()]
+    assert not PairSet(users[:0], items[:0], n_items=5).contains(*every.T).any()
+
+
+def test_sampling_quality_is_4_27_and_4_28() -> None:
+    positive, negative = torch.tensor([1.0, 0.0, 2.0, -1.0]), torch.tensor([0.0, 1.0, 2.0, 3.0])
+    false = torch.tensor([False, True, False, False])
+    info = [1 - 1 / (1 + math.exp(-(p - n))) for p, n in zip(positive.tolist(), negative.tolist())]
+    assert information(positive, negative).tolist() == pytest.approx(info)
+    quality = SamplingQuality()
+    for part in (slice(0, 1), slice(1, 4)):  # batches add up
+        quality.add(positive[part], negative[part], false[part])
+    expected = {"tnr": 3 / 4, "inf": (info[0] - info[1] + info[2] + info[3]) / 4}
+    assert SamplingQuality.measures(quality.sums()) == pytest.approx(expected)
+    # Two workers that did the same have the same measures together.
+    assert SamplingQuality.measures(quality.sums() * 2) == pytest.approx(expected)
+
+
+def test_nothing_sampled_has_no_quality() -> None:
+    assert all(map(math.isnan, SamplingQuality.measures(SamplingQuality().sums()).values()))
+
+
+def test_information_does_not_overflow() -> None:
+    assert information(torch.tensor([1e4, -1e4]), torch.zeros(2)).tolist() == [0, 1]
+
+
+def test_wrong_share() -> None:
+    wrong = torch.tensor([True, False, False, True])
+    assert wrong_share(wrong).item() == 0.5
+    assert wrong_share(wrong, torch.tensor([0.5, 1.0, 2.0, 0.5])).item() == 0.25
+    assert wrong_share(wrong, torch.tensor([0.0, 1.0, 2.0, 0.0])).item() == 0
+    assert wrong_share(wrong[:0]).isnan()
+
+
+@given(n=st.integers(2, 12), levels=st.integers(1, 5), seed=st.integers(0, 2**20))
+@settings(max_examples=80, deadline=None)
+def test_auc_is_the_share_of_pairs_in_order_and_the_area_of_the_curve(n: int, levels: int, seed: int) -> None:
+    source = torch.Generator().manual_seed(seed)
+    scores = torch.randint(levels, (n,), generator=source).float()  # ties abound
+    labels = torch.rand(n, generator=source) < 0.5
+    labels[0], labels[1] = True, False
+    difference = scores[labels][:, None] - scores[~labels][None, :]
+    expected = ((difference > 0).double() + (difference == 0).double() / 2).mean().item()
+    assert roc_auc(scores, labels).item() == pytest.approx(expected, abs=1e-12)
+    false, true = roc_curve(scores, labels)
+    assert (false[0], true[0], false[-1], true[-1]) == (0, 0, 1, 1)
+    assert len(false) == len(scores.unique()) + 1
+    assert torch.trapezoid(true, false).item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_curve_of_few_points_keeps_its_shape() -> None:
+    source = torch.Generator().manual_seed(0)
+    labels = torch.rand(5000, generator=source) < 0.3
+    scores = torch.randn(5000, generator=source) + labels.float()
+    false, true = roc_curve(scores, labels, points=50)
+    assert len(false) == 51
+    assert (false[0], true[0], false[-1], true[-1]) == (0, 0, 1, 1)
+    assert (false.diff() >= 0).all()
+    assert (true.diff() >= 0).all()
+    assert torch.trapezoid(true, false).item() == pytest.approx(roc_auc(scores, labels).item(), abs=2e-3)
+
+
+def test_auc_of_one_class_is_undefined() -> None:
+    assert roc_auc(torch.arange(3.0), torch.ones(3, dtype=torch.bool)).isnan()
+    assert roc_auc(torch.arange(3.0), torch.zeros(3, dtype=torch.bool)).isnan()

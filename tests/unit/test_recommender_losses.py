@@ -1,0 +1,254 @@
+"""A step's loss by hand, from the nodes that were drawn: each loss gets the scores and parameters it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import expit, logsumexp
+
+from workloads.contract import Runtime
+from workloads.data import DataError, Interactions
+from workloads.losses.contrastive import alpha_from_auc, bcl_weights_at
+from workloads.recommender import workload as module
+from workloads.recommender.batches import batches
+from workloads.recommender.credence import GaussianFactors, credence, prior_log_odds
+from workloads.recommender.params import Params
+from workloads.recommender.prepared import prepare
+from workloads.recommender.reads import LOSSES
+from workloads.recommender.workload import Recommender
+
+RUNTIME = Runtime(device=torch.device("cpu"), data=Path(), seed=3, epochs=2)
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def build(runtime: Runtime = RUNTIME, **params: Any) -> Recommender:
+    """Scores of a trained model's size, so that no loss is where all of them look alike."""
+    workload = Recommender(Params(batch_size=256, dim=8, **params), runtime)
+    with torch.no_grad():
+        workload.model.embedding.mul_(6)
+    return workload
+
+
+def softplus(x: Array) -> Array:
+    return np.logaddexp(0, x)
+
+
+def bcl(i: Array, j: Array, m: Array) -> Array:
+    place = (j[:, :, None] >= j[:, None, :]).mean(2)
+    weights = bcl_weights_at(torch.from_numpy(place), alpha=0.9, beta=0.7, tau=0.1).numpy()
+    return logsumexp(np.c_[i, j], axis=1, b=np.c_[np.ones(len(i)), weights]) - i
+
+
+def dcl(i: Array, j: Array, positives: Array, weights: Array | float = 1.0) -> Array:
+    among = ((weights * np.exp(j)).sum(1) - j.shape[1] * 0.1 * np.exp(positives).mean(1)) / 0.9
+    among = np.maximum(among, j.shape[1] * np.exp(j).min(1))
+    return -np.log(np.exp(i) / (np.exp(i) + among))
+
+
+CASES: dict[str, tuple[dict[str, Any], Callable[[Array, Array, Array], Array]]] = {
+    "bpr": ({}, lambda i, j, m: softplus(j[:, 0] - i)),
+    "bce": ({}, lambda i, j, m: (softplus(-i) + softplus(j[:, 0])) / 2),
+    "infonce": ({"negatives": 5, "temperature": 0.5}, lambda i, j, m: logsumexp(2 * np.c_[i, j], axis=1) - 2 * i),
+    "decoupled": ({"negatives": 5}, lambda i, j, m: logsumexp(j, axis=1) - i),
+    "dcl": ({"negatives": 5, "positives": 3, "tau": 0.1}, lambda i, j, m: dcl(i, j, np.c_[i, m])),
+    "hcl": (
+        {"negatives": 5, "tau": 0.1, "beta": 2.0},
+        lambda i, j, m: dcl(i, j, i[:, None], np.exp(2 * j) / np.exp(2 * j).mean(1, keepdims=True)),
+    ),
+    "dpl": (
+        {"negatives": 4, "positives": 3, "tau": 0.1},
+        lambda i, j, m: (
+            -np.log(np.maximum((expit(i[:, None] - j).mean(1) - 0.1 * expit(i[:, None] - m).mean(1)) / 0.9, 0.01))
+        ),
+    ),
+    "bcl": ({"negatives": 5, "tau": 0.1, "alpha": 0.9, "beta": 0.7}, bcl),
+    "gbpr": ({"rho": 0.3}, lambda i, j, m: softplus(j[:, 0] - 0.3 * np.c_[i, m].mean(1) - 0.7 * i)),
+    "mpr": (
+        {"lam": 0.3},
+        lambda i, j, m: softplus(
+            -(0.3 * (i - j[:, 1] - (j[:, 0] - j[:, 1])) + 0.7 * (j[:, 0] - j[:, 1] - (m[:, 0] - m[:, 1])))
+        ),
+    ),
+    "denoise_reweighted": (
+        {"beta": 0.5},
+        lambda i, j, m: (expit(i) ** 0.5 * softplus(-i) + expit(-j[:, 0]) ** 0.5 * softplus(j[:, 0])) / 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("backbone", ["mf", "lightgcn"])
+@pytest.mark.parametrize("loss", sorted(CASES))
+def test_a_step_by_hand(loss: str, backbone: Any) -> None:
+    params, formula = CASES[loss]
+    workload = build(replace(RUNTIME, steps_per_epoch=1), loss=loss, backbone=backbone, **params)
+    table = workload.model.embeddings().detach().double().numpy().copy()
+    (batch,) = batches(workload.data, workload.draws, 256, workload.runtime, 1)
+    user, item, *others = (table[row] for row in batch.nodes.numpy())
+    extras, negatives = others[: workload.draws.extras], others[workload.draws.extras :]
+    anchor = item if loss == "gbpr" else user
+    scores = [(user * item).sum(1), *((user * row).sum(1) for row in negatives)]
+    further = np.array([(anchor * row).sum(1) for row in extras]).T
+    expected = formula(scores[0], np.array(scores[1:]).T, further)
+    assert workload.train_epoch(1)["loss"] == pytest.approx(expected.mean(), rel=1e-5)
+
+
+def test_truncation_drops_more_with_each_step() -> None:
+    workload = build(replace(RUNTIME, steps_per_epoch=1), loss="denoise_truncated", drop_rate=0.4, drop_steps=2)
+    for step in range(3):
+        table = workload.model.embeddings().detach().double().numpy().copy()
+        (batch,) = batches(workload.data, workload.draws, 256, workload.runtime, step + 1)
+        user, item, negative = (table[row] for row in batch.nodes.numpy())
+        positive, other = softplus(-(user * item).sum(1)), softplus((user * negative).sum(1))
+        dropped = 512 - int((1 - min(0.2 * step, 0.4)) * 512)
+        kept = np.r_[np.sort(positive)[: 256 - dropped], other]
+        assert workload.train_epoch(step + 1)["loss"] == pytest.approx(kept.mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize("runtime", [{"accumulate": 2}, {"world_size": 2}])
+def test_a_batch_that_is_ranked_can_not_be_split(runtime: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="loss=denoise_truncated ranks the losses of a whole batch"):
+        build(replace(RUNTIME, **runtime), loss="denoise_truncated")
+
+
+@pytest.mark.parametrize("form", ["mean1", "thesis", "bayes"])
+def test_bprac_weighs_interactions_by_their_credence(form: Any) -> None:
+    workload = build(replace(RUNTIME, steps_per_epoch=1), loss="bprac", credence=form)
+    data, table = workload.data, workload.model.embedding.detach().double().clone()
+    (batch,) = batches(data, workload.draws, 256, workload.runtime, 1)
+    users, items = data.pairs
+    scores = (table[users] * table[items]).sum(1)
+    odds = prior_log_odds(data.popularity)[items - data.n_users]
+    weights = credence(scores, odds, GaussianFactors(8, 0.6), form)
+    user, item, negative = (table[row] for row in batch.nodes)
+    losses = torch.nn.functional.softplus((user * negative).sum(1) - (user * item).sum(1))
+    found = workload.train_epoch(1)
+    assert found["loss"] == pytest.approx((weights[batch.rows] * losses).mean().item(), rel=1e-4)
+    assert 0 < found["ks"] < 1
+
+
+def test_alpha_follows_the_validation_auc() -> None:
+    workload = build(loss="bcl", negatives=4, lr=0.02)
+    for epoch in (1, 2, 3):
+        auc = workload.evaluate("validation").metrics["auc"]
+        assert workload.train_epoch(epoch)["alpha"] == pytest.approx(alpha_from_auc(auc))
+    refit = build(replace(RUNTIME, holdout=False), loss="bcl", negatives=4)
+    assert 0.5 <= refit.train_epoch(1)["alpha"] <= 1
+
+
+def test_tau_is_the_density() -> None:
+    workload = build(loss="dpl")
+    assert workload.settings["tau"] == pytest.approx(len(workload.data.train.items) / (600 * 400))
+    assert build(loss="dpl", tau=0.3).settings["tau"] == 0.3
+
+
+def test_anchors_without_gradient_are_counted() -> None:
+    """At τ+ near one P̂ is negative for many."""
+    found = build(loss="dpl", negatives=1, positives=1, tau=0.9).train_epoch(1)
+    assert 0.1 < found["clamped"] < 1
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "dns", "bns_oracle"])
+def test_sampling_quality_by_hand(sampler: Any) -> None:
+    """TNR (4.27) and INF (4.28), by the planted truth of the generated data."""
+    workload = build(
+        replace(RUNTIME, steps_per_epoch=1), sampler=sampler, quality=True, truth="planted", lr=1e-6, weight_decay=0
+    )
+    truth = workload.data.truth
+    assert truth is not None
+    found = workload.train_epoch(1)
+    if sampler == "bns_oracle":
+        assert found["tnr"] > 0.97
+        return
+    if sampler == "dns":
+        assert 0.3 < found["tnr"] < 0.95
+        return
+    (batch,) = batches(workload.data, workload.draws, 256, workload.runtime, 1)
+    user, item, negative = (workload.model.embedding.detach()[row] for row in batch.nodes)
+    info = torch.sigmoid((user * negative).sum(1) - (user * item).sum(1)).numpy()
+    liked = truth[batch.nodes[0], batch.nodes[2] - workload.data.n_users]
+    assert found["tnr"] == pytest.approx(1 - liked.mean())
+    assert found["inf"] == pytest.approx(np.where(liked, -info, info).mean(), rel=1e-4)
+
+
+def test_a_refit_has_no_validation_part_to_tell_by() -> None:
+    assert "tnr" not in build(replace(RUNTIME, holdout=False), quality=True).train_epoch(1)
+    assert "tnr" in build(replace(RUNTIME, holdout=False), quality=True, truth="test").train_epoch(1)
+
+
+def test_a_dataset_without_occupations() -> None:
+    with pytest.raises(DataError, match="occupations"):
+        build(sampler="bns", bns_prior="occupation")
+
+
+def test_state_holds_what_a_sampler_remembers() -> None:
+    whole, halfway = (build(sampler="srns") for _ in range(2))
+    for workload in (whole, halfway):
+        workload.train_epoch(1)
+    fresh = build(sampler="srns")
+    fresh.load_state_dict(halfway.state_dict())
+    assert fresh.train_epoch(2) == whole.train_epoch(2)
+    assert "sampler" not in build().state_dict()
+
+
+def limits(loss: str) -> list[dict[str, Any]]:
+    """The ends of a loss's parameters."""
+    reads, found = LOSSES[loss], [dict[str, Any]()]
+    found += [{"tau": tau} for tau in (0.0, 0.999) if "tau" in reads]
+    found += [{name: count} for name in ("negatives", "positives") for count in (1, 50) if name in reads]
+    if "positives" in reads:
+        found.append({"positives": 0})
+    if "alpha" in reads:
+        ends = ((0.5, 0.0, 0.0), (1.0, 1.0, 0.0), (1.0, 0.0, 0.999), (0.5, 1.0, 0.5))
+        found += [{"alpha": alpha, "beta": beta, "tau": tau} for alpha, beta, tau in ends]
+    found += [{name: value} for name in ("rho", "lam") for value in (0.0, 1.0) if name in reads]
+    return found
+
+
+@pytest.mark.parametrize("loss", sorted(LOSSES))
+def test_nothing_at_the_limits_is_nan(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users with everything, with nothing and with one item; an item never seen; sets larger than the catalogue."""
+    owned = {0: range(6), 2: [3], 3: [0, 1], 4: range(5)}
+    train = np.array([(user, item) for user, items in owned.items() for item in items], np.int32)
+    data = prepare(Interactions(5, 7, train, np.array([(2, 1)], np.int32)), 0, False, RUNTIME.device)
+    monkeypatch.setattr(module, "prepared", lambda *_: data)
+    samplers: tuple[dict[str, Any], ...] = (
+        {}, {"sampler": "dns", "candidates": 100}, {"sampler": "bns", "candidates": 100, "bns_prior": "users"},
+        {"sampler": "srns", "srns_memory": 20}, {"sampler": "popularity"}, {"sampler": "aobpr", "aobpr_lambda": 1e-3},
+    )  # fmt: skip
+    for given in limits(loss):
+        for sampler in samplers:
+            params = Params(loss=loss, dim=4, batch_size=4, lr=0.1, **given, **sampler)
+            workload = Recommender(params, replace(RUNTIME, holdout=False))
+            metrics = [workload.train_epoch(epoch) for epoch in (1, 2)] + [workload.evaluate("test").metrics]
+            assert all(np.isfinite(list(row.values())).all() for row in metrics), (given, sampler)
+            assert torch.isfinite(workload.model.embedding).all()
+
+
+@pytest.mark.parametrize("runtime", [{"accumulate": 2}, {"world_size": 2}, {"steps_per_epoch": 3}])
+def test_sequential_sgd_takes_whole_passes(runtime: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="optimizer=sgd takes one triple at a time, in whole passes"):
+        Recommender(Params(optimizer="sgd"), replace(RUNTIME, **runtime))
+
+
+def test_sequential_sgd_learns() -> None:
+    pytest.importorskip("numba")
+    workload = Recommender(Params(optimizer="sgd", lr=0.05, weight_decay=0.01), replace(RUNTIME, holdout=False))
+    before = workload.evaluate("test").metrics["ndcg_at_20"]
+    for epoch in range(1, 21):
+        workload.train_epoch(epoch)
+    assert workload.evaluate("test").metrics["ndcg_at_20"] > 3 * before
+    assert workload.pack_shape() is None

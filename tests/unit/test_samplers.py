@@ -1,0 +1,285 @@
+"""The samplers that look at popularity or at the model, against slow references written from their formulas."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from workloads.sampling.bayesian import (
+    BNS,
+    ScorePlaces,
+    item_prior,
+    occupation_prior,
+    oracle_prior,
+    risk,
+    unbias,
+    warm_lambda,
+)
+from workloads.sampling.dynamic import AOBPR, DNS
+from workloads.sampling.lists import Lists
+from workloads.sampling.negatives import Unobserved, random_bits
+from workloads.sampling.popularity import Popularity
+from workloads.sampling.sampler import View
+from workloads.sampling.srns import HISTORY, SRNS
+
+N_USERS, N_ITEMS, DIM = 5, 30, 4
+POSITIVES = [{0, 7, 29}, {3}, set(range(25)), {1, 2, 4, 8, 16}, set(range(1, 30))]
+
+
+@pytest.fixture
+def world() -> tuple[Unobserved, Lists, torch.Tensor]:
+    """Unobserved items, observed items and a table of embeddings."""
+    indptr = torch.tensor([0] + [len(items) for items in POSITIVES]).cumsum(0)
+    items = torch.tensor([item for owned in POSITIVES for item in sorted(owned)])
+    table = torch.randn(N_USERS + N_ITEMS, DIM, generator=torch.Generator().manual_seed(0))
+    return Unobserved(indptr, items, N_ITEMS), Lists(indptr, items, N_ITEMS), table
+
+
+def view(sampler: Any, table: torch.Tensor, pairs: int = 400, **changes: Any) -> View:
+    """A step of the users in turn, each with its first item."""
+    users = torch.arange(pairs) % N_USERS
+    items = torch.tensor([min(POSITIVES[user]) for user in users.tolist()])
+    given: dict[str, Any] = {
+        "users": users,
+        "items": items + N_USERS,
+        "candidates": sampler.draw(users, torch.arange(pairs), 3) + N_USERS,
+        "positions": torch.arange(pairs),
+        "key": 17,
+        "step": 2,
+        "batch": items + N_USERS,
+        "epoch": 1,
+        "table": table,
+        "n_users": N_USERS,
+    }
+    return View(**given | changes)
+
+
+def matrix(table: torch.Tensor) -> np.ndarray[Any, Any]:
+    scores: np.ndarray[Any, Any] = (table[:N_USERS].double() @ table[N_USERS:].double().T).numpy()
+    return scores
+
+
+def chi_square(counts: np.ndarray[Any, Any], probabilities: np.ndarray[Any, Any]) -> float:
+    expected = counts.sum() * probabilities
+    assert counts[expected == 0].sum() == 0
+    kept = expected > 0
+    return float(((counts[kept] - expected[kept]) ** 2 / expected[kept]).sum())
+
+
+def test_popularity_has_the_published_distribution(world: Any) -> None:
+    """Chi-square at the 0.999 quantile, per user."""
+    unobserved, observed, _ = world
+    popularity = torch.arange(N_ITEMS) ** 2 % 17
+    sampler, n = Popularity(unobserved, observed, popularity), 30_000
+    for user, quantile in ((0, 52), (1, 54), (2, 20), (3, 50), (4, 11)):
+        drawn = sampler.draw(torch.full((n,), user), torch.arange(n), 5).flatten()
+        weights = popularity.numpy() ** 0.75 * [item not in POSITIVES[user] for item in range(N_ITEMS)]
+        weights = np.array([item not in POSITIVES[user] for item in range(N_ITEMS)]) if not weights.any() else weights
+        counts = np.bincount(drawn.numpy(), minlength=N_ITEMS)
+        assert chi_square(counts, weights / weights.sum()) < quantile
+
+
+def test_nothing_has_been_chosen_yet(world: Any) -> None:
+    unobserved, observed, _ = world
+    drawn = Popularity(unobserved, observed, torch.zeros(N_ITEMS, dtype=torch.int64)).draw(
+        torch.arange(N_USERS).repeat(200), torch.arange(1000), 1
+    )
+    for user, item in zip(torch.arange(N_USERS).repeat(200).tolist(), drawn[0].tolist()):
+        assert item not in POSITIVES[user]
+
+
+def test_dns_takes_the_best_candidate(world: Any) -> None:
+    unobserved, _, table = world
+    seen = view(DNS(unobserved, 5), table)
+    scores = matrix(table)
+    for user, candidates, chosen in zip(
+        seen.users.tolist(), (seen.candidates - N_USERS).T.tolist(), DNS(unobserved, 5).choose(seen).tolist()
+    ):
+        assert chosen - N_USERS == max(candidates, key=lambda item: scores[user, item])
+
+
+def test_all_items_are_candidates(world: Any) -> None:
+    """More candidates than the catalogue has: the best of all unobserved items."""
+    unobserved, _, table = world
+    sampler = DNS(unobserved, 2**20)
+    assert sampler.width == 29
+    chosen = sampler.choose(view(sampler, table, N_USERS)) - N_USERS
+    for user, item in enumerate(chosen.tolist()):
+        assert item == max(set(range(N_ITEMS)) - POSITIVES[user], key=lambda other: matrix(table)[user, other])
+
+
+def test_aobpr_has_the_published_distribution(world: Any) -> None:
+    unobserved, observed, table = world
+    sampler, n, scale = AOBPR(unobserved, observed, 3.0), 100_000, 3.0
+    seen = view(sampler, table, n)
+    chosen = (sampler.choose(seen) - N_USERS).numpy()
+    for user, quantile in ((0, 52), (1, 54), (2, 19), (3, 50), (4, 1)):
+        left = sorted(set(range(N_ITEMS)) - POSITIVES[user], key=lambda item: -matrix(table)[user, item])
+        weights = np.zeros(N_ITEMS)
+        weights[left] = np.exp(-np.arange(len(left)) / scale)
+        counts = np.bincount(chosen[user::N_USERS], minlength=N_ITEMS)
+        # The rarest ranks together, so that every cell has something to expect.
+        order = np.array(left)[: max(1, int(scale * 4))]
+        rest = np.setdiff1d(left, order)
+        cells = np.append(counts[order], counts[rest].sum())
+        shares = np.append(weights[order], weights[rest].sum())
+        assert counts.sum() == cells.sum()
+        assert chi_square(cells, shares / shares.sum()) < quantile
+
+
+def slow_place(scores: np.ndarray[Any, Any], user: int, x: float, population: Any) -> float:
+    left = [item for item in population if item not in POSITIVES[user]]
+    return sum(scores[user, item] <= x + 1e-6 for item in left) / (len(left) + 1)
+
+
+def slow_unbias(place: float, prior: float) -> float:
+    total = 1 - place - prior + 2 * place * prior
+    return (1 - place) * (1 - prior) / total if total > 0 else 1 - prior
+
+
+@pytest.mark.parametrize("candidates", [5, 20])
+def test_bns_is_algorithm_2(world: Any, candidates: int) -> None:
+    """(4.4), (4.14), (4.15) and (4.30), with 5 candidates compared and 20 sorted."""
+    unobserved, observed, table = world
+    prior = torch.rand(N_ITEMS, generator=torch.Generator().manual_seed(1))
+    places = ScorePlaces(observed, N_ITEMS, "exact")
+    scores = matrix(table)
+    for posterior_only in (False, True):
+        sampler = BNS(
+            unobserved, candidates, places, item_prior(prior), lambda epoch: 5.0, posterior_only=posterior_only
+        )
+        seen = view(sampler, table, 50)
+        for user, items, positive, chosen in zip(
+            seen.users.tolist(), (seen.candidates - N_USERS).T.tolist(), seen.items.tolist(), sampler.choose(seen)
+        ):
+            info = [1 / (1 + math.exp(scores[user, positive - N_USERS] - scores[user, item])) for item in items]
+            negative = [
+                slow_unbias(slow_place(scores, user, scores[user, item], range(N_ITEMS)), float(prior[item]))
+                for item in items
+            ]
+            value = [-u if posterior_only else i * (1 - 6 * u) for i, u in zip(info, negative)]
+            assert int(chosen) - N_USERS == items[int(np.argmin(value))]
+
+
+def test_places_among_some_items_and_among_the_batch(world: Any) -> None:
+    unobserved, observed, table = world
+    seen, scores = view(DNS(unobserved, 3), table, 40), matrix(table)
+    sampled = ScorePlaces(observed, N_ITEMS, "sampled", 8)
+    bits = random_bits(seen.key, seen.step * 8 + torch.arange(8)).tolist()
+    bounds = [number * N_ITEMS // 8 for number in range(9)]
+    drawn = [low + (bit * (high - low) >> 32) for low, high, bit in zip(bounds, bounds[1:], bits)]
+    populations = {"batch": set((seen.batch - N_USERS).tolist()), "sampled": drawn}
+    for places, name in ((ScorePlaces(observed, N_ITEMS, "batch"), "batch"), (sampled, "sampled")):
+        x = seen.scores(seen.candidates)
+        found = places(seen, x)
+        for pair, user in enumerate(seen.users.tolist()):
+            expected = [slow_place(scores, user, float(one), populations[name]) for one in x[:, pair]]
+            assert found[:, pair].tolist() == pytest.approx(expected)
+
+
+def test_sampled_places_estimate_the_exact_ones() -> None:
+    rng = torch.Generator().manual_seed(2)
+    n_items, table = 4000, torch.randn(4003, 8, generator=rng)
+    observed = Lists(torch.tensor([0, 2, 2, 4]), torch.tensor([1, 5, 9, 77]), n_items)
+    users, candidates = torch.arange(3), torch.randint(0, n_items, (4, 3), generator=rng) + 3
+    exact, sampled = (ScorePlaces(observed, n_items, population, 128) for population in ("exact", "sampled"))
+    mean = torch.zeros(4, 3)
+    for step in range(200):
+        seen = View(users, users + 3, candidates, users, 5, step, users + 3, 1, table, 3)
+        mean += sampled(seen, seen.scores(candidates)) / 200
+    expected = exact(seen, seen.scores(candidates))
+    # The standard error of 200 means of 128 draws, five of them, and the bias of n + 1.
+    assert (mean - expected).abs().max() < 5 * 0.5 / math.sqrt(200 * 128) + 1 / 129
+
+
+def test_a_whole_catalogue_sampled_is_exact(world: Any) -> None:
+    unobserved, observed, table = world
+    seen = view(DNS(unobserved, 3), table, 40)
+    x = seen.scores(seen.candidates)
+    exact, sampled = (ScorePlaces(observed, N_ITEMS, population, 999) for population in ("exact", "sampled"))
+    assert torch.equal(exact(seen, x), sampled(seen, x))
+
+
+def test_unbias_at_its_corners() -> None:
+    """E-4.14: the limit in F where (4.14) is 0/0."""
+    place, prior = torch.tensor([0.0, 0.0, 1.0, 1.0, 0.5]), torch.tensor([0.0, 1.0, 0.0, 1.0, 0.5])
+    assert unbias(place, prior).tolist() == [1, 0, 1, 0, 0.5]
+    assert risk(torch.tensor(0.5), torch.tensor(0.2), 5.0).item() == pytest.approx(0.5 * (1 - 6 * 0.2))
+
+
+def test_variants_of_bns(world: Any) -> None:
+    unobserved, observed, table = world
+    assert [warm_lambda(epoch) for epoch in (1, 11, 81, 200)] == pytest.approx([10, 9, 2, 2])
+    places = ScorePlaces(observed, N_ITEMS, "exact")
+    warm = BNS(unobserved, 5, places, item_prior(torch.zeros(N_ITEMS)), warm_lambda, uniform_epochs=3)
+    uniform, chosen = (view(warm, table, epoch=epoch) for epoch in (3, 4))
+    assert torch.equal(warm.choose(uniform), uniform.candidates[0])
+    assert not torch.equal(warm.choose(chosen), chosen.candidates[0])
+
+    popularity, by_group = torch.tensor([6, 3, 0]), torch.tensor([[6, 1, 0], [0, 2, 0]])
+    expected = [[6 / 9 * 1.5, 3 / 9 * (1 - 0.5 / 2), 0], [6 / 9 * 0.5, 3 / 9 * (1 + 0.5 / 2), 0]]
+    np.testing.assert_allclose(occupation_prior(popularity, by_group), expected, rtol=1e-6)
+
+    liked = oracle_prior(lambda users, items: items > users)
+    assert liked(torch.tensor([1, 2]), torch.tensor([[0, 3]])).tolist() == [pytest.approx([0.04, 0.64])]
+
+
+def test_srns_is_score_and_spread(world: Any) -> None:
+    """The memory's item of the largest p + α_t std(p), from the tables of five epochs kept by hand."""
+    unobserved, _, table = world
+    sampler = SRNS(unobserved, memory=3, pool=4, alpha=5.0, warmup=4, temperature=2.0)
+    source = torch.Generator().manual_seed(3)
+    tables = [torch.randn(table.shape, generator=source) for _ in range(7)]
+    for epoch, past in enumerate(tables, 1):
+        sampler.begin(past, epoch, key=epoch)
+    memory = sampler.state_dict()["memory"]
+    seen = view(sampler, table, 2 * N_USERS, epoch=7)
+    chosen = sampler.choose(seen) - N_USERS
+    for user, positive, item in zip(seen.users.tolist(), (seen.items - N_USERS).tolist(), chosen.tolist()):
+        owned = memory[:, user].tolist()
+        assert not POSITIVES[user] & set(owned)
+
+        def likelihood(of: torch.Tensor, other: int, user: int = user, positive: int = positive) -> float:
+            scores = matrix(of)
+            return float(1 / (1 + np.exp(scores[user, positive] - scores[user, other])))
+
+        value = [
+            likelihood(table, other) + 5.0 * np.std([likelihood(past, other) for past in tables[-HISTORY:]])
+            for other in owned
+        ]
+        assert item == owned[int(np.argmax(value))]
+
+
+def test_srns_goes_on_from_its_state(world: Any) -> None:
+    unobserved, _, table = world
+    first, second = (SRNS(unobserved, memory=3, pool=4, alpha=5.0, warmup=4, temperature=2.0) for _ in range(2))
+    for epoch in (1, 2):
+        first.begin(table * epoch, epoch, epoch)
+    second.load_state_dict(first.state_dict())
+    for sampler in (first, second):
+        sampler.begin(table * 3, 3, 3)
+    seen = view(first, table, epoch=3)
+    assert torch.equal(first.choose(seen), second.choose(seen))
+    assert torch.equal(first.state_dict()["memory"], second.state_dict()["memory"])
+
+
+def test_srns_keeps_what_scores_high(world: Any) -> None:
+    """With a small τ the memory ends as the best items there are, and several negatives are different ones."""
+    unobserved, _, table = world
+    sampler = SRNS(unobserved, memory=3, pool=20, alpha=0.0, warmup=1, temperature=1e-3)
+    for epoch in range(1, 12):
+        sampler.begin(table, epoch, epoch)
+    memory, scores = sampler.state_dict()["memory"], matrix(table)
+    for user in (0, 1, 2, 3):
+        left = sorted(set(range(N_ITEMS)) - POSITIVES[user], key=lambda item: -scores[user, item])
+        assert sorted(memory[:, user].tolist()) == sorted(left[:3])
+    once = view(sampler, table, N_USERS)
+    several = view(sampler, table, N_USERS, users=once.users.repeat(4), items=once.items.repeat(4), count=4)
+    chosen = (sampler.choose(several) - N_USERS).view(4, N_USERS)
+    assert len(set(chosen[:3, 0].tolist())) == 3
+    assert torch.equal(chosen[0], chosen[3])
+    assert torch.equal(chosen[0] + N_USERS, sampler.choose(once))

@@ -1,0 +1,25 @@
+"""Pairs of user and item as single integers, ordered by user, then item."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def encode(pairs: NDArray[np.integer[Any]], n_items: int) -> NDArray[np.int64]:
+    """One integer a row of ``pairs`` (n, 2): user * n_items + item."""
+    return pairs[:, 0].astype(np.int64) * n_items + pairs[:, 1]
+
+
+def decode(codes: NDArray[np.int64], n_items: int) -> NDArray[np.int32]:
+    """The pairs (n, 2) of :func:`encode`."""
+    return np.stack(np.divmod(codes, n_items), axis=1).astype(np.int32)
+
+
+def distinct(*codes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What is in any of the arrays, once and ascending."""
+    # Not np.unique: its hash table takes ten times as long as sorting.
+    ordered = np.sort(np.concatenate(codes))
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered

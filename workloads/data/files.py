@@ -1,0 +1,41 @@
+"""A dataset's file as its source ships it, or compressed beside that name."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path
+
+
+def held(path: Path) -> Path:
+    """The file, or ``<path>.gz`` where only that one is there."""
+    compressed = path.with_name(f"{path.name}.gz")
+    return compressed if not path.exists() and compressed.exists() else path
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BufferedReader | gzip.GzipFile]:
+    """Read a file's content, of a name that ends in .gz the decompressed one.
+
+    Raises:
+        OSError: the file can not be read or decompressed.
+    """
+    if path.suffix != ".gz":
+        with path.open("rb") as file:
+            yield file
+        return
+    try:
+        with gzip.open(path) as compressed:
+            yield compressed
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise OSError(errno.EIO, f"it can not be decompressed: {error}", str(path)) from error
+
+
+def content(path: Path) -> bytes:
+    """All of :func:`opened`."""
+    with opened(path) as file:
+        return file.read()

@@ -1,0 +1,213 @@
+"""What each step of an epoch trains on, a pure function of seed and epoch: positives, further ones, negatives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from workloads.contract import Runtime
+from workloads.recommender.model import Choose
+from workloads.recommender.prepared import Prepared
+from workloads.sampling.negatives import Key, random_bits
+from workloads.sampling.sampler import Sampler, View, counters
+from workloads.seeding import derive, generator
+
+_AT_ONCE = {"cpu": 2**17, "cuda": 2**22}  # nodes drawn at once: on a CPU what its cache holds
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What is drawn for each interaction of user u with item i.
+
+    ``negatives``: N. ``extras``: M further members of the same list, u's other items or, ``of_item``, i's other users.
+    """
+
+    sampler: Sampler
+    negatives: int = 1
+    extras: int = 0
+    of_item: bool = False
+
+    @property
+    def width(self) -> int:
+        """Nodes of an interaction."""
+        return 2 + self.extras + self.negatives * self.sampler.width
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """A rank's part of a global batch, or a micro-batch of it: b interactions.
+
+    ``nodes``: (width, b) int64 of user, item, extras and what the sampler drew (item i is node n_users + i).
+    ``rows``: which of the data's pairs they are, (b,). ``positions``: their places in the pass, (b,). ``key``: of the
+    draws that a step makes itself. ``step``: number of the step in its pass. ``items``: the positive items of the
+    global batch, as nodes, (size,). ``size``: interactions in the global batch; b is 0 on some ranks of a batch
+    smaller than the world.
+    """
+
+    nodes: torch.Tensor
+    rows: torch.Tensor
+    positions: torch.Tensor
+    key: int
+    step: int
+    items: torch.Tensor
+    size: int
+
+    def split(self, parts: int) -> list[Batch]:
+        """Micro-batches."""
+        if parts == 1:
+            return [self]
+        columns = (self.nodes.tensor_split(parts, 1), self.rows.tensor_split(parts), self.positions.tensor_split(parts))
+        return [Batch(*part, self.key, self.step, self.items, self.size) for part in zip(*columns)]
+
+
+def batches(data: Prepared, draws: Draws, batch_size: int, runtime: Runtime, epoch: int) -> Iterator[Batch]:
+    """This rank's part of each global batch of ``epoch``, contiguous parts by rank.
+
+    An epoch is a pass over the interactions in a random order, or, with ``runtime.steps_per_epoch``, the next so
+    many steps of an endless row of passes: where it starts follows from its number, so no state carries it.
+    Position p of a pass holds the same nodes whatever the number of ranks.
+    """
+    per_pass = steps_per_pass(data, batch_size)
+    steps = runtime.steps_per_epoch or per_pass
+    step, end = (epoch - 1) * steps, epoch * steps
+    while step < end:
+        number, first = divmod(step, per_pass)
+        last = min(per_pass, first + end - step)
+        passes = [(runtime.seed, number + 1)]
+        key = derive(runtime.seed, "choice", number + 1)
+        drawn = _draw(data, draws, batch_size, passes, range(first, last), runtime.rank, runtime.world_size)
+        for at, (nodes, rows, positions, items) in enumerate(drawn, first):
+            yield Batch(nodes.squeeze(1), rows.squeeze(0), positions, key, at, items.squeeze(0), items.shape[1])
+        step += last - first
+
+
+def packed_nodes(
+    data: Prepared, draws: Draws, batch_size: int, passes: Sequence[tuple[int, int]]
+) -> Iterator[torch.Tensor]:
+    """The nodes of several trials side by side, each as in :func:`batches` for its seed and epoch.
+
+    Args:
+        passes: (seed, epoch) of each of K trials.
+
+    Yields:
+        (width, K, b) int64.
+    """
+    drawn = _draw(data, draws, batch_size, passes, range(steps_per_pass(data, batch_size)))
+    return (nodes for nodes, *_ in drawn)
+
+
+def steps_per_pass(data: Prepared, batch_size: int) -> int:
+    """Global batches in a pass; the last may be smaller."""
+    return -(-data.pairs.shape[1] // batch_size)
+
+
+def _draw(
+    data: Prepared,
+    draws: Draws,
+    batch_size: int,
+    passes: Sequence[tuple[int, int]],
+    batches: range,
+    rank: int = 0,
+    world: int = 1,
+) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Some batches of K passes, each by its seed and number, side by side.
+
+    Yields:
+        Nodes (width, K, b), rows (K, b), positions (b,), and the items of the global batch (K, size).
+    """
+    device, n = data.pairs.device, data.pairs.shape[1]
+    orders = torch.stack([_order(seed, number, n, device) for seed, number in passes])
+    at_once = max(1, _AT_ONCE.get(device.type, _AT_ONCE["cpu"]) // (draws.width * batch_size * len(passes)))
+    for first in range(batches.start, batches.stop, at_once):
+        together = range(first, min(first + at_once, batches.stop))
+        sizes = [min(batch_size, n - batch * batch_size) for batch in together]
+        parts = [
+            torch.arange(
+                batch * batch_size + size * rank // world,
+                batch * batch_size + size * (rank + 1) // world,
+                device=device,
+            )
+            for batch, size in zip(together, sizes)
+        ]
+        lengths, positions = [len(part) for part in parts], torch.cat(parts)
+        rows = orders.index_select(1, positions)
+        start = first * batch_size
+        items = data.pairs[1, orders[:, start : start + sum(sizes)].flatten()].view(len(passes), -1)
+        nodes = _nodes(data, draws, passes, rows, positions)
+        yield from zip(
+            torch.split(nodes, lengths, dim=2),
+            torch.split(rows, lengths, dim=1),
+            torch.split(positions, lengths),
+            torch.split(items, sizes, dim=1),
+        )
+
+
+def _nodes(
+    data: Prepared, draws: Draws, passes: Sequence[tuple[int, int]], rows: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """The nodes of K passes at some positions, which hold these ``rows`` (K, b); (width, K, b)."""
+    users, items = (side.index_select(0, rows.flatten()) for side in data.pairs)
+    positions = positions.repeat(len(passes))
+    keys = _keys(passes, "negatives", rows, draws.negatives)
+    drawn = draws.sampler.draw(users.repeat(draws.negatives), counters(positions, draws.negatives), keys)
+    parts = [users.unsqueeze(0), items.unsqueeze(0)]
+    if draws.extras:
+        parts.append(_extras(data, draws, passes, rows, positions))
+    parts.append(drawn.view(draws.negatives * draws.sampler.width, len(users)) + data.n_users)
+    return torch.cat(parts).view(draws.width, *rows.shape)
+
+
+def _extras(
+    data: Prepared, draws: Draws, passes: Sequence[tuple[int, int]], rows: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """M further positives of each interaction, as nodes, (M, K·b); drawn with replacement."""
+    keys = _keys(passes, "positives", rows, draws.extras)
+    bits = random_bits(keys, counters(positions, draws.extras)).view(draws.extras, -1)
+    rows = rows.flatten()
+    if draws.of_item:
+        items = data.pairs[1].index_select(0, rows) - data.n_users
+        return data.chosen_by.others(items, data.places[1].index_select(0, rows), bits)
+    users = data.pairs[0].index_select(0, rows)
+    return data.observed.others(users, data.places[0].index_select(0, rows), bits) + data.n_users
+
+
+def _keys(passes: Sequence[tuple[int, int]], stream: str, rows: torch.Tensor, count: int) -> Key:
+    """The key of the one pass, or that of each of ``count`` draws at each row (K, b)."""
+    keys = [derive(seed, stream, number) for seed, number in passes]
+    if len(keys) == 1:
+        return keys[0]
+    return torch.tensor(keys, device=rows.device).repeat_interleave(rows.shape[1]).repeat(count)
+
+
+@lru_cache(maxsize=1)  # short virtual epochs share their pass
+def _order(seed: int, number: int, n: int, device: torch.device) -> torch.Tensor:
+    return torch.randperm(n, generator=generator(seed, "order", number, device=device), device=device)
+
+
+def choice(draws: Draws, batch: Batch, epoch: int, n_users: int) -> Choose | None:
+    """How the negatives of a batch are chosen among its nodes; None where the sampler chose when it drew."""
+    sampler, fixed, count = draws.sampler, 2 + draws.extras, draws.negatives
+    if not sampler.dynamic:
+        return None
+
+    def choose(table: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
+        pairs = nodes[:2].repeat(1, count) if count > 1 else nodes
+        view = View(
+            users=pairs[0],
+            items=pairs[1],
+            candidates=nodes[fixed:].reshape(sampler.width, count * nodes.shape[1]),
+            positions=batch.positions,
+            key=batch.key,
+            step=batch.step,
+            batch=batch.items,
+            epoch=epoch,
+            table=table,
+            n_users=n_users,
+            count=count,
+        )
+        return torch.cat([nodes[:fixed], sampler.choose(view).view(count, -1)])
+
+    return choose

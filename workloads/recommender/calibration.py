@@ -1,0 +1,79 @@
+"""What is settled by the model itself before an epoch: α of BCL by its AUC, the credence of interactions (BPRAC)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from workloads.distributed import reduce_sum
+from workloads.losses.contrastive import alpha_from_auc
+from workloads.recommender.credence import (
+    EmpiricalScores,
+    GaussianFactors,
+    ScoreDistribution,
+    credence,
+    interaction_scores,
+    ks_distance,
+    prior_log_odds,
+    sampled_scores,
+)
+from workloads.recommender.evaluation import evaluation, rank_users
+from workloads.recommender.prepared import History
+from workloads.seeding import generator
+
+if TYPE_CHECKING:
+    from workloads.recommender.workload import Recommender
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """``settings`` of the loss, ``weights`` of the interactions (n,) or None for ones, ``metrics`` to be reported."""
+
+    settings: Mapping[str, Any]
+    weights: torch.Tensor | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@torch.no_grad()
+def calibrate(workload: Recommender, epoch: int) -> Calibration:
+    """For the epoch's steps. A collective; equal on all workers."""
+    if workload.settings.get("alpha") == "auc":
+        alpha = alpha_from_auc(_auc(workload))
+        return Calibration({**workload.settings, "alpha": alpha}, metrics={"alpha": alpha})
+    if workload.params.loss == "bprac":
+        return _credence(workload, epoch)
+    return Calibration(workload.settings)
+
+
+def _auc(workload: Recommender) -> float:
+    """Of the validation part; of the training interactions in a refit, which has no other (E-6.21)."""
+    data, runtime = workload.data, workload.runtime
+    if runtime.holdout:
+        relevant, excluded = data.validation, data.train
+    else:
+        nothing = History(np.empty((0, 2), np.int32), data.n_users, runtime.device)
+        relevant, excluded = data.train, nothing
+    values = rank_users([workload.embeddings()], relevant, excluded, runtime.rank, runtime.world_size)[0]
+    return evaluation(reduce_sum(values), relevant, rank=1).metrics["auc"]
+
+
+def _credence(workload: Recommender, epoch: int) -> Calibration:
+    """The E-step of BPRAC, thesis (3.27): F is that of the initial factors, or LightGCN's own."""
+    data, params = workload.data, workload.params
+    users, items = workload.embeddings()
+    sample = sampled_scores(users, items, generator(workload.runtime.seed, "credence", epoch), n=2**13)
+    assert params.prior_var is not None
+    assert params.credence is not None
+    distribution: ScoreDistribution = (
+        GaussianFactors(params.dim, params.prior_var) if params.backbone == "mf" else EmpiricalScores(sample)
+    )
+    owners, chosen = data.pairs[0], data.pairs[1] - data.n_users
+    scores = interaction_scores(users, items, torch.stack([owners, chosen]))
+    prior = prior_log_odds(data.popularity).index_select(0, chosen)
+    weights = credence(scores, prior, distribution, params.credence)
+    metrics = {"ks": ks_distance(sample, distribution).item()} if params.backbone == "mf" else {}
+    return Calibration({}, weights, metrics)

@@ -1,0 +1,159 @@
+"""Credence of interactions: how probable it is that a user who chose an item likes it (BPRAC's E-step, chapter 3).
+
+A true positive's score is the larger of two draws from the distribution F of scores (3.22), and how popular its
+item is says how probable it was beforehand (3.28). Everything is kept in logarithms and log-odds, and is finite.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+import torch
+
+from workloads.ecdf import ecdf_at
+from workloads.recommender.product_density import look_up
+
+Mode: TypeAlias = Literal["thesis", "mean1", "bayes"]
+"""What a credence is (E-3.27): (3.27) as printed, a density times a probability; the same divided by its mean, so
+that a learning rate keeps its meaning; or the posterior probability that it stands for, which rises with the score."""
+
+_AT_ONCE = {"cpu": 2**20}
+"""Embedding entries gathered at once by :func:`interaction_scores`: what a CPU's caches hold; 2^26 elsewhere."""
+
+
+class Place(NamedTuple):
+    """Where scores stand in a distribution: ln f(x), ln F(x) and ln(1 - F(x))."""
+
+    log_density: torch.Tensor
+    log_below: torch.Tensor
+    log_above: torch.Tensor
+
+
+class ScoreDistribution(Protocol):
+    """A distribution of the scores of (user, item) pairs."""
+
+    def place(self, x: torch.Tensor) -> Place:
+        """Where each of ``x``, of any shape, stands; finite for finite scores."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GaussianFactors:
+    """F and f of the score of factors drawn iid N(0, λ), thesis (3.19) and (3.20).
+
+    The thesis keeps those of the initial factors while these are trained; :meth:`fitted` follows them (E-3.22).
+
+    ``dim``: d. ``variance``: λ, above 0.
+    """
+
+    dim: int
+    variance: float
+
+    @classmethod
+    def fitted(cls, users: torch.Tensor, items: torch.Tensor) -> GaussianFactors:
+        """With the λ of trained factors (U, d) and (I, d): the geometric mean of the two tables' mean squares."""
+        variance = (users.square().mean() * items.square().mean()).sqrt().item()
+        return cls(users.shape[1], max(variance, 1e-30))
+
+    def place(self, x: torch.Tensor) -> Place:
+        log_f, log_tail = look_up(x, self.dim, self.variance)
+        # F(-|x|) is at most one half: the other side is 1 minus it, without loss.
+        log_body = (-log_tail.exp()).log1p()
+        above = x > 0
+        return Place(log_f, torch.where(above, log_body, log_tail), torch.where(above, log_tail, log_body))
+
+
+class EmpiricalScores:
+    """F of a model's own scores, for models whose scores follow no formula, such as LightGCN's.
+
+    Ours, not of the thesis. A score is measured by its place F(x) itself, of which the density is one: (3.22) becomes
+    g = 2 F, the posterior (3.25) with its denominator f(x), so that no density has to be estimated. F is
+    (#{<} + #{=}/2 + 1/2) / (n + 1), never 0 or 1.
+    """
+
+    def __init__(self, sample: torch.Tensor) -> None:
+        """From the scores of pairs drawn uniformly from all (user, item) pairs, (n,); see :func:`sampled_scores`."""
+        self._ordered = sample.detach().sort().values
+
+    def place(self, x: torch.Tensor) -> Place:
+        n = len(self._ordered)
+        below = ecdf_at(self._ordered, x, "mid") * n + 0.5
+        return Place(torch.zeros_like(x), (below / (n + 1)).log(), ((n + 1 - below) / (n + 1)).log())
+
+
+def log_order_statistic(place: Place, k: int, n: int) -> torch.Tensor:
+    """ln g(x; k, n), the log-density of the k-th smallest of n independent draws. Thesis (3.21)."""
+    ways = math.lgamma(n + 1) - math.lgamma(k) - math.lgamma(n - k + 1)
+    return ways + (k - 1) * place.log_below + place.log_density + (n - k) * place.log_above
+
+
+def prior_log_odds(item_counts: torch.Tensor) -> torch.Tensor:
+    """Log-odds of the prior credence (3.28): the z-score of each item's popularity; its sigmoid is P(c = 1).
+
+    Args:
+        item_counts: (I,), training interactions of every item of the catalogue, those never chosen included (E-3.28).
+
+    Returns:
+        (I,), float64; zeros where all items are equally popular.
+    """
+    counts = item_counts.double()
+    centred = counts - counts.mean()
+    even = counts.amax() == counts.amin()  # exact, where rounding could leave a deviation
+    return centred / counts.std(correction=0).masked_fill(even, torch.inf)
+
+
+def credence(scores: torch.Tensor, prior: torch.Tensor, distribution: ScoreDistribution, mode: Mode) -> torch.Tensor:
+    """ĉ_ui of thesis (3.27), the weight of an interaction in the M-step (3.29), without gradient.
+
+    Args:
+        scores: x̂_ui of all training interactions, (n,); ``mean1`` divides by the mean over them.
+        prior: :func:`prior_log_odds` of each interaction's item, (n,).
+
+    Returns:
+        (n,), at least 0; at most 1 in mode ``bayes``, of mean 1 in mode ``mean1``.
+    """
+    place, prior = distribution.place(scores.detach()), prior.to(scores)
+    if mode == "bayes":  # F p / (F p + (1 - F)(1 - p))
+        return torch.sigmoid(place.log_below - place.log_above + prior)
+    log_credence = log_order_statistic(place, 2, 2) + torch.nn.functional.logsigmoid(prior)
+    return log_credence.exp() if mode == "thesis" else log_credence.softmax(0) * len(scores)
+
+
+def interaction_scores(users: torch.Tensor, items: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
+    """x̂_ui = <w_u, h_i> of each pair, (n,), without gradient.
+
+    Args:
+        users: (U, d).
+        items: (I, d).
+        pairs: (2, n), user and item numbers.
+    """
+    at_once = max(1, _AT_ONCE.get(users.device.type, 2**26) // users.shape[1])
+    parts = [
+        users.detach().index_select(0, u).mul_(items.detach().index_select(0, i)).sum(1)
+        for u, i in (part.unbind() for part in torch.split(pairs, at_once, dim=1))
+    ]
+    return torch.cat(parts)
+
+
+def sampled_scores(users: torch.Tensor, items: torch.Tensor, source: torch.Generator, n: int = 2**16) -> torch.Tensor:
+    """Scores of ``n`` pairs drawn uniformly from all (user, item) pairs, (n,), without gradient.
+
+    Args:
+        source: a generator of the CPU, so that every device draws the same pairs.
+    """
+    pairs = torch.stack([torch.randint(len(side), (n,), generator=source) for side in (users, items)])
+    return interaction_scores(users, items, pairs.to(users.device))
+
+
+def ks_distance(sample: torch.Tensor, distribution: ScoreDistribution) -> torch.Tensor:
+    """Kolmogorov-Smirnov distance sup |F_n - F| of scores (n,) from a distribution; a scalar in [0, 1].
+
+    How far the scores of a trained model have left the F that the credence still uses (E-3.22).
+    """
+    ordered = sample.detach().sort().values
+    below = distribution.place(ordered).log_below.exp()
+    n = len(ordered)
+    steps = torch.arange(n + 1, device=below.device, dtype=below.dtype) / n
+    return torch.maximum(steps[1:] - below, below - steps[:-1]).amax()

@@ -1,0 +1,156 @@
+"""Matrix factorisations of one shape trained together: their tables lie side by side, one launch serves all.
+
+K tables of N nodes are one table of K·N: node n of member k is row k·N + n. Gather, scatter and loss run on that
+table as they do on one, so every number comes about as it does apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from workloads.contract import Evaluation, Metrics, Split
+from workloads.losses.pairwise import PairwiseLoss
+from workloads.recommender.adam import StackedAdam
+from workloads.recommender.batches import packed_nodes, steps_per_pass
+from workloads.recommender.evaluation import evaluation, rank_users
+from workloads.recommender.model import MatrixFactorisation
+from workloads.recommender.objectives import OBJECTIVES, POINTWISE, Scores
+from workloads.recommender.params import Params
+
+if TYPE_CHECKING:
+    from workloads.recommender.workload import Recommender
+
+OWN = {"lr", "lr_decay", "lr_decay_every", "weight_decay"}
+"""The parameters in which members may differ; so may their seeds."""
+
+_GATHERED = {"cpu": 2**19}
+"""Embedding entries that one gather of a step reads at most (users, items or negatives): what a CPU's caches hold."""
+
+_OVERHEAD = 2**14
+"""Embedding entries of such a gather up to which overhead is most of a CPU's step."""
+
+_VECTOR = 64
+"""A multiple of what any CPU's vector loop takes at once."""
+
+_FUSED = {"cpu"}
+"""Devices on which a member's own fused optimiser step is cheaper than its share of one for all."""
+
+
+def shape(workload: Recommender) -> Hashable | None:
+    """Equal for trials whose steps are alike; None for what is not two scores and one loss a positive.
+
+    That is LightGCN, sequential SGD, losses of several negatives or weights, samplers that look at the model,
+    measures of quality, several workers, micro-batches and virtual epochs.
+    """
+    params, runtime = workload.params, workload.runtime
+    if params.backbone != "mf" or runtime.world_size > 1 or runtime.accumulate > 1 or runtime.steps_per_epoch:
+        return None
+    if params.optimizer != "adam" or params.loss not in POINTWISE or workload.draws.sampler.dynamic or params.quality:
+        return None
+    return (*params.model_dump(exclude=OWN).items(), id(workload.data))
+
+
+def size(params: Params, device: torch.device) -> int:
+    """How many members pay, from what benchmarks/packing.py measures.
+
+    On a CPU core a step with little to compute is mostly overhead, which members share; a larger one is bound by
+    memory, which they do not. A GPU idles between the launches of a trial of any size; there tables bound the number.
+    """
+    if params.backbone != "mf":
+        return 1
+    if device.type == "cpu":
+        return 8 if params.batch_size * params.dim <= _OVERHEAD else 1
+    return max(1, min(32, 2**13 // params.dim))
+
+
+class RecommenderPack:
+    """The members' tables and moments, stacked; the members' own tensors are its rows."""
+
+    def __init__(self, members: Sequence[Recommender]) -> None:
+        self.members = members
+        own = [(m.model.embedding.detach(), *m.optimizer.state_dict().values()) for m in members]
+        self._stack = [torch.stack(tensors) for tensors in zip(*own)]
+        for member, embedding, *moments in zip(members, *self._stack):
+            member.model.embedding = member.optimizer.parameter = nn.Parameter(embedding)
+            member.optimizer.exp_avg, member.optimizer.exp_avg_sq, member.optimizer.step = moments
+
+    def train_epoch(self, epochs: Sequence[int]) -> list[Metrics]:
+        """One pass for each member, as many members to a step as the device has caches for."""
+        first = self.members[0]
+        gathered = first.params.batch_size * first.params.dim
+        limit = _GATHERED.get(first.runtime.device.type)
+        at_once = max(1, limit // gathered) if limit else len(self.members)
+        losses: list[float] = []
+        for start in range(0, len(self.members), at_once):
+            losses += self._train(slice(start, start + at_once), epochs[start : start + at_once])
+        return [{"loss": loss} for loss in losses]
+
+    def _train(self, part: slice, epochs: Sequence[int]) -> list[float]:
+        members, stack = self.members[part], [tensor[part] for tensor in self._stack]
+        data, params = members[0].data, members[0].params
+        objective, settings = OBJECTIVES[params.loss], members[0].settings
+
+        def loss_of(positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
+            return objective(
+                Scores(positive, positive.new_empty(len(positive), 0), negative.unsqueeze(1), 0), **settings
+            )
+
+        table = MatrixFactorisation(stack[0].flatten(0, 1))
+        offsets = torch.arange(len(members), device=data.pairs.device)[:, None] * (data.n_users + data.n_items)
+        total = torch.zeros(len(members), dtype=torch.float64, device=data.pairs.device)
+        passes = [(member.runtime.seed, epoch) for member, epoch in zip(members, epochs)]
+        update = _optimizer(members, stack, epochs)
+        for nodes in packed_nodes(data, members[0].draws, params.batch_size, passes):
+            size = nodes.shape[2]
+            scores, _ = table((nodes + offsets).flatten(1))
+            losses = _each(loss_of, scores[0], scores[1], size)
+            torch.autograd.backward(losses, torch.full_like(losses, 1 / size))
+            total += losses.detach().view(len(members), size).sum(1)
+            gradient, table.embedding.grad = table.embedding.grad, None
+            assert gradient is not None
+            update(gradient.view_as(stack[0]))
+        return [loss / data.pairs.shape[1] for loss in total.tolist()]
+
+    @torch.no_grad()
+    def evaluate(self, members: Sequence[int], split: Split) -> list[Evaluation]:
+        """Rank for several members at once: the masks are made once, the metrics are of all."""
+        chosen = [self.members[place] for place in members]
+        relevant, known = chosen[0].judged(split)
+        values = rank_users([member.embeddings() for member in chosen], relevant, known)
+        return [evaluation(own, relevant) for own in values]
+
+
+def _each(loss_of: PairwiseLoss, positive: torch.Tensor, negative: torch.Tensor, size: int) -> torch.Tensor:
+    """The losses of all members, (K·B,), from the scores of batches of ``size``.
+
+    What a vector register of a CPU has no room for at the end of a batch is computed by another routine, whose last
+    digit differs. Side by side, another member's batch ends there: such batches are computed apart.
+    """
+    if positive.device.type != "cpu" or size % _VECTOR == 0:
+        return loss_of(positive, negative)
+    return torch.cat([loss_of(*scores) for scores in zip(torch.split(positive, size), torch.split(negative, size))])
+
+
+def _optimizer(
+    members: Sequence[Recommender], stack: Sequence[torch.Tensor], epochs: Sequence[int]
+) -> Callable[[torch.Tensor], None]:
+    """A step of Adam along stacked gradients, for the epoch.
+
+    On a CPU the members' own fused steps, each on what a cache holds; elsewhere one for all.
+    """
+    lr = [member.learning_rate(epoch) for member, epoch in zip(members, epochs)]
+    if stack[0].device.type not in _FUSED:
+        decay = [member.params.weight_decay for member in members]
+        steps = steps_per_pass(members[0].data, members[0].params.batch_size)
+        return StackedAdam(stack, lr, decay, steps).update
+
+    def apart(gradients: torch.Tensor) -> None:
+        for member, rate, gradient in zip(members, lr, gradients):
+            member.optimizer.parameter.grad = gradient
+            member.optimizer.update(rate)
+
+    return apart

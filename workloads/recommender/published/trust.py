@@ -1,0 +1,71 @@
+"""How well the credence of a trained model tells the interactions that were rated 1: table 3.2, figure 3.4."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from workloads.data import load_interactions
+from workloads.recommender.credence import (
+    EmpiricalScores,
+    GaussianFactors,
+    credence,
+    interaction_scores,
+    prior_log_odds,
+    sampled_scores,
+)
+from workloads.recommender.params import Params
+from workloads.recommender.quality import roc_auc, roc_curve
+from workloads.seeding import generator
+
+UNTRUSTED = 1
+"""The rating of an interaction that says nothing for the item (3.5.2)."""
+
+
+@dataclass(frozen=True)
+class Trust:
+    """``auc`` and the ROC: false and true positive rates, (n,) each."""
+
+    auc: float
+    false_positives: torch.Tensor
+    true_positives: torch.Tensor
+
+
+def judge(model: Path, params: Mapping[str, Any], root: Path) -> Trust:
+    """Judge the credence that an exported model gives its training interactions; their ratings are read here only.
+
+    Args:
+        model: the folder of an exported model.
+        params: what it was trained with, with loss=bprac.
+        root: the data root.
+
+    Raises:
+        ValueError: the dataset has no ratings, or all are alike.
+    """
+    settings = Params(**params)
+    assert settings.prior_var is not None
+    assert settings.credence is not None
+    weights = load_file(model / "weights.safetensors")
+    users, items = weights["users"], weights["items"]
+    data = load_interactions(settings.dataset, root, getattr(settings, "split", "official"))
+    if data.train_ratings is None:
+        raise ValueError(f"dataset {settings.dataset} has no ratings to judge the credence by")
+    trusted = torch.from_numpy(data.train_ratings > UNTRUSTED)
+    if trusted.all() or not trusted.any():
+        raise ValueError(f"no interaction of {settings.dataset} tells trusted from untrusted: ratings of 1 and others")
+    pairs = torch.from_numpy(data.train.T.astype("int64"))
+    counts = torch.bincount(pairs[1], minlength=len(items))
+    distribution = (
+        GaussianFactors(settings.dim, settings.prior_var)
+        if settings.backbone == "mf"
+        else EmpiricalScores(sampled_scores(users, items, generator(0, "credence")))
+    )
+    given = credence(
+        interaction_scores(users, items, pairs), prior_log_odds(counts)[pairs[1]], distribution, settings.credence
+    )
+    return Trust(roc_auc(given, trusted).item(), *roc_curve(given, trusted))

@@ -1,0 +1,115 @@
+"""The samplers by name: what each of them is built from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from workloads.data.datasets import occupations
+from workloads.recommender.params import Params
+from workloads.recommender.prepared import Prepared
+from workloads.sampling.bayesian import (
+    BNS,
+    Prior,
+    ScorePlaces,
+    group_prior,
+    item_prior,
+    occupation_prior,
+    oracle_prior,
+    warm_lambda,
+)
+from workloads.sampling.dynamic import AOBPR, DNS
+from workloads.sampling.popularity import Popularity
+from workloads.sampling.sampler import Sampler, Uniform
+from workloads.sampling.srns import SRNS
+
+
+def sampler(params: Params, data: Prepared, root: Path) -> Sampler:
+    """The sampler that the parameters name, for their dataset, whose files are under ``root``.
+
+    Raises:
+        workloads.data.DataError: the dataset does not tell its users' occupations, and the prior needs them.
+        ValueError: what a user truly likes is asked for, and it is not known.
+    """
+    return SAMPLERS[params.sampler](params, data, root)
+
+
+def _aobpr(params: Params, data: Prepared, root: Path) -> Sampler:
+    assert params.aobpr_lambda is not None
+    return AOBPR(data.unobserved, data.observed, params.aobpr_lambda)
+
+
+def _dns(params: Params, data: Prepared, root: Path) -> Sampler:
+    assert params.candidates is not None
+    return DNS(data.unobserved, params.candidates)
+
+
+def _srns(params: Params, data: Prepared, root: Path) -> Sampler:
+    found = params.of_sampler()
+    return SRNS(
+        data.unobserved,
+        memory=found["srns_memory"],
+        pool=found["candidates"],
+        alpha=found["srns_alpha"],
+        warmup=found["srns_warmup"],
+        temperature=found["srns_temperature"],
+    )
+
+
+def _bns(params: Params, data: Prepared, root: Path) -> Sampler:
+    assert params.candidates is not None
+    assert params.ecdf is not None
+    lam = params.bns_lambda
+    places = ScorePlaces(data.observed, data.n_items, params.ecdf, params.ecdf_items or 1)
+    return BNS(
+        data.unobserved,
+        params.candidates,
+        places,
+        _prior(params, data, root),
+        warm_lambda if lam == "warm" else lambda _epoch: float(lam or 0),
+        posterior_only=params.sampler == "bns_posterior",
+        uniform_epochs=params.bns_uniform_epochs or 0,
+    )
+
+
+def _prior(params: Params, data: Prepared, root: Path) -> Prior:
+    if params.sampler == "bns_oracle":
+        assert params.truth is not None
+        return oracle_prior(data.liked(params.truth).contains)
+    probabilities, groups = prior_table(params, data, root)
+    return item_prior(probabilities[0]) if groups is None else group_prior(probabilities, groups)
+
+
+def prior_table(params: Params, data: Prepared, root: Path) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """P_fn of ``bns_prior`` for each group of users, (G, I), and the group of each user, (U,), where there are several.
+
+    Raises:
+        workloads.data.DataError: the dataset does not tell its users' occupations, and the prior needs them.
+    """
+    popularity = data.popularity.float().unsqueeze(0)
+    if params.bns_prior == "users":
+        return popularity / data.n_users, None
+    if params.bns_prior == "uninformative":
+        return torch.full_like(popularity, 1 / data.n_items), None
+    if params.bns_prior == "occupation":
+        groups = torch.from_numpy(occupations(params.dataset, root)).to(popularity.device, torch.int64)
+        cells = groups[data.train.users] * data.n_items + data.train.items
+        size = (int(groups.max()) + 1) * data.n_items
+        by_group = torch.bincount(cells, minlength=size).view(-1, data.n_items)
+        return occupation_prior(data.popularity, by_group), groups
+    return popularity / popularity.sum(), None
+
+
+SAMPLERS: Mapping[str, Callable[[Params, Prepared, Path], Sampler]] = {
+    "uniform": lambda _params, data, _root: Uniform(data.unobserved),
+    "popularity": lambda _params, data, _root: Popularity(data.unobserved, data.observed, data.popularity),
+    "aobpr": _aobpr,
+    "dns": _dns,
+    "srns": _srns,
+    "bns": _bns,
+    "bns_posterior": _bns,
+    "bns_oracle": _bns,
+}
+"""The samplers that a parameter ``sampler`` can name."""

@@ -1,0 +1,68 @@
+"""Compilation: numba without the interpreter's lock, and its results kept in the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+from workloads.data.cache import cache_dir
+
+try:
+    import numba
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        "sequential SGD needs numba, which is not installed. Install numba, or train in batches", name="numba"
+    ) from missing
+
+Int: TypeAlias = Any
+Real: TypeAlias = Any
+"""Numbers inside compiled code, of the width that the compiler finds."""
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_MATH = {"contract", "reassoc", "nsz", "arcp"}
+"""What the compiler may do to sums. Not assumed: that there is no infinity and no NaN; masks and diverged runs
+have them."""
+
+
+def compiled(function: _Function) -> _Function:
+    """Compile ``function`` at its first call; later processes load what this one compiled.
+
+    ``NUMBA_CACHE_DIR`` names another folder. Where nothing can be written, each process compiles for itself.
+    """
+    return _compiled(function, inline=False)
+
+
+def inlined(function: _Function) -> _Function:
+    """The same for a function of a hot loop: a call would count references to its arrays, which costs more than
+    most of these functions do."""
+    return _compiled(function, inline=True)
+
+
+def _compiled(function: _Function, inline: bool) -> _Function:
+    given = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = given or str(_folder())
+    try:
+        made: _Function = numba.njit(
+            function, nogil=True, error_model="numpy", fastmath=_MATH, cache=_writable(), forceinline=inline
+        )
+        return made
+    finally:
+        numba.config.CACHE_DIR = given
+
+
+def _folder() -> Path:
+    """One for each version of these sources: numba looks at a function's own file only, not at what it calls."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    digest = hashlib.blake2b(b"".join(source.read_bytes() for source in sources), digest_size=8)
+    return cache_dir() / "numba" / digest.hexdigest()
+
+
+def _writable() -> bool:
+    try:
+        Path(numba.config.CACHE_DIR).mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,307 @@
+"""The loop over an epoch's triples: draw, choose, step; compiled as one function and called once a thread."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.recommender.sequential.choice import Bayes, bayesian, hardest, ranked, reflect, score_all
+from workloads.recommender.sequential.compiled import Int, Real, compiled, inlined
+from workloads.recommender.sequential.draws import UNIFORM, Floats, Ints, Pairs, Proposal, below, has, propose
+from workloads.recommender.sequential.updates import (
+    GBPR,
+    MPR,
+    REWEIGHTED,
+    TRUNCATED,
+    Rule,
+    several_items,
+    several_users,
+    step_on_difference,
+    step_on_scores,
+)
+
+FIRST, HARDEST, RANKED, BAYESIAN = range(4)
+"""How one of the candidates is chosen."""
+
+_BLOCK = 512  # triples drawn at once
+_CANDIDATES = 2**16  # and their candidates
+
+
+class Feedback(NamedTuple):
+    """The training interactions. Row r is (``users[r]``, ``observed.items[r]``)."""
+
+    users: Ints
+    observed: Pairs
+    item_indptr: NDArray[np.int64]
+    item_users: Ints
+    """Each item's users, for GBPR; else empty."""
+    active: Ints
+    """The users that have a positive and a negative item."""
+    truth: Pairs
+    """What the unobserved items' labels are measured against; no users where nothing is measured."""
+
+
+class Keys(NamedTuple):
+    """Of the epoch's streams."""
+
+    users: np.uint64
+    negatives: np.uint64
+    extra: np.uint64
+    second: np.uint64
+    """MPR's further negatives."""
+
+
+class Tables(NamedTuple):
+    """The embeddings, updated in place."""
+
+    users: Floats
+    items: Floats
+    mirror: Floats
+    """The items with a dimension in each row where all scores of a user are asked for, else (0, 0)."""
+
+
+class Block(NamedTuple):
+    """Triples drawn together, (B,) each."""
+
+    rows: NDArray[np.int64]
+    users: Ints
+    items: Ints
+    credence: Floats
+    candidates: Ints
+    """(B, count)."""
+    counts: NDArray[np.int64]
+    """How many candidates there are."""
+    negatives: Ints
+    """The chosen ones."""
+    second: Ints
+    """(B, 1): MPR's further negatives."""
+    margins: Floats
+    """x_ui - x_uj before the step."""
+    likelihoods: Floats
+    """e^-loss before the step."""
+
+
+@compiled
+def train(
+    tables: Tables,
+    feedback: Feedback,
+    order: Ints,
+    first: Int,
+    last: Int,
+    keys: Keys,
+    proposal: Proposal,
+    choice: Int,
+    bayes: Bayes,
+    rule: Rule,
+    credence: Floats,
+) -> NDArray[np.float64]:
+    """Train on the positions ``first`` to ``last`` of an epoch.
+
+    What does not look at the model is drawn for a block of triples at once, in loops of its own.
+
+    Args:
+        order: the rows by position; empty: a user is drawn uniformly, then one of its interactions (thesis 3.3.1).
+        credence: c_ui of each row, or empty.
+
+    Returns:
+        The sum of the losses, the number of true negatives and the sum of their signed informativeness (4.28).
+    """
+    n_items = len(tables.items)
+    block = _block(max(1, min(_BLOCK, _CANDIDATES // proposal.number)), proposal.number)
+    scores = np.empty(n_items if tables.mirror.size else 0, np.float32)
+    tally = np.zeros(3)
+    for start in range(first, last, len(block.rows)):
+        size = min(len(block.rows), last - start)
+        _visit(feedback, order, keys, start, size, credence, block)
+        propose(
+            proposal,
+            feedback.observed,
+            block.users[:size],
+            n_items,
+            keys.negatives,
+            start,
+            block.candidates,
+            block.counts,
+        )
+        if choice <= HARDEST and rule.loss <= REWEIGHTED:
+            _steps(tables.users, tables.items, block, size, choice, rule)
+        else:
+            if rule.loss == MPR:
+                other = Proposal(UNIFORM, 1, False, proposal.weights, proposal.share, proposal.alias, proposal.scale)
+                propose(
+                    other,
+                    feedback.observed,
+                    block.users[:size],
+                    n_items,
+                    keys.second,
+                    start,
+                    block.second,
+                    np.empty(size, np.int64),
+                )
+            _careful_steps(tables, feedback, keys, start, size, choice, bayes, rule, block, scores)
+        tally[0] += _loss(block.likelihoods, block.credence, size, credence.size > 0)
+        if feedback.truth.indptr.size:
+            _measure(feedback.truth, block.users, block.negatives, block.margins, size, tally)
+    return tally
+
+
+@compiled
+def _block(size: Int, count: Int) -> Block:
+    return Block(
+        np.empty(size, np.int64),
+        np.empty(size, np.int32),
+        np.empty(size, np.int32),
+        np.ones(size, np.float32),
+        np.empty((size, count), np.int32),
+        np.empty(size, np.int64),
+        np.empty(size, np.int32),
+        np.empty((size, 1), np.int32),
+        np.empty(size, np.float32),
+        np.empty(size, np.float32),
+    )
+
+
+@compiled
+def _visit(feedback: Feedback, order: Ints, keys: Keys, start: Int, size: Int, credence: Floats, block: Block) -> None:
+    """The users and their positives."""
+    rows = block.rows
+    for b in range(size):
+        rows[b] = order[start + b] if order.size else _row(feedback, keys.users, start + b)
+        block.users[b], block.items[b] = feedback.users[rows[b]], feedback.observed.items[rows[b]]
+    if credence.size:
+        for b in range(size):
+            block.credence[b] = credence[rows[b]]
+
+
+@compiled
+def _steps(W: Floats, H: Floats, block: Block, size: Int, choice: Int, rule: Rule) -> None:
+    """Steps on triples whose negative is the first or the hardest candidate."""
+    users, items, candidates, credence = block.users, block.items, block.candidates, block.credence
+    negatives, margins, likelihoods = block.negatives, block.margins, block.likelihoods
+    for b in range(size):
+        user, item, other = np.int64(users[b]), np.int64(items[b]), np.int64(candidates[b, 0])
+        if choice == HARDEST:
+            other = hardest(W, H, user, candidates, b, candidates.shape[1])
+        negatives[b] = other
+        if rule.loss <= TRUNCATED:
+            margins[b], likelihoods[b] = step_on_difference(W, H, user, item, other, rule, credence[b])
+        else:
+            margins[b], likelihoods[b] = step_on_scores(W, H, user, item, other, rule, credence[b])
+
+
+@compiled
+def _careful_steps(
+    tables: Tables,
+    feedback: Feedback,
+    keys: Keys,
+    start: Int,
+    size: Int,
+    choice: Int,
+    bayes: Bayes,
+    rule: Rule,
+    block: Block,
+    scores: Floats,
+) -> None:
+    """Steps that score every item or touch more than a triple."""
+    W, H, observed = tables.users, tables.items, feedback.observed
+    group, several = np.empty(max(1, rule.group), np.int32), np.empty(5, np.int32)
+    old, mixed = np.empty(W.shape[1], np.float32), np.empty(W.shape[1], np.float32)
+    for b in range(size):
+        user, item, other = np.int64(block.users[b]), np.int64(block.items[b]), np.int64(block.candidates[b, 0])
+        if choice == HARDEST:
+            other = hardest(W, H, user, block.candidates, b, block.counts[b])
+        elif choice != FIRST:
+            score_all(W[user], tables.mirror, scores)
+            if choice == RANKED:
+                other = ranked(scores, observed, user, other)
+            else:
+                other = bayesian(
+                    scores, observed, feedback.truth, bayes, user, item, block.candidates, b, block.counts[b]
+                )
+        block.negatives[b] = other
+        weight = block.credence[b]
+        if rule.loss == GBPR:
+            _group(feedback, user, item, keys.extra, start + b, group)
+            block.margins[b] = _difference(W[user], H[item], H[other])
+            block.likelihoods[b] = several_users(W, H, group, item, other, rule, weight, old, mixed)
+        elif rule.loss == MPR:
+            several[0], several[3], several[4] = item, other, block.second[b, 0]
+            several[1] = _further(observed, block.rows[b], user, keys.extra, start + b, 1)
+            several[2] = _further(observed, block.rows[b], user, keys.extra, start + b, 2)
+            block.margins[b] = _difference(W[user], H[item], H[other])
+            block.likelihoods[b] = several_items(W, H, user, several, rule, weight, old, mixed)
+        elif rule.loss <= TRUNCATED:
+            block.margins[b], block.likelihoods[b] = step_on_difference(W, H, user, item, other, rule, weight)
+        else:
+            block.margins[b], block.likelihoods[b] = step_on_scores(W, H, user, item, other, rule, weight)
+        if tables.mirror.size:
+            reflect(H, tables.mirror, item)
+            reflect(H, tables.mirror, other)
+
+
+@inlined
+def _row(feedback: Feedback, key: np.uint64, position: Int) -> Int:
+    """One of the interactions of one of the active users, each uniformly."""
+    user = feedback.active[below(key, position, 0, len(feedback.active))]
+    first = feedback.observed.indptr[user]
+    return first + below(key, position, 1, feedback.observed.indptr[user + 1] - first)
+
+
+@compiled
+def _group(feedback: Feedback, user: Int, item: Int, key: np.uint64, position: Int, out: Ints) -> None:
+    """The user and others who have the item, with replacement."""
+    first = feedback.item_indptr[item]
+    n = feedback.item_indptr[item + 1] - first
+    out[0] = user
+    for place in range(1, len(out)):
+        out[place] = feedback.item_users[first + below(key, position, place, n)]
+
+
+@inlined
+def _further(observed: Pairs, row: Int, user: Int, key: np.uint64, position: Int, attempt: Int) -> Int:
+    """Another of the user's positives than the row's, where there is one (E-5.17)."""
+    first = observed.indptr[user]
+    n = observed.indptr[user + 1] - first
+    drawn = first + below(key, position, attempt, max(1, n - 1))
+    return np.int64(observed.items[drawn + (n > 1 and drawn >= row)])
+
+
+@inlined
+def _difference(w: Floats, h: Floats, o: Floats) -> Real:
+    x = np.float32(0)
+    for k in range(len(w)):
+        x += w[k] * (h[k] - o[k])
+    return x
+
+
+@compiled
+def _loss(likelihoods: Floats, credence: Floats, size: Int, weighted: bool) -> Real:
+    """The sum of c times the loss; where every c is 1, of many likelihoods at once."""
+    total, product = 0.0, 1.0
+    for b in range(size):
+        if weighted:
+            total -= credence[b] * math.log(likelihoods[b])
+        else:
+            product *= likelihoods[b]
+        if product < 1e-200:
+            total -= math.log(product)
+            product = 1.0
+    return total - math.log(product)
+
+
+@compiled
+def _measure(
+    truth: Pairs, users: Ints, negatives: Ints, margins: Floats, size: Int, tally: NDArray[np.float64]
+) -> None:
+    """Count true negatives (4.27) and add up their informativeness, with a minus for false ones (4.28)."""
+    true, inf = 0, 0.0
+    for b in range(size):
+        info: Real = np.float32(1) / (np.float32(1) + math.exp(margins[b]))
+        false = has(truth, np.int64(users[b]), np.int64(negatives[b]))
+        true += not false
+        inf += -info if false else info
+    tally[1] += true
+    tally[2] += inf

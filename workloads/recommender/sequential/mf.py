@@ -1,0 +1,257 @@
+"""Matrix factorisation trained by sequential SGD: tables, feedback and settings in, an epoch's measures out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from workloads.recommender.sequential import kernel
+from workloads.recommender.sequential.choice import Bayes, mirrored
+from workloads.recommender.sequential.draws import (
+    POPULARITY,
+    RANKED,
+    UNIFORM,
+    Floats,
+    Pairs,
+    Proposal,
+    alias_tables,
+    pairs,
+    shuffle,
+)
+from workloads.recommender.sequential.kernel import Feedback, Keys, Tables
+from workloads.recommender.sequential.updates import BCE, BPR, GBPR, MPR, REWEIGHTED, TRUNCATED, Rule
+from workloads.seeding import derive, generator
+
+Loss: TypeAlias = Literal["bpr", "bce", "denoise_truncated", "denoise_reweighted", "gbpr", "mpr"]
+Sampler: TypeAlias = Literal["uniform", "popularity", "aobpr", "dns", "bns", "bns_posterior", "bns_oracle"]
+
+LOSSES: dict[Loss, int] = {
+    "bpr": BPR,
+    "bce": BCE,
+    "denoise_truncated": TRUNCATED,
+    "denoise_reweighted": REWEIGHTED,
+    "gbpr": GBPR,
+    "mpr": MPR,
+}
+CHOICES: dict[Sampler, int] = {
+    "uniform": kernel.FIRST,
+    "popularity": kernel.FIRST,
+    "aobpr": kernel.RANKED,
+    "dns": kernel.HARDEST,
+    "bns": kernel.BAYESIAN,
+    "bns_posterior": kernel.BAYESIAN,
+    "bns_oracle": kernel.BAYESIAN,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How to train. Defaults are those of thesis 4.5.1.2 and 4.5.2.3."""
+
+    loss: Loss = "bpr"
+    sampler: Sampler = "uniform"
+    lr: float = 0.01
+    reg: float = 0.01
+    candidates: int = 5
+    """|M_u| of dns (drawn with replacement) and bns (without)."""
+    power: float = 0.75
+    """popularity: weights pop^power."""
+    aobpr_lambda: float = 100.0
+    """aobpr: λ of exp(-rank/λ), the rank among the user's unobserved items."""
+    bns_lambda: float = 5.0
+    """bns, bns_oracle: λ of (4.24)."""
+    bns_uniform_epochs: int = 0
+    """Epochs of uniform negatives before bns takes over: BNS-2."""
+    truncate_at: float = 0.7
+    """denoise_truncated: a larger loss counts as none (thesis 3.5.1)."""
+    beta: float = 0.2
+    """denoise_reweighted: the weights' exponent."""
+    rho: float = 0.4
+    """gbpr: the group's share."""
+    group: int = 3
+    """gbpr: users in a group, the own included."""
+    lam: float = 0.5
+    """mpr: the weight of its first order relation."""
+    triples: int | None = None
+    """None: an epoch is a pass over the interactions in random order. Else so many triples whose users are drawn
+    uniformly, as in algorithm 1 of chapter 3 (K = 1000 x users there)."""
+    threads: int = 1
+    """1 is reproducible to the last bit. More write to the tables without locks (Recht et al., NIPS 2011), in a pass
+    each for its own users; small tables, whose rows the threads take from each other, train no faster."""
+
+
+class SequentialMF:
+    """One model in training. The tables are updated in place; nothing else carries over from epoch to epoch."""
+
+    def __init__(
+        self,
+        users: torch.Tensor,
+        items: torch.Tensor,
+        indptr: NDArray[np.int64],
+        positives: NDArray[np.integer[Any]] | torch.Tensor,
+        settings: Settings,
+        seed: int,
+        *,
+        prior: NDArray[np.float32] | None = None,
+        group: NDArray[np.integer[Any]] | None = None,
+        truth: tuple[NDArray[np.int64], NDArray[np.integer[Any]] | torch.Tensor] | None = None,
+    ) -> None:
+        """Prepare an epoch's constants; compiles nothing yet.
+
+        Args:
+            users: W, (U, d), float32, contiguous, on the CPU.
+            items: H, (I, d), the same.
+            indptr: (U + 1,).
+            positives: the training items of user u are ``positives[indptr[u]:indptr[u + 1]]``, ascending, distinct.
+            settings: how to train.
+            seed: of the streams ``order``, ``negatives`` and ``extra``.
+            prior: bns: P_fn(l), (G, I), a row for each group of users; None is (4.16), pop_l / N (E-4.16).
+            group: (U,), each user's row of ``prior``; None is row 0.
+            truth: lists like ``indptr`` and ``positives``: unobserved items that are false negatives. With them an
+                epoch measures ``tnr`` and ``inf``; bns_oracle looks into them.
+
+        Raises:
+            ValueError: bns_oracle without truth, or no interaction that a negative item exists for.
+        """
+        self.settings, self.seed = settings, seed
+        if settings.sampler == "bns_oracle" and truth is None:
+            raise ValueError("sampler bns_oracle looks into the truth: give the false negatives as truth")
+        W, H = _table(users), _table(items)
+        n_users, n_items = len(W), len(H)
+        observed = pairs(indptr, _array(positives), n_items)
+        owners = np.repeat(np.arange(n_users, dtype=np.int32), np.diff(observed.indptr))
+        degrees = np.diff(observed.indptr)
+        active = (degrees > 0) & (degrees < n_items)
+        self._rows = np.flatnonzero(active[owners]).astype(np.int32)
+        if not len(self._rows):
+            raise ValueError("there is no interaction that a negative item exists for")
+        item_indptr, item_users = np.zeros(1, np.int64), np.zeros(0, np.int32)
+        if settings.loss == "gbpr":
+            item_indptr, item_users = _by_item(owners, observed, n_items)
+        none = Pairs(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros((0, 0), np.uint64))
+        labels = none if truth is None else pairs(truth[0], _array(truth[1]), n_items)
+        users_active = np.flatnonzero(active).astype(np.int32)
+        self._feedback = Feedback(owners, observed, item_indptr, item_users, users_active, labels)
+        counts = np.bincount(observed.items, minlength=n_items)
+        self._proposal = _proposal(settings, counts)
+        self._uniform = _proposal(Settings(), counts)
+        if settings.sampler == "bns_oracle":
+            prior = np.zeros((0, 0), np.float32)
+        elif prior is None:
+            prior = (counts / len(observed.items)).astype(np.float32)[None]
+        self._prior = np.ascontiguousarray(prior, np.float32)
+        self._group = np.zeros(n_users, np.int32) if group is None else np.ascontiguousarray(group, np.int32)
+        ranks = CHOICES[settings.sampler] in (kernel.RANKED, kernel.BAYESIAN)
+        self._tables = Tables(W, H, mirrored(H) if ranks else np.zeros((0, 0), np.float32))
+
+    def train_epoch(
+        self,
+        epoch: int,
+        *,
+        lr: float | None = None,
+        bns_lambda: float | None = None,
+        credence: NDArray[np.float32] | torch.Tensor | None = None,
+    ) -> dict[str, float]:
+        """Train for an epoch, from 1. A pure function of tables, seed and epoch where ``threads`` is 1.
+
+        Args:
+            epoch: its number.
+            lr: this epoch's, instead of that of the settings.
+            bns_lambda: the same for λ; BNS-1 is one that falls.
+            credence: c_ui of (3.27) in the order of ``positives``, (n,); None is 1.
+
+        Returns:
+            ``loss``, the mean over the triples, each times its credence (nats); with truth also ``tnr`` (4.27) and
+            ``inf`` (4.28).
+        """
+        settings, tables = self.settings, self._tables
+        keys = Keys(*(np.uint64(derive(self.seed, stream, epoch)) for stream in Keys._fields))
+        order_key = np.uint64(derive(self.seed, "order", epoch))
+        order = self._rows.copy() if settings.triples is None else np.zeros(0, np.int32)
+        total = settings.triples or len(order)
+        choice, proposal = CHOICES[settings.sampler], self._proposal
+        if epoch <= settings.bns_uniform_epochs:
+            choice, proposal = kernel.FIRST, self._uniform
+            tables = tables._replace(mirror=np.zeros((0, 0), np.float32))
+        elif tables.mirror.size:
+            # The tables belong to the caller, who may have loaded others into them.
+            tables.mirror[: tables.items.shape[1]] = tables.items.T
+        weight = settings.bns_lambda if bns_lambda is None else bns_lambda
+        bayes = Bayes(self._prior, self._group, float(weight), settings.sampler == "bns_posterior")
+        rule = _rule(settings, settings.lr if lr is None else lr)
+        weights = np.zeros(0, np.float32) if credence is None else _array(credence).astype(np.float32, copy=False)
+
+        def part(number: int) -> NDArray[np.float64]:
+            first, last = (total * at // settings.threads for at in (number, number + 1))
+            shuffle(order[first:last], order_key)
+            tally: NDArray[np.float64] = kernel.train(
+                tables, self._feedback, order, first, last, keys, proposal, choice, bayes, rule, weights
+            )
+            return tally
+
+        return self._measures(_in_threads(part, settings.threads), total)
+
+    def _measures(self, tallies: Sequence[NDArray[np.float64]], total: int) -> dict[str, float]:
+        loss, negatives, inf = (float(value) / total for value in np.sum(tallies, axis=0))
+        quality = {"tnr": negatives, "inf": inf} if len(self._feedback.truth.indptr) else {}
+        return {"loss": loss, **quality}
+
+
+def gaussian_tables(n_users: int, n_items: int, dim: int, sd: float, seed: int) -> torch.Tensor:
+    """W and H stacked, (U + I, d), from N(0, sd^2): algorithm 1 of chapter 3; 0.1 is the root of its reg."""
+    return torch.randn(n_users + n_items, dim, generator=generator(seed, "init")) * sd
+
+
+def _in_threads(part: Any, threads: int) -> list[NDArray[np.float64]]:
+    if threads == 1:
+        return [part(0)]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(part, range(threads)))
+
+
+def _rule(settings: Settings, lr: float) -> Rule:
+    parameters = {
+        "denoise_truncated": settings.truncate_at,
+        "denoise_reweighted": settings.beta,
+        "gbpr": settings.rho,
+        "mpr": settings.lam,
+    }
+    parameter = float(parameters.get(settings.loss, 0.0))
+    return Rule(LOSSES[settings.loss], parameter, settings.group, float(lr), float(settings.reg))
+
+
+def _proposal(settings: Settings, counts: NDArray[np.int64]) -> Proposal:
+    sampler, choice = settings.sampler, CHOICES[settings.sampler]
+    kind = {"popularity": POPULARITY, "aobpr": RANKED}.get(sampler, UNIFORM)
+    many = choice in (kernel.HARDEST, kernel.BAYESIAN)
+    count = settings.candidates if many else 1
+    if choice == kernel.BAYESIAN:
+        count = min(count, len(counts))
+    weights = counts.astype(np.float64) ** settings.power if kind == POPULARITY else np.zeros(0)
+    share, alias = alias_tables(weights)
+    return Proposal(kind, count, choice == kernel.BAYESIAN, weights, share, alias, float(settings.aobpr_lambda))
+
+
+def _by_item(owners: NDArray[np.int32], observed: Pairs, n_items: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """The transposed lists: each item's users."""
+    counts = np.bincount(observed.items, minlength=n_items)
+    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    return indptr, owners[np.argsort(observed.items, kind="stable")]
+
+
+def _table(tensor: torch.Tensor) -> Floats:
+    """The same memory."""
+    if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
+        raise ValueError("tables must be contiguous float32 tensors on the CPU")
+    table: Floats = tensor.detach().numpy()
+    return table
+
+
+def _array(values: NDArray[Any] | torch.Tensor) -> NDArray[Any]:
+    return values.numpy() if isinstance(values, torch.Tensor) else values

@@ -1,0 +1,105 @@
+"""Sequential SGD behind the workload: its parameters and data in the form that the compiled loop takes."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from workloads.data.splits import user_csr
+from workloads.recommender.prepared import Prepared
+from workloads.recommender.samplers import prior_table
+from workloads.sampling.bayesian import warm_lambda
+
+if TYPE_CHECKING:
+    from workloads.recommender.sequential.mf import SequentialMF
+    from workloads.recommender.workload import Recommender
+
+_OWN = ("candidates", "aobpr_lambda", "bns_uniform_epochs", "beta", "rho", "group", "lam")
+"""Parameters that the loop knows by the same name."""
+
+INITIAL = 0.1
+"""Standard deviation of the initial tables, the root of the thesis' regularisation constant."""
+
+
+def check(workload: Recommender) -> None:
+    """Refuse what a sequential epoch has no sense for.
+
+    Raises:
+        ValueError: several workers, micro-batches, virtual epochs, a device that is no CPU, or no compiler.
+    """
+    runtime = workload.runtime
+    if find_spec("numba") is None:
+        raise ValueError("optimizer=sgd needs numba, which is not installed. Install numba, or set optimizer=adam")
+    if runtime.device.type != "cpu":
+        raise ValueError(f"optimizer=sgd runs on a CPU, not on {runtime.device.type}. Set optimizer=adam")
+    if runtime.world_size > 1 or runtime.accumulate > 1 or runtime.steps_per_epoch:
+        raise ValueError(
+            "optimizer=sgd takes one triple at a time, in whole passes: use one worker, "
+            "accumulate=1 and no steps_per_epoch, or set optimizer=adam"
+        )
+
+
+def train_epoch(workload: Recommender, epoch: int, weights: torch.Tensor | None) -> dict[str, float]:
+    """One pass over the interactions, whose ``weights`` are those of the data's pairs or None for ones."""
+    params = workload.params
+    lam = params.bns_lambda
+    return _sequential(workload).train_epoch(
+        epoch,
+        lr=workload.learning_rate(epoch),
+        bns_lambda=warm_lambda(epoch) if lam == "warm" else lam,
+        credence=None if weights is None else _of_all(workload.data, weights),
+    )
+
+
+def _sequential(workload: Recommender) -> SequentialMF:
+    """Built at the first epoch: a model that is only evaluated needs no compiler."""
+    if workload.sequential is None:
+        from workloads.recommender.sequential.mf import SequentialMF, Settings
+
+        params, data = workload.params, workload.data
+        own: dict[str, Any] = {name: getattr(params, name) for name in _OWN if getattr(params, name) is not None}
+        settings = Settings(
+            loss="bpr" if params.loss == "bprac" else params.loss,  # type: ignore[arg-type]  # checked by Params
+            sampler=params.sampler,  # type: ignore[arg-type]
+            reg=params.weight_decay,
+            threads=params.threads or 1,
+            **own,
+        )
+        users, items = torch.split(workload.model.embedding.detach(), [data.n_users, data.n_items])
+        prior, groups = (None, None) if params.bns_prior is None else prior_table(params, data, workload.runtime.data)
+        workload.sequential = SequentialMF(
+            users,
+            items,
+            data.train.indptr,
+            data.train.items,
+            settings,
+            workload.runtime.seed,
+            prior=None if prior is None else prior.numpy(),
+            group=None if groups is None else groups.numpy(),
+            truth=_truth(workload),
+        )
+    return workload.sequential
+
+
+def _truth(workload: Recommender) -> tuple[NDArray[np.int64], NDArray[Any] | torch.Tensor] | None:
+    """The lists of what users like beyond training, where something asks for them."""
+    data, truth = workload.data, workload.params.truth
+    if truth is None:
+        return None
+    if truth == "planted":
+        data.liked(truth)  # refuses where nothing is planted
+        assert data.truth is not None
+        return user_csr(np.argwhere(data.truth), data.n_users)
+    history = data.test if truth == "test" else data.validation
+    return history.indptr, history.items
+
+
+def _of_all(data: Prepared, weights: torch.Tensor) -> torch.Tensor:
+    """Weights of all training interactions from those that a negative exists for."""
+    full = weights.new_zeros(len(data.train.items))
+    full[data.unobserved.counts[data.train.users] > 0] = weights
+    return full

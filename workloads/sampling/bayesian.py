@@ -1,0 +1,178 @@
+"""Bayesian negative sampling (BNS): the candidate of the least risk, from its score's place and a prior."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+import torch
+
+from workloads.sampling.dynamic import largest, rows_at_once
+from workloads.sampling.lists import Lists
+from workloads.sampling.negatives import Unobserved, random_bits
+from workloads.sampling.sampler import FromCandidates, View
+
+Population: TypeAlias = Literal["exact", "sampled", "batch"]
+"""Whose scores make a user's distribution: all items, some items drawn anew for each step, the batch's items; always
+without those that the user has interacted with (E-4.15)."""
+
+Prior: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""P_fn of users (B,) with items (C, B): (C, B), in [0, 1]."""
+
+_COMPARED = 16
+"""Up to so many candidates are compared with every score; for more a sort and a search is quicker."""
+
+
+def unbias(place: torch.Tensor, prior: torch.Tensor) -> torch.Tensor:
+    """P(true negative | score), from F(x) and P_fn. Thesis (4.14); where it is 0/0 the limit in F, 1 - P (E-4.14)."""
+    against, for_it = (1 - place) * (1 - prior), place * prior
+    total = against + for_it
+    return torch.where(total > 0, against / total, 1 - prior)
+
+
+def risk(info: torch.Tensor, negative: torch.Tensor, lam: float) -> torch.Tensor:
+    """R(l|i) = info (1 - (1 + λ) unbias). Thesis (4.26) and (4.30)."""
+    return info * (1 - (1 + lam) * negative)
+
+
+def warm_lambda(epoch: int) -> float:
+    """λ of BNS-1, max(10 - 0.1 t, 2), with t from 0 for an ``epoch`` from 1 (thesis 4.5.2.3, E-4.B1)."""
+    return max(10 - 0.1 * (epoch - 1), 2.0)
+
+
+class ScorePlaces:
+    """F(x_ul), the share of the user's unobserved items that score at most x_ul. Thesis (4.15).
+
+    count / (n + 1), which never reaches 1 (E-4.14).
+    """
+
+    def __init__(self, observed: Lists, n_items: int, population: Population, size: int = 128) -> None:
+        """``size``: how many items a step draws for ``sampled``, one from each of as many equal parts of the items."""
+        self._observed, self._n_items = observed, n_items
+        self._population, self._size = population, min(size, n_items)
+
+    def __call__(self, view: View, x: torch.Tensor) -> torch.Tensor:
+        """F of the candidates' scores x (C, B), without gradient; a block of pairs at a time."""
+        members, columns = self._members(view)
+        table = view.item_table if members is None else view.item_table.index_select(0, members)
+        size, result = len(table), torch.empty_like(x)
+        rows = rows_at_once(x.device, size)
+        for first in range(0, x.shape[1], rows):
+            part = slice(first, first + rows)
+            users, own = view.users[part], view.candidates[:, part] - view.n_users
+            scores = view.table.index_select(0, users) @ table.T
+            places, items = self._observed.expand(users)
+            if columns is not None:
+                own, items = columns[own], columns.index_select(0, items)
+                places, items = places[items >= 0], items[items >= 0]
+            # A candidate that is one of them is compared as such: another way to its score may round differently.
+            same = scores.gather(1, own.clamp_min(0).T).T
+            scores[places, items] = math.inf
+            left = size - torch.bincount(places, minlength=len(users))
+            result[:, part] = _at_most(scores, torch.where(own >= 0, same, x[:, part])) / (left + 1)
+        return result
+
+    def _members(self, view: View) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The items of the population and each item's place among them or -1; None where they are all items."""
+        if self._population == "exact" or (self._population == "sampled" and self._size == self._n_items):
+            return None, None
+        if self._population == "batch":
+            members = view.batch.unique() - view.n_users  # type: ignore[no-untyped-call]
+        else:
+            numbers = torch.arange(self._size + 1, device=view.users.device)
+            bounds = numbers * self._n_items // self._size
+            bits = random_bits(view.key, view.step * self._size + numbers[:-1])
+            members = bounds[:-1] + ((bits * bounds.diff()) >> 32)
+        columns = members.new_full((self._n_items,), -1)
+        columns[members] = torch.arange(len(members), device=members.device)
+        return members, columns
+
+
+def _at_most(scores: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """How many of each row of ``scores`` (B, n) are at most each of ``x`` (C, B); (C, B)."""
+    if len(x) > _COMPARED:
+        return torch.searchsorted(scores.sort(1).values, x.T.contiguous(), right=True).T.to(x)
+    # A product with ones adds floats far quicker than a sum of booleans does.
+    ones, flags = scores.new_ones(scores.shape[1]), torch.empty_like(scores)
+    return torch.stack([torch.le(scores, row.unsqueeze(1), out=flags) @ ones for row in x])
+
+
+class BNS(FromCandidates):
+    """The candidate of the least risk. Thesis algorithm 2 and (4.30); ties go to the first.
+
+    With ``posterior_only`` that of the largest unbias, (4.29). The variants are its arguments: BNS-1 is a λ that
+    falls, BNS-2 some uniform epochs first, BNS-3 and BNS-4 other priors.
+    """
+
+    def __init__(
+        self,
+        unobserved: Unobserved,
+        candidates: int,
+        places: ScorePlaces,
+        prior: Prior,
+        lam: Callable[[int], float],
+        *,
+        posterior_only: bool = False,
+        uniform_epochs: int = 0,
+    ) -> None:
+        """``lam``: λ of an epoch, from 1. ``uniform_epochs``: how many epochs take the first candidate."""
+        super().__init__(unobserved, candidates)
+        self._places, self._prior, self._lam = places, prior, lam
+        self._posterior_only, self._uniform_epochs = posterior_only, uniform_epochs
+
+    def choose(self, view: View) -> torch.Tensor:
+        if view.epoch <= self._uniform_epochs:
+            return view.candidates[0]
+        x = view.scores(view.candidates)
+        negative = unbias(self._places(view, x), self._prior(view.users, view.candidates - view.n_users))
+        if self._posterior_only:
+            return largest(negative, view.candidates)
+        info = torch.sigmoid(x - view.positive())  # (4.4)
+        return largest(-risk(info, negative, self._lam(view.epoch)), view.candidates)
+
+
+def item_prior(probabilities: torch.Tensor) -> Prior:
+    """The same for every user, from (I,): (4.16), or a constant for BNS-3."""
+    return lambda _users, items: probabilities.index_select(0, items.flatten()).view(items.shape)
+
+
+def group_prior(probabilities: torch.Tensor, groups: torch.Tensor) -> Prior:
+    """By the group of the user, from (G, I) and each user's group (U,): BNS-4."""
+
+    def prior(users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        return probabilities[groups.index_select(0, users), items]
+
+    return prior
+
+
+def occupation_prior(popularity: torch.Tensor, by_group: torch.Tensor) -> torch.Tensor:
+    """P_fn of BNS-4 for each group: pop / N (1 + Δ), Δ = (o_g - mean o) / max o over groups; clipped to [0, 1].
+
+    Thesis 4.5.2.3 with E-4.B4.
+
+    Args:
+        popularity: training interactions of each item, (I,).
+        by_group: those of each group of users, such as an occupation, (G, I).
+
+    Returns:
+        (G, I), float32.
+    """
+    counts = by_group.double()
+    change = (counts - counts.mean(0)) / counts.amax(0).clamp_min(1)
+    shares = popularity.double() / popularity.sum().clamp_min(1)
+    return (shares * (1 + change)).clamp(0, 1).float()
+
+
+def oracle_prior(false_negative: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Prior:
+    """(label - 0.2)^2: .64 for what the user likes after all, .04 for the rest. Thesis 4.5.2.5, table 4.5.
+
+    Args:
+        false_negative: whether users like items, both of one shape, boolean.
+    """
+
+    def prior(users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        liked = false_negative(users.expand_as(items), items)
+        return torch.where(liked, 0.64, 0.04)
+
+    return prior

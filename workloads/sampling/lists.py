@@ -1,0 +1,54 @@
+"""Lists of different lengths side by side, such as the items of each user: membership, other members, expansion."""
+
+from __future__ import annotations
+
+import torch
+
+
+class Lists:
+    """``members[indptr[i]:indptr[i + 1]]`` of list i, ascending and distinct; batched questions about many lists."""
+
+    def __init__(self, indptr: torch.Tensor, members: torch.Tensor, n_members: int) -> None:
+        """From CSR.
+
+        Args:
+            indptr: (L + 1,), int64.
+            members: (n,), int64, each below ``n_members``.
+        """
+        self.indptr, self.members = indptr, members
+        self.counts = indptr.diff()
+        self._span = n_members
+
+    def places(self, lists: torch.Tensor, members: torch.Tensor) -> torch.Tensor:
+        """The place of each of ``members`` (B,) in its list, from 0; each is in it."""
+        owners = torch.repeat_interleave(torch.arange(len(self.counts), device=lists.device), self.counts)
+        keys = owners * self._span + self.members
+        return torch.searchsorted(keys, lists * self._span + members) - self.indptr.index_select(0, lists)
+
+    def others(self, lists: torch.Tensor, places: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+        """Members of each list but the one at the given place, uniform, with replacement; that one where it is alone.
+
+        Args:
+            lists: (B,).
+            places: (B,), see :meth:`places`.
+            bits: (M, B), from :func:`workloads.sampling.negatives.random_bits`.
+
+        Returns:
+            (M, B), int64. Leaving the one out is E-5.17.
+        """
+        last = self.counts.index_select(0, lists) - 1
+        ranks = (bits * last) >> 32
+        ranks = torch.minimum(ranks + (ranks >= places), last)
+        return self.members.index_select(0, (ranks + self.indptr.index_select(0, lists)).flatten()).view(bits.shape)
+
+    def expand(self, lists: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """All members of the given lists, one list after the other.
+
+        Returns:
+            Places in ``lists`` and members, (m,) each, m the sum of the lists' lengths.
+        """
+        counts = self.counts.index_select(0, lists)
+        places = torch.repeat_interleave(torch.arange(len(lists), device=lists.device), counts)
+        skipped = self.indptr.index_select(0, lists) - (counts.cumsum(0) - counts)
+        at = torch.arange(len(places), device=lists.device) + skipped.index_select(0, places)
+        return places, self.members.index_select(0, at)

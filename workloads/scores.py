@@ -1,0 +1,101 @@
+"""Scores of users with items from the rows of their embeddings, in the form that each device is quickest at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+_CACHED = 2**21
+"""Embedding entries of a step that a CPU's caches hold, about; above it they are gathered in blocks, twice."""
+
+_BLOCK = 2**17
+"""Entries of such a block."""
+
+
+def node_scores(table: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
+    """Inner products of the first node's embedding with each of the others'.
+
+    Args:
+        table: embeddings, (N, d).
+        nodes: (1 + n, B), such as a user and n items, for each of B.
+
+    Returns:
+        (n, B).
+    """
+    if table.device.type == "cpu" and len(nodes) > 3 and nodes.numel() * table.shape[1] > _CACHED:
+        scores: torch.Tensor = _InBlocks.apply(table, nodes)
+        return scores
+    # One gather for all rows: index_select scatters its gradient in one pass as well.
+    return dots(table.index_select(0, nodes.flatten()).view(*nodes.shape, table.shape[1]))
+
+
+def dots(rows: torch.Tensor) -> torch.Tensor:
+    """Inner products of the first row with each of the others.
+
+    Args:
+        rows: (1 + n, B, d), such as a user's embedding and those of n items, for each of B.
+
+    Returns:
+        (n, B).
+    """
+    scores: torch.Tensor = _Dots.apply(rows)
+    return scores
+
+
+class _Dots(torch.autograd.Function):
+    """A product of all rows at once is memory written and read again. A CPU takes row by row, from its caches."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(rows)
+        if rows.device.type != "cpu":
+            return (rows[1:] * rows[0]).sum(-1)
+        first, scores, product = rows[0], rows.new_empty(len(rows) - 1, rows.shape[1]), torch.empty_like(rows[0])
+        for other, score in zip(rows[1:], scores):
+            torch.sum(torch.mul(first, other, out=product), -1, out=score)
+        return scores
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (rows,) = ctx.saved_tensors
+        result, factors = torch.empty_like(rows), gradient.unsqueeze(-1)
+        torch.mul(factors, rows[0], out=result[1:])
+        if rows.device.type != "cpu":
+            torch.sum(factors * rows[1:], 0, out=result[0])
+            return result
+        torch.mul(factors[0], rows[1], out=result[0])
+        product = torch.empty_like(rows[0])
+        for factor, row in zip(factors[1:], rows[2:]):
+            result[0].add_(torch.mul(factor, row, out=product))
+        return result
+
+
+class _InBlocks(torch.autograd.Function):
+    """The rows of a step together would be written to memory and read again several times; a block's are not."""
+
+    @staticmethod
+    def forward(ctx: Any, table: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(table, nodes)
+        parts = []
+        for block in torch.split(nodes, _columns(table, nodes), dim=1):
+            rows = table.index_select(0, block.flatten()).view(*block.shape, -1)
+            parts.append(rows[1:].mul_(rows[0]).sum(-1))
+        return torch.cat(parts, 1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        table, nodes = ctx.saved_tensors
+        result, size = torch.zeros_like(table), _columns(table, nodes)
+        # A weighted sum of rows is a bag, which is not written out.
+        others, weights = nodes[1:].T.contiguous(), gradient.T.contiguous()
+        result.index_add_(0, nodes[0], functional.embedding_bag(others, table, mode="sum", per_sample_weights=weights))
+        for block, factors in zip(torch.split(nodes, size, dim=1), torch.split(gradient, size, dim=1)):
+            rows = factors.unsqueeze(-1) * table.index_select(0, block[0])
+            result.index_add_(0, block[1:].flatten(), rows.flatten(0, 1))
+        return result, None
+
+
+def _columns(table: torch.Tensor, nodes: torch.Tensor) -> int:
+    return max(1, _BLOCK // (len(nodes) * table.shape[1]))
