@@ -18,7 +18,8 @@ from harness import data_root
 from workloads.data import Interactions, load_interactions
 from workloads.data.splits import user_csr
 from workloads.recommender.credence import GaussianFactors, credence, interaction_scores, prior_log_odds
-from workloads.recommender.sequential.mf import SequentialMF, Settings, gaussian_tables
+from workloads.recommender.model import normal
+from workloads.recommender.sequential.mf import SequentialMF, Settings
 
 DIM, PRIOR_VARIANCE = 32, 0.6
 
@@ -63,7 +64,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     data = load_interactions("ml-100k", data_root()) if asked.data == "ml-100k" else gowalla_size()
-    table = gaussian_tables(data.n_users, data.n_items, DIM, 0.1, seed=0)
+    table = normal(data.n_users + data.n_items, DIM, 0.1, seed=0)
     settings = Settings(
         sampler=asked.sampler, threads=asked.threads, triples=1000 * data.n_users if asked.round else None
     )

@@ -79,6 +79,10 @@ class Command:
         return sum(line.startswith("trial ") and " complete " in line for line in self.text().splitlines())
 
 
+Start = Callable[..., Command]
+"""The fixture ``start``: words in, a started command out."""
+
+
 class Store:
     """The embedded MLflow store below ``home``, read behind MLflow's back."""
 

@@ -6,38 +6,14 @@ The toy workload takes its time by sleeping, so what happens does not depend on 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.integration.commands import SPACES, Command, Store, trials
+from tests.integration.commands import SPACES, Start, Store, trials
 
 TRIALS = 5
 SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none", "--trials", str(TRIALS)]
-Start = Callable[..., Command]
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
-    for name in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
-        monkeypatch.delenv(name, raising=False)
-    return tmp_path / "home"
-
-
-@pytest.fixture
-def start(home: Path) -> Iterator[Start]:
-    started: list[Command] = []
-
-    def begin(*words: str) -> Command:
-        started.append(Command(home, *words))
-        return started[-1]
-
-    yield begin
-    for command in started:
-        if command.process.poll() is None:
-            command.kill()
 
 
 @pytest.mark.parametrize("place", ["ray", pytest.param("local", marks=pytest.mark.faults)])

@@ -6,7 +6,7 @@ all the time and must stay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,19 +15,10 @@ from ray.util import placement_group
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from tests.integration.clusters import busy, groups, logical, named, soon
-from tests.integration.commands import SPACES, Command, Store, trials
+from tests.integration.commands import SPACES, Command, Start, Store, trials
 
 TRIALS = 4
 SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--workers", "2", "--cpus-per-worker", "1"]
-Start = Callable[..., Command]
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
-    for name in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
-        monkeypatch.delenv(name, raising=False)
-    return tmp_path / "home"
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,32 +15,11 @@ import pytest
 
 from orchestrator.tracking.tracker import JOURNAL
 from tests.integration.clusters import logical
-from tests.integration.commands import SPACES, Command, Store
+from tests.integration.commands import SPACES, Command, Start, Store
 from tests.tracked import Server
 
 EPOCH_SECONDS = 0.2
 CONCURRENT, TRIALS = 4, 8
-Start = Callable[..., Command]
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
-@pytest.fixture
-def start(home: Path) -> Iterator[Start]:
-    started: list[Command] = []
-
-    def begin(*words: str) -> Command:
-        started.append(Command(home, *words))
-        return started[-1]
-
-    yield begin
-    for command in started:
-        if command.process.poll() is None:
-            command.kill()
 
 
 @pytest.fixture

@@ -3,39 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from tests.integration.commands import SPACES, Command, Store, trials
+from tests.integration.commands import SPACES, Command, Start, Store, trials
 
 SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none"]
-Start = Callable[..., Command]
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
-    for name in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
-        monkeypatch.delenv(name, raising=False)
-    return tmp_path / "home"
-
-
-@pytest.fixture
-def start(home: Path) -> Iterator[Start]:
-    started: list[Command] = []
-
-    def begin(*words: str) -> Command:
-        started.append(Command(home, *words))
-        return started[-1]
-
-    yield begin
-    for command in started:
-        if command.process.poll() is None:
-            command.kill()
 
 
 def table(home: Path) -> list[dict[str, Any]]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from workloads.losses.pairwise import (
-    PAIRWISE,
     bce_loss,
     bpr_loss,
     debiased_probability,
@@ -59,11 +59,10 @@ def test_bpr_gradient() -> None:
     torch.testing.assert_close(negative.grad, info)
 
 
-@pytest.mark.parametrize("name", sorted(PAIRWISE))
-def test_every_loss_gives_one_value_a_positive(name: str) -> None:
+@pytest.mark.parametrize("loss", [bpr_loss, bce_loss])
+def test_every_loss_gives_one_value_a_positive(loss: Callable[..., torch.Tensor]) -> None:
     torch.manual_seed(2)
     positive, negative = (torch.randn(7, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    loss = PAIRWISE[name]
     assert loss(positive, negative).shape == (7,)
     assert loss(positive[:0], negative[:0]).shape == (0,)
     assert torch.autograd.gradcheck(loss, (positive, negative))

@@ -18,9 +18,10 @@ from torch.nn import functional
 from workloads.data.cache import cache_dir
 from workloads.losses import pairwise
 from workloads.recommender.evaluation import evaluation, rank_users
+from workloads.recommender.model import normal
 from workloads.recommender.prepared import prepared
 from workloads.recommender.sequential import choice, compiled, draws, updates
-from workloads.recommender.sequential.mf import SequentialMF, Settings, gaussian_tables
+from workloads.recommender.sequential.mf import SequentialMF, Settings
 from workloads.sampling.negatives import random_bits
 from workloads.seeding import derive
 
@@ -45,7 +46,7 @@ def model(
     sd: float = 0.5,
     **more: Any,
 ) -> tuple[SequentialMF, torch.Tensor]:
-    table = gaussian_tables(len(lists), n_items, dim, sd, seed)
+    table = normal(len(lists) + n_items, dim, sd, seed)
     users, items = table[: len(lists)], table[len(lists) :]
     return SequentialMF(users, items, *csr(lists), settings, seed, truth=truth and csr(truth), **more), table
 
@@ -452,7 +453,7 @@ def test_another_seed_or_epoch_draws_anew() -> None:
     lists = random_lists(20, 30)
     found = []
     for seed, epoch in ((3, 1), (4, 1), (3, 2)):
-        table = gaussian_tables(20, 30, 5, 0.1, 0)
+        table = normal(20 + 30, 5, 0.1, 0)
         SequentialMF(table[:20], table[20:], *csr(lists), Settings(lr=0.1), seed).train_epoch(epoch)
         found.append(table)
     assert not torch.equal(found[0], found[1])
@@ -506,7 +507,7 @@ def test_movielens(sampler: Any, epochs: int, expected: float) -> None:
     if not (root / "ml-100k").is_dir():
         pytest.skip("ORCHESTRATOR_DATA holds no ml-100k")
     data = prepared("ml-100k", root, 0, holdout=False, device=torch.device("cpu"))
-    table = gaussian_tables(data.n_users, data.n_items, 32, 0.1, seed=0)
+    table = normal(data.n_users + data.n_items, 32, 0.1, seed=0)
     users, items = table[: data.n_users], table[data.n_users :]
     trained = SequentialMF(users, items, data.train.indptr, data.train.items, Settings(sampler=sampler), seed=0)
     for epoch in range(1, epochs + 1):

@@ -9,7 +9,6 @@ every score. Sums of exponentials stay in logarithms: nothing overflows or vanis
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias
 
 import torch
@@ -234,15 +233,3 @@ def _root(unlabelled: torch.Tensor, alpha: float, tau: float) -> torch.Tensor:
     a, b = _quadratic(alpha, tau)
     square = b * b + 4 * a * unlabelled if a >= 0 else (1 + a) ** 2 - 4 * a * (1 - unlabelled)
     return square.sqrt()
-
-
-ContrastiveLoss: TypeAlias = Callable[..., torch.Tensor]
-
-CONTRASTIVE: Mapping[str, ContrastiveLoss] = {
-    "infonce": infonce_loss,
-    "decoupled": decoupled_loss,
-    "dcl": dcl_loss,
-    "hcl": hcl_loss,
-    "bcl": bcl_loss,
-}
-"""The losses that a parameter ``loss`` can name."""

@@ -7,13 +7,9 @@ then right for ragged batches, micro-batches and several workers alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import TypeAlias
 
 import torch
 from torch.nn import functional
-
-PairwiseLoss: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def bpr_loss(positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
@@ -146,7 +142,3 @@ def truncated_bpr_loss(positive: torch.Tensor, negative: torch.Tensor, threshold
 def truncated_share(step: int, *, maximum: float, steps: int) -> float:
     """How much DenoiseRec drops at ``step``, counted from 0: rising to ``maximum`` over ``steps``."""
     return min(maximum * step / steps, maximum)
-
-
-PAIRWISE: Mapping[str, PairwiseLoss] = {"bpr": bpr_loss}
-"""The losses a parameter ``loss`` can name."""

@@ -26,7 +26,7 @@ from workloads.recommender.sequential.draws import (
 )
 from workloads.recommender.sequential.kernel import Feedback, Keys, Tables
 from workloads.recommender.sequential.updates import BCE, BPR, GBPR, MPR, REWEIGHTED, TRUNCATED, Rule
-from workloads.seeding import derive, generator
+from workloads.seeding import derive
 
 Loss: TypeAlias = Literal["bpr", "bce", "denoise_truncated", "denoise_reweighted", "gbpr", "mpr"]
 Sampler: TypeAlias = Literal["uniform", "popularity", "aobpr", "dns", "bns", "bns_posterior", "bns_oracle"]
@@ -201,11 +201,6 @@ class SequentialMF:
         loss, negatives, inf = (float(value) / total for value in np.sum(tallies, axis=0))
         quality = {"tnr": negatives, "inf": inf} if len(self._feedback.truth.indptr) else {}
         return {"loss": loss, **quality}
-
-
-def gaussian_tables(n_users: int, n_items: int, dim: int, sd: float, seed: int) -> torch.Tensor:
-    """W and H stacked, (U + I, d), from N(0, sd^2): algorithm 1 of chapter 3; 0.1 is the root of its reg."""
-    return torch.randn(n_users + n_items, dim, generator=generator(seed, "init")) * sd
 
 
 def _in_threads(part: Any, threads: int) -> list[NDArray[np.float64]]:

@@ -1,0 +1,25 @@
+"""What the tests of whole commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.commands import Command, Start
+
+
+@pytest.fixture
+def start(home: Path) -> Iterator[Start]:
+    """Starts ``orchestrator`` with some words; whatever still runs at the test's end is killed."""
+    started: list[Command] = []
+
+    def begin(*words: str) -> Command:
+        started.append(Command(home, *words))
+        return started[-1]
+
+    yield begin
+    for command in started:
+        if command.process.poll() is None:
+            command.kill()
