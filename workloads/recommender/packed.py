@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from workloads.contract import Evaluation, Metrics, Split
-from workloads.losses.pairwise import PairwiseLoss
 from workloads.recommender.adam import StackedAdam
 from workloads.recommender.batches import packed_nodes, steps_per_pass
 from workloads.recommender.evaluation import evaluation, rank_users
@@ -124,7 +123,12 @@ class RecommenderPack:
         return [evaluation(own, relevant) for own in values]
 
 
-def _each(loss_of: PairwiseLoss, positive: torch.Tensor, negative: torch.Tensor, size: int) -> torch.Tensor:
+def _each(
+    loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    positive: torch.Tensor,
+    negative: torch.Tensor,
+    size: int,
+) -> torch.Tensor:
     """The losses of all members, (K·B,), from the scores of batches of ``size``.
 
     What a vector register of a CPU has no room for at the end of a batch is computed by another routine, whose last
