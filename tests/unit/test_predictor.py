@@ -160,3 +160,31 @@ print(Predictor(weights, {"dataset": "x"}).predict(pd.DataFrame({"user": [0, 1]}
 """
     found = subprocess.run([sys.executable, "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[1, 0]"
+
+
+@pytest.mark.parametrize(
+    ("ids", "column"),
+    [(["ann", "bob", "zoë"], str), ([30, 10, 20], int)],
+    ids=["text", "integers"],
+)
+def test_the_sources_own_ids_in_and_out(ids: list[Any], column: type) -> None:
+    text = column is str
+    named = np.array(ids)
+    packed = np.char.encode(named, "utf-8") if text else named
+    weights = {
+        "users": np.eye(3, dtype=np.float32),
+        "items": np.eye(3, dtype=np.float32)[::-1].copy(),
+        "seen_indptr": np.array([0, 1, 2, 3]),
+        "seen_items": np.array([0, 1, 2], np.int32),
+        "popularity": np.array([3, 2, 1]),
+        "user_ids": packed.view("u1").reshape(3, -1) if text else packed,
+        "item_ids": packed.view("u1").reshape(3, -1) if text else packed,
+    }
+    model = predictor.Predictor(weights, {"dataset": "own"})
+    stranger = "eve" if text else 99
+    found = model.predict(pd.DataFrame({"user": [ids[2], stranger]}), k=1, exclude_seen=False)
+    assert found["user"].tolist() == [ids[2], stranger]
+    assert found["item"].tolist() == [ids[0], ids[0]]
+    assert found["fallback"].tolist() == [False, True]
+    with pytest.raises(ValueError, match=str(stranger)):
+        model.predict(pd.DataFrame({"user": [stranger]}), unknown="error")

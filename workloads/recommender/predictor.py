@@ -36,7 +36,8 @@ class Predictor:
 
         Args:
             weights: ``users`` (U, d) and ``items`` (I, d), float32; ``seen_indptr`` (U + 1,) and ``seen_items``:
-                what each user has interacted with; ``popularity`` (I,): interactions of each item.
+                what each user has interacted with; ``popularity`` (I,): interactions of each item; where the source
+                has ids of its own, ``user_ids`` and ``item_ids``: int64, or text as UTF-8 in rows of bytes.
             config: ``dataset``, named in messages.
         """
         self.dataset = config["dataset"]
@@ -47,6 +48,8 @@ class Predictor:
         self.popular = np.argsort(-popularity, kind="stable")
         self.popular_share = (popularity / popularity.sum())[self.popular].astype(np.float32)
         self.ranker = _ranker(weights["users"], weights["items"])
+        self.user_names = Names(weights.get("user_ids"))
+        self.item_names = Names(weights.get("item_ids"))
 
     def predict(
         self, inputs: pd.DataFrame, *, k: int = 20, exclude_seen: bool = True, unknown: str = "popular"
@@ -54,7 +57,7 @@ class Predictor:
         """Recommend ``k`` items to each user of ``inputs["user"]``, in the order of the input.
 
         Args:
-            inputs: column ``user``, integer ids of the dataset; an id may occur several times.
+            inputs: column ``user``, ids of the dataset; an id may occur several times.
             k: length of each list; shorter where fewer candidates are left.
             exclude_seen: leave out what the user has interacted with in training and validation data.
             unknown: ``popular`` gives a user without such data the most popular items, ``error`` refuses it.
@@ -70,10 +73,11 @@ class Predictor:
             raise ValueError(f"k must be at least 1, got {k}")
         if unknown not in _UNKNOWN:
             raise ValueError(f"unknown must be one of {', '.join(_UNKNOWN)}, got {unknown!r}")
-        users = _user_ids(inputs)
+        named = self.user_names.column(inputs)
+        users = self.user_names.numbers(named)
         known = self._known(users)
         if unknown == "error" and not known.all():
-            raise ValueError(self._unknown_users(np.unique(users[~known])))
+            raise ValueError(self._unknown_users(np.unique(named[~known])))
         k = min(k, self.n_items)
         items = np.broadcast_to(self.popular[:k], (len(users), k)).copy()
         scores = np.broadcast_to(self.popular_share[:k], (len(users), k)).copy()
@@ -87,9 +91,9 @@ class Predictor:
         filled = np.arange(k) < lengths[:, None]
         return pd.DataFrame(
             {
-                "user": np.repeat(users, lengths),
+                "user": np.repeat(named, lengths),
                 "rank": np.broadcast_to(np.arange(1, k + 1), filled.shape)[filled],
-                "item": items[filled],
+                "item": self.item_names.of(items[filled]),
                 "score": scores[filled],
                 "fallback": np.repeat(~known, lengths),
             }
@@ -108,7 +112,7 @@ class Predictor:
         before = np.cumsum(counts) - counts
         return rows, self.seen[np.arange(len(rows)) - before[rows] + self.indptr[users][rows]]
 
-    def _unknown_users(self, ids: NDArray[np.int64]) -> str:
+    def _unknown_users(self, ids: NDArray[Any]) -> str:
         named = ", ".join(map(str, ids[:5])) + (f" and {len(ids) - 5} more" if len(ids) > 5 else "")
         return (
             f"the model, trained on {self.dataset}, does not know {'user' if len(ids) == 1 else 'users'} {named}; "
@@ -116,10 +120,38 @@ class Predictor:
         )
 
 
-def _user_ids(inputs: pd.DataFrame) -> NDArray[np.int64]:
-    if "user" not in inputs.columns:
-        raise ValueError(f"the input needs a column 'user' with user ids, got {list(inputs.columns)}")
-    values = inputs["user"].to_numpy()
+class Names:
+    """What the source calls number 0, 1, ...; where it has no names of its own, the numbers themselves."""
+
+    def __init__(self, ids: NDArray[Any] | None) -> None:
+        self.ids = ids
+        if ids is not None and ids.ndim == 2:  # text
+            self.ids = np.char.decode(np.ascontiguousarray(ids).view(f"S{ids.shape[1]}").ravel(), "utf-8")
+        self.order = None if self.ids is None else np.argsort(self.ids, kind="stable")
+
+    def column(self, inputs: pd.DataFrame) -> NDArray[Any]:
+        """The input's users as the source names them. Raises ValueError for what can be no id."""
+        if "user" not in inputs.columns:
+            raise ValueError(f"the input needs a column 'user' with user ids, got {list(inputs.columns)}")
+        values = inputs["user"].to_numpy()
+        if self.ids is not None and self.ids.dtype.kind == "U":
+            return values.astype(str)
+        return _integers(values)
+
+    def numbers(self, ids: NDArray[Any]) -> NDArray[np.int64]:
+        """The number of each id; -1 for one that is not known."""
+        if self.ids is None or self.order is None:
+            return ids
+        place = np.searchsorted(self.ids, ids, sorter=self.order).clip(max=len(self.ids) - 1)
+        found = self.order[place]
+        return np.where(self.ids[found] == ids, found, -1)
+
+    def of(self, numbers: NDArray[np.int64]) -> NDArray[Any]:
+        """The ids of some numbers."""
+        return numbers if self.ids is None else self.ids[numbers]
+
+
+def _integers(values: NDArray[Any]) -> NDArray[np.int64]:
     if values.dtype.kind in "iu" or len(values) == 0:
         return values.astype(np.int64)
     for row, value in enumerate(values):

@@ -52,7 +52,7 @@ class Prepared:
 
     ``train``: what is learnt from. ``known``: train and validation, what a user has before the test. ``pairs``
     (2, n): user and item nodes of the interactions that a negative exists for. ``truth`` (U, I), on the host: what
-    users truly like, of generated data.
+    users truly like, of generated data. ``user_ids`` and ``item_ids``: the source's own, where it has any.
     """
 
     n_users: int
@@ -64,6 +64,8 @@ class Prepared:
     unobserved: Unobserved
     pairs: torch.Tensor
     truth: NDArray[np.bool_] | None = None
+    user_ids: NDArray[Any] | None = None
+    item_ids: NDArray[Any] | None = None
 
     @cached_property
     def graph(self) -> Graph:
@@ -159,4 +161,16 @@ def prepare(data: Interactions, split_seed: int, holdout: bool, device: torch.de
     unobserved = Unobserved(indptr, train.items, data.n_items)
     pairs = torch.stack([train.users, train.items + data.n_users])
     pairs = pairs[:, unobserved.counts[train.users] > 0]
-    return Prepared(data.n_users, data.n_items, train, validation, known, test, unobserved, pairs, data.truth)
+    return Prepared(
+        data.n_users,
+        data.n_items,
+        train,
+        validation,
+        known,
+        test,
+        unobserved,
+        pairs,
+        data.truth,
+        data.user_ids,
+        data.item_ids,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -199,15 +199,27 @@ class Recommender:
             "seen_indptr": torch.from_numpy(data.known.indptr),
             "seen_items": data.known.items.int(),
             "popularity": torch.bincount(data.known.items, minlength=data.n_items),
+            **{name: _plain(ids) for name in ("user_ids", "item_ids") if (ids := getattr(data, name)) is not None},
         }
         return Servable(
             predictor=Path(__file__).with_name("predictor.py"),
             weights={name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()},
             config={"dataset": self.params.dataset, "backbone": self.params.backbone},
-            example={"user": np.flatnonzero(data.known.counts)[:3]},
+            example={"user": _names(np.flatnonzero(data.known.counts)[:3], data.user_ids)},
             params={"k": 20, "exclude_seen": True, "unknown": "popular"},
             requirements=("numpy", "pandas"),
         )
+
+
+def _plain(ids: np.ndarray[Any, Any]) -> torch.Tensor:
+    """Ids as a tensor: int64, or text as rows of bytes."""
+    return torch.from_numpy(ids.view("u1").reshape(len(ids), -1).copy() if ids.dtype.kind == "S" else ids.copy())
+
+
+def _names(numbers: np.ndarray[Any, Any], ids: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
+    if ids is None:
+        return numbers
+    return np.char.decode(ids[numbers], "utf-8") if ids.dtype.kind == "S" else ids[numbers]
 
 
 def _check_batch(params: RecommenderParams, runtime: Runtime) -> None:
