@@ -72,7 +72,7 @@ def resume(folder: RunFolder, settings: Settings, console: Console, again: Again
         )
     if spec.search.scheduler == "pbt" and again != Again():
         raise UserError("A population is what it began with: it takes no more members", fix="Start a new sweep")
-    if not (folder.path / JOURNAL).exists():
+    if not (folder.path / JOURNAL).exists() and (folder.path / "trials").exists():  # else none has begun
         raise UserError(f"{folder.id} has lost its journal, {JOURNAL}", fix="Restore it, or start a new sweep")
     _check_contract(folder, spec)
     spec = _with_more(spec, again.more_trials)

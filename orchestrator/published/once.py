@@ -10,11 +10,13 @@ from typing import Any
 
 from orchestrator import preflight, sweeps
 from orchestrator.console import Console
+from orchestrator.errors import Interrupted
 from orchestrator.search.study import JOURNAL
 from orchestrator.session import Result
 from orchestrator.settings import Settings
 from orchestrator.spec import ExperimentSpec, SweepSpec, digest
 from orchestrator.storage import records
+from orchestrator.storage.mirror import STOP
 from orchestrator.storage.records import RunFolder
 from orchestrator.training import runs
 
@@ -85,6 +87,8 @@ def _once(name: str, settings: Settings, begin: Callable[[], Result], go_on: Cal
         shutil.rmtree(folder.path)
         folder = None
     result = begin() if folder is None else go_on(folder)
+    if (result.folder / STOP).exists():  # asked for when only its end was left, which then came first
+        raise Interrupted(f"orchestrator status {name}")
     return Done(result.folder, result.to_json(), found=False)
 
 

@@ -22,6 +22,7 @@ from orchestrator.published.reproduce import Asked
 from orchestrator.published.table import SPACE, Block, Choice, Effort, Measured, Reproduction
 from orchestrator.results import statistics
 from orchestrator.search import spaces
+from orchestrator.settings import resolve
 from orchestrator.training import worker
 from workloads.data import load_interactions
 from workloads.recommender.credence import GaussianFactors, credence, prior_log_odds
@@ -141,6 +142,18 @@ def test_what_trains_with_the_test_part_in_sight_has_to_be_meant() -> None:
         table.check_reads_test("thesis-4.5", True, Effort())
     table.check_reads_test("thesis-4.5", True, Effort(as_published=True))
     table.check_reads_test("thesis-4.2", False, Effort())
+
+
+def test_settings_printed_whole_are_not_searched_and_stay_on_the_cpu() -> None:
+    printed, searched = (TABLES["thesis-4.2"].rows("synthetic", "mf")[at].settings for at in (-1, 0))
+    settings = resolve()
+    assert table.search_spec(printed, settings, Effort()) is None
+    assert table.search_spec(searched, settings, Effort(trials=0)) is None
+    spec = table.search_spec(searched, settings, Effort(trials=3, local=True))
+    assert spec is not None
+    assert (spec.search.trials, spec.plan.epochs, set(spec.fixed) & {"lr", "weight_decay"}) == (3, 100, set())
+    final = table.final_spec(printed.params, 100, 4, settings, Effort(local=True))
+    assert (final.seed, final.plan.refit, final.resources.gpus_per_worker) == (4, "only", 0)
 
 
 def test_a_quick_look_is_kept_apart() -> None:
