@@ -222,8 +222,6 @@ def _in_process(
 def _pack_size(spec: SweepSpec, device: torch.device) -> int:
     """Trials that one process trains together. Raises UserError when so many can not be."""
     if spec.search.scheduler == "pbt" or spec.resources.workers > 1:
-        if isinstance(spec.search.pack, int) and spec.search.pack > 1:
-            raise UserError("PBT and trials of several workers are trained apart", got=f"--pack {spec.search.pack}")
         return 1
     size = packing.pack_size(spec.workload, warm_start.defaults(spec), device, spec.search.pack)
     return min(size, spec.search.concurrency or size, spec.search.trials * spec.search.seeds)

@@ -36,6 +36,8 @@ def settle(
         search = _several(search, objectives, given)
     if search.scheduler == "pbt":
         search, plan = _population(search, plan, resources, searched, params, given)
+    if isinstance(search.pack, int) and search.pack > 1 and (search.scheduler == "pbt" or resources.workers > 1):
+        raise UserError("PBT and trials of several workers are trained apart", got=f"--pack {search.pack}")
     if search.trial_timeout is not None and local:
         raise UserError(
             "--trial-timeout kills the process of a trial, and --local has only its own",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 from contextlib import closing
@@ -45,6 +46,7 @@ def ensure(uri: str) -> Path | None:
             if not (ready.exists() and database.exists()):
                 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
+                logging.getLogger("mlflow").setLevel(logging.WARNING)  # it may have been imported before quiet()
                 SqlAlchemyStore(uri, str(artifacts))
                 with closing(sqlite3.connect(database)) as connection:
                     connection.execute("PRAGMA journal_mode=WAL")  # the UI reads while a sweep writes
