@@ -28,6 +28,7 @@ def children(store: Store) -> dict[str, list[int]]:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.faults
 def test_a_trial_that_hangs_fails_alone(home: Path, start: Start) -> None:
     """One device: the others can only run when the hung one's is given back."""
     words = ["sweep", "toy", "--space", f"{SPACES}:one_hangs", "--scheduler", "none", "--trials", "3", "epochs=4"]
