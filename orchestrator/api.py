@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ def run(
     local: bool = True,
     seed: int = 0,
     config: str | None = None,
+    name: str | None = None,
     register: str | None = None,
     workers: int | None = None,
     gpus_per_worker: float | None = None,
@@ -47,22 +49,30 @@ def run(
         resources={"workers": workers, "gpus_per_worker": gpus_per_worker, "cpus_per_worker": cpus_per_worker},
         local=local,
     )
-    return runs.run(spec, settings, runs.Options(local=local, register=register), Console())
+    return runs.run(spec, settings, runs.Options(local=local, register=register, name=name), Console())
 
 
 def sweep(
     workload: str,
     *,
-    trials: int = 16,
+    trials: int | None = None,
     space: str | None = None,
     sampler: str | None = None,
     scheduler: str | None = None,
+    seeds: int | None = None,
+    warm_start: Sequence[str] = (),
     concurrency: int | None = None,
+    pack: int | str | None = None,
     time_budget: float | None = None,
+    max_device_hours: float | None = None,
+    trial_timeout: float | None = None,
     local: bool = True,
     seed: int = 0,
     config: str | None = None,
+    name: str | None = None,
+    keep: str = "winner",
     register: str | None = None,
+    workers: int | None = None,
     gpus_per_worker: float | None = None,
     cpus_per_worker: float | None = None,
     tracking: str | None = None,
@@ -78,8 +88,13 @@ def sweep(
         "space": space,
         "sampler": sampler,
         "scheduler": scheduler,
+        "seeds": seeds,
+        "warm_start": tuple(warm_start) or None,
         "concurrency": concurrency,
+        "pack": pack,
         "time_budget": time_budget,
+        "max_device_hours": max_device_hours,
+        "trial_timeout": trial_timeout,
     }
     spec = request.sweep(
         workload,
@@ -87,11 +102,12 @@ def sweep(
         config=Path(config) if config else None,
         overrides=settings_of_the_workload,
         seed=seed,
-        resources={"gpus_per_worker": gpus_per_worker, "cpus_per_worker": cpus_per_worker},
+        resources={"workers": workers, "gpus_per_worker": gpus_per_worker, "cpus_per_worker": cpus_per_worker},
         search=search,
         local=local,
     )
-    return sweeps.sweep(spec, settings, runs.Options(local=local, register=register), Console())
+    options = runs.Options(local=local, register=register, name=name, keep=keep)
+    return sweeps.sweep(spec, settings, options, Console())
 
 
 def load_model(reference: str, *, tracking: str | None = None) -> Any:

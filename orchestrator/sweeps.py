@@ -36,6 +36,10 @@ class Again:
     more_trials: int = 0
     retry_failed: bool = False
 
+    def __post_init__(self) -> None:
+        if self.more_trials < 0:
+            raise UserError("--more-trials is not valid", got=self.more_trials, allowed="greater than or equal to 0")
+
 
 def sweep(spec: SweepSpec, settings: Settings, options: Options, console: Console) -> Result:
     """Run a sweep to its end. Raises UserError, RunFailed (all trials failed) or Interrupted."""

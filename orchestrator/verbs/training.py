@@ -131,7 +131,7 @@ def sweep_command(
     cpus_per_worker: Cpus = None,
     resume: Resume = None,
     more_trials: Annotated[
-        int, typer.Option("--more-trials", min=0, help="With --resume: so many beyond those asked for.")
+        int, typer.Option("--more-trials", help="With --resume: so many beyond those asked for.")
     ] = 0,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="With --resume: try failed trials again.")
@@ -186,8 +186,8 @@ def sweep_command(
         from orchestrator import sweeps
         from orchestrator.storage import records
 
-        folder = records.find(settings.storage, resume, "sweep")
-        result = sweeps.resume(folder, settings, console, sweeps.Again(more_trials, retry_failed))
+        again = sweeps.Again(more_trials, retry_failed)
+        result = sweeps.resume(records.find(settings.storage, resume, "sweep"), settings, console, again)
     else:
         if more_trials or retry_failed:
             raise UserError("--more-trials and --retry-failed go on with a sweep", fix="Name it with --resume ID")

@@ -102,7 +102,10 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
         (f"{SWEEP} --trial-timeout 5", ("--trial-timeout", "--local", "Leave one of the two away")),
         (f"{SWEEP} --more-trials 3", ("--more-trials and --retry-failed go on with a sweep", "--resume ID")),
         (f"{SWEEP} --retry-failed", ("--more-trials and --retry-failed go on with a sweep",)),
-        (f"{SWEEP} --more-trials -1", ("--more-trials", "0")),
+        (
+            "sweep --resume latest --more-trials -1",
+            ("--more-trials is not valid: got -1; allowed: greater than",),
+        ),
         (f"{SWEEP} --keep none", ("Unknown word for --keep: got 'none'; allowed: all, winner",)),
         (f"{SWEEP} --warm-start nothing", ("There is no sweep yet: got 'nothing'",)),
         (f"{SWEEP} objective=recall_at_20", ("The objective recall_at_20 needs a direction", "recall_at_20:max")),

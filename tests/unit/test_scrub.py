@@ -67,7 +67,7 @@ HARMLESS = [
     "DB_PASSWORD=$PASSWORD",
     "ssh://git@github.com/a/b",
     "git@github.com:a/b.git",
-    "https://registry.npmjs.org:443/@scope/x",
+    "https://registry.example:443/@scope/x",
     "the token is a word, and so is a secret",
     "lr=0.01 loss=bcl dataset=ml-100k seed=3",
     "task-name risk-assessment-for-many-people",
