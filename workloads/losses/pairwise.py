@@ -11,6 +11,9 @@ import math
 import torch
 from torch.nn import functional
 
+DPL_FLOOR = 0.01
+"""P̂ of :func:`dpl_loss` from below (E-5.18b)."""
+
 
 def bpr_loss(positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
     """Bayesian personalised ranking, ``-ln σ(x_ui - x_uj)``.
@@ -42,7 +45,7 @@ def bce_loss(positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
 
 
 def dpl_loss(
-    positive: torch.Tensor, negatives: torch.Tensor, extra: torch.Tensor, *, tau: float, floor: float = 0.01
+    positive: torch.Tensor, negatives: torch.Tensor, extra: torch.Tensor, *, tau: float, floor: float = DPL_FLOOR
 ) -> torch.Tensor:
     """Debiased pairwise loss, ``-ln P̂`` with P̂ an unbiased estimate from M extra positives and N unlabelled samples.
 

@@ -56,8 +56,13 @@ def rank_users(
 
 
 def evaluation(values: torch.Tensor, relevant: History, rank: int = 0) -> Evaluation:
-    """The values (U, metrics) of the users that have something to be found, as means and, on rank 0, units."""
+    """The values (U, metrics) of the users that have something to be found, as means and, on rank 0, units.
+
+    Raises ValueError where no user has: a mean of nothing would be invented.
+    """
     ids = np.flatnonzero(relevant.counts)
+    if not len(ids):
+        raise ValueError("no user has an item in this part of the data, so nothing can be measured on it")
     units = dict(zip(metric_names(CUTOFFS), values.cpu().numpy()[ids].T))
     metrics = {name: _mean(column) for name, column in units.items()}
     return Evaluation(metrics, {"id": ids, **units} if rank == 0 else {})

@@ -46,11 +46,20 @@ def shape(workload: Recommender) -> Hashable | None:
     measures of quality, several workers, micro-batches and virtual epochs.
     """
     params, runtime = workload.params, workload.runtime
-    if params.backbone != "mf" or runtime.world_size > 1 or runtime.accumulate > 1 or runtime.steps_per_epoch:
-        return None
-    if params.optimizer != "adam" or params.loss not in POINTWISE or workload.draws.sampler.dynamic or params.quality:
+    if not _can(params) or runtime.world_size > 1 or runtime.accumulate > 1 or runtime.steps_per_epoch:
         return None
     return (*params.model_dump(exclude=OWN).items(), id(workload.data))
+
+
+def _can(params: Params) -> bool:
+    static = params.sampler in ("uniform", "popularity")
+    return (
+        params.backbone == "mf"
+        and params.optimizer == "adam"
+        and params.loss in POINTWISE
+        and static
+        and not params.quality
+    )
 
 
 def size(params: Params, device: torch.device) -> int:
@@ -59,7 +68,7 @@ def size(params: Params, device: torch.device) -> int:
     On a CPU core a step with little to compute is mostly overhead, which members share; a larger one is bound by
     memory, which they do not. A GPU idles between the launches of a trial of any size; there tables bound the number.
     """
-    if params.backbone != "mf":
+    if not _can(params):
         return 1
     if device.type == "cpu":
         return 8 if params.batch_size * params.dim <= _OVERHEAD else 1

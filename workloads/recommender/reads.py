@@ -58,9 +58,16 @@ def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
         default = next(iter(table))
         _fill(values, table.get(str(values.get(choice, default)), {}))
     for (name, value), reads in _SWITCHES.items():
-        if str(values.get(name)).lower() == str(value).lower():
+        if _is(values.get(name), value):
             _fill(values, reads)
     return values
+
+
+def _is(given: Any, value: Any) -> bool:
+    """Whether what is given becomes ``value``, as pydantic reads a switch."""
+    if isinstance(value, bool):
+        return (str(given).lower() in ("1", "true", "yes", "on", "y", "t")) is value
+    return str(given) == str(value)
 
 
 def _fill(values: dict[str, Any], defaults: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from workloads.data.splits import user_csr
 from workloads.recommender.prepared import Prepared
 from workloads.recommender.samplers import prior_table
+from workloads.recommender.tally import tells_quality
 from workloads.sampling.bayesian import warm_lambda
 
 if TYPE_CHECKING:
@@ -86,9 +87,11 @@ def _sequential(workload: Recommender) -> SequentialMF:
 
 
 def _truth(workload: Recommender) -> tuple[NDArray[np.int64], NDArray[Any] | torch.Tensor] | None:
-    """The lists of what users like beyond training, where something asks for them."""
+    """The lists of what users like beyond training, where the sampler or a measure asks for them."""
     data, truth = workload.data, workload.params.truth
-    if truth is None:
+    if truth is None or not (
+        workload.params.sampler == "bns_oracle" or tells_quality(workload.params, workload.runtime)
+    ):
         return None
     if truth == "planted":
         data.liked(truth)  # refuses where nothing is planted

@@ -8,12 +8,18 @@ import torch
 
 from workloads.contract import Runtime
 from workloads.distributed import reduce_sum
+from workloads.losses.pairwise import DPL_FLOOR
 from workloads.recommender.params import Params
 from workloads.recommender.prepared import Prepared
 from workloads.recommender.quality import SamplingQuality
 
-_CLAMPED = -math.log(0.01) - 1e-5
+_CLAMPED = -math.log(DPL_FLOOR) - 1e-5
 """From here on a loss of dpl has reached its floor of P̂ (E-5.18b)."""
+
+
+def tells_quality(params: Params, runtime: Runtime) -> bool:
+    """Whether sampling quality is asked for and can be told: a refit has trained on the validation part."""
+    return params.quality and (runtime.holdout or params.truth != "validation")
 
 
 class Tally:
@@ -23,10 +29,10 @@ class Tally:
         self._n_users = data.n_users
         self._loss = torch.zeros((), dtype=torch.float64, device=runtime.device)
         self._count = 0
-        self._clamped = torch.zeros((), dtype=torch.int64, device=runtime.device) if params.loss == "dpl" else None
+        clamps = params.loss == "dpl" and params.positives  # without them the loss has no floor
+        self._clamped = torch.zeros((), dtype=torch.int64, device=runtime.device) if clamps else None
         self._quality: SamplingQuality | None = None
-        # A refit has trained on the validation part: nothing is left to tell a false negative by.
-        if params.quality and (runtime.holdout or params.truth != "validation"):
+        if tells_quality(params, runtime):
             assert params.truth is not None
             self._quality, self._liked = SamplingQuality(runtime.device), data.liked(params.truth)
 
