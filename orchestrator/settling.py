@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from optuna.trial import FrozenTrial
+
 from orchestrator.console import show
 from orchestrator.engine import Progress
 from orchestrator.errors import DONE, PARTIAL, Interrupted, RunFailed
@@ -115,14 +117,16 @@ def settle(result: Result, session: Session, spec: SweepSpec, study: Study, ledg
         session.discard(folder / "trials")
     session.console.table(*table)
     code = PARTIAL if failed else DONE
-    seconds = ledger.train_seconds + result.train_seconds
+    seconds = sum(map(_train_seconds, found))
+    if spec.plan.refit:  # without one the winner's seconds are its trial's
+        seconds += result.train_seconds
     full = Result(
         **{
             **vars(result),
             "train_seconds": seconds,
             "device_seconds": seconds * spec.resources.devices,
             "wall_seconds": session.wall_seconds,
-            "status": "partial" if failed else "finished",
+            "status": status,
             "folder": folder,
             "exit_code": code,
             "extra": {**result.extra, "trials": len(found), "failed": failed, "best_trial": best.number,
@@ -131,6 +135,16 @@ def settle(result: Result, session: Session, spec: SweepSpec, study: Study, ledg
     )  # fmt: skip
     session.settle("partial" if failed else "finished", code, run_id=full.run_id, result=full.to_json())
     return full
+
+
+def _train_seconds(trial: FrozenTrial) -> float:
+    """Of all seeds of a trial, those of one that did not end included."""
+    seeds = [
+        value["train_seconds"]
+        for name, value in trial.user_attrs.items()
+        if name.startswith("seed_") and name != "seed_of"
+    ]
+    return float(trial.user_attrs.get("train_seconds") or sum(seeds))
 
 
 def _ranking(rows: list[dict[str, Any]], study: Study) -> tuple[str, list[str], list[list[Any]]]:

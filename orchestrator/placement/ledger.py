@@ -39,7 +39,6 @@ class Ledger:
         self._charged = spec.resources
         self.book = Book(session.folder.path)
         self.budget = Budget(spec, session.folder)
-        self.train_seconds = sum(float(t.user_attrs.get("train_seconds", 0.0)) for t in study.trials)
 
     def share(self, trials: int) -> None:
         """Trials that are trained together share their devices: each is charged its part."""
@@ -108,8 +107,8 @@ class Ledger:
         if verdict == "paused":
             self._stop_clock(unit)
             return True
-        self.train_seconds += float(payload["train_seconds"])
-        self._ended(unit, verdict, f"{self._study.objective.metric} {show(payload['best_value'])}")
+        detail = f"{self._study.objective.metric} {show(payload['best_value'])}"
+        self._ended(unit, verdict, self._study.cause(unit) if verdict == "failed" else detail)
         return True
 
     def died(self, unit: int, cause: str) -> None:

@@ -142,9 +142,11 @@ class _Fixing:
         attribute = getattr(self._trial, name)
         if not name.startswith("suggest_"):
             return attribute
-        return lambda parameter, *args, **kwargs: (
-            self._fixed[parameter] if parameter in self._fixed else attribute(parameter, *args, **kwargs)
-        )
+
+        def suggest(name: str, *args: Any, **kwargs: Any) -> Any:
+            return self._fixed[name] if name in self._fixed else attribute(name, *args, **kwargs)
+
+        return suggest
 
 
 def _from_file(file: Path, function: str) -> Space:

@@ -185,6 +185,11 @@ class Study:
         self.optuna_study.tell(trial, state=TrialState.FAIL)
         return "failed"
 
+    def cause(self, unit: int) -> str:
+        """Why the trial of a unit failed."""
+        attributes = self.optuna_study.get_trials(deepcopy=False)[self.trial_of(unit)[0]].user_attrs
+        return str(attributes.get("cause", "unknown"))
+
     def cut(self, unit: int, cause: str) -> None:
         """Give a trial up for good: it does not take part and is not taken up again."""
         trial = self._open.setdefault(unit, self._optuna_trial(self.trial_of(unit)[0]))

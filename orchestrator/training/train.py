@@ -278,7 +278,8 @@ def cause(error: BaseException) -> str:
     failures = getattr(error, "worker_failures", None)
     if failures:
         rank, first = sorted(failures.items())[0]
-        inner = getattr(first, "cause", None) or first
-        text = worker.describe(inner) if isinstance(inner, Exception) else str(inner)
+        inner = getattr(first, "_base_exc", None) or getattr(first, "cause", None) or first
+        trace = getattr(first, "_traceback_str", "")
+        text = worker.describe(inner, trace) if isinstance(inner, Exception) else str(inner)
         return f"worker {rank}: {text}"
     return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 import traceback
@@ -167,17 +168,22 @@ def payload(report: EpochReport) -> dict[str, Any]:
     }
 
 
-def describe(error: Exception) -> str:
-    """One line for what the user did or what diverged; the place in the code for everything else."""
+def describe(error: Exception, trace: str = "") -> str:
+    """One line for what the user did or what diverged; the place in the code for everything else.
+
+    An error that crossed a process has lost its traceback: ``trace`` is the text that came along, if any.
+    """
     if isinstance(error, UserError | Diverged | DataError):
         return str(error)
-    if type(error).__name__ == "OutOfMemoryError":
+    if any(base.__module__.startswith("torch") and base.__name__ == "OutOfMemoryError" for base in type(error).__mro__):
         return (
             "it does not fit into its share of the GPU's memory (--gpus-per-worker, batch_size): "
             + str(error).splitlines()[0]
         )
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
+    frames = [(frame.filename, str(frame.lineno)) for frame in traceback.extract_tb(error.__traceback__)]
+    frames = frames or re.findall(r'File "([^"]+)", line (\d+)', trace)
+    place = f" ({Path(frames[-1][0]).name}:{frames[-1][1]})" if frames else ""
+    return f"{type(error).__name__}: {(str(error) or 'no message').splitlines()[0]}{place}"
 
 
 def send(inbox: IO[str], payload: Mapping[str, Any]) -> None:

@@ -44,3 +44,21 @@ def test_rows_that_a_dead_driver_did_not_read_are_delivered(tmp_path: Path) -> N
     spec = ExperimentSpec(workload="toy", params={})
     assert train.follow(spec, tmp_path, tmp_path, cast(Session, None), got.append)
     assert got == [[Row(1, 1.5, {"train/loss": 1 / 3})]]
+
+
+def test_an_error_that_crossed_a_process_is_told_with_its_place() -> None:
+    error = ValueError("the third layer is missing")  # never raised here: it has no traceback
+    assert worker.describe(error) == "ValueError: the third layer is missing"
+    trace = 'Traceback:\n  File "/somewhere/model.py", line 12, in build\n  File "/somewhere/layers.py", line 7, in pick\n'
+    assert worker.describe(error, trace) == "ValueError: the third layer is missing (layers.py:7)"
+
+
+def test_the_cause_of_a_lost_group_is_its_workers_own_error() -> None:
+    from ray.train import WorkerGroupError
+
+    wrapped = RuntimeError("Ray's wrapping")
+    wrapped._base_exc = ValueError("the third layer is missing")  # type: ignore[attr-defined]
+    wrapped._traceback_str = '  File "/somewhere/layers.py", line 7, in pick'  # type: ignore[attr-defined]
+    assert train.cause(WorkerGroupError("lost", {1: wrapped})) == (
+        "worker 1: ValueError: the third layer is missing (layers.py:7)"
+    )

@@ -105,7 +105,7 @@ class Prepared:
         """What users like beyond training, by ``validation``, ``test`` or the ``planted`` truth of generated data.
 
         Raises:
-            ValueError: the data is not generated, so that nothing is planted.
+            ValueError: nothing is planted, since the data is not generated, or the validation part was trained on.
         """
         if truth == "planted":
             if self.truth is None:
@@ -113,6 +113,10 @@ class Prepared:
             users, items = (torch.from_numpy(side).to(self.pairs.device) for side in np.nonzero(self.truth))
             return PairSet(users, items, self.n_items)
         history = self.test if truth == "test" else self.validation
+        if not len(history.items):
+            raise ValueError(
+                f"truth={truth} is empty: a refit trains on the validation part. Set refit=false, or truth=planted"
+            )
         return PairSet(history.users, history.items, self.n_items)
 
 

@@ -93,8 +93,8 @@ def _truth(workload: Recommender) -> tuple[NDArray[np.int64], NDArray[Any] | tor
         workload.params.sampler == "bns_oracle" or tells_quality(workload.params, workload.runtime)
     ):
         return None
+    data.liked(truth)  # refuses what is not there
     if truth == "planted":
-        data.liked(truth)  # refuses where nothing is planted
         assert data.truth is not None
         return user_csr(np.argwhere(data.truth), data.n_users)
     history = data.test if truth == "test" else data.validation
