@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 import traceback
@@ -51,6 +52,7 @@ ENDINGS: Mapping[Status, str] = {
 """Each end in words."""
 
 HISTORY = "history.jsonl"
+SECRET = "***"
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class Session:
 
     def __enter__(self) -> Session:
         self.console.log_to(self.folder.log)
-        self.folder.update(tracking=self.settings.tracking, experiment=self.settings.experiment)
+        self.folder.update(tracking=_kept(self.settings.tracking), experiment=self.settings.experiment)
         self._mirror = self.folder.mirror()
         sources = provenance.sources(apart=(self.settings.home, self.settings.storage))
         data = self._tags.get("orchestrator.data_fingerprint")
@@ -177,19 +179,21 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.interrupts.__exit__(kind, error, trace)
         status, code, values = self._ending(error)
-        self._notify_end(status, error, values)
-        if error is not None and not isinstance(error, UserError | Interrupted):
-            with self.folder.log.open("a") as log:
-                traceback.print_exception(error, file=log)
-        if self._system is not None:
-            self._system.__exit__(kind, error, trace)
-        if self.tracker is not None:
-            self.tracker.end(self.folder.id, ENDS[status])
-            if trouble := self.tracker.close():
-                self.console.say(trouble)
-        self.folder.release(status, code, **values)
+        try:
+            self._notify_end(status, error, values)
+            if error is not None and not isinstance(error, UserError | Interrupted):
+                with self.folder.log.open("a") as log:
+                    traceback.print_exception(error, file=log)
+            if self._system is not None:
+                self._system.__exit__(kind, error, trace)
+            if self.tracker is not None:
+                self.tracker.end(self.folder.id, ENDS[status])
+                if trouble := self.tracker.close():
+                    self.console.say(trouble)
+        finally:  # whoever looks finds how it ended, also when the last seconds were cut short
+            self.folder.release(status, code, **values)
+            self.interrupts.__exit__(kind, error, trace)
         if self._mirror is not None and (trouble := self._mirror.close()):  # the record's end is to be stored too
             self.console.say(trouble)
         if trouble := self._notifier.close():
@@ -225,12 +229,17 @@ def open_tracker(settings: Settings, folder: RunFolder, *, resuming: bool) -> Tr
     return Tracker(settings.tracking, experiment, folder.id, folder.path, artifacts=artifacts, resuming=resuming)
 
 
+def _kept(tracking: str | None) -> str | None:
+    """The tracking address as a record may hold it: a database's password stays in the environment."""
+    return None if tracking is None else re.sub(r"(://[^/:@]*):[^/]*@", rf"\1:{SECRET}@", tracking)
+
+
 def adopt(settings: Settings, folder: RunFolder) -> Settings:
     """Settings for going on with a run: its own store, unless another is named on the command line."""
     kept = {
         name: folder.record[name]
         for name in ("tracking", "experiment")
-        if settings.sources[name] != "flag" and name in folder.record
+        if settings.sources[name] != "flag" and name in folder.record and SECRET not in str(folder.record[name])
     }
     return replace(settings, **kept)
 

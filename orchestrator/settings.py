@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from orchestrator import notify
 from orchestrator.errors import UserError, unknown
@@ -107,7 +108,25 @@ def _tracking(uri: str | None) -> str:
         )
     if uri.startswith("sqlite:///"):  # workers change directory: a relative path would make a store in each
         return f"sqlite:///{Path(uri.removeprefix('sqlite:///')).expanduser().absolute()}"
-    return uri
+    return _without_login(uri) if uri.startswith("http") else uri
+
+
+def _without_login(uri: str) -> str:
+    """A server's address without user and password, which go where MLflow's own client looks for them.
+
+    The address stands in records, notifications and messages; a login must not.
+    """
+    try:
+        parts = urlsplit(uri)
+    except ValueError:  # no address: whoever asks it says so
+        return uri
+    for variable, value in (
+        ("MLFLOW_TRACKING_USERNAME", parts.username),
+        ("MLFLOW_TRACKING_PASSWORD", parts.password),
+    ):
+        if value:
+            os.environ[variable] = unquote(value)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def _storage(text: str | None, home: Path) -> Path:

@@ -49,7 +49,9 @@ def test_rows_that_a_dead_driver_did_not_read_are_delivered(tmp_path: Path) -> N
 def test_an_error_that_crossed_a_process_is_told_with_its_place() -> None:
     error = ValueError("the third layer is missing")  # never raised here: it has no traceback
     assert worker.describe(error) == "ValueError: the third layer is missing"
-    trace = 'Traceback:\n  File "/somewhere/model.py", line 12, in build\n  File "/somewhere/layers.py", line 7, in pick\n'
+    trace = (
+        'Traceback:\n  File "/somewhere/model.py", line 12, in build\n  File "/somewhere/layers.py", line 7, in pick\n'
+    )
     assert worker.describe(error, trace) == "ValueError: the third layer is missing (layers.py:7)"
 
 

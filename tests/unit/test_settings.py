@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,11 @@ def test_a_setting_left_empty_in_the_file_is_unset(home: Path) -> None:
     assert found.embedded
     assert found.sources["tracking"] == "default"
     assert str(found.storage) == "/here"
+
+
+def test_a_login_in_the_address_goes_where_mlflow_looks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+        monkeypatch.setenv(name, "before")
+    settings = resolve({"tracking": "https://bob:hunt%40er@mlflow.example:5000/base"})
+    assert settings.tracking == "https://mlflow.example:5000/base"
+    assert (os.environ["MLFLOW_TRACKING_USERNAME"], os.environ["MLFLOW_TRACKING_PASSWORD"]) == ("bob", "hunt@er")
