@@ -17,20 +17,18 @@ from orchestrator.errors import DONE, FAILED, INTERRUPTED, UserError, unknown
 from orchestrator.jobs.dashboard import Dashboard
 from orchestrator.jobs.job_state import Job
 from orchestrator.provenance import record as provenance
-from orchestrator.provenance.scrub import scrub_words
+from orchestrator.provenance.scrub import SECRET_FILES, scrub_words
 from orchestrator.provenance.source import Source
 from orchestrator.settings import NAMES, Settings, resolve
 
 VERBS = ("run", "sweep", "promote", "rollback", "predict", "reproduce", "workloads", "data", "doctor", "sync")
 
 EXCLUDES = (
-    ".git", ".venv", "venv", "__pycache__", "/data", "mlruns",
-    ".env", ".env.*", ".netrc", ".ssh", ".aws", ".ray", "auth_token", "id_rsa*", "id_ed25519*",
-    "*.pem", "*.key", "*.p12", "*.pfx", "*credentials*.json",
+    ".git", ".venv", "venv", "__pycache__", "/data", "mlruns", ".ssh", ".aws", ".ray", *SECRET_FILES,
 )  # fmt: skip
 """What of ``--working-dir`` stays at home beside what .gitignore names: bulk and secrets."""
 
-PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
+PASSWORD = re.compile(r"://[^/@\s]+@")
 
 
 def submit(

@@ -8,9 +8,11 @@ model and the training run that it speaks of. The version itself carries its las
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal
 
 from orchestrator.errors import UserError
@@ -112,11 +114,19 @@ class Book:
             order = ["attributes.start_time ASC"]
             page = self.client.search_runs([experiment.experiment_id], query, order_by=order, page_token=token)
             for run in page:
-                event = Event.from_json(json.loads(run.data.tags[TAG]))
-                found.append(replace(event, id=run.info.run_id))
+                found.append(replace(self._read(run), id=run.info.run_id))
             if not (token := page.token):
                 break
         return [event for event in found if alias in (None, event.alias)]
+
+    def _read(self, run: Any) -> Event:
+        """From the tag, or, where MLflow has cut a long one short, from the file beside it."""
+        try:
+            return Event.from_json(json.loads(run.data.tags[TAG]))
+        except json.JSONDecodeError:
+            with tempfile.TemporaryDirectory() as folder:
+                file = self.client.download_artifacts(run.info.run_id, FILE, folder)
+                return Event.from_json(json.loads(Path(file).read_text()))
 
 
 def now() -> str:

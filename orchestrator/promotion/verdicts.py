@@ -133,8 +133,8 @@ def _least(differences: Any, confidence: float) -> float:
     return float(found.confidence_interval.low)
 
 
-WIDER = {"integer": ("long", "float", "double"), "long": ("double",), "float": ("double",)}
-"""What takes a value of a type beside the type itself."""
+WIDER = {"integer": ("long", "double"), "float": ("double",)}
+"""What takes a value of a type beside the type itself: where MLflow's own check converts without loss."""
 
 
 def _incompatible(before: Any, after: Any) -> Iterator[str]:

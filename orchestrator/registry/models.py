@@ -79,21 +79,23 @@ def _log(settings: Settings, run_id: str, files: Path, outcome: str) -> str:
     output = _predict(files, example, meta["params"])
     mlflow_client = client(settings)
     ended = mlflow_client.get_run(run_id).info
-    with warnings.catch_warnings(), mlflow.start_run(run_id=run_id, log_system_metrics=False):
-        warnings.simplefilter("ignore")  # of integer columns: our ids are never missing
-        info = mlflow.pyfunc.log_model(
-            name="model",
-            python_model=str(Path(__file__).with_name("serving.py")),
-            artifacts={"files": str(files)},
-            signature=infer_signature(example, output, params=meta["params"]),
-            input_example=(example, meta["params"]),
-            pip_requirements=[
-                f"{name}=={installed(name)}" for name in ("mlflow", "safetensors", *meta["requirements"])
-            ],
-            tags={OUTCOME: outcome},
-        )
-    if ended.end_time:  # delivered later: the run ended when it ended
-        mlflow_client.set_terminated(run_id, ended.status, ended.end_time)
+    try:
+        with warnings.catch_warnings(), mlflow.start_run(run_id=run_id, log_system_metrics=False):
+            warnings.simplefilter("ignore")  # of integer columns: our ids are never missing
+            info = mlflow.pyfunc.log_model(
+                name="model",
+                python_model=str(Path(__file__).with_name("serving.py")),
+                artifacts={"files": str(files)},
+                signature=infer_signature(example, output, params=meta["params"]),
+                input_example=(example, meta["params"]),
+                pip_requirements=[
+                    f"{name}=={installed(name)}" for name in ("mlflow", "safetensors", *meta["requirements"])
+                ],
+                tags={OUTCOME: outcome},
+            )
+    finally:
+        if ended.end_time:  # delivered later, well or not: the run ended when and as it ended
+            mlflow_client.set_terminated(run_id, ended.status, ended.end_time)
     return str(info.model_id)
 
 

@@ -109,7 +109,7 @@ def valid(place: Remote) -> bool:
 def driven_here(folder: Path) -> bool:
     """Whether a live process of this machine (or of a file system that is shared with it) holds the folder."""
     try:
-        lock = (folder / LOCK).open("a+")
+        lock = (folder / LOCK).open()  # to look is enough: it may be a colleague's
     except FileNotFoundError:
         return False
     with lock:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from orchestrator.engine import Diverged, EpochReport, Progress, Row
 from orchestrator.errors import UserError
 from orchestrator.experiment import Experiment, Outcome
@@ -183,7 +185,13 @@ def describe(error: Exception, trace: str = "") -> str:
     frames = [(frame.filename, str(frame.lineno)) for frame in traceback.extract_tb(error.__traceback__)]
     frames = frames or re.findall(r'File "([^"]+)", line (\d+)', trace)
     place = f" ({Path(frames[-1][0]).name}:{frames[-1][1]})" if frames else ""
-    return f"{type(error).__name__}: {(str(error) or 'no message').splitlines()[0]}{place}"
+    return f"{type(error).__name__}: {_message(error)}{place}"
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, ValidationError):  # its first line only counts
+        return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+    return (str(error) or "no message").splitlines()[0]
 
 
 def send(inbox: IO[str], payload: Mapping[str, Any]) -> None:
