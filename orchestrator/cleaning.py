@@ -6,7 +6,7 @@ import fcntl
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,20 +14,20 @@ from typing import Any
 
 from orchestrator import preflight
 from orchestrator.console import aligned
-from orchestrator.errors import UserError
+from orchestrator.errors import UserError, one_line
+from orchestrator.registry.models import trouble
 from orchestrator.settings import Settings
-from orchestrator.storage import copies, records, remote
-from orchestrator.storage.checkpoint import HALF_WRITTEN
+from orchestrator.storage import copies, lease, records, remote
 from orchestrator.storage.lease import LOCK
-from orchestrator.storage.records import RunFolder
+from orchestrator.storage.names import HALF_WRITTEN, HISTORY, OUTCOME, RECORD, STUDY
+from orchestrator.storage.records import SETTLED, RunFolder
 from orchestrator.tracking import store
 from orchestrator.tracking.client import OWNER, PAGE
 from orchestrator.tracking.tracker import JOURNAL
 
 COPY = "copy of what is stored"
 DAY = 86_400.0
-SETTLED = ("finished", "partial")
-HOLDING = ("study.jsonl", "history.jsonl", "outcome.json", JOURNAL)
+HOLDING = (STUDY, HISTORY, OUTCOME, JOURNAL)
 """Files of which one says that a run has come somewhere."""
 
 
@@ -57,16 +57,10 @@ def orphans(settings: Settings, *, older_than: float = 0.0, kept: bool = False) 
     """
     found: list[Orphan] = []
     before = time.time() - older_than * DAY
-    for file in sorted(settings.storage.glob("*/record.json")):
-        path = file.parent
-        if file.stat().st_mtime > before:
-            continue
-        folder = _readable(path)
-        if folder is None:
-            if _damaged(path):
-                found.append(_orphan("folder with a damaged record", path, path))
-        elif not folder.driven():
-            found += _of(folder, kept)
+    for file in sorted(settings.storage.glob(f"*/{RECORD}")):
+        with suppress(FileNotFoundError):  # somebody else is cleaning too
+            if file.stat().st_mtime <= before and not lease.driven(file.parent):
+                found += _in(file.parent, kept)
     return found
 
 
@@ -95,12 +89,42 @@ def stale(settings: Settings) -> list[Stale]:
     return found
 
 
-def remove(orphan: Orphan) -> bool:
-    """Remove it, from a storage that is no folder too; False where its run was taken up meanwhile. Raises OSError."""
+def remove(found: Iterable[Orphan]) -> tuple[list[Orphan], list[str]]:
+    """Remove them, from a storage that is no folder too. Returns what is gone, and what went wrong with the others.
+
+    What its run needs again by now, or somebody drives, stays and is not told of.
+    """
+    gone: list[Orphan] = []
+    troubles: list[str] = []
+    for orphan in found:
+        try:
+            if _remove(orphan):
+                gone.append(orphan)
+        except OSError as error:
+            troubles.append(f"{orphan.path} could not be removed: {error.strerror or error}")
+    return gone, troubles
+
+
+def kill(settings: Settings, runs: Iterable[Stale]) -> tuple[list[Stale], list[str]]:
+    """Say KILLED of them; a resume opens them again. Returns those that are, and what went wrong with the others."""
+    killed: list[Stale] = []
+    troubles: list[str] = []
+    client = _client(settings)
+    for run in runs if client else ():
+        try:
+            client.set_terminated(run.run_id, "KILLED")
+            killed.append(run)
+        except trouble() as error:
+            troubles.append(f"MLflow run {run.run_id} could not be ended: {one_line(error)}")
+    return killed, troubles
+
+
+def _remove(orphan: Orphan) -> bool:
+    """Whether it is gone; False where it is no orphan any more. Raises OSError."""
+    place = remote.behind(orphan.run)
     with _alone(orphan.run) as alone:
-        if not alone:
+        if not alone or not _still(orphan) or (place is not None and _leased(place)):
             return False
-        place = remote.behind(orphan.run)
         shutil.rmtree(orphan.path) if orphan.path.is_dir() else orphan.path.unlink(missing_ok=True)
         if place is None or orphan.kind == COPY:
             return True
@@ -111,19 +135,33 @@ def remove(orphan: Orphan) -> bool:
     return True
 
 
-def kill(settings: Settings, runs: list[Stale]) -> None:
-    """Say KILLED of them; a resume opens them again."""
-    client = _client(settings)
-    for run in runs if client else ():
-        client.set_terminated(run.run_id, "KILLED")
+def _still(orphan: Orphan) -> bool:
+    """Whether it would be found again: a run that was taken up since and has ended may need it."""
+    again = (other for kept in (False, True) for other in _in(orphan.run, kept))
+    return any((other.kind, other.path) == (orphan.kind, orphan.path) for other in again)
+
+
+def _leased(place: remote.Remote) -> bool:
+    """Whether another machine drives the run, by the storage's own clock. Raises OSError where it does not say."""
+    found = lease.holder(place)
+    return found is not None and found.left(place.now()) > 0
+
+
+def _in(path: Path, kept: bool) -> Iterator[Orphan]:
+    """What can go from the folder of a run that nobody drives."""
+    folder = _readable(path)
+    if folder is not None:
+        yield from _of(folder, kept)
+    elif _damaged(path):
+        yield _orphan("folder with a damaged record", path, path)
 
 
 def _of(folder: RunFolder, kept: bool) -> Iterator[Orphan]:
-    path, status = folder.path, folder.status()
+    path, status = folder.path, folder.record["status"]
     if _is_stored(path):
         yield _orphan(COPY, path, path)
         return
-    if status == "lost" and _holds_nothing(path):
+    if status == "running" and _holds_nothing(path):
         yield _orphan("folder of a lost run that holds nothing", path, path)
         return
     trials = path / "trials"
@@ -140,8 +178,11 @@ def _of(folder: RunFolder, kept: bool) -> Iterator[Orphan]:
 
 
 def _orphan(kind: str, run: Path, path: Path) -> Orphan:
-    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
-    return Orphan(kind, run, path, sum(file.lstat().st_size for file in files))
+    size = 0
+    for file in path.rglob("*") if path.is_dir() else (path,):
+        with suppress(OSError):  # gone since, or somebody else's: it counts as nothing
+            size += file.lstat().st_size if file.is_file() else 0
+    return Orphan(kind, run, path, size)
 
 
 def _readable(path: Path) -> RunFolder | None:
@@ -151,12 +192,14 @@ def _readable(path: Path) -> RunFolder | None:
 
 
 def _damaged(path: Path) -> bool:
-    """Whether it is a run's folder whose record nobody can read; one of another format is not damaged."""
+    """Whether it is a run's folder whose record nobody can make sense of: not of another format, not out of reach."""
     if not (path / LOCK).exists():  # somebody else's folder
         return False
     try:
-        record = json.loads((path / "record.json").read_text())
-    except (OSError, ValueError):
+        record = json.loads((path / RECORD).read_text())
+    except OSError:  # a colleague's
+        return False
+    except ValueError:
         return True
     return not (isinstance(record, dict) and "format" in record)
 
@@ -179,11 +222,11 @@ def _is_stored(path: Path) -> bool:
 
 @contextmanager
 def _alone(run: Path) -> Iterator[bool]:
-    """Whether nobody drives the run; and nobody takes it up within the block."""
+    """Whether nobody here drives the run; and nobody takes it up within the block. Raises OSError."""
     with (run / LOCK).open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             yield False
             return
         yield True
@@ -209,7 +252,7 @@ def _running(client: Any) -> Iterator[Any]:
             return
 
 
-def as_text(found: list[Orphan], runs: list[Stale], removed: bool) -> str:
+def as_text(found: Sequence[Orphan], runs: Sequence[Stale], removed: bool) -> str:
     """One line an orphan, the size first, and what to do next."""
     if not found and not runs:
         return "Nothing to clean"
@@ -221,9 +264,12 @@ def as_text(found: list[Orphan], runs: list[Stale], removed: bool) -> str:
     return f"{aligned(lines)}\n{end}"
 
 
-def as_json(found: list[Orphan], runs: list[Stale], removed: bool) -> dict[str, Any]:
+def as_json(
+    found: Sequence[Orphan], runs: Sequence[Stale], removed: bool, troubles: Sequence[str] = ()
+) -> dict[str, Any]:
     return {
         "removed": removed,
+        "troubles": list(troubles),
         "bytes": sum(orphan.bytes for orphan in found),
         "orphans": [{**asdict(orphan), "run": orphan.run.name, "path": str(orphan.path)} for orphan in found],
         "runs": [asdict(run) for run in runs],

@@ -25,7 +25,8 @@ from orchestrator.provenance import record as provenance
 from orchestrator.provenance.source import Source
 from orchestrator.settings import Settings
 from orchestrator.storage.mirror import Mirror
-from orchestrator.storage.records import RunFolder, Status
+from orchestrator.storage.names import HISTORY, TRIALS
+from orchestrator.storage.records import RunFolder, Status, user
 from orchestrator.tracking import lineage, store
 from orchestrator.tracking.client import End
 from orchestrator.tracking.system_metrics import SystemMetrics
@@ -51,7 +52,6 @@ ENDINGS: Mapping[Status, str] = {
 }
 """Each end in words."""
 
-HISTORY = "history.jsonl"
 SECRET = "***"
 
 
@@ -85,7 +85,7 @@ class Result:
         """The trials of a sweep, a row each; empty for a run."""
         import pandas as pd
 
-        file = self.folder / "trials.json"
+        file = self.folder / TRIALS
         return pd.DataFrame(json.loads(file.read_text()) if file.exists() else [])
 
     def to_json(self) -> dict[str, Any]:
@@ -95,8 +95,8 @@ class Result:
 
 
 class Session:
-    """A context manager around one run or sweep. On the way out the folder's record and the MLflow run get their
-    true end, whatever happened; an exception passes on.
+    """A context manager around one run or sweep. On the way out, or where the way in fails, the folder's record and
+    the MLflow run get their true end, whatever happened; an exception passes on.
     """
 
     def __init__(
@@ -121,6 +121,14 @@ class Session:
         self._notifier = Notifier(settings.notify, about)
 
     def __enter__(self) -> Session:
+        try:
+            self._begin()
+        except BaseException as error:  # there will be no way out of what was not entered
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    def _begin(self) -> None:
         self.console.log_to(self.folder.log)
         self.folder.update(tracking=_kept(self.settings.tracking), experiment=self.settings.experiment)
         self._mirror = self.folder.mirror()
@@ -136,7 +144,6 @@ class Session:
             self._system = SystemMetrics(partial(self.tracker.log, self.folder.id), began).__enter__()
         self.interrupts.__enter__()
         self.notify("start", f"{self.folder.id} {'goes on' if self._resuming else 'starts'}", "running")
-        return self
 
     @property
     def run_id(self) -> str | None:
@@ -247,13 +254,3 @@ def adopt(settings: Settings, folder: RunFolder) -> Settings:
 def identity_tags(sources: Sequence[Source] = ()) -> dict[str, str]:
     """Who, with which command, and from which code: tags of every run."""
     return {"mlflow.user": user(), **provenance.tags(sources)}
-
-
-def user() -> str:
-    """Who is at it, by the name on this machine."""
-    import getpass
-
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container user without a name
-        return "unknown"

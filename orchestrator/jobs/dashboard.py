@@ -22,6 +22,9 @@ from orchestrator.errors import FAILED, UNAVAILABLE, UserError
 from orchestrator.jobs.job_state import Job, Lines, read
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
+VARIABLE = "RAY_API_SERVER_ADDRESS"
+"""Names the dashboard, for us and for Ray's client."""
+
 CHATTY = (
     "ray.dashboard.modules.job.sdk",
     "ray.dashboard.modules.dashboard_sdk",
@@ -43,8 +46,7 @@ class Dashboard:
         self.address = dashboard_address(address)
         self._check_alive()
         authenticate()
-        os.environ["RAY_API_SERVER_ADDRESS"] = self.address  # which Ray's client prefers to its own argument
-        with self._asking():
+        with self._asking(), _named(self.address):
             from ray.job_submission import JobSubmissionClient
 
             for chatty in CHATTY:
@@ -173,7 +175,7 @@ class Dashboard:
             reason = "an answer that is not Ray's"
         raise UserError(
             f"No Ray dashboard answers at {self.address}", got=reason, code=UNAVAILABLE,
-            fix="Start it (ray start --head), or name it with --address or RAY_API_SERVER_ADDRESS",
+            fix=f"Start it (ray start --head), or name it with --address or {VARIABLE}",
         )  # fmt: skip
 
     @contextmanager
@@ -215,6 +217,23 @@ class _Watch:
         return replace(self.job, status="lost", exit_code=FAILED, message=why)
 
 
+@contextmanager
+def _named(address: str) -> Iterator[None]:
+    """``address`` stands in the environment: Ray's client prefers what it finds there to its own argument.
+
+    No longer than that, or we would take it for the user's: who names no cluster does not expect one to answer.
+    """
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = address
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
+
+
 def dashboard_address(given: str | None = None) -> str:
     """``given``, else RAY_API_SERVER_ADDRESS, else an http(s) RAY_ADDRESS, else this machine's. Raises UserError."""
     address = given or configured_address() or DEFAULT_ADDRESS
@@ -227,4 +246,4 @@ def dashboard_address(given: str | None = None) -> str:
 def configured_address() -> str | None:
     """The dashboard that the environment names; RAY_ADDRESS may also name another port of the cluster."""
     cluster = os.environ.get("RAY_ADDRESS", "")
-    return os.environ.get("RAY_API_SERVER_ADDRESS") or (cluster if cluster.startswith("http") else None)
+    return os.environ.get(VARIABLE) or (cluster if cluster.startswith("http") else None)

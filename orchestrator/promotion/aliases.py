@@ -6,25 +6,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 
-from orchestrator.errors import REFUSED, UNAVAILABLE, UserError
+from orchestrator.errors import REFUSED, UNAVAILABLE, UserError, one_line
 from orchestrator.promotion import gates, judging
 from orchestrator.promotion.audit import Book, Event, now
 from orchestrator.promotion.gates import Gates
+from orchestrator.promotion.moving import Refusal, move
 from orchestrator.promotion.verdicts import Verdict
 from orchestrator.registry import models as registry
-from orchestrator.session import user
 from orchestrator.settings import Settings
+from orchestrator.storage.records import user
 
 REASON_LENGTH = 500
 """Characters; with a reason and all its gates an event fits into a tag of MLflow's."""
-
-
-class Refusal(UserError):
-    """The alias was not moved, or somebody else moved it at the same moment. ``event`` is the record of it."""
-
-    def __init__(self, event: Event, what: str, fix: str) -> None:
-        super().__init__(what, fix=fix, code=REFUSED)
-        self.event = event
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +40,7 @@ def promote(settings: Settings, request: Request) -> Event:
     """
     registry.check_alias(request.alias)
     _check_reason(request.reason, needed=request.force)
-    with _answering():
+    with _answering(request.model):
         book = Book(settings)
         target = registry.version(book.client, request.model, request.version)
         wanted = _gates(settings, request)
@@ -75,7 +68,7 @@ def rollback(settings: Settings, model: str, alias: str, reason: str | None = No
     """
     registry.check_alias(alias)
     _check_reason(reason)
-    with _answering():
+    with _answering(model):
         book = Book(settings)
         known = {str(version.version): version for version in registry.versions(book.client, model)}
         current = registry.alias_version(book.client, model, alias)
@@ -90,7 +83,7 @@ def rollback(settings: Settings, model: str, alias: str, reason: str | None = No
 
 def history(settings: Settings, model: str) -> list[Event]:
     """Every event of a model, oldest first. Raises UserError for a model that has neither events nor versions."""
-    with _answering():
+    with _answering(model):
         book = Book(settings)
         found = book.events(model) if "'" not in model else []
         if not found:
@@ -100,42 +93,23 @@ def history(settings: Settings, model: str) -> list[Event]:
 
 def _decide(book: Book, event: Event, found: Sequence[Verdict]) -> Event:
     """Write the event down, then move the alias or refuse to."""
-    event = book.open(replace(event, gates=tuple(asdict(verdict) for verdict in found)))
-    if failed := [verdict for verdict in found if verdict.verdict == "refused"]:
-        causes = ", ".join(verdict.gate for verdict in failed) if failed[1:] else f"{failed[0].gate}: {failed[0].note}"
-        raise Refusal(
-            book.close(event, "refused"),
-            f"{event.model}@{event.alias} does not move to version {event.version}, refused by {causes}",
-            "Nothing was changed",
-        )
-    if _now(book, event) != event.before:
-        raise _overtaken(book, event)
-    book.client.set_registered_model_alias(event.model, event.alias, event.version)
-    if _now(book, event) != event.version:
-        raise _overtaken(book, event)
-    return book.close(event, "done")
-
-
-def _now(book: Book, event: Event) -> str | None:
-    return registry.alias_version(book.client, event.model, event.alias)
-
-
-def _overtaken(book: Book, event: Event) -> Refusal:
-    """MLflow has no compare-and-swap: a race is seen by reading again, and the other's move stays."""
-    place, found = f"{event.model}@{event.alias}", _now(book, event)
-    return Refusal(
-        book.close(event, "refused"),
-        f"Somebody else moved {place} meanwhile: {'the alias is gone' if found is None else f'it is version {found}'}",
-        "That stays as it is; look, and promote again",
+    event = replace(event, at=now(), gates=tuple(asdict(verdict) for verdict in found))
+    failed = [verdict for verdict in found if verdict.verdict == "refused"]
+    if not failed:
+        return move(book, book.open(event))
+    causes = ", ".join(verdict.gate for verdict in failed) if failed[1:] else f"{failed[0].gate}: {failed[0].note}"
+    raise Refusal(
+        book.close(book.open(replace(event, outcome="refused")), "refused"),
+        f"{event.model}@{event.alias} does not move to version {event.version}, refused by {causes}",
+        "Nothing was changed",
     )
 
 
 def _back(events: Sequence[Event], current: str | None, model: str, alias: str) -> str:
     """The version that held the alias before the promotion that holds it now. Raises UserError (exit 5)."""
     held: list[Event] = []
-    for event in events:
-        died = event.outcome == "started" and event is events[-1] and event.version == current
-        if event.outcome != "done" and not died:  # whoever died right after the move could not say so any more
+    for number, event in enumerate(events):
+        if not _moved(event, events[number + 1 :], current):
             continue
         if event.action == "promote":
             held.append(event)
@@ -156,6 +130,18 @@ def _back(events: Sequence[Event], current: str | None, model: str, alias: str) 
             code=REFUSED,
         )
     return held[-1].before
+
+
+def _moved(event: Event, later: Sequence[Event], current: str | None) -> bool:
+    """Whether an event moved the alias. Whose writer died can not say so: it shows in what was found there next."""
+    if event.outcome != "started":
+        return event.outcome == "done"
+    for other in later:
+        if other.before == event.version:
+            return True
+        if other.outcome == "done":
+            return False
+    return current == event.version
 
 
 def _by_hand(model: str, alias: str) -> str:
@@ -179,7 +165,7 @@ def _check_reason(reason: str | None, *, needed: bool = False) -> None:
 
 
 @contextmanager
-def _answering() -> Iterator[None]:
+def _answering(model: str) -> Iterator[None]:
     """A store that goes away in the middle is a sentence, too."""
     from mlflow.exceptions import MlflowException
 
@@ -187,6 +173,6 @@ def _answering() -> Iterator[None]:
         yield
     except MlflowException as error:
         raise UserError(
-            "MLflow did not do it", got=str(error).splitlines()[0][:300],
-            fix="Look with: orchestrator promotions MODEL", code=UNAVAILABLE,
+            "MLflow did not do it", got=one_line(error)[:300],
+            fix=f"Look with: orchestrator promotions {model}", code=UNAVAILABLE,
         ) from None  # fmt: skip

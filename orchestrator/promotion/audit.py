@@ -18,8 +18,8 @@ from typing import Any, Literal
 from orchestrator.errors import UserError
 from orchestrator.provenance import record as provenance
 from orchestrator.registry import models as registry
-from orchestrator.session import user
 from orchestrator.settings import Settings
+from orchestrator.storage.records import user
 from orchestrator.tracking import store
 from orchestrator.tracking.client import Client
 
@@ -130,7 +130,8 @@ class Book:
 
 
 def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    """UTC; fine enough to tell two that were opened one after the other."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def _tags(event: Event) -> dict[str, str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.errors import one_line
 from orchestrator.tracking import store
 
 PROBE = Path(__file__).with_name("probe.py")
@@ -20,6 +21,9 @@ CALLS = 50
 CALLS_SECONDS = 5.0
 SECONDS = 300.0
 """How long loading and predicting may take together."""
+
+SHOWN = 300
+"""Characters of what a model says that are told."""
 
 KEPT = (*("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"), *store.QUIET)
 """What the clean process sees of this environment: no address, no credential, no path of ours."""
@@ -74,7 +78,7 @@ def fetched(client: Any, model: str, version: Any, name: str = "") -> Iterator[P
         try:
             found = Path(mlflow.artifacts.download_artifacts(f"{uri}/{name}" if name else uri, dst_path=scratch))
         except Exception as error:  # each kind of storage has its own ways to say that there is nothing
-            raise Unusable(f"its files are gone ({_one_line(error)})") from None
+            raise Unusable(f"its files are gone ({one_line(error)[:SHOWN]})") from None
         folder = found if found.is_dir() else found.parent
         if not (folder / "MLmodel").is_file():
             raise Unusable(f"its files are gone ({version.source} holds no MLmodel)")
@@ -87,18 +91,19 @@ def measure(folder: Path) -> Measured:
         result = Path(scratch) / "result.json"
         words = [sys.executable, "-I", "-B", str(PROBE), str(folder), str(result), str(CALLS), str(CALLS_SECONDS)]
         environment = {name: os.environ[name] for name in KEPT if name in os.environ} | {"HOME": scratch}
+        said = Path(scratch) / "stderr.txt"  # no pipe: what a model leaves running could hold that open for ever
         try:
-            done = subprocess.run(
-                words, cwd=scratch, env=environment, timeout=SECONDS, capture_output=True, text=True, errors="replace"
-            )
+            with said.open("wb") as errors:
+                done = subprocess.run(
+                    words, cwd=scratch, env=environment, timeout=SECONDS, stdout=subprocess.DEVNULL, stderr=errors
+                )
         except subprocess.TimeoutExpired:
             raise Unusable(f"it did not load and predict within {SECONDS:g} s") from None
         if not result.exists():
-            last = (done.stderr.strip().splitlines() or ["without a word"])[-1]
-            raise Unusable(f"it ends the process that loads it: exit code {done.returncode}, {last}")
+            raise Unusable(f"it ends the process that loads it: exit code {done.returncode}, {_last_line(said)}")
         found = json.loads(result.read_text())
     if "error" in found:
-        raise Unusable(f"it does not load and predict: {_one_line(found['error'])}")
+        raise Unusable(f"it does not load and predict: {found['error'].splitlines()[0][:SHOWN]}")
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     return Measured(size / 1e6, found["load_seconds"], found["milliseconds"])
 
@@ -109,6 +114,9 @@ def _signature(folder: Path) -> Any:
     return Model.load(str(folder)).signature
 
 
-def _one_line(error: object) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__
+def _last_line(file: Path) -> str:
+    """The last thing said in a file that may be of any size."""
+    with file.open("rb") as stream:
+        stream.seek(max(0, file.stat().st_size - 4096))
+        lines = stream.read().decode(errors="replace").strip().splitlines()
+    return lines[-1][-SHOWN:] if lines else "without a word"

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import UserError
 from orchestrator.objectives import chosen
+from orchestrator.provenance.record import SPEC
+from orchestrator.results.entries import on_what
+from orchestrator.storage.names import OUTCOME, VALIDATION_UNITS
 from workloads.catalog import catalog
 from workloads.contract import Objective
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FILES = ("spec.json", "outcome.json", "validation_units.parquet")
-
-ON_WHAT = ("dataset", "split", "eval")
-"""How parameters begin that say what is evaluated on; every other one may differ between two versions."""
+FILES = (SPEC, OUTCOME, VALIDATION_UNITS)
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,7 @@ class Evidence:
     @property
     def data(self) -> dict[str, Any]:
         """What it was evaluated on, in parameters."""
-        params = (self.spec or {}).get("params", {})
-        return {name: value for name, value in params.items() if name.startswith(ON_WHAT)}
+        return on_what((self.spec or {}).get("params", {}))
 
     @property
     def known(self) -> set[str]:
@@ -81,12 +80,12 @@ def gather(registry: Any, version: Any) -> Evidence:
             if name in there:
                 registry.download_artifacts(version.run_id, name, scratch)
         folder = Path(scratch)
-        if (folder / "spec.json").exists():
-            spec = json.loads((folder / "spec.json").read_text())
-        if (folder / "outcome.json").exists():
-            outcome = json.loads((folder / "outcome.json").read_text())["metrics"]
-        if (folder / "validation_units.parquet").exists():
-            units = pd.read_parquet(folder / "validation_units.parquet").set_index("id")
+        if (folder / SPEC).exists():
+            spec = json.loads((folder / SPEC).read_text())
+        if (folder / OUTCOME).exists():
+            outcome = json.loads((folder / OUTCOME).read_text())["metrics"]
+        if (folder / VALIDATION_UNITS).exists():
+            units = pd.read_parquet(folder / VALIDATION_UNITS).set_index("id")
     metrics = {name.removeprefix("validation/"): v for name, v in outcome.items() if name.startswith("validation/")}
     fingerprint = run.data.tags.get("orchestrator.data_fingerprint")
     return Evidence(version.version, spec, None if fingerprint == "none" else fingerprint, metrics, units)

@@ -112,7 +112,7 @@ def _no_mapping(file: Path, line: int, name: str, allowed: str) -> UserError:
 
 
 def _metric(name: str) -> str:
-    split, _, metric = name.rpartition("/")
+    split, _, metric = name.partition("/")
     if split == "test":
         raise ValueError(f"a metric of the validation split, such as {metric}: the test split is no one's to choose by")
     return metric if split == "validation" else name

@@ -10,8 +10,8 @@ from orchestrator.errors import unknown
 from orchestrator.promotion.cleanroom import Measured, Tried
 from orchestrator.promotion.evidence import Evidence, incomparable
 from orchestrator.promotion.gates import Gates
+from orchestrator.results.statistics import RESAMPLES, resampled_means
 
-RESAMPLES = 10_000
 DRAWS = 300_000_000
 """Units times resamples: above this many fewer resamples are drawn, never below 1,000."""
 
@@ -118,19 +118,9 @@ def _difference(
 def _least(differences: Any, confidence: float) -> float:
     """One-sided lower bound of the mean paired difference, by the percentile bootstrap over the units; seeded."""
     import numpy as np
-    from scipy.stats import bootstrap
 
-    found = bootstrap(
-        (differences,),
-        np.mean,
-        n_resamples=max(1000, min(RESAMPLES, DRAWS // len(differences))),
-        batch=max(1, 4_000_000 // len(differences)),  # 32 MB at once
-        confidence_level=confidence,
-        alternative="greater",
-        method="percentile",
-        rng=0,
-    )
-    return float(found.confidence_interval.low)
+    resamples = max(1000, min(RESAMPLES, DRAWS // len(differences)))
+    return float(np.quantile(resampled_means(differences, resamples), 1 - confidence))
 
 
 WIDER = {"integer": ("long", "double"), "float": ("double",)}

@@ -13,6 +13,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import distributions
@@ -60,11 +61,19 @@ def sources(directory: Path | None = None, apart: Sequence[Path] = ()) -> tuple[
 
     What lies below ``apart`` is no source: the home and the storage, where they are in a repository.
 
-    In a submitted job they are the client's; where the cluster runs a checkout of its own, that one is added.
+    In a submitted job they are the client's; where the cluster runs a checkout of its own, that one is added, under
+    a name of its own.
     """
     here = capture(directory or Path.cwd(), Path(__file__).resolve().parents[1], apart)
     carried = unpack(os.environ.get(CARRIED, "")) if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") else ()
-    return (*carried, *(source for source in here if source.commit not in {sent.commit for sent in carried}))
+    found = {sent.name: sent for sent in carried}
+    for source in here:
+        if source.commit not in {sent.commit for sent in carried}:
+            name = source.name
+            while name in found:
+                name = f"cluster-{name}"
+            found[name] = replace(source, name=name)
+    return tuple(found.values())
 
 
 def carry(found: Sequence[Source]) -> dict[str, str]:
@@ -96,7 +105,6 @@ def tags(found: Sequence[Source]) -> dict[str, str]:
 
 def environment(found: Sequence[Source], options: Mapping[str, Any], data: str | None = None) -> dict[str, Any]:
     """What ``environment.json`` holds; the differences are files beside it. ``data`` is the dataset's fingerprint."""
-    kept = {name: os.environ[name] for name in sorted(os.environ) if name.startswith(PREFIXES) and name not in NOT_KEPT}
     return {
         "format": FORMAT,
         "command": command(),
@@ -106,11 +114,17 @@ def environment(found: Sequence[Source], options: Mapping[str, Any], data: str |
         "platform": platform.platform(),
         "machine": machine.this(),
         "cluster": machine.cluster(),
-        "variables": scrub_variables(kept),
+        "variables": variables(),
         "code": code(found),
         "sources": [_described(number, source) for number, source in enumerate(found)],
         "packages": packages(),
     }
+
+
+def variables() -> dict[str, str]:
+    """The variables of the environment that are kept, without secrets, sorted by name."""
+    kept = {name: os.environ[name] for name in sorted(os.environ) if name.startswith(PREFIXES) and name not in NOT_KEPT}
+    return scrub_variables(kept)
 
 
 def diff_name(number: int, name: str) -> str:
@@ -121,15 +135,16 @@ def diff_name(number: int, name: str) -> str:
 def write(folder: Path, asked: Mapping[str, Any], found: Sequence[Source], data: str | None = None) -> list[Path]:
     """Write the record of ``asked``, what the folder's record says was asked for, and return its files.
 
-    What is resumed keeps the record of its start; the code that goes on with it is added under ``resumed``.
+    What is resumed keeps the record of its start; the code that goes on with it is added under ``resumed``. Only the
+    spec is of now: a sweep may be to have more trials.
     """
     file = folder / ENVIRONMENT
-    if file.exists():
-        _resumed(file, found)
-        return files(folder)
     for name, key in ((SPEC, "experiment"), (SWEEP, "sweep")):
         if key in asked:
             write_spec(folder / name, asked[key])
+    if file.exists():
+        _resumed(file, found)
+        return files(folder)
     _keep_space(folder, asked)
     for number, source in enumerate(found):
         if source.diff:

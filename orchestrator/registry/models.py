@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import warnings
 from dataclasses import dataclass
@@ -12,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import UserError, unknown
+from orchestrator.provenance import record as provenance
+from orchestrator.registry import servable
 from orchestrator.settings import Settings
+from orchestrator.storage.names import OUTCOME, TABLES, TEST_UNITS, VALIDATION_UNITS
 from orchestrator.tracking import store
 
-RECORD_FILES = ("spec.json", "environment.json", "outcome.json", "validation_units.parquet", "test_units.parquet")
+RECORD_FILES = (provenance.SPEC, provenance.ENVIRONMENT, OUTCOME, VALIDATION_UNITS, TEST_UNITS)
 
-OUTCOME = "orchestrator.outcome"
+OUTCOME_TAG = "orchestrator.outcome"
 """The tag of a logged model that says which outcome it is: a sweep that goes on may have another winner."""
 
 
@@ -49,9 +51,9 @@ def log_model(settings: Settings, run_id: str, folder: Path, register: str | Non
     for name in RECORD_FILES:
         if (folder / name).exists():
             mlflow_client.log_artifact(run_id, str(folder / name))
-    if (folder / "tables").is_dir():
-        mlflow_client.log_artifacts(run_id, str(folder / "tables"), "tables")
-    outcome = hashlib.sha256((folder / "outcome.json").read_bytes()).hexdigest()
+    if (folder / TABLES).is_dir():
+        mlflow_client.log_artifacts(run_id, str(folder / TABLES), TABLES)
+    outcome = hashlib.sha256((folder / OUTCOME).read_bytes()).hexdigest()
     model_id = _logged(mlflow_client, run_id, outcome) or _log(settings, run_id, folder / "model", outcome)
     uri = f"models:/{model_id}"
     return Logged(uri, _register(mlflow_client, register, uri, run_id, model_id) if register else None)
@@ -62,7 +64,7 @@ def _logged(mlflow_client: Any, run_id: str, outcome: str) -> str | None:
     outputs = mlflow_client.get_run(run_id).outputs
     for output in outputs.model_outputs if outputs else ():
         model = mlflow_client.get_logged_model(output.model_id)
-        if model.tags.get(OUTCOME) == outcome and model.status == "READY":
+        if model.tags.get(OUTCOME_TAG) == outcome and model.status == "READY":
             return str(model.model_id)
     return None
 
@@ -72,11 +74,13 @@ def _log(settings: Settings, run_id: str, files: Path, outcome: str) -> str:
     import pandas as pd
     from mlflow.models import infer_signature
 
+    from orchestrator.registry.serving import predictor
+
     mlflow.set_tracking_uri(settings.tracking)
     mlflow.set_registry_uri(settings.tracking)
-    meta = json.loads((files / "servable.json").read_text())
+    meta = servable.read(files)
     example = pd.DataFrame(meta["example"])
-    output = _predict(files, example, meta["params"])
+    output = predictor(files).predict(example, **meta["params"])
     mlflow_client = client(settings)
     ended = mlflow_client.get_run(run_id).info
     try:
@@ -91,7 +95,7 @@ def _log(settings: Settings, run_id: str, files: Path, outcome: str) -> str:
                 pip_requirements=[
                     f"{name}=={installed(name)}" for name in ("mlflow", "safetensors", *meta["requirements"])
                 ],
-                tags={OUTCOME: outcome},
+                tags={OUTCOME_TAG: outcome},
             )
     finally:
         if ended.end_time:  # delivered later, well or not: the run ended when and as it ended
@@ -179,18 +183,3 @@ def resolve(settings: Settings, reference: str) -> str:
         return f"models:/{name}@{alias}"
     name, _, number = reference.partition("/")
     return f"models:/{name}/{version(registry, name, number or None).version}"
-
-
-def _predict(files: Path, example: Any, params: dict[str, Any]) -> Any:
-    """The exported model's own answer, for the signature."""
-    import importlib.util
-
-    from safetensors.numpy import load_file
-
-    spec = importlib.util.spec_from_file_location("predictor", files / "predictor.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    config = json.loads((files / "config.json").read_text())
-    return module.Predictor(load_file(files / "weights.safetensors"), config).predict(example, **params)

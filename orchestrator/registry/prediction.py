@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import RunFailed, UserError, unknown
+from orchestrator.errors import RunFailed, UserError, one_line, unknown
 from orchestrator.registry import models as registry
-from orchestrator.registry.tables import FORMATS, STREAM, columns_of, empty, frames, one_line, output, typed
+from orchestrator.registry.tables import FORMATS, STREAM, columns_of, empty, frames, output, typed
 from orchestrator.settings import Settings
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _answer(loaded: Any, model: str, batch: pd.DataFrame, params: dict[str, Any]
     try:
         answer = loaded.predict(batch, params=params or None)
     except (ValueError, MlflowException) as error:
-        text = one_line(error).rpartition("Error: ")[2]  # MLflow's holds the whole batch before that
+        text = " ".join(str(error).split()).rpartition("Error: ")[2]  # MLflow's holds the whole batch before that
         raise UserError(f"{model} refuses rows {before + 1} to {before + len(batch)}: {text}") from None
     except Exception as error:
         raise RunFailed(f"Prediction with {model}", f"{type(error).__name__}: {one_line(error)}") from error

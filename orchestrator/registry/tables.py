@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import reprlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -11,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from orchestrator.errors import RunFailed, UserError, nearest
+from orchestrator.errors import RunFailed, UserError, nearest, one_line
 
 if TYPE_CHECKING:
     from io import BufferedReader
@@ -61,7 +63,7 @@ def _parquet(source: str, name: str, columns: Sequence[Any] | None) -> Iterator[
 def _csv(stream: IO[bytes], columns: Sequence[Any] | None) -> Iterator[pd.DataFrame]:
     import pandas as pd
 
-    texts = {column.name: str for column in columns or () if _kind(column) == "string"}  # 007 stays 007
+    texts = {column.name: str for column in columns or () if _kind(column) in ("string", "binary")}  # 007 stays 007
     yield from pd.read_csv(stream, chunksize=BATCH_ROWS, dtype=texts, keep_default_na=False, na_values=[""])
 
 
@@ -92,7 +94,11 @@ def _present(columns: Sequence[Any], there: Sequence[str], name: str) -> list[st
                 f"{name} lacks the column {column.name}, which the model needs", got=", ".join(there) or "no columns",
                 fix=f"Rename {close} to it?" if close else None,
             )  # fmt: skip
-    return [column.name for column in columns if column.name in there]
+    present = [column.name for column in columns if column.name in there]
+    if not present:
+        names = ", ".join(column.name for column in columns)
+        raise UserError(f"{name} has no column of the model", got=", ".join(there) or "no columns", allowed=names)
+    return present
 
 
 def typed(found: pd.DataFrame, columns: Sequence[Any], name: str, before: int) -> pd.DataFrame:
@@ -109,6 +115,8 @@ def typed(found: pd.DataFrame, columns: Sequence[Any], name: str, before: int) -
             checked = pd.to_datetime(values, errors="coerce", format="ISO8601")
         elif kind == "string":
             checked = values.where(values.map(lambda value: isinstance(value, str)))
+        elif kind == "binary":
+            checked = values.map(_bytes)
         else:
             continue  # MLflow's own check has the word
         if kind in INTEGERS:
@@ -118,10 +126,23 @@ def typed(found: pd.DataFrame, columns: Sequence[Any], name: str, before: int) -
             bad = checked.isna() & values.notna()
         if bad.any():
             row = int(bad.to_numpy().argmax())
-            got = repr(values.tolist()[row]) if values.notna().iloc[row] else "nothing"
-            raise UserError(f"Column {column.name} of {name} is wrong in row {before + row + 1}", got=got, allowed=kind)
+            got = reprlib.repr(values.tolist()[row]) if values.notna().iloc[row] else "nothing"
+            allowed = "bytes, or base64 text" if kind == "binary" else kind
+            raise UserError(
+                f"Column {column.name} of {name} is wrong in row {before + row + 1}", got=got, allowed=allowed
+            )
         frame[column.name] = checked.astype(column.type.to_pandas()) if kind in NUMBERS else checked
     return frame
+
+
+def _bytes(value: Any) -> Any:
+    """The bytes of base64 text, None where it is none; what is no text is left alone."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return base64.b64decode("".join(value.split()), validate=True)
+    except ValueError:
+        return None
 
 
 def _kind(column: Any) -> str:
@@ -204,8 +225,3 @@ def _cell(value: Any) -> Any:
     if isinstance(value, list) or hasattr(value, "tolist"):
         return json.dumps(value, default=lambda array: array.tolist())
     return value
-
-
-def one_line(error: Exception) -> str:
-    """An error's text without its line breaks."""
-    return " ".join(str(error).split())

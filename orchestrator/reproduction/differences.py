@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,17 +176,24 @@ def _machine(then: Mapping[str, Any], settings: Settings) -> list[Difference]:
         "GPUs of this machine": (", ".join(old.get("gpus", ())), ", ".join(new["gpus"])),
     }
     if then.get("cluster"):
-        here = f"the one at {settings.ray_address}" if settings.ray_address else _here(new)
+        here = f"the one at {settings.ray_address}" if settings.ray_address else _here(new, then["cluster"])
         pairs["cluster"] = (machine.shape(then["cluster"]), here)
-    variables = provenance.environment((), {})["variables"] if then.get("variables") is not None else {}
-    for name in sorted({*then.get("variables", {}), *variables}):
+    before, after = then.get("variables", {}), provenance.variables() if "variables" in then else {}
+    for name in sorted({*before, *after}):
         if name.startswith(ARITHMETIC):
-            pairs[f"variable {name}"] = (then["variables"].get(name), os.environ.get(name))
+            pairs[f"variable {name}"] = (before.get(name), after.get(name))
     return [Difference(what, _text(before), _text(after)) for what, (before, after) in pairs.items() if before != after]
 
 
-def _here(this: Mapping[str, Any]) -> str:
-    return machine.shape({"nodes": [{"CPU": float(this["cpus"]), "GPU": float(len(this["gpus"])), "gpus": []}]})
+def _here(this: Mapping[str, Any], then: Mapping[str, Any]) -> str:
+    """This machine as a cluster, its GPUs called as Ray called the same ones then: ``H100`` for a NVIDIA H100 80GB."""
+    kinds = {kind for node in then["nodes"] for kind in node["gpus"]}
+    called = {next((kind for kind in kinds if _plain(kind) in _plain(gpu)), gpu) for gpu in this["gpus"]}
+    return machine.shape({"nodes": [{**this_machine()[0], "gpus": sorted(called)}]})
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"\W", "", name).lower()
 
 
 def _text(value: Any) -> str | None:

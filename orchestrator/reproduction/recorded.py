@@ -11,20 +11,20 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.errors import UNAVAILABLE, UserError, one_line
 from orchestrator.provenance import record as provenance
 from orchestrator.registry import models as registry
-from orchestrator.session import HISTORY, adopt
+from orchestrator.results import trials
+from orchestrator.session import adopt
 from orchestrator.settings import Settings
 from orchestrator.spec import ExperimentSpec, SweepSpec
 from orchestrator.storage import records
+from orchestrator.storage.names import HISTORY, OUTCOME
 from orchestrator.storage.records import RunFolder
 from orchestrator.tracking.client import KEY
 from orchestrator.training import worker
 
 Kind = Literal["run", "sweep", "trial"]
-
-OUTCOME = "outcome.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +60,15 @@ def find(settings: Settings, reference: str) -> Recorded:
 
 
 def _from_folder(folder: RunFolder) -> Recorded:
-    asked, files = folder.record["spec"], folder.path
-    model, values = (SweepSpec, asked["sweep"]) if "sweep" in asked else (ExperimentSpec, asked["experiment"])
+    files = folder.path
+    model: type[ExperimentSpec | SweepSpec] = SweepSpec if folder.record["kind"] == "sweep" else ExperimentSpec
     outcome = worker.outcome_of(files) or worker.outcome_of(files / "winner")
     rows = _history(files / HISTORY) if outcome is None else {}
     return Recorded(
         id=folder.id,
         run_id=folder.record.get("run_id"),
         kind=folder.record["kind"],
-        spec=parse(model, values, folder.id),
+        spec=parse(model, trials.spec(folder), folder.id),
         files=files,
         environment=(environment := _environment(files / provenance.ENVIRONMENT)),
         data=_data(environment.get("data")),
@@ -89,7 +89,7 @@ def _from_mlflow(settings: Settings, reference: str) -> Recorded:
         owner = client.get_run(parent).data.tags if kind == "trial" and parent else tags
     except registry.trouble() as error:
         unknown = getattr(error, "error_code", "") in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
-        said = str(error).splitlines()[0]
+        said = one_line(error)
         if unknown:
             where = f"{settings.storage} and {settings.tracking}"
             raise UserError("Unknown run", got=repr(reference), fix=f"Looked in {where}: {said}") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -16,17 +15,15 @@ from orchestrator.registry import models as registry
 from orchestrator.reproduction import differences, recorded
 from orchestrator.reproduction.differences import FIRST, Difference
 from orchestrator.reproduction.recorded import Recorded
+from orchestrator.reproduction.script import commands
 from orchestrator.settings import Settings
 from orchestrator.spec import ExperimentSpec, SweepSpec
-from orchestrator.training import runs, worker
+from orchestrator.training import messages, runs, worker
 
 Verdict = Literal["equal", "within tolerance", "different", "nothing to compare"]
 
-TOLERANCE = 1e-3
-"""Relative difference of a metric that other hardware or another order of additions may make."""
-
 SHOWN = 12
-"""Metrics in the table, files named in a script; ``--json`` has them all."""
+"""Metrics in the table; ``--json`` has them all."""
 
 MEASURED = ("system/",)
 """Metrics that say how it ran, not what came out."""
@@ -47,11 +44,13 @@ def run(
 ) -> tuple[dict[str, Any], int]:
     """Repeat the run, trial or sweep that ``reference`` names; with ``check`` only say what would differ, with
     ``script`` only print its commands. Returns what ``--json`` prints, and the exit code: 0 when every recorded
-    metric came out again, up to a relative ``tolerance``, else 1. Raises UserError, RunFailed or Interrupted.
+    metric came out again, up to a relative ``tolerance``, else 1, also where no metric was recorded.
+
+    Raises UserError, RunFailed or Interrupted.
     """
     found = recorded.find(settings, reference)
     if script:
-        lines = commands(found)
+        lines = commands(found, settings)
         print("\n".join(lines))
         return {"id": found.id, "run_id": found.run_id, "script": lines}, DONE
     now = provenance.sources(apart=(settings.home, settings.storage))
@@ -80,7 +79,7 @@ def run(
     if "reproduction" in told and told["reproduction"]["run_id"]:
         _link(settings, told["reproduction"]["run_id"], found, verdict)
     told |= {"metrics": [asdict(one) for one in compared], "verdict": verdict}
-    return told, FAILED if verdict == "different" else code
+    return told, FAILED if verdict in ("different", "nothing to compare") else code
 
 
 def compare(then: Mapping[str, float], now: Mapping[str, float], tolerance: float) -> list[Compared]:
@@ -94,33 +93,6 @@ def overall(compared: Sequence[Compared]) -> Verdict:
     verdicts = {one.verdict for one in compared}
     order: tuple[Verdict, ...] = ("different", "within tolerance", "equal")
     return next((verdict for verdict in order if verdict in verdicts), "nothing to compare")
-
-
-def commands(found: Recorded) -> list[str]:
-    """A shell script that brings the recorded code back and runs it."""
-    lines = ["set -e"]
-    for number, source in enumerate(found.environment.get("sources", [])):
-        name = source["name"]
-        lines.append(f"git clone {shlex.quote(source['url'])} {name}" if source["url"] else f"# in a clone of {name}:")
-        inside = f"git -C {name}" if source["url"] else "git"
-        if source["commit"]:
-            lines.append(f"{inside} checkout {source['commit']}")
-        if source["diff"]:
-            file = found.files / provenance.diff_name(number, name)
-            lines.append(f"{inside} apply {shlex.quote(str(file))}")
-        lines += [f"# not recorded: {item}" for item in source["left_out"][:SHOWN]]
-        if len(source["left_out"]) > SHOWN:
-            lines.append(f"# not recorded: {len(source['left_out']) - SHOWN} more, named in environment.json")
-    packages: Mapping[str, str] = found.environment.get("packages", {})
-    pins = [f"{name}=={packages[name]}" for name in FIRST[1:] if name in packages]
-    if pins:
-        lines.append(shlex.join(["pip", "install", *pins]))
-    if found.kind == "run" and isinstance(found.spec, ExperimentSpec):
-        local = ["--local"] if found.environment.get("options", {}).get("local") else []
-        lines.append(" ".join([found.spec.command(), *local]))
-        lines.append("# the same, compared with the recorded metrics:")
-    lines.append(shlex.join(["orchestrator", "reproduce", "run", found.run_id or found.id]))
-    return lines
 
 
 def _here(found: Recorded, settings: Settings, local: bool, unequal: list[Difference]) -> ExperimentSpec | SweepSpec:
@@ -150,7 +122,7 @@ def _trial(spec: ExperimentSpec, settings: Settings, found: Recorded) -> dict[st
                     return values
                 values |= row.metrics
     except Exception as error:
-        raise RunFailed(found.id, worker.describe(error)) from error
+        raise RunFailed(found.id, messages.describe(error)) from error
     return values
 
 
@@ -159,7 +131,7 @@ def _verdict(then: float, now: float | None, tolerance: float) -> Verdict:
         return "different"
     if then == now or (math.isnan(then) and math.isnan(now)):
         return "equal"
-    return "within tolerance" if math.isclose(then, now, rel_tol=tolerance, abs_tol=1e-9) else "different"
+    return "within tolerance" if math.isclose(then, now, rel_tol=tolerance) else "different"
 
 
 def _say(console: Console, unequal: Sequence[Difference]) -> None:
@@ -184,8 +156,11 @@ def _show(console: Console, compared: Sequence[Compared], verdict: Verdict) -> N
     if rows:
         title = f"{len(rows)} of {len(compared)} metrics, the most different first"
         console.table(title, ["metric", "then", "now", "verdict"], rows)
+    if not compared:
+        console.say("Repeated, but not compared: no metric was recorded")
+        return
     equal = sum(one.verdict == "equal" for one in compared)
-    console.say(f"Reproduced: {verdict}" + (f" ({equal} of {len(compared)} metrics bitwise)" if compared else ""))
+    console.say(f"Reproduced: {verdict} ({equal} of {len(compared)} metrics bitwise)")
 
 
 def _link(settings: Settings, run_id: str, found: Recorded, verdict: Verdict) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from orchestrator.console import aligned, show
 from orchestrator.errors import UserError
 from orchestrator.spec import Resources
-from orchestrator.storage import records
+from orchestrator.storage import disk
 from orchestrator.storage.records import RunFolder
 
 By = Literal["trial", "sweep", "workload", "person", "day"]
@@ -35,7 +35,7 @@ class Book:
         self._file = folder / EVENTS
         self._open: set[str] = set()
         self._wrote = 0.0
-        records.drop_half_line(self._file)
+        disk.drop_half_line(self._file)
         last, left = _replay(_read(self._file))[1:]
         for unit in left:
             self._write(last, event="stop", unit=unit)

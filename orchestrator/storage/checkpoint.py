@@ -20,11 +20,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from orchestrator.errors import UserError
+from orchestrator.storage.names import HALF_WRITTEN
 
 FORMAT = 1
 TENSORS, META = "tensors.safetensors", "checkpoint.json"
-HALF_WRITTEN = ".checkpoint-*.partial"
-"""Folders that a killed writer leaves, as a glob."""
 
 
 @dataclass(frozen=True, slots=True)

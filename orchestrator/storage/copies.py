@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.storage import lease, remote
+from orchestrator.storage.names import OUTCOME, RECORD
 from orchestrator.storage.remote import Remote
 
 MANIFEST = ".mirror.json"
 FORMAT = 1
-RECORD = "record.json"
-MARKS = ("checkpoint.json", "outcome.json", RECORD)
+MARKS = ("checkpoint.json", OUTCOME, RECORD)
 """Files that say that others are whole: they are sent last."""
 
 HERE = ("lock", "process.json", "stack.txt", "given-up")

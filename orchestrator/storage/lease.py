@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import UserError
-from orchestrator.storage.remote import Remote, unusable
+from orchestrator.storage.remote import Remote, behind, unusable
 
 NAME = "lease.json"
 LOCK = "lock"
@@ -104,6 +104,12 @@ def valid(place: Remote) -> bool:
         found = holder(place)
         return found is not None and found.left(time.time()) > 0
     return False
+
+
+def driven(folder: Path) -> bool:
+    """Whether a live process holds the run's folder, here or elsewhere."""
+    place = behind(folder)
+    return driven_here(folder) or (place is not None and valid(place))
 
 
 def driven_here(folder: Path) -> bool:

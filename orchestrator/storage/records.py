@@ -12,18 +12,20 @@ import json
 import os
 import re
 import secrets
+import shutil
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from orchestrator.errors import UNAVAILABLE, USAGE, UserError, nearest
-from orchestrator.storage import copies, lease, remote
+from orchestrator.storage import copies, disk, lease, remote
 from orchestrator.storage.lease import Lease
 from orchestrator.storage.mirror import STOP, Mirror
+from orchestrator.storage.names import RECORD
 
 FORMAT = 1
 """Of the record, and of all beside it that has no format of its own: study, history, events, curves."""
@@ -31,6 +33,8 @@ FORMAT = 1
 NAME = re.compile(r"(?!latest$)[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 Kind = Literal["run", "sweep"]
 Status = Literal["finished", "failed", "partial", "interrupted"]
+SETTLED: tuple[Status, ...] = ("finished", "partial")
+"""Ends with a result."""
 
 
 class RunFolder:
@@ -63,63 +67,82 @@ class RunFolder:
         self.record.update(values)
         partial = self.path / f".record.{os.getpid()}"
         partial.write_text(json.dumps(self.record, indent=1))
-        partial.replace(self.path / "record.json")
+        partial.replace(self.path / RECORD)
 
     def hold(self) -> None:
-        """Take the folder for this process. Raises UserError when another process drives it, here or elsewhere."""
-        lock = (self.path / lease.LOCK).open("a+")
-        for patience in (0.05, 0.2, None):  # another process' look at the lock takes a moment, no longer
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if patience is not None:
-                    time.sleep(patience)
-                    continue
-                lock.close()
-                raise UserError(
-                    f"{self.id} is being driven by another process",
-                    got=f"pid {self.record.get('pid')}",
-                    fix=f"Wait for it, or stop it: orchestrator stop {self.id}",
-                ) from None
-        try:
-            self._take_lease()
-        except UserError:
-            lock.close()
-            raise
-        self._lock = lock
-        self.stop_file.unlink(missing_ok=True)
-        holds = int(self.record.get("holds", 0)) + 1  # how often it was taken: the copy that counts more is newer
-        self.update(
-            status="running", holds=holds, pid=os.getpid(), host=socket.gethostname(), ended=None, exit_code=None
-        )
+        """Take the folder for this process.
+
+        Raises UserError when another process drives it, here or elsewhere, and (exit 3) when it can not be written.
+        """
+        with ExitStack() as undone, self._writing():
+            lock = undone.enter_context((self.path / lease.LOCK).open("a+"))
+            self._take_lock(lock)
+            if claim := self._take_lease():
+                undone.callback(claim.release)
+            self.stop_file.unlink(missing_ok=True)
+            holds = int(self.record.get("holds", 0)) + 1  # how often it was taken: the copy that counts more is newer
+            self.update(
+                status="running", holds=holds, pid=os.getpid(), host=socket.gethostname(), ended=None, exit_code=None
+            )
+            self._lock, self._lease = lock, claim
+            undone.pop_all()
 
     def release(self, status: Status, exit_code: int, **values: Any) -> None:
-        self.update(status=status, exit_code=exit_code, ended=_now(), **values)
-        if self._lock:
-            self._lock.close()
-            self._lock = None
+        """Write down how it ended, and let go of it."""
+        try:
+            self.update(status=status, exit_code=exit_code, ended=_now(), **values)
+        finally:
+            if self._lock:
+                self._lock.close()
+                self._lock = None
 
     def driven(self) -> bool:
         """Whether a live process holds the folder, here or elsewhere."""
-        place = remote.behind(self.path)
-        return lease.driven_here(self.path) or (place is not None and lease.valid(place))
+        return lease.driven(self.path)
 
     def stop(self) -> None:
-        """Ask whoever drives it to stop. Raises UserError (exit 3) when that is elsewhere and can not be reached."""
+        """Ask whoever drives it to stop. Raises UserError (exit 3) where that can not be written."""
         place = remote.behind(self.path)
         if place is None or lease.driven_here(self.path):
-            self.stop_file.touch()
+            with self._writing():
+                self.stop_file.touch()
             return
         try:
             place.write(STOP, b"")
         except OSError as error:
             raise remote.unusable(place.uri, error) from None
 
-    def _take_lease(self) -> None:
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """What keeps us from writing in the folder is a sentence."""
+        try:
+            yield
+        except OSError as error:
+            raise UserError(
+                f"The folder {self.path} can not be written", got=error.strerror or str(error),
+                fix=f"Free space there, or get the rights from {self.record.get('user', 'its owner')}",
+                code=UNAVAILABLE,
+            ) from None  # fmt: skip
+
+    def _take_lock(self, lock: IO[str]) -> None:
+        for patience in (0.05, 0.2, None):  # another process' look at the lock takes a moment, no longer
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except (BlockingIOError, PermissionError):  # the second on some network file systems
+                if patience is None:
+                    raise UserError(
+                        f"{self.id} is being driven by another process",
+                        got=f"pid {self.record.get('pid')}",
+                        fix=f"Wait for it, or stop it: orchestrator stop {self.id}",
+                    ) from None
+                time.sleep(patience)
+
+    def _take_lease(self) -> Lease | None:
+        """The right to drive what is stored; None where the folder is the storage itself."""
         place = remote.behind(self.path)
         if place is None:
-            return
+            return None
         claim = Lease(place)
         try:
             claim.take()
@@ -129,7 +152,7 @@ class RunFolder:
                 raise UserError(f"{self.id} has gone on elsewhere meanwhile", fix="Try again")
         except OSError as error:
             raise remote.unusable(place.uri, error) from None
-        self._lease = claim
+        return claim
 
     def mirror(self) -> Mirror | None:
         """From now on the storage follows the folder that is held; None where the folder is the storage itself."""
@@ -176,7 +199,7 @@ def create(
             if name is not None:
                 raise _in_use(name, kind) from None
         except OSError as error:
-            raise unwritable(storage, error) from None
+            raise disk.unwritable(storage, error) from None
     record = {
         "format": FORMAT,
         "kind": kind,
@@ -188,8 +211,11 @@ def create(
         "status": "running",
     }
     folder = RunFolder(path, record)
-    folder.update()
-    folder.hold()
+    try:
+        folder.hold()
+    except UserError:  # it never was
+        shutil.rmtree(path, ignore_errors=True)
+        raise
     return folder
 
 
@@ -205,9 +231,9 @@ def folders(storage: Path, kind: Kind | None = None) -> Iterator[RunFolder]:
     """All run folders, newest first. Of one that another machine drove last, there may only be the record here."""
     elsewhere = {name: RunFolder(storage / name, record) for name, record in _elsewhere(storage).items()}
     moments = {name: _moment(folder.record) for name, folder in elsewhere.items()}
-    for file in storage.glob("*/record.json"):
-        if file.parent.name not in elsewhere:
-            moments[file.parent.name] = file.stat().st_mtime
+    for file in storage.glob(f"*/{RECORD}"):
+        with suppress(FileNotFoundError):  # removed since
+            moments.setdefault(file.parent.name, file.stat().st_mtime)
     for name in sorted(moments, key=lambda name: moments[name], reverse=True):
         try:
             folder = elsewhere.get(name) or open_folder(storage / name)
@@ -221,7 +247,7 @@ def find(storage: Path, reference: str, kind: Kind | None = None) -> RunFolder:
     """The folder for ``latest``, an id, or an MLflow run id. Raises UserError for an unknown one."""
     if NAME.fullmatch(reference):
         copies.look(storage / reference)
-    if reference in {file.parent.name for file in storage.glob("*/record.json")}:
+    if reference in {file.parent.name for file in storage.glob(f"*/{RECORD}")}:
         named = open_folder(storage / reference)
         if kind not in (None, named.record["kind"]):
             is_a = named.record["kind"]
@@ -252,54 +278,18 @@ def known(storage: Path, reference: str) -> RunFolder | None:
     try:
         return find(storage, reference)
     except UserError as error:
-        if error.code != USAGE or (storage / reference / "record.json").exists():  # away, or nobody can read it
+        if error.code != USAGE or (storage / reference / RECORD).exists():  # away, or nobody can read it
             raise
     return None
-
-
-def drop_half_line(journal: Path) -> None:
-    """Cut off the line that a killed writer left unfinished: what is appended next would be lost with it."""
-    if not journal.exists():
-        return
-    with journal.open("rb+") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end:
-            start = max(0, end - 65_536)  # from its end: a journal may be long
-            file.seek(start)
-            if whole := file.read(end - start).rfind(b"\n") + 1:
-                end = start + whole
-                break
-            end = start
-        file.truncate(end)
-
-
-def check_writable(storage: Path) -> None:
-    """Raises UserError (exit 3) unless a file can be written and removed below ``storage``, and where it is stored."""
-    probe = storage / f".probe-{os.getpid()}-{time.monotonic_ns()}"
-    try:
-        storage.mkdir(parents=True, exist_ok=True)
-        probe.write_text("probe")
-        probe.unlink()
-    except OSError as error:
-        raise unwritable(storage, error) from None
-    if place := remote.behind(storage):
-        place.check()
-
-
-def unwritable(storage: Path, error: OSError) -> UserError:
-    return UserError(
-        f"The storage {storage} can not be written", got=error.strerror or str(error),
-        fix="Free space or rights there, or choose another with --storage", code=UNAVAILABLE,
-    )  # fmt: skip
 
 
 def open_folder(path: Path) -> RunFolder:
     """The run in ``path``. Raises UserError when its record is damaged, or of another format."""
     try:
-        record = json.loads((path / "record.json").read_text())
+        record = json.loads((path / RECORD).read_text())
         form = record["format"]
     except (OSError, json.JSONDecodeError, KeyError, TypeError):
-        raise UserError(f"The record of {path} is damaged", fix="Remove the folder, or restore record.json") from None
+        raise UserError(f"The record of {path} is damaged", fix=f"Remove the folder, or restore its {RECORD}") from None
     if form != FORMAT:
         raise UserError(f"The record of {path} has another format", got=form, allowed=FORMAT)
     return RunFolder(path, record)

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
-from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.errors import UNAVAILABLE, UserError, one_line
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
@@ -229,7 +229,7 @@ def reason(error: Exception) -> tuple[str, str]:
         r"operation: (.*?)(?: \(Request ID|$)", text
     )
     fix = "Check the endpoint and the credentials in the environment"
-    return (said[1] if said else text.splitlines()[0]).strip(), fix
+    return (said[1].strip() if said else one_line(error)), fix
 
 
 def _slug(uri: str) -> str:

@@ -1,0 +1,46 @@
+"""A storage as a disk has it: whether it can be written, and the line that a killed writer left unfinished."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.storage import remote
+
+
+def drop_half_line(journal: Path) -> None:
+    """Cut off the line that a killed writer left unfinished: what is appended next would be lost with it."""
+    if not journal.exists():
+        return
+    with journal.open("rb+") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - 65_536)  # from its end: a journal may be long
+            file.seek(start)
+            if whole := file.read(end - start).rfind(b"\n") + 1:
+                end = start + whole
+                break
+            end = start
+        file.truncate(end)
+
+
+def check_writable(storage: Path) -> None:
+    """Raises UserError (exit 3) unless a file can be written and removed below ``storage``, and where it is stored."""
+    probe = storage / f".probe-{os.getpid()}-{time.monotonic_ns()}"
+    try:
+        storage.mkdir(parents=True, exist_ok=True)
+        probe.write_text("probe")
+        probe.unlink()
+    except OSError as error:
+        raise unwritable(storage, error) from None
+    if place := remote.behind(storage):
+        place.check()
+
+
+def unwritable(storage: Path, error: OSError) -> UserError:
+    return UserError(
+        f"The storage {storage} can not be written", got=error.strerror or str(error),
+        fix="Free space or rights there, or choose another with --storage", code=UNAVAILABLE,
+    )  # fmt: skip

@@ -1,0 +1,27 @@
+"""What the files of a run's folder are called: who writes, reads, stores or removes one takes its name from here."""
+
+from __future__ import annotations
+
+RECORD = "record.json"
+"""What was asked, who drives it, how it ended: what makes a folder a run's."""
+
+HISTORY = "history.jsonl"
+"""The rows of a run, or of a sweep's winner: a line an epoch."""
+
+STUDY = "study.jsonl"
+"""Optuna's journal: a sweep's trials."""
+
+TRIALS = "trials.json"
+"""The trials of a settled sweep, a row each."""
+
+OUTCOME = "outcome.json"
+"""The metrics of what was trained to its end."""
+
+VALIDATION_UNITS, TEST_UNITS = "validation_units.parquet", "test_units.parquet"
+"""The values of each user, query or pair."""
+
+TABLES = "tables"
+"""The folder of the test evaluation's tables, ``NAME.parquet``, and of their plots where they were logged."""
+
+HALF_WRITTEN = ".checkpoint-*.partial"
+"""Folders that a killed writer of checkpoints leaves, as a glob."""
