@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.errors import UNAVAILABLE, UserError, one_line
 from orchestrator.spec import Resources
 from orchestrator.storage import remote
 
@@ -48,7 +48,7 @@ print(json.dumps(get_cluster_metadata(GcsClient(address=address)) if address els
 
 
 @contextmanager
-def cluster(address: str | None, *, dashboard: bool = False) -> Iterator[list[Node]]:
+def cluster(address: str | None) -> Iterator[list[Node]]:
     """Connect, yield the resources of each live node, and disconnect (or stop the local cluster) at the end.
 
     A Ray that is already connected in this process (a notebook's) is used and left alone. Raises UserError
@@ -70,14 +70,14 @@ def cluster(address: str | None, *, dashboard: bool = False) -> Iterator[list[No
     try:
         ray.init(
             address=address or "local",
-            include_dashboard=dashboard if not address else None,
+            include_dashboard=None if address else False,
             log_to_driver=False,
             logging_level="ERROR",
             configure_logging=False,
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UserError(
-            f"No Ray cluster could be had at {address or 'this machine'}: {str(error).splitlines()[0]}",
+            f"No Ray cluster could be had at {address or 'this machine'}: {one_line(error)}",
             fix="Check RAY_ADDRESS or --ray-address; unset, a local cluster is started", code=UNAVAILABLE,
         ) from None  # fmt: skip
     try:
@@ -101,8 +101,9 @@ def this_machine() -> list[Node]:
     """What a local cluster will have, told without starting one."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = list(Path("/dev").glob("nvidia[0-9]*"))
-    gpus = len(devices) if visible is None else min(len(devices), len([v for v in visible.split(",") if v.strip()]))
+    gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    if visible is not None:
+        gpus = min(gpus, sum(name.strip() not in ("", "-1") for name in visible.split(",")))  # -1 is none
     return [{"CPU": float(cpus), "GPU": float(gpus)}]
 
 
@@ -178,7 +179,7 @@ def check_storage(storage: Path) -> None:
 
 def _reach(mark: Path) -> str | None:
     """What keeps a node from storage that is no folder, or from its own copies of what lies there."""
-    from orchestrator.storage.records import check_writable
+    from orchestrator.storage.disk import check_writable
 
     try:
         check_writable(mark.parent)

@@ -150,6 +150,10 @@ def _sentence(error: ValidationError, model: type[BaseModel], kind: str, lines: 
         return unknown(f"{kind}{where}", name, model.model_fields)
     if not name:  # a contradiction between fields: the model's own sentence says it all
         return UserError(problem["msg"].removeprefix("Value error, "))
+    if problem["type"] == "value_error":  # so does that of a field's own validator
+        return UserError(
+            f"{kind.capitalize()} {name}{where} is not valid: {problem['msg'].removeprefix('Value error, ')}"
+        )
     # A field of several types has a problem with each of them.
     alike = [other for other in error.errors() if other["loc"][:1] == problem["loc"][:1]]
     allowed = " or ".join(dict.fromkeys(map(_allowed, alike)))

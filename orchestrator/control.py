@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from orchestrator.jobs.job_state import Job
 
 POLL_SECONDS = 0.5
-HEADLINES = ("validation/ndcg_at_20", "test/ndcg_at_20", "test/recall_at_20")  # ``--json`` tells every metric
 
 
 def status(settings: Settings, reference: str, *, wait: bool, address: str | None, as_json: bool) -> int:
@@ -36,7 +35,7 @@ def status(settings: Settings, reference: str, *, wait: bool, address: str | Non
         while wait and told["status"] == "running":
             time.sleep(POLL_SECONDS)
             told = _run(records.find(settings.storage, found.id))
-        if told["kind"] == "sweep" and told["status"] not in listing.SETTLED:
+        if told["kind"] == "sweep" and told["status"] not in records.SETTLED:
             with suppress(UserError):
                 told["search"] = listing.progress(found)
     else:
@@ -129,6 +128,7 @@ def _run(folder: RunFolder) -> dict[str, Any]:
         "started": record["started"],
         "ended": record.get("ended"),
         "run_id": record.get("run_id"),
+        "objectives": [metric for metric, _ in record.get("objectives", ())],
         "metrics": result.get("metrics", {}),
         "model_uri": result.get("model_uri"),
         "error": record.get("error"),
@@ -160,17 +160,24 @@ def _job(job: Job, dashboard: Dashboard) -> dict[str, Any]:
 
 
 def _text(told: Mapping[str, Any]) -> str:
-    """One ``name: value`` a line, what is empty left out."""
+    """One ``name: value`` a line, what is empty left out; of the metrics the objectives, ``--json`` tells every one."""
     lines = []
     for name, value in told.items():
+        if name == "objectives":
+            value = ", ".join(value)
         if name == "metrics":
-            shown = [key for key in HEADLINES if key in value] or [k for k in value if k.startswith("test/")][:3]
-            value = "  ".join(f"{key} {show(value[key])}" for key in shown)
+            value = "  ".join(f"{key} {show(value[key])}" for key in _headlines(value, told["objectives"]))
         if name == "search":
             value = listing.progress_as_text(value)
         if value not in (None, ""):
             lines.append(f"{name + ':':<11} {value}")
     return "\n".join(lines)
+
+
+def _headlines(metrics: Mapping[str, float], objectives: Sequence[str]) -> list[str]:
+    """The objectives on each split, or the first metrics on test where it is not known what was selected by."""
+    names = (f"{split}/{objective}" for objective in objectives for split in ("validation", "test"))
+    return [name for name in names if name in metrics] or [name for name in metrics if name.startswith("test/")][:3]
 
 
 def _print_log(settings: Settings, folder: RunFolder, follow: bool) -> None:

@@ -25,7 +25,7 @@ from orchestrator import cluster, describe, notify, preflight
 from orchestrator.cluster import RAY_PROBE
 from orchestrator.errors import DONE, UNAVAILABLE, UserError
 from orchestrator.settings import NAMES, Settings
-from orchestrator.storage import records
+from orchestrator.storage import disk, records
 from workloads.data.datasets import DATASETS
 
 Level = Literal["ok", "warning", "problem"]
@@ -237,7 +237,7 @@ def _database(file: Path, mine: str) -> Check:
 
 
 def _storage(settings: Settings) -> Iterator[Check]:
-    records.check_writable(settings.storage)
+    disk.check_writable(settings.storage)
     free = shutil.disk_usage(settings.storage).free
     text = f"{settings.remote or settings.storage} can be written, {free / GIB:.1f} GiB free here"
     fix = "Free space, or choose another with ORCHESTRATOR_STORAGE"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -22,17 +22,6 @@ CHECKPOINT_SECONDS = 5.0
 End = Literal["epochs", "patience"]
 
 
-class Diverged(Exception):
-    """A metric of an epoch is not finite: the trial ends here, failed."""
-
-    def __init__(self, epoch: int, metric: str, value: float) -> None:
-        self.epoch, self.metric, self.value = epoch, metric, value
-        super().__init__(f"{metric} is {value} at epoch {epoch}")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Diverged, (self.epoch, self.metric, self.value))
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """All values of one finished epoch, under their full names (``validation/ndcg_at_20``)."""
@@ -40,6 +29,25 @@ class Row:
     epoch: int
     time: float
     metrics: Mapping[str, float]
+
+    def to_json(self) -> list[Any]:
+        """As ``Row(*row)`` takes it."""
+        return [self.epoch, self.time, dict(self.metrics)]
+
+
+class Diverged(Exception):
+    """A metric of an epoch is not finite: the trial ends here, failed.
+
+    ``rows`` are those since the last report. They are no report of their own: that would be due for a checkpoint,
+    and the workload's state is already that of the epoch which diverged.
+    """
+
+    def __init__(self, epoch: int, metric: str, value: float, rows: tuple[Row, ...] = ()) -> None:
+        self.epoch, self.metric, self.value, self.rows = epoch, metric, value, rows
+        super().__init__(f"{metric} is {value} at epoch {epoch}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Diverged, (self.epoch, self.metric, self.value, self.rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +112,17 @@ def run_epochs(
     on rank 0 (``agree`` tells the others); when it says yes the state is reported, due for a checkpoint, and
     the stream stops without ``ended``. ``on_best`` is given the evaluation of a new best epoch while the workload
     holds that epoch's state (a report may come some epochs later). ``validate`` is False in a refit, where there is
-    no validation split. Raises :class:`Diverged` when a metric is NaN or infinite, UserError when the objective is
-    not reported. ``every_epoch`` reports each epoch by itself. ``clock`` tells the seconds that training is charged
-    with, where they are not those that pass: a member of a pack pays its share. Checkpoints go by it.
+    no validation split. ``every_epoch`` reports each epoch by itself. ``clock`` tells the seconds that training is
+    charged with, where they are not those that pass: a member of a pack pays its share. Checkpoints go by it.
+
+    Raises :class:`Diverged` when a metric is NaN or infinite, UserError when validation does not report an objective.
     """
     spent = clock or time.monotonic
     progress = resume or Progress()
     if ended := progress.ended(plan):  # restored after its last epoch: say so again, for whoever missed it
         yield EpochReport((), progress, False, ended)
         return
-    objective = objectives.chosen(workload.objective, plan.objective)[0]
+    chosen = objectives.chosen(workload.objective, plan.objective)
     rows: list[Row] = []
     reported, saved = time.monotonic(), spent()
     saved_epoch = progress.epoch
@@ -124,13 +133,11 @@ def run_epochs(
         evaluation = workload.evaluate("validation") if validate and plan.evaluates(epoch) else None
         if evaluation is not None:
             seen = _named("validation", evaluation)
-        if validate and epoch in objective.sealed_at:
+        if validate and epoch in chosen[0].sealed_at:
             metrics |= _named("test", workload.evaluate("test"))
         if bad := _not_finite(metrics | seen):
-            if rows:
-                yield EpochReport(tuple(rows), progress, False, None)
-            raise Diverged(epoch, *bad)
-        progress = _advance(progress, epoch, seen, objective, spent() - started)
+            raise Diverged(epoch, *bad, rows=tuple(rows))
+        progress = _advance(progress, epoch, seen, chosen, spent() - started)
         if evaluation is not None and progress.best_epoch == epoch:
             on_best(evaluation)
         rows.append(Row(epoch, time.time(), metrics | seen))
@@ -168,12 +175,12 @@ def _not_finite(metrics: Mapping[str, float]) -> tuple[str, float] | None:
 
 
 def _advance(
-    progress: Progress, epoch: int, seen: Mapping[str, float], objective: Objective, seconds: float
+    progress: Progress, epoch: int, seen: Mapping[str, float], chosen: Sequence[Objective], seconds: float
 ) -> Progress:
     progress = replace(progress, epoch=epoch, train_seconds=progress.train_seconds + seconds)
     if not seen:
         return progress
-    value = objectives.value(objective, seen)
-    if better(value, progress.best_value, objective):
+    value, *_ = [objectives.value(objective, seen) for objective in chosen]  # all must be there; the first selects
+    if better(value, progress.best_value, chosen[0]):
         return replace(progress, best_epoch=epoch, best_value=value, best_metrics=dict(seen), stale=0)
     return replace(progress, stale=progress.stale + 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 DONE, FAILED, USAGE, UNAVAILABLE, PARTIAL, REFUSED, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 
@@ -37,11 +37,13 @@ class UserError(Exception):
         super().__init__(text)
 
     def __reduce__(self) -> tuple[object, ...]:  # it crosses process borders inside Ray
-        return (_rebuild, (self.what, self.got, self.allowed, self.fix, self.code))
+        return (_rebuild, (type(self), str(self), vars(self)))
 
 
-def _rebuild(what: str, got: object, allowed: object, fix: str | None, code: int) -> UserError:
-    return UserError(what, got=got, allowed=allowed, fix=fix, code=code)
+def _rebuild(cls: type[UserError], text: str, fields: Mapping[str, object]) -> UserError:
+    error = cls.__new__(cls, text)  # a subclass may be made of other things
+    vars(error).update(fields)
+    return error
 
 
 class RunFailed(Exception):
@@ -67,17 +69,30 @@ class Interrupted(Exception):
         super().__init__(f"Interrupted; everything finished is kept. Go on with: {resume}")
 
 
+def one_line(error: BaseException) -> str:
+    """What any error says, as one line: the first it has; of a failed validation all that was found.
+
+    Whatever tells an error to somebody else (another process, a run's tag, a sentence for the user) tells this.
+    """
+    from pydantic import ValidationError
+
+    if isinstance(error, ValidationError):  # its first line only counts
+        return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+    lines = (line.strip() for line in str(error).splitlines())
+    return next((line for line in lines if line), "no message")
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name most like ``name``, or None when nothing is close."""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.55)
     return matches[0] if matches else None
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
+def unknown(kind: str, name: str, known: Iterable[str], cls: type[UserError] = UserError) -> UserError:
     """The error for a name that is not known, with the nearest match offered."""
     names = sorted(known)
     close = nearest(name, names)
-    return UserError(
+    return cls(
         f"Unknown {kind}",
         got=repr(name),
         allowed=names or "none is known",

@@ -102,7 +102,7 @@ class Experiment:
             "phase": self._phase,
             "progress": report.progress.to_json(),
             "selected": self._selected.to_json() if self._selected else None,
-            "rows": [[row.epoch, row.time, dict(row.metrics)] for rows in self._recent for row in rows],
+            "rows": [row.to_json() for rows in self._recent for row in rows],
             "workload": workload.state_dict(),
             "best": self._best,
             "units": {name: pack(column) for name, column in self._units.items()},

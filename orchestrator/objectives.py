@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from orchestrator.errors import UserError, unknown
+from orchestrator.plan import Plan
+from workloads.catalog import catalog
 from workloads.contract import Objective
+
+
+class Unreported(UserError):
+    """Validation does not report an objective: so it is in every trial, whatever its parameters."""
+
+
+def of(workload: str, plan: Plan) -> tuple[Objective, ...]:
+    """The objectives of a run of ``workload`` by ``plan``; loads the workload's code. Raises UserError."""
+    return chosen(catalog()[workload].load().objective, plan.objective)
 
 
 def chosen(own: Objective | tuple[Objective, ...], asked: tuple[str, ...]) -> tuple[Objective, ...]:
@@ -44,9 +55,9 @@ def chosen(own: Objective | tuple[Objective, ...], asked: tuple[str, ...]) -> tu
 
 
 def value(objective: Objective, metrics: Mapping[str, float]) -> float:
-    """The objective's value among ``validation/...`` metrics. Raises UserError when validation does not report it."""
+    """The objective's value among ``validation/...`` metrics. Raises :class:`Unreported` when it is not there."""
     name = f"validation/{objective.metric}"
     if name not in metrics:
         known = [key.removeprefix("validation/") for key in metrics if key.startswith("validation/")]
-        raise unknown("objective: validation does not report it", objective.metric, known)
+        raise unknown("objective: validation does not report it", objective.metric, known, Unreported)
     return metrics[name]

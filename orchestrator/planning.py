@@ -9,24 +9,31 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator import cluster, preflight
 from orchestrator.console import Console, duration
+from orchestrator.errors import RunFailed, UserError
+from orchestrator.placement import packing
 from orchestrator.search import population, samplers, spaces
 from orchestrator.settings import Settings
 from orchestrator.spec import ExperimentSpec, SweepSpec
-from orchestrator.training import worker
+from orchestrator.training import messages, worker
 
-KEPT = 2
-"""Checkpoints of a trial at a time."""
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One epoch, measured: the second, since the first loads and warms up."""
+    """One epoch of a trial, measured: the second, since the first loads and warms up.
+
+    Of trials that are trained together ``epoch_seconds`` and ``start_seconds`` are the share of one. The winner is
+    refitted alone, in ``alone_seconds`` an epoch.
+    """
 
     epoch_seconds: float
+    alone_seconds: float
     start_seconds: float
     checkpoint_bytes: int
 
@@ -36,6 +43,7 @@ class Plan:
     """What ``orchestrator plan --json`` prints. Seconds, hours and bytes are None where nothing was measured.
 
     ``epochs_at_most`` counts every trial to its end; ``epochs_expected`` what the scheduler is known to leave of it.
+    ``at_once`` trials share ``processes``, of which ``fitting`` would fit.
     """
 
     kind: str
@@ -49,8 +57,10 @@ class Plan:
     gpus: float
     nodes: int
     at_once: int
+    processes: int
     fitting: int
     epoch_seconds: float | None
+    alone_seconds: float | None
     device: str
     device_hours_at_most: float | None
     device_hours_expected: float | None
@@ -60,11 +70,13 @@ class Plan:
     def rows(self) -> list[list[Any]]:
         """Name and value of each line of the table."""
         each = f"{self.workers} worker{'s' * (self.workers > 1)} of {self.cpus:g} CPU"
+        packed = self.at_once > self.processes
+        together = f" in {self.processes} process{'es' * (self.processes > 1)}" if packed else ""
         rows = [
             ["trials", f"{self.trials}" + (f" x {self.seeds} seeds" if self.seeds > 1 else "")],
             ["epochs", f"{self.epochs_at_most} at most, about {self.epochs_expected} expected"],
-            ["a trial holds", each + (f", {self.gpus:g} GPU" if self.gpus else "")],
-            ["at once", f"{self.at_once} ({self.fitting} fit on {self.nodes} node{'s' * (self.nodes > 1)})"],
+            [f"a {'process' if packed else 'trial'} holds", each + (f", {self.gpus:g} GPU" if self.gpus else "")],
+            ["at once", f"{self.at_once}{together} ({self.fitting} fit on {self.nodes} node{'s' * (self.nodes > 1)})"],
         ]
         if self.epoch_seconds is None:
             return [*rows, ["time and storage", "not measured; --probe trains two epochs to find out"]]
@@ -72,7 +84,7 @@ class Plan:
         assert self.storage_bytes is not None
         return [
             *rows,
-            ["an epoch", f"{self.epoch_seconds:.3g} s"],
+            ["an epoch", f"{self.epoch_seconds:.3g} s" + (f", alone {self.alone_seconds:.3g} s" if packed else "")],
             [
                 f"{self.device} hours",
                 f"{self.device_hours_at_most:.3g} at most, about {self.device_hours_expected:.3g} expected",
@@ -86,12 +98,14 @@ def show(spec: ExperimentSpec | SweepSpec, settings: Settings, *, local: bool, p
     """Print the plan of ``spec``. Raises UserError (exit 3) with the arithmetic when it can not run here at all."""
     preflight.services(settings, spec.resources, ray=not local)
     if local or not settings.ray_address:
-        found = plan(spec, cluster.this_machine(), measure(spec, settings) if probe else None, local=local)
+        here = cluster.this_machine()
+        found = plan(spec, here, measure(spec, settings, _together(spec, here, local)) if probe else None, local=local)
     else:
         with cluster.cluster(settings.ray_address) as nodes:
             cluster.check_fit(nodes, spec.resources)
             cluster.check_storage(settings.storage)
-            found = plan(spec, nodes, _measure_there(spec, settings) if probe else None, local=False)
+            measured = _measure_there(spec, settings, _together(spec, nodes, local)) if probe else None
+            found = plan(spec, nodes, measured, local=False)
     if as_json:
         print(json.dumps(asdict(found)))
         return
@@ -104,10 +118,9 @@ def plan(spec: ExperimentSpec | SweepSpec, nodes: list[cluster.Node], probe: Pro
     fitting = 1 if local else cluster.check_fit(nodes, resources)
     trials, seeds, refit = 1, 1, spec.plan.refit not in (False, "only")
     expected = epochs = spec.plan.epochs
-    at_once, begun, kept = 1, 1.0, KEPT
+    capacities, begun, kept = _capacities(spec, fitting), 1.0, worker.KEPT
     if isinstance(spec, SweepSpec):
         trials, seeds = spec.search.trials, spec.search.seeds
-        at_once = min(spec.search.concurrency or fitting, fitting, trials * seeds)
         share = expected_share(spec)
         # The seeds beyond the first are trained only where the first was not stopped.
         expected = math.ceil(trials * epochs * share + trials * survivors(spec) * (seeds - 1) * epochs)
@@ -116,30 +129,45 @@ def plan(spec: ExperimentSpec | SweepSpec, nodes: list[cluster.Node], probe: Pro
         if spec.search.scheduler == "pbt":  # a member begins anew after each meeting
             begun, kept = trials * (1 + len(samplers.rungs(spec.plan.epochs, "pbt"))), population.KEPT
     settle = spec.plan.epochs if refit else 0
-    epochs, expected = epochs + settle, expected + settle
-    seconds = probe.epoch_seconds if probe else None
-    hours = None if seconds is None else seconds * resources.devices / 3600
-    starts = 0.0 if probe is None else probe.start_seconds * begun / at_once
+    at_most_hours = expected_hours = wall = storage = None
+    if probe:
+        alone, search = probe.alone_seconds * settle, probe.epoch_seconds * expected + probe.start_seconds * begun
+        hours = resources.devices / 3600
+        at_most_hours = hours * (probe.epoch_seconds * epochs + alone)
+        expected_hours = hours * (probe.epoch_seconds * expected + alone)
+        wall = search / len(capacities) + alone
+        storage = probe.checkpoint_bytes * (kept * trials * seeds + worker.KEPT)
     return Plan(
         kind="sweep" if isinstance(spec, SweepSpec) else "run",
         workload=spec.workload,
         trials=trials,
         seeds=seeds,
-        epochs_at_most=epochs,
-        epochs_expected=expected,
+        epochs_at_most=epochs + settle,
+        epochs_expected=expected + settle,
         workers=resources.workers,
         cpus=resources.cpus_per_worker,
         gpus=resources.gpus_per_worker,
         nodes=1 if local else len(nodes),
-        at_once=at_once,
+        at_once=sum(capacities),
+        processes=len(capacities),
         fitting=fitting,
-        epoch_seconds=seconds,
+        epoch_seconds=probe.epoch_seconds if probe else None,
+        alone_seconds=probe.alone_seconds if probe else None,
         device="GPU" if resources.gpus_per_worker else "CPU",
-        device_hours_at_most=None if hours is None else hours * epochs,
-        device_hours_expected=None if hours is None else hours * expected,
-        wall_seconds_expected=None if seconds is None else seconds * ((expected - settle) / at_once + settle) + starts,
-        storage_bytes=None if probe is None else probe.checkpoint_bytes * (kept * trials * seeds + KEPT),
+        device_hours_at_most=at_most_hours,
+        device_hours_expected=expected_hours,
+        wall_seconds_expected=wall,
+        storage_bytes=storage,
     )
+
+
+def _capacities(spec: ExperimentSpec | SweepSpec, fitting: int) -> tuple[int, ...]:
+    return packing.capacities(spec, fitting) if isinstance(spec, SweepSpec) else (1,)
+
+
+def _together(spec: ExperimentSpec | SweepSpec, nodes: list[cluster.Node], local: bool) -> int:
+    """Trials in the fullest process."""
+    return max(_capacities(spec, 1 if local else cluster.check_fit(nodes, spec.resources)))
 
 
 def survivors(spec: SweepSpec) -> float:
@@ -164,45 +192,75 @@ def expected_share(spec: SweepSpec) -> float:
     return share / spec.plan.epochs
 
 
-def measure(spec: ExperimentSpec | SweepSpec, settings: Settings) -> Probe:
-    """Train two epochs of one experiment in this process; of a sweep, of the space's first draw."""
-    return _measure(_one(spec), settings.data)
+def measure(spec: ExperimentSpec | SweepSpec, settings: Settings, together: int = 1) -> Probe:
+    """Train two epochs of one experiment in this process; of a sweep, of the space's first ``together`` draws.
+
+    Raises UserError, and RunFailed when they can not be trained.
+    """
+    try:
+        return _measure(_probed(spec, together), settings.data)
+    except (UserError, RunFailed):
+        raise
+    except Exception as error:
+        raise RunFailed("The probe", messages.describe(error)) from error
 
 
-def _measure_there(spec: ExperimentSpec | SweepSpec, settings: Settings) -> Probe:
-    """The same on the cluster, on a device of a trial's size."""
+def _measure_there(spec: ExperimentSpec | SweepSpec, settings: Settings, together: int) -> Probe:
+    """The same on the cluster, on devices of a trial's size."""
     import ray
 
     from orchestrator.training.group import bundle
 
     need = bundle(spec.resources)
     task = ray.remote(_measure).options(num_cpus=need["CPU"], num_gpus=need.get("GPU", 0))
-    probe: Probe = ray.get(task.remote(_one(spec), settings.data))
+    try:
+        probe: Probe = ray.get(task.remote(_probed(spec, together), settings.data))
+    except ray.exceptions.RayTaskError as error:
+        raise RunFailed("The probe", messages.describe(messages.cause(error), error.traceback_str)) from error
     return probe
 
 
-def _one(spec: ExperimentSpec | SweepSpec) -> ExperimentSpec:
+def _probed(spec: ExperimentSpec | SweepSpec, together: int) -> list[ExperimentSpec]:
     update: Mapping[str, Any] = {"epochs": 2, "patience": 0, "decide_at": (1,), "refit": False}
     plan = spec.plan.model_copy(update=update)
     if isinstance(spec, ExperimentSpec):
-        return spec.model_copy(update={"plan": plan})
-    import optuna
-
-    space = spaces.load(spec.workload, spec.search.space)
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=spec.seed))
-    params = spaces.suggest(space, study.ask(), spec.fixed)
-    first = spec.trial(0, preflight.parameters(spec.workload, params))
-    return first.model_copy(update={"plan": plan, "population": None})
+        return [spec.model_copy(update={"plan": plan})]
+    drawn = spaces.draws(spaces.load(spec.workload, spec.search.space), spec.fixed, spec.seed, together)
+    trials = [spec.trial(k, preflight.parameters(spec.workload, params)) for k, params in enumerate(drawn)]
+    return [trial.model_copy(update={"plan": plan, "population": None}) for trial in trials]
 
 
-def _measure(spec: ExperimentSpec, data: Path) -> Probe:
+def _measure(specs: list[ExperimentSpec], data: Path) -> Probe:
     started = time.monotonic()
-    work = worker.experiment(spec, data, worker.take_device(spec.resources), final=False)
+    device = worker.take_device(specs[0].resources)
+    work = worker.experiment(specs[0], data, device, final=False)
     moments = [time.monotonic() for _ in work.stream()]
     with tempfile.TemporaryDirectory() as folder:
         written = worker.save(work, Path(folder))
         size = sum(file.stat().st_size for file in written.iterdir())
-    return Probe(moments[-1] - moments[0], moments[0] - started, size)
+    start, epoch = moments[0] - started, moments[-1] - moments[0]
+    if len(specs) == 1:
+        return Probe(epoch, epoch, start, size)
+    start, shared = _measure_together(specs, data, device)
+    return Probe(shared, epoch, start, size)
+
+
+def _measure_together(specs: list[ExperimentSpec], data: Path, device: torch.device) -> tuple[float, float]:
+    """Each one's share of the seconds until the first epoch of all has ended, and of the second one."""
+    runner, moments = packing.PackRunner(device), [time.monotonic()]
+    with tempfile.TemporaryDirectory() as folder:
+        for number, spec in enumerate(specs):
+            home = {"folder": f"{folder}/{number}", "data": str(data), "keep": worker.KEPT, "save_at_rungs": False}
+            runner.begin({"number": number, "spec": spec.model_dump(mode="json"), **home})
+        while len(runner):
+            for unit, payload in runner.step():
+                if cause := payload.get("error"):
+                    raise RunFailed("The probe", cause)
+                if payload["done"]:
+                    runner.drop(unit)
+            moments.append(time.monotonic())
+    began, first, *_, last = moments
+    return (first - began) / len(specs), (last - first) / len(specs)
 
 
 def _bytes(size: int) -> str:

@@ -13,12 +13,12 @@ from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from orchestrator.cluster import check_fit, check_reachable, this_machine
-from orchestrator.configuration import split_keys, validate
+from orchestrator.configuration import validate
 from orchestrator.errors import UNAVAILABLE, UserError, unknown
-from orchestrator.plan import PLAN_KEYS, Plan
+from orchestrator.plan import Plan
 from orchestrator.settings import Settings
 from orchestrator.spec import Resources
-from orchestrator.storage.records import check_writable
+from orchestrator.storage.disk import check_writable
 from workloads.catalog import Entry, catalog
 
 SERVER_SECONDS = 5.0
@@ -33,20 +33,10 @@ def workload(name: str) -> Entry:
     return known[name]
 
 
-def settle(name: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Sort ``key=value`` settings of a workload into (parameters, plan), checking names."""
-    params, plan = split_keys(values, workload(name).load_params().model_fields, PLAN_KEYS)
-    return params, plan
-
-
 def parameters(name: str, values: Mapping[str, Any], lines: Mapping[str, int] | None = None) -> dict[str, Any]:
     """Complete, checked parameters of a workload as plain JSON values."""
     model = validate(workload(name).load_params(), values, "parameter", lines)
     return model.model_dump(mode="json")
-
-
-def plan(values: Mapping[str, Any], lines: Mapping[str, int] | None = None) -> Plan:
-    return validate(Plan, values, "plan setting", lines)
 
 
 def dataset(params: Mapping[str, Any], root: Path) -> str | None:
@@ -59,7 +49,8 @@ def dataset(params: Mapping[str, Any], root: Path) -> str | None:
 
     try:
         datasets.check(name, root)
-        check_readable(name, root, params.get("split"))
+        options = {option: params.get(f"dataset_{option}") for option in ("size", "corrupt", "unknown")}
+        check_readable(name, root, params.get("split"), **options)
         return datasets.fingerprint(name, root)
     except CacheUnwritable as error:
         raise UserError(str(error), code=UNAVAILABLE) from None

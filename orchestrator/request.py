@@ -13,7 +13,6 @@ from orchestrator.errors import UserError
 from orchestrator.plan import PLAN_KEYS, Plan
 from orchestrator.settings import Settings
 from orchestrator.spec import ExperimentSpec, Resources, Search, SweepSpec
-from workloads.contract import Objective
 
 
 def experiment(
@@ -35,7 +34,7 @@ def experiment(
     devices = asked.resources(settings, whole_machine=True, local=local)
     plan = asked.plan()
     preflight.batch(params, devices, plan)
-    refit = _objectives(plan, asked.workload)[0].refit
+    refit = objectives.of(asked.workload, plan)[0].refit
     plan = plan if plan.refit is not None else plan.model_copy(update={"refit": refit})
     return ExperimentSpec(workload=asked.workload, params=params, plan=plan, seed=asked.seed, resources=devices)
 
@@ -81,9 +80,13 @@ def sweep(
         points = len(grid.points(space, fixed))
         asked_for = chosen.trials if "trials" in chosen.model_fields_set else points
         chosen = chosen.model_copy(update={"trials": min(points, asked_for)})
-    objective = _objectives(plan, asked.workload)
-    chosen, plan = strategy.settle(chosen, plan, devices, objective, survey, params, local=local)
-    return SweepSpec(workload=asked.workload, fixed=fixed, plan=plan, seed=asked.seed, resources=devices, search=chosen)
+    selects_by = objectives.of(asked.workload, plan)
+    chosen, plan = strategy.settle(chosen, plan, devices, selects_by, survey, params, local=local)
+    spec = SweepSpec(workload=asked.workload, fixed=fixed, plan=plan, seed=asked.seed, resources=devices, search=chosen)
+    from orchestrator.placement import packing  # with PyTorch: only what is right so far waits for it
+
+    packing.pack_size(spec)  # the workload may not offer what is asked for
+    return spec
 
 
 class _Asked:
@@ -98,16 +101,15 @@ class _Asked:
         resources: Mapping[str, Any],
     ) -> None:
         self._file = read_experiment(config) if config else Document({}, {})
+        self._dotted = {key: value for key, value in overrides.items() if key.startswith(("resources.", "search."))}
         name = workload or self._file.values.get("workload")
         if name is None:
             raise UserError("No workload is named", fix="orchestrator run WORKLOAD key=value ..., or --config FILE")
         self.workload = str(name)
         known = preflight.workload(self.workload).load_params().model_fields
-        here = {key: value for key, value in overrides.items() if key.startswith(("resources.", "search."))}
-        params, plan = split_keys({k: v for k, v in overrides.items() if k not in here}, known, PLAN_KEYS)
+        params, plan = split_keys({k: v for k, v in overrides.items() if k not in self._dotted}, known, PLAN_KEYS)
         self.params = {**self.section("params"), **params}
         self._plan = {**self.section("plan"), **plan}
-        self._dotted = here
         self._resources = _given(resources)
         given = seed if seed is not None else self._file.values.get("seed", 0)
         if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given < 2**31:
@@ -115,9 +117,9 @@ class _Asked:
         self.seed = given
 
     def section(self, name: str) -> dict[str, Any]:
-        dotted = getattr(self, "_dotted", {})
-        extra = {k.partition(".")[2]: v for k, v in dotted.items() if k.startswith(f"{name}.")}
-        return {**(self._file.values.get(name) or {}), **extra}
+        """A section of the file, with what ``NAME.key=value`` overrides in it."""
+        dotted = {key.partition(".")[2]: value for key, value in self._dotted.items() if key.startswith(f"{name}.")}
+        return {**(self._file.values.get(name) or {}), **dotted}
 
     def lines(self, section: str) -> dict[str, int]:
         prefix = f"{section}."
@@ -141,11 +143,6 @@ class _Asked:
         if local and found.workers > 1:
             raise UserError("--local runs in one process", got=f"workers={found.workers}", fix="Leave --local away")
         return found
-
-
-def _objectives(plan: Plan, workload: str) -> tuple[Objective, ...]:
-    """What is selected by; the only reason to load the workload's code here. Raises UserError."""
-    return objectives.chosen(preflight.workload(workload).load().objective, plan.objective)
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from orchestrator.console import show
 from orchestrator.engine import Progress
 from orchestrator.errors import DONE, PARTIAL, Interrupted, RunFailed
 from orchestrator.placement.ledger import Ledger
-from orchestrator.results import trials
+from orchestrator.results import markdown, trials
+from orchestrator.search.ranking import front
 from orchestrator.search.study import Study
 from orchestrator.session import Result, Session
 from orchestrator.spec import ExperimentSpec, SweepSpec
@@ -40,7 +41,13 @@ class Winner:
 
 
 def choose(session: Session, spec: SweepSpec, study: Study, ledger: Ledger) -> Winner:
-    """The best complete trial. Raises Interrupted when the sweep was stopped, RunFailed when there is none."""
+    """The best complete trial.
+
+    Raises Interrupted when the sweep was stopped, UserError when what was asked for can not be, RunFailed when there
+    is none.
+    """
+    if ledger.refusal:
+        raise ledger.refusal
     if session.interrupts.asked():
         raise Interrupted(f"orchestrator sweep --resume {session.folder.id}")
     best = study.best()
@@ -52,7 +59,7 @@ def choose(session: Session, spec: SweepSpec, study: Study, ledger: Ledger) -> W
     )
     attributes = best.user_attrs
     winner = ledger.experiment(attributes.get("seed_of", best.number), attributes["params"])
-    trained = ledger.checkpoints(best.number * spec.search.seeds)
+    trained = study.home(best.number * spec.search.seeds)
     if not (trained / worker.UNITS).exists():
         with suppress(OSError):  # it may have been trained on a node with a copy of its own
             copies.gather(trained)
@@ -152,7 +159,10 @@ def _ranking(rows: list[dict[str, Any]], study: Study) -> tuple[str, list[str], 
     sign = -1.0 if study.objective.direction == "max" else 1.0
     ranked = sorted(rows, key=lambda r: (r["state"] != "complete", sign * (r["value"] or 0.0)))[:SHOWN]
     names = sorted({name for row in rows for name in row if name.startswith("params.")})
-    extra = [name for name in ("values", "spread") if any(name in row for row in rows)]
+    if len(study.objectives) > 1:
+        unbeaten = {trial.number for trial in front(study.trials, study.objectives)}
+        ranked = [{**row, "pareto": "front" if row["trial"] in unbeaten else None} for row in ranked]
+    extra = [name for name in ("values", "pareto", "spread") if any(name in row for row in ranked)]
     columns = ["trial", "state", "value", *extra, "epochs", *names]
     title = f"{study.objective.metric} on validation" + (f", best {SHOWN} of {len(rows)}" if len(rows) > SHOWN else "")
     cells = [[row.get(name) for name in columns] for row in ranked]
@@ -161,5 +171,4 @@ def _ranking(rows: list[dict[str, Any]], study: Study) -> tuple[str, list[str], 
 
 def _note(title: str, columns: list[str], cells: list[list[Any]]) -> str:
     """The table as Markdown: MLflow shows it on the sweep's run, since its lists hide children."""
-    lines = [columns, ["---"] * len(columns), *([show(cell) for cell in row] for row in cells)]
-    return "\n".join([f"**{title}**", "", *("| " + " | ".join(line) + " |" for line in lines)])
+    return f"**{title}**\n\n{markdown.table(columns, ([show(cell) for cell in row] for row in cells))}"

@@ -36,8 +36,8 @@ class Resources(BaseModel):
             raise ValueError(f"gpus_per_worker={self.gpus_per_worker}: a fraction must be below 1")
         return self
 
-    def part(self, of: int) -> Resources:
-        """What one of several that share these holds."""
+    def part(self, of: float) -> Resources:
+        """What each of so many that share these holds."""
         share = {"cpus_per_worker": self.cpus_per_worker / of, "gpus_per_worker": self.gpus_per_worker / of}
         return self.model_copy(update=share)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from optuna.distributions import BaseDistribution
 
 from orchestrator import objectives, preflight
@@ -24,9 +24,8 @@ from orchestrator.spec import ExperimentSpec, SweepSpec
 from orchestrator.storage import records
 from orchestrator.storage.records import RunFolder
 from orchestrator.training import worker
-from orchestrator.training.runs import Follow, Options, finish
+from orchestrator.training.runs import Follow, Options, finish, in_process
 from workloads.catalog import catalog
-from workloads.contract import Objective
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def sweep(spec: SweepSpec, settings: Settings, options: Options, console: Consol
         # By their ids: what is latest now is not when this sweep has a folder.
         sources = tuple(records.find(settings.storage, source, "sweep").id for source in spec.search.warm_start)
         spec = spec.model_copy(update={"search": spec.search.model_copy(update={"warm_start": sources})})
-        warm_start.lessons(spec, settings, _objectives(spec), _distributions(_survey(spec)))
+        warm_start.lessons(spec, settings, objectives.of(spec.workload, spec.plan), _distributions(_survey(spec)))
     folder = records.create(
         settings.storage,
         "sweep",
@@ -91,7 +90,7 @@ def _contract(spec: SweepSpec) -> dict[str, Any]:
     survey = _survey(spec)
     return {
         "space": survey.text(),
-        "objectives": [f"{o.metric}:{o.direction}" for o in _objectives(spec)],
+        "objectives": [f"{o.metric}:{o.direction}" for o in objectives.of(spec.workload, spec.plan)],
     }
 
 
@@ -131,10 +130,6 @@ def _distributions(survey: spaces.Survey) -> dict[str, BaseDistribution]:
     return {name: found[0] for name, found in survey.distributions.items()}
 
 
-def _objectives(spec: SweepSpec) -> tuple[Objective, ...]:
-    return objectives.chosen(catalog()[spec.workload].load().objective, spec.plan.objective)
-
-
 def _drive(
     folder: RunFolder,
     spec: SweepSpec,
@@ -154,7 +149,7 @@ def _drive(
     }
     params = {
         **spec.fixed,
-        **{f"search.{name}": value for name, value in spec.search.model_dump(mode="json").items()},
+        **{f"search.{name}": value for name, value in spec.search.model_dump(mode="json", exclude={"trials"}).items()},
         **spec.plan.model_dump(mode="json"),
         "seed": spec.seed,
     }
@@ -163,13 +158,15 @@ def _drive(
         f"{spec.search.sampler}, {spec.search.scheduler}"
         + (f", {spec.search.seeds} seeds each" if spec.search.seeds > 1 else "")
     )
-    folder.update(objectives=[[o.metric, o.direction] for o in _objectives(spec)])
+    folder.update(objectives=[[o.metric, o.direction] for o in objectives.of(spec.workload, spec.plan)])
     with Session(folder, settings, console, resuming=resuming, params=params, tags=tags) as session:
         session.trained_on(folder.id, warm_start.defaults(spec))
+        if session.tracker:  # no parameter: those MLflow never changes, and --more-trials does
+            session.tracker.tag(folder.id, {"search.trials": str(spec.search.trials)})
         study = _study(spec, folder, session, again)
         ledger = Ledger(study, session, spec)
         place = _in_process if options.local else _on_ray
-        winner = place(spec, folder, settings, session, study, ledger)
+        winner = place(spec, session, study, ledger)
         result = finish(session, winner, options.register, folder.path / WINNER)
         return settle(result, session, spec, study, ledger, options)
 
@@ -179,7 +176,7 @@ def _study(spec: SweepSpec, folder: RunFolder, session: Session, again: Again) -
     survey = _survey(spec)
     first = _distributions(survey)
     space = spaces.load(spec.workload, spec.search.space)
-    common = (folder.path, spec, _objectives(spec), space, survey.conditional)
+    common = (folder.path, spec, objectives.of(spec.workload, spec.plan), space, survey.conditional)
     if spec.search.scheduler == "pbt":
         changing = strategy.changeable(catalog()[spec.workload].load_params(), list(first))
         return Population(*common, changeable=changing, distributions=first)
@@ -195,68 +192,49 @@ def _study(spec: SweepSpec, folder: RunFolder, session: Session, again: Again) -
     return study
 
 
-def _in_process(
-    spec: SweepSpec, folder: RunFolder, settings: Settings, session: Session, study: Study, ledger: Ledger
-) -> ExperimentSpec:
+def _in_process(spec: SweepSpec, session: Session, study: Study, ledger: Ledger) -> ExperimentSpec:
+    """Run the trials and settle the winner, whose spec it returns; so does :func:`_on_ray`."""
     device = worker.take_device(spec.resources)
+    (size,) = packing.capacities(spec, fitting=1)
+    ledger.share(size)
     try:
-        size = _pack_size(spec, device)
-        ledger.share(size)
         packing.run_together(ledger, packing.PackRunner(device, stop=ledger.stopping), size)
     finally:
         ledger.close()
     winner = choose(session, spec, study, ledger)
     follow = Follow(session, winner.spec)
     with ledger.book.holding("winner", winner.spec.resources):
-        complete = worker.execute(
+        complete = in_process(
             winner.spec,
-            folder.path / WINNER,
-            settings.data,
+            session.folder.path / WINNER,
             device,
-            deliver=lambda report: follow.rows(list(report.rows)),
-            stop=session.interrupts.asked,
+            session,
+            follow.rows,
             resume=winner.checkpoint,
             selected=winner.selected,
         )
     if not complete:
-        raise Interrupted(f"orchestrator sweep --resume {folder.id}")
+        raise Interrupted(f"orchestrator sweep --resume {session.folder.id}")
     return winner.spec
 
 
-def _pack_size(spec: SweepSpec, device: torch.device) -> int:
-    """Trials that one process trains together. Raises UserError when so many can not be."""
-    if spec.search.scheduler == "pbt" or spec.resources.workers > 1:
-        return 1
-    size = packing.pack_size(spec.workload, warm_start.defaults(spec), device, spec.search.pack)
-    return min(size, spec.search.concurrency or size, spec.search.trials * spec.search.seeds)
-
-
-def _on_ray(
-    spec: SweepSpec, folder: RunFolder, settings: Settings, session: Session, study: Study, ledger: Ledger
-) -> ExperimentSpec:
+def _on_ray(spec: SweepSpec, session: Session, study: Study, ledger: Ledger) -> ExperimentSpec:
     from orchestrator.cluster import check_fit, check_storage, cluster
     from orchestrator.placement import packs as pack_placement
     from orchestrator.placement import tune as placement
 
+    folder, settings = session.folder, session.settings
     with cluster(settings.ray_address) as nodes, session.on_cluster():
-        fitting = check_fit(nodes, spec.resources)
-        asked = spec.search.concurrency or fitting
-        slots = min(asked, fitting)
-        size = _pack_size(spec, torch.device("cuda" if spec.resources.gpus_per_worker else "cpu"))
-        size = pack_placement.per_process(size, spec.search.concurrency or spec.search.trials, slots)
-        fewer = f" (not the {asked} asked for: no more fit)" if asked > fitting and size == 1 else ""
-        together = f" in {slots} processes" if size > 1 else ""
-        session.console.say(
-            f"{slots * size} trials at once{together} on {len(nodes)} node{'s' * (len(nodes) > 1)}{fewer}"
-        )
+        capacities = packing.capacities(spec, check_fit(nodes, spec.resources))
+        session.console.say(_at_once(spec, capacities, len(nodes)))
         check_storage(settings.storage)
         _check_shared(spec, settings, len(nodes))
-        ledger.share(size)
+        ledger.share(sum(capacities) / len(capacities))
         try:
-            if size > 1:
-                pack_placement.run_packs(spec, ledger, slots, size)
+            if max(capacities) > 1:
+                pack_placement.run_packs(spec, folder, ledger, capacities)
             else:
-                placement.run_trials(spec, folder, ledger, slots)
+                placement.run_trials(spec, folder, ledger, len(capacities))
         finally:
             ledger.close()
         winner = choose(session, spec, study, ledger)
@@ -264,7 +242,7 @@ def _on_ray(
         with ledger.book.holding("winner", winner.spec.resources):
             complete = placement.run_winner(
                 winner.spec,
-                folder.path / WINNER,
+                session.folder.path / WINNER,
                 settings.data,
                 winner.checkpoint,
                 winner.selected,
@@ -272,8 +250,17 @@ def _on_ray(
                 follow.rows,
             )
     if not complete:
-        raise Interrupted(f"orchestrator sweep --resume {folder.id}")
+        raise Interrupted(f"orchestrator sweep --resume {session.folder.id}")
     return winner.spec
+
+
+def _at_once(spec: SweepSpec, capacities: Sequence[int], nodes: int) -> str:
+    """A sentence on how many trials run at once, and why not more where more were asked for."""
+    count, processes, asked = sum(capacities), len(capacities), spec.search.concurrency
+    together = f" in {processes} process{'es' * (processes > 1)}" if count > processes else ""
+    fewer = asked is not None and count < min(asked, spec.search.trials * spec.search.seeds)
+    why = f" (not the {asked} asked for: no more fit)" if fewer else ""
+    return f"{count} trial{'s' * (count > 1)} at once{together} on {nodes} node{'s' * (nodes > 1)}{why}"
 
 
 def _check_shared(spec: SweepSpec, settings: Settings, nodes: int) -> None:

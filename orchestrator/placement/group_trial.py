@@ -11,8 +11,9 @@ from ray.train import WorkerGroupError
 
 from orchestrator.engine import EpochReport, Progress
 from orchestrator.spec import ExperimentSpec, Resources
-from orchestrator.training import train, worker
+from orchestrator.training import messages, train, watch
 from orchestrator.training.group import Group, bundle
+from orchestrator.training.watch import START_SECONDS, GivenUp
 
 PATIENCE_SECONDS = 60.0
 """How long a group may take to save when the sweep was stopped."""
@@ -32,40 +33,47 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
     wrong is part of the result; an exception means that the group itself was lost, and Tune starts it anew.
     """
 
-    _group: Group
+    _group: Group | None
+    """None for a trial that was given up."""
     _inbox: IO[str]
     _stop_file: Path
     _last: dict[str, Any]
 
     def setup(self, config: dict[str, Any]) -> None:
-        self._begin(config)
+        self._begin(config, watch.announce(Path(config["folder"]), START_SECONDS))
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
+        hung = watch.announce(Path(new_config["folder"]), START_SECONDS)
         self._leave()
-        self._begin(new_config)
+        self._begin(new_config, hung)
         return True
 
     def cleanup(self) -> None:
         self._leave()
 
     def step(self) -> dict[str, Any]:
+        if self._group is None:
+            return self._last
         ended = False
         while not ended:
             ended = self._group.ended(0.1)  # before reading: what is written until then is read
-            for payload in worker.receive(self._inbox):
+            for payload in messages.receive(self._inbox):
                 self._last = payload
                 return payload
         try:
             failure = self._group.result()
         except WorkerGroupError as error:
-            failure = train.cause(error)
-        if failure:
-            return {"error": failure, "done": True}
+            return messages.last_words(error, cause=train.cause(error))
+        if failure is not None:
+            return messages.last_words(failure)
         return {**self._last, "rows": []}  # stopped with the sweep, which will say so
 
-    def _begin(self, config: dict[str, Any]) -> None:
+    def _begin(self, config: dict[str, Any], hung: GivenUp | None) -> None:
+        if hung:
+            self._group, self._last = None, messages.last_words(hung)
+            return
         home, self._stop_file = Path(config["folder"]), Path(config["stop_file"])
-        self._last = worker.payload(EpochReport((), Progress(), False, None))
+        self._last = messages.payload(EpochReport((), Progress(), False, None))
         self._group = train.start(
             ExperimentSpec.model_validate(config["spec"]),
             home,
@@ -77,6 +85,8 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
 
     def _leave(self) -> None:
         """End the group at once; when the sweep was stopped, let it save first what it has done."""
+        if self._group is None:
+            return
         if self._stop_file.exists():
             self._group.ended(PATIENCE_SECONDS)
         self._group.kill()

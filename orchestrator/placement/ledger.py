@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from orchestrator import preflight
 from orchestrator.console import show
 from orchestrator.engine import Row
+from orchestrator.errors import UserError
 from orchestrator.placement.budget import Budget
 from orchestrator.results.curves import Curves
 from orchestrator.search.population import KEPT, Population
@@ -17,7 +17,7 @@ from orchestrator.search.study import Study, Trial, Verdict
 from orchestrator.session import Session
 from orchestrator.spec import ExperimentSpec, SweepSpec
 from orchestrator.storage.accounts import Book
-from orchestrator.training import worker
+from orchestrator.training import messages, worker
 from orchestrator.training.runs import flat_params
 
 
@@ -37,11 +37,13 @@ class Ledger:
         """The units that hold devices."""
         self._curves = Curves(session.folder.path, study.objectives)
         self._charged = spec.resources
+        self.refusal: UserError | None = None
+        """What ended a trial and would end every other one, so that the sweep has stopped."""
         self.book = Book(session.folder.path)
         self.budget = Budget(spec, session.folder)
 
-    def share(self, trials: int) -> None:
-        """Trials that are trained together share their devices: each is charged its part."""
+    def share(self, trials: float) -> None:
+        """So many trials at once share the devices of one on the average: each is charged its part."""
         self._charged = self._spec.resources.part(trials)
         self.budget.devices = self._charged.devices
 
@@ -61,10 +63,10 @@ class Ledger:
         return {
             "number": trial.unit,
             "spec": spec.model_dump(mode="json"),
-            "folder": str(self.checkpoints(trial.unit)),
+            "folder": str(self._study.home(trial.unit)),
             "data": str(self._session.settings.data),
             "stop_file": str(self._session.folder.stop_file),
-            "keep": KEPT if population else 2,
+            "keep": KEPT if population else worker.KEPT,
             "save_at_rungs": population,
         }
 
@@ -79,10 +81,6 @@ class Ledger:
     def experiment(self, origin: int, params: Mapping[str, Any], seed: int = 0) -> ExperimentSpec:
         return self._spec.trial(origin, preflight.parameters(self._spec.workload, params), seed)
 
-    def checkpoints(self, unit: int) -> Path:
-        number, seed = self._study.trial_of(unit)
-        return self._session.folder.path / "trials" / (f"{number:05d}" if seed == 0 else f"{number:05d}-seed{seed}")
-
     def result(self, unit: int, payload: Mapping[str, Any]) -> bool:
         """Take one report of a trial; True when the trial must stop."""
         if unit not in self._study.running():
@@ -90,13 +88,15 @@ class Ledger:
             return True
         self.book.beat()
         self._warn()
-        rows = list(worker.rows_from_json(payload.get("rows", [])))
+        rows = list(messages.rows_from_json(payload.get("rows", [])))
         number, seed = self._study.trial_of(unit)
         self._curves.add(number, rows, seed)
         if self._session.tracker:
             self._session.tracker.log(self._key(unit), rows)
-        if error := payload.get("error"):
-            self._ended(unit, self._study.fail(unit, str(error)), str(error))
+        if cause := payload.get("error"):
+            if payload["refused"]:
+                self.refusal = UserError(cause)
+            self._ended(unit, self._study.fail(unit, cause), cause)
             return True
         attributes = {
             name: payload[name] for name in ("epoch", "best_epoch", "best_value", "best_metrics", "train_seconds")
@@ -119,7 +119,8 @@ class Ledger:
             self._drop(unit)
 
     def stopping(self) -> bool:
-        return self._session.interrupts.asked() or self.time_is_up() or self.budget.is_spent()
+        asked = self.refusal is not None or self._session.interrupts.asked()
+        return asked or self.time_is_up() or self.budget.is_spent()
 
     def time_is_up(self) -> bool:
         return time.monotonic() >= self._deadline

@@ -17,10 +17,11 @@ from orchestrator import engine
 from orchestrator.engine import EpochReport, Progress, Row
 from orchestrator.errors import UserError
 from orchestrator.experiment import Experiment
-from orchestrator.spec import ExperimentSpec
+from orchestrator.search import spaces
+from orchestrator.spec import ExperimentSpec, SweepSpec
 from orchestrator.storage import checkpoint
 from orchestrator.storage.mirror import Carried
-from orchestrator.training import worker
+from orchestrator.training import messages, worker
 from workloads.catalog import catalog
 from workloads.contract import Evaluation, Metrics, Pack, Packable, Servable, Split, State, Workload
 
@@ -30,22 +31,40 @@ if TYPE_CHECKING:
     from orchestrator.placement.ledger import Ledger
 
 
-def pack_size(workload: str, params: Mapping[str, Any], device: torch.device, asked: str | int) -> int:
-    """How many trials of ``workload`` a process trains together: as asked, or as many as pay by the workload itself.
+def pack_size(spec: SweepSpec) -> int:
+    """How many trials of a sweep a process trains together: as asked, or as many as pay by the workload itself.
 
     Raises UserError when a number is asked of a workload that can not do it.
     """
-    entry = catalog()[workload]
+    import torch
+
+    asked, entry = spec.search.pack, catalog()[spec.workload]
     packable = entry.load()
     if not isinstance(packable, Packable):
         if isinstance(asked, int) and asked > 1:
             raise UserError(
-                f"{workload} does not offer to train trials together", got=f"pack={asked}", fix="Set pack=off"
+                f"{spec.workload} does not offer to train trials together", got=f"pack={asked}", fix="Set pack=off"
             )
+        return 1
+    if spec.search.scheduler == "pbt" or spec.resources.workers > 1 or asked == "off":
         return 1
     if isinstance(asked, int):
         return asked
-    return packable.pack_size(entry.load_params()(**params), device) if asked == "auto" else 1
+    (params,) = spaces.draws(spaces.load(spec.workload, spec.search.space), spec.fixed, spec.seed, 1)
+    device = torch.device("cuda" if spec.resources.gpus_per_worker else "cpu")
+    return packable.pack_size(entry.load_params()(**params), device)
+
+
+def capacities(spec: SweepSpec, fitting: int) -> tuple[int, ...]:
+    """How many trials of a sweep each process has at once, where ``fitting`` processes fit; a number a process.
+
+    All together they are never more than ``concurrency``. Raises UserError as :func:`pack_size`.
+    """
+    units = spec.search.trials * spec.search.seeds
+    limit = min(spec.search.concurrency or units, units)
+    processes = min(fitting, limit)
+    each, more = divmod(min(limit, processes * pack_size(spec)), processes)
+    return tuple(each + (place < more) for place in range(processes))
 
 
 def run_together(ledger: Ledger, runner: PackRunner, size: int) -> None:
@@ -149,7 +168,7 @@ class _Trial:
         """All rows since the last one, as one report."""
         assert self.report is not None
         rows, self.rows = tuple(self.rows), []
-        return worker.payload(replace(self.report, rows=rows))
+        return messages.payload(replace(self.report, rows=rows))
 
 
 class PackRunner:
@@ -173,7 +192,7 @@ class PackRunner:
         try:
             self._trials[config["number"]] = self._open(config)
         except Exception as error:
-            self._failed.append((config["number"], _last_words(error)))
+            self._failed.append((config["number"], messages.last_words(error)))
 
     @property
     def units(self) -> set[int]:
@@ -224,7 +243,7 @@ class PackRunner:
                     said.append((unit, trial.payload()))
             except Exception as error:
                 self.drop(unit)
-                said.append((unit, _last_words(error, trial.rows)))
+                said.append((unit, messages.last_words(error, trial.rows)))
         return said
 
     def _train_together(self) -> None:
@@ -259,9 +278,3 @@ class PackRunner:
         for place, evaluation in zip(places, seen):
             trials[place].member.prepare("validation", evaluation, (ended - between) / len(places))
         return {members: pack}
-
-
-def _last_words(error: Exception, rows: Sequence[Row] = ()) -> dict[str, Any]:
-    """The payload of a trial that failed, with what it had not yet told."""
-    told = [[row.epoch, row.time, dict(row.metrics)] for row in rows]
-    return {"rows": told, "error": worker.describe(error), "done": True}

@@ -13,10 +13,12 @@ from typing import Any
 
 import ray
 
+from orchestrator.errors import RunFailed, one_line
 from orchestrator.placement.ledger import Ledger
 from orchestrator.placement.packing import PackRunner
 from orchestrator.spec import Resources, SweepSpec
-from orchestrator.training import worker
+from orchestrator.storage.records import RunFolder
+from orchestrator.training import messages, worker
 from orchestrator.training.group import bundle
 from orchestrator.training.train import RETRIES
 
@@ -26,28 +28,33 @@ TOGETHER_AGAIN = 1
 _LOOK_SECONDS = 0.2
 
 
-def per_process(size: int, trials: int, slots: int) -> int:
-    """Trials in a process, so that none of ``slots`` processes is left without: ``size`` or fewer."""
-    return max(1, min(size, -(-trials // slots)))
+def run_packs(spec: SweepSpec, folder: RunFolder, ledger: Ledger, capacities: Sequence[int]) -> None:
+    """Run the sweep's trials, up to so many in each process, until the ledger has none left or says stop.
 
-
-def run_packs(spec: SweepSpec, ledger: Ledger, slots: int, size: int) -> None:
-    """Run the sweep's trials in ``slots`` processes, ``size`` in each, until the ledger has none left or says stop."""
-    _Packs(spec, ledger, slots, size).run()
+    Raises RunFailed when a process can not be had, or fails as a whole.
+    """
+    _Packs(spec, folder, ledger, capacities).run()
 
 
 class PackActor:
     """A process of one slot's devices, with a runner in it."""
 
     def __init__(self, resources: Resources) -> None:
-        self._stopping = False
-        self._runner = PackRunner(worker.take_device(resources), stop=lambda: self._stopping)
+        self._resources, self._stopping = resources, False
+        self._runner: PackRunner | None = None
 
     def step(
         self, begin: Sequence[Mapping[str, Any]], drop: Sequence[int], stopping: bool
     ) -> tuple[list[tuple[int, dict[str, Any]]], set[int]]:
-        """A step of the runner, first without some trials and with others; its payloads, and who is under way."""
+        """A step of the runner, first without some trials and with others; its payloads, and who is under way.
+
+        The device is taken with the first trials: a process that hangs there is not one that is not up yet.
+        """
         self._stopping = stopping
+        if self._runner is None:
+            if not begin:
+                return [], set()
+            self._runner = PackRunner(worker.take_device(self._resources), stop=lambda: self._stopping)
         for unit in drop:
             self._runner.drop(unit)
         for config in begin:
@@ -58,8 +65,8 @@ class PackActor:
 class _Host:
     """A slot: its actor as long as that lives, and the trials that are there."""
 
-    def __init__(self, resources: Resources) -> None:
-        self._resources = resources
+    def __init__(self, resources: Resources, size: int) -> None:
+        self._resources, self.size = resources, size
         self.trials: dict[int, dict[str, Any]] = {}
         self.alone = False
         self.starts = 0
@@ -96,12 +103,12 @@ class _Host:
 class _Packs:
     """The driver's side: fills hosts, hands what they say to the ledger, and replaces those that die."""
 
-    def __init__(self, spec: SweepSpec, ledger: Ledger, slots: int, size: int) -> None:
-        self._ledger, self._size, self._timeout = ledger, size, spec.search.trial_timeout
+    def __init__(self, spec: SweepSpec, folder: RunFolder, ledger: Ledger, capacities: Sequence[int]) -> None:
+        self._folder, self._ledger, self._timeout = folder, ledger, spec.search.trial_timeout
         self._deaths: Counter[int] = Counter()
         self._orphans: deque[dict[str, Any]] = deque()
         self._suspects: deque[dict[str, Any]] = deque()
-        self._hosts = [_Host(spec.resources) for _ in range(slots)]
+        self._hosts = [_Host(spec.resources, size) for size in capacities]
 
     def run(self) -> None:
         try:
@@ -134,7 +141,7 @@ class _Packs:
             host.alone = bool(self._suspects)
             if host.alone:
                 host.take(self._suspects.popleft())
-        while not host.alone and len(host.trials) < self._size:
+        while not host.alone and len(host.trials) < host.size:
             config = self._orphans.popleft() if self._orphans else self._ledger.next()
             if config is None:
                 return
@@ -144,11 +151,11 @@ class _Packs:
         answer, host.answer = host.answer, None
         try:
             said, there = ray.get(answer)
-        except ray.exceptions.RayTaskError:
-            raise
-        except ray.exceptions.RayError:
+        except ray.exceptions.RayTaskError as error:  # no trial's fault: it would do so again
+            raise messages.failed_there(self._folder, error) from error
+        except ray.exceptions.RayError as error:
             if host.starts > RETRIES:
-                raise
+                raise RunFailed(self._folder.id, one_line(error), str(self._folder.log)) from error
             self._bury(host, "its process died")
             return
         host.starts = 0

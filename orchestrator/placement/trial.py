@@ -13,7 +13,8 @@ from orchestrator.experiment import Experiment
 from orchestrator.spec import ExperimentSpec
 from orchestrator.storage import checkpoint
 from orchestrator.storage.mirror import Carried
-from orchestrator.training import watch, worker
+from orchestrator.training import messages, watch, worker
+from orchestrator.training.watch import GivenUp
 
 
 class TrialActor(tune.Trainable):  # type: ignore[misc]
@@ -30,16 +31,17 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
     """The last report, unless its state is saved already."""
     _keep: int
     _save_at_rungs: bool
-    _error: str | None
+    _failure: dict[str, Any] | None
     _carried: Carried
 
     def setup(self, config: dict[str, Any]) -> None:
-        self._begin(config)
+        self._begin(config, watch.announce(Path(config["folder"])))
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
+        hung = watch.announce(Path(new_config["folder"]))
         self._leave()
         self._carried.finish()
-        self._begin(new_config)
+        self._begin(new_config, hung)
         return True
 
     def cleanup(self) -> None:
@@ -47,7 +49,7 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
         self._carried.close()
 
     def step(self) -> dict[str, Any]:
-        if self._error is None:
+        if self._failure is None:
             try:
                 report = next(self._stream)
                 if report.checkpoint_due or (self._save_at_rungs and report.epoch in self._experiment.plan.decide_at):
@@ -58,22 +60,21 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
                 if report.ended:
                     worker.write_table(self._experiment.validation_units, self._folder / worker.UNITS)
                     self._carried.close()  # the driver may ask for it now
-                return worker.payload(report)
+                return messages.payload(report)
             except Exception as error:
-                self._error = worker.describe(error)
+                self._failure = messages.last_words(error)
         self._last = None
-        return {"error": self._error, "done": True}
+        return self._failure
 
-    def _begin(self, config: Mapping[str, Any]) -> None:
-        self._error = self._last = None
+    def _begin(self, config: Mapping[str, Any], hung: GivenUp | None) -> None:
+        self._failure = messages.last_words(hung) if hung else None
+        self._last = None
         self._stream = iter(())
         self._folder = Path(config["folder"])
         self._keep, self._save_at_rungs = config["keep"], config["save_at_rungs"]
         self._carried = Carried(self._folder)
-        if cause := watch.given_up(self._folder):
-            self._error = cause
+        if hung:
             return
-        watch.announce(self._folder)
         try:
             spec = ExperimentSpec.model_validate(config["spec"])
             device = worker.take_device(spec.resources)
@@ -81,7 +82,7 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
             found = checkpoint.latest(self._folder)
             self._stream = self._experiment.stream(checkpoint.read(found, spec.identity) if found else None)
         except Exception as error:
-            self._error = worker.describe(error)
+            self._failure = messages.last_words(error)
 
     def _leave(self) -> None:
         """Save what a stopped trial has done, in case it was interrupted rather than pruned."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from ray import tune
 from ray.tune.search import Searcher
 
 from orchestrator.engine import Progress, Row
-from orchestrator.errors import RunFailed
+from orchestrator.errors import RunFailed, one_line
 from orchestrator.placement.group_trial import GroupTrial, request
 from orchestrator.placement.ledger import Ledger
 from orchestrator.placement.trial import TrialActor
@@ -20,14 +22,26 @@ from orchestrator.spec import ExperimentSpec, SweepSpec
 from orchestrator.storage import checkpoint
 from orchestrator.storage.mirror import Carried, bring
 from orchestrator.storage.records import RunFolder
-from orchestrator.training import watch, worker
+from orchestrator.training import messages, watch, worker
 from orchestrator.training.group import bundle
 from orchestrator.training.train import RETRIES, follow
 from orchestrator.training.watch import Watch
 
 
+@dataclass
+class _Under:
+    """What is under way, by what the parts of Tune below know of it together."""
+
+    ledger: Ledger
+    watch: Watch
+    units: dict[str, int] = field(default_factory=dict)
+    """By the ids that Tune gives."""
+    homes: dict[int, Path] = field(default_factory=dict)
+    deaths: Counter[int] = field(default_factory=Counter)
+
+
 class _Unsaved:
-    """Tune pickles searchers and stoppers into files that we never read: the journal is the truth."""
+    """Tune pickles searchers, stoppers and callbacks into files that we never read: the journal is the truth."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
@@ -36,23 +50,26 @@ class _Unsaved:
 class _Search(_Unsaved, Searcher):  # type: ignore[misc]
     """Tune's view of the ledger: the next trial, and trials whose process is lost for good."""
 
-    def __init__(self, ledger: Ledger, numbers: dict[str, int], watch: Watch) -> None:
+    def __init__(self, under: _Under) -> None:
         super().__init__()
-        self._ledger, self._numbers, self._watch = ledger, numbers, watch
+        self._under = under
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        config = self._ledger.next()
+        ledger = self._under.ledger
+        config = ledger.next()
         if config is None:
-            return str(Searcher.FINISHED) if self._ledger.exhausted else None  # None: ask again
-        self._numbers[trial_id] = config["number"]
-        self._watch.begin(config["number"], Path(config["folder"]))
+            return str(Searcher.FINISHED) if ledger.exhausted else None  # None: ask again
+        unit, home = config["number"], Path(config["folder"])
+        self._under.units[trial_id], self._under.homes[unit] = unit, home
+        self._under.watch.begin(unit, home)
         return config
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         if error:
-            unit = self._numbers[trial_id]
-            hung = watch.given_up(self._ledger.checkpoints(unit))  # while it was reset: Tune tries that once
-            self._ledger.died(unit, hung or f"its process died {RETRIES + 1} times")
+            unit = self._under.units[trial_id]
+            times = self._under.deaths[unit] + 1
+            hung = watch.given_up(self._under.homes[unit])  # while it was reset: Tune tries that once
+            self._under.ledger.died(unit, str(hung or f"its process died {times} time{'s' * (times > 1)}"))
 
     def save(self, checkpoint_path: str) -> None:
         pass
@@ -64,36 +81,48 @@ class _Search(_Unsaved, Searcher):  # type: ignore[misc]
 class _Stop(_Unsaved, tune.Stopper):  # type: ignore[misc]
     """Sees every report before anything else in Tune does, so it is where reports enter the ledger."""
 
-    def __init__(self, ledger: Ledger, numbers: dict[str, int], watch: Watch) -> None:
-        self._ledger, self._numbers, self._watch = ledger, numbers, watch
+    def __init__(self, under: _Under) -> None:
+        self._under = under
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         payload = dict(result)
         for bulky in ("rows", "best_metrics"):  # Tune would keep them in its state
             result.pop(bulky, None)
-        unit = self._numbers[trial_id]
-        stop = self._ledger.result(unit, payload)
-        self._watch.end(unit) if stop else self._watch.heard(unit)
+        unit = self._under.units[trial_id]
+        stop = self._under.ledger.result(unit, payload)
+        self._under.watch.end(unit) if stop else self._under.watch.heard(unit)
         return stop
 
     def stop_all(self) -> bool:
         """Asked several times a second, so it is also where silence is noticed."""
-        for unit, folder in self._watch.silent().items():
-            self._watch.end(unit)
-            watch.kill(folder, self._watch.timeout or 0.0)
-        return self._ledger.stopping()
+        watched = self._under.watch
+        for unit, folder in watched.silent().items():
+            watched.end(unit)
+            watch.kill(folder, watched.timeout or 0.0)
+        return self._under.ledger.stopping()
+
+
+class _Restarts(_Unsaved, tune.Callback):  # type: ignore[misc]
+    """Hears of each process that died and will be replaced."""
+
+    def __init__(self, under: _Under) -> None:
+        self._under = under
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        unit = self._under.units[trial.trial_id]
+        self._under.deaths[unit] += 1
+        self._under.watch.lost(unit)
 
 
 def run_trials(spec: SweepSpec, folder: RunFolder, ledger: Ledger, slots: int) -> None:
     """Run the sweep's trials, ``slots`` at once, until the ledger has none left or says stop."""
-    numbers: dict[str, int] = {}
-    silence = Watch(spec.search.trial_timeout)
+    under = _Under(ledger, Watch(spec.search.trial_timeout))
     flat = spec.resources.workers == 1
     trainable = (TrialActor, bundle(spec.resources)) if flat else (GroupTrial, request(spec.resources))
     tuner = tune.Tuner(
         tune.with_resources(*trainable),
         tune_config=tune.TuneConfig(
-            search_alg=_Search(ledger, numbers, silence),
+            search_alg=_Search(under),
             num_samples=-1,
             max_concurrent_trials=slots,
             reuse_actors=True,
@@ -102,7 +131,8 @@ def run_trials(spec: SweepSpec, folder: RunFolder, ledger: Ledger, slots: int) -
         run_config=tune.RunConfig(
             name="tune",
             storage_path=str(folder.path),
-            stop=_Stop(ledger, numbers, silence),
+            stop=_Stop(under),
+            callbacks=[_Restarts(under)],
             failure_config=tune.FailureConfig(max_failures=RETRIES),
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # checkpoints are the trial's own
             verbose=0,
@@ -134,14 +164,13 @@ def run_winner(
         reports = task.remote(spec, folder, data, resume, selected, session.folder.stop_file)
         try:
             for payload in _arriving(reports, session):
-                rows(list(worker.rows_from_json(payload["rows"])))
+                rows(list(messages.rows_from_json(payload["rows"])))
         except ray.exceptions.RayTaskError as error:  # its own fault: it would do so again
-            cause = error.cause if isinstance(error.cause, Exception) else error
-            raise RunFailed(session.folder.id, worker.describe(cause), str(session.folder.log)) from error
+            raise messages.failed_there(session.folder, error) from error
         except ray.exceptions.RayError as error:
             lost += 1
             if lost > RETRIES:
-                raise RunFailed(session.folder.id, str(error).splitlines()[0], str(session.folder.log)) from error
+                raise RunFailed(session.folder.id, one_line(error), str(session.folder.log)) from error
         else:
             if not session.interrupts.asked():
                 bring(folder, worker.OUTCOME)
@@ -170,4 +199,4 @@ def _winner_task(
             bring(resume, checkpoint.META)
         stop = worker.stop_when(stop_file)
         for report in worker.reports(spec, folder, data, device, stop=stop, resume=resume, selected=selected):
-            yield worker.payload(report)
+            yield messages.payload(report)

@@ -55,7 +55,7 @@ class Population(Study):
             return trial
         if not self._due:
             self._meet()
-        return self._begin(self._optuna_trial(self._due.popleft()), resumed=True) if self._due else None
+        return self._begin(self._optuna_trial(self._due.popleft())) if self._due else None
 
     def exhausted(self, fresh: bool = True) -> bool:
         return super().exhausted(fresh) and not self.unfinished()
@@ -105,18 +105,17 @@ class Population(Study):
         trials = self.optuna_study.get_trials(deepcopy=False)
         params = trials[donor].user_attrs["params"]
         changed = perturb(params, self._distributions, self.changeable, source)
-        folders = {number: self.folder / "trials" / f"{number:05d}" for number in (loser, donor)}
-        found = checkpoint.latest(folders[donor])
+        home, found = self.home(loser), checkpoint.latest(self.home(donor))
         if found is None or found.name != checkpoint.name(epoch):
             raise UserError(
                 f"Trial {donor} has no intact checkpoint of epoch {epoch} to be taken over", fix="Start a new sweep"
             )
-        partial = folders[loser] / f".{found.name}.taken.partial"
+        partial = home / f".{found.name}.taken.partial"
         shutil.rmtree(partial, ignore_errors=True)
-        folders[loser].mkdir(parents=True, exist_ok=True)
+        home.mkdir(parents=True, exist_ok=True)
         shutil.copytree(found, partial)
-        shutil.rmtree(folders[loser] / found.name, ignore_errors=True)
-        partial.rename(folders[loser] / found.name)
+        shutil.rmtree(home / found.name, ignore_errors=True)
+        partial.rename(home / found.name)
         trial = self._optuna_trial(loser)
         earlier = [taken for taken in trial.user_attrs.get("lineage", []) if taken["epoch"] < epoch]
         trial.set_user_attr("began_with", self.first_params(loser))

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from orchestrator.configuration import validate
-from orchestrator.errors import UserError, unknown
+from orchestrator.errors import UserError, one_line, unknown
 
 Space = Callable[[Any], Mapping[str, Any]]
 
@@ -49,6 +49,14 @@ def load(workload: str, name: str) -> Space:
     file, colon, function = name.rpartition(":")
     if colon:
         return _from_file(Path(file), function)
+    known = presets(workload)
+    if name not in known:
+        raise unknown(f"search space of {workload}", name, known)
+    return known[name]
+
+
+def presets(workload: str) -> dict[str, Space]:
+    """The search spaces of ``search_spaces/<workload>.py`` by name. Raises UserError when there is no such file."""
     try:
         module = importlib.import_module(f"search_spaces.{workload}")
     except ModuleNotFoundError as error:
@@ -58,19 +66,7 @@ def load(workload: str, name: str) -> Space:
             f"The workload {workload} has no search space of its own",
             fix="Give one with --space file.py:function",
         ) from None
-    presets = _functions(module)
-    if name not in presets:
-        raise unknown(f"search space of {workload}", name, presets)
-    return presets[name]
-
-
-def presets(workload: str) -> dict[str, str]:
-    """Name and first docstring line of each preset of a workload."""
-    try:
-        module = importlib.import_module(f"search_spaces.{workload}")
-    except ModuleNotFoundError:
-        return {}
-    return {name: (inspect.getdoc(f) or "").partition("\n")[0] for name, f in _functions(module).items()}
+    return _functions(module)
 
 
 def suggest(space: Space, trial: Any, fixed: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,6 +75,14 @@ def suggest(space: Space, trial: Any, fixed: Mapping[str, Any]) -> dict[str, Any
     if not isinstance(found, Mapping):
         raise UserError("The search space must return the parameters", got=type(found).__name__, allowed="a dict")
     return {**found, **fixed}
+
+
+def draws(space: Space, fixed: Mapping[str, Any], seed: int, count: int) -> list[dict[str, Any]]:
+    """The parameters of ``count`` random trials."""
+    import optuna
+
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
+    return [suggest(space, study.ask(), fixed) for _ in range(count)]
 
 
 def probe(
@@ -106,7 +110,7 @@ def probe(
             raise
         except Exception as error:
             raise UserError(
-                f"The search space failed: {type(error).__name__}: {error}",
+                f"The search space failed: {type(error).__name__}: {one_line(error)}",
                 fix="It is called with an Optuna trial",
             ) from None
         complete = validate(params, values, "parameter from the search space")
@@ -161,7 +165,7 @@ def _from_file(file: Path, function: str) -> Space:
     except Exception as error:
         line = next((frame.lineno for frame in inspect.trace() if frame.filename == str(file)), None)
         where = f", line {line}" if line else ""
-        raise UserError(f"{file}{where} can not be imported: {type(error).__name__}: {error}") from None
+        raise UserError(f"{file}{where} can not be imported: {type(error).__name__}: {one_line(error)}") from None
     found = _functions(module)
     if function not in found:
         raise unknown(f"function in {file}", function, found)

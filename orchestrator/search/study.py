@@ -23,13 +23,15 @@ from optuna.trial import FrozenTrial, TrialState
 
 from orchestrator import objectives
 from orchestrator.engine import Row
-from orchestrator.errors import UserError
+from orchestrator.errors import UserError, one_line
 from orchestrator.search import grid, samplers, spaces
+from orchestrator.search.ranking import ranked
 from orchestrator.spec import SweepSpec
-from orchestrator.storage import records
+from orchestrator.storage import disk
+from orchestrator.storage.names import STUDY
 from workloads.contract import Objective
 
-JOURNAL = "study.jsonl"
+JOURNAL = STUDY
 
 Verdict = Literal["go on", "paused", "pruned", "complete", "failed"]
 
@@ -38,7 +40,7 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One unit to be run, or run on. ``resumed`` says that it was begun before.
+    """One unit to be run, or run on.
 
     ``origin`` is the number its seed derives from: its own, or that of the failed trial which it tries again.
     """
@@ -48,7 +50,6 @@ class Trial:
     seed: int
     origin: int
     params: dict[str, Any]
-    resumed: bool = False
 
 
 def open_study(
@@ -64,7 +65,7 @@ def open_study(
         return optuna.create_study(storage=storage, study_name="sweep", directions=list(directions), pruner=pruner)
     except Exception as error:
         raise UserError(
-            f"The sweep's journal {journal} can not be read: {error}",
+            f"The sweep's journal {journal} can not be read: {one_line(error)}",
             fix="Restore it, or start a new sweep",
         ) from None
 
@@ -78,7 +79,7 @@ class Study:
         self.folder, self.spec, self.objectives, self._space = folder, spec, tuple(objective), space
         self._conditional = conditional
         # A killed driver may leave both; the folder's own lock says that no other is alive.
-        records.drop_half_line(folder / JOURNAL)
+        disk.drop_half_line(folder / JOURNAL)
         (folder / f"{JOURNAL}.lock").unlink(missing_ok=True)  # Optuna would wait 30 s for it
         directions = ["maximize" if o.direction == "max" else "minimize" for o in self.objectives]
         pruner = samplers.pruner(spec.search.scheduler, spec.plan.decide_at, spec.plan.epochs)
@@ -125,7 +126,7 @@ class Study:
         if self._grid is not None and not waiting:
             self.optuna_study.enqueue_trial(self._grid[sum("retry_of" not in t.user_attrs for t in trials)])
         self._prepare_sampler(number)
-        return self._begin(self.optuna_study.ask(), resumed=False)
+        return self._begin(self.optuna_study.ask())
 
     def exhausted(self, fresh: bool = True) -> bool:
         """Whether nothing will ever be left to begin: what runs now can only end. ``fresh`` as in :meth:`next`."""
@@ -154,6 +155,11 @@ class Study:
     def trial_of(self, unit: int) -> tuple[int, int]:
         """The trial's number and the seed of a unit."""
         return divmod(unit, self.spec.search.seeds)
+
+    def home(self, unit: int) -> Path:
+        """Where the checkpoints of a unit lie, and what else it leaves."""
+        number, seed = self.trial_of(unit)
+        return self.folder / "trials" / (f"{number:05d}" if seed == 0 else f"{number:05d}-seed{seed}")
 
     def report(
         self, unit: int, rows: Sequence[Row], best: float | None, ended: bool, attributes: Mapping[str, Any]
@@ -225,27 +231,7 @@ class Study:
 
     def best(self) -> FrozenTrial | None:
         """The best trial, by the first objective, among those that ran to their end."""
-        complete = [t for t in self.trials if t.state == TrialState.COMPLETE]
-        if not complete:
-            return None
-        sign = 1.0 if self.objective.direction == "max" else -1.0
-        return max(complete, key=lambda t: (sign * float(t.values[0]), -t.number))
-
-    def front(self) -> list[FrozenTrial]:
-        """The complete trials that no other one beats in every objective, best in the first one first."""
-        signs = [1.0 if objective.direction == "max" else -1.0 for objective in self.objectives]
-        complete = [t for t in self.trials if t.state == TrialState.COMPLETE]
-        gains = {t.number: [sign * value for sign, value in zip(signs, t.values)] for t in complete}
-
-        def beats(one: FrozenTrial, other: FrozenTrial) -> bool:
-            mine, theirs = gains[one.number], gains[other.number]
-            return mine != theirs and all(m >= t for m, t in zip(mine, theirs))
-
-        front: list[FrozenTrial] = []
-        for trial in sorted(complete, key=lambda t: ([-gain for gain in gains[t.number]], t.number)):
-            if not any(beats(other, trial) for other in front):  # sorted so, only who comes before can
-                front.append(trial)
-        return front
+        return next(iter(ranked(self.trials, self.objective)), None)
 
     # -- within --------------------------------------------------------------------------------------------
 
@@ -258,16 +244,16 @@ class Study:
     def _take_up(self, left: FrozenTrial) -> Trial | None:
         """A trial that a dead process left running: its first seed, or the seeds that are missing."""
         self._prepare_sampler(left.number)
-        begun = self._begin(self._optuna_trial(left.number), resumed=True)
+        begun = self._begin(self._optuna_trial(left.number))
         if "seed_0" not in left.user_attrs:
             return begun
         trial = self._open.pop(begun.unit)
         missing = [s for s in range(self.spec.search.seeds) if f"seed_{s}" not in left.user_attrs]
-        self._queue(trial, missing, begun.params, resumed=True)
+        self._queue(trial, missing, begun.params)
         self._conclude(trial)  # its process may have died before it could
         return None
 
-    def _begin(self, trial: optuna.Trial, resumed: bool) -> Trial:
+    def _begin(self, trial: optuna.Trial) -> Trial:
         suggested = spaces.suggest(self._space, trial, self.spec.fixed)
         about = trial.user_attrs
         if "params" not in about:  # else it was begun before, or tries another's again
@@ -275,13 +261,13 @@ class Study:
         unit = trial.number * self.spec.search.seeds
         self._open[unit] = trial
         params = about.get("params", suggested)
-        return Trial(unit, trial.number, 0, about.get("seed_of", trial.number), dict(params), resumed)
+        return Trial(unit, trial.number, 0, about.get("seed_of", trial.number), dict(params))
 
-    def _queue(self, trial: optuna.Trial, seeds: Sequence[int], params: dict[str, Any], resumed: bool) -> None:
+    def _queue(self, trial: optuna.Trial, seeds: Sequence[int], params: dict[str, Any]) -> None:
         for seed in seeds:
             unit = trial.number * self.spec.search.seeds + seed
             self._open[unit] = trial
-            self._more.append(Trial(unit, trial.number, seed, trial.number, params, resumed))
+            self._more.append(Trial(unit, trial.number, seed, trial.number, params))
 
     def _state_rungs(self, trial: optuna.Trial, rows: Sequence[Row]) -> None:
         if len(self.objectives) > 1:  # Optuna takes no intermediate values then
@@ -308,7 +294,7 @@ class Study:
         trial.set_user_attr(f"seed_{seed}", {"values": values, **attributes})
         del self._open[unit]
         if seed == 0:
-            self._queue(trial, range(1, self.spec.search.seeds), trial.user_attrs["params"], resumed=False)
+            self._queue(trial, range(1, self.spec.search.seeds), trial.user_attrs["params"])
         self._conclude(trial)
         return "complete"
 

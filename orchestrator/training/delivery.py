@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import preflight
-from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.errors import UNAVAILABLE, UserError, one_line
 from orchestrator.registry import models as registry
 from orchestrator.registry.models import Logged
 from orchestrator.session import Session, adopt, open_tracker
 from orchestrator.settings import Settings
 from orchestrator.storage import copies, remote
+from orchestrator.storage.names import TABLES
 from orchestrator.storage.records import RunFolder
 from orchestrator.tracking.tracker import JOURNAL
 from workloads.data.cache import file_lock
@@ -35,9 +36,9 @@ def deliver(session: Session, outcome: Path, register: str | None) -> Logged | N
         return None
     run_id = tracker.run_id(folder.id)
     try:
-        logged = registry.log_model(session.settings, run_id, outcome, register)
+        logged = _log(session.settings, run_id, outcome, register)
     except registry.trouble() as error:
-        cause, later = str(error).splitlines()[0], f"orchestrator sync {folder.id}"
+        cause, later = one_line(error), f"orchestrator sync {folder.id}"
         if register and registry.refused(error):
             raise UserError(
                 f"The model could not be registered: {cause}", fix=f"It is kept; {later}", code=UNAVAILABLE
@@ -46,6 +47,15 @@ def deliver(session: Session, outcome: Path, register: str | None) -> Logged | N
         return None
     folder.update(**{OWED: None})
     return logged
+
+
+def _log(settings: Settings, run_id: str, outcome: Path, register: str | None) -> Logged:
+    """Log the model, and the tables of its evaluation with their plots."""
+    if (tables := outcome / TABLES).is_dir():
+        from orchestrator.training.tables import illustrate  # with Matplotlib, which most runs do without
+
+        illustrate(tables)
+    return registry.log_model(settings, run_id, outcome, register)
 
 
 def sync(settings: Settings, folder: RunFolder) -> str:
@@ -95,10 +105,10 @@ def _complete(settings: Settings, folder: RunFolder, run_id: str, owed: dict[str
     """Log the model that is owed, and say in the record what it would have said without the outage."""
     name = owed["register"]
     try:
-        logged = registry.log_model(settings, run_id, folder.path / owed["outcome"], name)
+        logged = _log(settings, run_id, folder.path / owed["outcome"], name)
     except registry.trouble() as error:
         raise UserError(
-            f"The values of {folder.id} are delivered, the model is not: {str(error).splitlines()[0]}",
+            f"The values of {folder.id} are delivered, the model is not: {one_line(error)}",
             fix="Try again when MLflow takes it", code=UNAVAILABLE,
         ) from None  # fmt: skip
     result = folder.record.get("result") or {}

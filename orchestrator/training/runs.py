@@ -6,22 +6,27 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator import objectives, preflight
 from orchestrator.console import Console
-from orchestrator.engine import EpochReport, Row
-from orchestrator.errors import DONE, Interrupted, RunFailed, UserError, unknown
+from orchestrator.engine import Progress, Row
+from orchestrator.errors import DONE, Interrupted, UserError, unknown
 from orchestrator.provenance import record as provenance
-from orchestrator.session import HISTORY, Result, Session, adopt
+from orchestrator.session import Result, Session, adopt
 from orchestrator.settings import Settings
 from orchestrator.spec import ExperimentSpec
 from orchestrator.storage import records
 from orchestrator.storage.accounts import Book
+from orchestrator.storage.names import HISTORY
 from orchestrator.storage.records import RunFolder
-from orchestrator.training import delivery, worker
-from orchestrator.training.worker import describe
-from workloads.catalog import catalog
+from orchestrator.training import delivery, messages, worker
+
+if TYPE_CHECKING:
+    import torch
+
+SHOWN = 3
+"""Metrics of a split in its line at the end."""
 
 
 @dataclass(frozen=True)
@@ -92,15 +97,15 @@ def _drive(
         "orchestrator.data_fingerprint": fingerprint or "none",
         "orchestrator.repeat": spec.command(),
     }
-    selects_by = objectives.chosen(catalog()[spec.workload].load().objective, spec.plan.objective)
-    folder.update(objectives=[[objective.metric, objective.direction] for objective in selects_by])
-    console.say(f"Run {folder.id}: {spec.workload} on {describe_devices(spec, options.local)}")
+    folder.update(objectives=[[o.metric, o.direction] for o in objectives.of(spec.workload, spec.plan)])
+    console.say(f"Run {folder.id}: {spec.workload} on {_devices(spec, options.local)}")
     with Session(folder, settings, console, resuming=resuming, params=flat_params(spec), tags=tags) as session:
         session.trained_on(folder.id, spec.params)
         follow = Follow(session, spec)
         with Book(folder.path).holding("run", spec.resources):
             if options.local:
-                complete = _in_process(folder, spec, settings, session, follow.rows)
+                device = worker.take_device(spec.resources)
+                complete = in_process(spec, folder.path, device, session, follow.rows)
             else:
                 from orchestrator.training import train
 
@@ -112,57 +117,68 @@ def _drive(
     return result
 
 
-def _in_process(
-    folder: RunFolder,
+def in_process(
     spec: ExperimentSpec,
-    settings: Settings,
+    folder: Path,
+    device: torch.device,
     session: Session,
     rows: Callable[[list[Row]], None],
+    *,
+    resume: Path | None = None,
+    selected: Progress | None = None,
 ) -> bool:
-    device = worker.take_device(spec.resources)
+    """Run ``spec`` to its outcome below ``folder``, as :func:`worker.reports`; False when it was stopped.
 
-    def deliver(report: EpochReport) -> None:
-        rows(list(report.rows))
-
+    Raises UserError, and RunFailed for everything else that ends it.
+    """
     try:
-        return worker.execute(spec, folder.path, settings.data, device, deliver=deliver, stop=session.interrupts.asked)
+        return worker.execute(
+            spec,
+            folder,
+            session.settings.data,
+            device,
+            deliver=lambda report: rows(list(report.rows)),
+            stop=session.interrupts.asked,
+            resume=resume,
+            selected=selected,
+        )
     except UserError:
         raise
     except Exception as error:
-        raise RunFailed(folder.id, describe(error), str(folder.log)) from error
+        raise messages.failed(session.folder, error) from error
 
 
 class Follow:
     """Rows as they come: to the tracker and to the console."""
 
-    def __init__(self, session: Session, spec: ExperimentSpec, key: str | None = None) -> None:
+    def __init__(self, session: Session, spec: ExperimentSpec) -> None:
         self._session, self._spec = session, spec
-        self._key = key or session.folder.id
+        self._shown = ("loss", *(f"/{objective.metric}" for objective in objectives.of(spec.workload, spec.plan)))
 
     def rows(self, rows: list[Row]) -> None:
         if not rows:
             return
         if self._session.tracker:
-            self._session.tracker.log(self._key, rows)
+            self._session.tracker.log(self._session.folder.id, rows)
         with (self._session.folder.path / HISTORY).open("a") as stream:
             for row in rows:
                 stream.write(json.dumps({"epoch": row.epoch, "time": row.time, **row.metrics}) + "\n")
         last = rows[-1]
         refitting = any(name.startswith("refit/") for name in last.metrics)
-        shown = {name: value for name, value in last.metrics.items() if name.endswith(("loss", "ndcg_at_20"))}
+        shown = {name: value for name, value in last.metrics.items() if name.endswith(self._shown)}
         detail = "  ".join(f"{name} {value:.4f}" for name, value in shown.items())
         self._session.console.progress(
             last.epoch, self._spec.plan.epochs, "refit epoch" if refitting else "epoch", detail
         )
 
 
-def finish(session: Session, spec: ExperimentSpec, register: str | None, folder: Path, note: str = "") -> Result:
+def finish(session: Session, spec: ExperimentSpec, register: str | None, folder: Path) -> Result:
     """Log the outcome in ``folder``: test metrics, record, model; register it under ``register``."""
     outcome = worker.outcome_of(folder)
     assert outcome is not None
     tracker, console = session.tracker, session.console
     key = session.folder.id
-    model_uri: str | None = str(folder / "model")
+    model_uri: str | None = str(folder / worker.MODEL)
     version = None
     if tracker:
         test = {name: value for name, value in outcome["metrics"].items() if name.startswith("test/")}
@@ -175,12 +191,11 @@ def finish(session: Session, spec: ExperimentSpec, register: str | None, folder:
                 "orchestrator.device_seconds": f"{outcome['train_seconds'] * spec.resources.devices:.1f}",
             },
         )
-        write_record(folder, spec)
+        provenance.write_spec(folder / provenance.SPEC, spec.model_dump(mode="json"))  # of a sweep, its winner's
         if logged := delivery.deliver(session, folder, register):
             model_uri, version = logged.uri, logged.version
     train_seconds = float(outcome["train_seconds"])
-    selected = {k: v for k, v in outcome["metrics"].items() if k.startswith("validation/")}
-    report_metrics(console, outcome, selected)
+    _say_metrics(console, spec, outcome)
     if register and version:
         console.say(f"Registered: models:/{register}/{version}")
     return Result(
@@ -197,22 +212,17 @@ def finish(session: Session, spec: ExperimentSpec, register: str | None, folder:
     )
 
 
-def report_metrics(console: Console, outcome: dict[str, Any], selected: dict[str, float]) -> None:
-    """The two lines a user looks for."""
+def _say_metrics(console: Console, spec: ExperimentSpec, outcome: dict[str, Any]) -> None:
+    """The two lines a user looks for: the objectives and, beside them, what else comes first."""
     model = "refitted on train + validation" if outcome["refitted"] else "selected on validation"
-    head = ("ndcg_at_20", "recall_at_20", "precision_at_20")
+    head = [objective.metric for objective in objectives.of(spec.workload, spec.plan)]
     for split in ("validation", "test"):
         values = {k.partition("/")[2]: v for k, v in outcome["metrics"].items() if k.startswith(f"{split}/")}
-        shown = {k: values[k] for k in head if k in values} or dict(list(values.items())[:3])
-        if shown:
-            text = "  ".join(f"{name} {value:.4f}" for name, value in shown.items())
+        names = [name for name in dict.fromkeys([*head, *values]) if name in values]
+        if names:
+            text = "  ".join(f"{name} {values[name]:.4f}" for name in names[: max(SHOWN, len(head))])
             about = "best epoch" if split == "validation" else f"{outcome['epochs']} epochs, {model}"
             console.say(f"{split}: {text}  ({about})")
-
-
-def write_record(folder: Path, spec: ExperimentSpec) -> None:
-    """The spec of the model in ``folder``: of a sweep, its winner's."""
-    provenance.write_spec(folder / provenance.SPEC, spec.model_dump(mode="json"))
 
 
 def flat_params(spec: ExperimentSpec) -> dict[str, Any]:
@@ -222,7 +232,7 @@ def flat_params(spec: ExperimentSpec) -> dict[str, Any]:
     return {**spec.params, **plan, **resources, "seed": spec.seed}
 
 
-def describe_devices(spec: ExperimentSpec, local: bool) -> str:
+def _devices(spec: ExperimentSpec, local: bool) -> str:
     r = spec.resources
     each = f"{r.gpus_per_worker:g} GPU" if r.gpus_per_worker else f"{r.cpus_per_worker:g} CPU"
     return f"{each}, in this process" if local else f"{r.workers} worker{'s' * (r.workers > 1)} of {each}"

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from orchestrator.cluster import check_fit, check_storage, cluster
 from orchestrator.engine import Diverged, Progress, Row
-from orchestrator.errors import RunFailed, UserError
+from orchestrator.errors import RunFailed, UserError, one_line
 from orchestrator.experiment import Experiment
 from orchestrator.session import Session
 from orchestrator.settings import Settings
@@ -18,7 +18,7 @@ from orchestrator.spec import ExperimentSpec
 from orchestrator.storage import checkpoint, remote
 from orchestrator.storage.mirror import Carried, bring
 from orchestrator.storage.records import RunFolder
-from orchestrator.training import watch, worker
+from orchestrator.training import messages, watch, worker
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
@@ -45,7 +45,7 @@ def train(
 ) -> bool:
     """Run ``spec`` on a Ray Train group, handing rows to ``rows`` as they arrive.
 
-    Returns False when it was stopped before its end. Raises RunFailed when a worker did.
+    Returns False when it was stopped before its end. Raises RunFailed or UserError when a worker did.
     """
     with cluster(settings.ray_address) as nodes, session.on_cluster():
         check_fit(nodes, spec.resources)
@@ -102,8 +102,10 @@ def follow(
             failure = group.result()
         except (TrainingFailedError, RayError) as error:
             raise RunFailed(session.folder.id, cause(error), str(session.folder.log)) from error
-    if failure:
-        raise RunFailed(session.folder.id, failure, str(session.folder.log))
+    if failure is not None:
+        if isinstance(failure, Diverged):
+            rows(list(failure.rows))
+        raise messages.failed(session.folder, failure)
     if not session.interrupts.asked():
         bring(folder, worker.OUTCOME, worker.WRITTEN)
     return worker.outcome_of(folder) is not None
@@ -123,7 +125,7 @@ def start(
     """Start ``spec`` on the workers' places; its reports go, a line each, to an empty ``home / INBOX``.
 
     Checkpoints are kept in ``home``, which Ray Train resumes by. ``outcome`` is where the final model and its
-    test go; None for a trial, which only selects. The group's result is what failed, or None.
+    test go; None for a trial, which only selects. The group's result is the error that ended it, or None.
     """
     from ray.train import CheckpointConfig, FailureConfig, RunConfig
     from ray.train.v2.api.config import LoggingConfig
@@ -154,7 +156,7 @@ def start(
             name=home.name,
             storage_path=str(home.parent),
             failure_config=FailureConfig(max_failures=RETRIES, controller_failure_limit=RETRIES),
-            checkpoint_config=CheckpointConfig(num_to_keep=2),
+            checkpoint_config=CheckpointConfig(num_to_keep=worker.KEPT),
             callbacks=[_forward(home / INBOX)],
             logging_config=LoggingConfig(log_level="ERROR"),
         ),
@@ -163,7 +165,7 @@ def start(
     return group
 
 
-def train_worker(config: dict[str, Any]) -> str | None:
+def train_worker(config: dict[str, Any]) -> Exception | None:
     """What each worker of the group runs. Returns what ended it before its time, None when all is well."""
     import ray.train
     import ray.train.torch
@@ -173,10 +175,9 @@ def train_worker(config: dict[str, Any]) -> str | None:
     spec, home = ExperimentSpec.model_validate(config["spec"]), Path(config["home"])
     context = ray.train.get_context()
     rank, world_size = context.get_world_rank(), context.get_world_size()
-    if hung := watch.given_up(home):
+    # Rank 0 is the process to be asked, and killed, when the trial falls silent.
+    if hung := watch.announce(home) if rank == 0 else watch.given_up(home):
         return hung
-    if rank == 0:  # the process to be asked, and killed, when the trial falls silent
-        watch.announce(home)
     device = worker.take_device(spec.resources)
     work = worker.experiment(
         spec,
@@ -198,7 +199,7 @@ def train_worker(config: dict[str, Any]) -> str | None:
                 found = _as_rank_0(found)
             _stream(work, spec, home, found, selected, rank)
         except (Diverged, UserError) as error:  # every rank raises alike, and would again: no case for a retry
-            return str(error)
+            return error
         if work.outcome is not None and rank == 0:
             worker.write_outcome(work.outcome, Path(config["outcome"]))
     return None
@@ -213,7 +214,7 @@ def _as_rank_0(found: Path | None) -> Path | None:
         try:
             bring(chosen, checkpoint.META)
         except UserError as error:
-            raise RuntimeError(str(error)) from None  # this rank alone: the group must start anew
+            raise RuntimeError(one_line(error)) from None  # this rank alone: the group must start anew
     return chosen
 
 
@@ -239,7 +240,7 @@ def _stream(
             name = checkpoint.name(work.order) if handed is not None else None
             if report.ended and not work.final and rank == 0:
                 worker.write_table(work.validation_units, home / worker.UNITS)
-            ray.train.report(worker.payload(report), checkpoint=handed, checkpoint_dir_name=name)
+            ray.train.report(messages.payload(report), checkpoint=handed, checkpoint_dir_name=name)
 
 
 def _forward(inbox: Path) -> Any:
@@ -249,15 +250,15 @@ def _forward(inbox: Path) -> Any:
     class Forward(UserCallback):  # type: ignore[misc]
         def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
             with inbox.open("a") as stream:
-                worker.send(stream, metrics[0])
+                messages.send(stream, metrics[0])
 
     return Forward()
 
 
 def deliver(inbox: IO[str], rows: Callable[[list[Row]], None]) -> None:
     """Hand over the rows that came since the last call."""
-    for payload in worker.receive(inbox):
-        rows(list(worker.rows_from_json(payload["rows"])))
+    for payload in messages.receive(inbox):
+        rows(list(messages.rows_from_json(payload["rows"])))
 
 
 def _patience(session: Session) -> Callable[[], bool]:
@@ -280,6 +281,6 @@ def cause(error: BaseException) -> str:
         rank, first = sorted(failures.items())[0]
         inner = getattr(first, "_base_exc", None) or getattr(first, "cause", None) or first
         trace = getattr(first, "_traceback_str", "")
-        text = worker.describe(inner, trace) if isinstance(inner, Exception) else str(inner)
+        text = messages.describe(inner, trace) if isinstance(inner, Exception) else one_line(inner)
         return f"worker {rank}: {text}"
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    return one_line(error) if str(error) else type(error).__name__

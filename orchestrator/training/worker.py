@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
-from orchestrator.engine import Diverged, EpochReport, Progress, Row
-from orchestrator.errors import UserError
+from orchestrator.engine import Diverged, EpochReport, Progress
 from orchestrator.experiment import Experiment, Outcome
+from orchestrator.registry import servable as servables
 from orchestrator.spec import ExperimentSpec, Resources
-from orchestrator.storage import checkpoint
+from orchestrator.storage import checkpoint, names
 from workloads.catalog import catalog
 from workloads.contract import Columns, Runtime, Servable, Workload
-from workloads.data.errors import DataError
 
 if TYPE_CHECKING:
     import torch
 
+KEPT = 2
+"""Checkpoints of a trial or run at a time: the one that is being written may be cut off."""
+
 STOP_SECONDS = 0.5
-UNITS = "validation_units.parquet"
+UNITS = names.VALIDATION_UNITS
 """The selected epoch's validation values of each user, query or pair: what promotion gates compare."""
 
-OUTCOME, TEST_UNITS, MODEL, TABLES = "outcome.json", "test_units.parquet", "model", "tables"
+OUTCOME, TEST_UNITS, MODEL, TABLES = names.OUTCOME, names.TEST_UNITS, "model", names.TABLES
 WRITTEN = (OUTCOME, TEST_UNITS, UNITS, MODEL, TABLES)
 """All that :func:`write_outcome` leaves in a folder."""
 
@@ -99,26 +97,32 @@ def reports(
     """Run a whole experiment in this one process, with its checkpoints and, at its end, outcome below ``folder``.
 
     ``resume`` is a checkpoint to start from when the folder has none of its own, ``selected`` a selection that
-    only wants its refit. When ``stop`` ends it there is no outcome, and a checkpoint to go on from.
+    only wants its refit. When ``stop`` ends it there is no outcome, and a checkpoint to go on from. What a run that
+    diverges had not yet reported is reported before the error.
     """
     if outcome_of(folder):
         return
     work = experiment(spec, data, device, stop=stop)
     start = checkpoint.latest(folder / "checkpoints") or resume
-    for report in work.stream(checkpoint.read(start, spec.identity) if start else None, selected):
-        if report.checkpoint_due:
-            save(work, folder / "checkpoints")
-        yield report
+    try:
+        for report in work.stream(checkpoint.read(start, spec.identity) if start else None, selected):
+            if report.checkpoint_due:
+                save(work, folder / "checkpoints")
+            yield report
+    except Diverged as error:
+        if error.rows:
+            yield EpochReport(error.rows, Progress(error.rows[-1].epoch), checkpoint_due=False, ended=None)
+        raise
     if work.outcome is not None:
         write_outcome(work.outcome, folder)
 
 
-def save(work: Experiment, folder: Path, newest: int = 2) -> Path:
+def save(work: Experiment, folder: Path, newest: int = KEPT) -> Path:
     """Write the state of the last yield and drop all but the ``newest`` ones."""
     return keep(work.checkpoint(), folder / checkpoint.name(work.order), newest)
 
 
-def keep(state: checkpoint.Checkpoint, folder: Path, newest: int = 2) -> Path:
+def keep(state: checkpoint.Checkpoint, folder: Path, newest: int = KEPT) -> Path:
     """Write a checkpoint and drop all but the ``newest`` ones beside it."""
     written = checkpoint.write(folder, state)
     checkpoint.keep(folder.parent, newest)
@@ -153,66 +157,6 @@ def take_device(resources: Resources) -> torch.device:
         torch.cuda.set_per_process_memory_fraction(resources.gpus_per_worker, device)
     torch.cuda.empty_cache()  # what an earlier trial of this process held belongs to its neighbours now
     return device
-
-
-def payload(report: EpochReport) -> dict[str, Any]:
-    """A report as the plain dict that crosses the process border."""
-    progress = report.progress
-    return {
-        "rows": [[row.epoch, row.time, dict(row.metrics)] for row in report.rows],
-        "epoch": progress.epoch,
-        "best_epoch": progress.best_epoch,
-        "best_value": progress.best_value,
-        "best_metrics": dict(progress.best_metrics),
-        "train_seconds": progress.train_seconds,
-        "ended": report.ended,
-        "done": report.ended is not None,
-    }
-
-
-def describe(error: Exception, trace: str = "") -> str:
-    """One line for what the user did or what diverged; the place in the code for everything else.
-
-    An error that crossed a process has lost its traceback: ``trace`` is the text that came along, if any.
-    """
-    if isinstance(error, UserError | Diverged | DataError):
-        return str(error)
-    if any(base.__module__.startswith("torch") and base.__name__ == "OutOfMemoryError" for base in type(error).__mro__):
-        return (
-            "it does not fit into its share of the GPU's memory (--gpus-per-worker, batch_size): "
-            + str(error).splitlines()[0]
-        )
-    frames = [(frame.filename, str(frame.lineno)) for frame in traceback.extract_tb(error.__traceback__)]
-    frames = frames or re.findall(r'File "([^"]+)", line (\d+)', trace)
-    place = f" ({Path(frames[-1][0]).name}:{frames[-1][1]})" if frames else ""
-    return f"{type(error).__name__}: {_message(error)}{place}"
-
-
-def _message(error: Exception) -> str:
-    if isinstance(error, ValidationError):  # its first line only counts
-        return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-    return (str(error) or "no message").splitlines()[0]
-
-
-def send(inbox: IO[str], payload: Mapping[str, Any]) -> None:
-    """Append a report for whoever reads the file as it grows, with :func:`receive`."""
-    inbox.write(json.dumps(payload) + "\n")
-    inbox.flush()
-
-
-def receive(inbox: IO[str]) -> Iterator[dict[str, Any]]:
-    """The whole reports that :func:`send` has written since the last call."""
-    while True:
-        place = inbox.tell()
-        line = inbox.readline()
-        if not line.endswith("\n"):  # half a line: its writer is still at it
-            inbox.seek(place)
-            return
-        yield json.loads(line)
-
-
-def rows_from_json(rows: list[Any]) -> Iterator[Row]:
-    return (Row(*row) for row in rows)
 
 
 def write_outcome(outcome: Outcome, folder: Path) -> None:
@@ -252,7 +196,7 @@ def outcome_of(folder: Path) -> dict[str, Any] | None:
 
 
 def export(servable: Servable, folder: Path) -> None:
-    """Write a servable as plain files: ``predictor.py, weights.safetensors, config.json, example.json``."""
+    """Write a servable as plain files: ``predictor.py, weights.safetensors, config.json, servable.json``."""
     from safetensors.torch import save_file
 
     shutil.rmtree(folder, ignore_errors=True)
@@ -263,6 +207,4 @@ def export(servable: Servable, folder: Path) -> None:
         folder / "weights.safetensors",
     )
     (folder / "config.json").write_text(json.dumps(dict(servable.config)))
-    example = {name: column.tolist() for name, column in servable.example.items()}
-    meta = {"example": example, "params": dict(servable.params), "requirements": list(servable.requirements)}
-    (folder / "servable.json").write_text(json.dumps(meta))
+    servables.write(servable, folder)

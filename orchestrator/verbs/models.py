@@ -82,9 +82,12 @@ def promotions(model: Model, as_json: Json = False, tracking: Tracking = None) -
     if as_json:
         print(json.dumps(events))
     elif events:
-        names = ("at", "action", "outcome", "alias", "before", "version", "by", "forced", "reason")
-        rows = [[{True: "yes", False: ""}.get(event[name], event[name]) for name in names] for event in events]
-        Console().table(f"Promotions of {model}", ["when (UTC)", *names[1:]], rows)
+        names = ("action", "outcome", "alias", "before", "version", "by", "forced", "reason")
+        rows = [
+            [event["at"][:19].replace("T", " "), *({True: "yes", False: ""}.get(event[n], event[n]) for n in names)]
+            for event in events
+        ]
+        Console().table(f"Promotions of {model}", ["when (UTC)", *names], rows)
     else:
         print(f"{model} has not been promoted yet")
 
@@ -115,7 +118,7 @@ def predict(
 
 def decided(settings: Settings, decide: Callable[[], Event], as_json: bool) -> None:
     """Show a decision with its gates, also one that was a refusal, and tell whoever wants to hear of it."""
-    from orchestrator.promotion.aliases import Refusal
+    from orchestrator.promotion.moving import Refusal
 
     try:
         event = decide()

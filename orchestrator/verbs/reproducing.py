@@ -1,18 +1,41 @@
-"""The verbs that repeat what is on record: reproduce run, and reproduce thesis-N for what is published."""
+"""The verbs that repeat what is on record: reproduce run, and reproduce ID for what is published."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated
+import inspect
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from orchestrator.errors import unknown
 from orchestrator.options import Experiment, Json, Local, RayAddress, Storage, Tracking
 from orchestrator.verbs.common import resolved
-from workloads.recommender.published import FIGURES, TABLES
+from workloads.published import Computation, Published
+
+
+class WithPublished(TyperGroup):
+    """A group that has a command for whatever is published, made when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        from orchestrator.published.known import known
+
+        return [*super().list_commands(ctx), *known()]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        from orchestrator.published.known import known
+
+        if found := super().get_command(ctx, cmd_name):
+            return found
+        if cmd_name not in known():
+            raise unknown("table, figure or verb", cmd_name, self.list_commands(ctx))
+        return _command(known()[cmd_name])
+
 
 app = typer.Typer()
-reproduce = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Repeat what is on record, and compare.")
+reproduce = typer.Typer(
+    cls=WithPublished, no_args_is_help=True, rich_markup_mode=None, help="Repeat what is on record, and compare."
+)
 app.add_typer(reproduce, name="reproduce")
 
 
@@ -48,61 +71,78 @@ def run_command(
     raise typer.Exit(code)
 
 
-Datasets = Annotated[
-    list[str] | None, typer.Option("--dataset", help="One of the source's, or another; repeatable.  [default: its own]")
-]
-Backbones = Annotated[
-    list[str] | None, typer.Option("--backbone", help="mf or lightgcn; repeatable.  [default: as in the source]")
-]
-Methods = Annotated[
-    list[str] | None, typer.Option("--method", help="A row or line, by its name; repeatable.  [default: all]")
-]
-Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Models of each row, refitted with other seeds.")]
-Trials = Annotated[
+def _values(name: str) -> Any:
+    about = f"A value of {name}, of the source's or another; repeatable.  [default: its own]"
+    return Annotated[list[str] | None, typer.Option(f"--{name.replace('_', '-')}", help=about)]
+
+
+OPTIONS: dict[str, tuple[Any, Any]] = {
+    "quick": (
+        Annotated[bool, typer.Option("--quick", help="Only to see that it works: hardly anything is run.")],
+        False,
+    ),
+    "as_json": (Json, False),
+    "tracking": (Tracking, None),
+    "experiment": (Experiment, None),
+}
+"""Of whatever is published: the type and the default of each."""
+
+WITH_RUNS: dict[str, tuple[Any, Any]] = {
+    "method": (
+        Annotated[
+            list[str] | None, typer.Option("--method", help="A row or line by its name; repeatable.  [default: all]")
+        ],
+        None,
+    ),
+    "as_published": (
+        Annotated[
+            bool, typer.Option("--as-published", help="Look at the test part as the source does; the runs say so.")
+        ],
+        False,
+    ),
+    "local": (Local, False),
+    "storage": (Storage, None),
+    "ray_address": (RayAddress, None),
+}
+SEEDS = Annotated[int, typer.Option("--seeds", min=1, help="Models of each row, trained with other seeds.")]
+TRIALS = Annotated[
     int, typer.Option("--trials", min=0, help="Trials of the search on validation; 0: settings as they stand.")
 ]
-Quick = Annotated[bool, typer.Option("--quick", help="2 epochs, 2 trials, 2 seeds: only to see that it works.")]
-AsPublished = Annotated[
-    bool, typer.Option("--as-published", help="Look at the test part as the source does; the runs say so.")
-]
 
 
-def _verb(name: str) -> Callable[..., None]:
+def _options(one: Published) -> dict[str, tuple[Any, Any]]:
+    """The options that a table or figure has: how it is run is asked only where it is."""
+    if isinstance(one, Computation):
+        return OPTIONS
+    regime, values = one.regime, {name: (_values(name), None) for name in one.by}
+    return {**values, "seeds": (SEEDS, regime.seeds), "trials": (TRIALS, regime.trials), **WITH_RUNS, **OPTIONS}
+
+
+def _command(one: Published) -> Any:
     """The command of one table or figure."""
+    options = _options(one)
 
-    def command(
-        dataset: Datasets = None,
-        backbone: Backbones = None,
-        method: Methods = None,
-        seeds: Seeds = 5,
-        trials: Trials = 8,
-        quick: Quick = False,
-        as_published: AsPublished = False,
-        local: Local = False,
-        as_json: Json = False,
-        tracking: Tracking = None,
-        experiment: Experiment = None,
-        storage: Storage = None,
-        ray_address: RayAddress = None,
-    ) -> None:
+    def command(**given: Any) -> None:
         import json
 
         from orchestrator.console import Console
         from orchestrator.published import reproduce as published_verb
-        from orchestrator.published.table import Effort
+        from orchestrator.published.running import Effort
 
-        settings = resolved(tracking=tracking, experiment=experiment, storage=storage, ray_address=ray_address)
-        effort = Effort(seeds, trials, quick, local, as_published)
-        asked = published_verb.Asked(name, tuple(dataset or ()), tuple(backbone or ()), tuple(method or ()))
-        told, code = published_verb.reproduce(asked, settings, effort, Console(json=as_json))
-        if as_json:
+        addresses = ("tracking", "experiment", "storage", "ray_address")
+        settings = resolved(**{name: given[name] for name in addresses if name in given})
+        amount = {name: given[name] for name in ("seeds", "trials", "quick", "local", "as_published") if name in given}
+        where = {name: tuple(given[name]) for name in getattr(one, "by", ()) if given[name]}
+        asked = published_verb.Asked(one, where, tuple(given.get("method") or ()))
+        told, code = published_verb.reproduce(asked, settings, Effort(**amount), Console(json=given["as_json"]))
+        if given["as_json"]:
             print(json.dumps(told), flush=True)
         raise typer.Exit(code)
 
-    return command
-
-
-_ABOUT = {table.id: (table.title, table.source) for table in TABLES.values()}
-_ABOUT |= {figure.id: (figure.title, figure.source) for figure in FIGURES.values()}
-for _id, (_title, _source) in _ABOUT.items():
-    reproduce.command(_id, help=f"{_title} ({_source}).")(_verb(_id))
+    kind = inspect.Parameter.KEYWORD_ONLY
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, kind, default=default, annotation=type) for name, (type, default) in options.items()]
+    )
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+    alone.command(one.id, help=f"{one.title} ({one.source}).")(command)
+    return typer.main.get_command(alone)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.errors import UserError
+from orchestrator.errors import FAILED, UserError
 from orchestrator.options import Json, Storage, Tracking
 from orchestrator.verbs.common import resolved
 
@@ -26,6 +26,8 @@ def clean(
 ) -> None:
     """Show, then remove what nobody needs: orphaned checkpoints, half-written files, runs left RUNNING in MLflow.
 
+    Exit 1 when something could not be removed; it is named, and the rest is.
+
     Example: orchestrator clean --older-than 30 --yes
     """
     from orchestrator import cleaning
@@ -37,7 +39,14 @@ def clean(
     except UserError as error:  # the storage can be cleaned without
         print(f"MLflow's runs were not looked at: {error}", file=sys.stderr)
     found = cleaning.orphans(settings, older_than=older_than, kept=kept)
+    troubles: list[str] = []
     if yes:
-        found = [orphan for orphan in found if cleaning.remove(orphan)]
-        cleaning.kill(settings, runs)
-    print(json.dumps(cleaning.as_json(found, runs, yes)) if as_json else cleaning.as_text(found, runs, yes))
+        found, troubles = cleaning.remove(found)
+        runs, more = cleaning.kill(settings, runs)
+        troubles += more
+    told = cleaning.as_json(found, runs, yes, troubles)
+    print(json.dumps(told) if as_json else cleaning.as_text(found, runs, yes))
+    for trouble in troubles:
+        print(trouble, file=sys.stderr)
+    if troubles:
+        raise typer.Exit(FAILED)

@@ -1,0 +1,89 @@
+"""One look for all plots: colours, style, and a figure as SVG or PNG.
+
+Drawn without pyplot, so without global state. Colours are told apart by the colour-blind and stand on light and on
+dark; in an SVG, ink is the page's own text colour.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import matplotlib
+from matplotlib.figure import Figure
+
+INK, PAPER, GREY = "#1f2429", "#fefefe", "#8b949e"
+BLUE, ORANGE = "#3987c8", "#dd7a00"
+
+STYLE: dict[str, Any] = {
+    "font.size": 10,
+    "axes.titlesize": 10,
+    "axes.labelsize": 10,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "legend.fontsize": 9,
+    "legend.frameon": False,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": GREY,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GREY,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.6,
+    "figure.constrained_layout.use": True,
+    "svg.fonttype": "none",
+    "text.parse_math": False,  # names and values are the user's: a dollar sign is a dollar sign
+}
+WIDTH = 5.6  # inches; half of a report's page, all of a phone's
+
+P = ParamSpec("P")
+
+
+def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+    """A function that draws, in this style."""
+
+    def draw_styled(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        with matplotlib.rc_context(STYLE):
+            return draw(*args, **kwargs)
+
+    draw_styled.__doc__ = draw.__doc__
+    return draw_styled
+
+
+def canvas(height: float) -> tuple[Figure, Any]:
+    """A figure so many inches high, and its one pair of axes."""
+    figure = Figure(figsize=(WIDTH, height))
+    return figure, figure.add_subplot()
+
+
+def svg(figure: Figure, title: str) -> str:
+    """The figure as an inline ``<svg>`` that takes the page's font and text colour, named ``title`` for readers."""
+    stream = io.StringIO()
+    with matplotlib.rc_context(STYLE | {"svg.hashsalt": title}):
+        figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
+    text = stream.getvalue()
+    text = text[text.index("<svg") :].replace(INK, "currentColor").replace(PAPER, "var(--paper)")
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r' id="(?:figure|axes|patch|line2d|text|matplotlib\.axis|legend|LineCollection|xtick|ytick)_\d+"', "",
+                  text)  # fmt: skip
+    text = re.sub(r'\s(?:width|height)="[\d.]+pt"', "", text, count=2)
+    width, _ = figure.get_size_inches()
+    style = f'style="width:100%;max-width:{width * 96:.0f}px" role="img" aria-label="{escape(title)}"'
+    return re.sub(r"\n\s*\n", "\n", text.replace("<svg", f"<svg {style}", 1))
+
+
+def png(figure: Figure, file: Path) -> None:
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(file, dpi=144, facecolor="white")

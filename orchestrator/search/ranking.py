@@ -1,0 +1,45 @@
+"""Which of a sweep's complete trials are best: by one objective, and by several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from workloads.contract import Objective
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+
+def ranked(trials: Iterable[FrozenTrial], objective: Objective) -> list[FrozenTrial]:
+    """The complete trials, the best by ``objective``, their first one, first; of equals the earlier."""
+    sign = _sign(objective)
+    return sorted(_complete(trials), key=lambda trial: (-sign * float(trial.values[0]), trial.number))
+
+
+def front(trials: Iterable[FrozenTrial], objectives: Sequence[Objective]) -> list[FrozenTrial]:
+    """The Pareto front: the complete trials that no other one of ``trials`` beats, best in the first objective first.
+
+    One trial beats another that it equals or betters in every objective, and differs from.
+    """
+    signs = [_sign(objective) for objective in objectives]
+    complete = _complete(trials)
+    gains = {t.number: [sign * value for sign, value in zip(signs, t.values)] for t in complete}
+
+    def beats(one: FrozenTrial, other: FrozenTrial) -> bool:
+        mine, theirs = gains[one.number], gains[other.number]
+        return mine != theirs and all(m >= t for m, t in zip(mine, theirs))
+
+    found: list[FrozenTrial] = []
+    for trial in sorted(complete, key=lambda t: ([-gain for gain in gains[t.number]], t.number)):
+        if not any(beats(other, trial) for other in found):  # sorted so, only who comes before can
+            found.append(trial)
+    return found
+
+
+def _sign(objective: Objective) -> float:
+    return 1.0 if objective.direction == "max" else -1.0
+
+
+def _complete(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
+    return [trial for trial in trials if trial.state.name == "COMPLETE"]
