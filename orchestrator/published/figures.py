@@ -1,62 +1,50 @@
-"""Published figures once more, as data: each curve from runs at settings that were chosen on validation."""
+"""Figures once more, as data: each curve from runs at settings that were chosen on validation."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, product
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.console import Console
 from orchestrator.errors import RunFailed, unknown
+from orchestrator.published import running
 from orchestrator.published.once import Done
-from orchestrator.published.table import Choice, Effort, choose, final_spec, on_cluster, present, search_spec, train
+from orchestrator.published.running import Choice, Effort, Runner
 from orchestrator.results import statistics
-from orchestrator.session import HISTORY
 from orchestrator.settings import Settings
-from workloads.recommender.published import Figure, Line, Method, Panel, Point
-
-if TYPE_CHECKING:
-    from workloads.recommender.published.scores import Densities
+from orchestrator.spec import ExperimentSpec
+from orchestrator.storage.names import HISTORY
+from workloads.published import Computation, Curve, Drawn, Figure, Kind, Line, Method, Panel, Point
 
 TIMED_EPOCHS = 6
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A line of a panel: ``y`` over ``x``, means over seeds with ``sd`` where there are several values."""
-
-    dataset: str
-    panel: str
-    name: str
-    x_label: str
-    y_label: str
-    x: Sequence[float]
-    y: Sequence[float]
-    sd: Sequence[float | None]
-    note: str = ""
+WATCHED: Mapping[str, Any] = {"refit": False, "patience": 0, "evaluate_every": 1}
+"""Models that keep their validation part to the end, and are looked at after every epoch."""
 
 
 @dataclass(frozen=True)
 class Redrawn:
-    """A figure as it came out; ``missing`` and ``failed`` say what is not in it, and why."""
+    """A figure or computation as it came out; ``missing`` and ``failed`` say what is not in it, and why.
 
-    figure: Figure
+    ``sees_test`` says whether training saw the test part as published; None where the source's does not.
+    """
+
+    figure: Figure | Computation
     effort: Effort
-    curves: tuple[Curve, ...]
-    missing: Mapping[str, str]
-    failed: tuple[str, ...]
-    told_by_test: bool
+    drawn: Drawn
+    missing: Mapping[str, str] = field(default_factory=dict)
+    failed: tuple[str, ...] = ()
+    sees_test: bool | None = None
 
 
 @dataclass(frozen=True)
 class _Work:
-    """What every kind of curve needs."""
+    """A line of a panel on a dataset, and how it is run."""
 
-    settings: Settings
-    effort: Effort
+    runner: Runner
     dataset: str
     panel: Panel
     line: Line
@@ -65,25 +53,36 @@ class _Work:
 
     @property
     def method(self) -> Method:
-        where = {"dataset": self.dataset, "backbone": self.line.backbone}
+        where = {"dataset": self.dataset, **self.line.where}
         method = self.line.method
         return replace(method, params={**where, **method.params, **self.common})
 
-    def runs(self, choice: Choice, point: Point, epochs: int, **plan: Any) -> list[Done]:
+    def specs(self, choice: Choice, point: Point, epochs: int, **plan: Any) -> list[ExperimentSpec]:
         """A run a seed."""
         params = {**choice.params, **point.params}
-        specs = [
-            final_spec(params, epochs, seed, self.settings, self.effort, **plan) for seed in range(self.effort.seeds)
-        ]
-        return [train(spec, self.settings, self.effort, reads_test=self.reads_test) for spec in specs]
+        seeds = range(self.runner.effort.seeds)
+        return [self.runner.final_spec(self.method, params, epochs, seed, **plan) for seed in seeds]
 
-    def curve(self, x: Sequence[float], values: Sequence[Sequence[float]], note: str = "") -> Curve:
+    def runs(self, specs: Sequence[ExperimentSpec]) -> list[Done]:
+        return [self.runner.train(spec, reads_test=self.reads_test) for spec in specs]
+
+    def curve(self, x: Sequence[float], values: Sequence[Sequence[float]]) -> Curve:
         """The line, with one value or more at each x."""
         found = [statistics.summary(one) for one in values]
-        return Curve(
-            self.dataset, self.panel.metric, self.line.name, self.panel.x, self.panel.metric, list(x),
-            [one.mean for one in found], [one.spread for one in found], note,
+        return self.told(Curve(list(x), [one.mean for one in found], [one.spread for one in found]))
+
+    def told(self, curve: Curve) -> Curve:
+        """A curve with all that it leaves to its line and panel."""
+        panel = self.panel
+        return replace(
+            curve, dataset=self.dataset, panel=curve.panel or panel.metric, name=curve.name or self.line.name,
+            x_label=curve.x_label or panel.x, y_label=curve.y_label or panel.metric,
         )  # fmt: skip
+
+
+def compute(computation: Computation, effort: Effort) -> Redrawn:
+    """What needs no runs."""
+    return Redrawn(computation, effort, computation.compute(effort.quick))
 
 
 def redraw(
@@ -92,65 +91,81 @@ def redraw(
     effort: Effort,
     console: Console,
     *,
-    datasets: Sequence[str] = (),
-    backbones: Sequence[str] = (),
+    where: Mapping[str, Sequence[str]] | None = None,
     methods: Sequence[str] = (),
 ) -> Redrawn:
-    """Run what the figure needs and is not there yet; ML-100K where no dataset is named.
+    """Run what the figure needs and is not there yet; on the regime's dataset where none is named.
 
-    Without ``as_published`` false negatives are told by the validation part, not by the test part. Raises UserError
-    before anything is run, and Interrupted; a line whose run fails is left out, and named.
+    Without ``as_published`` training does not see the test part. Raises UserError before anything is run, and
+    Interrupted; a line whose run fails is left out, and named.
     """
-    effort = effort.settled()
-    by_test = figure.reads_test and effort.as_published
-    common = {**figure.common, **({"truth": "validation"} if figure.reads_test and not by_test else {})}
-    if figure.kind == "theory":
-        return Redrawn(figure, replace(effort, quick=False), tuple(_theory()), {}, (), told_by_test=False)
-    here, missing = present(datasets or ("ml-100k",), settings, named=bool(datasets))
+    effort, where = effort.settled(), where or {}
+    if figure.seeds is not None:
+        effort = replace(effort, seeds=min(effort.seeds, figure.seeds))
+    sees_test = effort.as_published if figure.blind else None
+    common = {**figure.common, **({} if sees_test else figure.blind)}
+    named = where.get("dataset", ())
+    here, missing = running.present(named or (figure.regime.dataset,), settings, named=bool(named))
+    runner = Runner(figure.regime, settings, effort)
     work = [
-        _Work(settings, effort, dataset, panel, line, common, by_test)
+        _Work(runner, dataset, panel, line, common, bool(sees_test))
         for dataset in here
         for panel in figure.panels
-        for line in _chosen(panel.lines, backbones, methods)
+        for line in _chosen(panel.lines, figure.by[1:], where, methods)
     ]
-    for one in work:
-        _check(one)
+    for one in work:  # all that can be wrong is said before anything runs
+        runner.search_spec(one.method)
+        for point in one.line.points:
+            one.specs(Choice(one.method.params, 1, None), point, 1)
     curves, failed = [], []
-    with on_cluster(settings, effort):
+    with running.on_cluster(settings, effort.local):
         for one in work:
             console.say(f"{one.dataset} {one.panel.metric}: {one.line.name}")
             try:
-                curves += list(KINDS[figure.kind](one))
+                curves += list(_kind(figure)(one))
             except RunFailed as error:
                 console.say(f"  failed: {error}")
                 failed.append(f"{one.dataset} {one.line.name}: {error}")
-    return Redrawn(figure, effort, tuple(curves), missing, tuple(failed), by_test)
+    return Redrawn(figure, effort, Drawn(curves), missing, tuple(failed), sees_test)
 
 
-def _check(work: _Work) -> None:
-    """Raises UserError for a line that could not be run."""
-    search_spec(work.method, work.settings, work.effort)
-    for point in work.line.points:
-        final_spec({**work.method.params, **point.params}, 1, 0, work.settings, work.effort)
+def _kind(figure: Figure) -> Callable[[_Work], Iterator[Curve]]:
+    if not callable(figure.draw):
+        return KINDS[figure.draw]
+    draw = figure.draw
+
+    def own(work: _Work) -> Iterator[Curve]:
+        """Whatever the workload draws of the runs of each point."""
+        choice = work.runner.choose(work.method)
+        specs = [work.specs(choice, point, _epochs_at(work, choice, point)) for point in work.line.points]
+        distinct = {tuple(spec.fingerprint() for spec in each): each for each in specs}
+        for each in distinct.values():  # a quick look cuts several points to one
+            done = work.runs(each)
+            trained = [work.runner.trained(*one) for one in zip(done, each)]
+            yield from map(work.told, work.runner.asked(lambda runs: list(draw(runs)), done, trained))
+
+    return own
 
 
 def _values(work: _Work) -> Iterator[Curve]:
     """A metric on test over a parameter."""
-    choice = choose(work.method, work.settings, work.effort)
+    choice = work.runner.choose(work.method)
     values = [
-        [done.result["metrics"][f"test/{work.panel.metric}"] for done in work.runs(choice, point, choice.epochs)]
+        [
+            done.result["metrics"][f"test/{work.panel.metric}"]
+            for done in work.runs(work.specs(choice, point, _epochs_at(work, choice, point)))
+        ]
         for point in work.line.points
     ]
     yield work.curve([point.x for point in work.line.points], values)
 
 
 def _epochs(work: _Work) -> Iterator[Curve]:
-    """A metric of every epoch, of models that keep their validation part to the end."""
-    choice = choose(work.method, work.settings, work.effort)
-    epochs = work.effort.epochs(work.line.method.epochs)
-    done = work.runs(choice, Point(0.0), epochs, refit=False)
+    """A metric of every epoch."""
+    choice = work.runner.choose(work.method)
+    specs = work.specs(choice, Point(), work.runner.effort.epochs(work.line.method.epochs), **WATCHED)
     by_epoch: dict[int, dict[str, float]] = {}
-    for one in done:
+    for one in work.runs(specs):
         for row in _history(one):
             if work.panel.metric in row:
                 by_epoch.setdefault(row["epoch"], {})[one.id] = row[work.panel.metric]
@@ -160,9 +175,20 @@ def _epochs(work: _Work) -> Iterator[Curve]:
 
 def _seconds(work: _Work) -> Iterator[Curve]:
     """Seconds of training an epoch: the median, without the first one, which warms up."""
-    done = work.runs(Choice(work.method.params, TIMED_EPOCHS, None), Point(0.0), TIMED_EPOCHS)
-    ends = [sorted({row["epoch"]: row["time"] for row in _history(one)}.values()) for one in done]
+    specs = work.specs(Choice(work.method.params, TIMED_EPOCHS, None), Point(), TIMED_EPOCHS)
+    ends = [sorted({row["epoch"]: row["time"] for row in _history(one)}.values()) for one in work.runs(specs)]
     yield work.curve([0.0], [[median(b - a for a, b in pairwise(times)) for times in ends]])
+
+
+KINDS: Mapping[Kind, Callable[[_Work], Iterator[Curve]]] = {
+    "values": _values,
+    "epochs": _epochs,
+    "seconds": _seconds,
+}
+
+
+def _epochs_at(work: _Work, choice: Choice, point: Point) -> int:
+    return choice.epochs if point.epochs is None else work.runner.effort.epochs(point.epochs)
 
 
 def _history(done: Done) -> Iterator[dict[str, Any]]:
@@ -170,65 +196,21 @@ def _history(done: Done) -> Iterator[dict[str, Any]]:
     return map(json.loads, (done.folder / HISTORY).read_text().splitlines())
 
 
-def _credence(work: _Work) -> Iterator[Curve]:
-    """The ROC of the first seed, and the AUC of all."""
-    from workloads.recommender.published.trust import judge
-
-    choice = choose(work.method, work.settings, work.effort)
-    done = work.runs(choice, Point(0.0), choice.epochs)
-    found = [judge(one.folder / "model", choice.params, work.settings.data) for one in done]
-    auc = statistics.summary([one.auc for one in found])
-    note = f"AUC {auc.mean:.4f}" + (f" ± {auc.spread:.4f}" if auc.spread is not None else "")
-    x, y = found[0].false_positives.tolist(), found[0].true_positives.tolist()
-    yield work.curve(x, [[value] for value in y], note=note)
-
-
-def _scores(work: _Work) -> Iterator[Curve]:
-    """Densities after some epochs, of the first seed."""
-    from workloads.recommender.published.scores import of_model
-
-    choice = choose(work.method, work.settings, work.effort)
-    first = replace(work, effort=replace(work.effort, seeds=1))
-    for epochs in sorted({work.effort.epochs(int(point.x)) for point in work.line.points}):
-        done = first.runs(choice, Point(epochs), epochs)
-        found = of_model(done[0].folder / "model", choice.params, work.settings.data)
-        yield from _densities(work.dataset, f"after {epochs} epoch{'s' * (epochs > 1)}", found)
-
-
-def _theory() -> Iterator[Curve]:
-    from workloads.recommender.published.scores import in_theory
-
-    for law, found in in_theory().items():
-        yield from _densities("", law, found)
-
-
-def _densities(dataset: str, panel: str, found: Densities) -> Iterator[Curve]:
-    for name, density in (("true negatives", found.true), ("false negatives", found.false)):
-        mean = float((found.x * density).sum() / density.sum())
-        none = [None] * len(density)
-        yield Curve(dataset, panel, name, "score", "density", found.x.tolist(), density.tolist(), none,
-                    f"mean {mean:.3f}")  # fmt: skip
-
-
-KINDS: Mapping[str, Callable[[_Work], Iterator[Curve]]] = {
-    "values": _values,
-    "epochs": _epochs,
-    "seconds": _seconds,
-    "credence": _credence,
-    "scores": _scores,
-}
-
-
-def _chosen(lines: Sequence[Line], backbones: Sequence[str], methods: Sequence[str]) -> list[Line]:
-    """The lines asked for; a backbone that the figure does not have is put in their place. Raises UserError."""
+def _chosen(
+    lines: Sequence[Line], by: Sequence[str], where: Mapping[str, Sequence[str]], methods: Sequence[str]
+) -> list[Line]:
+    """The lines asked for; a value that the figure does not have is put in their place. Raises UserError."""
     names = {line.name.lower() for line in lines}
     for name in methods:
         if name.lower() not in names:
             raise unknown("line of the figure", name, [line.name for line in lines])
-    wanted = [line for line in lines if not methods or line.name.lower() in {name.lower() for name in methods}]
-    if not backbones:
-        return wanted
-    having = {line.backbone for line in wanted}
-    if having & set(backbones) or len(having) > 1:
-        return [line for line in wanted if line.backbone in backbones]
-    return [replace(line, backbone=backbone) for backbone in backbones for line in wanted]
+    found = [line for line in lines if not methods or line.name.lower() in {name.lower() for name in methods}]
+    for name in by:
+        if not (wanted := where.get(name)):
+            continue
+        having = {line.where.get(name) for line in found}
+        if having & set(wanted) or len(having) > 1:
+            found = [line for line in found if line.where.get(name) in wanted]
+        else:
+            found = [replace(line, where={**line.where, name: value}) for value, line in product(wanted, found)]
+    return found

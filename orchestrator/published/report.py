@@ -5,15 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from orchestrator.console import Console
 from orchestrator.provenance import record as provenance
 from orchestrator.published.standing import Step
-from orchestrator.published.table import WORKLOAD, Block, Measured, Reproduction
+from orchestrator.published.table import Block, Measured, Reproduction
 from orchestrator.results import statistics
+from orchestrator.results.markdown import table as markdown_table
 from orchestrator.settings import Settings
 from orchestrator.tracking import store
 from orchestrator.tracking.tracker import Tracker
@@ -29,26 +30,26 @@ def record(found: Reproduction) -> dict[str, Any]:
         "id": table.id,
         "title": table.title,
         "source": table.source,
+        "workload": table.regime.workload,
+        "unit": table.regime.unit,
+        "by": list(table.by),
+        "lower": list(table.lower),
         "command": provenance.command(),
         "effort": vars(effort),
         "selected_on": "test, as published" if effort.as_published else "validation",
         "compared_by": table.compared_by,
+        "measured_on": "test" if table.measure is None else "",
         "complete": found.complete,
         "missing": dict(found.missing),
         "rows": [_row(found, block, row) for block in found.blocks for row in block.rows],
-        "order": [
-            {"dataset": block.dataset, "backbone": block.backbone, **_step(step)}
-            for block in found.blocks
-            for step in block.order
-        ],
+        "order": [{**block.where, **_step(step)} for block in found.blocks for step in block.order],
     }
 
 
 def _row(found: Reproduction, block: Block, measured: Measured) -> dict[str, Any]:
     row, choice, table = measured.row, measured.choice, found.table
     return {
-        "dataset": block.dataset,
-        "backbone": block.backbone,
+        **block.where,
         "method": row.method,
         "ours": row.ours,
         "params": dict(choice.params) if choice else None,
@@ -57,20 +58,24 @@ def _row(found: Reproduction, block: Block, measured: Measured) -> dict[str, Any
         "runs": [done.id for done in measured.runs],
         "failure": measured.failure,
         "doubts": [f"{doubt.tag}: {doubt.why}" for doubt in table.why(row)],
-        "metrics": {metric: _value(found, measured, metric) for metric in table.metrics} if measured.values else {},
+        "metrics": {metric: _value(found, measured, metric) for metric in table.columns} if measured.values else {},
     }
 
 
 def _value(found: Reproduction, measured: Measured, metric: str) -> dict[str, Any]:
     values = list(measured.values[metric])
     ours, published = statistics.summary(values), measured.row.published.get(metric)
+    spread = ours.spread or 0.0
+    reached = None
+    if published is not None:
+        reached = ours.mean - spread <= published if metric in found.table.lower else ours.mean + spread >= published
     return {
         "mean": ours.mean,
         "sd": ours.spread,
         "values": values,
         "published": published,
         "difference": None if published is None else ours.mean - published,
-        "reached": None if published is None else ours.mean + (ours.spread or 0.0) >= published,
+        "reached": reached,
         "doubts": [doubt.tag for doubt in found.table.why(measured.row, metric)],
     }
 
@@ -78,21 +83,21 @@ def _value(found: Reproduction, measured: Measured, metric: str) -> dict[str, An
 def _step(step: Step) -> dict[str, Any]:
     difference = step.difference
     return {
-        "better": step.better, "worse": step.worse, "difference": difference.value, "low": difference.low,
-        "high": difference.high, "p": difference.p, "p_holm": step.p, "test": difference.test or difference.why,
+        "metric": step.metric, "better": step.better, "worse": step.worse,
+        "difference": difference.value, "low": difference.low, "high": difference.high,
+        "p": difference.p, "p_holm": step.p, "test": difference.test or difference.why,
     }  # fmt: skip
 
 
 def show(console: Console, told: Mapping[str, Any]) -> None:
     """A table a block, by the metric that the methods are compared by; the other metrics are in the files."""
-    metric = told["compared_by"]
-    for (dataset, backbone), rows in _blocks(told).items():
+    metric, on = told["compared_by"], f" on {told['measured_on']}" if told["measured_on"] else ""
+    columns = ["method", "ours", "sd", *(["published", "difference"] if _printed(told) else []), "note"]
+    for place, rows in _blocks(told).items():
         cells = [_cells(row, row["metrics"].get(metric)) for row in rows]
-        title = f"{told['id']}, {dataset} {backbone}: {metric}{' on test' if metric != 'credence_auc' else ''}"
-        console.table(title, ["method", "ours", "sd", "published", "difference", "note"], cells)
-        for line in _order(told, dataset, backbone):
-            console.say(f"  {line}")
-        for line in _doubts(rows):
+        shown = [[row[name] for name in columns] for row in cells]
+        console.table(f"{told['id']}, {' '.join(place)}: {metric}{on}", columns, shown)
+        for line in [*_order(told, place), *_doubts(rows)]:
             console.say(f"  {line}")
     for why in told["missing"].values():
         console.say(f"Left out: {why}")
@@ -103,14 +108,14 @@ def show(console: Console, told: Mapping[str, Any]) -> None:
 def markdown(told: Mapping[str, Any]) -> str:
     """Every metric as ``ours ± sd / published``, the order of the methods, and the doubts."""
     lines = [f"## {told['id']}: {told['title']}", "", f"{told['source']}. `{told['command']}`", "", *_conditions(told)]
-    for (dataset, backbone), rows in _blocks(told).items():
+    for place, rows in _blocks(told).items():
         metrics = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
-        lines += ["", f"### {dataset}, {backbone}", "", _line(["method", *metrics, "note"])]
-        lines.append(_line(["---"] * (len(metrics) + 2)))
+        cells = []
         for row in rows:
             values = [_both(row["metrics"][name]) if name in row["metrics"] else "" for name in metrics]
-            lines.append(_line([row["method"], *values, _note(row, None)]))
-        lines += ["", *(f"- {line}" for line in [*_order(told, dataset, backbone), *_doubts(rows)])]
+            cells.append([row["method"], *values, _note(row, None)])
+        lines += ["", f"### {', '.join(place)}", "", markdown_table(["method", *metrics, "note"], cells)]
+        lines += ["", *(f"- {line}" for line in [*_order(told, place), *_doubts(rows)])]
     lines += ["", *(f"- Left out: {why}" for why in told["missing"].values())]
     return "\n".join(lines).rstrip()
 
@@ -120,11 +125,11 @@ def as_csv(told: Mapping[str, Any]) -> str:
     numbers = ("mean", "sd", "n", "published", "difference", "reached")
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(["dataset", "backbone", "method", "metric", *numbers, "doubts"])
+    writer.writerow([*told["by"], "method", "metric", *numbers, "doubts"])
     for row in told["rows"]:
         for metric, value in row["metrics"].items():
             cells = {**value, "n": len(value["values"])}
-            about = [row["dataset"], row["backbone"], row["method"], metric]
+            about = [*(row[name] for name in told["by"]), row["method"], metric]
             writer.writerow([*about, *(cells[name] for name in numbers), " ".join(value["doubts"])])
     return stream.getvalue().rstrip("\n")
 
@@ -158,7 +163,7 @@ def _track(told: Mapping[str, Any], files: Sequence[Path], folder: Path, setting
     }
     artifacts = store.ensure(settings.tracking)
     tracker = Tracker(
-        settings.tracking, settings.experiment or WORKLOAD, name, folder, artifacts=artifacts, resuming=True
+        settings.tracking, settings.experiment or told["workload"], name, folder, artifacts=artifacts, resuming=True
     )
     tracker.start(name, name, params={"id": told["id"]}, tags=tags)
     tracker.files(name, files)
@@ -166,21 +171,29 @@ def _track(told: Mapping[str, Any], files: Sequence[Path], folder: Path, setting
     return tracker.close()
 
 
-def _blocks(told: Mapping[str, Any]) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    blocks: dict[tuple[str, str], list[dict[str, Any]]] = {}
+Place = tuple[str, ...]
+
+
+def _blocks(told: Mapping[str, Any]) -> dict[Place, list[dict[str, Any]]]:
+    blocks: dict[Place, list[dict[str, Any]]] = {}
     for row in told["rows"]:
-        blocks.setdefault((row["dataset"], row["backbone"]), []).append(row)
+        blocks.setdefault(tuple(row[name] for name in told["by"]), []).append(row)
     return blocks
 
 
-def _cells(row: Mapping[str, Any], value: Mapping[str, Any] | None) -> list[Any]:
-    if value is None:
-        return [row["method"], "", "", "", "", _note(row, None)]
-    return [
-        row["method"], f"{value['mean']:.4f}", "" if value["sd"] is None else f"{value['sd']:.4f}",
-        "" if value["published"] is None else f"{value['published']:.4f}",
-        "" if value["difference"] is None else f"{value['difference']:+.4f}", _note(row, value),
-    ]  # fmt: skip
+def _printed(told: Mapping[str, Any]) -> bool:
+    """Whether anything is published beside which ours could stand."""
+    return any(value["published"] is not None for row in told["rows"] for value in row["metrics"].values())
+
+
+def _cells(row: Mapping[str, Any], value: Mapping[str, Any] | None) -> dict[str, str]:
+    def number(name: str, form: str = ".4f") -> str:
+        return "" if value is None or value[name] is None else format(value[name], form)
+
+    return {
+        "method": row["method"], "ours": number("mean"), "sd": number("sd"), "published": number("published"),
+        "difference": number("difference", "+.4f"), "note": _note(row, value),
+    }  # fmt: skip
 
 
 def _note(row: Mapping[str, Any], value: Mapping[str, Any] | None) -> str:
@@ -196,34 +209,33 @@ def _both(value: Mapping[str, Any]) -> str:
     return f"{value['mean']:.4f}{spread}" + ("" if value["published"] is None else f" / {value['published']:.4f}")
 
 
-def _order(told: Mapping[str, Any], dataset: str, backbone: str) -> list[str]:
+def _order(told: Mapping[str, Any], place: Place) -> list[str]:
     """``DPL > HCL by 0.0096 (0.0051 to 0.0140), p = 0.0004``, and where the published order is another one."""
-    steps = [step for step in told["order"] if (step["dataset"], step["backbone"]) == (dataset, backbone)]
+    steps = [step for step in told["order"] if tuple(step[name] for name in told["by"]) == place]
     lines = []
     for step in steps:
         interval = "" if step["low"] is None else f" ({step['low']:.4f} to {step['high']:.4f})"
         p = f", p = {step['p_holm']:.2g}" if step["p_holm"] is not None else f" ({step['test']})"
-        lines.append(f"{step['better']} > {step['worse']} by {step['difference']:.4f}{interval}{p}")
+        metric = "" if step["metric"] == told["compared_by"] else f"{step['metric']}: "
+        lines.append(f"{metric}{step['better']} > {step['worse']} by {step['difference']:.4f}{interval}{p}")
     tests = {step["test"] for step in steps if step["p_holm"] is not None}
     if tests:
-        lines.append(f"{', '.join(sorted(tests))}; users' means over the seeds, p corrected by Holm")
-    ours = [step["better"] for step in steps[:1]] + [step["worse"] for step in steps]
-    if (
-        ours
-        and (theirs := _published_order(told, dataset, backbone, ours))
-        and theirs != [name for name in ours if name in theirs]
-    ):
+        means = f"means of each {told['unit']} over the seeds, " if any("paired" in test for test in tests) else ""
+        lines.append(f"{', '.join(sorted(tests))}; {means}p corrected by Holm")
+    ours, theirs = (_ranked(told, place, name) for name in ("mean", "published"))
+    if len(theirs) > 1 and theirs != [name for name in ours if name in theirs]:
         lines.append(f"published order: {' > '.join(theirs)}")
     return lines
 
 
-def _published_order(told: Mapping[str, Any], dataset: str, backbone: str, names: Iterable[str]) -> list[str]:
-    metric, values = told["compared_by"], {}
-    for row in _blocks(told)[dataset, backbone]:
-        value = row["metrics"].get(metric)
-        if row["method"] in names and not row["ours"] and value and value["published"] is not None:
-            values[row["method"]] = value["published"]
-    return sorted(values, key=values.__getitem__, reverse=True)
+def _ranked(told: Mapping[str, Any], place: Place, by: str) -> list[str]:
+    """The rows that repeat a published one, from the best to the worst by our mean or by the published value."""
+    values, lower = {}, told["compared_by"] in told["lower"]
+    for row in _blocks(told)[place]:
+        value = row["metrics"].get(told["compared_by"])
+        if not row["ours"] and value and value["published"] is not None:
+            values[row["method"]] = value[by]
+    return sorted(values, key=values.__getitem__, reverse=not lower)
 
 
 def _doubts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -247,7 +259,3 @@ def _conditions(told: Mapping[str, Any]) -> list[str]:
             "both flatter."
         )
     return lines
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator.console import aligned, show
+from orchestrator.results import markdown
 from orchestrator.results.compare import Comparison, Row, brief, compare
 from orchestrator.storage.records import RunFolder
 
@@ -66,9 +67,7 @@ def text(found: Comparison, form: Format, folders: Sequence[RunFolder] = ()) -> 
         return page(found, folders)
     columns, rows = cells(found)
     if form == "markdown":
-        lines = [columns, ["---"] * len(columns), *rows]
-        body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-        return "\n\n".join([heading(found), body, *found.notes])
+        return "\n\n".join([heading(found), markdown.table(columns, rows), *found.notes])
     return "\n".join([heading(found), "", aligned([columns, *rows]), *(["", *found.notes] if found.notes else [])])
 
 
@@ -103,6 +102,7 @@ def report(folders: Sequence[RunFolder]) -> str:
 
 def page(found: Comparison, folders: Sequence[RunFolder]) -> str:
     """The comparison as a self-contained page."""
+    from orchestrator import look
     from orchestrator.results import pages, plots
     from orchestrator.results.page import Plot, Section, Table, render
 
@@ -111,7 +111,7 @@ def page(found: Comparison, folders: Sequence[RunFolder]) -> str:
     for metric in dict.fromkeys(row.metric for row in found.rows):
         groups = [(found.name(row.group), row.values) for row in found.rows if row.metric == metric]
         caption = f"{metric} on {found.split}"
-        drawn.append(Plot(plots.svg(plots.groups(groups, caption), caption), caption))
+        drawn.append(Plot(look.svg(plots.groups(groups, caption), caption), caption))
     marked = next(i for i, row in enumerate(found.rows) if row.group == found.reference)
     sections = [
         Section(heading(found), plots=drawn, tables=[Table(columns, rows, marked)], notes=found.notes),

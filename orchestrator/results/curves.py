@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.engine import Row
-from orchestrator.storage import records
+from orchestrator.storage import disk
 from workloads.contract import Objective
 
 CURVES = "curves.jsonl"
@@ -27,7 +27,7 @@ class Curves:
     def __init__(self, folder: Path, objectives: Iterable[Objective]) -> None:
         self._file = folder / CURVES
         self._names = [f"validation/{objective.metric}" for objective in objectives] + ["train/loss"]
-        records.drop_half_line(self._file)
+        disk.drop_half_line(self._file)
 
     def add(self, number: int, rows: Iterable[Row], seed: int = 0) -> None:
         """Keep what is drawn of a trial's rows; ``seed`` counts the repeats of one configuration."""

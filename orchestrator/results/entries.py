@@ -12,10 +12,15 @@ from orchestrator import preflight
 from orchestrator.errors import UserError
 from orchestrator.plan import PLAN_KEYS
 from orchestrator.results import trials
-from orchestrator.storage.records import RunFolder
+from orchestrator.search.ranking import ranked
+from orchestrator.storage.names import TEST_UNITS, VALIDATION_UNITS
+from orchestrator.storage.records import SETTLED, RunFolder
 from workloads.contract import Objective, Split
 
-UNITS = "{split}_units.parquet"
+UNITS: Mapping[Split, str] = {"validation": VALIDATION_UNITS, "test": TEST_UNITS}
+
+ON_WHAT = ("dataset", "split", "eval")
+"""How parameters begin that say what is evaluated on; every other one may differ between two models."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +48,13 @@ class Entry:
     @property
     def evaluated_on(self) -> tuple[Any, ...]:
         """Equal where two models were evaluated on the very same examples."""
-        about = sorted((k, str(v)) for k, v in self.params.items() if k.startswith(("dataset", "split", "eval")))
+        about = sorted((k, str(v)) for k, v in on_what(self.params).items())
         return (self.workload, self.data, *about)
+
+
+def on_what(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that say what a model is evaluated on."""
+    return {name: value for name, value in params.items() if name.startswith(ON_WHAT)}
 
 
 def entries(folder: RunFolder, split: Split, *, every: bool) -> list[Entry]:
@@ -82,7 +92,7 @@ def _winner(folder: RunFolder, split: Split) -> Iterator[Entry]:
 
 
 def _trials(folder: RunFolder) -> Iterator[Entry]:
-    for trial in trials.ranked(trials.own(trials.study(folder)), trials.objectives(folder)[0]):
+    for trial in ranked(trials.own(trials.study(folder)), trials.objectives(folder)[0]):
         for number, metrics in enumerate(_over_seeds(trial)):
             yield _trial(folder, trial, number, metrics, None)
 
@@ -120,7 +130,7 @@ def _settled(folder: RunFolder, split: Split) -> dict[str, float]:
     metrics = _of((folder.record.get("result") or {}).get("metrics", {}), split)
     if not metrics:
         state = folder.status()
-        finished = state in ("finished", "partial")
+        finished = state in SETTLED
         raise UserError(
             f"{folder.id} has no values on {split}" + ("" if finished else f": it is {state}"),
             fix="Compare on the other one: orchestrator compare --split" if finished else "Leave it away",
@@ -133,5 +143,5 @@ def _of(metrics: Mapping[str, float], split: str) -> dict[str, float]:
 
 
 def _units(folder: Path, split: Split) -> Path | None:
-    file = folder / UNITS.format(split=split)
+    file = folder / UNITS[split]
     return file if file.exists() else None

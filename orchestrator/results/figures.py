@@ -11,6 +11,7 @@ from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.trial import FrozenTrial, TrialState
 
 from orchestrator.results import plots, trials
+from orchestrator.search.ranking import front
 from orchestrator.storage.records import RunFolder
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def of_sweep(folder: RunFolder) -> dict[str, Figure | str]:
     number = -1 if winner is None else winner.number
     drawn: dict[str, Figure | str] = {}
     if len(objectives) > 1 and complete:
-        drawn["pareto"] = plots.pareto(complete, [trial.number for trial in study.best_trials], objectives)
+        drawn["pareto"] = plots.pareto(complete, [trial.number for trial in front(complete, objectives)], objectives)
     if complete:
         drawn["history"] = plots.history(complete, objectives[0])
     curves = trials.learning_curves(folder.path, found, objectives[0].metric)

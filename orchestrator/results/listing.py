@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.console import aligned, duration, show
 from orchestrator.errors import UserError, unknown
 from orchestrator.results import trials
+from orchestrator.search.ranking import ranked
 from orchestrator.settings import Settings
 from orchestrator.storage import records
-from orchestrator.storage.records import Kind, RunFolder
+from orchestrator.storage.names import TRIALS
+from orchestrator.storage.records import SETTLED, Kind, RunFolder
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 STATUSES = ("running", "finished", "partial", "failed", "interrupted", "lost")
-SETTLED = ("finished", "partial")
 
 
 def listed(
@@ -54,7 +55,7 @@ def best(folder: RunFolder, top: int) -> list[dict[str, Any]]:
     winner = trials.best(folder, found, objectives[0])
     if winner is None:
         raise UserError(f"{folder.id} has no complete trial", fix=f"See: orchestrator status {folder.id}")
-    others = [trial for trial in trials.ranked(found, objectives[0]) if trial.number != winner.number]
+    others = [trial for trial in ranked(found, objectives[0]) if trial.number != winner.number]
     rows = {row["trial"]: row for row in trial_rows(folder)}
     told = []
     for trial in [winner, *others][:top]:
@@ -126,7 +127,7 @@ def _in_full(row: Mapping[str, Any]) -> str:
 
 def trial_rows(folder: RunFolder) -> list[dict[str, Any]]:
     """A sweep's trials as rows: as it left them, else as its journal has them now. Raises UserError without any."""
-    file = folder.path / "trials.json"
+    file = folder.path / TRIALS
     if folder.status() in SETTLED and file.exists():
         rows: list[dict[str, Any]] = json.loads(file.read_text())
         return rows

@@ -33,7 +33,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Plot:
-    """``svg`` is trusted markup, from ``plots.svg`` alone; everything else on a page is escaped.
+    """``svg`` is trusted markup, from ``look.svg`` alone; everything else on a page is escaped.
 
     A ``wide`` plot takes the page's whole width.
     """

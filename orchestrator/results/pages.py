@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator import look
 from orchestrator.console import duration, show
 from orchestrator.plan import Plan
 from orchestrator.results import plots, trials
@@ -16,6 +17,7 @@ from orchestrator.results.figures import of_sweep as draw
 from orchestrator.results.page import Plot, Section, Table, render
 from orchestrator.results.statistics import summary
 from orchestrator.storage import accounts
+from orchestrator.storage.names import HISTORY, TABLES
 from orchestrator.storage.records import RunFolder
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ def of_sweep(folder: RunFolder, rows: Rows, drawn: Mapping[str, Figure | str] | 
     sections = [
         Section("What was asked", asked(folder), folder.record["command"], tables=[_space(found)]),
         _winner(folder, found),
+        *_measured(folder.path / "winner"),
         Section(
             "The search",
             plots=[_plot(figure, CAPTIONS[name]) for name, figure in drawn.items() if not isinstance(figure, str)],
@@ -56,12 +59,13 @@ def of_run(folder: RunFolder) -> str:
     """The page of one run."""
     objective = trials.objectives(folder)[0]
     curve = history(folder.path, f"validation/{objective.metric}")
-    drawn = [Plot(plots.svg(plots.learning({"": curve}, "", objective), "learning"), "Learning curve")] if curve else []
+    drawn = [Plot(look.svg(plots.learning({"": curve}, "", objective), "learning"), "Learning curve")] if curve else []
     record = folder.record
     facts = {"model": (record.get("result") or {}).get("model_uri"), "error": record.get("error")}
     sections = [
         Section("What was asked", asked(folder), record["command"]),
         Section("Result", facts, plots=drawn, tables=_metrics(folder.path, objective.metric)),
+        *_measured(folder.path),
         costs([folder]),
     ]
     return render(folder.id, subtitle(folder), sections)
@@ -111,8 +115,6 @@ def costs(folders: Sequence[RunFolder]) -> Section:
 
 def history(folder: Path, name: str) -> list[tuple[int, float]]:
     """A run's values of ``name`` by epoch; a resume states rows again, the last counts."""
-    from orchestrator.session import HISTORY
-
     if not (folder / HISTORY).exists():
         return []
     rows = [json.loads(line) for line in (folder / HISTORY).read_text().splitlines()]
@@ -154,6 +156,14 @@ def _winner(folder: RunFolder, found: Sequence[FrozenTrial]) -> Section:
     )
 
 
+def _measured(folder: Path) -> list[Section]:
+    """The tables that an outcome's evaluation on test left, drawn; nothing where none of them can be."""
+    from orchestrator.training.tables import figures
+
+    drawn = [_plot(figure, name.replace("_", " ")) for name, figure in figures(folder / TABLES).items()]
+    return [Section("Measured on test", plots=drawn)] if drawn else []
+
+
 def _metrics(folder: Path, objective: str) -> list[Table]:
     """Validation and test values of an outcome side by side, the objective first."""
     from orchestrator.training.worker import outcome_of
@@ -169,7 +179,7 @@ def _metrics(folder: Path, objective: str) -> list[Table]:
 
 
 def _plot(figure: Figure, caption: str) -> Plot:
-    return Plot(plots.svg(figure, caption), caption, wide=figure.get_size_inches()[0] > plots.WIDTH)
+    return Plot(look.svg(figure, caption), caption, wide=figure.get_size_inches()[0] > look.WIDTH)
 
 
 def _trials(folder: RunFolder, rows: Rows) -> Section:

@@ -1,72 +1,23 @@
-"""Plots of a sweep and of a comparison: plain data in, a Matplotlib figure out, one look for all.
-
-Drawn without pyplot, so without global state. Colours are told apart by the colour-blind and stand on light and on
-dark; in an SVG, ink is the page's own text colour.
-"""
+"""Plots of a sweep and of a comparison: plain data in, a Matplotlib figure out."""
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from orchestrator.look import BLUE, GREY, INK, ORANGE, PAPER, WIDTH, canvas, styled
 from orchestrator.results.curves import Curve
 from workloads.contract import Objective
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
-INK, PAPER, GREY = "#1f2429", "#fefefe", "#8b949e"
-BLUE, ORANGE, GREEN = "#3987c8", "#dd7a00", "#159d7b"
 SCALE = LinearSegmentedColormap.from_list("orchestrator", ["#b9c2cb", "#6aa5d6", "#12579b"])
 """Worst to best. The best trial itself is orange."""
-
-STYLE: dict[str, Any] = {
-    "font.size": 10,
-    "axes.titlesize": 10,
-    "axes.labelsize": 10,
-    "xtick.labelsize": 9,
-    "ytick.labelsize": 9,
-    "legend.fontsize": 9,
-    "legend.frameon": False,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": GREY,
-    "xtick.color": GREY,
-    "ytick.color": GREY,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": GREY,
-    "grid.alpha": 0.25,
-    "grid.linewidth": 0.6,
-    "lines.linewidth": 1.6,
-    "figure.constrained_layout.use": True,
-    "svg.fonttype": "none",
-    "text.parse_math": False,  # names and values are the user's: a dollar sign is a dollar sign
-}
-WIDTH = 5.6  # inches; half of a report's page, all of a phone's
-
-P = ParamSpec("P")
-
-
-def _styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    def styled(*args: P.args, **kwargs: P.kwargs) -> Figure:
-        with matplotlib.rc_context(STYLE):
-            return draw(*args, **kwargs)
-
-    styled.__doc__ = draw.__doc__
-    return styled
 
 
 def label(objective: Objective) -> str:
@@ -74,12 +25,12 @@ def label(objective: Objective) -> str:
     return f"{objective.metric} on validation {'↑' if objective.direction == 'max' else '↓'}"
 
 
-@_styled
-def history(trials: Sequence[FrozenTrial], objective: Objective, index: int = 0) -> Figure:
-    """Values of the complete trials by number, and the best so far; ``index`` is the objective's place."""
-    figure, axes = _axes(3.2)
+@styled
+def history(trials: Sequence[FrozenTrial], objective: Objective) -> Figure:
+    """Values of the complete trials by number, and the best so far, by the first objective."""
+    figure, axes = canvas(3.2)
     numbers = [t.number for t in trials]
-    values = [float(t.values[index]) for t in trials]
+    values = [float(t.values[0]) for t in trials]
     pick = max if objective.direction == "max" else min
     best = [pick(values[: i + 1]) for i in range(len(values))]
     axes.step([*numbers, numbers[-1]], [*best, best[-1]], where="post", color=ORANGE, label="best so far")
@@ -90,10 +41,10 @@ def history(trials: Sequence[FrozenTrial], objective: Objective, index: int = 0)
     return figure
 
 
-@_styled
-def learning(curves: Mapping[Any, Curve], best: Any, objective: Objective, log: bool = False) -> Figure:
+@styled
+def learning(curves: Mapping[Any, Curve], best: Any, objective: Objective) -> Figure:
     """One line a trial, the ``best`` one on top."""
-    figure, axes = _axes(3.2)
+    figure, axes = canvas(3.2)
     for key, curve in curves.items():
         if key != best:
             axes.plot(*zip(*curve), color=BLUE, alpha=0.4, linewidth=1, marker="." if len(curve) < 8 else None)
@@ -102,17 +53,15 @@ def learning(curves: Mapping[Any, Curve], best: Any, objective: Objective, log: 
         axes.plot(*zip(*curves[best]), color=ORANGE, linewidth=2.2, label=text, marker=".", markevery=[-1])
     axes.set(xlabel="epoch", ylabel=label(objective))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if log:
-        axes.set_yscale("log")
     if axes.get_legend_handles_labels()[0] and len(curves) > 1:
         axes.legend()
     return figure
 
 
-@_styled
+@styled
 def importance(shares: Mapping[str, float], about: str) -> Figure:
     """A bar a parameter, the most important on top."""
-    figure, axes = _axes(0.33 * len(shares) + 0.9)
+    figure, axes = canvas(0.33 * len(shares) + 0.9)
     names = sorted(shares, key=lambda name: shares[name])
     bars = axes.barh([_short(name) for name in names], [shares[name] for name in names], color=BLUE, height=0.62)
     axes.bar_label(bars, fmt="%.2f", padding=3, color=INK)
@@ -122,7 +71,7 @@ def importance(shares: Mapping[str, float], about: str) -> Figure:
     return figure
 
 
-@_styled
+@styled
 def pareto(trials: Sequence[FrozenTrial], front: Sequence[int], objectives: Sequence[Objective]) -> Figure:
     """A panel for each two objectives; ``front`` are the numbers that no other trial beats in every one."""
     pairs = [(i, j) for i in range(len(objectives)) for j in range(i + 1, len(objectives))]
@@ -141,7 +90,7 @@ def pareto(trials: Sequence[FrozenTrial], front: Sequence[int], objectives: Sequ
     return figure
 
 
-@_styled
+@styled
 def parallel(trials: Sequence[FrozenTrial], names: Sequence[str], objective: Objective, best: int) -> Figure:
     """Parallel coordinates: an axis a parameter (logarithmic where it was drawn so) and one for the objective."""
     figure = Figure(figsize=(max(WIDTH, 1.35 * (len(names) + 1)), 3.6))
@@ -179,12 +128,12 @@ def parallel(trials: Sequence[FrozenTrial], names: Sequence[str], objective: Obj
     return figure
 
 
-@_styled
+@styled
 def groups(found: Sequence[tuple[str, Sequence[float]]], metric: str) -> Figure:
     """One row a group: every seed, their mean and its spread (sample standard deviation)."""
     from orchestrator.results.statistics import summary
 
-    figure, axes = _axes(0.36 * len(found) + 1.2)
+    figure, axes = canvas(0.36 * len(found) + 1.2)
     for y, (_, values) in enumerate(found):
         one = summary(values)
         names = ("one value", "mean and standard deviation") if y == 0 else (None, None)
@@ -197,32 +146,6 @@ def groups(found: Sequence[tuple[str, Sequence[float]]], metric: str) -> Figure:
     axes.set(xlabel=metric)
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
     return figure
-
-
-def svg(figure: Figure, title: str) -> str:
-    """The figure as an inline ``<svg>`` that takes the page's font and text colour, named ``title`` for readers."""
-    stream = io.StringIO()
-    with matplotlib.rc_context(STYLE | {"svg.hashsalt": title}):
-        figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
-    text = stream.getvalue()
-    text = text[text.index("<svg") :].replace(INK, "currentColor").replace(PAPER, "var(--paper)")
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r' id="(?:figure|axes|patch|line2d|text|matplotlib\.axis|legend|LineCollection|xtick|ytick)_\d+"', "",
-                  text)  # fmt: skip
-    text = re.sub(r'\s(?:width|height)="[\d.]+pt"', "", text, count=2)
-    width, _ = figure.get_size_inches()
-    style = f'style="width:100%;max-width:{width * 96:.0f}px" role="img" aria-label="{title}"'
-    return re.sub(r"\n\s*\n", "\n", text.replace("<svg", f"<svg {style}", 1))
-
-
-def png(figure: Figure, file: Path) -> None:
-    with matplotlib.rc_context(STYLE):
-        figure.savefig(file, dpi=144, facecolor="white")
-
-
-def _axes(height: float) -> tuple[Figure, Any]:
-    figure = Figure(figsize=(WIDTH, height))
-    return figure, figure.add_subplot()
 
 
 Column = tuple[list[float | None], list[tuple[float, str]]]

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from orchestrator.storage.names import TRIALS
 from orchestrator.storage.records import RunFolder
 
 PAGE = "report.html"
 IMAGES = ("history", "learning", "parallel", "importance", "pareto")
-FILES = ("trials.csv", "trials.json", "best.json", PAGE, *(f"{name}.png" for name in IMAGES))
+FILES = ("trials.csv", TRIALS, "best.json", PAGE, *(f"{name}.png" for name in IMAGES))
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -24,16 +25,17 @@ def write_trials(rows: Rows, folder: Path) -> None:
         writer = csv.DictWriter(stream, names)
         writer.writeheader()
         writer.writerows(rows)
-    (folder / "trials.json").write_text(json.dumps(list(rows), indent=1))
+    (folder / TRIALS).write_text(json.dumps(list(rows), indent=1))
 
 
 def write_page(folder: RunFolder, rows: Rows, result: Mapping[str, Any]) -> None:
     """``report.html`` and its plots as PNG; ``result`` is what the sweep's record is about to hold."""
-    from orchestrator.results import figures, pages, plots
+    from orchestrator import look
+    from orchestrator.results import figures, pages
 
     settled = RunFolder(folder.path, {**folder.record, "result": dict(result)})
     drawn = figures.of_sweep(settled)
     for name in IMAGES:
         if not isinstance(figure := drawn.get(name, ""), str):
-            plots.png(figure, folder.path / f"{name}.png")
+            look.png(figure, folder.path / f"{name}.png")
     (folder.path / PAGE).write_text(pages.of_sweep(settled, rows, drawn))

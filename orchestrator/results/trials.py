@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 from orchestrator import preflight
 from orchestrator.errors import UserError
 from orchestrator.objectives import chosen
+from orchestrator.provenance.record import ENVIRONMENT
 from orchestrator.results import curves
 from orchestrator.results.curves import Curve
 from orchestrator.results.statistics import summary
+from orchestrator.search.ranking import ranked
 from orchestrator.spec import SweepSpec
 from orchestrator.storage.records import RunFolder
 from workloads.contract import Objective
@@ -58,10 +60,14 @@ def objectives(folder: RunFolder) -> tuple[Objective, ...]:
 
 
 def environment(folder: RunFolder) -> dict[str, Any]:
-    """What the run wrote down of its surroundings (``data``: its dataset's fingerprint, ``code``); empty without it."""
-    file = folder.path / "environment.json"
-    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    return found
+    """What the run wrote down of its surroundings (``data``: its dataset's fingerprint, ``code``).
+
+    Empty where it is missing or damaged.
+    """
+    with suppress(OSError, ValueError):
+        found = json.loads((folder.path / ENVIRONMENT).read_text())
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def rows(found: Iterable[FrozenTrial], objectives: Sequence[Objective], seeds: int) -> list[dict[str, Any]]:
@@ -103,15 +109,6 @@ def learning_curves(folder: Path, found: list[FrozenTrial], metric: str) -> dict
     """(trial, seed) -> the values of ``metric`` on validation by epoch; only the rungs' where no curves were kept."""
     kept = curves.read(folder, f"validation/{metric}")
     return kept or {(t.number, 0): sorted(t.intermediate_values.items()) for t in found if t.intermediate_values}
-
-
-def ranked(found: Iterable[FrozenTrial], objective: Objective) -> list[FrozenTrial]:
-    """The complete trials, the best by the first objective first; of equals the earlier."""
-    from optuna.trial import TrialState
-
-    sign = -1.0 if objective.direction == "max" else 1.0
-    complete = [trial for trial in found if trial.state == TrialState.COMPLETE]
-    return sorted(complete, key=lambda trial: (sign * float(trial.values[0]), trial.number))
 
 
 def best(folder: RunFolder, found: Iterable[FrozenTrial], objective: Objective) -> FrozenTrial | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import UserError
-from orchestrator.storage import records
+from orchestrator.storage import disk
 
 FORMAT = 1
 WINDOW = 1 << 18
@@ -35,7 +35,7 @@ class Journal:
     """
 
     def __init__(self, path: Path) -> None:
-        records.drop_half_line(path)
+        disk.drop_half_line(path)
         _check_format(path)
         self.path = path
         self.lost = 0

@@ -48,4 +48,9 @@ def _counts(name: str, root: Path) -> dict[str, int]:
                 "items": found.n_items,
                 "interactions": len(found.train) + len(found.test),
             }
+    if datasets.dataset(name).kind == "retrieval":
+        from workloads.data.collection_cache import load_retrieval
+
+        with suppress(DataError, CacheUnwritable):
+            return load_retrieval(name, root, "skip").counts()
     return {}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from workloads.recommender.published.figures import FIGURES, Figure, Line, Panel, Point
-from workloads.recommender.published.rows import Doubt, Method, Row, Table
+from workloads.published import Published
+from workloads.recommender.published.figures import FIGURES
 from workloads.recommender.published.tables import TABLES
 
-__all__ = ["FIGURES", "TABLES", "Doubt", "Figure", "Line", "Method", "Panel", "Point", "Row", "Table"]
+PUBLISHED: tuple[Published, ...] = (*TABLES.values(), *FIGURES.values())

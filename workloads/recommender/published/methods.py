@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from workloads.recommender.published.rows import Method
+from workloads.published import Method
 
 _START: Mapping[str, Any] = {"dim": 32, "lr": 2e-3, "weight_decay": 1e-5, "batch_size": 1024}
 """Where the search starts: dim is published (4.5.1.2), decay and batch are those of the author's later code; its lr is
@@ -23,8 +23,12 @@ _SGD: Mapping[str, Any] = {"optimizer": "sgd", "dim": 32, "lr": 0.01, "weight_de
 
 def as_printed(method: Method) -> Method:
     """Matrix factorisation to the letter of 4.5.1.2: SGD, one triple at a time, 100 epochs, nothing searched."""
-    kept = {name: value for name, value in method.params.items() if name not in _START}
-    return Method({**_SGD, **kept}, searched=(), epochs=100)
+    return _sequential({name: value for name, value in method.params.items() if name not in _START}, epochs=100)
+
+
+def _sequential(params: Mapping[str, Any], epochs: int) -> Method:
+    """Sequential SGD is for a CPU, and for matrix factorisation."""
+    return Method({**_SGD, **params}, epochs=epochs, resources={"gpus_per_worker": 0}, only={"backbone": ("mf",)})
 
 
 BPR = _method(loss="bpr", sampler="uniform")
@@ -85,6 +89,12 @@ ORACLE: Mapping[str, Method] = {
 }
 """Table 4.5: the prior is .64 for the items of the test part and .04 for all others; settings as printed."""
 
+ORACLE_UNINFORMED: Mapping[str, Method] = {
+    f"|M|={size}, 1/I": as_printed(_method(**_ORACLE, bns_prior="uninformative", candidates=size))
+    for size in (5, 20, 100, 500)
+}
+"""The same with 1/I in place of .04: at .04 the hardest true negatives are shunned too."""
+
 _LISTED: Mapping[str, Any] = {"sampler": "uniform", "temperature": 1.0}
 _DEBIASED: Mapping[str, Any] = {**_LISTED, "positives": 1, "tau": "density"}
 
@@ -99,6 +109,15 @@ CONTRASTIVE: Mapping[str, Method] = {
     ),
 }
 """Tables 5.2 and 6.3. M = N = 10 of DPL is that of the author's code; N and β of the others are not published."""
+
+_DPL_AS_CODED: Mapping[str, Any] = {
+    **CONTRASTIVE["DPL"].params, "lr": 1e-3, "tau": 0.07, "lr_decay": 0.5, "lr_decay_every": 100,
+}  # fmt: skip
+
+AS_CODED: Mapping[str, Method] = {
+    "DPL, author's code": Method(_DPL_AS_CODED, (), epochs=200, only={"backbone": ("mf",)}),
+}
+"""Every setting that of the author's code and log, nothing searched."""
 
 HARD: Mapping[str, Method] = {
     "BPR": BPR,
@@ -122,9 +141,7 @@ DENOISING: Mapping[str, Method] = {
     "BPRAC": _method(credence="thesis", **_BPRAC, epochs=200),
     "BPRAC, mean1": _method(credence="mean1", **_BPRAC, epochs=200),
     "BPRAC, bayes": _method(credence="bayes", **_BPRAC, epochs=200),
-    "BPRAC, SGD": Method(
-        {**_BPRAC, "credence": "thesis", "optimizer": "sgd", "lr": 0.05, "weight_decay": 0.01}, searched=(), epochs=118
-    ),
+    "BPRAC, SGD": _sequential({**_BPRAC, "credence": "thesis", "lr": 0.05, "weight_decay": 0.01}, epochs=118),
 }
 """Tables 3.2 and 3.3; d = 27 and prior variances .6, .6, .2 are published (3.5.1), and for BPRAC lr .05 and T K = 10 x
 1,000 triples a user, which are 118 passes over ML-100K; the regularisation of .01 is the author's code's (E-3.5)."""

@@ -11,20 +11,12 @@ import torch
 from safetensors.torch import load_file
 
 from workloads.data import load_interactions
-from workloads.recommender.credence import (
-    EmpiricalScores,
-    GaussianFactors,
-    credence,
-    interaction_scores,
-    prior_log_odds,
-    sampled_scores,
-)
+from workloads.data.truth import untrusted
+from workloads.recommender.calibration import score_distribution
+from workloads.recommender.credence import credence, interaction_scores, prior_log_odds, sampled_scores
 from workloads.recommender.params import Params
 from workloads.recommender.quality import roc_auc, roc_curve
 from workloads.seeding import generator
-
-UNTRUSTED = 1
-"""The rating of an interaction that says nothing for the item (3.5.2)."""
 
 
 @dataclass(frozen=True)
@@ -48,23 +40,17 @@ def judge(model: Path, params: Mapping[str, Any], root: Path) -> Trust:
         ValueError: the dataset has no ratings, or all are alike.
     """
     settings = Params(**params)
-    assert settings.prior_var is not None
     assert settings.credence is not None
     weights = load_file(model / "weights.safetensors")
     users, items = weights["users"], weights["items"]
     data = load_interactions(settings.dataset, root, getattr(settings, "split", "official"))
-    if data.train_ratings is None:
-        raise ValueError(f"dataset {settings.dataset} has no ratings to judge the credence by")
-    trusted = torch.from_numpy(data.train_ratings > UNTRUSTED)
+    trusted = torch.from_numpy(~untrusted(data))
     if trusted.all() or not trusted.any():
         raise ValueError(f"no interaction of {settings.dataset} tells trusted from untrusted: ratings of 1 and others")
     pairs = torch.from_numpy(data.train.T.astype("int64"))
     counts = torch.bincount(pairs[1], minlength=len(items))
-    distribution = (
-        GaussianFactors(settings.dim, settings.prior_var)
-        if settings.backbone == "mf"
-        else EmpiricalScores(sampled_scores(users, items, generator(0, "credence")))
-    )
+    sample = sampled_scores(users, items, generator(0, "credence"))
+    distribution = score_distribution(settings, users, items, sample)
     given = credence(
         interaction_scores(users, items, pairs), prior_log_odds(counts)[pairs[1]], distribution, settings.credence
     )

@@ -1,0 +1,54 @@
+"""What the tables and figures measure beyond metrics on test: credence, and densities of scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import nan
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING
+
+from workloads.published import Curve, Drawn, Trained
+
+if TYPE_CHECKING:
+    from workloads.recommender.published.scores import Densities
+
+
+def credence_auc(run: Trained) -> Mapping[str, float]:
+    """Table 3.2."""
+    from workloads.recommender.published.trust import judge
+
+    return {"credence_auc": judge(run.model, run.params, run.data).auc}
+
+
+def credence_roc(runs: Sequence[Trained]) -> Iterator[Curve]:
+    """Figure 3.4: the ROC of the first seed, and the AUC of all."""
+    from workloads.recommender.published.trust import judge
+
+    found = [judge(run.model, run.params, run.data) for run in runs]
+    areas = [one.auc for one in found]
+    note = f"AUC {fmean(areas):.4f}" + (f" ± {stdev(areas):.4f}" if len(areas) > 1 else "")
+    yield Curve(found[0].false_positives.tolist(), found[0].true_positives.tolist(), note=note)
+
+
+def score_densities(runs: Sequence[Trained]) -> Iterator[Curve]:
+    """Figure 4.2: densities after the epochs that the first run has had."""
+    from workloads.recommender.published.scores import of_model
+
+    first = runs[0]
+    found = of_model(first.model, first.params, first.data)
+    yield from _curves(f"after {first.epochs} epoch{'s' * (first.epochs > 1)}", found)
+
+
+def theory(quick: bool) -> Drawn:
+    """Figure 4.3; it is quick as it is."""
+    from workloads.recommender.published.scores import in_theory
+
+    return Drawn([curve for law, found in in_theory().items() for curve in _curves(law, found)])
+
+
+def _curves(panel: str, found: Densities) -> Iterator[Curve]:
+    for name, density in (("true negatives", found.true), ("false negatives", found.false)):
+        mass = float(density.sum())
+        mean = float((found.x * density).sum()) / mass if mass else nan
+        yield Curve(found.x.tolist(), density.tolist(), name=name, panel=panel, x_label="score", y_label="density",
+                    note=f"mean {mean:.3f}")  # fmt: skip
