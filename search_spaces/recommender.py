@@ -103,6 +103,17 @@ def bcl(trial: optuna.Trial) -> dict[str, Any]:
     }
 
 
+def in_batch(trial: optuna.Trial) -> dict[str, Any]:
+    """InfoNCE against the items of the batch, whose size is about N (E-6.B: as large as fits)."""
+    return {
+        **_adam(trial),
+        "loss": "infonce",
+        "sampler": "in_batch",
+        "batch_size": trial.suggest_categorical("batch_size", [256, 512, 1024, 2048]),
+        "temperature": trial.suggest_float("temperature", 0.25, 4.0, log=True),  # E-2.2: 1
+    }
+
+
 def gbpr(trial: optuna.Trial) -> dict[str, Any]:
     """Group preference (its paper: ρ from .2 to 1, groups of 1 to 5)."""
     return {
@@ -119,11 +130,13 @@ def mpr(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def denoise(trial: optuna.Trial) -> dict[str, Any]:
-    """DenoiseRec, truncated or reweighted (its paper: drop rates of .05 to .3, β of .05 to 1)."""
-    loss = trial.suggest_categorical("loss", ["denoise_truncated", "denoise_reweighted"])
+    """DenoiseRec, truncated or reweighted (its paper: drop rates of .05 to .3, β of .05 to 1; no threshold given)."""
+    loss = trial.suggest_categorical("loss", ["denoise_truncated", "denoise_reweighted", "denoise_truncated_bpr"])
     params = {**_adam(trial), "loss": loss}
     if loss == "denoise_truncated":
         return {**params, "drop_rate": trial.suggest_float("drop_rate", 0.05, 0.3)}
+    if loss == "denoise_truncated_bpr":
+        return {**params, "threshold": trial.suggest_float("threshold", 0.8, 4.0, log=True)}  # BPR starts at ln 2
     return {**params, "beta": trial.suggest_float("beta", 0.05, 1.0, log=True)}
 
 

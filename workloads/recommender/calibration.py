@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +22,9 @@ from workloads.recommender.credence import (
     sampled_scores,
 )
 from workloads.recommender.evaluation import evaluation, rank_users
+from workloads.recommender.params import Params
 from workloads.recommender.prepared import History
+from workloads.recommender.quality import wrong_share
 from workloads.seeding import generator
 
 if TYPE_CHECKING:
@@ -40,7 +42,14 @@ class Calibration:
 
 @torch.no_grad()
 def calibrate(workload: Recommender, epoch: int) -> Calibration:
-    """For the epoch's steps. A collective; equal on all workers."""
+    """For the epoch's steps, with ``fpr`` where it can be told. A collective; equal on all workers."""
+    found, wrong = _calibrated(workload, epoch), workload.data.wrong
+    if wrong is None:
+        return found
+    return replace(found, metrics={**found.metrics, "fpr": wrong_share(wrong, found.weights).item()})
+
+
+def _calibrated(workload: Recommender, epoch: int) -> Calibration:
     if workload.settings.get("alpha") == "auc":
         alpha = alpha_from_auc(_auc(workload))
         return Calibration({**workload.settings, "alpha": alpha}, metrics={"alpha": alpha})
@@ -61,16 +70,32 @@ def _auc(workload: Recommender) -> float:
     return evaluation(reduce_sum(values), relevant, rank=1).metrics["auc"]
 
 
+def score_distribution(
+    params: Params, users: torch.Tensor, items: torch.Tensor, sample: torch.Tensor
+) -> ScoreDistribution:
+    """F of (3.22): that of the initial factors, of the trained ones (``prior_var=fitted``), or LightGCN's own.
+
+    Args:
+        params: with loss=bprac.
+        users: final embeddings (U, d).
+        items: the same, (I, d).
+        sample: scores of the model, see :func:`workloads.recommender.credence.sampled_scores`.
+    """
+    assert params.prior_var is not None
+    if params.backbone == "lightgcn":
+        return EmpiricalScores(sample)
+    if params.prior_var == "fitted":
+        return GaussianFactors.fitted(users, items)
+    return GaussianFactors(params.dim, params.prior_var)
+
+
 def _credence(workload: Recommender, epoch: int) -> Calibration:
-    """The E-step of BPRAC, thesis (3.27): F is that of the initial factors, or LightGCN's own."""
+    """The E-step of BPRAC, thesis (3.27)."""
     data, params = workload.data, workload.params
     users, items = workload.embeddings()
     sample = sampled_scores(users, items, generator(workload.runtime.seed, "credence", epoch), n=2**13)
-    assert params.prior_var is not None
     assert params.credence is not None
-    distribution: ScoreDistribution = (
-        GaussianFactors(params.dim, params.prior_var) if params.backbone == "mf" else EmpiricalScores(sample)
-    )
+    distribution = score_distribution(params, users, items, sample)
     owners, chosen = data.pairs[0], data.pairs[1] - data.n_users
     scores = interaction_scores(users, items, torch.stack([owners, chosen]))
     prior = prior_log_odds(data.popularity).index_select(0, chosen)

@@ -34,7 +34,11 @@ class MatrixFactorisation(nn.Module):
         return self.embedding
 
     def forward(
-        self, nodes: torch.Tensor, choose: Choose | None = None, of_item: int = 0
+        self,
+        nodes: torch.Tensor,
+        choose: Choose | None = None,
+        of_item: int = 0,
+        shared: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Scores of user ``nodes[0]`` with item ``nodes[1]``, ``nodes[2]``, ...
 
@@ -42,11 +46,17 @@ class MatrixFactorisation(nn.Module):
             nodes: (1 + n, B), node numbers.
             choose: a sampler's choice among the nodes; it sees the embeddings that the scores come from.
             of_item: how many rows from ``nodes[2]`` on are not items but other users, scored with item ``nodes[1]``.
+            shared: further items (m,), as nodes, that every user is scored with, and which of these scores (m, B) are
+                none: they are -inf.
 
         Returns:
-            Scores (n, B) and the nodes that they are of.
+            Scores (n, B), with ``shared`` (n + m, B), and the nodes (1 + n, B) that the first n are of.
         """
         table = self.embeddings()
+        if shared is not None:
+            items, masked = shared
+            block = table.index_select(0, items) @ table.index_select(0, nodes[0]).T
+            return torch.cat([node_scores(table, nodes), block.masked_fill(masked, -torch.inf)]), nodes
         if choose is not None:
             nodes = choose(table.detach(), nodes)
         if not of_item:

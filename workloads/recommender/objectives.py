@@ -65,6 +65,7 @@ OBJECTIVES: Mapping[str, Objective] = {
     "mpr": _mpr,
     "denoise_truncated": _truncated,
     "denoise_reweighted": lambda x, *, beta: pairwise.reweighted_bce_loss(x.positive, x.negative, beta),
+    "denoise_truncated_bpr": lambda x, *, threshold: pairwise.truncated_bpr_loss(x.positive, x.negative, threshold),
     "bprac": lambda x: pairwise.bpr_loss(x.positive, x.negative),  # weighted by credence, (3.29)
 }
 """The losses that a parameter ``loss`` can name."""
@@ -72,7 +73,7 @@ OBJECTIVES: Mapping[str, Objective] = {
 OF_BATCH = {"denoise_truncated"}
 """Losses that compare the samples of a batch with one another, which therefore can not be split."""
 
-POINTWISE = {"bpr", "bce", "denoise_reweighted"}
+POINTWISE = {"bpr", "bce", "denoise_reweighted", "denoise_truncated_bpr"}
 """Losses of one positive and one negative, each pair for itself."""
 
 _COUNTS = {"negatives", "group", "credence", "prior_var"}

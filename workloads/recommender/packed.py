@@ -13,12 +13,13 @@ import torch
 from torch import nn
 
 from workloads.contract import Evaluation, Metrics, Split
-from workloads.recommender.adam import StackedAdam
+from workloads.recommender.adam import Adam, StackedAdam
 from workloads.recommender.batches import packed_nodes, steps_per_pass
 from workloads.recommender.evaluation import evaluation, rank_users
 from workloads.recommender.model import MatrixFactorisation
 from workloads.recommender.objectives import OBJECTIVES, POINTWISE, Scores
 from workloads.recommender.params import Params
+from workloads.recommender.quality import wrong_share
 
 if TYPE_CHECKING:
     from workloads.recommender.workload import Recommender
@@ -80,11 +81,12 @@ class RecommenderPack:
 
     def __init__(self, members: Sequence[Recommender]) -> None:
         self.members = members
-        own = [(m.model.embedding.detach(), *m.optimizer.state_dict().values()) for m in members]
+        own = [(m.model.embedding.detach(), *_adam(m).state_dict().values()) for m in members]
         self._stack = [torch.stack(tensors) for tensors in zip(*own)]
         for member, embedding, *moments in zip(members, *self._stack):
-            member.model.embedding = member.optimizer.parameter = nn.Parameter(embedding)
-            member.optimizer.exp_avg, member.optimizer.exp_avg_sq, member.optimizer.step = moments
+            adam = _adam(member)
+            member.model.embedding = adam.parameter = nn.Parameter(embedding)
+            adam.exp_avg, adam.exp_avg_sq, adam.step = moments
 
     def train_epoch(self, epochs: Sequence[int]) -> list[Metrics]:
         """One pass for each member, as many members to a step as the device has caches for."""
@@ -92,12 +94,12 @@ class RecommenderPack:
         gathered = first.params.batch_size * first.params.dim
         limit = _GATHERED.get(first.runtime.device.type)
         at_once = max(1, limit // gathered) if limit else len(self.members)
-        losses: list[float] = []
+        found: list[Metrics] = []
         for start in range(0, len(self.members), at_once):
-            losses += self._train(slice(start, start + at_once), epochs[start : start + at_once])
-        return [{"loss": loss} for loss in losses]
+            found += self._train(slice(start, start + at_once), epochs[start : start + at_once])
+        return found
 
-    def _train(self, part: slice, epochs: Sequence[int]) -> list[float]:
+    def _train(self, part: slice, epochs: Sequence[int]) -> list[Metrics]:
         members, stack = self.members[part], [tensor[part] for tensor in self._stack]
         data, params = members[0].data, members[0].params
         objective, settings = OBJECTIVES[params.loss], members[0].settings
@@ -110,6 +112,7 @@ class RecommenderPack:
         table = MatrixFactorisation(stack[0].flatten(0, 1))
         offsets = torch.arange(len(members), device=data.pairs.device)[:, None] * (data.n_users + data.n_items)
         total = torch.zeros(len(members), dtype=torch.float64, device=data.pairs.device)
+        liked = torch.zeros(len(members), dtype=torch.int64, device=data.pairs.device)
         passes = [(member.runtime.seed, epoch) for member, epoch in zip(members, epochs)]
         update = _optimizer(members, stack, epochs)
         for nodes in packed_nodes(data, members[0].draws, params.batch_size, passes):
@@ -118,10 +121,16 @@ class RecommenderPack:
             losses = _each(loss_of, scores[0], scores[1], size)
             torch.autograd.backward(losses, torch.full_like(losses, 1 / size))
             total += losses.detach().view(len(members), size).sum(1)
+            if data.planted is not None:
+                liked += data.planted.contains(nodes[0], nodes[2] - data.n_users).sum(1)
             gradient, table.embedding.grad = table.embedding.grad, None
             assert gradient is not None
             update(gradient.view_as(stack[0]))
-        return [loss / data.pairs.shape[1] for loss in total.tolist()]
+        n, known = data.pairs.shape[1], {} if data.wrong is None else {"fpr": wrong_share(data.wrong).item()}
+        found: list[Metrics] = []
+        for loss, false in zip(total.tolist(), liked.tolist()):
+            found.append({"loss": loss / n, **known} | ({} if data.planted is None else {"fnr": false / n}))
+        return found
 
     @torch.no_grad()
     def evaluate(self, members: Sequence[int], split: Split) -> list[Evaluation]:
@@ -130,6 +139,11 @@ class RecommenderPack:
         relevant, known = chosen[0].judged(split)
         values = rank_users([member.embeddings() for member in chosen], relevant, known)
         return [evaluation(own, relevant) for own in values]
+
+
+def _adam(member: Recommender) -> Adam:
+    assert member.optimizer is not None  # else it has no shape to be packed by
+    return member.optimizer
 
 
 def _each(
@@ -162,8 +176,8 @@ def _optimizer(
         return StackedAdam(stack, lr, decay, steps).update
 
     def apart(gradients: torch.Tensor) -> None:
-        for member, rate, gradient in zip(members, lr, gradients):
-            member.optimizer.parameter.grad = gradient
-            member.optimizer.update(rate)
+        for adam, rate, gradient in zip(map(_adam, members), lr, gradients):
+            adam.parameter.grad = gradient
+            adam.update(rate)
 
     return apart

@@ -6,31 +6,37 @@ only some losses or samplers read is None with the others.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from workloads.contract import MID_RUN
-from workloads.recommender.reads import LOSSES, SAMPLERS, idle, not_sequential, resolved
+from workloads.data.datasets import check_kind
+from workloads.recommender.reads import SAMPLERS, fault, not_sequential, of_loss, resolved
 
 Backbone: TypeAlias = Literal["mf", "lightgcn"]
 Loss: TypeAlias = Literal[
     "bpr", "bce", "infonce", "decoupled", "dcl", "hcl", "dpl", "bcl", "gbpr", "mpr", "denoise_truncated",
-    "denoise_reweighted", "bprac",
+    "denoise_reweighted", "denoise_truncated_bpr", "bprac",
 ]  # fmt: skip
-Sampler: TypeAlias = Literal["uniform", "popularity", "aobpr", "dns", "srns", "bns", "bns_posterior", "bns_oracle"]
+Sampler: TypeAlias = Literal[
+    "uniform", "in_batch", "popularity", "aobpr", "dns", "srns", "bns", "bns_posterior", "bns_oracle"
+]
+
+LARGEST_BLOCK = 2**15
+"""Users that are scored with as many items at once, by ``sampler=in_batch``: 4 GiB of float32."""
 
 
 class Params(BaseModel):
     """What an experiment with the recommender can set.
 
-    The defaults of ``lr`` and ``weight_decay`` are the pair of a grid with the best mean over both backbones on the
-    validation split of MovieLens-100K; alone, matrix factorisation likes a weight decay of 3e-5, LightGCN of 5e-6.
+    The default ``weight_decay`` is that of the code of the thesis' author, the default ``lr`` twice its largest: on the
+    validation part of MovieLens-100K both backbones do well there, neither best.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    dataset: str = Field(
+    dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, "interactions"))] = Field(
         default="synthetic", min_length=1, description="Interactions to learn from; `data list` has the names."
     )
     dataset_noise: float = Field(
@@ -50,13 +56,14 @@ class Params(BaseModel):
     )
     loss: Loss = Field(
         default="bpr",
-        description="Pairwise: bpr (thesis (2.2)), bce, gbpr, mpr, denoise_truncated, denoise_reweighted (3.5.1), "
-        "bprac (3.29). Of N negatives: infonce (2.3), decoupled, dcl, hcl (5.6.1.4), dpl (5.17), bcl (6.31).",
+        description="Pairwise: bpr (thesis (2.2)), bce, gbpr, mpr, denoise_truncated, denoise_reweighted, "
+        "denoise_truncated_bpr (3.5.1), bprac (3.29). "
+        "Of N negatives: infonce (2.3), decoupled, dcl, hcl (5.6.1.4), dpl (5.17), bcl (6.31).",
     )
     sampler: Sampler = Field(
         default="uniform",
         description="Of negatives (thesis 4.5.1.2): uniform (RNS), popularity (PNS), aobpr, dns, srns, bns (4.30), "
-        "bns_posterior (4.29), bns_oracle (table 4.5).",
+        "bns_posterior (4.29), bns_oracle (table 4.5); in_batch: the batch's items but for the user's own (E-6.N).",
     )
     dim: int = Field(default=32, ge=1, le=4096, description="Dimension d of the embeddings (32: thesis 4.5.1.2).")
     layers: int = Field(
@@ -154,12 +161,21 @@ class Params(BaseModel):
     drop_steps: int | None = Field(
         default=None, ge=1, description="Steps over which denoise_truncated's drop rate rises (paper's code: 30,000)."
     )
+    threshold: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e4,
+        description="Loss in nats above which an interaction counts nothing with denoise_truncated_bpr; BPR starts at "
+        "ln 2 = .69 (thesis 3.5.1 gives no value).",
+    )
     credence: Literal["mean1", "thesis", "bayes"] | None = Field(
         default=None,
         description="Form of bprac's credence: (3.27) over its mean, as printed, or the posterior (E-3.27).",
     )
-    prior_var: float | None = Field(
-        default=None, gt=0, le=100, description="λ of bprac's prior N(0, λ) of the factors (thesis 3.5.1: .6, .6, .2)."
+    prior_var: float | Literal["fitted"] | None = Field(
+        default=None,
+        description="λ of bprac's prior N(0, λ) of the factors, in (0, 100] (thesis 3.5.1: .6, .6, .2); fitted: that "
+        "of the trained factors before each epoch (E-3.22).",
     )
 
     candidates: int | None = Field(
@@ -173,10 +189,10 @@ class Params(BaseModel):
         default=None,
         description="λ of (4.30) (thesis 4.5.2.3: .1 to 15, best 5); warm: max(10 - 0.1 epoch, 2), BNS-1.",
     )
-    bns_prior: Literal["popularity", "users", "uninformative", "occupation"] | None = Field(
+    bns_prior: Literal["popularity", "users", "uninformative", "occupation", "label"] | None = Field(
         default=None,
         description="P_fn: popularity over all interactions (4.16), over the users (E-4.16), 1 / I (BNS-3), by "
-        "occupation (BNS-4).",
+        "occupation (BNS-4); of bns_oracle for what is not liked, with label the .04 of 4.5.2.5.",
     )
     bns_uniform_epochs: int | None = Field(
         default=None, ge=0, description="Epochs of uniform sampling before bns (BNS-2: some; otherwise 0)."
@@ -206,8 +222,8 @@ class Params(BaseModel):
     )
     truth: Literal["validation", "test", "planted"] | None = Field(
         default=None,
-        description="What tells false negatives, for quality and bns_oracle: the validation part, the test part as in "
-        "the thesis (4.5.1.3), which training then has seen, or what was planted in generated data.",
+        description="What tells false negatives, for quality and bns_oracle: the test part as in the thesis (4.5.1.3), "
+        "which training then has seen, what was planted in generated data, or, for quality, the validation part.",
     )
 
     @model_validator(mode="before")
@@ -235,22 +251,28 @@ class Params(BaseModel):
             )
         if self.optimizer == "sgd" and (unable := not_sequential(self.model_dump())):
             raise ValueError(f"optimizer=sgd does not know {unable}. Set optimizer=adam")
-        if message := idle(self.model_dump()):
+        if message := fault(self.model_dump()):
             raise ValueError(message)
+        if self.sampler == "in_batch" and self.batch_size > LARGEST_BLOCK:
+            raise ValueError(
+                f"batch_size={self.batch_size} with sampler=in_batch scores as many users with as many items. "
+                f"Set a batch_size of at most {LARGEST_BLOCK}"
+            )
         for name, value, least, most in (
             ("tau", self.tau, 0.0, 1 - 2**-24),
             ("alpha", self.alpha, 0.5, 1.0),
             ("beta", self.beta, 0.0, 1.0 if self.loss == "bcl" else 100.0),
             ("bns_lambda", self.bns_lambda, 0.0, 1e6),
+            ("prior_var", self.prior_var, 5e-324, 100.0),
         ):
             if isinstance(value, float) and not least <= value <= most:
-                bounds = "[0, 1)" if name == "tau" else f"[{least:g}, {most:g}]"
+                bounds = {"tau": "[0, 1)", "prior_var": "(0, 100]"}.get(name, f"[{least:g}, {most:g}]")
                 raise ValueError(f"{name}={value:g} of loss={self.loss}, sampler={self.sampler} is not in {bounds}")
         return self
 
     def of_loss(self) -> dict[str, Any]:
         """The parameters that the loss reads, by name."""
-        return {name: getattr(self, name) for name in LOSSES[self.loss]}
+        return {name: getattr(self, name) for name in of_loss(self.loss, self.sampler)}
 
     def of_sampler(self) -> dict[str, Any]:
         """The parameters that the sampler reads, by name."""

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from workloads.data import Interactions, fingerprint, load_interactions
 from workloads.data.splits import hold_out, user_csr
+from workloads.data.truth import false_positives
 from workloads.data.variants import Split as Resplit
 from workloads.recommender.model import Graph, normalised_graph
-from workloads.recommender.quality import PairSet
 from workloads.sampling.lists import Lists
 from workloads.sampling.negatives import Unobserved
+from workloads.sampling.pairs import PairSet
 
 VALIDATION_FRACTION = 0.1
 """Share of each user's training interactions that is held out for validation."""
@@ -52,7 +53,8 @@ class Prepared:
 
     ``train``: what is learnt from. ``known``: train and validation, what a user has before the test. ``pairs``
     (2, n): user and item nodes of the interactions that a negative exists for. ``truth`` (U, I), on the host: what
-    users truly like, of generated data. ``user_ids`` and ``item_ids``: the source's own, where it has any.
+    users truly like, of generated data. ``wrong`` (n,): which of ``pairs`` are none, by that truth or because they are
+    injected noise; None where neither is known. ``user_ids`` and ``item_ids``: the source's own, where it has any.
     """
 
     n_users: int
@@ -64,6 +66,7 @@ class Prepared:
     unobserved: Unobserved
     pairs: torch.Tensor
     truth: NDArray[np.bool_] | None = None
+    wrong: torch.Tensor | None = None
     user_ids: NDArray[Any] | None = None
     item_ids: NDArray[Any] | None = None
 
@@ -101,23 +104,26 @@ class Prepared:
         """Share of all pairs of a user and an item that are training interactions (thesis tables 4.1 and 5.1)."""
         return len(self.train.items) / (self.n_users * self.n_items)
 
+    @cached_property
+    def planted(self) -> PairSet | None:
+        """What users truly like, of generated data."""
+        if self.truth is None:
+            return None
+        users, items = (torch.from_numpy(side).to(self.pairs.device) for side in np.nonzero(self.truth))
+        return PairSet(users, items, self.n_users, self.n_items)
+
     def liked(self, truth: str) -> PairSet:
         """What users like beyond training, by ``validation``, ``test`` or the ``planted`` truth of generated data.
 
         Raises:
-            ValueError: nothing is planted, since the data is not generated, or the validation part was trained on.
+            ValueError: nothing is planted, since the data is not generated.
         """
         if truth == "planted":
-            if self.truth is None:
+            if self.planted is None:
                 raise ValueError("the truth of this dataset is not known: truth=planted is for generated data")
-            users, items = (torch.from_numpy(side).to(self.pairs.device) for side in np.nonzero(self.truth))
-            return PairSet(users, items, self.n_items)
+            return self.planted
         history = self.test if truth == "test" else self.validation
-        if not len(history.items):
-            raise ValueError(
-                f"truth={truth} is empty: a refit trains on the validation part. Set refit=false, or truth=planted"
-            )
-        return PairSet(history.users, history.items, self.n_items)
+        return PairSet(history.users, history.items, self.n_users, self.n_items)
 
 
 def prepared(
@@ -165,6 +171,10 @@ def prepare(data: Interactions, split_seed: int, holdout: bool, device: torch.de
     unobserved = Unobserved(indptr, train.items, data.n_items)
     pairs = torch.stack([train.users, train.items + data.n_users])
     pairs = pairs[:, unobserved.counts[train.users] > 0]
+    wrong = None
+    if data.truth is not None or data.noise is not None:
+        users, items = torch.from_numpy(data.train[false_positives(data)]).to(device, torch.int64).unbind(1)
+        wrong = PairSet(users, items, data.n_users, data.n_items).contains(pairs[0], pairs[1] - data.n_users)
     return Prepared(
         data.n_users,
         data.n_items,
@@ -175,6 +185,7 @@ def prepare(data: Interactions, split_seed: int, holdout: bool, device: torch.de
         unobserved,
         pairs,
         data.truth,
+        wrong,
         data.user_ids,
         data.item_ids,
     )

@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from workloads.ecdf import ecdf_at
-
-
-class PairSet:
-    """A set of (user, item) pairs that whole batches are looked up in, such as what users like beyond training.
-
-    On real data that is the test part, as the thesis takes it (4.5.1.3); on generated data the planted truth.
-    """
-
-    def __init__(self, users: torch.Tensor, items: torch.Tensor, n_items: int) -> None:
-        """From the pairs' users and items, (n,) int64 each, in any order."""
-        self._n_items = n_items
-        self._keys = (users * n_items + items).sort().values
-
-    def contains(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Whether each pair is in the set, boolean, like ``users``; memory of the set alone, O(log n) a pair."""
-        keys = users * self._n_items + items
-        if not len(self._keys):
-            return torch.zeros_like(keys, dtype=torch.bool)
-        at = torch.searchsorted(self._keys, keys).clamp_max(len(self._keys) - 1)
-        return self._keys[at] == keys
 
 
 def information(positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
@@ -44,12 +26,12 @@ class SamplingQuality:
 
         Args:
             positive: x_ui, (B,).
-            negative: x_uj of the sampled items, (B,).
+            negative: x_uj of the sampled items, (B,); -inf is none.
             false_negative: whether the user likes the sampled item after all, (B,), boolean.
         """
-        info = information(positive, negative)
+        info, sampled = information(positive, negative), negative > -math.inf  # of one that is none info is 0
         signed = torch.where(false_negative, -info, info)
-        counted = torch.stack([(~false_negative).to(info), signed, torch.ones_like(info)])
+        counted = torch.stack([(~false_negative & sampled).to(info), signed, sampled.to(info)])
         self._sums += counted.sum(1, dtype=torch.float64)
 
     def sums(self) -> torch.Tensor:
@@ -71,8 +53,8 @@ class SamplingQuality:
 def wrong_share(wrong: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
     """Share of wrongly labelled examples, of the weight that they carry in the loss where weights are given.
 
-    The false-positive rate of the positives trained on, weighted by credence, or the false-negative rate of the
-    samples taken for negatives, weighted by ω: how much of each a method lets through.
+    The false-positive rate of the interactions trained on, weighted by credence: how much of them a method lets
+    through.
 
     Args:
         wrong: (n,), boolean, by the planted truth.

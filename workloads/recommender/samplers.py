@@ -21,6 +21,7 @@ from workloads.sampling.bayesian import (
     warm_lambda,
 )
 from workloads.sampling.dynamic import AOBPR, DNS
+from workloads.sampling.in_batch import InBatch
 from workloads.sampling.popularity import Popularity
 from workloads.sampling.sampler import Sampler, Uniform
 from workloads.sampling.srns import SRNS
@@ -77,7 +78,12 @@ def _bns(params: Params, data: Prepared, root: Path) -> Sampler:
 def _prior(params: Params, data: Prepared, root: Path) -> Prior:
     if params.sampler == "bns_oracle":
         assert params.truth is not None
-        return oracle_prior(data.liked(params.truth).contains)
+        otherwise = None if params.bns_prior == "label" else _table_prior(params, data, root)
+        return oracle_prior(data.liked(params.truth).contains, otherwise)
+    return _table_prior(params, data, root)
+
+
+def _table_prior(params: Params, data: Prepared, root: Path) -> Prior:
     probabilities, groups = prior_table(params, data, root)
     return item_prior(probabilities[0]) if groups is None else group_prior(probabilities, groups)
 
@@ -104,6 +110,7 @@ def prior_table(params: Params, data: Prepared, root: Path) -> tuple[torch.Tenso
 
 SAMPLERS: Mapping[str, Callable[[Params, Prepared, Path], Sampler]] = {
     "uniform": lambda _params, data, _root: Uniform(data.unobserved),
+    "in_batch": lambda _params, data, _root: InBatch(data.observed),
     "popularity": lambda _params, data, _root: Popularity(data.unobserved, data.observed, data.popularity),
     "aobpr": _aobpr,
     "dns": _dns,

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from workloads.data.splits import user_csr
 from workloads.recommender.prepared import Prepared
@@ -16,10 +15,10 @@ from workloads.recommender.tally import tells_quality
 from workloads.sampling.bayesian import warm_lambda
 
 if TYPE_CHECKING:
-    from workloads.recommender.sequential.mf import SequentialMF
+    from workloads.recommender.sequential.mf import Lists, SequentialMF
     from workloads.recommender.workload import Recommender
 
-_OWN = ("candidates", "aobpr_lambda", "bns_uniform_epochs", "beta", "rho", "group", "lam")
+_OWN = ("candidates", "aobpr_lambda", "bns_uniform_epochs", "beta", "rho", "group", "lam", "threshold")
 """Parameters that the loop knows by the same name."""
 
 INITIAL = 0.1
@@ -71,7 +70,9 @@ def _sequential(workload: Recommender) -> SequentialMF:
             **own,
         )
         users, items = torch.split(workload.model.embedding.detach(), [data.n_users, data.n_items])
-        prior, groups = (None, None) if params.bns_prior is None else prior_table(params, data, workload.runtime.data)
+        prior, groups = None, None
+        if params.bns_prior not in (None, "label"):
+            prior, groups = prior_table(params, data, workload.runtime.data)
         workload.sequential = SequentialMF(
             users,
             items,
@@ -82,20 +83,20 @@ def _sequential(workload: Recommender) -> SequentialMF:
             prior=None if prior is None else prior.numpy(),
             group=None if groups is None else groups.numpy(),
             truth=_truth(workload),
+            planted=None if data.truth is None else user_csr(np.argwhere(data.truth), data.n_users),
         )
     return workload.sequential
 
 
-def _truth(workload: Recommender) -> tuple[NDArray[np.int64], NDArray[Any] | torch.Tensor] | None:
+def _truth(workload: Recommender) -> Lists | None:
     """The lists of what users like beyond training, where the sampler or a measure asks for them."""
     data, truth = workload.data, workload.params.truth
     if truth is None or not (
         workload.params.sampler == "bns_oracle" or tells_quality(workload.params, workload.runtime)
     ):
         return None
-    data.liked(truth)  # refuses what is not there
     if truth == "planted":
-        assert data.truth is not None
+        assert data.truth is not None  # checked by Params
         return user_csr(np.argwhere(data.truth), data.n_users)
     history = data.test if truth == "test" else data.validation
     return history.indptr, history.items

@@ -23,18 +23,20 @@ def tells_quality(params: Params, runtime: Runtime) -> bool:
 
 
 class Tally:
-    """Mean loss, sampling quality where it is asked for, and how many interactions dpl gives no gradient."""
+    """Mean loss, quality of the negatives where it can be told, and how many interactions dpl gives no gradient."""
 
     def __init__(self, params: Params, data: Prepared, runtime: Runtime) -> None:
-        self._n_users = data.n_users
-        self._loss = torch.zeros((), dtype=torch.float64, device=runtime.device)
+        device = runtime.device
+        self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self._count = 0
         clamps = params.loss == "dpl" and params.positives  # without them the loss has no floor
-        self._clamped = torch.zeros((), dtype=torch.int64, device=runtime.device) if clamps else None
+        self._clamped = torch.zeros((), dtype=torch.int64, device=device) if clamps else None
         self._quality: SamplingQuality | None = None
         if tells_quality(params, runtime):
             assert params.truth is not None
-            self._quality, self._liked = SamplingQuality(runtime.device), data.liked(params.truth)
+            self._quality, self._liked = SamplingQuality(device), data.liked(params.truth)
+        self._planted = data.planted
+        self._false = torch.zeros(2, dtype=torch.int64, device=device)  # and all
 
     def add(self, losses: torch.Tensor, total: torch.Tensor) -> None:
         """The losses (b,) of a micro-batch and their sum. Nothing is read here, which would wait for every step."""
@@ -43,13 +45,18 @@ class Tally:
         if self._clamped is not None:
             self._clamped += (losses.detach() >= _CLAMPED).sum()
 
-    def sampled(self, scores: torch.Tensor, nodes: torch.Tensor, extras: int) -> None:
-        """The scores and nodes of a micro-batch, of which the last are the negatives."""
-        if self._quality is None:
+    def see(self, positive: torch.Tensor, negatives: torch.Tensor, users: torch.Tensor, items: torch.Tensor) -> None:
+        """Scores of a micro-batch's positives (b,) and negatives (N, b), -inf for none; users (b,) and items (N, b)."""
+        if self._planted is None and self._quality is None:
             return
-        negatives, items = scores.detach()[1 + extras :], nodes[2 + extras :] - self._n_users
-        liked = self._liked.contains(nodes[0].expand_as(items), items)
-        self._quality.add(scores.detach()[0].expand_as(negatives).flatten(), negatives.flatten(), liked.flatten())
+        negatives, users = negatives.detach(), users.expand_as(items)
+        if self._planted is not None:
+            sampled = negatives > -math.inf
+            liked = self._planted.contains(users, items) & sampled
+            self._false += torch.stack([liked.sum(), sampled.sum()])
+        if self._quality is not None:
+            liked = self._liked.contains(users, items)
+            self._quality.add(positive.detach().expand_as(negatives).flatten(), negatives.flatten(), liked.flatten())
 
     def metrics(self) -> dict[str, float]:
         """Of the epoch, over all workers. A collective."""
@@ -59,4 +66,7 @@ class Tally:
             found["clamped"] = reduce_sum(self._clamped).item() / count
         if self._quality is not None:
             found |= SamplingQuality.measures(reduce_sum(self._quality.sums()))
+        if self._planted is not None:
+            false, count = reduce_sum(self._false).tolist()
+            found["fnr"] = false / max(1, count)
         return found

@@ -71,7 +71,7 @@ class Recommender:
         else:
             self.model = MatrixFactorisation(initial)
         self.replica = wrap(self.model, runtime)
-        self.optimizer = Adam(self.model.embedding, params.weight_decay)
+        self.optimizer = Adam(self.model.embedding, params.weight_decay) if params.optimizer == "adam" else None
         negatives, extras = draws(params)
         self.draws = Draws(sampler(params, self.data, runtime.data), negatives, extras, of_item=params.loss == "gbpr")
         self.settings = settings(params, self.data.density)
@@ -94,11 +94,13 @@ class Recommender:
         """One pass, or ``runtime.steps_per_epoch`` steps of one.
 
         Returns:
-            The mean ``loss`` of an interaction; with ``quality`` ``tnr`` and ``inf`` of the negatives; by loss
-            ``clamped`` (dpl), ``alpha`` (bcl calibrated by the AUC) and ``ks`` (bprac on matrix factorisation).
+            The mean ``loss`` of an interaction; with ``quality`` ``tnr`` and ``inf`` of the negatives; where the truth
+            was planted ``fnr``, the share of the negatives that their users like, and there or where noise was
+            injected ``fpr``, the share of the interactions that are none, by their weight; by loss ``clamped`` (dpl),
+            ``alpha`` (bcl calibrated by the AUC) and ``ks`` (bprac on matrix factorisation).
         """
         params, runtime, data = self.params, self.runtime, self.data
-        if params.optimizer == "sgd":
+        if self.optimizer is None:
             calibrated = calibrate(self, epoch)
             return {**sgd.train_epoch(self, epoch, calibrated.weights), **calibrated.metrics}
         if self.draws.sampler.dynamic:
@@ -121,10 +123,12 @@ class Recommender:
 
     def _losses(self, part: Batch, epoch: int, step: int, calibrated: Calibration, tally: Tally) -> torch.Tensor:
         """The loss of each interaction of a micro-batch, (b,)."""
-        extras = self.draws.extras
+        extras, sampler = self.draws.extras, self.draws.sampler
         choose = choice(self.draws, part, epoch, self.data.n_users)
-        scores, nodes = self.replica(part.nodes, choose, extras if self.draws.of_item else 0)
-        tally.sampled(scores, nodes, extras)
+        shared = (part.items, sampler.masked(part.nodes[0], part.items - self.data.n_users)) if sampler.shared else None
+        scores, nodes = self.replica(part.nodes, choose, extras if self.draws.of_item else 0, shared)
+        negatives = nodes[2 + extras :] if shared is None else part.items.unsqueeze(1).expand(-1, len(part.rows))
+        tally.see(scores[0], scores[1 + extras :], nodes[0], negatives - self.data.n_users)
         found = Scores(scores[0], scores[1 : 1 + extras].T, scores[1 + extras :].T, step)
         losses = OBJECTIVES[self.params.loss](found, **calibrated.settings)
         return losses if calibrated.weights is None else losses * calibrated.weights.index_select(0, part.rows)
@@ -162,13 +166,16 @@ class Recommender:
         return self.data.validation, self.data.train
 
     def state_dict(self) -> State:
-        """The table and the optimiser, on the device and not copied. No stream position: it follows from the epoch.
+        """The table, Adam's moments and what a sampler remembers (srns), on the device and not copied.
 
-        Beside them what a sampler remembers (srns).
+        No stream position: it follows from the epoch.
         """
-        state: State = {"embedding": self.model.embedding.detach(), "adam": self.optimizer.state_dict()}
-        memory = self.draws.sampler.state_dict()
-        return state | {"sampler": memory} if memory else state
+        state: State = {"embedding": self.model.embedding.detach()}
+        if self.optimizer is not None:
+            state["adam"] = self.optimizer.state_dict()
+        if memory := self.draws.sampler.state_dict():
+            state["sampler"] = memory
+        return state
 
     @torch.no_grad()
     def load_state_dict(self, state: State) -> None:
@@ -184,7 +191,8 @@ class Recommender:
                 f"{self.params.dataset!r} with dim={self.params.dim} has {tuple(self.model.embedding.shape)}"
             )
         self.model.embedding.copy_(state["embedding"])
-        self.optimizer.load_state_dict(state["adam"])
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(state["adam"])
         if "sampler" in state:
             self.draws.sampler.load_state_dict(state["sampler"])
 

@@ -164,15 +164,18 @@ def occupation_prior(popularity: torch.Tensor, by_group: torch.Tensor) -> torch.
     return (shares * (1 + change)).clamp(0, 1).float()
 
 
-def oracle_prior(false_negative: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Prior:
+def oracle_prior(
+    false_negative: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], otherwise: Prior | None = None
+) -> Prior:
     """(label - 0.2)^2: .64 for what the user likes after all, .04 for the rest. Thesis 4.5.2.5, table 4.5.
 
     Args:
         false_negative: whether users like items, both of one shape, boolean.
+        otherwise: P_fn of the rest, in place of .04.
     """
 
     def prior(users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         liked = false_negative(users.expand_as(items), items)
-        return torch.where(liked, 0.64, 0.04)
+        return torch.where(liked, 0.64, 0.04 if otherwise is None else otherwise(users, items))
 
     return prior

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from workloads.ordering import in_order
 from workloads.sampling.lists import Lists
 from workloads.sampling.negatives import Key, Unobserved, random_bits
 from workloads.sampling.sampler import FromCandidates, Sampler, View
@@ -57,7 +58,7 @@ class AOBPR(Sampler):
             block = users[first : first + rows]
             scores = view.table.index_select(0, block) @ items.T
             scores[self._observed.expand(block)] = -math.inf
-            ranking = scores.argsort(dim=1, descending=True, stable=True)
+            _, ranking = in_order(scores.neg_())
             here = ((place >= first) & (place < first + rows)).nonzero().squeeze(1)
             chosen[here] = ranking[place[here] - first, ranks[here]]
         return chosen + view.n_users

@@ -41,6 +41,16 @@ class Lists:
         ranks = torch.minimum(ranks + (ranks >= places), last)
         return self.members.index_select(0, (ranks + self.indptr.index_select(0, lists)).flatten()).view(bits.shape)
 
+    def having(self, lists: torch.Tensor, members: torch.Tensor) -> torch.Tensor:
+        """Which of some lists (B,) have which of some members (n,), boolean, (B, n)."""
+        n = len(members)
+        columns = members.new_full((self._span,), n)  # the last column is that of all other members
+        columns[members] = torch.arange(n, device=members.device)  # of equal members one stands for all
+        found = torch.zeros(len(lists), n + 1, dtype=torch.bool, device=members.device)
+        places, owned = self.expand(lists)
+        found[places, columns.index_select(0, owned)] = True
+        return found.index_select(1, columns.index_select(0, members))
+
     def expand(self, lists: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """All members of the given lists, one list after the other.
 

@@ -10,9 +10,7 @@ from typing import TypeAlias
 
 import torch
 
-LISTED = 2**25
-"""Largest users x items for which the unobserved items are listed (4 bytes each); above it they are searched."""
-
+from workloads.sampling.pairs import LISTED, PairSet
 
 Key: TypeAlias = int | torch.Tensor
 """63 bits, from :func:`workloads.seeding.derive`; a tensor (B,) gives each counter a key of its own."""
@@ -42,8 +40,8 @@ def _signed(value: int) -> int:
 class Unobserved:
     """The items each user has not interacted with, I_u^- of the thesis, in ascending order.
 
-    Two forms with equal answers: listed for small catalogues (one gather a draw), else found by binary search
-    among the positives (memory of the interactions alone).
+    Two forms with equal answers: listed where users x items are few (one gather an answer), else found by binary
+    search among the positives (memory of the interactions alone).
     """
 
     def __init__(self, indptr: torch.Tensor, items: torch.Tensor, n_items: int, listed: bool | None = None) -> None:
@@ -62,10 +60,11 @@ class Unobserved:
         left = self.counts[self.counts > 0]
         self.fewest, self.most = (int(value) for value in left.aminmax()) if len(left) else (0, 0)
         """The least and the most that a user has left, of those who have any."""
-        self._last = n_items - 1
-        self._listed = n_users * n_items <= LISTED if listed is None else listed
+        self.n_items = n_items
+        self.listed = n_users * n_items <= LISTED if listed is None else listed
         users = torch.repeat_interleave(torch.arange(n_users, device=items.device), observed)
-        if self._listed:
+        self.observed = PairSet(users, items, n_users, n_items)
+        if self.listed:
             mask = torch.ones(n_users, n_items, dtype=torch.bool, device=items.device)
             mask[users, items] = False
             every = torch.arange(n_items, dtype=torch.int32, device=items.device).expand(n_users, n_items)
@@ -84,13 +83,13 @@ class Unobserved:
         A rank at or above ``counts[user]`` has no answer; the item given for it is in the catalogue, nothing more.
         """
         start = self._start.index_select(0, users)
-        if self._listed:
+        if self.listed:
             at = (start + ranks).clamp_(max=len(self._items) - 1)
             return self._items.index_select(0, at.flatten()).long().view(ranks.shape)
         # A user's searches one after the other: on a CPU they meet in the cache.
         keys = (users * self._span + ranks).view(ranks.shape[:-1].numel(), len(users)).T.contiguous()
         smaller = torch.searchsorted(self._keys, keys, right=True).T.reshape(ranks.shape) - start
-        return (ranks + smaller).clamp_(max=self._last)
+        return (ranks + smaller).clamp_(max=self.n_items - 1)
 
 
 def uniform(unobserved: Unobserved, users: torch.Tensor, counters: torch.Tensor, key: Key) -> torch.Tensor:
@@ -105,8 +104,23 @@ def uniform(unobserved: Unobserved, users: torch.Tensor, counters: torch.Tensor,
     Returns:
         Items, (B,), int64. The bias of mapping 32 bits to n items is at most n / 2^32.
     """
-    ranks = (random_bits(key, counters) * unobserved.counts.index_select(0, users)) >> 32
-    return unobserved.pick(users, ranks)
+    if unobserved.listed:
+        return unobserved.pick(users, _rank(unobserved, users, counters, key))
+    # A search costs more than the draw. An item of all there are, replaced where the user has it, is distributed alike.
+    items = (random_bits(key, counters) * unobserved.n_items) >> 32
+    again = unobserved.observed.contains(users, items).nonzero().squeeze(1)
+    users, counters, key = users[again], counters[again], _second(key, again)
+    items[again] = unobserved.pick(users, _rank(unobserved, users, counters, key))
+    return items
+
+
+def _rank(unobserved: Unobserved, users: torch.Tensor, counters: torch.Tensor, key: Key) -> torch.Tensor:
+    return (random_bits(key, counters) * unobserved.counts.index_select(0, users)) >> 32
+
+
+def _second(key: Key, places: torch.Tensor) -> Key:
+    """Another key, for what is drawn again at some places."""
+    return (key[places] if isinstance(key, torch.Tensor) else key) ^ 0x2545F4914F6CDD1D
 
 
 def subset(unobserved: Unobserved, users: torch.Tensor, counters: torch.Tensor, key: Key, size: int) -> torch.Tensor:
@@ -120,22 +134,34 @@ def subset(unobserved: Unobserved, users: torch.Tensor, counters: torch.Tensor, 
     Returns:
         Items, (size, B), int64. A user with fewer than ``size`` has all of them, then the first again.
     """
+    if unobserved.listed or size >= unobserved.most:
+        return _subset(unobserved, users, counters, key, size)
+    # As in uniform: a set of the whole catalogue, replaced as a whole where the user has one of it.
+    items = _floyd(torch.full_like(users, unobserved.n_items), counters, key, size)
+    again = unobserved.observed.contains(users, items).any(0).nonzero().squeeze(1)
+    if len(again):
+        items[:, again] = _subset(unobserved, users[again], counters[again], _second(key, again), size)
+    return items
+
+
+def _subset(unobserved: Unobserved, users: torch.Tensor, counters: torch.Tensor, key: Key, size: int) -> torch.Tensor:
+    counts = unobserved.counts.index_select(0, users)
     if size >= unobserved.most:  # nothing to draw
         ranks = torch.arange(size, device=users.device).unsqueeze(1).expand(size, len(users))
     else:
-        ranks = _floyd(unobserved, users, counters, key, size)
+        ranks = _floyd(counts, counters, key, size)
     if size > unobserved.fewest:
-        ranks = torch.where(ranks < unobserved.counts.index_select(0, users), ranks, ranks[0])
+        ranks = torch.where(ranks < counts, ranks, ranks[0])
     return unobserved.pick(users, ranks)
 
 
-def _floyd(unobserved: Unobserved, users: torch.Tensor, counters: torch.Tensor, key: Key, size: int) -> torch.Tensor:
-    counts = unobserved.counts.index_select(0, users)
-    steps = torch.arange(size, device=users.device).unsqueeze(1)
+def _floyd(counts: torch.Tensor, counters: torch.Tensor, key: Key, size: int) -> torch.Tensor:
+    """``size`` distinct numbers below each of ``counts`` (B,), (size, B); some are not below where it has fewer."""
+    steps = torch.arange(size, device=counts.device).unsqueeze(1)
     # The j-th of k draws is from the first n - k + j + 1 ranks; one that is there already stands for the last of them.
     spans = (counts - size).clamp_min(0) + steps + 1
     key = key.repeat(size) if isinstance(key, torch.Tensor) else key
-    bits = random_bits(key, (counters * size + steps).flatten()).view(size, len(users))
+    bits = random_bits(key, (counters * size + steps).flatten()).view(size, len(counts))
     ranks = (bits * spans) >> 32
     for step in range(1, size):
         taken = (ranks[:step] == ranks[step]).any(0)

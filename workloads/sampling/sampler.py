@@ -80,11 +80,13 @@ class Sampler:
     """One negative for each pair of a user and a positive item.
 
     A sampler draws ``width`` items a pair ahead of the steps, for many steps at once. One that looks at the model
-    then chooses in each step (``dynamic``); the others' single item is the negative.
+    then chooses in each step (``dynamic``); the others' single item is the negative. A ``shared`` one draws nothing:
+    its negatives are the items of the batch, for all of its users.
     """
 
     width = 1
     dynamic = False
+    shared = False
 
     def draw(self, users: torch.Tensor, counters: torch.Tensor, key: Key) -> torch.Tensor:
         """Items (width, B) for users (B,): a pure function of key and counters, (B,)."""
@@ -92,6 +94,10 @@ class Sampler:
 
     def choose(self, view: View) -> torch.Tensor:
         """The negatives (B,) of a step, as nodes."""
+        raise NotImplementedError
+
+    def masked(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """Which of the batch's items (n,) are no negatives of users (B,), boolean, (n, B)."""
         raise NotImplementedError
 
     def begin(self, table: torch.Tensor, epoch: int, key: int) -> None:

@@ -14,6 +14,12 @@ from numpy.typing import NDArray
 from workloads.recommender.sequential.compiled import Int, Real, compiled, inlined
 from workloads.recommender.sequential.draws import Floats, Ints, Pairs, has
 
+_BITS, _DIGITS = 11, 2**11
+"""Of the radix sort."""
+
+_COUNTED = 256
+"""Candidates up to which F is counted for each of them; beyond it all scores are sorted (measured)."""
+
 UNROLLED = 8
 """Dimensions that :func:`score_all` takes at once; the mirrored item table has a multiple of them."""
 
@@ -22,13 +28,15 @@ class Bayes(NamedTuple):
     """The Bayesian sampler's parameters."""
 
     prior: Floats
-    """P_fn(l), (G, I), one row for each group of users; (0, 0): the oracle, which looks into the truth."""
+    """P_fn(l), (G, I), one row for each group of users; (0, 0): .04 throughout."""
     group: Ints
     """(U,), the users' rows of ``prior``."""
     weight: float
     """λ of (4.24)."""
     posterior: bool
     """The criterion (4.29), the largest posterior of a true negative, in place of the smallest risk (4.26)."""
+    oracle: bool
+    """Whether P_fn is .64 for what the truth has (4.5.2.5)."""
 
 
 @inlined
@@ -130,6 +138,39 @@ def _no_higher(scores: Floats, score: Real) -> Real:
     return np.float64(count)
 
 
+@compiled
+def _all_no_higher(scores: Floats, counts: Floats, order: Ints, spare: Ints) -> None:
+    """The same for every score at once, ``counts`` (I,), by a radix sort; ``order`` and ``spare``: (I,), scratch."""
+    keys, starts = scores.view(np.uint32), np.empty(_DIGITS, np.int32)
+    for item in range(len(order)):
+        order[item] = item
+    for shift in range(0, 32, _BITS):
+        starts[:] = 0
+        for item in range(len(keys)):
+            starts[_digit(keys[item], shift)] += 1
+        first = np.int32(0)
+        for digit in range(_DIGITS):
+            starts[digit], first = first, first + starts[digit]
+        for place in range(len(order)):
+            item = order[place]
+            digit = _digit(keys[item], shift)
+            spare[starts[digit]] = item
+            starts[digit] += 1
+        order, spare = spare, order
+    last = len(order)
+    for place in range(len(order) - 1, -1, -1):
+        if place + 1 < len(order) and scores[order[place]] < scores[order[place + 1]]:
+            last = place + 1
+        counts[order[place]] = last
+
+
+@inlined
+def _digit(bits: Int, shift: Int) -> Int:
+    """Some bits of a float32 in a form that ascends with it."""
+    ascending = bits ^ (np.uint32(0xFFFFFFFF) if bits >> np.uint32(31) else np.uint32(0x80000000))
+    return (ascending >> np.uint32(shift)) & np.uint32(_DIGITS - 1)
+
+
 @inlined
 def unbias(F: Real, prior: Real) -> Real:
     """P(tn | x), (4.14); 1 - prior where both its terms vanish (E-4.14)."""
@@ -153,23 +194,30 @@ def bayesian(
     """Algorithm 2: of row b's candidates that of smallest conditional risk, the first of equals.
 
     Destroys the scores of observed items. F is the share of the user's unobserved items that score no higher, over
-    one more than their number (E-4.14, E-4.15).
+    one more than their number (E-4.14, E-4.15). Few candidates are counted one by one, many together.
     """
     positive = scores[item]
     first, last = observed.indptr[user], observed.indptr[user + 1]
     for row in range(first, last):
         scores[observed.items[row]] = np.inf
     n = len(scores) - (last - first)
-    prior: Real = 0.04
-    best, chosen = np.inf, candidates[b, 0]
+    best, chosen, limit = np.inf, candidates[b, 0], -np.inf
+    many = count > _COUNTED
+    places = np.empty(len(scores) if many else 0, np.float32)
+    if many:
+        _all_no_higher(scores, places, np.empty(len(scores), np.int32), np.empty(len(scores), np.int32))
     for c in range(count):
         candidate = candidates[b, c]
         score = scores[candidate]
-        if bayes.prior.size:
+        if score < limit:
+            continue
+        below: Real = places[candidate] if many else _no_higher(scores, score)
+        prior: Real = 0.04
+        if bayes.oracle and has(truth, user, np.int64(candidate)):
+            prior = 0.64
+        elif bayes.prior.size:
             prior = np.float64(bayes.prior[bayes.group[user], candidate])
-        else:
-            prior = 0.64 if has(truth, user, np.int64(candidate)) else 0.04
-        signal = unbias(_no_higher(scores, score) / (n + 1), prior)
+        signal = unbias(below / (n + 1), prior)
         if bayes.posterior:
             risk = -signal
         else:
@@ -177,6 +225,9 @@ def bayesian(
             risk = info * (1 - (1 + bayes.weight) * signal)
         if risk < best:
             best, chosen = risk, candidate
+            if not bayes.posterior and -bayes.weight < best < 0:
+                # Below it not even -λ info, the risk of a certain negative, is less than the best.
+                limit = np.float64(positive) - math.log(-bayes.weight / best - 1)
     return np.int64(chosen)
 
 

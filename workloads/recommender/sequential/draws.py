@@ -25,6 +25,7 @@ _HALF = np.uint64(32)
 _ATTEMPT = np.uint64(36)
 _PATIENCE = 128  # rejections after which the items are listed instead
 _FEW = 64  # candidates up to which a repetition is looked for one by one
+_SETS = 8  # draws of a whole set, after which its items are replaced one by one
 
 
 class Pairs(NamedTuple):
@@ -130,14 +131,7 @@ def propose(
     elif not proposal.distinct:
         _propose_any(proposal, observed, users, n_items, key, first, out)
     else:
-        for b in range(len(users)):
-            left = unobserved(observed, users[b], n_items)
-            if proposal.number > _FEW or 4 * proposal.number > left:
-                counts[b] = _subset(
-                    min(proposal.number, left), observed, np.int64(users[b]), n_items, key, first + b, out[b]
-                )
-            else:
-                counts[b] = _few(proposal.number, observed, np.int64(users[b]), n_items, key, first + b, out[b])
+        _propose_distinct(proposal, observed, users, n_items, key, first, out, counts)
         return
     counts[: len(users)] = proposal.number
 
@@ -169,19 +163,58 @@ def _propose_any(
 
 
 @compiled
-def _few(count: Int, observed: Pairs, user: Int, n_items: Int, key: np.uint64, position: Int, out: Ints) -> Int:
-    """``count`` different items, where they are a small part of the unobserved ones."""
-    chosen, attempt = 0, 0
-    while chosen < count:
-        item = below(key, position, attempt, n_items)
-        attempt += 1
-        fresh = not has(observed, user, item)
-        for earlier in range(chosen):
-            fresh = fresh and out[earlier] != item
-        if fresh:
-            out[chosen] = item
-            chosen += 1
-    return chosen
+def _propose_distinct(
+    proposal: Proposal,
+    observed: Pairs,
+    users: Ints,
+    n_items: Int,
+    key: np.uint64,
+    first: Int,
+    out: Ints,
+    counts: NDArray[np.int64],
+) -> None:
+    """Different candidates, all there are where fewer are left: a few by rejection, a large part of them listed."""
+    number = proposal.number
+    for b in range(len(users)):
+        user = np.int64(users[b])
+        left = unobserved(observed, user, n_items)
+        if number > _FEW or 4 * number > left:
+            counts[b] = _subset(min(number, left), observed, user, n_items, key, first + b, out[b])
+            continue
+        counts[b], clash, attempt = number, True, 0
+        while clash and attempt < _SETS * number:  # without a branch for each: a clash is as good as a coin's fall
+            clash = False
+            for c in range(number):
+                item = below(key, first + b, attempt + c, n_items)
+                clash |= has(observed, user, item)
+                for earlier in range(c):
+                    clash |= out[b, earlier] == item
+                out[b, c] = item
+            attempt += number
+        if clash:
+            _replace(observed, user, n_items, key, first + b, attempt, number, out[b])
+
+
+@compiled
+def _replace(
+    observed: Pairs, user: Int, n_items: Int, key: np.uint64, position: Int, attempt: Int, number: Int, out: Ints
+) -> None:
+    """Draw anew, until there is none, each item that is observed or there before."""
+    for c in range(number):
+        item = np.int64(out[c])
+        while _taken(observed, user, item, out, c):
+            item = below(key, position, attempt, n_items)
+            attempt += 1
+        out[c] = item
+
+
+@inlined
+def _taken(observed: Pairs, user: Int, item: Int, out: Ints, count: Int) -> Int:
+    """Whether an item is observed or one of the first ``count`` of ``out``."""
+    found = has(observed, user, item)
+    for earlier in range(count):
+        found |= out[earlier] == item
+    return found
 
 
 @compiled

@@ -42,6 +42,8 @@ class Feedback(NamedTuple):
     """The users that have a positive and a negative item."""
     truth: Pairs
     """What the unobserved items' labels are measured against; no users where nothing is measured."""
+    planted: Pairs
+    """The same by the truth of generated data."""
 
 
 class Keys(NamedTuple):
@@ -107,12 +109,13 @@ def train(
         credence: c_ui of each row, or empty.
 
     Returns:
-        The sum of the losses, the number of true negatives and the sum of their signed informativeness (4.28).
+        The sum of the losses; the number of true negatives and the sum of their signed informativeness (4.28), by the
+        truth; the same two by the planted truth.
     """
     n_items = len(tables.items)
     block = _block(max(1, min(_BLOCK, _CANDIDATES // proposal.number)), proposal.number)
     scores = np.empty(n_items if tables.mirror.size else 0, np.float32)
-    tally = np.zeros(3)
+    tally = np.zeros(5)
     for start in range(first, last, len(block.rows)):
         size = min(len(block.rows), last - start)
         _visit(feedback, order, keys, start, size, credence, block)
@@ -144,7 +147,9 @@ def train(
             _careful_steps(tables, feedback, keys, start, size, choice, bayes, rule, block, scores)
         tally[0] += _loss(block.likelihoods, block.credence, size, credence.size > 0)
         if feedback.truth.indptr.size:
-            _measure(feedback.truth, block.users, block.negatives, block.margins, size, tally)
+            _measure(feedback.truth, block.users, block.negatives, block.margins, size, tally[1:])
+        if feedback.planted.indptr.size:
+            _measure(feedback.planted, block.users, block.negatives, block.margins, size, tally[3:])
     return tally
 
 
@@ -184,7 +189,7 @@ def _steps(W: Floats, H: Floats, block: Block, size: Int, choice: Int, rule: Rul
     for b in range(size):
         user, item, other = np.int64(users[b]), np.int64(items[b]), np.int64(candidates[b, 0])
         if choice == HARDEST:
-            other = hardest(W, H, user, candidates, b, candidates.shape[1])
+            other = hardest(W, H, user, candidates, b, block.counts[b])
         negatives[b] = other
         if rule.loss <= TRUNCATED:
             margins[b], likelihoods[b] = step_on_difference(W, H, user, item, other, rule, credence[b])
@@ -303,5 +308,5 @@ def _measure(
         false = has(truth, np.int64(users[b]), np.int64(negatives[b]))
         true += not false
         inf += -info if false else info
-    tally[1] += true
-    tally[2] += inf
+    tally[0] += true
+    tally[1] += inf

@@ -28,13 +28,16 @@ from workloads.recommender.sequential.kernel import Feedback, Keys, Tables
 from workloads.recommender.sequential.updates import BCE, BPR, GBPR, MPR, REWEIGHTED, TRUNCATED, Rule
 from workloads.seeding import derive
 
-Loss: TypeAlias = Literal["bpr", "bce", "denoise_truncated", "denoise_reweighted", "gbpr", "mpr"]
+Loss: TypeAlias = Literal["bpr", "bce", "denoise_truncated_bpr", "denoise_reweighted", "gbpr", "mpr"]
 Sampler: TypeAlias = Literal["uniform", "popularity", "aobpr", "dns", "bns", "bns_posterior", "bns_oracle"]
+
+Lists: TypeAlias = tuple[NDArray[np.int64], NDArray[np.integer[Any]] | torch.Tensor]
+"""Each user's items: those of user u are ``lists[1][lists[0][u]:lists[0][u + 1]]``, ascending."""
 
 LOSSES: dict[Loss, int] = {
     "bpr": BPR,
     "bce": BCE,
-    "denoise_truncated": TRUNCATED,
+    "denoise_truncated_bpr": TRUNCATED,
     "denoise_reweighted": REWEIGHTED,
     "gbpr": GBPR,
     "mpr": MPR,
@@ -68,8 +71,8 @@ class Settings:
     """bns, bns_oracle: λ of (4.24)."""
     bns_uniform_epochs: int = 0
     """Epochs of uniform negatives before bns takes over: BNS-2."""
-    truncate_at: float = 0.7
-    """denoise_truncated: a larger loss counts as none (thesis 3.5.1)."""
+    threshold: float = 2.0
+    """denoise_truncated_bpr: a larger loss counts as none (thesis 3.5.1)."""
     beta: float = 0.2
     """denoise_reweighted: the weights' exponent."""
     rho: float = 0.4
@@ -100,7 +103,8 @@ class SequentialMF:
         *,
         prior: NDArray[np.float32] | None = None,
         group: NDArray[np.integer[Any]] | None = None,
-        truth: tuple[NDArray[np.int64], NDArray[np.integer[Any]] | torch.Tensor] | None = None,
+        truth: Lists | None = None,
+        planted: Lists | None = None,
     ) -> None:
         """Prepare an epoch's constants; compiles nothing yet.
 
@@ -112,9 +116,11 @@ class SequentialMF:
             settings: how to train.
             seed: of the streams ``order``, ``negatives`` and ``extra``.
             prior: bns: P_fn(l), (G, I), a row for each group of users; None is (4.16), pop_l / N (E-4.16).
+                bns_oracle: of what is no false negative; None is .04.
             group: (U,), each user's row of ``prior``; None is row 0.
             truth: lists like ``indptr`` and ``positives``: unobserved items that are false negatives. With them an
                 epoch measures ``tnr`` and ``inf``; bns_oracle looks into them.
+            planted: the same by the truth of generated data. With them an epoch measures ``fnr``.
 
         Raises:
             ValueError: bns_oracle without truth, or no interaction that a negative item exists for.
@@ -134,17 +140,15 @@ class SequentialMF:
         item_indptr, item_users = np.zeros(1, np.int64), np.zeros(0, np.int32)
         if settings.loss == "gbpr":
             item_indptr, item_users = _by_item(owners, observed, n_items)
-        none = Pairs(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros((0, 0), np.uint64))
-        labels = none if truth is None else pairs(truth[0], _array(truth[1]), n_items)
         users_active = np.flatnonzero(active).astype(np.int32)
-        self._feedback = Feedback(owners, observed, item_indptr, item_users, users_active, labels)
+        labels = [_labels(lists, n_items) for lists in (truth, planted)]
+        self._feedback = Feedback(owners, observed, item_indptr, item_users, users_active, *labels)
         counts = np.bincount(observed.items, minlength=n_items)
         self._proposal = _proposal(settings, counts)
         self._uniform = _proposal(Settings(), counts)
-        if settings.sampler == "bns_oracle":
-            prior = np.zeros((0, 0), np.float32)
-        elif prior is None:
-            prior = (counts / len(observed.items)).astype(np.float32)[None]
+        if prior is None:
+            oracle = settings.sampler == "bns_oracle"
+            prior = np.zeros((0, 0), np.float32) if oracle else (counts / len(observed.items)).astype(np.float32)[None]
         self._prior = np.ascontiguousarray(prior, np.float32)
         self._group = np.zeros(n_users, np.int32) if group is None else np.ascontiguousarray(group, np.int32)
         ranks = CHOICES[settings.sampler] in (kernel.RANKED, kernel.BAYESIAN)
@@ -168,7 +172,7 @@ class SequentialMF:
 
         Returns:
             ``loss``, the mean over the triples, each times its credence (nats); with truth also ``tnr`` (4.27) and
-            ``inf`` (4.28).
+            ``inf`` (4.28), with planted truth ``fnr``, the share of the negatives that are false.
         """
         settings, tables = self.settings, self._tables
         keys = Keys(*(np.uint64(derive(self.seed, stream, epoch)) for stream in Keys._fields))
@@ -183,7 +187,8 @@ class SequentialMF:
             # The tables belong to the caller, who may have loaded others into them.
             tables.mirror[: tables.items.shape[1]] = tables.items.T
         weight = settings.bns_lambda if bns_lambda is None else bns_lambda
-        bayes = Bayes(self._prior, self._group, float(weight), settings.sampler == "bns_posterior")
+        posterior, oracle = (settings.sampler == name for name in ("bns_posterior", "bns_oracle"))
+        bayes = Bayes(self._prior, self._group, float(weight), posterior, oracle)
         rule = _rule(settings, settings.lr if lr is None else lr)
         weights = np.zeros(0, np.float32) if credence is None else _array(credence).astype(np.float32, copy=False)
 
@@ -198,9 +203,13 @@ class SequentialMF:
         return self._measures(_in_threads(part, settings.threads), total)
 
     def _measures(self, tallies: Sequence[NDArray[np.float64]], total: int) -> dict[str, float]:
-        loss, negatives, inf = (float(value) / total for value in np.sum(tallies, axis=0))
-        quality = {"tnr": negatives, "inf": inf} if len(self._feedback.truth.indptr) else {}
-        return {"loss": loss, **quality}
+        loss, true, inf, unliked, _ = (float(value) / total for value in np.sum(tallies, axis=0))
+        found = {"loss": loss}
+        if len(self._feedback.truth.indptr):
+            found |= {"tnr": true, "inf": inf}
+        if len(self._feedback.planted.indptr):
+            found["fnr"] = 1 - unliked
+        return found
 
 
 def _in_threads(part: Any, threads: int) -> list[NDArray[np.float64]]:
@@ -210,9 +219,15 @@ def _in_threads(part: Any, threads: int) -> list[NDArray[np.float64]]:
         return list(pool.map(part, range(threads)))
 
 
+def _labels(lists: Lists | None, n_items: int) -> Pairs:
+    if lists is None:
+        return Pairs(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros((0, 0), np.uint64))
+    return pairs(lists[0], _array(lists[1]), n_items)
+
+
 def _rule(settings: Settings, lr: float) -> Rule:
     parameters = {
-        "denoise_truncated": settings.truncate_at,
+        "denoise_truncated_bpr": settings.threshold,
         "denoise_reweighted": settings.beta,
         "gbpr": settings.rho,
         "mpr": settings.lam,
@@ -225,12 +240,10 @@ def _proposal(settings: Settings, counts: NDArray[np.int64]) -> Proposal:
     sampler, choice = settings.sampler, CHOICES[settings.sampler]
     kind = {"popularity": POPULARITY, "aobpr": RANKED}.get(sampler, UNIFORM)
     many = choice in (kernel.HARDEST, kernel.BAYESIAN)
-    count = settings.candidates if many else 1
-    if choice == kernel.BAYESIAN:
-        count = min(count, len(counts))
+    count = min(settings.candidates, len(counts)) if many else 1
     weights = counts.astype(np.float64) ** settings.power if kind == POPULARITY else np.zeros(0)
     share, alias = alias_tables(weights)
-    return Proposal(kind, count, choice == kernel.BAYESIAN, weights, share, alias, float(settings.aobpr_lambda))
+    return Proposal(kind, count, many, weights, share, alias, float(settings.aobpr_lambda))
 
 
 def _by_item(owners: NDArray[np.int32], observed: Pairs, n_items: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
