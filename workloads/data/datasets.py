@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from workloads.data.beir import is_beir, own_beir
+from workloads.data.collections import CACM, CISI, CRAN, MED, SCIFACT, TIME
 from workloads.data.digests import digest, sha256
 from workloads.data.errors import DataError
 from workloads.data.files import held
+from workloads.data.images.archives import CIFAR_10, CIFAR_100, STL_10, TINY_IMAGENET
+from workloads.data.images.own import is_images, own_images
+from workloads.data.images.shapes import SYNTHETIC_IMAGES
+from workloads.data.images.tables import CIFAR_10_SUBSET
+from workloads.data.knowledge_graph import PATHQUESTION, is_questions, own_questions
 from workloads.data.lightgcn import GOWALLA, LASTFM, YELP2018
 from workloads.data.movielens import ML_1M, ML_100K, ML_100K_RAW
 from workloads.data.source import Dataset, SourceFile
+from workloads.data.sts import GLUE_STSB, STSB, is_pairs, own_pairs
 from workloads.data.synthetic import SYNTHETIC
 from workloads.data.synthetic_large import SYNTHETIC_1M
+from workloads.data.synthetic_pairs import SYNTHETIC_PAIRS
+from workloads.data.synthetic_questions import SYNTHETIC_QUESTIONS
+from workloads.data.synthetic_retrieval import SYNTHETIC_RETRIEVAL
 from workloads.data.tables import is_path, own_dataset
+from workloads.data.topical import CLASSIC_IR, is_topical, own_topical
+from workloads.data.triples import is_triples, own_triples
 from workloads.data.yahoo import YAHOO_R3
 
 DATASETS: Mapping[str, Dataset] = {
@@ -30,8 +46,37 @@ DATASETS: Mapping[str, Dataset] = {
         GOWALLA,
         YELP2018,
         SYNTHETIC_1M,
+        SYNTHETIC_RETRIEVAL,
+        SCIFACT,
+        CRAN,
+        CISI,
+        CACM,
+        MED,
+        TIME,
+        CLASSIC_IR,
+        SYNTHETIC_QUESTIONS,
+        PATHQUESTION,
+        SYNTHETIC_PAIRS,
+        STSB,
+        GLUE_STSB,
+        SYNTHETIC_IMAGES,
+        CIFAR_10,
+        CIFAR_10_SUBSET,
+        CIFAR_100,
+        STL_10,
+        TINY_IMAGENET,
     )
 }
+
+OWN: tuple[tuple[Callable[[Path], bool], Callable[[str, Path], Dataset]], ...] = (
+    (is_beir, own_beir),
+    (is_topical, own_topical),
+    (is_triples, own_triples),
+    (is_questions, own_questions),
+    (is_pairs, own_pairs),
+    (is_images, own_images),
+)
+"""The forms of a user's own data at an absolute path, each told by what lies there; otherwise it is interactions."""
 
 
 def dataset(name: str) -> Dataset:
@@ -43,7 +88,9 @@ def dataset(name: str) -> Dataset:
     if name in DATASETS:
         return DATASETS[name]
     if is_path(name):
-        return own_dataset(name)
+        path = Path(name)
+        own = next((own for fits, own in OWN if path.is_absolute() and fits(path)), None)
+        return own(name, path) if own else own_dataset(name)
     from difflib import get_close_matches
 
     close = get_close_matches(name, DATASETS, n=1, cutoff=0.5)
@@ -53,6 +100,22 @@ def dataset(name: str) -> Dataset:
         expected=f"one of {', '.join(sorted(DATASETS))} or the path of your own",
         fix=f"Did you mean {close[0]!r}?" if close else None,
     )
+
+
+def check_kind(name: str, *kinds: str) -> str:
+    """``name``, unless what it names is there and of none of these kinds. Needs no data root.
+
+    Raises:
+        DataError: it is of another kind; the message names what would do.
+    """
+    known = None
+    with suppress(DataError):  # there is none: who checks or reads it says so
+        known = dataset(name) if name in DATASETS or os.path.exists(name) else None
+    if known is not None and known.kind not in kinds:
+        fitting = ", ".join(other.name for other in DATASETS.values() if other.kind in kinds)
+        expected = f"{' or '.join(kinds)}: {fitting}, or the path of your own"
+        raise DataError(f"dataset {name!r} holds another kind of data", got=known.kind, expected=expected)
+    return name
 
 
 def check(name: str, root: Path) -> None:
@@ -125,7 +188,7 @@ def read(name: str, root: Path) -> Any:
     try:
         return known.reader(known.place(root))
     except DataError as fault:
-        raise fault.advise(_advice(known, root)) from None
+        raise (fault.advise(_advice(known, root)) if known.files else fault) from None
     except OSError as error:
         raise _unreadable(known, Path(error.filename or known.place(root)), root, error) from error
 
@@ -164,6 +227,8 @@ def _damage(known: Dataset, source: SourceFile, root: Path, digest_of: Callable[
     path = held(known.place(root) / source.path)
     try:
         size = path.stat().st_size
+        if path.is_dir() and not source.folder:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         found = digest_of(path)
     except OSError as error:
         return _unreadable(known, path, root, error)

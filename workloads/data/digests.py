@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,11 +15,16 @@ _SETTLED_NS = 2_000_000_000
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file's content, in hex; of a .gz that of what is in it.
+    """The SHA-256 of a file's content, in hex; of a .gz that of what is in it, of a folder that of all files below it.
 
     Raises:
-        OSError: the file can not be read.
+        OSError: a file can not be read.
     """
+    if path.is_dir():
+        files = _below(path)
+        with ThreadPoolExecutor() as pool:
+            lines = [f"{file.relative_to(path)} {found}" for file, found in zip(files, pool.map(sha256, files))]
+        return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()
     with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -26,13 +32,13 @@ def sha256(path: Path) -> str:
 def digest(path: Path) -> str:
     """:func:`sha256`, read from the cache where size and times of the file are those of the last reading.
 
+    Of a folder those of every file below it.
+
     Raises:
         OSError: the file can not be read. A cache that can not be written only costs the memory of it.
     """
     path = path.resolve()
-    status = path.stat()
-    # The change time also moves when a copy or `touch` puts an old modification time back.
-    stamp = f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+    stamp, changed_ns = _stamp(path)
     memo = cache_dir() / "digests" / hashlib.sha256(bytes(path)).hexdigest()[:32]
     if (known := _recall(memo, stamp)) is not None:
         return known
@@ -41,11 +47,29 @@ def digest(path: Path) -> str:
             return known
         found = sha256(path)
         # A file written moments ago may change again within one tick of its time stamp.
-        if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS:
+        if time.time_ns() - changed_ns > _SETTLED_NS:
             with replacing(memo) as file:
                 file.write(f"{stamp} {found}".encode())
         return found
     return sha256(path)
+
+
+def _stamp(path: Path) -> tuple[str, int]:
+    """What changes with a file, or with any below a folder, and when that was last, in nanoseconds."""
+    if path.is_dir():
+        files = _below(path)
+        stamps = [_stamp(file) for file in files]
+        lines = [f"{file.relative_to(path)} {stamp}" for file, (stamp, _) in zip(files, stamps)]
+        listed = hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()
+        return listed, max((changed_ns for _, changed_ns in stamps), default=0)
+    status = path.stat()
+    # The change time also moves when a copy or `touch` puts an old modification time back.
+    stamp = f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+    return stamp, max(status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _below(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _recall(memo: Path, stamp: str) -> str | None:

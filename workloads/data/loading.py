@@ -16,6 +16,9 @@ from workloads.data.errors import CacheUnwritable, DataError
 from workloads.data.interactions import Interactions
 
 if TYPE_CHECKING:
+    from workloads.data.images.convert import Corrupt
+    from workloads.data.pair_splits import PairSplit
+    from workloads.data.retrieval import Unknown
     from workloads.data.variants import Split
 
 _KEPT = 8  # datasets a process keeps mapped
@@ -50,11 +53,20 @@ def load_interactions(name: str, root: Path, split: Split = "official", noise: f
     return _variant(name, root, path, split, noise)
 
 
-def check_readable(name: str, root: Path, split: Split | None = None) -> None:
+def check_readable(
+    name: str,
+    root: Path,
+    split: Split | PairSplit | None = None,
+    *,
+    size: int | None = None,
+    corrupt: Corrupt | None = None,
+    unknown: Unknown | None = None,
+) -> None:
     """Refuse, before a worker starts, what :func:`~workloads.data.datasets.check` can not see.
 
-    That is: a damaged line where there is no checksum, and a split that the dataset can not be given. Such a dataset
-    is converted now, as by its first reader.
+    That is: a damaged line or image where there is no checksum, a split that the dataset can not be given, and parts
+    that nothing could be judged by. Such a dataset is converted now, as by its first reader, images to ``size`` and by
+    the policy ``corrupt``, judgements by the policy ``unknown``.
 
     Raises:
         DataError: as :func:`load_interactions`.
@@ -62,7 +74,26 @@ def check_readable(name: str, root: Path, split: Split | None = None) -> None:
     """
     known = dataset(name)
     if known.kind == "interactions" and (split == "clean" or not known.verified):
-        load_interactions(name, root, split or "official")
+        from workloads.data.splits import check_parts
+
+        data = load_interactions(name, root, "official" if split is None or split == "dev" else split)
+        check_parts(data.train, data.test)
+    if known.kind == "images" and not known.verified:
+        from workloads.data.images.store import load_images
+
+        load_images(name, root, size, corrupt or "refuse")
+    if known.kind == "retrieval" and not known.verified:
+        from workloads.data.collection_cache import load_retrieval
+
+        load_retrieval(name, root, unknown or "refuse")
+    if known.kind == "graph_questions" and not known.verified:
+        from workloads.data.neighbourhoods import load_questions
+
+        load_questions(name, root)
+    if known.kind == "sentence_pairs":
+        from workloads.data.pair_splits import load_pairs
+
+        load_pairs(name, root, "dev" if split == "dev" else "official")
 
 
 @lru_cache(maxsize=_KEPT)
@@ -79,7 +110,7 @@ def _load(name: str, root: Path, path: Path) -> Interactions:
     if not dataset(name).files:  # generating is as quick as mapping
         generated: Interactions = read(name, root)
         return generated
-    with _explained(path), file_lock(path.with_suffix(".lock")):
+    with explained(path), file_lock(path.with_suffix(".lock")):
         if (mapped := read_interactions(path)) is None:
             write_interactions(path, read(name, root))
             mapped = read_interactions(path)
@@ -89,7 +120,8 @@ def _load(name: str, root: Path, path: Path) -> Interactions:
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def explained(path: Path) -> Iterator[None]:
+    """What can not be written in the cache, as an error that says what to do."""
     try:
         yield
     except OSError as error:

@@ -15,7 +15,8 @@ class SourceFile:
     The file may also lie there compressed, as ``<path>.gz``. ``size`` in bytes and ``sha256`` in hex are those of the
     content; 0 and empty where nobody vouches for them, so that only reading shows damage. ``also`` holds the digests
     of the same text with other line ends. ``url`` is the official address, empty where there is none; with
-    ``member`` it is that of a ZIP archive which holds the file under that name.
+    ``member`` it is that of a ZIP archive which holds the file under that name. With ``folder`` the path is that of a
+    folder, and all files below it are meant.
     """
 
     path: str
@@ -24,6 +25,7 @@ class SourceFile:
     url: str = ""
     member: str = ""
     also: tuple[str, ...] = ()
+    folder: bool = False
 
     def accepts(self, size: int, sha256: str) -> bool:
         """Whether content of this size and digest can be the file's."""

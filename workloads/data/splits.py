@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from workloads.data.errors import DataError
+
 _USER_BITS = 28  # of the 64 that order the draws user by user; the draws keep the other 36
 
 
@@ -42,6 +44,24 @@ def hold_out(pairs: NDArray[np.integer[Any]], n_users: int, fraction: float = 0.
     mask = np.empty(len(pairs), np.bool_)
     mask[shuffled] = place < held_out[users]
     return mask
+
+
+def check_parts(train: NDArray[np.integer[Any]], test: NDArray[np.integer[Any]]) -> None:
+    """Refuse interactions that leave nothing to be judged by.
+
+    Raises:
+        DataError: the test part is empty, or no user has two interactions of which one could be held out.
+    """
+    if not len(test):
+        raise DataError("the test part is empty, so nothing can be measured", fix="Give it interactions")
+    most = int(np.unique(train[:, 0], return_counts=True)[1].max()) if len(train) else 0
+    if most < 2:
+        raise DataError(
+            "no user can give an item for validation",
+            got=f"at most {most} interaction{'s' * (most != 1)} of a user in train",
+            expected="a user with two",
+            fix="Take a dataset with more interactions",
+        )
 
 
 def user_csr(pairs: NDArray[np.integer[Any]], n_users: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:

@@ -54,7 +54,7 @@ def _parts(folder: Path) -> tuple[str, str]:
     for end in ends:
         if (folder / f"train{end}").is_file() and (folder / f"test{end}").is_file():
             return f"train{end}", f"test{end}"
-    expected = f"train and test, both with one of {', '.join(ends)}"
+    expected = f"train and test, both with one of {', '.join(ends)}; or images, a sub-folder for each class"
     raise DataError("the folder does not hold the parts of a dataset", file=folder, expected=expected)
 
 

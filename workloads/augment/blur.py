@@ -1,0 +1,48 @@
+"""Gaussian blur with a width of its own for each sample, as products of matrices."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+
+def blur(planes: torch.Tensor, sigma: torch.Tensor) -> None:
+    """Blur in place the samples whose ``sigma`` is not 0.
+
+    The kernel spans a tenth of the image, and at least three pixels, as in SimCLR's appendix A; beyond its edges the
+    image is reflected, as by torchvision's GaussianBlur.
+
+    Args:
+        planes: (3, n, S, S).
+        sigma: (n,), in pixels, on the CPU.
+    """
+    rows = sigma.nonzero().squeeze(1)
+    if not len(rows):
+        return
+    matrices = _matrices(sigma[rows].to(planes.device, non_blocking=True), planes.shape[2])
+    rows = rows.to(planes.device, non_blocking=True)
+    for plane in planes:
+        plane[rows] = torch.bmm(torch.bmm(matrices, plane[rows]), matrices.transpose(1, 2))
+
+
+def _matrices(sigma: torch.Tensor, size: int) -> torch.Tensor:
+    """One line's blur for each sample, (n, size, size), rows of sum one."""
+    radius = kernel_radius(size)
+    offsets = torch.arange(-radius, radius + 1, device=sigma.device)
+    kernel = (-0.5 * (offsets / sigma.unsqueeze(1)) ** 2).softmax(1)
+    return (kernel @ _reflected(size, radius, sigma.device)).view(len(sigma), size, size)
+
+
+def kernel_radius(size: int) -> int:
+    """Pixels to either side of the kernel's middle: the kernel spans a tenth of the image, three pixels at least."""
+    return max(1, size // 20)
+
+
+@lru_cache(maxsize=8)
+def _reflected(size: int, radius: int, device: torch.device) -> torch.Tensor:
+    """Which pixel stands at each offset of each pixel, as 0 and 1: (2 radius + 1, size * size)."""
+    last = size - 1
+    at = torch.arange(size) + torch.arange(-radius, radius + 1).unsqueeze(1)
+    at = last - (last - at.abs()).abs()
+    return torch.nn.functional.one_hot(at, size).flatten(1).to(device, torch.float32)

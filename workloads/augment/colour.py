@@ -1,0 +1,91 @@
+"""Colour jitter and grayscale, each sample with factors and an order of its own.
+
+The four operations are those of torchvision's ColorJitter on floats. Brightness, contrast and saturation are one
+formula, ``clip(f x + (1 - f) base)`` with black, the image's mean gray, or the pixel's gray as the base; so all samples
+take one step of their own order together, and only the hue, which is another formula, is done for those whose turn
+it is.
+"""
+
+from __future__ import annotations
+
+import torch
+
+BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
+
+IDENTITY = (1.0, 1.0, 1.0, 0.0)
+"""Factors of brightness, contrast and saturation, and a shift of the hue, that change nothing."""
+
+_LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as PIL's conversion to gray
+
+
+def jitter(planes: torch.Tensor, order: torch.Tensor, factors: torch.Tensor) -> None:
+    """Brightness, contrast, saturation and hue, in place.
+
+    Args:
+        planes: (3, n, H, W) in [0, 1].
+        order: (n, 4), a permutation of the four operations for each sample, on the CPU.
+        factors: (n, 4), by operation, on the CPU; the hue's in turns, [-0.5, 0.5].
+    """
+    changed = factors != torch.tensor(IDENTITY)
+    for operation in order.unbind(1):
+        row = torch.arange(len(order))
+        active = changed[row, operation]
+        if (active & (operation != HUE)).any():
+            _blend(planes, operation, torch.where(operation == HUE, 1, factors[row, operation]))
+        rows = (active & (operation == HUE)).nonzero().squeeze(1)
+        if len(rows):
+            shift = factors[rows, HUE].to(planes.device, non_blocking=True)
+            rows = rows.to(planes.device, non_blocking=True)
+            planes[:, rows] = shift_hue(planes.index_select(1, rows), shift)
+
+
+def grayscale(planes: torch.Tensor, chosen: torch.Tensor) -> None:
+    """Make gray, in place, the samples that ``chosen`` (n,), on the CPU, says. ``planes`` (3, n, H, W)."""
+    rows = chosen.nonzero().squeeze(1)
+    if len(rows):
+        rows = rows.to(planes.device, non_blocking=True)
+        planes[:, rows] = luma(planes.index_select(1, rows)).expand(3, -1, -1, -1)
+
+
+def luma(planes: torch.Tensor) -> torch.Tensor:
+    """The gray of each pixel: (3, ...) to (...)."""
+    red, green, blue = planes
+    gray: torch.Tensor = (red * _LUMA[0]).add_(green, alpha=_LUMA[1]).add_(blue, alpha=_LUMA[2])
+    return gray
+
+
+def shift_hue(planes: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """Turn the hue at constant value and saturation.
+
+    In HSV a channel is the least one plus the chroma times ``clip(2 - d, 0, 1)``, where d is how far the hue is from
+    that channel's own, in sixths of the circle; so nothing is sorted, and no conversion back is needed.
+
+    Args:
+        planes: (3, n, H, W) in [0, 1].
+        shift: (n,), in turns.
+    """
+    red, green, blue = planes
+    value, least = torch.maximum(red, green).maximum(blue), torch.minimum(red, green).minimum(blue)
+    chroma = value - least
+    share = chroma.clamp_min(1e-7).reciprocal_()
+    toward_green = (green - blue).mul_(share)
+    # Distance from red: |g - b| where red is the largest, 3 - |g - b| where it is the least, and linear between.
+    off = toward_green.abs()
+    from_red = (value - red).mul_(share).mul_(torch.sub(3, off, alpha=2)).add_(off)
+    hue = from_red.copysign_(toward_green).add_(6 * shift.view(-1, 1, 1))
+    hue.sub_((hue / 6).round_(), alpha=6)
+    own = torch.arange(0, 6, 2, device=planes.device).view(3, 1, 1, 1)
+    nearness = (hue - own).abs_().sub_(3).abs_().clamp_(1, 2)  # less one: 1 within a sixth, 0 beyond two
+    return torch.addcmul(least.sub_(chroma), chroma, nearness)
+
+
+def _blend(planes: torch.Tensor, operation: torch.Tensor, factor: torch.Tensor) -> None:
+    """One of brightness, contrast and saturation for each sample, in place; ``operation`` and ``factor`` (n,)."""
+    device = planes.device
+    own, mean, by = (
+        column.to(device, torch.float32, non_blocking=True).view(-1, 1, 1)
+        for column in (operation == SATURATION, operation == CONTRAST, factor)
+    )
+    gray = luma(planes)
+    base = torch.addcmul(gray.mean((1, 2), keepdim=True) * mean, gray, own)
+    torch.lerp(base, planes, by, out=planes).clamp_(0, 1)

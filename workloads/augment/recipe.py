@@ -1,0 +1,167 @@
+"""SimCLR's augmentation: what is drawn for a sample, and its application to a batch.
+
+Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations", ICML 2020, appendix A: random
+resized crop, flip, colour jitter in random order, grayscale, Gaussian blur. The draws are made on the CPU and are a
+few numbers a sample: so they are the same whatever device trains, and which samples get a step is known without asking
+the device.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+import torch
+
+from workloads.augment.blur import blur
+from workloads.augment.colour import IDENTITY, grayscale, jitter
+from workloads.augment.crop import random_boxes, resized_crop
+
+MEAN = (0.485, 0.456, 0.406)
+"""Of the channels of ImageNet, in [0, 1]: what torchvision's encoders are fed with."""
+
+STD = (0.229, 0.224, 0.225)
+"""Beside :data:`MEAN`."""
+
+_AT_ONCE = {"cpu": 2**20, "cuda": 2**27}
+"""Values of a block that goes through all steps before the next: on a CPU what stays in its cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What was drawn for n samples, on the CPU. Cut it by rows: ``draws[rows]``.
+
+    ``box`` (n, 4): top, left, height and width of the crop in pixels. ``flip`` (n,). ``order`` (n, 4): which colour
+    operation comes first, second ... ``factors`` (n, 4): of brightness, contrast, saturation, and the hue's shift in
+    turns; :data:`~workloads.augment.colour.IDENTITY` for a sample without jitter. ``gray`` (n,). ``sigma`` (n,): of
+    the blur in pixels, 0 for none.
+    """
+
+    box: torch.Tensor
+    flip: torch.Tensor
+    order: torch.Tensor
+    factors: torch.Tensor
+    gray: torch.Tensor
+    sigma: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.box)
+
+    def __getitem__(self, rows: slice | torch.Tensor) -> Draws:
+        """The draws of some samples."""
+        return Draws(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Probabilities and ranges; the defaults are those of the paper for ImageNet.
+
+    For CIFAR the paper has ``strength=0.5`` and no blur (appendix B.9), and ``scale=(0.2, 1)`` is common.
+
+    ``size``: height and width of a view. ``source``: of the images, which are square; as a view unless given.
+    ``scale``: of the crop, as a share of the image's area. ``ratio``: of its width to its height. ``flip``, ``jitter``,
+    ``gray``, ``blur``: probability of each step. ``strength``: s, factors of brightness, contrast and saturation are
+    uniform in 1 ± 0.8 s, from 0, and the hue turns by up to 0.2 s of a circle. ``sigma``: of the blur, in pixels.
+    """
+
+    size: int
+    source: int | None = None
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+    jitter: float = 0.8
+    strength: float = 1.0
+    gray: float = 0.2
+    blur: float = 0.5
+    sigma: tuple[float, float] = (0.1, 2.0)
+
+    def __post_init__(self) -> None:
+        """Refuse what can not be drawn from.
+
+        Raises:
+            ValueError: a value is out of its bounds.
+        """
+        for name, low, high in (
+            ("flip", 0.0, 1.0), ("jitter", 0.0, 1.0), ("gray", 0.0, 1.0), ("blur", 0.0, 1.0), ("strength", 0.0, 2.5),
+            ("size", 2, math.inf),
+        ):  # fmt: skip
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"{name} must lie in [{low:g}, {high:g}], got {getattr(self, name)}")
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise ValueError(f"scale must be two ascending shares in (0, 1], got {self.scale}")
+        if not 0 < self.ratio[0] <= 1 <= self.ratio[1]:
+            raise ValueError(f"ratio must be two positive numbers around 1, got {self.ratio}")
+        if not 0 < self.sigma[0] <= self.sigma[1]:
+            raise ValueError(f"sigma must be two ascending positive numbers, got {self.sigma}")
+
+    def draw(self, count: int, generator: torch.Generator) -> Draws:
+        """Independent draws for ``count`` samples from a generator on the CPU."""
+
+        def uniform(low: float, high: float, *shape: int) -> torch.Tensor:
+            return low + (high - low) * torch.rand(count, *shape, generator=generator, dtype=torch.float64)
+
+        def happens(probability: float) -> torch.Tensor:
+            return uniform(0, 1) < probability
+
+        box = random_boxes(count, self.source or self.size, self.scale, self.ratio, generator)
+        flip = happens(self.flip)
+        order = uniform(0, 1, 4).argsort(1)
+        spread = 0.8 * self.strength
+        factors = torch.cat(
+            [uniform(max(0.0, 1 - spread), 1 + spread, 3), uniform(-0.2 * self.strength, 0.2 * self.strength, 1)], 1
+        )
+        factors = torch.where(happens(self.jitter).unsqueeze(1), factors, torch.tensor(IDENTITY, dtype=torch.float64))
+        gray = happens(self.gray)
+        sigma = uniform(*self.sigma) * happens(self.blur)
+        return Draws(box.float(), flip, order, factors.float(), gray, sigma.float())
+
+    @torch.no_grad()
+    def apply(
+        self,
+        images: torch.Tensor,
+        draws: Draws,
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ) -> torch.Tensor:
+        """The views of a batch. What becomes of a sample does not depend on the others.
+
+        Args:
+            images: uint8 (n, 3, source, source), on any device.
+            draws: of n samples.
+
+        Returns:
+            float32 (n, 3, size, size) on the images' device, normalised by :data:`MEAN` and :data:`STD`.
+
+        Raises:
+            ValueError: the images and the draws are not as many, or the images are of another size.
+        """
+        source = self.source or self.size
+        if images.shape != (len(draws), 3, source, source):
+            raise ValueError(f"expected images of shape {(len(draws), 3, source, source)}, got {tuple(images.shape)}")
+        views = torch.empty((len(draws), 3, self.size, self.size), device=images.device, memory_format=memory_format)
+        rows = max(1, _AT_ONCE.get(images.device.type, 2**27) // (3 * source * source))
+        for first in range(0, len(draws), rows):
+            part = slice(first, first + rows)
+            planes = self._steps(images[part], draws[part])
+            _normalise(planes, out=views[part].transpose(0, 1))
+        return views
+
+    def _steps(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """One block of :meth:`apply`: (3, n, size, size) in [0, 1], a plane a channel."""
+        planes = resized_crop(images, draws.box, draws.flip, self.size)
+        jitter(planes, draws.order, draws.factors)
+        grayscale(planes, draws.gray)
+        blur(planes, draws.sigma)
+        return planes
+
+
+def normalise(images: torch.Tensor) -> torch.Tensor:
+    """uint8 (n, 3, H, W) as an encoder takes it, without augmentation: float32, by :data:`MEAN` and :data:`STD`."""
+    views = torch.empty(images.shape, dtype=torch.float32, device=images.device)
+    _normalise(images.transpose(0, 1) / 255, out=views.transpose(0, 1))
+    return views
+
+
+def _normalise(planes: torch.Tensor, out: torch.Tensor) -> None:
+    """(planes - mean) / std of the channels, which are the first dimension."""
+    for plane, mean, std, target in zip(planes, MEAN, STD, out):
+        torch.add(plane.new_full((), -mean / std), plane, alpha=1 / std, out=target)

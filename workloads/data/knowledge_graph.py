@@ -1,0 +1,245 @@
+"""Questions over knowledge graphs: what they ask, where they start, and which triple answers them.
+
+PathQuestion (Zhou, Huang and Zhu, COLING 2018), and a user's own questions in the same files: ``questions.jsonl``, a
+question a line, and a ``<kb>.tsv`` for each knowledge graph, ``subject relation object`` a line, between tabs. Every
+file may lie there compressed, as ``<name>.gz``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workloads.data.errors import DataError
+from workloads.data.files import held, opened
+from workloads.data.source import Dataset, SourceFile
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+KIND = "graph_questions"
+PARTS = ("train", "dev", "test")
+QUESTIONS, TABLE = "questions.jsonl", ".tsv"
+
+_EXAMPLE = (
+    '{"id": "q1", "kb": "family", "hops": 2, "question": "...", "topic_entity": "ann", '
+    '"path": [["ann", "child", "bob"], ["bob", "born_in", "rome"]], "split": "train"}'
+)
+
+
+@dataclass(frozen=True, eq=False)
+class GraphQuestions:
+    """Q questions and T triples of one or several graphs, all numbered from 0 in the order of the files.
+
+    ``entities`` and ``relations`` are names; an entity of one graph is none of another's. ``triples`` (T, 3) int32 are
+    rows [subject, relation, object]; those of graph g are ``graphs[g]`` to ``graphs[g + 1]``. Of each question:
+    ``topic`` (Q,) the entity it starts from, ``hops`` (Q,) how many steps it goes, ``answer`` (Q,) the triple it ends
+    with, ``part`` (Q,) its place in :data:`PARTS`, ``type`` (Q,) of ``types``, and ``family`` (Q,), equal for questions
+    that say the same in other words. ``odds``, of generated ones, are rows [question, triple] and the probability that
+    the triple is the answer.
+    """
+
+    ids: Sequence[str]
+    texts: Sequence[str]
+    entities: Sequence[str]
+    relations: Sequence[str]
+    triples: NDArray[np.int32]
+    graphs: NDArray[np.int64]
+    topic: NDArray[np.int64]
+    hops: NDArray[np.int64]
+    answer: NDArray[np.int64]
+    part: NDArray[np.int8]
+    type: NDArray[np.int64]
+    types: Sequence[str]
+    family: NDArray[np.int64]
+    odds: tuple[NDArray[np.int64], NDArray[np.float64]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question as it stands in a file, by names; ``line`` says where, from 1."""
+
+    id: str
+    text: str
+    kb: str
+    hops: int
+    topic: str
+    path: tuple[tuple[str, str, str], ...]
+    part: str
+    type: str
+    line: int = 0
+
+
+Graph = Sequence[tuple[str, str, str]]
+"""The triples of a graph, by names."""
+
+
+def is_questions(folder: Path) -> bool:
+    """Whether a folder has the layout."""
+    return held(folder / QUESTIONS).is_file() and bool(_tables(folder))
+
+
+def own_questions(name: str, folder: Path) -> Dataset:
+    """A user's own, by its absolute path."""
+    files = (SourceFile(QUESTIONS), *(SourceFile(table) for table in _tables(folder)))
+    return _of_files(name, "a user's own", str(folder), files)
+
+
+def read_questions(folder: Path, tables: tuple[str, ...]) -> GraphQuestions:
+    """Read questions and graphs. A triple that stands twice in a graph counts once.
+
+    Raises:
+        DataError: a line that is no question or no triple, an unknown graph or part, an id that occurs twice, or a
+            topic or an answer that the graph does not have, with file and line.
+    """
+    graphs = {table.removesuffix(TABLE): list(_triples(held(folder / table))) for table in tables}
+    file = held(folder / QUESTIONS)
+    return numbered(list(_questions(file, graphs)), graphs, file)
+
+
+def numbered(questions: Sequence[Question], graphs: Mapping[str, Graph], file: Path | None = None) -> GraphQuestions:
+    """The same by numbers.
+
+    Raises:
+        DataError: a topic or an answer is not in the graph, an id occurs twice, or there is no question.
+    """
+    import numpy as np
+
+    entities: dict[tuple[str, str], int] = {}
+    relations: dict[str, int] = {}
+    triples: dict[tuple[int, int, int], int] = {}
+    bounds = [0]
+    for kb, graph in graphs.items():
+        for subject, relation, target in graph:
+            ends = [entities.setdefault((kb, end), len(entities)) for end in (subject, target)]
+            triples.setdefault((ends[0], relations.setdefault(relation, len(relations)), ends[1]), len(triples))
+        bounds.append(len(triples))
+    types, families, ids = dict[str, int](), dict[Any, int](), dict[str, int]()
+    rows: list[tuple[int, ...]] = []
+    for asked in questions:
+        where = {"file": file, "line": asked.line} if file is not None else {}
+        subject, relation, target = asked.path[-1]
+        found = (entities.get((asked.kb, subject)), relations.get(relation), entities.get((asked.kb, target)))
+        answer, topic = triples.get(found), entities.get((asked.kb, asked.topic))  # type: ignore[arg-type]
+        if topic is None or answer is None:
+            what = f"the topic {asked.topic!r}" if topic is None else f"the answer {list(asked.path[-1])}"
+            raise DataError(f"{what} is not in the graph {asked.kb}", **where)  # type: ignore[arg-type]
+        if ids.setdefault(asked.id, len(ids)) != len(rows):
+            raise DataError("an id occurs twice", got=repr(asked.id), **where)  # type: ignore[arg-type]
+        type_number = types.setdefault(asked.type, len(types))
+        family = families.setdefault((asked.kb, asked.topic, asked.path), len(families))
+        rows.append((topic, asked.hops, answer, PARTS.index(asked.part), type_number, family))
+    if not rows:
+        raise DataError("there is no question", file=file)
+    topic_column, hops, answers, part, type_column, family_column = np.array(rows, np.int64).T
+    return GraphQuestions(
+        ids=list(ids),
+        texts=[asked.text for asked in questions],
+        entities=[name for _, name in entities],
+        relations=list(relations),
+        triples=np.array(list(triples), np.int32).reshape(-1, 3),
+        graphs=np.array(bounds, np.int64),
+        topic=topic_column,
+        hops=hops,
+        answer=answers,
+        part=part.astype(np.int8),
+        type=type_column,
+        types=list(types),
+        family=family_column,
+    )
+
+
+def _questions(file: Path, graphs: Mapping[str, Graph]) -> Iterator[Question]:
+    with opened(file) as stream:
+        for number, raw in enumerate(stream, 1):
+            if not raw.strip():
+                continue
+            try:
+                row = json.loads(raw.decode("utf-8"))
+                asked = Question(
+                    id=str(row["id"]),
+                    text=str(row["question"]),
+                    kb=str(row["kb"]),
+                    hops=int(row["hops"]),
+                    topic=str(row["topic_entity"]),
+                    path=tuple((str(s), str(r), str(o)) for s, r, o in row["path"]),
+                    part=str(row["split"]),
+                    type=str(row.get("set", row["kb"])),
+                    line=number,
+                )
+            except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError):
+                got = repr(raw[:60])
+                raise DataError(
+                    "the line holds no question", file=file, line=number, got=got, expected=_EXAMPLE
+                ) from None
+            if not asked.path or asked.hops < 1:
+                got = f"hops={asked.hops} and a path of {len(asked.path)}"
+                raise DataError(
+                    "a question has a path and takes a step", file=file, line=number, got=got, expected=_EXAMPLE
+                )
+            for name, value, known in (("graph", asked.kb, graphs), ("split", asked.part, PARTS)):
+                if value not in known:
+                    expected = f"one of {', '.join(known)}"
+                    raise DataError(f"unknown {name}", file=file, line=number, got=repr(value), expected=expected)
+            yield asked
+
+
+def _triples(file: Path) -> Iterator[tuple[str, str, str]]:
+    expected = "subject, relation and object between tabs"
+    with opened(file) as stream:
+        for number, raw in enumerate(stream, 1):
+            try:
+                cells = raw.decode("utf-8").rstrip("\r\n").split("\t")
+            except UnicodeDecodeError:
+                raise DataError("the text is not UTF-8", file=file, line=number, got=repr(raw[:60])) from None
+            if cells == [""]:
+                continue
+            if len(cells) != 3 or not all(cells):
+                got = repr("\t".join(cells)[:60])
+                raise DataError("the line holds no triple", file=file, line=number, got=got, expected=expected)
+            yield cells[0], cells[1], cells[2]
+
+
+def _tables(folder: Path) -> list[str]:
+    """The graphs' files, without the end of a compressed one."""
+    if not folder.is_dir():
+        return []
+    names = (path.name.removesuffix(".gz") for path in folder.iterdir() if path.is_file())
+    return sorted({name for name in names if name.endswith(TABLE)})
+
+
+def _of_files(name: str, summary: str, folder: str, files: tuple[SourceFile, ...], obtain: str = "") -> Dataset:
+    tables = tuple(file.path for file in files if file.path != QUESTIONS)
+    return Dataset(
+        name=name,
+        summary=summary,
+        kind=KIND,
+        version="1",
+        reader=partial(read_questions, tables=tables),
+        files=files,
+        folder=folder,
+        obtain=obtain,
+    )
+
+
+PATHQUESTION = _of_files(
+    "pathquestion",
+    "questions of 2 and 3 hops over parts of Freebase, 9,731 questions, 4 graphs of 13,894 triples",
+    "pathquestion",
+    (
+        SourceFile(QUESTIONS, 4_327_475, "205bbea6f1dcdb69e3e2678efdb0581ef548d6f858a8545e069fec8cbf0a5f36"),
+        SourceFile("2H-kb.tsv", 55_326, "1e8d8e7f950d7d0fe949b377b065b569c5b84d87273ec1600331f5ba985145d7"),
+        SourceFile("3H-kb.tsv", 139_318, "27eb687c67086eb684a43f524cc9560f76f52161e1a038b6be45ff2a24c50374"),
+        SourceFile("PQL2-KB.tsv", 236_564, "33962cedf418d2e02382a88496b0fd4b3f567ce07418e6cbb7a7dc830a0fcb7a"),
+        SourceFile("PQL3-KB.tsv", 313_735, "b176494c0064a87fdca16c79e1e210a70d22f5ea31d11bdf942d11c65065b775"),
+    ),
+    obtain="Bring PathQuestion (Zhou et al., COLING 2018) into the layout that workloads/vera/README.md describes",
+)

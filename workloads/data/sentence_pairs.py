@@ -1,0 +1,54 @@
+"""What a dataset of sentence pairs holds: two texts and how similar they are, in parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+KIND = "sentence_pairs"
+HIGHEST = 5.0
+"""Scores are from 0, unrelated, to 5, the same meaning."""
+
+HIDDEN = -1.0
+"""What stands for a score that the source keeps to itself."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pairs:
+    """n pairs: two texts each, and scores (n,) float32 from 0 to 5, all -1 where the source hides them."""
+
+    first: list[str]
+    second: list[str]
+    scores: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    @property
+    def hidden(self) -> bool:
+        """Whether the scores are not known."""
+        return bool(len(self) and (self.scores == HIDDEN).all())
+
+    def take(self, rows: NDArray[Any]) -> Pairs:
+        """Some of the pairs, by numbers."""
+        numbers = rows.tolist()
+        return Pairs([self.first[one] for one in numbers], [self.second[one] for one in numbers], self.scores[rows])
+
+    def __add__(self, other: Pairs) -> Pairs:
+        import numpy as np
+
+        scores = np.concatenate([self.scores, other.scores])
+        return Pairs(self.first + other.first, self.second + other.second, scores)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SentencePairs:
+    """A dataset's parts; one that the source does not have is None."""
+
+    train: Pairs
+    validation: Pairs | None = None
+    test: Pairs | None = None

@@ -1,0 +1,1 @@
+"""Encoders: a text or an image becomes a vector."""
