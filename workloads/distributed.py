@@ -5,8 +5,9 @@ Everything here is the identity where no process group is up, so that a workload
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -48,6 +49,63 @@ def reduce_sum(value: torch.Tensor) -> torch.Tensor:
     total = value.clone()
     dist.all_reduce(total)
     return total
+
+
+def gather(rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+    """The rows of all ranks, in the order of the ranks, with their gradient: what a loss over them all needs.
+
+    A rank's gradient is that of the sum of all ranks' losses, as if the rows had been in one process. With
+    DistributedDataParallel, which averages, scale each rank's share of the loss by the world size.
+
+    Args:
+        rows: this rank's, (counts[rank], ...).
+        counts: how many rows each rank has, known to all without asking; they may differ, and be 0.
+
+    Returns:
+        (sum of counts, ...).
+    """
+    if world_size() == 1:
+        return rows
+    gathered: torch.Tensor = _Gather.apply(rows, tuple(counts))
+    return gathered
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, counts: tuple[int, ...]) -> torch.Tensor:
+        ctx.counts = counts
+        longest = max(counts)
+        # Collectives want equal shapes: shorter shards travel padded.
+        padded = rows.new_zeros(longest, *rows.shape[1:])
+        padded[: len(rows)] = rows
+        parts = [torch.empty_like(padded) for _ in counts]
+        dist.all_gather(parts, padded)
+        return torch.cat([part[:count] for part, count in zip(parts, counts)])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        total = gradient.contiguous().clone()
+        dist.all_reduce(total)
+        first = sum(ctx.counts[: dist.get_rank()])
+        return total[first : first + ctx.counts[dist.get_rank()]], None
+
+
+def summed(value: torch.Tensor) -> torch.Tensor:
+    """The sum of ``value`` over ranks with its gradient, which is that of the sum of all ranks' losses."""
+    if world_size() == 1:
+        return value
+    total: torch.Tensor = _Sum.apply(value)
+    return total
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return reduce_sum(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return reduce_sum(gradient.contiguous())
 
 
 def agree(value: T) -> T:

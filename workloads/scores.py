@@ -1,4 +1,4 @@
-"""Scores of users with items from the rows of their embeddings, in the form that each device is quickest at."""
+"""Scores from embeddings: of users with items, in the form that each device is quickest at, and of views with views."""
 
 from __future__ import annotations
 
@@ -29,6 +29,48 @@ def node_scores(table: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
         return scores
     # One gather for all rows: index_select scatters its gradient in one pass as well.
     return dots(table.index_select(0, nodes.flatten()).view(*nodes.shape, table.shape[1]))
+
+
+def two_view_scores(views: torch.Tensor, anchors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores of views with all others of a batch, as NT-Xent takes them. Thesis 2.2.4.1; Chen et al., ICML 2020.
+
+    A view's positive is the other view of its image; its negatives are both views of all other images: 2B - 2, which
+    with the positive are the 2B - 1 terms of the denominator (E-2.4).
+
+    Args:
+        views: embeddings, (2B, d), the first views of all images, then the second ones in the same order.
+        anchors: rows of ``views`` whose scores are wanted, (A,).
+
+    Returns:
+        The positive's score (A,) and the negatives' (A, 2B - 2).
+    """
+    count = len(views)
+    scores = views.index_select(0, anchors) @ views.T
+    # Columns by their distance from the anchor, around the batch: 0 is the anchor itself, B its other view.
+    distance = torch.arange(1, count - 1, device=views.device)
+    distance = distance + (distance >= count // 2)
+    columns = (anchors.unsqueeze(1) + distance) % count
+    positive = (anchors.unsqueeze(1) + count // 2) % count
+    return scores.gather(1, positive).squeeze(1), scores.gather(1, columns)
+
+
+def in_batch_scores(
+    anchors: torch.Tensor, candidates: torch.Tensor, own: torch.Tensor, masked: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores of anchors with all candidates of a batch: each has one of its own, the others are its negatives.
+
+    Args:
+        anchors: embeddings, (A, d).
+        candidates: embeddings, (C, d).
+        own: the row of each anchor's own candidate, (A,).
+        masked: which candidates are no negatives of an anchor either, boolean, (A, C).
+
+    Returns:
+        The score of its own (A,) and all scores (A, C), those that are no negatives at -inf.
+    """
+    scores = anchors @ candidates.T
+    positive = scores.gather(1, own.unsqueeze(1))
+    return positive.squeeze(1), scores.masked_fill(masked.scatter(1, own.unsqueeze(1), True), -torch.inf)
 
 
 def dots(rows: torch.Tensor) -> torch.Tensor:

@@ -129,8 +129,8 @@ def per_user(
 
     Returns:
         ``ndcg_at_20`` and so on to (U,), float32. A user without a relevant candidate has no defined value: leave
-        those out (:func:`has_relevant`). Only an AUC can be NaN, where there is no pair to compare: a list of hits
-        alone or without one, a user with relevant candidates only.
+        those out. Only an AUC can be NaN, where there is no pair to compare: a list of hits alone or without one, a
+        user with relevant candidates only.
     """
     relevant = relevant & ~excluded
     masked = scores.float().masked_fill(excluded, -torch.inf)
@@ -146,11 +146,6 @@ def per_user(
         values[f"auc_at_{k}"] = auc(listed[:, :k], hits[:, :k])
     values["auc"] = auc(masked, relevant)
     return values
-
-
-def has_relevant(relevant: torch.Tensor, excluded: torch.Tensor) -> torch.Tensor:
-    """The users that metrics are defined for, (U,), bool."""
-    return (relevant & ~excluded).any(1)
 
 
 def _ideal_hits(hits: torch.Tensor, n: torch.Tensor) -> torch.Tensor:

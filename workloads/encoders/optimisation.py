@@ -1,0 +1,48 @@
+"""How text encoders are fine-tuned: AdamW that leaves biases and norms undecayed, warm-up and linear decay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import AdamW
+
+
+def adamw(module: nn.Module, lr: float, weight_decay: float) -> AdamW:
+    """AdamW in one fused launch. Biases and normalisation layers, all that has one dimension, do not decay.
+
+    Build it when the parameters are on their device.
+    """
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [parameter for parameter in parameters if parameter.ndim > 1], "weight_decay": weight_decay},
+        {"params": [parameter for parameter in parameters if parameter.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return AdamW(groups, lr=lr, fused=True)
+
+
+def warmup_linear(step: int, steps: int, warmup: int) -> float:
+    """Factor on the learning rate of a step from 0: rising over ``warmup`` steps, then falling to 0 at ``steps``.
+
+    Beyond ``steps`` it stays at what the last step had, so that a run that is continued still learns.
+    """
+    if step < warmup:
+        return (step + 1) / warmup
+    return max(1, steps - step) / max(1, steps - warmup)
+
+
+def optimizer_state(optimizer: AdamW, module: nn.Module) -> dict[str, dict[str, torch.Tensor]]:
+    """What the optimiser remembers of each parameter, by the parameter's name: no learning rate, no weight decay."""
+    named = module.named_parameters()
+    return {name: dict(optimizer.state[parameter]) for name, parameter in named if parameter in optimizer.state}
+
+
+def load_optimizer_state(optimizer: AdamW, module: nn.Module, state: Mapping[str, Mapping[str, Any]]) -> None:
+    """Copy what :func:`optimizer_state` gave; parameters that it does not name start anew."""
+    optimizer.state.clear()
+    parameters = dict(module.named_parameters())
+    for name, kept in state.items():
+        device = parameters[name].device
+        optimizer.state[parameters[name]] = {key: value.detach().clone().to(device) for key, value in kept.items()}

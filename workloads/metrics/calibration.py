@@ -1,0 +1,159 @@
+"""How far probabilities of success can be believed, and what abstaining by them is worth, batched for the bootstrap.
+
+``confidence`` and ``success`` (0 or 1) are of one shape, (..., n): n queries, and before them any number of resamples.
+Queries of equal confidence can not be told apart, so that each counts with the mean success of them all. The risk of a
+set of queries is its share of failures; coverage the share of queries that are answered, the most confident first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import torch
+
+FLOOR = 1e-7
+"""What a probability of 0 counts for in a likelihood, and 1 with it from above: no single query is infinitely bad."""
+
+ABSTAINS = 2.0
+"""The threshold that no confidence reaches."""
+
+Measure: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""From confidence and success (..., n) to a value each, (...,)."""
+
+
+class Reliability(NamedTuple):
+    """Bins of equal mass, the least confident first: mean confidence, mean success, queries; (..., bins)."""
+
+    confidence: torch.Tensor
+    success: torch.Tensor
+    queries: torch.Tensor
+
+
+def nll(confidence: torch.Tensor, success: torch.Tensor) -> torch.Tensor:
+    """``-ln`` of the probability of what happened, in nats, (..., n); probabilities within :data:`FLOOR` of 0 and 1."""
+    p = confidence.double().clamp(FLOOR, 1 - FLOOR)
+    return -torch.where(success > 0.5, p.log(), (-p).log1p()).to(confidence.dtype)
+
+
+def brier(confidence: torch.Tensor, success: torch.Tensor) -> torch.Tensor:
+    """``(c - Z)²``, (..., n). Brier, 1950."""
+    return (confidence - success).square()
+
+
+def reliability(confidence: torch.Tensor, success: torch.Tensor, bins: int) -> Reliability:
+    """Confidence against success in ``bins`` of equal mass, or one a query where there are fewer."""
+    ordered, shared = _ordered(confidence, success)
+    n = ordered.shape[-1]
+    bins = max(1, min(bins, n))
+    place = (torch.arange(n, device=ordered.device) * bins // max(1, n)).expand_as(ordered)
+    zeros = ordered.new_zeros(*ordered.shape[:-1], bins)
+    sums = [zeros.scatter_add(-1, place, side) for side in (ordered, shared, torch.ones_like(ordered))]
+    count = sums[2]
+    return Reliability(sums[0] / count.clamp(min=1), sums[1] / count.clamp(min=1), count)
+
+
+def ece(confidence: torch.Tensor, success: torch.Tensor, bins: int = 15) -> torch.Tensor:
+    """Expected calibration error, ``Σ_b n_b/n |mean confidence - mean success|``, bins of equal mass; (...,).
+
+    Naeini et al., AAAI 2015, with the bins of Nguyen and O'Connor, EMNLP 2015. It is above 0 for true probabilities
+    too, the more the fewer queries a bin has.
+    """
+    found = reliability(confidence, success, bins)
+    gap = (found.confidence - found.success).abs() * found.queries
+    return gap.sum(-1) / found.queries.sum(-1).clamp(min=1)
+
+
+def selective_risk(confidence: torch.Tensor, success: torch.Tensor) -> torch.Tensor:
+    """The risk of the i most confident queries, i = 1 to n, (..., n). El-Yaniv and Wiener, JMLR 2010."""
+    _, shared = _ordered(confidence, success)
+    failures = (1 - shared).flip(-1).cumsum(-1)
+    return failures / torch.arange(1, failures.shape[-1] + 1, device=failures.device)
+
+
+def aurc(confidence: torch.Tensor, success: torch.Tensor) -> torch.Tensor:
+    """Area under the risk-coverage curve: the mean of :func:`selective_risk`, (...,). Geifman et al., ICLR 2019."""
+    return selective_risk(confidence, success).mean(-1)
+
+
+def aurc_influences(confidence: torch.Tensor, success: torch.Tensor) -> torch.Tensor:
+    """What each query has to do with :func:`aurc`: values whose mean is it and whose spread is its, (n,) to (n,).
+
+    The jackknife's pseudo-values, moved to that mean. Resampling them needs no curve drawn anew.
+    """
+    n = len(confidence)
+    area = aurc(confidence, success)
+    if n < 2:
+        return area.expand(n)
+    order = confidence.argsort(descending=True, stable=True)
+    _, shared = _ordered(confidence, success)
+    failure = (1 - shared).flip(-1).double()
+    rank = torch.arange(1, n + 1, device=order.device, dtype=torch.float64)
+    summed = failure.cumsum(0)
+    before = (summed / rank).cumsum(0) - summed / rank
+    # Without query j, those behind it move up by one place, and its failure is not among theirs.
+    behind = 1 / (rank - 1).clamp(min=1) * (rank > 1)
+    after = [(part.flip(0).cumsum(0).flip(0) - part) for part in (summed * behind, behind)]
+    left_out = (before + after[0] - failure * after[1]) / (n - 1)
+    pseudo = n * area.double() - (n - 1) * left_out
+    found = torch.empty_like(pseudo)
+    found[order] = pseudo - pseudo.mean() + area.double()
+    return found.to(confidence.dtype)
+
+
+def coverage_at_risk(confidence: torch.Tensor, success: torch.Tensor, risk: float) -> torch.Tensor:
+    """The largest share of queries that can be answered at a risk of at most ``risk``, (...,); 0 where none can."""
+    return _allowed(confidence, success, risk) / max(1, confidence.shape[-1])
+
+
+def threshold_at_risk(confidence: torch.Tensor, success: torch.Tensor, risk: float) -> float:
+    """The confidence below which to abstain: half-way between the last query answered and the next, (n,).
+
+    :data:`ABSTAINS` where no share of the queries has so little risk, 0 where all of them together have.
+    """
+    count = int(_allowed(confidence, success, risk))
+    if count == 0:
+        return ABSTAINS
+    ordered = confidence.sort(descending=True).values
+    return 0.0 if count == len(ordered) else float((ordered[count - 1].double() + ordered[count].double()) / 2)
+
+
+def bootstrap(
+    measure: Measure, confidence: torch.Tensor, success: torch.Tensor, resamples: int, source: torch.Generator
+) -> tuple[float, float]:
+    """The 2.5% and 97.5% percentiles of a measure over resamples of the queries (Efron, 1979).
+
+    Args:
+        measure: of this module.
+        confidence: (n,).
+        success: (n,).
+        resamples: how many; draws come from ``source``, which is on the CPU.
+    """
+    n = len(confidence)
+    rows = torch.randint(n, (resamples, n), generator=source).to(confidence.device)
+    values = measure(confidence[rows], success[rows]).double()
+    low, high = values.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64, device=values.device)).tolist()
+    return low, high
+
+
+def _ordered(confidence: torch.Tensor, success: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Confidence ascending, and the success of each place: the mean over all queries of that confidence."""
+    ordered, order = confidence.sort(dim=-1, stable=True)
+    sorted_success = success.gather(-1, order).to(ordered.dtype)
+    group = torch.zeros_like(order)
+    group[..., 1:] = (ordered[..., 1:] != ordered[..., :-1]).cumsum(-1)
+    zeros = torch.zeros_like(ordered)
+    sums = zeros.scatter_add(-1, group, sorted_success)
+    sizes = zeros.scatter_add(-1, group, torch.ones_like(ordered))
+    return ordered, (sums / sizes.clamp(min=1)).gather(-1, group)
+
+
+def _allowed(confidence: torch.Tensor, success: torch.Tensor, risk: float) -> torch.Tensor:
+    """The most queries that can be answered at the risk, (...,): of equally confident ones all or none."""
+    ordered = confidence.sort(dim=-1, descending=True).values
+    risks = selective_risk(confidence, success)
+    last = torch.ones_like(risks, dtype=torch.bool)
+    last[..., :-1] = ordered[..., :-1] != ordered[..., 1:]
+    places = torch.arange(1, risks.shape[-1] + 1, device=risks.device)
+    # A mean of equal shares may be off by its last digit.
+    return ((risks <= risk + 1e-6) & last).long().mul(places).amax(-1)

@@ -1,0 +1,46 @@
+"""Correlation of predictions with labels: Pearson's, and Spearman's with average ranks for ties."""
+
+from __future__ import annotations
+
+import torch
+
+
+def average_ranks(values: torch.Tensor) -> torch.Tensor:
+    """Ranks from 1, ascending; equal values share the average of their ranks (E-S3). (n,) to (n,) float64."""
+    _, place, counts = torch.unique(values, return_inverse=True, return_counts=True)
+    average = counts.cumsum(0).double() - (counts.double() - 1) / 2
+    ranks: torch.Tensor = average[place]
+    return ranks
+
+
+def pearson(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Pearson's r of (n,) with (n,), a float64 scalar; 0 where either is constant, or n = 0 (E-S3)."""
+    return influences(x, y).mean() if len(x) else x.new_zeros((), dtype=torch.float64)
+
+
+def spearman(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Spearman's ρ: Pearson's r of the average ranks. Design note 6.4, E-S3."""
+    return pearson(average_ranks(x), average_ranks(y))
+
+
+def influences(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """What each observation has to do with r: values whose mean is r, and whose spread is that of r, (n,) float64.
+
+    ``r + z_x z_y - r (z_x² + z_y²)/2`` with standardised z, the influence function of r (Devlin, Gnanadesikan and
+    Kettenring, Biometrika 1975). Resampling them instead of the pairs needs no correlation computed anew.
+    """
+    if constant(x) or constant(y):
+        return torch.zeros(len(x), dtype=torch.float64, device=x.device)
+    zx, zy = _standardised(x), _standardised(y)
+    r = (zx * zy).mean().clamp(-1, 1)
+    return r + zx * zy - r * (zx.square() + zy.square()) / 2
+
+
+def constant(values: torch.Tensor) -> bool:
+    """Whether there are no two different ones."""
+    return bool((values == values[:1]).all())
+
+
+def _standardised(values: torch.Tensor) -> torch.Tensor:
+    centred = values.double() - values.double().mean()
+    return centred / centred.square().mean().sqrt()

@@ -1,0 +1,67 @@
+"""What an epoch is for, as pure functions: epoch to stage."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a run is whose stages end early: its ``stage``, from 1, the epoch before it ``began``, the lowest loss in
+    it, None before there is one, and the epochs since (``stale``)."""
+
+    stage: int
+    began: int = 0
+    best: float | None = None
+    stale: int = 0
+
+    def state(self) -> dict[str, int | float | None]:
+        """As plain numbers, by name."""
+        return {"stage": self.stage, "began": self.began, "best": self.best, "stale": self.stale}
+
+
+def stage_ends(epochs: int, shares: Sequence[float]) -> tuple[int, ...]:
+    """The last epoch of each stage, by their shares of all epochs; each with a share above 0 has one at least.
+
+    Where there are fewer epochs than stages those of the smallest shares are left out, of equal ones the earlier. A
+    stage that is left out, or has no share, ends where the one before it does.
+    """
+    largest = sorted(range(len(shares)), key=lambda number: (shares[number], number))[-epochs:]
+    shares = [share if number in largest else 0.0 for number, share in enumerate(shares)]
+    active = [share > 0 for share in shares]
+    ends: list[int] = []
+    for number, runs in enumerate(active):
+        before = ends[-1] if ends else 0
+        wanted = round(epochs * sum(shares[: number + 1]) / sum(shares))
+        latest = epochs - sum(active[number + 1 :])
+        ends.append(min(max(wanted, before + 1), latest) if runs else before)
+    return tuple(ends)
+
+
+def stage_of(epoch: int, ends: Sequence[int]) -> int:
+    """The stage, from 1, of an epoch, from 1; beyond the last end that of the last epoch."""
+    return bisect_left(ends, min(epoch, ends[-1])) + 1
+
+
+def advanced(
+    progress: Progress, epoch: int, loss: float, ends: Sequence[int], patience: int, least_gain: float
+) -> Progress:
+    """After an epoch: the next stage, where the loss has not fallen for ``patience`` epochs or the stage has had its
+    share of them. The last one goes on to the end of the run.
+
+    Args:
+        progress: before it.
+        epoch: its number, from 1.
+        loss: what the stage minimises.
+        ends: of :func:`stage_ends`, which also say how long a stage is at most.
+        patience: epochs.
+        least_gain: the relative fall that counts.
+    """
+    fell = progress.best is None or loss < progress.best - least_gain * abs(progress.best)
+    here = Progress(progress.stage, progress.began, loss if fell else progress.best, 0 if fell else progress.stale + 1)
+    lengths = [end - start for start, end in zip((0, *ends), ends)]
+    later = [number for number, length in enumerate(lengths, 1) if number > here.stage and length]
+    over = here.stale >= patience or epoch - here.began >= lengths[here.stage - 1]
+    return Progress(later[0], epoch) if over and later else here
