@@ -12,17 +12,22 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from workloads.contract import Workload
+    from workloads.published import Published
 
 GROUP = "orchestrator.workloads"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a workload lives. ``params`` is apart from the class so that checking a name needs no PyTorch."""
+    """Where a workload lives. ``params`` is apart from the class so that checking a name needs no PyTorch.
+
+    ``published`` is a tuple of what :mod:`workloads.published` describes; None where nothing is.
+    """
 
     params: str
     workload: str
     summary: str
+    published: str | None = None
 
     def load_params(self) -> type[BaseModel]:
         return cast("type[BaseModel]", _load(self.params))
@@ -30,12 +35,45 @@ class Entry:
     def load(self) -> type[Workload]:
         return cast("type[Workload]", _load(self.workload))
 
+    def load_published(self) -> tuple[Published, ...]:
+        return cast("tuple[Published, ...]", _load(self.published)) if self.published else ()
+
 
 BUILT_IN = {
     "recommender": Entry(
         "workloads.recommender.params:Params",
         "workloads.recommender.workload:Recommender",
         "Collaborative filtering from implicit feedback: matrix factorisation and LightGCN.",
+        "workloads.recommender.published:PUBLISHED",
+    ),
+    "simclr": Entry(
+        "workloads.simclr.params:Params",
+        "workloads.simclr.workload:SimCLR",
+        "Contrastive learning of image encoders from two views of each image.",
+        "workloads.simclr.published:PUBLISHED",
+    ),
+    "text_ranker": Entry(
+        "workloads.text_ranker.params:Params",
+        "workloads.text_ranker.workload:TextRanker",
+        "BM25's candidates put in order by a cross-encoder or a bi-encoder.",
+        "workloads.text_ranker.published:PUBLISHED",
+    ),
+    "bi_encoder": Entry(
+        "workloads.bi_encoder.params:Params",
+        "workloads.bi_encoder.workload:BiEncoder",
+        "Sentence embeddings whose cosine is the similarity of two sentences.",
+    ),
+    "vera": Entry(
+        "workloads.vera.params:Params",
+        "workloads.vera.workload:Vera",
+        "Retrieval that knows when it fails: ranking and confidence learnt apart, in stages.",
+        "workloads.vera.published:PUBLISHED",
+    ),
+    "lifelong": Entry(
+        "workloads.lifelong.params:Params",
+        "workloads.lifelong.workload:Lifelong",
+        "Retrieval over documents that arrive in sessions, with an index that is only ever appended to.",
+        "workloads.lifelong.published:PUBLISHED",
     ),
 }
 

@@ -85,7 +85,11 @@ class Evaluation:
 
     ``metrics``: reduced scalars, the same on every rank. ``units``: one row a user, query or pair, its ``id``
     column first, on rank 0 (empty elsewhere): what intervals and gates are computed from. ``tables``: named
-    tables for the report (curves, histograms, embeddings).
+    tables, kept as Parquet and drawn where reports are. Their columns say how: ``x``, ``y`` and, if points are of
+    several classes, the text column ``label`` are a scatter plot (an embedding); otherwise the first column is the
+    horizontal axis and each further column of real numbers a line over it (curves, densities, a reliability diagram
+    beside its diagonal), NaN a gap. Integers and texts beside them, such as counts, are data and not drawn, and a
+    table without a line or a point is data alone.
     """
 
     metrics: Metrics
@@ -99,8 +103,9 @@ class Servable:
 
     ``predictor`` is one Python source file that imports neither ``orchestrator`` nor ``workloads`` and defines
     ``class Predictor`` with ``__init__(weights: dict[str, np.ndarray], config: dict)`` and
-    ``predict(inputs: pandas.DataFrame, **params) -> pandas.DataFrame``. ``example`` are input columns,
-    ``params`` the keyword parameters of ``predict`` with their defaults, ``requirements`` what the file imports.
+    ``predict(inputs: pandas.DataFrame, **params) -> pandas.DataFrame``. ``example`` are input columns
+    (``bytes`` in one of objects where the input is binary), ``params`` the keyword parameters of ``predict`` with
+    their defaults, ``requirements`` what the file imports.
     """
 
     predictor: Path

@@ -1,0 +1,77 @@
+"""Search spaces of SimCLR. Ranges around the published settings; sources stand beside them.
+
+The presets of a loss search the optimiser and what the loss reads; hold the rest as you like (``encoder=resnet50``,
+``dataset=cifar-100``). "thesis" is Liu Bin's dissertation, E-x the project's errata, "SimCLR" Chen et al., ICML 2020.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import optuna
+
+
+def space(trial: optuna.Trial) -> dict[str, Any]:
+    """The default: optimiser, temperature, augmentation and which loss, each with its own defaults."""
+    return {
+        **_training(trial),
+        "loss": trial.suggest_categorical("loss", ["infonce", "decoupled", "dcl", "hcl", "bcl"]),
+        "strength": trial.suggest_float("strength", 0.25, 1.0),  # SimCLR: 1, on CIFAR 0.5
+        "crop": trial.suggest_float("crop", 0.08, 0.4),  # SimCLR: 0.08
+    }
+
+
+def infonce(trial: optuna.Trial) -> dict[str, Any]:
+    """SimCLR's NT-Xent (thesis 2.2.4.1)."""
+    return {**_training(trial), "loss": "infonce"}
+
+
+def decoupled(trial: optuna.Trial) -> dict[str, Any]:
+    """Decoupled contrastive learning (thesis 2.2.4.3)."""
+    return {**_training(trial), "loss": "decoupled"}
+
+
+def dcl(trial: optuna.Trial) -> dict[str, Any]:
+    """The debiased contrastive loss (thesis (6.47))."""
+    return {**_training(trial), "loss": "dcl", "tau": _tau(trial)}
+
+
+def hcl(trial: optuna.Trial) -> dict[str, Any]:
+    """DCL with hardness weights (its paper: β from 0 to 2)."""
+    return {**_training(trial), "loss": "hcl", "tau": _tau(trial), "beta": trial.suggest_float("beta", 0.0, 2.0)}
+
+
+def bcl(trial: optuna.Trial) -> dict[str, Any]:
+    """BCL: β of table 6.6, τ+ around 1 / C, α from the validation AUC (E-6.21)."""
+    return {
+        **_training(trial),
+        "loss": "bcl",
+        "alpha": "auc",
+        "beta": trial.suggest_float("beta", 0.5, 1.0),  # table 6.6: 0.5 to 1
+        "tau": _tau(trial),
+    }
+
+
+def directclr(trial: optuna.Trial) -> dict[str, Any]:
+    """No head, the loss on the first features (thesis 2.2.4.2; its paper: 360 of 2048)."""
+    return {**_training(trial), "loss": "infonce", "subvector": trial.suggest_int("subvector", 16, 512, log=True)}
+
+
+def published(trial: optuna.Trial) -> dict[str, Any]:
+    """Around the settings of tables 6.4 to 6.7, whose rows fix everything (thesis 6.6.2.3)."""
+    return {"lr": trial.suggest_float("lr", 3e-4, 3e-3, log=True)}
+
+
+def _training(trial: optuna.Trial) -> dict[str, Any]:
+    """Adam around the thesis' 0.001 and a temperature of 0.5 (6.6.2.3; SimCLR's best on CIFAR: 0.5, ImageNet: 0.1)."""
+    return {
+        "lr": trial.suggest_float("lr", 3e-4, 3e-3, log=True),
+        "weight_decay": trial.suggest_float("weight_decay", 1e-7, 1e-4, log=True),
+        "temperature": trial.suggest_float("temperature", 0.1, 1.0, log=True),
+    }
+
+
+def _tau(trial: optuna.Trial) -> float:
+    """Table 6.7: 0.001 to 0.01 for 200 classes, best at 1 / C; 0.1 for ten classes."""
+    found: float = trial.suggest_float("tau", 1e-3, 0.2, log=True)
+    return found

@@ -1,0 +1,60 @@
+"""Which pairs each step of an epoch trains on, a pure function of seed and epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.contract import Runtime
+from workloads.seeding import derive
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A global batch: its pairs by number, (B,), and which of them are this rank's, one contiguous part after another.
+
+    ``bounds`` (ranks + 1,): rank r has ``rows[bounds[r]:bounds[r + 1]]``.
+    """
+
+    rows: NDArray[np.int64]
+    bounds: Sequence[int]
+    rank: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def own(self) -> slice:
+        """This rank's part of ``rows``."""
+        return slice(self.bounds[self.rank], self.bounds[self.rank + 1])
+
+    @property
+    def counts(self) -> list[int]:
+        """Pairs of each rank."""
+        return np.diff(self.bounds).tolist()
+
+
+def steps_per_pass(pairs: int, batch_size: int) -> int:
+    """Global batches in a pass; the last may be smaller."""
+    return -(-pairs // batch_size)
+
+
+def batches(pairs: int, batch_size: int, runtime: Runtime, epoch: int) -> Iterator[Batch]:
+    """The global batches of an epoch: a pass in a random order, or the next ``runtime.steps_per_epoch`` of passes."""
+    whole, ranks = steps_per_pass(pairs, batch_size), runtime.world_size
+    steps = runtime.steps_per_epoch or whole
+    order, current = np.empty(0, np.int64), -1
+    for step in range((epoch - 1) * steps, epoch * steps):
+        number, place = divmod(step, whole)
+        if number != current:
+            order, current = _order(runtime.seed, number + 1, pairs), number
+        rows = order[place * batch_size : (place + 1) * batch_size]
+        yield Batch(rows, [len(rows) * rank // ranks for rank in range(ranks + 1)], runtime.rank)
+
+
+def _order(seed: int, number: int, pairs: int) -> NDArray[np.int64]:
+    # The raw stream of PCG64, which NumPy keeps as it is.
+    return np.argsort(np.random.PCG64(derive(seed, "order", number)).random_raw(pairs), kind="stable")

@@ -1,0 +1,124 @@
+"""Hyperparameters of the bi-encoder. Imports no PyTorch, so that the command line starts quickly.
+
+"note" is the source document, the design of STS-B with a bi-encoder; E-x are the project's errata. A parameter that
+only some losses read is None with the others.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from workloads.bi_encoder.reads import LOSSES, idle, resolved
+from workloads.contract import MID_RUN
+from workloads.data.datasets import check_kind
+from workloads.encoders import sources
+
+Loss: TypeAlias = Literal["mse", "cosent", "cosine_embedding", "infonce", "decoupled", "dcl", "hcl", "bcl"]
+
+
+class Params(BaseModel):
+    """What an experiment with the bi-encoder can set. The defaults are the note's (6.6), as far as it has any."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, "sentence_pairs"))] = Field(
+        default="synthetic-pairs",
+        min_length=1,
+        description="Pairs of sentences with scores from 0 to 5: a name (`data list`), or your own table or folder "
+        "with the columns sentence1, sentence2 and score.",
+    )
+    split: Literal["official", "dev"] = Field(
+        default="official",
+        description="The source's parts; or its dev part as the test part, with a validation part carved from train, "
+        "for a source that hides its test scores (E-S1).",
+    )
+    split_seed: int = Field(default=0, ge=0, description="Seed of the parts that are carved from train.")
+    encoder: str = Field(
+        default=sources.TINY,
+        min_length=1,
+        description="minilm, bert-base (note), tiny (from scratch), a folder, or a name of the Hugging Face hub.",
+    )
+    pooling: Literal["mean", "cls", "max"] = Field(
+        default="mean", description="From the tokens' vectors to the sentence's (note 2.3: mean is best)."
+    )
+    max_length: int = Field(
+        default=128, ge=3, le=8192, description="Tokens of a sentence (note: 128); a longer one is cut, and counted."
+    )
+    dropout: float | None = Field(
+        default=None, ge=0, lt=1, description="Of hidden layers and attention; unset: the encoder's own (note: 0.1)."
+    )
+    loss: Loss = Field(
+        default="mse",
+        description="On the cosine: mse (note 2.4, E-S0), cosent, cosine_embedding. On the batch's other sentences as "
+        "negatives: infonce (thesis (2.3)), decoupled, dcl, hcl (5.6.1.4), bcl (6.31).",
+    )
+    batch_size: int = Field(
+        default=32, ge=1, le=2**20, description="Pairs in a global batch, over all workers (note: 32)."
+    )
+    lr: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="Highest learning rate; unset: 2e-5 (note), and 1e-3 for an encoder from scratch.",
+        json_schema_extra=MID_RUN,
+    )
+    warmup: float = Field(
+        default=0.1, ge=0, le=1, description="Share of all steps in which lr rises (note: 0.1); then it falls to 0."
+    )
+    weight_decay: float = Field(
+        default=0.01,
+        ge=0,
+        le=1,
+        description="Of AdamW, biases and norms spared (note: 0.01).",
+        json_schema_extra=MID_RUN,
+    )
+    clip: float = Field(
+        default=1.0, gt=0, description="Largest norm of a step's gradient (note: 1).", json_schema_extra=MID_RUN
+    )
+
+    lowest_cosine: float | None = Field(
+        default=None,
+        ge=-1,
+        lt=1,
+        description="Cosine that mse takes a score of 0 for: -1 (note 2.4, E-S0); 0: sentence-transformers.",
+    )
+    temperature: float | None = Field(
+        default=None, gt=0, le=10, description="t, which divides every cosine (0.05: as sentence-transformers has it)."
+    )
+    positive_from: float | None = Field(
+        default=None, ge=0, le=5, description="Score from which on two sentences mean the same (4: all but details)."
+    )
+    margin: float | None = Field(
+        default=None, ge=-1, lt=1, description="Cosine that cosine_embedding leaves to a pair that does not (PyTorch)."
+    )
+    tau: float | None = Field(
+        default=None, ge=0, lt=1, description="τ+ of dcl, hcl, bcl: share of the batch that means the same (2.2.4.4)."
+    )
+    alpha: float | None = Field(
+        default=None, ge=0.5, le=1, description="α of bcl, how well scores separate the classes (E-6.21)."
+    )
+    beta: float | None = Field(
+        default=None, ge=0, le=100, description="Hardness of negatives: of hcl from 0 (5.52), of bcl in [0, 1] (6.25)."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve(cls, given: Any) -> Any:
+        """Give what the loss and the encoder read, and was not set, the value that goes with them."""
+        return resolved(given) if isinstance(given, dict) else given
+
+    @model_validator(mode="after")
+    def _read(self) -> Self:
+        """Refuse a value that nothing would read, or that its loss has no use for, and an encoder that is not there."""
+        if message := idle(self.model_dump()):
+            raise ValueError(message)
+        if self.loss == "bcl" and self.beta is not None and self.beta > 1:
+            raise ValueError(f"beta={self.beta:g} of loss=bcl is not in [0, 1]")
+        sources.check(self.encoder)
+        return self
+
+    def of_loss(self) -> dict[str, Any]:
+        """The parameters that the loss reads, by name."""
+        return {name: getattr(self, name) for name in LOSSES[self.loss]}

@@ -1,0 +1,185 @@
+"""The bi-encoder workload: one encoder reads both sentences of a pair, and the cosine of their vectors is the score."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from workloads import gradient_cache
+from workloads.bi_encoder.batches import Batch, batches, steps_per_pass
+from workloads.bi_encoder.evaluation import evaluation
+from workloads.bi_encoder.objectives import OBJECTIVES, Scored
+from workloads.bi_encoder.params import Params as BiEncoderParams
+from workloads.bi_encoder.prepared import Part, load, prepared, training_texts
+from workloads.bi_encoder.serving import servable
+from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
+from workloads.distributed import reduce_sum, wrap
+from workloads.encoders.optimisation import adamw, load_optimizer_state, optimizer_state, warmup_linear
+from workloads.encoders.packing import pack
+from workloads.encoders.pooling import cosine
+from workloads.encoders.text import encode, load_encoder
+from workloads.seeding import derive
+
+
+class BiEncoder:
+    """Learn sentence vectors whose cosine is the similarity of two sentences.
+
+    bf16 applies to the encoder's matrix products, in evaluation as well; pooling, cosines, losses, parameters and
+    metrics are float32. With dropout a run on several workers, or in micro-batches, drops other units than one that is
+    not divided; all else is the same.
+    """
+
+    Params: ClassVar[type[BiEncoderParams]] = BiEncoderParams
+    objective: Objective = Objective("spearman", "max")
+
+    def __init__(self, params: BiEncoderParams, runtime: Runtime) -> None:
+        """Build on ``runtime.device``; from the second time in a process on the data is tokenised already.
+
+        Raises:
+            ValueError: the batch does not divide over the workers, or no pair can be an anchor of the loss.
+            workloads.data.DataError: dataset or encoder are unknown, missing or damaged.
+        """
+        _check_batch(params, runtime)
+        self.params, self.runtime = params, runtime
+        texts = training_texts(load(params, runtime.data), runtime.holdout)
+        self.tokenizer, encoder = load_encoder(
+            params.encoder,
+            max_length=params.max_length,
+            pooling=params.pooling,
+            precision=runtime.precision,
+            dropout=params.dropout,
+            texts=texts.first + texts.second,
+            seed=runtime.seed,
+        )
+        self.data = prepared(params, runtime.data, runtime.holdout, self.tokenizer)
+        _check_anchors(params, self.data.train)
+        self.encoder = encoder.to(runtime.device)
+        self.replica = wrap(self.encoder, runtime)
+        self.optimizer = adamw(self.encoder, self.lr, params.weight_decay)
+
+    @property
+    def lr(self) -> float:
+        """The highest learning rate of the run."""
+        assert self.params.lr is not None
+        return self.params.lr
+
+    def train_epoch(self, epoch: int) -> Metrics:
+        """One pass, or ``runtime.steps_per_epoch`` steps of one.
+
+        Returns:
+            The mean ``loss`` of a step, its ``gradient_norm`` before clipping, and ``truncated``, the share of the
+            training sentences that are longer than ``max_length`` and were cut.
+        """
+        params, runtime, train = self.params, self.runtime, self.data.train
+        steps = runtime.steps_per_epoch or steps_per_pass(len(train), params.batch_size)
+        planned = runtime.epochs * steps
+        total, norm = torch.zeros(2, dtype=torch.float64, device=runtime.device)
+        self.encoder.train()
+        with torch.random.fork_rng(devices=[runtime.device] if runtime.device.type == "cuda" else []):
+            drawn = batches(len(train), params.batch_size, runtime, epoch)
+            for step, batch in enumerate(drawn, (epoch - 1) * steps):
+                total += self._backward(batch, step)
+                norm += torch.nn.utils.clip_grad_norm_(self.encoder.parameters(), params.clip)
+                self._update(self.lr * warmup_linear(step, planned, round(params.warmup * planned)))
+        # What a rank adds up is its share, scaled to the whole for DistributedDataParallel, which averages.
+        loss, gradient_norm = (reduce_sum(torch.stack([total, norm])) / (steps * runtime.world_size)).tolist()
+        return {"loss": loss, "gradient_norm": gradient_norm, "truncated": float(train.tokens.cut.mean())}
+
+    def _backward(self, batch: Batch, step: int) -> torch.Tensor:
+        """Gradients of a global batch; its loss, whose mean over the ranks is that of the batch."""
+        rows = batch.rows[batch.own]
+        micro = [part for part in np.array_split(rows, self.runtime.accumulate) if len(part)] or [rows]
+        parts = [partial(self._embed, part, step, number) for number, part in enumerate(micro)]
+
+        def loss_of(vectors: torch.Tensor) -> torch.Tensor:
+            share = OBJECTIVES[self.params.loss](Scored(vectors, batch, self.data.train), **self.params.of_loss())
+            return share * self.runtime.world_size
+
+        return gradient_cache.backward(parts, loss_of, self.replica)
+
+    def _embed(self, rows: NDArray[np.int64], step: int, number: int) -> torch.Tensor:
+        """Vectors of both sentences of some training pairs, in one pass, (b, 2, d); the same at every call."""
+        torch.manual_seed(derive(self.runtime.seed, f"dropout {number}", step + 1, self.runtime.rank))
+        train = self.data.train
+        vectors: torch.Tensor = self.replica(pack(train.tokens.take(train.pairs[rows].ravel()), self.runtime.device))
+        return vectors.view(len(rows), 2, self.encoder.dim)
+
+    def _update(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    @torch.no_grad()
+    def evaluate(self, split: Split) -> Evaluation:
+        """Correlate cosines with scores; each different sentence is read once, shared out over the ranks.
+
+        Raises:
+            ValueError: the validation split of a refit, which has been trained on.
+        """
+        if split == "validation" and not self.runtime.holdout:
+            raise ValueError(
+                "a refit has no validation split: it was trained on. Evaluate on test, or build with holdout"
+            )
+        part = self.data.test if split == "test" else self.data.validation
+        vectors, device = self._vectors(part), self.runtime.device
+        first, second = torch.from_numpy(part.pairs).to(device).unbind(1)
+        cosines = cosine(vectors.index_select(0, first), vectors.index_select(0, second))
+        return evaluation(cosines, torch.from_numpy(part.grades).to(device), self.runtime.rank)
+
+    def _vectors(self, part: Part) -> torch.Tensor:
+        """Of each of the part's m texts, (m, d). A collective."""
+        own = np.arange(len(part.tokens))[self.runtime.rank :: self.runtime.world_size]
+        vectors = torch.zeros(len(part.tokens), self.encoder.dim, device=self.runtime.device)
+        vectors[torch.from_numpy(own).to(self.runtime.device)] = encode(self.encoder, part.tokens.take(own))
+        return reduce_sum(vectors)
+
+    def state_dict(self) -> State:
+        """Weights, optimiser and tokenizer, not copied. No stream position: it follows from the epoch."""
+        return {
+            "encoder": self.encoder.state_dict(),
+            "optimizer": optimizer_state(self.optimizer, self.encoder),
+            "tokenizer": self.tokenizer.definition,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Copy a state. Learning rate and weight decay stay those of the parameters.
+
+        Raises:
+            ValueError: the state belongs to another encoder, or to one with another vocabulary.
+        """
+        if state.get("tokenizer") != self.tokenizer.definition:
+            raise ValueError(
+                f"the checkpoint does not fit: its tokenizer is not that of encoder {self.params.encoder!r} "
+                f"for dataset {self.params.dataset!r}"
+            )
+        try:
+            self.encoder.load_state_dict(state["encoder"])
+        except RuntimeError as error:
+            raise ValueError(f"the checkpoint does not fit encoder {self.params.encoder!r}: {error}") from None
+        load_optimizer_state(self.optimizer, self.encoder, state["optimizer"])
+
+    def servable(self) -> Servable:
+        """The encoder with its tokenizer: vectors of sentences, or the similarity of pairs."""
+        return servable(self.encoder, self.tokenizer, self.params.dataset)
+
+
+def _check_batch(params: BiEncoderParams, runtime: Runtime) -> None:
+    if params.batch_size % runtime.world_size:
+        nearest = max(1, round(params.batch_size / runtime.world_size)) * runtime.world_size
+        raise ValueError(
+            f"batch_size={params.batch_size} is the global batch and does not divide over {runtime.world_size} "
+            f"workers; the nearest that does is {nearest}"
+        )
+
+
+def _check_anchors(params: BiEncoderParams, train: Part) -> None:
+    if params.positive_from is not None and not (train.grades >= params.positive_from).any():
+        raise ValueError(
+            f"loss={params.loss} has nothing to learn from: no training pair has a score of positive_from="
+            f"{params.positive_from:g} or more, the highest is {train.grades.max():g}"
+        )

@@ -1,0 +1,48 @@
+"""Which training queries each step takes, and which of its positives each query has, pure functions of the seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.contract import Runtime
+from workloads.seeding import derive
+
+
+def steps_per_pass(queries: int, batch_size: int) -> int:
+    """Global batches in a pass; the last may be smaller."""
+    return -(-queries // batch_size)
+
+
+def batches(
+    positives: Sequence[NDArray[np.int64]], batch_size: int, runtime: Runtime, epoch: int
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], float]]:
+    """This rank's part of each global batch of an epoch: places of queries (b,), a positive of each (b,), and what a
+    query weighs in the mean, 0 for one that stands in on a rank which has none of a small last batch.
+
+    An epoch is a pass in a random order, or the next ``runtime.steps_per_epoch`` steps of an endless row of passes.
+    """
+    whole = steps_per_pass(len(positives), batch_size)
+    steps = runtime.steps_per_epoch or whole
+    counts = np.array([len(docs) for docs in positives])
+    drawn: tuple[int, NDArray[np.int64], NDArray[np.int64]] | None = None
+    for step in range((epoch - 1) * steps, epoch * steps):
+        number, place = divmod(step, whole)
+        if drawn is None or drawn[0] != number:
+            order = np.argsort(_raw(runtime.seed, "order", number + 1, len(counts)), kind="stable")
+            turn = (_raw(runtime.seed, "positive", number + 1, len(counts)) % counts.astype(np.uint64)).astype(np.int64)
+            docs = np.array([own[which] for own, which in zip(positives, turn.tolist())], np.int64)
+            drawn = number, order, docs
+        _, order, docs = drawn
+        rows = order[place * batch_size : (place + 1) * batch_size]
+        start, stop = (len(rows) * rank // runtime.world_size for rank in (runtime.rank, runtime.rank + 1))
+        weight = 1 / len(rows) if stop > start else 0.0
+        own_rows = rows[start:stop] if weight else rows[:1]
+        yield own_rows, docs[own_rows], weight
+
+
+def _raw(seed: int, stream: str, number: int, count: int) -> NDArray[np.uint64]:
+    # The raw stream of PCG64, which NumPy keeps as it is.
+    return np.random.PCG64(derive(seed, stream, number)).random_raw(count)

@@ -1,0 +1,259 @@
+"""The index: embeddings of documents, a segment a session, only ever appended to.
+
+Each segment holds its rows' documents, their vectors and which session's model wrote them. With a folder it is an Arrow
+file there that is memory-mapped, and ``index.json`` names the segments in their order; without, it is in memory and
+goes into checkpoints. What counts is what the checkpoint knows: files of a session that it does not know were written
+by a run that died, and are removed.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from workloads.data.cache import replacing
+from workloads.data.errors import DataError
+
+FORMAT = 1
+"""Of the files."""
+
+MANIFEST = "index.json"
+
+_BLOCK = 8192  # rows that are searched at once
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Rows that one model wrote: ``docs`` (n,) int64, ``vectors`` (n, d) float32, ``session``, that model's."""
+
+    session: int
+    docs: NDArray[np.int64]
+    vectors: NDArray[np.float32]
+    crc32: int
+
+    @property
+    def file(self) -> str:
+        return _file(self.session)
+
+
+class Index:
+    """Segments of one lineage of models.
+
+    ``lineage`` names the run whose models write and read it. In a ``compatible`` one a model reads what it and those
+    before it wrote; otherwise only what it wrote itself.
+    """
+
+    def __init__(
+        self, lineage: str, dim: int, compatible: bool, folder: Path | None = None, writes: bool = True
+    ) -> None:
+        """Begin an empty index.
+
+        Args:
+            lineage: of the models.
+            dim: d.
+            compatible: whether later models read older rows.
+            folder: where its files go; None keeps it in memory.
+            writes: whether this process, of several that hold the same index, writes the files.
+        """
+        self.lineage, self.dim, self.compatible, self.folder, self.writes = lineage, dim, compatible, folder, writes
+        self._segments: list[Segment] = []
+        self._locate()
+
+    def __len__(self) -> int:
+        return sum(len(segment.docs) for segment in self._segments)
+
+    @property
+    def docs(self) -> NDArray[np.int64]:
+        """The document of each row, (n,)."""
+        return np.concatenate([np.empty(0, np.int64), *(segment.docs for segment in self._segments)])
+
+    @property
+    def models(self) -> NDArray[np.int32]:
+        """The session whose model wrote each row, (n,)."""
+        parts = [np.full(len(segment.docs), segment.session, np.int32) for segment in self._segments]
+        return np.concatenate([np.empty(0, np.int32), *parts])
+
+    def vectors(self) -> NDArray[np.float32]:
+        """All rows, (n, d): a copy."""
+        empty = np.empty((0, self.dim), np.float32)
+        return np.concatenate([empty, *(segment.vectors for segment in self._segments)])
+
+    def blocks(self) -> Iterator[torch.Tensor]:
+        """The rows in their order, some thousands at a time, without a copy: what exact search takes."""
+        for segment in self._segments:
+            yield from torch.split(_tensor(segment.vectors), _BLOCK)
+
+    def take(self, docs: NDArray[np.int64]) -> torch.Tensor:
+        """The stored vectors of some documents, zero for -1. (...,) -> (..., d), on the host.
+
+        Raises:
+            KeyError: a document is not in the index.
+        """
+        flat = docs.ravel()
+        found = np.zeros((len(flat), self.dim), np.float32)
+        known = np.flatnonzero(flat >= 0)
+        place = np.searchsorted(self._sorted, flat[known]).clip(max=max(0, len(self._sorted) - 1))
+        if len(known) and (not len(self._sorted) or (self._sorted[place] != flat[known]).any()):
+            raise KeyError("a document is not in the index")
+        rows = self._rows[place]
+        part = np.searchsorted(self._starts, rows, side="right") - 1
+        for number in np.unique(part).tolist():
+            here = part == number
+            found[known[here]] = self._segments[number].vectors[rows[here] - self._starts[number]]
+        return torch.from_numpy(found.reshape(*docs.shape, self.dim))
+
+    def append(self, session: int, docs: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
+        """Add what the model of ``session`` wrote. Where models are not compatible it takes the place of all before.
+
+        Raises:
+            ValueError: a document is in the index already.
+            OSError: the file can not be written; the index is as before.
+        """
+        kept = self._segments if self.compatible else []
+        if (kept and np.isin(docs, self.docs).any()) or len(np.unique(docs)) < len(docs):
+            raise ValueError(f"a document arrives a second time in session {session}")
+        segment = Segment(session, docs, vectors, _crc32(docs, vectors))
+        if self.folder is not None and self.writes:
+            write_segment(self.folder / segment.file, segment)
+            self._write_manifest([*kept, segment])
+            segment = read_segment(self.folder / segment.file)
+        self._segments = [*kept, segment]
+        self._locate()
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint: what each segment is; vectors only where no file holds them."""
+        segments = []
+        for segment in self._segments:
+            held = {"session": segment.session, "crc32": segment.crc32, "docs": torch.from_numpy(segment.docs.copy())}
+            segments.append(held if self.folder else held | {"vectors": torch.from_numpy(segment.vectors.copy())})
+        return {"lineage": self.lineage, "segments": segments}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Be what :meth:`state` gave. Files of sessions that it does not know are removed.
+
+        Raises:
+            DataError: a file is missing, truncated or not the one that belongs to the checkpoint.
+            ValueError: the checkpoint is of another run's index, or of one that was kept elsewhere.
+        """
+        if state["lineage"] != self.lineage:
+            raise ValueError("the checkpoint's index belongs to another run: its models can not read each other's rows")
+        segments = []
+        for held in state["segments"]:
+            if self.folder is None:
+                if "vectors" not in held:
+                    raise ValueError("the checkpoint's index is in files: give the parameter index as before")
+                docs, vectors = held["docs"].cpu().numpy().copy(), held["vectors"].cpu().numpy().copy()
+                segments.append(Segment(held["session"], docs, vectors, held["crc32"]))
+            else:
+                file = self.folder / _file(held["session"])
+                found = read_segment(file)
+                if found.crc32 != held["crc32"]:
+                    raise DataError("the index file is not the one of the checkpoint", file=file, fix=_ANEW)
+                segments.append(found)
+        self._segments = segments
+        self._locate()
+        if self.folder is not None and self.writes:
+            self._write_manifest(segments)
+            for file in self.folder.glob("session-*.arrow"):
+                if file.name not in {segment.file for segment in segments}:
+                    file.unlink()
+
+    def _write_manifest(self, segments: Sequence[Segment]) -> None:
+        assert self.folder is not None
+        content = {
+            "format": FORMAT, "lineage": self.lineage, "compatible": self.compatible, "dim": self.dim,
+            "segments": [
+                {"file": one.file, "session": one.session, "rows": len(one.docs), "crc32": one.crc32}
+                for one in segments
+            ],
+        }  # fmt: skip
+        with replacing(self.folder / MANIFEST) as file:
+            file.write(json.dumps(content, indent=1).encode())
+
+    def _locate(self) -> None:
+        docs = self.docs
+        self._rows = np.argsort(docs, kind="stable")
+        self._sorted = docs[self._rows]
+        self._starts = np.cumsum([0, *(len(segment.docs) for segment in self._segments)])[:-1]
+
+
+def write_segment(path: Path, segment: Segment) -> None:
+    """Write a segment as one Arrow file that appears whole or not at all: columns doc, model and vector, (n,) each.
+
+    Raises:
+        OSError: the file can not be written.
+    """
+    import pyarrow as pa
+
+    vectors = np.ascontiguousarray(segment.vectors, np.float32)
+    columns = {
+        "doc": pa.array(segment.docs),
+        "model": pa.array(np.full(len(segment.docs), segment.session, np.int32)),
+        "vector": pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1]),
+    }
+    batch = pa.record_batch(columns)
+    meta = {"format": FORMAT, "session": segment.session, "crc32": segment.crc32}
+    schema = batch.schema.with_metadata({b"index": json.dumps(meta)})
+    with replacing(path) as file, pa.ipc.new_file(file, schema) as writer:
+        writer.write_batch(batch.cast(schema))
+
+
+def read_segment(path: Path) -> Segment:
+    """Map a file of :func:`write_segment`; every byte is checked once.
+
+    Raises:
+        DataError: it is missing, truncated, damaged, or of a later format.
+    """
+    import pyarrow as pa
+
+    try:
+        with pa.memory_map(str(path)) as source:
+            batch = pa.ipc.open_file(source).get_batch(0)
+        meta = json.loads(batch.schema.metadata[b"index"])
+        if meta["format"] > FORMAT:
+            got = f"format {meta['format']}"
+            raise DataError(
+                "the index was written by a later version", file=path, got=got, expected=f"at most {FORMAT}"
+            )
+        # Not Arrow's own to_numpy, which imports pandas. Vectors stay mapped, the few numbers of documents do not.
+        docs = np.frombuffer(batch.column("doc").buffers()[1], np.int64)[: batch.num_rows].copy()
+        column = batch.column("vector")
+        dim = column.type.list_size
+        vectors = np.frombuffer(column.values.buffers()[1], np.float32)[: batch.num_rows * dim].reshape(-1, dim)
+        if _crc32(docs, vectors) != meta["crc32"]:
+            raise DataError("the index file is damaged: its checksum differs", file=path, fix=_ANEW)
+    except FileNotFoundError as error:
+        raise DataError("the index file is missing", file=path, fix=_ANEW) from error
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError("the index file is truncated or damaged", file=path, fix=_ANEW) from error
+    return Segment(int(meta["session"]), docs, vectors, int(meta["crc32"]))
+
+
+_ANEW = "Bring the file back, or start a new run: an index is never mended"
+
+
+def _file(session: int) -> str:
+    return f"session-{session:04d}.arrow"
+
+
+def _crc32(docs: NDArray[np.int64], vectors: NDArray[np.float32]) -> int:
+    first = zlib.crc32(np.ascontiguousarray(docs).data)
+    return zlib.crc32(np.ascontiguousarray(vectors).data, first)
+
+
+def _tensor(rows: NDArray[np.float32]) -> torch.Tensor:
+    """A tensor over mapped memory, which nobody writes to, whatever PyTorch fears."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(rows)

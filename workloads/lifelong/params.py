@@ -1,0 +1,208 @@
+"""Hyperparameters of lifelong retrieval. Imports no PyTorch, so that the command line starts quickly.
+
+"notes" is the source document on L2R, E-x the project's decisions where it is silent or wrong.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, Self, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from workloads.contract import MID_RUN
+from workloads.data.datasets import check_kind
+from workloads.encoders import sources
+
+Memory: TypeAlias = Literal["none", "isd", "random", "mir", "gss", "ocs"]
+Compatible: TypeAlias = Literal["no", "frozen", "embedding", "ranking"]
+
+_REMEMBERING = ("isd", "random", "mir", "gss", "ocs")
+
+_OF = {
+    "alpha": ("new", ("l2r",), 0.5),
+    "standardise": ("new", ("l2r",), False),
+    "n_memory": ("memory", _REMEMBERING, 4),
+    "capacity": ("memory", _REMEMBERING, 12),
+    "align_weight": ("compatible", ("embedding", "ranking"), 1.0),
+    "detach_target": ("compatible", ("ranking",), False),
+}
+"""Parameters that only some choices read: of which choice, with which of its values, and their default there."""
+
+
+_BOUNDED = ("n_memory", "capacity")
+
+
+class Params(BaseModel):
+    """What an experiment with lifelong retrieval can set. The defaults are L2R with ranking alignment."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    dataset: str = Field(
+        default="synthetic-retrieval",
+        min_length=1,
+        description="Documents, queries and judgements: a name (`data list`), a folder in the form of BEIR, LoTTE or "
+        "Multi-CPR, or one that holds such folders, a topic each.",
+    )
+    dataset_unknown: Literal["refuse", "skip"] = Field(
+        default="refuse", description="Judgements that name documents or queries which are not there."
+    )
+    split_seed: int = Field(default=0, ge=0, description="Seed of sessions and of the queries' parts.")
+    split_validation: float = Field(
+        default=0.2, gt=0, lt=1, description="Share of the training queries that validate, where the source has no dev."
+    )
+    split_test: float = Field(
+        default=0.5, gt=0, lt=1, description="Share of all queries that test, where the source has no test part."
+    )
+    split_sessions: int = Field(default=4, ge=1, le=1000, description="T: sessions after the first, 0.")
+    split_first: float = Field(default=0.5, gt=0, lt=1, description="Share of each topic's documents in session 0.")
+    split_main: float = Field(
+        default=0.7, ge=0, le=1, description="Share of a later session's documents that are of its own topic."
+    )
+    split_topics: int = Field(
+        default=5, ge=2, le=1000, description="Clusters that stand for topics where the documents' ids name none."
+    )
+
+    encoder: str = Field(
+        default=sources.TINY,
+        min_length=1,
+        description="minilm, bert-base, tiny (from scratch), a folder, or a name of the Hugging Face hub.",
+    )
+    pooling: Literal["mean", "cls", "max"] = Field(default="mean", description="From tokens' vectors to the text's.")
+    max_length: int = Field(
+        default=128, ge=3, le=8192, description="Tokens of a text; a longer one is cut, and the share reported."
+    )
+    dropout: float | None = Field(
+        default=None, ge=0, lt=1, description="Of hidden layers and attention; by default the encoder's own."
+    )
+    temperature: float = Field(
+        default=0.05, gt=0, le=10, description="f(q, d) is the cosine divided by it (Sentence-BERT's scale of 20)."
+    )
+
+    update: Literal["none", "continue", "retrain"] = Field(
+        default="continue",
+        description="The model of a later session: that of session 0; trained on from the one before; or from the "
+        "start on all documents, which are embedded anew.",
+    )
+    new: Literal["l2r", "random", "bm25"] = Field(
+        default="l2r", description="Negatives among BM25's of the session: by PSS and ISD, at random, or the first."
+    )
+    n_new: int = Field(default=6, ge=1, le=1000, description="n_1: new negatives of a query.")
+    candidates: int = Field(default=50, ge=1, le=10_000, description="BM25's documents of a session for a query, D_S.")
+    alpha: float | None = Field(
+        default=None, ge=0, le=1, description="Weight of PSS against ISD (E-L3: 0.5; towards 1 easier negatives)."
+    )
+    standardise: bool | None = Field(default=None, description="PSS and ISD in standard deviations (E-L3: as printed).")
+    memory: Memory | None = Field(
+        default=None,
+        description="Negatives of earlier sessions: none, isd (notes), random (ER), mir, gss or ocs; by default isd.",
+    )
+    n_memory: int | None = Field(default=None, ge=1, le=1000, description="n_2: remembered negatives of a query.")
+    capacity: int | None = Field(default=None, ge=1, le=10_000, description="Documents that a query's buffer holds.")
+    compatible: Compatible | None = Field(
+        default=None,
+        description="no: embed all documents anew after every session (L_no-com). Otherwise never, with L_rank: alone "
+        "(frozen), or with the alignment of embeddings (L_align-e) or of rankings (L_align-r, the default).",
+    )
+    align_weight: float | None = Field(
+        default=None, ge=0, le=1e6, description="λ of the alignment.", json_schema_extra=MID_RUN
+    )
+    detach_target: bool | None = Field(
+        default=None, description="No gradient through p of L_align-r (E-L5: both sides have one)."
+    )
+
+    batch_size: int = Field(default=16, ge=1, le=2**16, description="Queries in a global batch, over all workers.")
+    lr: float = Field(
+        default=2e-5, gt=0, le=1, description="Learning rate at its height, in each session.", json_schema_extra=MID_RUN
+    )
+    weight_decay: float = Field(
+        default=0.01, ge=0, le=1, description="Of AdamW, on matrices (BERT: 0.01).", json_schema_extra=MID_RUN
+    )
+    warmup: float = Field(
+        default=0.1, ge=0, lt=1, description="Share of a session's steps in which lr rises; then it falls linearly."
+    )
+    clip: float = Field(
+        default=1.0, gt=0, le=1e6, description="Largest norm of the gradient (BERT: 1).", json_schema_extra=MID_RUN
+    )
+    first_share: float = Field(
+        default=0.5, gt=0, lt=1, description="Share of all epochs that session 0 has; the others share the rest."
+    )
+    index: str | None = Field(
+        default=None,
+        description="Folder for the index, as Arrow files that are memory-mapped; by default it is in the checkpoints.",
+    )
+
+    @field_validator("dataset")
+    @classmethod
+    def _of_its_kind(cls, name: str) -> str:
+        check_kind(name, "retrieval")
+        return name
+
+    @field_validator("encoder")
+    @classmethod
+    def _known_encoder(cls, name: str) -> str:
+        sources.check(name)
+        return name
+
+    @field_validator("index")
+    @classmethod
+    def _absolute(cls, folder: str | None) -> str | None:
+        if folder is not None and not Path(folder).is_absolute():
+            raise ValueError(f"index={folder} is not an absolute path: workers may run elsewhere. Give the whole path")
+        return folder
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve(cls, given: Any) -> Any:
+        """Give what the choices read, and was not set, the value that goes with them."""
+        if not isinstance(given, dict):
+            return given
+        values = dict(given)
+        trained = values.get("update", "continue")
+        if values.get("memory") is None:
+            values["memory"] = "isd" if trained == "continue" else "none"
+        if values.get("compatible") is None:
+            values["compatible"] = {"none": "frozen", "retrain": "no"}.get(trained, "ranking")
+        for name, (choice, readers, default) in _OF.items():
+            if values.get(name) is None and values.get(choice, cls.model_fields[choice].default) in readers:
+                values[name] = default if name not in _BOUNDED else _fitting(name, int(default), given)
+        return values
+
+    @model_validator(mode="after")
+    def _readable(self) -> Self:
+        """Refuse a value that nothing would read, and a memory that there is nothing for."""
+        for name, (choice, readers, _) in _OF.items():
+            if getattr(self, choice) not in readers and getattr(self, name) is not None:
+                fix = " or ".join(f"{choice}={reader}" for reader in readers)
+                raise ValueError(
+                    f"{name}={getattr(self, name)} has no effect with {choice}={getattr(self, choice)}. "
+                    f"Drop {name}, or set {fix}"
+                )
+        if self.update != "continue" and self.memory != "none":
+            raise ValueError(f"memory={self.memory} has no effect with update={self.update}. Set memory=none")
+        needed = {"none": ("frozen",), "retrain": ("no",)}.get(self.update)
+        if needed and self.compatible not in needed:
+            raise ValueError(f"update={self.update} goes with compatible={needed[0]}, got {self.compatible}")
+        if self.n_new > self.candidates:
+            raise ValueError(f"n_new={self.n_new} is more than the candidates={self.candidates} it is chosen from")
+        if self.capacity is not None and self.n_memory is not None:
+            if self.n_memory > self.capacity:
+                raise ValueError(f"n_memory={self.n_memory} is more than the memory's capacity={self.capacity}")
+            pool = self.n_new * self.split_sessions
+            if self.capacity > pool:
+                raise ValueError(
+                    f"capacity={self.capacity} is more than a query's memory can ever be offered: n_new={self.n_new} "
+                    f"in each of {self.split_sessions} sessions before the last make {pool}. Lower capacity to {pool}"
+                )
+        return self
+
+
+def _fitting(name: str, default: int, given: dict[str, Any]) -> int:
+    """The default of a memory's size, or as many as are offered to it; a value that is no number is refused later."""
+    numbers = {key: Params.model_fields[key].default for key in ("n_new", "split_sessions")}
+    try:
+        offered = {key: int(given.get(key, number)) for key, number in numbers.items()}
+        kept = int(given.get("capacity") or default) if name == "n_memory" else default
+    except (TypeError, ValueError):
+        return default
+    return max(1, min(default, kept, offered["n_new"] * offered["split_sessions"]))

@@ -1,0 +1,87 @@
+"""Ours: no document of the source prints a number, so that methods are set beside each other on open collections."""
+
+from __future__ import annotations
+
+from workloads.published import Method, Regime, Table
+
+REGIME = Regime(
+    "lifelong",
+    "l2r",
+    dataset="classic-ir",
+    named_by=("dataset", "memory", "compatible"),
+    unit="query",
+    # An evaluation changes at the end of a session only: no patience.
+    plan={"precision": "bf16", "patience": 0},
+    quick={"epochs": 5, "steps_per_epoch": 1},
+    seeds=3,
+    trials=0,
+)
+
+_EPOCHS = 12
+_BLOCKS = (("classic-ir",), ("scifact",))
+_COMMON = {"encoder": "minilm", "max_length": 96, "dropout": 0.0, "batch_size": 16}
+_METRICS = (
+    "average_mrr_at_10", "average_recall_at_100", "average_success_at_5", "forgetting", "forward_transfer",
+    "documents_embedded", "bm25_average_mrr_at_10",
+)  # fmt: skip
+_LOWER = ("forgetting", "documents_embedded")
+_TESTED = ("average_recall_at_100",)
+
+_L2R = {"new": "l2r", "memory": "isd", "compatible": "ranking"}
+
+
+def _method(**params: object) -> Method:
+    return Method(params, epochs=_EPOCHS)
+
+
+MAIN = Table(
+    "l2r-main",
+    "Lifelong retrieval: L2R, earlier methods and full retraining, averaged over sessions",
+    "L2R notes: its two alignments, and the methods it names; ours, for no value is printed",
+    REGIME,
+    {
+        "L2R, ranking alignment": _method(**_L2R),
+        "L2R, embedding alignment": _method(**{**_L2R, "compatible": "embedding"}),
+        "ER": _method(new="random", memory="random", compatible="frozen"),
+        "MIR": _method(new="random", memory="mir", compatible="frozen"),
+        "GSS": _method(new="random", memory="gss", compatible="frozen"),
+        "OCS": _method(new="random", memory="ocs", compatible="frozen"),
+        "fine-tuning": _method(new="random", memory="none", compatible="frozen"),
+        "no update": _method(update="none"),
+        "full retraining": _method(update="retrain", new="random"),
+    },
+    compared_by="average_mrr_at_10",
+    blocks=_BLOCKS,
+    metrics=_METRICS,
+    lower=_LOWER,
+    tested=_TESTED,
+    reference="L2R, ranking alignment",
+    common=_COMMON,
+)
+
+ABLATION = Table(
+    "l2r-ablation",
+    "L2R with each of its parts off, or another in its place",
+    "L2R notes, steps 1 to 4; ours, for no value is printed",
+    REGIME,
+    {
+        "L2R": _method(**_L2R),
+        "negatives at random": _method(**{**_L2R, "new": "random"}),
+        "BM25's first": _method(**{**_L2R, "new": "bm25"}),
+        "diversity only, α = 0": _method(**_L2R, alpha=0.0),
+        "superiority only, α = 1": _method(**_L2R, alpha=1.0),
+        "standardised": _method(**_L2R, standardise=True),
+        "no memory": _method(new="l2r", memory="none", compatible="ranking"),
+        "memory at random": _method(**{**_L2R, "memory": "random"}),
+        "no alignment": _method(**{**_L2R, "compatible": "frozen"}),
+        "target detached": _method(**_L2R, detach_target=True),
+        "everything embedded anew": _method(**{**_L2R, "compatible": "no"}),
+    },
+    compared_by="average_mrr_at_10",
+    blocks=_BLOCKS,
+    metrics=_METRICS,
+    lower=_LOWER,
+    tested=_TESTED,
+    reference="L2R",
+    common=_COMMON,
+)

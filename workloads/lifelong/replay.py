@@ -1,0 +1,133 @@
+"""What a session is trained on and what is remembered of it, by the names of the parameters ``new`` and ``memory``.
+
+Documents come as numbers in blocks (Q, n), -1 for filling, a row a training query; vectors (Q, n, d) beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from workloads.lifelong import baselines
+from workloads.lifelong.params import Params
+from workloads.lifelong.selection import best, chosen, isd, new_scores
+from workloads.seeding import derive
+
+_AT_ONCE = 256  # queries whose blocks are looked at together
+
+Look = Callable[[NDArray[np.int64]], torch.Tensor]
+"""The vectors of documents by number, zero for -1: (Q, n) -> (Q, n, d), on the device."""
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """The training queries by the model as it is: ``query`` and ``positive``, (Q, d) each, on the device; ``scale`` is
+    what a cosine is multiplied by in a score."""
+
+    query: torch.Tensor
+    positive: torch.Tensor
+    scale: float
+
+    def rows(self) -> Iterator[slice]:
+        """Some queries at a time."""
+        for first in range(0, len(self.query), _AT_ONCE):
+            yield slice(first, first + _AT_ONCE)
+
+
+def choose_new(
+    params: Params, docs: NDArray[np.int64], look: Look, asked: Asked, seed: int, session: int
+) -> torch.Tensor:
+    """n_1 of a session's candidates for each query, (Q, n_new) int64 on the host.
+
+    Args:
+        params: ``new`` says how: by alpha PSS + (1 - alpha) ISD, at random, or BM25's first.
+        docs: candidates as BM25 orders them, (Q, C).
+        look: their vectors.
+        asked: the queries.
+        seed: the run's.
+        session: their session.
+    """
+    numbers = torch.from_numpy(docs)
+    if params.new == "bm25":
+        return numbers[:, : params.n_new]
+    if params.new == "random":
+        drawn = _uniform(docs, derive(seed, "new", session))
+        return chosen(numbers, best(drawn, params.n_new))
+    assert params.alpha is not None
+    found = []
+    for part in asked.rows():
+        there = (numbers[part] >= 0).to(asked.query.device)
+        scores = new_scores(
+            look(docs[part]), there, asked.positive[part], asked.query[part], params.alpha, bool(params.standardise)
+        )
+        found.append(chosen(numbers[part], best(scores, params.n_new).cpu()))
+    return torch.cat(found)
+
+
+def choose_memory(
+    params: Params, memory: torch.Tensor, new: torch.Tensor, look: Look, asked: Asked, seed: int, session: int
+) -> torch.Tensor:
+    """n_2 of each query's memory, (Q, n_memory): the most unlike the new ones (isd), else at random (ER).
+
+    Args:
+        params: ``memory`` says how; ``mir`` is not chosen here, for it takes a step of the model.
+        memory: (Q, capacity).
+        new: what was chosen of the session, (Q, n_new).
+        look: the vectors of both.
+        asked: the queries.
+        seed: the run's.
+        session: the one that begins.
+    """
+    assert params.n_memory is not None
+    if params.memory != "isd":
+        return chosen(memory, best(_uniform(memory.numpy(), derive(seed, "replay", session)), params.n_memory))
+    found = []
+    for part in asked.rows():
+        scores = _isd(memory[part], new[part], look, asked.query[part])
+        found.append(chosen(memory[part], best(scores, params.n_memory).cpu()))
+    return torch.cat(found)
+
+
+def remember(
+    params: Params, memory: torch.Tensor, new: torch.Tensor, look: Look, asked: Asked, seed: int
+) -> torch.Tensor:
+    """The memory after a session, (Q, capacity): of what was new and what it held before.
+
+    L2R keeps the largest ISD over the pool of both, new ones first (E-L7); ER and MIR a uniform sample of all that
+    ever came; GSS and OCS what their papers prefer.
+    """
+    assert params.capacity is not None
+    if params.memory in ("random", "mir"):
+        pool = torch.cat([memory, new], 1)
+        return chosen(pool, best(_uniform(pool.numpy(), derive(seed, "reservoir")), params.capacity))
+    found = []
+    for part in asked.rows():
+        old, came = memory[part], new[part]
+        pool = torch.cat([came, old] if params.memory == "isd" else [old, came], 1)
+        if params.memory == "isd":
+            scores = _isd(pool, pool, look, asked.query[part])
+        else:
+            gradients = baselines.pair_gradients(
+                look(pool.numpy()), asked.positive[part], asked.query[part] * asked.scale
+            )
+            there = (pool >= 0).to(gradients.device)
+            if params.memory == "gss":
+                scores = baselines.gss(gradients, there)
+            else:
+                held = old.shape[1]
+                scores = baselines.ocs(gradients, there, gradients[:, :held], there[:, :held])
+        found.append(chosen(pool, best(scores, params.capacity).cpu()))
+    return torch.cat(found)
+
+
+def _isd(docs: torch.Tensor, among: torch.Tensor, look: Look, query: torch.Tensor) -> torch.Tensor:
+    there, set_there = ((side >= 0).to(query.device) for side in (docs, among))
+    return isd(look(docs.numpy()), there, look(among.numpy()), set_there, query)
+
+
+def _uniform(docs: NDArray[np.int64], seed: int) -> torch.Tensor:
+    return torch.from_numpy(baselines.uniform(docs, np.arange(len(docs)), seed))

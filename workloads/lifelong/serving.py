@@ -1,0 +1,54 @@
+"""What the registry stores of a trained retrieval model: query encoder and index in one version, and their lineage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from workloads.contract import Servable
+from workloads.encoders.text import TextEncoder
+from workloads.encoders.tokens import Tokenizer
+from workloads.lifelong.index import Index
+from workloads.lifelong.params import Params
+
+
+def servable(
+    encoder: TextEncoder, tokenizer: Tokenizer, index: Index, params: Params, doc_ids: Any, session: int
+) -> Servable:
+    """The encoder, and the index as it is, or where its files are: promoted together, for they are one version."""
+    weights = {f"model.{name}": value for name, value in encoder.model.state_dict().items()}
+    weights["tokenizer"] = _bytes(tokenizer.definition)
+    weights["index.doc_ids"] = _bytes(json.dumps(doc_ids.to_pylist()))
+    if index.folder is None:
+        weights["index.docs"] = torch.from_numpy(index.docs)
+        weights["index.models"] = torch.from_numpy(index.models)
+        weights["index.vectors"] = torch.from_numpy(index.vectors())
+    return Servable(
+        predictor=Path(__file__).with_name("predictor.py"),
+        weights={name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()},
+        config={
+            "dataset": params.dataset,
+            "model": encoder.model.config.to_diff_dict(),
+            "pooling": encoder.pooling,
+            "max_length": tokenizer.max_length,
+            "lineage": {
+                "id": index.lineage,
+                "session": session,
+                "parent": session - 1 if session > 0 else None,
+                "sessions_seen": list(range(session + 1)),
+                "compatible": index.compatible,
+                "index": str(index.folder) if index.folder else None,
+            },
+        },
+        example={"query": np.array(["wing flutter at high speed", "blood pressure"], dtype=object)},
+        params={"k": 10, "index": ""},
+        requirements=("numpy", "pandas", "pyarrow", "tokenizers", "torch", "transformers"),
+    )
+
+
+def _bytes(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)

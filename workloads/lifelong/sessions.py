@@ -1,0 +1,156 @@
+"""Which documents arrive in which session: a collection in topics becomes a stream, written once and fingerprinted."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.data import fingerprint
+from workloads.data.cache import cache_dir, file_lock, replacing
+from workloads.data.loading import explained
+from workloads.data.retrieval import Retrieval
+from workloads.lifelong.clusters import clusters
+
+VERSION = 1
+"""Of the construction; part of the cache's file names."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """How a collection is cut into sessions 0 to T. See the parameters ``split_...``."""
+
+    sessions: int = 4
+    first: float = 0.5
+    main: float = 0.7
+    topics: int = 5
+    seed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Sessions:
+    """``session`` (N,), int16: when each document arrives, -1 for one without text, which never does. ``topic`` (N,),
+    int16, its topic; ``main`` (T + 1,), int16, the topic of each session, -1 for session 0."""
+
+    session: NDArray[np.int16]
+    topic: NDArray[np.int16]
+    main: NDArray[np.int16]
+
+    def __len__(self) -> int:
+        return len(self.main)
+
+    def arriving(self, session: int) -> NDArray[np.int64]:
+        """The documents of a session, ascending."""
+        return np.flatnonzero(self.session == session)
+
+    def until(self, session: int) -> NDArray[np.int64]:
+        """The documents of all sessions up to this one, in the order in which they arrive."""
+        return np.concatenate([self.arriving(number) for number in range(session + 1)])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 in hex of the whole construction."""
+        parts = (self.session, self.topic, self.main)
+        return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).hexdigest()
+
+
+def load_sessions(name: str, root: Path, data: Retrieval, stream: Stream) -> Sessions:
+    """The sessions of a dataset, made once per machine and kept under the dataset's fingerprint.
+
+    Raises:
+        ValueError: a session would have no document, or the dataset fewer than clusters.
+        workloads.data.DataError: a file of the dataset is not there.
+        workloads.data.errors.CacheUnwritable: the cache can not be written.
+    """
+    identity = f"{VERSION} {stream} {fingerprint(name, root)} {len(data.docs)}"
+    path = cache_dir() / "lifelong" / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.npz"
+    with explained(path), file_lock(path.with_suffix(".lock")):
+        if (known := _read(path)) is None:
+            known = build(data, stream)
+            with replacing(path) as file:
+                np.savez(file, session=known.session, topic=known.topic, main=known.main)
+    return known
+
+
+def build(data: Retrieval, stream: Stream) -> Sessions:
+    """Cut a collection into sessions.
+
+    Session 0 has a seeded share ``first`` of each topic's documents. Each later one has an equal part of the rest, of
+    which the share ``main`` is of its own topic, or what is left of that, and the others are mixed. Own topics are the
+    largest ones in a seeded order, again from the first when there are more sessions than topics.
+
+    Raises:
+        ValueError: a session would have no document, or the dataset fewer than clusters.
+    """
+    topic = topics_of(data, stream)
+    session = np.full(len(topic), -1, np.int16)
+    order = np.argsort(np.random.PCG64(stream.seed).random_raw(len(topic)), kind="stable")
+    order = order[~np.isin(order, data.empty_docs)]
+    waiting: list[NDArray[np.int64]] = []
+    for number in range(int(topic.max()) + 1):
+        own = order[topic[order] == number]
+        count = round(stream.first * len(own))
+        session[own[:count]] = 0
+        waiting.append(own[count:])
+    rest = sum(map(len, waiting))
+    if rest < stream.sessions or not (session == 0).any():
+        raise ValueError(
+            f"split_sessions={stream.sessions} with split_first={stream.first:g} leaves a session without documents: "
+            f"{len(order)} of them have text, {rest} are left after session 0. Have fewer sessions, or another share"
+        )
+    mains = _mains([len(part) for part in waiting], stream)
+    sizes = [len(part) for part in np.array_split(np.arange(rest), stream.sessions)]
+    for number, (main, size) in enumerate(zip(mains, sizes), 1):
+        count = min(len(waiting[main]), round(stream.main * size))
+        session[waiting[main][:count]] = number
+        waiting[main] = waiting[main][count:]
+    mixed = np.concatenate(waiting)
+    mixed = mixed[np.argsort(np.random.PCG64(stream.seed + 1).random_raw(len(mixed)), kind="stable")]
+    short = [size - int((session == number).sum()) for number, size in enumerate(sizes, 1)]
+    session[mixed] = np.repeat(np.arange(1, stream.sessions + 1), short)
+    return Sessions(session, topic, np.array([-1, *mains], np.int16))
+
+
+def topics_of(data: Retrieval, stream: Stream) -> NDArray[np.int16]:
+    """Each document's topic, (N,): what stands before the first slash of its id, where all ids have one and there are
+    several; otherwise clusters.
+
+    Raises:
+        ValueError: there are fewer documents than clusters.
+    """
+    names = [name.partition("/")[0] if "/" in name else "" for name in data.doc_ids.to_pylist()]
+    different = list(dict.fromkeys(names))
+    if len(different) > 1 and "" not in different:
+        number = {name: place for place, name in enumerate(different)}
+        return np.array([number[name] for name in names], np.int16)
+    if stream.topics > len(data.docs):
+        raise ValueError(f"split_topics={stream.topics} is more than the {len(data.docs)} documents")
+    return clusters(data.docs.to_pylist(), stream.topics, stream.seed)
+
+
+def query_topics(data: Retrieval, topic: NDArray[np.int16]) -> NDArray[np.int16]:
+    """The topic that most of a query's relevant documents have, (Q,); -1 where nothing is relevant."""
+    relevant = data.judgements[data.judgements[:, 2] > 0]
+    votes = np.zeros((len(data.queries), int(topic.max()) + 1), np.int64)
+    np.add.at(votes, (relevant[:, 0], topic[relevant[:, 1]]), 1)
+    return np.where(votes.any(1), votes.argmax(1), -1).astype(np.int16)
+
+
+def _mains(sizes: list[int], stream: Stream) -> list[int]:
+    largest = np.argsort(-np.array(sizes), kind="stable")[: stream.sessions]
+    order = largest[np.argsort(np.random.PCG64(stream.seed + 2).random_raw(len(largest)), kind="stable")]
+    return [int(order[number % len(order)]) for number in range(stream.sessions)]
+
+
+def _read(path: Path) -> Sessions | None:
+    """The kept sessions; None where there are none or the file is damaged (ZIP holds a checksum)."""
+    try:
+        with np.load(path, allow_pickle=False) as kept:
+            return Sessions(kept["session"], kept["topic"], kept["main"])
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None

@@ -1,0 +1,71 @@
+"""What a rank's steps train on in an epoch: a pure function of seed and epoch, whatever the number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from workloads.augment import Draws, Recipe
+from workloads.contract import Runtime
+from workloads.data.images.prepared import Part
+from workloads.seeding import generator
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A rank's images (b, 3, S, S), uint8, of a step, and what is drawn for each of their first and second views."""
+
+    images: torch.Tensor
+    first: Draws
+    second: Draws
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def split(self, parts: int) -> list[Batch]:
+        """Micro-batches of equal size, for ``parts`` that divide it."""
+        size = len(self) // parts
+        spans = [slice(start, start + size) for start in range(0, len(self), size)]
+        return [Batch(self.images[span], self.first[span], self.second[span]) for span in spans]
+
+    def views(self, recipe: Recipe, layout: torch.memory_format) -> torch.Tensor:
+        """Both views of every image, (2b, 3, S, S) float: the first ones, then the second ones."""
+        return torch.cat([recipe.apply(self.images, draws, layout) for draws in (self.first, self.second)])
+
+
+def steps_per_pass(images: int, batch_size: int) -> int:
+    """Steps of a pass. What is left over waits for another order: every step has as many negatives (thesis' N)."""
+    return images // batch_size
+
+
+def batches(part: Part, recipe: Recipe, batch_size: int, runtime: Runtime, epoch: int) -> Iterator[Batch]:
+    """The batches of this rank for the steps of an epoch, from 1.
+
+    The ranks' images side by side are the global batch that one process would have, each with the same draws.
+    """
+    share = batch_size // runtime.world_size
+    own = slice(runtime.rank * share, (runtime.rank + 1) * share)
+    steps = range(*_span(part, batch_size, runtime, epoch))
+    images = part.stream(rows[own] for rows in _orders(part, batch_size, runtime.seed, steps))
+    for step, taken in zip(steps, images):
+        draws = recipe.draw(2 * batch_size, generator(runtime.seed, "views", step + 1))
+        yield Batch(taken, draws[:batch_size][own], draws[batch_size:][own])
+
+
+def _span(part: Part, batch_size: int, runtime: Runtime, epoch: int) -> tuple[int, int]:
+    """First step of the epoch, counted from 0 over the whole run, and the one after its last."""
+    steps = runtime.steps_per_epoch or steps_per_pass(len(part), batch_size)
+    return (epoch - 1) * steps, epoch * steps
+
+
+def _orders(part: Part, batch_size: int, seed: int, steps: range) -> Iterator[torch.Tensor]:
+    """Places in the part of the images of each step's global batch, (batch_size,)."""
+    whole, order, current = steps_per_pass(len(part), batch_size), torch.empty(0, dtype=torch.int64), -1
+    for step in steps:
+        if step // whole != current:
+            current = step // whole
+            order = torch.randperm(len(part), generator=generator(seed, "order", current + 1))
+        place = step % whole * batch_size
+        yield order[place : place + batch_size]

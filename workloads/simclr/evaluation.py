@@ -1,0 +1,90 @@
+"""What the features and embeddings of a model are worth: neighbours, a linear probe, geometry, distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from workloads.contract import Columns, Evaluation
+from workloads.metrics import probe
+from workloads.simclr.params import Params
+
+TOP = (1, 5)
+"""The k of top-k accuracies."""
+
+SHOWN = 1000
+"""Images whose features are projected for a plot, at most."""
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """Features (n, d) of labelled images as the encoder gives them, and their labels (n,)."""
+
+    features: torch.Tensor
+    labels: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Views:
+    """Embeddings (m, d) of the two views of some of the evaluated images, and their labels (m,)."""
+
+    first: torch.Tensor
+    second: torch.Tensor
+    labels: torch.Tensor
+
+
+def spread(count: int, most: int) -> torch.Tensor:
+    """At most ``most`` places among ``count``, evenly, so that classes in a row are all there."""
+    return torch.linspace(0, count - 1, min(count, most), dtype=torch.float64).round().long()
+
+
+def evaluation(
+    bank: Frozen, seen: Frozen, views: Views, classes: tuple[str, ...], params: Params, with_probe: bool
+) -> Evaluation:
+    """Metrics of ``seen`` by the labelled ``bank``; units are one row an image, by its place in the split.
+
+    ``knn_top1`` and ``knn_top5`` by weighted neighbours of features of length one; ``probe_top1`` and ``probe_top5`` by
+    a linear classifier of the features; ``alignment``, ``uniformity`` and ``auc`` of the embeddings. Tables:
+    ``scores``, densities of the cosines of true and false negatives (thesis figure 6.8), and ``plane``, features on
+    their first two principal components.
+    """
+    units = _correct("knn", _votes(bank, seen, len(classes), params), seen.labels)
+    if with_probe:
+        weight, bias = probe.linear_probe(bank.features, bank.labels, classes=len(classes))
+        units |= _correct("probe", functional.linear(seen.features, weight, bias), seen.labels)
+    metrics = {name: float(column.mean(dtype=np.float64)) for name, column in units.items()}
+    geometry = {
+        "alignment": probe.alignment(views.first, views.second),
+        "uniformity": probe.uniformity(views.first),
+        "auc": probe.false_negative_auc(views.first, views.labels),
+    }
+    metrics |= {name: value.item() for name, value in geometry.items()}
+    tables = {"scores": _scores(views), "plane": _plane(seen, classes)}
+    return Evaluation(metrics, {"id": np.arange(len(seen.labels)), **units}, tables)
+
+
+def _votes(bank: Frozen, seen: Frozen, classes: int, params: Params) -> torch.Tensor:
+    near, queries = (functional.normalize(frozen.features, dim=1) for frozen in (bank, seen))
+    return probe.knn_scores(
+        near, bank.labels, queries, classes=classes, k=params.eval_k, temperature=params.eval_temperature
+    )
+
+
+def _correct(name: str, scores: torch.Tensor, labels: torch.Tensor) -> dict[str, np.ndarray[Any, Any]]:
+    return {f"{name}_top{k}": probe.in_top(scores, labels, k).cpu().numpy() for k in TOP}
+
+
+def _scores(views: Views) -> Columns:
+    names = ("score", "true_negatives", "false_negatives")
+    return {name: column.cpu().numpy() for name, column in zip(names, probe.score_densities(views.first, views.labels))}
+
+
+def _plane(seen: Frozen, classes: tuple[str, ...]) -> Mapping[str, np.ndarray[Any, Any]]:
+    rows = spread(len(seen.labels), SHOWN).to(seen.labels.device)
+    x, y = probe.principal_plane(seen.features[rows]).T.cpu().numpy()
+    return {"x": x, "y": y, "label": np.array(classes)[seen.labels[rows].cpu().numpy()]}

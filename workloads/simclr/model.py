@@ -1,0 +1,56 @@
+"""Encoder and projection head, and the model that training and evaluation see."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from workloads.encoders.image import image_encoder
+from workloads.seeding import generator
+from workloads.simclr.params import Params
+
+
+class SimCLR(nn.Module):
+    """Images to features, and to embeddings of length one that the loss compares. Chen et al., ICML 2020, 2.1."""
+
+    def __init__(self, params: Params, seed: int) -> None:
+        """Initialise from the seed alone.
+
+        Raises:
+            ValueError: DirectCLR's subvector is longer than the features.
+        """
+        super().__init__()
+        assert params.encoder is not None
+        self.encoder = image_encoder(params.encoder, params.stem or "cifar", seed=seed)
+        self.features = self.encoder.features
+        if params.subvector is not None and params.subvector > self.features:
+            raise ValueError(
+                f"subvector={params.subvector} is more than the {self.features} features of encoder={params.encoder}. "
+                f"Set it to at most {self.features}"
+            )
+        self.subvector = params.subvector
+        self.head = nn.Identity() if params.projection is None else _head(self.features, params.projection, seed)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Embeddings (B, d) of length one, float32, of images (B, 3, H, W)."""
+        return self.project(self.encoder(images))
+
+    def project(self, features: torch.Tensor) -> torch.Tensor:
+        """Embeddings (B, d) of features (B, ``features``): by the head, or DirectCLR's first ones (thesis 2.2.4.2)."""
+        embeddings = self.head(features) if self.subvector is None else features[:, : self.subvector]
+        return functional.normalize(embeddings.float(), dim=1)
+
+
+def _head(features: int, dimensions: int, seed: int) -> nn.Sequential:
+    """The MLP with one hidden layer as wide as the features, and normalised as in SimCLR's code."""
+    hidden = nn.Linear(features, features, bias=False)  # the normalisation has one
+    last = nn.Linear(features, dimensions)
+    source, bound = generator(seed, "head"), 1 / math.sqrt(features)  # PyTorch's own for a linear layer
+    with torch.no_grad():
+        for layer in (hidden, last):
+            layer.weight.uniform_(-bound, bound, generator=source)
+        last.bias.zero_()
+    return nn.Sequential(hidden, nn.BatchNorm1d(features), nn.ReLU(), last)

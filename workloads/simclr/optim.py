@@ -1,0 +1,122 @@
+"""Optimisers by name, LARS among them, and the learning rate of each step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from workloads.contract import State
+from workloads.simclr.params import Params
+
+TRUST = 1e-3
+"""LARS' trust coefficient η (You et al., 2017; SimCLR's code)."""
+
+
+def learning_rate(params: Params, step: int, steps: int) -> float:
+    """Of a step, from 0, of ``steps`` in the whole run: linear warm-up, then half a cosine to 0. SimCLR 2.2."""
+    warm = params.warmup * steps
+    if step < warm:
+        return params.lr * (step + 1) / math.ceil(warm)
+    if params.schedule == "constant":
+        return params.lr
+    done = min(1.0, (step - warm) / max(1.0, steps - warm))
+    return params.lr * (1 + math.cos(math.pi * done)) / 2
+
+
+class Optimizer:
+    """One of PyTorch's, or LARS, with the learning rate given at each step and a state by the parameters' names.
+
+    Weight decay spares biases and normalisations, as in SimCLR's code.
+    """
+
+    def __init__(self, model: nn.Module, params: Params) -> None:
+        self.names = [name for name, _ in model.named_parameters()]
+        self.parameters = [parameter for _, parameter in model.named_parameters()]
+        decayed = [parameter for parameter in self.parameters if parameter.dim() > 1]
+        spared = [parameter for parameter in self.parameters if parameter.dim() <= 1]
+        groups = [
+            {"params": decayed, "weight_decay": params.weight_decay, "adapted": True},
+            {"params": spared, "weight_decay": 0.0, "adapted": False},
+        ]
+        fused = all(parameter.is_cuda for parameter in self.parameters)
+        self.inner: torch.optim.Optimizer
+        if params.optimizer == "adam":
+            self.inner = torch.optim.Adam(groups, lr=params.lr, fused=fused)
+        elif params.optimizer == "sgd":
+            self.inner = torch.optim.SGD(groups, lr=params.lr, momentum=params.momentum or 0.0, fused=fused)
+        else:
+            self.inner = LARS(groups, lr=params.lr, momentum=params.momentum or 0.0)
+
+    def step(self, lr: float) -> None:
+        """Update by the gradients that are there, and clear them."""
+        for group in self.inner.param_groups:
+            group["lr"] = lr
+        self.inner.step()
+        self.inner.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> State:
+        """What it remembers of each parameter, by name; no hyperparameters."""
+        kept = self.inner.state
+        return {
+            name: dict(kept[parameter]) for name, parameter in zip(self.names, self.parameters) if parameter in kept
+        }
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take over what :meth:`state_dict` gave; learning rate and weight decay stay."""
+        inner = self.inner.state_dict()
+        number = {parameter: index for index, parameter in enumerate(self._in_groups())}
+        inner["state"] = {
+            number[parameter]: {key: _laid_out(value, parameter) for key, value in state[name].items()}
+            for name, parameter in zip(self.names, self.parameters)
+            if name in state
+        }
+        self.inner.load_state_dict(inner)
+
+    def _in_groups(self) -> list[torch.Tensor]:
+        """The parameters in the order of PyTorch's own state."""
+        return [parameter for group in self.inner.param_groups for parameter in group["params"]]
+
+
+def _laid_out(value: Any, parameter: torch.Tensor) -> Any:
+    """A copy; what is shaped like the parameter also in its layout (channels last), as a fused step wants it."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_like(parameter).copy_(value) if value.shape == parameter.shape else value.clone()
+
+
+class LARS(torch.optim.Optimizer):
+    """SGD with momentum whose rate is scaled layer by layer to ``η |w| / |g|``. You et al., 2017; SimCLR 2.2.
+
+    Groups with ``adapted`` False (biases, normalisations) are updated by plain SGD with momentum.
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]], lr: float, momentum: float) -> None:
+        super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": 0.0, "adapted": True})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update; nothing waits for the device."""
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not parameters:
+                continue
+            updates: list[torch.Tensor] = [parameter.grad for parameter in parameters]
+            if group["weight_decay"]:
+                updates = list(torch._foreach_add(updates, parameters, alpha=group["weight_decay"]))
+            if group["adapted"]:
+                norms = torch.stack(torch._foreach_norm(parameters))
+                sizes = torch.stack(torch._foreach_norm(updates))
+                trust = torch.where((norms > 0) & (sizes > 0), TRUST * norms / sizes, 1.0)
+                updates = list(torch._foreach_mul(updates, trust.unbind()))
+            for parameter, update in zip(parameters, updates):
+                state = self.state[parameter]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
+                state["momentum_buffer"].mul_(group["momentum"]).add_(update)
+            torch._foreach_add_(
+                parameters, [self.state[parameter]["momentum_buffer"] for parameter in parameters], alpha=-group["lr"]
+            )

@@ -1,0 +1,168 @@
+"""Serve a trained image encoder: images in, embeddings out, and class probabilities where a classifier was fitted.
+
+This one file goes to the registry. It needs NumPy, pandas, Pillow, PyTorch and torchvision, and uses CUDA where it is.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import nn
+from torchvision.models import resnet
+
+
+class Predictor:
+    """Features of images, and of a linear classifier on them the classes' probabilities."""
+
+    def __init__(self, weights: dict[str, NDArray[Any]], config: dict[str, Any]) -> None:
+        """Rebuild the encoder.
+
+        Args:
+            weights: ``encoder.*`` by the names of the encoder's state, and ``classifier.weight`` (C, d) and
+                ``classifier.bias`` (C,) where there is one.
+            config: ``encoder`` and ``stem``; ``size`` in pixels, ``mean`` and ``std`` of the three channels of the
+                images; ``classes``, the names of the classifier's outputs.
+        """
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        tensors = {name: torch.from_numpy(np.array(values)) for name, values in weights.items()}
+        self.encoder = _encoder(config["encoder"], config["stem"])
+        own = {name.removeprefix("encoder."): value for name, value in tensors.items() if name.startswith("encoder.")}
+        self.encoder.load_state_dict(own)
+        self.encoder.to(self.device).to(memory_format=torch.channels_last).eval()
+        self.classifier: tuple[torch.Tensor, torch.Tensor] | None = None
+        if "classifier.weight" in tensors:
+            self.classifier = (
+                tensors["classifier.weight"].to(self.device), tensors["classifier.bias"].to(self.device)
+            )  # fmt: skip
+        self.classes = np.array(config["classes"], dtype=object)
+        self.size = int(config["size"])
+        self.mean, self.std = (
+            torch.tensor(config[name], device=self.device).view(1, 3, 1, 1) for name in ("mean", "std")
+        )
+
+    @torch.inference_mode()
+    def predict(self, inputs: pd.DataFrame, *, unit_length: bool = False, batch_size: int = 256) -> pd.DataFrame:
+        """Embed the images of ``inputs["image"]``, in the order of the input.
+
+        Args:
+            inputs: column ``image``: encoded files (PNG, JPEG ...) as bytes, as base64 text or as a mapping with the
+                key ``bytes``, or arrays of 0 to 255, (H, W, 3), (H, W) or (3, H, W), nested lists included. Grey and
+                transparent ones become RGB; another size is scaled by its shorter side and cut in the centre.
+            unit_length: divide each embedding by its length, so that inner products are cosines.
+            batch_size: images that are encoded at once.
+
+        Returns:
+            Column ``embedding``, d numbers a row; with a classifier ``label``, the most probable class, its
+            ``probability``, and ``probabilities`` of all classes in the order of training.
+
+        Raises:
+            ValueError: no column ``image``, a row that is no image (its number is named), or ``batch_size`` below 1.
+        """
+        if "image" not in inputs.columns:
+            raise ValueError(f"the input needs a column 'image' with images, got {list(inputs.columns)}")
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        images = inputs["image"].tolist()
+        found = [self._encode(images[first : first + batch_size], first) for first in range(0, len(images), batch_size)]
+        features = torch.cat(found) if found else torch.empty(0, self._features(), device=self.device)
+        shown = nn.functional.normalize(features, dim=1) if unit_length else features
+        columns: dict[str, Any] = {"embedding": list(shown.cpu().numpy())}
+        if self.classifier is not None:
+            likely = nn.functional.linear(features, *self.classifier).softmax(1).cpu().numpy()
+            best = likely.argmax(1)
+            columns["label"] = self.classes[best]
+            columns["probability"] = likely[np.arange(len(best)), best]
+            columns["probabilities"] = list(likely)
+        return pd.DataFrame(columns, index=inputs.index)
+
+    def _encode(self, images: list[Any], first: int) -> torch.Tensor:
+        """Features (b, d) of images, the first of which is row ``first`` of the input."""
+        pixels = np.stack([_pixels(image, row, self.size) for row, image in enumerate(images, first)])
+        inputs = torch.from_numpy(pixels).to(self.device).permute(0, 3, 1, 2).float().div_(255)
+        features: torch.Tensor = self.encoder(
+            inputs.sub_(self.mean).div_(self.std).contiguous(memory_format=torch.channels_last)
+        )
+        return features
+
+    def _features(self) -> int:
+        probe = torch.zeros(1, 3, self.size, self.size, device=self.device)
+        return int(self.encoder(probe).shape[1])
+
+
+def _pixels(image: Any, row: int, size: int) -> NDArray[np.uint8]:
+    """An image as RGB of the encoder's size, (size, size, 3). Raises ValueError with the row."""
+    try:
+        opened = _opened(image)
+        opened.load()
+        picture = _rgb(opened)
+    except (UnidentifiedImageError, OSError, ValueError, TypeError, SyntaxError, Image.DecompressionBombError) as error:
+        reason = "it is in no format that is known" if isinstance(error, UnidentifiedImageError) else str(error)
+        raise ValueError(f"row {row} of the input is no image that can be read: {reason}") from None
+    if picture.size != (size, size):
+        picture = ImageOps.fit(picture, (size, size), method=Image.Resampling.BILINEAR)
+    return np.asarray(picture)
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """As in training: 16 bits become 8, what is transparent lies on white, everything else becomes RGB."""
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image, np.uint16) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError(f"its pixels are single numbers of 32 bits (mode {image.mode})")
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert("RGB")
+
+
+def _opened(image: Any) -> Image.Image:
+    if isinstance(image, dict):  # as tables of the Hugging Face Hub have it
+        image = image.get("bytes")
+    if image is None or isinstance(image, float):
+        raise ValueError("it is missing")
+    if isinstance(image, str):
+        try:
+            image = base64.b64decode("".join(image.split()), validate=True)
+        except ValueError:
+            raise ValueError("text must be the base64 of an image file") from None
+    if isinstance(image, bytes | bytearray | memoryview):
+        return Image.open(io.BytesIO(image))
+    array = _array(image)
+    if array.ndim == 3 and array.shape[0] == 3 and array.shape[2] != 3:
+        array = array.transpose(1, 2, 0)
+    if array.size == 0 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] != 3):
+        raise ValueError(f"an array must be (H, W, 3), (H, W) or (3, H, W), got {array.shape}")
+    if array.dtype.kind not in "iu" or array.min() < 0 or array.max() > 255:
+        raise ValueError(f"an array must hold whole numbers from 0 to 255, got {array.dtype}")
+    return Image.fromarray(np.ascontiguousarray(array.astype(np.uint8)))
+
+
+def _array(image: Any) -> NDArray[Any]:
+    """Nested sequences, arrays of arrays among them (as Parquet gives them back), as one array."""
+    array = np.asarray(image)
+    if array.dtype != object:
+        return array
+    return np.stack([_array(part) for part in array]) if array.ndim and len(array) else np.empty(0)
+
+
+def _encoder(name: str, stem: str | None) -> nn.Module:
+    """The layers that were trained, without weights: a ResNet without its classifier, or three convolutions."""
+    if name == "tiny":
+        layers: list[nn.Module] = []
+        for before, after, stride in ((3, 32, 1), (32, 64, 2), (64, 128, 2)):
+            convolution = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
+            layers += [convolution, nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    network: nn.Module = getattr(resnet, name)(weights=None)
+    network.fc = nn.Identity()
+    if stem == "cifar":
+        network.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+        network.maxpool = nn.Identity()
+    return network

@@ -1,0 +1,9 @@
+"""What the thesis publishes on images: tables 6.4 to 6.7, figures 6.8 to 6.10. Plain data; PyTorch when it is run."""
+
+from __future__ import annotations
+
+from workloads.published import Published
+from workloads.simclr.published.figures import FIGURES
+from workloads.simclr.published.tables import TABLES
+
+PUBLISHED: tuple[Published, ...] = (*TABLES, *FIGURES)

@@ -1,0 +1,134 @@
+"""Figures 6.8 to 6.10: the numerical experiment, and the same distributions of a trained encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from workloads.published import Computation, Curve, Drawn, Figure, Line, Method, Panel, Point, Trained
+from workloads.simclr.published.tables import THESIS
+
+VARIED: Mapping[str, tuple[str, Sequence[float]]] = {
+    "alpha": ("α", (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)),
+    "tau": ("τ+", (0.01, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)),
+    "negatives": ("N", (16, 32, 64, 128, 256, 512)),
+    "gamma": ("γ", (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)),
+    "temperature": ("t", (0.3, 0.5, 0.7, 1.0, 1.5, 2.0)),
+}
+"""What figure 6.9 varies, each around thesis 6.6.1.4's α .9, γ .1, τ+ .1, t .5, N 64."""
+
+REPEATED = 10
+"""Draws of M = 1000 anchors behind a point."""
+
+
+def mean_squared_errors(quick: bool) -> Drawn:
+    """Figure 6.9, with scores in [-.5, .5] and, as a table, in [-1/t², 1/t²] (E-6.6.1b)."""
+    from workloads.simclr.published.estimators import squared_errors
+
+    curves: list[Curve] = []
+    cells: list[Mapping[str, Any]] = []
+    for parameter, (label, values) in VARIED.items():
+        spots = [_repeated(squared_errors, quick, {parameter: value}) for value in values]
+        for name in spots[0]:
+            means, spreads = zip(*(spot[name] for spot in spots))
+            curves.append(Curve(
+                values, means, spreads, name=name, panel=label, x_label=label, y_label="mean squared error",
+                log="xy" if parameter == "negatives" else "y",
+            ))  # fmt: skip
+            cells += [_cell(label, x, name, mean, sd, 0.5) for x, mean, sd in zip(values, means, spreads)]
+    wide = _repeated(squared_errors, quick, {"reach": 4.0})
+    cells += [_cell("reach", 4.0, name, mean, sd, 4.0) for name, (mean, sd) in wide.items()]
+    return Drawn(curves, {"mse": cells})
+
+
+def means(quick: bool) -> Drawn:
+    """Figure 6.10: means of target and estimators over γ (a) and α (b); BCL and DCL follow the target."""
+    from workloads.simclr.published.estimators import estimates
+
+    def averaged(setting: Any, generator: Any) -> dict[str, float]:
+        target, found = estimates(setting, generator)
+        return {"true negatives": target.mean().item(), **{name: x.mean().item() for name, x in found.items()}}
+
+    curves: list[Curve] = []
+    for parameter in ("gamma", "alpha"):
+        label, values = VARIED[parameter]
+        spots = [_repeated(averaged, quick, {parameter: value}) for value in values]
+        for name in spots[0]:
+            centre, spread = zip(*(spot[name] for spot in spots))
+            curves.append(
+                Curve(values, centre, spread, name=name, panel=label, x_label=label, y_label="mean of e^(x / t)")
+            )
+    return Drawn(curves)
+
+
+def simulated_scores(quick: bool) -> Drawn:
+    """Figure 6.8: densities of e^(x / t) of true and false negatives where φ is N(0, 1), t = 2, M = 1, N = 20,000."""
+    import torch
+
+    from workloads.seeding import generator
+    from workloads.simclr.published.estimators import accept_false, accept_true, places
+
+    count, bins, high = 2_000 if quick else 20_000, 60, 4.0
+    middles = [(place + 0.5) * high / bins for place in range(bins)]
+    curves = []
+    for alpha in (0.5, 0.7, 0.9, 1.0):
+        for name, accept in (("true negatives", accept_true), ("false negatives", accept_false)):
+            found = places((count,), accept, alpha, generator(0, f"{name} {alpha}"))
+            scores = (torch.special.ndtri(found) / 2).exp()
+            density = torch.histc(scores, bins, 0, high) * bins / (high * count)
+            curves.append(Curve(
+                middles, density.tolist(), name=name, panel=f"α = {alpha}", x_label="e^(x / t)", y_label="density",
+                note=f"mean {scores.mean():.2f}",
+            ))  # fmt: skip
+    return Drawn(curves)
+
+
+def trained_scores(runs: Sequence[Trained]) -> Iterator[Curve]:
+    """The same of an encoder: densities of the cosines of test images, by their labels."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(runs[0].tables / "scores.parquet").to_pydict()
+    panel, auc = f"{runs[0].params['loss']}, {runs[0].epochs} epochs", runs[0].metrics["test/auc"]
+    for name in ("true_negatives", "false_negatives"):
+        yield Curve(
+            table["score"], table[name], name=name.replace("_", " "), panel=panel, x_label="cosine", y_label="density",
+            note=f"AUC {auc:.3f}",
+        )  # fmt: skip
+
+
+def _repeated(measure: Any, quick: bool, changed: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Mean and standard deviation of what is measured, over draws of the experiment."""
+    from statistics import fmean, stdev
+
+    from workloads.seeding import generator
+    from workloads.simclr.published.estimators import Setting
+
+    setting = Setting(**{"anchors": 100 if quick else 1000, **changed})
+    found = [measure(setting, generator(repeat, "estimators")) for repeat in range(2 if quick else REPEATED)]
+    return {name: (fmean(each), stdev(each)) for name in found[0] for each in [[one[name] for one in found]]}
+
+
+def _cell(label: str, x: float, name: str, mean: float, sd: float, reach: float) -> dict[str, Any]:
+    return {"varied": label, "value": x, "scores within": reach, "estimator": name, "mse": mean, "sd": sd}
+
+
+_LINES = tuple(
+    Line(name, Method({"encoder": "resnet18", "loss": loss, "batch_size": 256}), (Point(epochs=1), Point(epochs=40)))
+    for name, loss in (("SimCLR", "infonce"), ("BCL", "bcl"))
+)
+
+FIGURES = (
+    Computation(
+        "thesis-fig6.8", "Scores of true and false negatives, simulated", "thesis 6.6.1.2, figure 6.8", "simclr",
+        simulated_scores,
+    ),
+    Figure(
+        "thesis-fig6.8-trained", "Scores of true and false negatives of a trained encoder",
+        "after thesis 6.6.1.2, figure 6.8", THESIS, trained_scores, (Panel("cosine", "density", _LINES),), seeds=1,
+    ),
+    Computation(
+        "thesis-fig6.9", "Mean squared error of the estimators", "thesis 6.6.1.4, figure 6.9", "simclr",
+        mean_squared_errors,
+    ),
+    Computation("thesis-fig6.10", "Means of the estimators", "thesis 6.6.1.4, figure 6.10", "simclr", means),
+)  # fmt: skip

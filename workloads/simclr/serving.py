@@ -1,0 +1,58 @@
+"""What the registry stores of a trained encoder: weights by the names of the standalone predictor, an example."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from workloads.augment import MEAN, STD
+from workloads.contract import Servable
+from workloads.simclr.model import SimCLR
+from workloads.simclr.params import Params
+
+
+def servable(
+    model: SimCLR,
+    params: Params,
+    classes: tuple[str, ...],
+    size: int,
+    classifier: tuple[torch.Tensor, torch.Tensor] | None,
+    example: torch.Tensor,
+) -> Servable:
+    """The encoder with a linear classifier, or without one.
+
+    Args:
+        size: side of the images that the encoder was trained on, in pixels.
+        classifier: W (classes, d) and b (classes,), on features as the encoder gives them.
+        example: images (n, 3, S, S), uint8, on the CPU.
+    """
+    weights = {f"encoder.{name}": value for name, value in model.encoder.layers.state_dict().items()}
+    if classifier is not None:
+        weights |= {"classifier.weight": classifier[0], "classifier.bias": classifier[1]}
+    return Servable(
+        predictor=Path(__file__).with_name("predictor.py"),
+        weights={name: value.detach().cpu().contiguous() for name, value in weights.items()},
+        config={
+            "dataset": params.dataset,
+            "encoder": params.encoder,
+            "stem": params.stem,
+            "size": size,
+            "mean": list(MEAN),
+            "std": list(STD),
+            "classes": list(classes),
+        },
+        example={"image": np.array([_png(image) for image in example], dtype=object)},
+        params={"unit_length": False, "batch_size": 256},
+        requirements=("numpy", "pandas", "pillow", "torch", "torchvision"),
+    )
+
+
+def _png(image: torch.Tensor) -> bytes:
+    from PIL import Image
+
+    stream = io.BytesIO()
+    Image.fromarray(image.permute(1, 2, 0).numpy()).save(stream, format="PNG")
+    return stream.getvalue()

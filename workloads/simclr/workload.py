@@ -1,0 +1,248 @@
+"""The SimCLR workload: an image encoder trained to tell an image's other view from those of all other images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from workloads import gradient_cache
+from workloads.augment import Draws, Recipe, normalise
+from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
+from workloads.data.images.prepared import Part, Prepared, prepared_images
+from workloads.distributed import gather, reduce_sum, wrap
+from workloads.losses.contrastive import alpha_from_auc
+from workloads.metrics.probe import false_negative_auc, linear_probe
+from workloads.normalisation import synchronised
+from workloads.scores import two_view_scores
+from workloads.seeding import generator
+from workloads.simclr.batches import Batch, batches, steps_per_pass
+from workloads.simclr.evaluation import Frozen, Views, evaluation, spread
+from workloads.simclr.model import SimCLR as Model
+from workloads.simclr.objectives import OBJECTIVES, settings
+from workloads.simclr.optim import Optimizer, learning_rate
+from workloads.simclr.params import Params as SimCLRParams
+from workloads.simclr.serving import servable
+
+ENCODED = 512
+"""Images that are encoded at once in evaluation."""
+
+
+class SimCLR:
+    """Learn features of images without their labels.
+
+    Labels are read by evaluation, by the probe of the served model, and by ``alpha=auc``, which calibrates BCL on the
+    validation images. bf16 applies to encoder and head, in evaluation as well; scores, loss and metrics are float32.
+    """
+
+    Params: ClassVar[type[SimCLRParams]] = SimCLRParams
+    objective: Objective = Objective("knn_top1", "max")
+
+    def __init__(self, params: SimCLRParams, runtime: Runtime) -> None:
+        """Build on ``runtime.device``; from the second time in a process on the images are there already.
+
+        Raises:
+            ValueError: the batch does not divide over workers and micro-batches, or there are too few images to train
+                or to evaluate on.
+            workloads.data.DataError: the dataset is unknown, missing or damaged.
+        """
+        _check_batch(params, runtime)
+        self.params, self.runtime = params, runtime
+        self.data = prepared_images(
+            params.dataset,
+            runtime.data,
+            size=params.dataset_size,
+            corrupt=params.dataset_corrupt,
+            split_seed=params.split_seed,
+            holdout=runtime.holdout,
+            device=runtime.device,
+        )
+        _check_images(self.data, params, runtime)
+        self.settings = settings(params, len(self.data.classes))
+        self.recipe = Recipe(size=self.data.size, scale=(params.crop, 1.0), strength=params.strength, blur=params.blur)
+        layout = torch.channels_last if params.channels_last else torch.contiguous_format
+        model = synchronised(Model(params, runtime.seed), runtime)
+        self.model = model.to(runtime.device).to(memory_format=layout)
+        self.replica = wrap(self.model, runtime)
+        compiled = params.compile if params.compile is not None else runtime.device.type == "cuda"
+        self.network: Callable[[torch.Tensor], torch.Tensor] = torch.compile(self.replica) if compiled else self.replica
+        self.layout = layout
+        self.optimizer = Optimizer(self.model, params)
+
+    def train_epoch(self, epoch: int) -> Metrics:
+        """One pass, or ``runtime.steps_per_epoch`` steps of one.
+
+        Returns:
+            The mean ``loss`` of a view; ``negatives`` (N), ``temperature``, ``learning_rate`` after the last step's,
+            by loss ``tau``, ``alpha`` and ``beta`` as they were used; ``skipped`` images where that is allowed.
+        """
+        params, runtime, data = self.params, self.runtime, self.data
+        steps = runtime.steps_per_epoch or steps_per_pass(len(data.train), params.batch_size)
+        used, lr = self._calibrated(), 0.0
+        total = torch.zeros((), dtype=torch.float64, device=runtime.device)
+        self.model.train()
+        drawn = batches(data.train, self.recipe, params.batch_size, runtime, epoch)
+        for step, batch in enumerate(drawn, (epoch - 1) * steps):
+            parts = [partial(self._embed, part) for part in batch.split(runtime.accumulate)]
+            total += gradient_cache.backward(parts, partial(self._loss, used=used), self.replica)
+            lr = learning_rate(params, step, runtime.epochs * steps)
+            self.optimizer.step(lr)
+        loss = reduce_sum(total).item() / (steps * runtime.world_size)
+        skipped = {"skipped": len(data.skipped)} if params.dataset_corrupt == "skip" else {}
+        return {"loss": loss, "learning_rate": lr, "negatives": 2 * params.batch_size - 2, **used, **skipped}
+
+    def _embed(self, batch: Batch) -> torch.Tensor:
+        """Embeddings of both views, (b, 2, d)."""
+        views = batch.views(self.recipe, self.layout)
+        with self._precision():
+            embeddings = self.network(views)
+        return embeddings.view(2, len(batch), -1).transpose(0, 1)
+
+    def _loss(self, pairs: torch.Tensor, used: dict[str, Any]) -> torch.Tensor:
+        """The mean loss of this rank's views; the ranks' mean, which DDP takes of gradients, is that of all views.
+
+        Args:
+            pairs: this rank's embeddings, (b, 2, d); the others' are gathered, with their gradients.
+        """
+        rank, ranks, own = self.runtime.rank, self.runtime.world_size, len(pairs)
+        views = gather(pairs, [own] * ranks).transpose(0, 1).flatten(0, 1)
+        images = torch.arange(rank * own, (rank + 1) * own, device=views.device)
+        anchors = torch.cat([images, images + ranks * own])
+        positive, negatives = two_view_scores(views, anchors)
+        return OBJECTIVES[self.params.loss](positive, negatives, **used).mean()
+
+    def _calibrated(self) -> dict[str, Any]:
+        """What the loss takes in this epoch: α by the AUC of the model as it stands (E-6.21). A collective."""
+        if self.settings.get("alpha") != "auc":
+            return self.settings
+        views = self._views(self.data.validation if self.runtime.holdout else self.data.train)
+        auc = false_negative_auc(views.first, views.labels).item()
+        return {**self.settings, "alpha": self.runtime.agree(alpha_from_auc(auc))}
+
+    @torch.no_grad()
+    def evaluate(self, split: Split) -> Evaluation:
+        """Judge features by the labelled training images; images are shared out over the ranks.
+
+        Raises:
+            ValueError: the validation split of a refit, which has been trained on.
+        """
+        if split == "validation" and not self.runtime.holdout:
+            raise ValueError(
+                "a refit has no validation split: it was trained on. Evaluate on test, or build with holdout"
+            )
+        part = self.data.test if split == "test" else self.data.validation
+        with_probe = self.params.eval_probe == "always" or (self.params.eval_probe == "test" and split == "test")
+        seen = Frozen(self.features(part, torch.arange(len(part))), part.labels)
+        found = evaluation(self.labelled(), seen, self._views(part), self.data.classes, self.params, with_probe)
+        metrics = self.runtime.agree(dict(found.metrics))
+        if self.runtime.rank:
+            return Evaluation(metrics)
+        left_out = {"skipped": {"image": np.array(self.data.skipped)}} if self.data.skipped else {}
+        return Evaluation(metrics, found.units, {**found.tables, **left_out})
+
+    def labelled(self, shared: bool = True) -> Frozen:
+        """Features of all training images that have a label. A collective, unless ``shared`` is False."""
+        train = self.data.train
+        rows = train.labels.ge(0).nonzero().squeeze(1)
+        return Frozen(self.features(train, rows.cpu(), shared=shared), train.labels[rows])
+
+    @torch.no_grad()
+    def _views(self, part: Part) -> Views:
+        """Embeddings of two views of some of its labelled images, by draws that are always the same. A collective."""
+        rows = part.labels.ge(0).nonzero().squeeze(1)
+        rows = rows[spread(len(rows), self.params.eval_sample).to(rows.device)]
+        draws = self.recipe.draw(2 * len(rows), generator(self.runtime.seed, "evaluation"))
+        first, second = (
+            self.model.project(self.features(part, rows.cpu(), half))
+            for half in (draws[: len(rows)], draws[len(rows) :])
+        )
+        return Views(first, second, part.labels[rows])
+
+    @torch.no_grad()
+    def features(self, part: Part, rows: torch.Tensor, draws: Draws | None = None, shared: bool = True) -> torch.Tensor:
+        """The encoder's output, (n, d) float32, with its running statistics; of views where there are ``draws``.
+
+        Images are encoded in blocks that are the same for any number of ranks, and so is the result.
+
+        Args:
+            part: what to take images from.
+            rows: places in the part, (n,), on the CPU.
+            draws: of n views; without them images are taken as they are.
+            shared: whether the ranks share the work, which makes it a collective.
+        """
+        rank, ranks = (self.runtime.rank, self.runtime.world_size) if shared else (0, 1)
+        blocks = [slice(start, start + ENCODED) for start in range(0, len(rows), ENCODED)]
+        self.model.eval()
+        found = [torch.empty(0, self.model.features, device=self.runtime.device)]
+        for block, images in zip(blocks[rank::ranks], part.stream(rows[block] for block in blocks[rank::ranks])):
+            inputs = normalise(images) if draws is None else self.recipe.apply(images, draws[block], self.layout)
+            with self._precision():
+                found.append(self.model.encoder(inputs.contiguous(memory_format=self.layout)).float())
+        own = torch.cat(found)
+        if ranks == 1:
+            return own
+        sizes = [[len(rows[block]) for block in blocks[other::ranks]] for other in range(ranks)]
+        everyone = gather(own, [sum(each) for each in sizes])
+        shares = torch.split(everyone, [size for each in sizes for size in each])
+        places = [place for other in range(ranks) for place in range(other, len(blocks), ranks)]
+        return torch.cat([shares[places.index(place)] for place in range(len(blocks))])
+
+    def _precision(self) -> torch.autocast:
+        return torch.autocast(self.runtime.device.type, torch.bfloat16, enabled=self.runtime.precision == "bf16")
+
+    def state_dict(self) -> State:
+        """Model and optimiser, on the device and not copied. No stream position: it follows from the epoch."""
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: State) -> None:
+        """Copy a state. Learning rate, weight decay and the loss' settings stay those of the parameters.
+
+        Raises:
+            ValueError: the state belongs to another encoder, head or workload.
+        """
+        own = {name: tuple(value.shape) for name, value in self.model.state_dict().items()}
+        found = {name: tuple(getattr(value, "shape", ())) for name, value in state.get("model", {}).items()}
+        if wrong := [name for name in {**own, **found} if own.get(name) != found.get(name)]:
+            raise ValueError(
+                f"the checkpoint does not fit: {wrong[0]} is {found.get(wrong[0], 'missing')} there and "
+                f"{own.get(wrong[0], 'missing')} with encoder={self.params.encoder}, projection="
+                f"{self.params.projection}, subvector={self.params.subvector}"
+            )
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+    def servable(self) -> Servable:
+        """Encoder and head, and a linear classifier fitted on the features of the labelled training images."""
+        classifier = None
+        if self.params.eval_probe != "never":
+            bank = self.labelled(shared=False)
+            classifier = linear_probe(bank.features, bank.labels, classes=len(self.data.classes))
+        example = self.data.train.take(torch.arange(2)).cpu()
+        return servable(self.model, self.params, self.data.classes, self.data.size, classifier, example)
+
+
+def _check_batch(params: SimCLRParams, runtime: Runtime) -> None:
+    size, parts = params.batch_size, runtime.world_size * runtime.accumulate
+    if size % parts:
+        nearest = max(1, round(size / parts)) * parts
+        raise ValueError(
+            f"batch_size={size} is the global batch and does not divide over {runtime.world_size} worker(s) x "
+            f"accumulate={runtime.accumulate}; the nearest that does is {nearest}"
+        )
+
+
+def _check_images(data: Prepared, params: SimCLRParams, runtime: Runtime) -> None:
+    if len(data.train) < params.batch_size:
+        raise ValueError(
+            f"batch_size={params.batch_size} is more than the {len(data.train)} training images of dataset "
+            f"{params.dataset!r}. Set it to at most {len(data.train)}"
+        )
+    for split, part in (("validation", data.validation), ("test", data.test)):
+        if len(part) < 2 and (split == "test" or runtime.holdout):
+            raise ValueError(
+                f"dataset {params.dataset!r} has {len(part)} images in its {split} part, which can not be evaluated: "
+                "two or more are needed. Give it more images of each class"
+            )

@@ -1,0 +1,73 @@
+"""Lists of candidates ranked by the model, by BM25 and by both, and what these are worth."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from workloads.contract import Columns, Evaluation
+from workloads.metrics.retrieval import ndcg, per_query, ranked_grades
+from workloads.text_ranker.prepared import Lists
+
+CUTOFFS = (10, 100)
+"""The k of every metric at k."""
+
+WEIGHTS = tuple(step / 20 for step in range(21))
+"""What is tried as BM25's share of the interpolated score."""
+
+
+class Judge:
+    """Lists on the device, and the metrics of scores of their candidates."""
+
+    def __init__(self, lists: Lists, device: torch.device) -> None:
+        self.lists = lists
+        self.bm25, self.grades, self.judged = (
+            torch.from_numpy(np.ascontiguousarray(side)).to(device) for side in (lists.bm25, lists.grades, lists.judged)
+        )
+
+    def evaluation(self, scores: torch.Tensor, weight: float, units: bool) -> Evaluation:
+        """Metrics of the model's scores (Q, C), and as ``bm25_...`` and ``fused_...`` those of BM25's and of both.
+
+        ``no_candidates`` is the share of the queries that BM25 finds nothing for: they count, with 0.
+        """
+        systems = {"": scores, "bm25_": self.bm25, "fused_": interpolated(scores, self.bm25, weight)}
+        values = {
+            f"{prefix}{name}": column.cpu().numpy()
+            for prefix, system in systems.items()
+            for name, column in per_query(system, self.grades, self.judged, CUTOFFS).items()
+        }
+        metrics = {name: float(column.mean(dtype=np.float64)) for name, column in values.items()}
+        metrics["bm25_weight"] = weight
+        metrics["no_candidates"] = float((self.lists.docs < 0).all(1).mean())
+        rows: Columns = {"id": self.lists.queries, **values} if units else {}
+        return Evaluation(metrics, rows)
+
+    def best_weight(self, scores: torch.Tensor) -> float:
+        """The weight of :data:`WEIGHTS` with the highest mean NDCG@10; of equal ones the least."""
+        means = [
+            ndcg(ranked_grades(interpolated(scores, self.bm25, weight), self.grades)[:, :10], self.judged).mean()
+            for weight in WEIGHTS
+        ]
+        return WEIGHTS[int(torch.stack(means).argmax())]
+
+
+def interpolated(scores: torch.Tensor, bm25: torch.Tensor, weight: float) -> torch.Tensor:
+    """``(1 - w) z(scores) + w z(bm25)``, each standardised over the query's candidates, (Q, C).
+
+    Args:
+        scores: (Q, C); -inf is no candidate, in both.
+        bm25: (Q, C).
+        weight: w in [0, 1].
+    """
+    found = (1 - weight) * standardised(scores) + weight * standardised(bm25)
+    return found.masked_fill(bm25 == -torch.inf, -torch.inf)
+
+
+def standardised(scores: torch.Tensor) -> torch.Tensor:
+    """Scores of mean 0 and deviation 1 over each row's candidates; all 0 where they are equal."""
+    there = scores != -torch.inf
+    count = there.sum(1, keepdim=True).clamp(min=1)
+    finite = scores.masked_fill(~there, 0)
+    centred = (finite - finite.sum(1, keepdim=True) / count).masked_fill(~there, 0)
+    deviation = (centred.square().sum(1, keepdim=True) / count).sqrt()
+    return centred / torch.where(deviation > 1e-6, deviation, 1)

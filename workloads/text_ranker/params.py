@@ -1,0 +1,173 @@
+"""Hyperparameters of the text ranker. Imports no PyTorch, so that the command line starts quickly.
+
+"note" is the source document on pairwise text ranking, E-x the project's decisions where it is silent or wrong. A
+parameter that only some losses or one way of scoring read is None with the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from workloads.contract import MID_RUN
+from workloads.data.datasets import check_kind
+from workloads.encoders import sources
+
+Loss: TypeAlias = Literal["margin", "adaptive_margin", "ranknet", "adaptive_ranknet", "listwise", "lambdarank"]
+
+_MARGIN = {"margin": 1.0, "learnable": False}
+_SIGMA = {"sigma": 1.0, "learnable": False}
+_RANKNET = {**_SIGMA, "ties": "none"}
+
+_READS: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("loss", "margin"): _MARGIN,
+    ("loss", "adaptive_margin"): _MARGIN,
+    ("loss", "ranknet"): _RANKNET,
+    ("loss", "adaptive_ranknet"): _RANKNET,
+    ("loss", "listwise"): {},
+    ("loss", "lambdarank"): _SIGMA,
+    ("scoring", "cross"): {"pooling": "cls"},
+    ("scoring", "bi"): {"pooling": "mean", "temperature": 0.05},
+}
+"""What a choice reads, and the values that go with it where none is given."""
+
+_DEFAULTS = {"loss": "ranknet", "scoring": "cross"}
+
+
+class Params(BaseModel):
+    """What an experiment with the text ranker can set."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, "retrieval"))] = Field(
+        default="synthetic-retrieval",
+        min_length=1,
+        description="Documents, queries and judgements: a name (`data list`), a folder in BEIR's form, or Parquet of "
+        "(query, positive, negative).",
+    )
+    dataset_unknown: Literal["refuse", "skip"] = Field(
+        default="refuse", description="Judgements that name documents or queries which are not there."
+    )
+    split_seed: int = Field(default=0, ge=0, description="Seed of the parts that are drawn.")
+    split_validation: float = Field(
+        default=0.2, gt=0, lt=1, description="Share of the training queries that validate, where the source has no dev."
+    )
+    split_test: float = Field(
+        default=0.5, gt=0, lt=1, description="Share of all queries that test, where the source has no test part."
+    )
+    eval_candidates: int = Field(
+        default=100, ge=1, le=10_000, description="BM25's documents of a query that are ranked (100: as is usual)."
+    )
+
+    encoder: str = Field(
+        default="tiny",
+        min_length=1,
+        description="minilm, bert-base, tiny (from scratch), a folder, or a name of the Hugging Face hub.",
+    )
+    scoring: Literal["cross", "bi"] = Field(
+        default="cross",
+        description="cross: query and document in one sequence, a linear score (note); bi: cosine of two vectors.",
+    )
+    pooling: Literal["cls", "mean", "max"] | None = Field(
+        default=None, description="What of the tokens is scored (note: the first one; bi: the mean)."
+    )
+    temperature: float | None = Field(
+        default=None, gt=0, le=10, description="Of scoring=bi, divides the cosine (0.05: Sentence-BERT's scale of 20)."
+    )
+    max_length: int = Field(
+        default=192, ge=8, le=8192, description="Tokens of a sequence; a longer one is cut, and the share reported."
+    )
+    dropout: float | None = Field(
+        default=None, ge=0, lt=1, description="Of the encoder; by default its own (BERT: 0.1; tiny: 0)."
+    )
+
+    loss: Loss = Field(
+        default="ranknet",
+        description="Of pairs: margin (E-R3), adaptive_margin (E-R4), ranknet (note, E-R1), adaptive_ranknet (E-R5). "
+        "Of lists: listwise (softmax), lambdarank.",
+    )
+    margin: float | None = Field(default=None, gt=0, le=100, description="m, in scores (E-R3: 1).")
+    sigma: float | None = Field(
+        default=None, gt=0, le=100, description="σ, which scales the difference of scores (note: 1 and others)."
+    )
+    learnable: bool | None = Field(
+        default=None, description="Learn margin or σ, from its value, inside (0.1, 2) (note: learnable_margin; E-R4)."
+    )
+    ties: Literal["none", "judged", "all"] | None = Field(
+        default=None,
+        description="Pairs of equal grades, S = 0: none, of judged documents, or of all, where a negative has grade 0.",
+    )
+    positives: int = Field(default=1, ge=1, le=1024, description="Relevant documents of a query in a step, at most.")
+    negatives: int = Field(default=3, ge=1, le=1024, description="Other documents of a query in a step.")
+    hard: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="Share of the negatives that BM25 found or that were judged 0; the rest is any document.",
+    )
+    pool: int = Field(default=50, ge=1, le=10_000, description="BM25's documents that hard negatives are drawn from.")
+
+    batch_size: int = Field(default=8, ge=1, le=2**16, description="Queries in a global batch, over all workers.")
+    lr: float = Field(
+        default=3e-5,
+        gt=0,
+        le=1,
+        description="Learning rate at its height (BERT's authors: 2e-5 to 5e-5).",
+        json_schema_extra=MID_RUN,
+    )
+    weight_decay: float = Field(
+        default=0.01, ge=0, le=1, description="Of AdamW, on matrices (BERT: 0.01).", json_schema_extra=MID_RUN
+    )
+    warmup: float = Field(
+        default=0.1, ge=0, lt=1, description="Share of all steps in which lr rises; then it falls linearly (BERT: 0.1)."
+    )
+    clip: float = Field(default=1.0, gt=0, le=1e6, description="Largest norm of the gradient (BERT: 1).")
+    bm25_weight: float | Literal["validation"] = Field(
+        default="validation",
+        description="Share of BM25's standardised score in the interpolated one, from 0 to 1; validation: the best "
+        "of 21 by NDCG@10 there.",
+    )
+
+    @field_validator("encoder")
+    @classmethod
+    def _known_encoder(cls, name: str) -> str:
+        sources.check(name)
+        return name
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve(cls, given: Any) -> Any:
+        """Give what the loss and the scoring read, and was not set, the value that goes with them."""
+        if not isinstance(given, dict):
+            return given
+        values = dict(given)
+        for choice, default in _DEFAULTS.items():
+            for name, value in _READS.get((choice, str(values.get(choice, default))), {}).items():
+                if values.get(name) is None:
+                    values[name] = value
+        return values
+
+    @model_validator(mode="after")
+    def _no_idle_parameter(self) -> Self:
+        """Refuse a value that nothing would read, or that its loss has no use for."""
+        for choice in _DEFAULTS:
+            chosen = getattr(self, choice)
+            readers = {name: [v for (c, v), reads in _READS.items() if c == choice and name in reads] for name in _ALL}
+            for name, values in readers.items():
+                if values and chosen not in values and getattr(self, name) is not None:
+                    fix = " or ".join(f"{choice}={value}" for value in values)
+                    raise ValueError(
+                        f"{name}={getattr(self, name)} has no effect with {choice}={chosen}. Drop {name}, or set {fix}"
+                    )
+        start = self.margin if self.margin is not None else self.sigma
+        if self.learnable and start is not None and not 0.1 < start < 2:
+            name = "margin" if self.margin is not None else "sigma"
+            raise ValueError(f"{name}={start:g} with learnable=true starts outside of (0.1, 2), where it is kept")
+        if isinstance(self.bm25_weight, float) and not 0 <= self.bm25_weight <= 1:
+            raise ValueError(f"bm25_weight={self.bm25_weight:g} is not in [0, 1]")
+        return self
+
+
+_ALL = sorted({name for reads in _READS.values() for name in reads})

@@ -1,0 +1,49 @@
+"""What the registry stores of a trained text ranker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from workloads.contract import Servable
+from workloads.encoders.tokens import Tokenizer
+from workloads.text_ranker.params import Params
+from workloads.text_ranker.prepared import Prepared
+
+if TYPE_CHECKING:
+    from workloads.text_ranker.model import Ranker
+
+_EXAMPLE = 3  # documents
+
+
+def servable(ranker: Ranker, tokenizer: Tokenizer, params: Params, bm25_weight: float, data: Prepared) -> Servable:
+    """Weights and settings for ``predictor.py``; the example is a query with its first candidates."""
+    weights = {
+        name: tensor.detach().cpu().contiguous() for name, tensor in ranker.state_dict().items() if name != "raw"
+    }
+    counts = data.found.counts
+    query = int(counts.argmax())
+    docs = data.found.docs[query, :_EXAMPLE]
+    docs = docs[docs >= 0]
+    return Servable(
+        predictor=Path(__file__).with_name("predictor.py"),
+        weights=weights,
+        config={
+            "model": json.loads(ranker.encoder.model.config.to_json_string(use_diff=False)),
+            "tokenizer": tokenizer.definition,
+            "max_length": tokenizer.max_length,
+            "scoring": params.scoring,
+            "pooling": params.pooling,
+            "temperature": params.temperature,
+            "bm25_weight": bm25_weight,
+        },
+        example={
+            "query": np.array([data.data.queries[query].as_py()] * len(docs), object),
+            "document": np.array([data.data.docs[int(doc)].as_py() for doc in docs], object),
+        },
+        params={"batch_size": 32},
+        requirements=("numpy", "pandas", "torch", "transformers", "tokenizers"),
+    )

@@ -1,0 +1,234 @@
+"""The text ranker workload: BM25's candidates put in order by a model trained on what is more relevant than what."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.utils import clip_grad_norm_
+
+from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
+from workloads.distributed import reduce_sum, without_sync, wrap
+from workloads.encoders.optimisation import adamw, warmup_linear
+from workloads.encoders.text import load_encoder
+from workloads.seeding import derive
+from workloads.text_ranker.evaluation import Judge
+from workloads.text_ranker.groups import Groups, Trainer
+from workloads.text_ranker.model import Ranker, Reader, batch_of, score_pairs
+from workloads.text_ranker.objectives import Block, pairs, query_losses
+from workloads.text_ranker.params import Params as TextRankerParams
+from workloads.text_ranker.prepared import Lists, prepared, texts
+from workloads.text_ranker.serving import servable
+
+_UNKNOWN_WEIGHT = 0.5  # of BM25, before the first epoch
+
+
+class TextRanker:
+    """Learn to order the documents that BM25 finds for a query.
+
+    bf16 applies to the encoder; head, losses and metrics are float32.
+    """
+
+    Params: ClassVar[type[TextRankerParams]] = TextRankerParams
+    objective: Objective = Objective("ndcg_at_10", "max")
+
+    def __init__(self, params: TextRankerParams, runtime: Runtime) -> None:
+        """Build on ``runtime.device``; from the second time in a process on the data is there already.
+
+        Raises:
+            ValueError: the batch does not divide over the workers, there are too few queries, or a refit would have to
+                choose ``bm25_weight`` on the validation part that it trains on.
+            workloads.data.DataError: the dataset or the encoder is unknown, missing or damaged.
+        """
+        _check(params, runtime)
+        self.params, self.runtime = params, runtime
+        self.data = prepared(
+            params.dataset,
+            runtime.data,
+            unknown=params.dataset_unknown,
+            depth=max(params.eval_candidates, params.pool),
+            split_seed=params.split_seed,
+            split_validation=params.split_validation,
+            split_test=params.split_test,
+            holdout=runtime.holdout,
+        )
+        self.trainer = Trainer(self.data, params)
+        tokenizer, encoder = load_encoder(
+            params.encoder,
+            max_length=params.max_length,
+            pooling=params.pooling or "cls",
+            precision=runtime.precision,
+            dropout=params.dropout,
+            texts=self.data.vocabulary() if params.encoder == "tiny" else (),
+            seed=runtime.seed,
+        )
+        read = texts(params.dataset, runtime.data, params.dataset_unknown, tokenizer)
+        self.reader = Reader(tokenizer, read, params.scoring)
+        self.model = Ranker(encoder, params, runtime.seed).to(runtime.device)
+        self.replica = wrap(self.model, runtime)
+        self.optimizer = adamw(self.model, params.lr, params.weight_decay)
+        chosen = params.bm25_weight == "validation"
+        self.bm25_weight = _UNKNOWN_WEIGHT if chosen else float(params.bm25_weight)
+        self._judges: dict[Split, Judge] = {}
+        self._scores: dict[Split, tuple[torch.Tensor, float]] = {}  # of the weights as they are
+
+    def train_epoch(self, epoch: int) -> Metrics:
+        """One pass over the training queries, or ``runtime.steps_per_epoch`` steps of one.
+
+        Returns:
+            The mean ``loss`` of a query; the shares of queries ``without_pairs``, with nothing to compare, and of
+            sequences ``truncated``; ``strength``, the margin or σ; and ``bm25_weight``, chosen after the epoch.
+        """
+        runtime = self.runtime
+        steps = runtime.steps_per_epoch or self.trainer.steps_per_pass
+        loss = torch.zeros((), dtype=torch.float64, device=runtime.device)
+        counts = np.zeros(4)  # queries, those without pairs, sequences, those cut
+        self._scores.clear()
+        self.model.train()
+        with torch.random.fork_rng(_devices(runtime)):
+            torch.manual_seed(derive(runtime.seed, "dropout", epoch, runtime.rank))
+            for step, (groups, weight) in enumerate(self.trainer.batches(runtime, epoch), (epoch - 1) * steps):
+                parts = groups.split(runtime.accumulate)
+                for part in parts:
+                    with nullcontext() if part is parts[-1] else without_sync(self.replica):
+                        loss += self._backward(part, weight, counts)
+                self._update(step, runtime.epochs * steps)
+        self.choose_weight()
+        queries, idle, sequences, cut = reduce_sum(torch.from_numpy(counts).to(runtime.device)).tolist()
+        return {
+            "loss": reduce_sum(loss).item() / queries,
+            "without_pairs": idle / queries,
+            "truncated": cut / sequences,
+            "strength": self.model.strength(runtime.device).item(),
+            "bm25_weight": self.bm25_weight,
+        }
+
+    def _backward(self, groups: Groups, weight: float, counts: NDArray[np.float64]) -> torch.Tensor:
+        """Add the gradient of some groups, each query's loss by ``weight``; the sum of the losses, without a gradient.
+
+        Of weight 0 is what stands in on a rank that has no query in a small last batch: it is not counted.
+        """
+        device, there = self.runtime.device, groups.docs >= 0
+        queries = np.broadcast_to(groups.queries[:, None], there.shape)[there]
+        batch, places, cut = batch_of(self.reader, queries, groups.docs[there], device)
+        found, strength = self.replica(batch, places)
+        mask, grades, compared = (
+            torch.from_numpy(side).to(device, non_blocking=True)
+            for side in (there, groups.grades, pairs(groups, self.params.ties))
+        )
+        scores = torch.full(mask.shape, -torch.inf, device=device).masked_scatter(mask, found)
+        losses = query_losses(Block(scores, grades, compared), self.params.loss, strength, self.data.gap_max)
+        # DDP averages over ranks: with this factor, to the mean over the global batch.
+        torch.autograd.backward(losses.sum() * (self.runtime.world_size * weight))
+        if not weight:
+            return torch.zeros_like(losses.sum())
+        counts += len(groups), groups.alike.sum(), len(batch), cut
+        return losses.detach().sum()
+
+    def _update(self, step: int, steps: int) -> None:
+        """One step of the optimiser, of ``steps`` in all."""
+        clip_grad_norm_(self.model.parameters(), self.params.clip)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.params.lr * warmup_linear(step, steps, round(self.params.warmup * steps))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def choose_weight(self) -> None:
+        """Take the weight of BM25 that is best on validation for the model as it is, unless it is given."""
+        if self.params.bm25_weight == "validation":
+            scores, _ = self._ranked("validation")
+            self.bm25_weight = self.runtime.agree(self._judge("validation").best_weight(scores))
+
+    @torch.no_grad()
+    def evaluate(self, split: Split) -> Evaluation:
+        """Rank the candidates of every query of the split; queries are shared out over the ranks.
+
+        Raises:
+            ValueError: the validation split of a refit, which has been trained on.
+        """
+        scores, cut = self._ranked(split)
+        found = self._judge(split).evaluation(scores, self.bm25_weight, self.runtime.rank == 0)
+        return Evaluation({**found.metrics, "truncated": cut}, found.units)
+
+    def _judge(self, split: Split) -> Judge:
+        if split == "validation" and not self.runtime.holdout:
+            raise ValueError(
+                "a refit has no validation split: it was trained on. Evaluate on test, or build with holdout"
+            )
+        if split not in self._judges:
+            queries = self.data.queries.test if split == "test" else self.data.queries.validation
+            self._judges[split] = Judge(self.data.lists(queries, self.params.eval_candidates), self.runtime.device)
+        return self._judges[split]
+
+    def _ranked(self, split: Split) -> tuple[torch.Tensor, float]:
+        """Scores (Q, C) of the candidates and the share of sequences cut, computed once for the weights as they are."""
+        if split not in self._scores:
+            lists = self._judge(split).lists
+            mine = np.arange(self.runtime.rank, len(lists.queries), self.runtime.world_size)
+            self._scores[split] = self._scored(lists, mine)
+        return self._scores[split]
+
+    def _scored(self, lists: Lists, rows: NDArray[np.int64]) -> tuple[torch.Tensor, float]:
+        """Scores of some rows of the lists, the other ranks' added. A collective."""
+        device = self.runtime.device
+        there = np.zeros(lists.docs.shape, np.bool_)
+        there[rows] = lists.docs[rows] >= 0
+        queries = np.broadcast_to(lists.queries[:, None], there.shape)[there]
+        found, cut = score_pairs(self.model, self.reader, queries, lists.docs[there])
+        scores = torch.zeros(there.shape, device=device).masked_scatter(torch.from_numpy(there).to(device), found)
+        total = reduce_sum(torch.tensor([cut, len(queries)], dtype=torch.float64, device=device)).tolist()
+        listed = torch.from_numpy(lists.docs >= 0).to(device)
+        return reduce_sum(scores).masked_fill(~listed, -torch.inf), total[0] / max(1.0, total[1])
+
+    def state_dict(self) -> State:
+        """Model, optimiser and BM25's weight. No stream position: it follows from the epoch."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict()["state"],
+            "bm25_weight": self.bm25_weight,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Copy a state. Learning rate, weight decay and a weight of BM25 that is given stay those of the parameters.
+
+        Raises:
+            ValueError: the state belongs to another encoder or another way of scoring.
+        """
+        try:
+            self.model.load_state_dict(state["model"])
+        except (KeyError, RuntimeError) as error:
+            raise ValueError(
+                f"the checkpoint does not fit encoder {self.params.encoder!r} with scoring={self.params.scoring}: "
+                f"{str(error).splitlines()[0]}"
+            ) from None
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
+        if self.params.bm25_weight == "validation":
+            self.bm25_weight = state["bm25_weight"]
+        self._scores.clear()
+
+    def servable(self) -> Servable:
+        """Encoder, tokenizer and BM25's weight; the documents come with the input."""
+        return servable(self.model, self.reader.tokenizer, self.params, self.bm25_weight, self.data)
+
+
+def _devices(runtime: Runtime) -> list[torch.device]:
+    return [runtime.device] if runtime.device.type == "cuda" else []
+
+
+def _check(params: TextRankerParams, runtime: Runtime) -> None:
+    batch_size, world_size = params.batch_size, runtime.world_size
+    if batch_size % world_size:
+        nearest = max(1, round(batch_size / world_size)) * world_size
+        raise ValueError(
+            f"batch_size={batch_size} is the global batch and does not divide over {world_size} workers; "
+            f"the nearest that does is {nearest}"
+        )
+    if not runtime.holdout and params.bm25_weight == "validation":
+        raise ValueError(
+            "a refit trains on the validation part, where bm25_weight would be chosen. Set bm25_weight to what the "
+            "selected run reports, or refit=false"
+        )

@@ -1,0 +1,168 @@
+"""What a ranking and its confidence are worth: order, calibration, and what abstaining gains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from workloads.contract import Columns, Evaluation, State
+from workloads.losses.evidential import succeeds, top
+from workloads.metrics import calibration
+from workloads.metrics.retrieval import mrr, ndcg, ranked_grades
+from workloads.vera.confidence import Map, Ranked, confidence, fitted
+from workloads.vera.params import Params
+from workloads.vera.prepared import Prepared
+
+DEPTHS = (1, 2, 3, 5, 10, 20)
+"""The k that are looked at."""
+
+RATES = (0.3, 0.9)
+"""Where the base rate of Z^(k) should lie: neither success nor failure too rare to learn from."""
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """Q queries of a split: their numbers, the grades of their candidates (Q, C) and of all that answers them (Q, J),
+    and where it is known each candidate's probability of being the answer (Q, C)."""
+
+    queries: NDArray[np.int64]
+    grades: torch.Tensor
+    judged: torch.Tensor
+    odds: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, data: Prepared, queries: NDArray[np.int64]) -> Judged:
+        """Some queries of the data."""
+        block = data.block(queries)
+        judged = torch.from_numpy(data.pool.judged[queries]).to(block.grades.device)
+        odds = data.odds(queries, block.grades.shape[1])
+        known = None if odds is None else torch.from_numpy(odds).to(block.grades.device)
+        return cls(queries, block.grades, judged, known)
+
+    def success(self, ranked: Ranked, k: int) -> torch.Tensor:
+        """Z^(k), (Q,) float64."""
+        return succeeds(self.grades > 0, top(ranked.scores, k)).double()
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """What is chosen on validation: k, a map of c^(k) and one of c^(1), and the confidence below which to abstain."""
+
+    k: int = 1
+    map_k: Map = field(default_factory=Map)
+    map_1: Map = field(default_factory=Map)
+    threshold: float = 0.0
+
+    def state_dict(self) -> State:
+        """As tensors and plain numbers."""
+        return {"k": self.k, "threshold": self.threshold, "map_k": self.map_k.values, "map_1": self.map_1.values}
+
+    @classmethod
+    def of_state(cls, state: State, params: Params) -> Chosen:
+        """The inverse; a k that the parameters give stays theirs."""
+        k = params.eval_k if isinstance(params.eval_k, int) else int(state["k"])
+        map_k, map_1 = (
+            Map(params.recalibration if len(side) else "none", side) for side in (state["map_k"], state["map_1"])
+        )
+        return cls(k, map_k, map_1, float(state["threshold"]))
+
+
+def chosen(judged: Judged, ranked: Ranked, params: Params, k: int | None) -> Chosen:
+    """Choose on these queries; ``k`` where it stays as it is."""
+    if k is None:
+        rates = [float(judged.success(ranked, depth).mean()) for depth in DEPTHS]
+        inside = [depth for depth, rate in zip(DEPTHS, rates) if RATES[0] <= rate <= RATES[1]]
+        k = inside[0] if inside else min(zip(DEPTHS, rates), key=lambda one: abs(one[1] - sum(RATES) / 2))[0]
+    map_k, map_1 = (fitted(params.recalibration, ranked, at, params, judged.success(ranked, at)) for at in (k, 1))
+    found = confidence(ranked, k, params, map_k)
+    threshold = calibration.threshold_at_risk(found, judged.success(ranked, k), params.eval_risk)
+    return Chosen(k, map_k, map_1, threshold)
+
+
+def evaluation(
+    judged: Judged, ranked: Ranked, params: Params, choice: Chosen, source: torch.Generator, units: bool
+) -> Evaluation:
+    """Metrics under the note's names. Those of calibration are of c^(k), and with ``_at_1`` of c^(1).
+
+    Every one of ``calib/...``, and what abstaining is measured by, has the ends of its bootstrap interval beside it,
+    ``_low`` and ``_high``. ``quality`` is ``mrr - calib/brier``, by which epochs and trials are chosen: a ranker that
+    fails every query and says so has no quality.
+    """
+    ranked_by_score = ranked_grades(ranked.scores, judged.grades)
+    columns: dict[str, torch.Tensor] = {
+        "mrr": mrr(ranked_by_score, judged.judged),
+        "ndcg_at_10": ndcg(ranked_by_score[:, :10], judged.judged),
+    }
+    metrics = {name: float(column.double().mean()) for name, column in columns.items()}
+    found = success = torch.zeros(0)
+    for suffix, k, mapped in (("_at_1", 1, choice.map_1), ("", choice.k, choice.map_k)):
+        found, success = confidence(ranked, k, params, mapped), judged.success(ranked, k)
+        for name, measure in _measures(params).items():
+            metrics[f"{name}{suffix}"] = float(measure(found, success))
+            low, high = calibration.bootstrap(measure, found, success, params.eval_resamples, source)
+            metrics |= {f"{name}{suffix}_low": low, f"{name}{suffix}_high": high}
+        columns[f"calib/nll{suffix}"] = calibration.nll(found, success)
+        columns[f"calib/brier{suffix}"] = calibration.brier(found, success)
+        columns[f"selective/score/aurc{suffix}"] = calibration.aurc_influences(found, success)
+        metrics[f"success{suffix}"] = float(success.mean())
+        if judged.odds is not None:
+            true = judged.odds.gather(1, top(ranked.scores, k)).sum(1)
+            metrics[f"calib/truth_mae{suffix}"] = float((found - true).abs().mean())
+    answered = found >= choice.threshold
+    metrics |= {
+        "k": float(choice.k),
+        "quality": metrics["mrr"] - metrics["calib/brier"],
+        "no_positive": float((judged.grades <= 0).all(1).double().mean()),
+        "selective/score/threshold": choice.threshold,
+        "selective/score/coverage": float(answered.double().mean()),
+        "selective/score/risk": float((1 - success[answered]).mean()) if answered.any() else 0.0,
+    }
+    columns |= {"confidence": found, "success": success}
+    if params.confidence == "evidence":
+        columns["kappa"] = _evidence(ranked, choice.k)
+        metrics["kappa"] = float(columns["kappa"].mean())
+    rows = {name: column.cpu().numpy() for name, column in columns.items()}
+    tables = {"reliability": _reliability(found, success, params.eval_bins), "risk_coverage": _curve(found, success)}
+    return Evaluation(metrics, {"id": judged.queries, **rows} if units else {}, tables)
+
+
+def _measures(params: Params) -> dict[str, calibration.Measure]:
+    risk = params.eval_risk
+    return {
+        "calib/ece": partial(calibration.ece, bins=params.eval_bins),
+        "calib/nll": _mean(calibration.nll),
+        "calib/brier": _mean(calibration.brier),
+        "selective/score/aurc": calibration.aurc,
+        "selective/score/coverage_at_risk": partial(calibration.coverage_at_risk, risk=risk),
+    }
+
+
+def _mean(each: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> calibration.Measure:
+    return lambda found, success: each(found, success).mean(-1)
+
+
+def _evidence(ranked: Ranked, k: int) -> torch.Tensor:
+    """κ = α + β (note 2), the mean over the first k candidates, (Q,)."""
+    kappa = (ranked.evidence.alpha + ranked.evidence.beta).masked_fill(~ranked.listed, 0)
+    columns = top(ranked.scores, k)
+    count = ranked.listed.gather(1, columns).sum(1).clamp(min=1)
+    return kappa.gather(1, columns).sum(1).double() / count
+
+
+def _reliability(found: torch.Tensor, success: torch.Tensor, bins: int) -> Columns:
+    sides = calibration.reliability(found, success, bins)
+    return {name: side.cpu().numpy() for name, side in zip(("confidence", "success", "queries"), sides)}
+
+
+def _curve(found: torch.Tensor, success: torch.Tensor) -> Columns:
+    risk = calibration.selective_risk(found, success)
+    coverage = torch.arange(1, len(risk) + 1, dtype=torch.float64) / max(1, len(risk))
+    threshold = found.sort(descending=True).values
+    return {
+        name: side.cpu().numpy() for name, side in zip(("coverage", "risk", "confidence"), (coverage, risk, threshold))
+    }

@@ -1,0 +1,150 @@
+"""What a query chooses from and what is known of each candidate: text, place in the graph, BM25's score."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.data.bm25 import Candidates
+from workloads.data.knowledge_graph import GraphQuestions
+from workloads.data.neighbourhoods import Neighbourhoods
+from workloads.data.retrieval import Retrieval
+
+NONE = ""
+"""The category of what is not there, or was not seen in training; number 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Q queries, T texts of candidates, and L lists of candidates, which queries may share.
+
+    List l has the rows ``indptr[l]`` to ``indptr[l + 1]``: ``text`` (n,) is each candidate's text, ``codes`` (n, K) its
+    categories, numbers of ``categories``, and ``numbers`` (n, F) float32 its other features; ``code_names`` and
+    ``number_names`` say what they are. ``list_of`` (Q,) is each query's list.
+
+    ``relevant`` (m, 2) are rows [query, place in its list], ``grades`` (m,) theirs; ``judged`` (Q, J) the grades of all
+    that answers a query, candidate or not, 0 to fill up. ``type`` (Q,) is of ``types``, ``family`` (Q,) equal for
+    queries that say the same. ``odds``, of generated data: rows [query, place] and the probability of being the answer.
+    """
+
+    queries: Sequence[str]
+    texts: Sequence[str]
+    list_of: NDArray[np.int64]
+    indptr: NDArray[np.int64]
+    text: NDArray[np.int64]
+    codes: NDArray[np.int64]
+    numbers: NDArray[np.float32]
+    code_names: tuple[str, ...]
+    number_names: tuple[str, ...]
+    categories: tuple[str, ...]
+    relevant: NDArray[np.int64]
+    grades: NDArray[np.float32]
+    judged: NDArray[np.float32]
+    type: NDArray[np.int64]
+    types: Sequence[str]
+    family: NDArray[np.int64]
+    odds: tuple[NDArray[np.int64], NDArray[np.float64]] | None = None
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Candidates of each query, (Q,)."""
+        lengths: NDArray[np.int64] = np.diff(self.indptr)[self.list_of]
+        return lengths
+
+
+def of_graph(data: GraphQuestions, around: Neighbourhoods) -> Pool:
+    """Candidates are triples. Categories: how many steps away and in which direction, the relation, the relations
+    crossed before it; numbers: ``ln(1 + degree)`` of its subject and its object."""
+    subject, relation, target = data.triples.astype(np.int64).T
+    degree = np.log1p(np.bincount(np.concatenate([subject, target]), minlength=len(data.entities))).astype(np.float32)
+    longest = int(data.hops.max())
+    steps = ["random", *(f"{step}{way}" for step in range(1, longest + 1) for way in "<>")]
+    crossed = [f"{name}{way}" for name in data.relations for way in "<>"]
+    categories = (NONE, *steps, *data.relations, *crossed)
+    first_relation, first_crossed = 1 + len(steps), 1 + len(steps) + len(data.relations)
+    step = np.where(around.steps > 0, 2 * around.steps + around.forward, 1)
+    codes = np.column_stack(
+        [step, first_relation + relation[around.triples], np.where(around.via < 0, 0, first_crossed + around.via)]
+    )
+    answer = _located(around.indptr, around.triples, around.list_of, data.answer)
+    odds = None
+    if data.odds is not None:
+        rows, probability = data.odds
+        places = _located(around.indptr, around.triples, around.list_of[rows[:, 0]], rows[:, 1])
+        odds = np.column_stack([rows[:, 0], places]), probability
+    return Pool(
+        queries=[_plain(text) for text in data.texts],
+        texts=[
+            _plain(f"{data.entities[s]} {data.relations[r]} {data.entities[o]}") for s, r, o in data.triples.tolist()
+        ],
+        list_of=around.list_of,
+        indptr=around.indptr,
+        text=around.triples,
+        codes=codes,
+        numbers=np.column_stack([degree[subject], degree[target]])[around.triples],
+        code_names=("step", "relation", *(f"via_{number}" for number in range(1, longest))),
+        number_names=("subject_degree", "object_degree"),
+        categories=categories,
+        relevant=np.column_stack([np.arange(len(data)), answer]),
+        grades=np.ones(len(data), np.float32),
+        judged=np.ones((len(data), 1), np.float32),
+        type=data.type,
+        types=data.types,
+        family=data.family,
+        odds=odds,
+    )
+
+
+def of_collection(data: Retrieval, found: Candidates, depth: int) -> Pool:
+    """Candidates are BM25's first ``depth`` documents of each query, and its score is their one feature."""
+    docs, count = found.docs[:, :depth], len(data.queries)
+    there = docs >= 0
+    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(there.sum(1))])
+    text = docs[there].astype(np.int64)
+    judgements = data.judgements.astype(np.int64)
+    places = _located(indptr, text, judgements[:, 0], judgements[:, 1])
+    listed = (places >= 0) & (judgements[:, 2] > 0)
+    lengths = np.diff(data.indptr)
+    judged = np.zeros((count, int(lengths.max(initial=0))), np.float32)
+    row, column = np.nonzero(np.arange(judged.shape[1]) < lengths[:, None])
+    judged[row, column] = judgements[:, 2]
+    return Pool(
+        queries=data.queries.to_pylist(),
+        texts=data.docs.to_pylist(),
+        list_of=np.arange(count),
+        indptr=indptr,
+        text=text,
+        codes=np.zeros((len(text), 0), np.int64),
+        numbers=found.scores[:, :depth][there][:, None].astype(np.float32),
+        code_names=(),
+        number_names=("bm25",),
+        categories=(NONE,),
+        relevant=np.column_stack([judgements[listed, 0], places[listed]]),
+        grades=judgements[listed, 2].astype(np.float32),
+        judged=judged,
+        type=np.zeros(count, np.int64),
+        types=("query",),
+        family=np.arange(count),
+    )
+
+
+def _located(
+    indptr: NDArray[np.int64], items: NDArray[np.int64], lists: NDArray[np.int64], wanted: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The place of each wanted item in its list, -1 where it is not there; (m,) each of the last two."""
+    if not len(items):
+        return np.full(len(wanted), -1, np.int64)
+    span = int(max(items.max(), wanted.max(initial=0))) + 1
+    keys = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr)) * span + items
+    order = np.argsort(keys, kind="stable")
+    asked = lists * span + wanted
+    found = order[np.searchsorted(keys, asked, sorter=order).clip(max=len(keys) - 1)]
+    return np.where(keys[found] == asked, found - indptr[lists], -1)
+
+
+def _plain(text: str) -> str:
+    """Words of names such as ``/film/film/country`` or ``united_kingdom``."""
+    return " ".join(text.replace("_", " ").replace("/", " ").split())

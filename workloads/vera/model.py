@@ -1,0 +1,160 @@
+"""The retrieval backbone over text and graph features, with a ranking head and an evidential head. Note 2 and 5."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from workloads.losses.evidential import beta_parameters, log1mexp
+from workloads.seeding import derive
+from workloads.vera.params import Params
+from workloads.vera.prepared import Block, Prepared
+
+START_A, START_B = -4.0, 1.0
+"""Biases of the evidential head's two outputs: few candidates are right (E-V8)."""
+
+FURTHEST, UNIT = 20.0, 4.0
+"""How far apart two scores are at most, as the evidential head sees them, and what counts as one there."""
+
+BESIDE = 0.1
+"""What z is multiplied by where the evidential head sees the other candidates too: a few hundred queries tell how far
+a lead can be trusted, but not what each of many dimensions means."""
+
+
+class Evidence(NamedTuple):
+    """Parameters α and β of a Beta distribution for each candidate, (B, C); 1 where there is none."""
+
+    alpha: torch.Tensor
+    beta: torch.Tensor
+
+
+class Outputs(NamedTuple):
+    """Scores (B, C), -inf where there is no candidate, and the evidence, as L_cand and as L_query train it.
+
+    ``anchor`` is 0 and depends on every parameter: added to a loss it gives each a gradient in every stage, which is
+    what other ranks wait for.
+    """
+
+    scores: torch.Tensor
+    cand: Evidence
+    query: Evidence
+    anchor: torch.Tensor
+
+
+class Backbone(nn.Module):
+    """``z = f(x)``: each candidate's vector from its text, its features and how they meet the query's text."""
+
+    mean: torch.Tensor
+    deviation: torch.Tensor
+
+    def __init__(self, dim: int, categories: int, numbers: int, params: Params) -> None:
+        super().__init__()
+        hidden = params.hidden
+        self.query = nn.Linear(dim, hidden)
+        self.text = nn.Linear(dim, hidden)
+        self.category = nn.Embedding(categories, hidden, padding_idx=0)
+        self.number = nn.Linear(2 * (numbers + 1), hidden, bias=False)
+        self.match = nn.Linear(hidden, hidden)
+        self.own = nn.Linear(hidden, hidden, bias=False)
+        self.asked = nn.Linear(hidden, hidden, bias=False)
+        self.norm = nn.LayerNorm(hidden, bias=False)
+        self.dropout = nn.Dropout(params.dropout)
+        self.register_buffer("mean", torch.zeros(numbers))
+        self.register_buffer("deviation", torch.ones(numbers))
+
+    def forward(self, data: Prepared, block: Block) -> torch.Tensor:
+        """(P, h). Vectors of texts have length one; they enter with entries of about one."""
+        queries, texts = data.queries[block.queries], data.texts[block.texts]
+        cosine = (queries @ texts.T)[block.row, block.text_row]
+        scale = queries.shape[1] ** 0.5
+        query, text = self.query(queries * scale), self.text(texts * scale)
+        numbers = (data.numbers[block.place] - self.mean) / self.deviation
+        numbers = torch.cat([numbers, cosine.unsqueeze(1)], 1)
+        both = torch.cat([numbers, self._among(numbers, block)], 1)
+        candidate = text[block.text_row] + self.category(data.codes[block.place]).sum(1) + self.number(both)
+        met = self.match(query[block.row] * candidate) + self.own(candidate) + self.asked(query)[block.row]
+        found: torch.Tensor = self.dropout(self.norm(functional.gelu(met)))
+        return found
+
+    @torch.no_grad()
+    def scale_to(self, numbers: torch.Tensor) -> None:
+        """Take mean and deviation of the features from those of training candidates, (n, F)."""
+        if len(numbers) > 1:
+            self.mean.copy_(numbers.mean(0))
+            self.deviation.copy_(numbers.std(0).clamp(min=1e-3))
+
+    @staticmethod
+    def _among(numbers: torch.Tensor, block: Block) -> torch.Tensor:
+        """Features with mean 0 and deviation 1 among the query's candidates, (P, F)."""
+        count = block.listed.sum(1, keepdim=True).clamp(min=1)
+        zeros = numbers.new_zeros(len(block.queries), numbers.shape[1])
+        centred = numbers - (zeros.index_add(0, block.row, numbers) / count)[block.row]
+        deviation = (zeros.index_add(0, block.row, centred.square()) / count).sqrt()
+        return centred / torch.where(deviation > 1e-6, deviation, 1)[block.row]
+
+
+class Retriever(nn.Module):
+    """The backbone, the ranking head and the evidential head; a baseline uses one of them."""
+
+    def __init__(self, data: Prepared, params: Params, seed: int) -> None:
+        """Build on the CPU, from the seed alone."""
+        super().__init__()
+        self.params, pool = params, data.pool
+        context = 3 if params.evidence_context else 0
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(derive(seed, "init"))
+            self.backbone = Backbone(data.queries.shape[1], len(pool.categories), len(pool.number_names), params)
+            # No bias here nor before: a softmax over candidates does not see it.
+            self.ranking = nn.Linear(params.hidden, 1, bias=False)
+            last = nn.Linear(params.hidden, 2)
+            self.evidence = nn.Sequential(nn.Linear(params.hidden + context, params.hidden), nn.GELU(), last)
+        last.bias.data = torch.tensor([START_A, START_B])
+
+    def forward(self, data: Prepared, block: Block, with_backbone: bool = True) -> Outputs:
+        """Score all candidates of a block.
+
+        Args:
+            data: what to gather from.
+            block: B queries.
+            with_backbone: without it no gradient reaches the backbone and the ranking head.
+        """
+        params = self.params
+        with torch.set_grad_enabled(torch.is_grad_enabled() and with_backbone):
+            z = self.backbone(data, block)
+            scores = block.spread(self.ranking(z).squeeze(1), -torch.inf)
+        anchor = torch.stack([parameter.sum() * 0 for parameter in self.parameters()]).sum()
+        if params.method == "softmax":
+            none = Evidence(torch.ones_like(scores), torch.ones_like(scores))
+            return Outputs(scores, none, none, anchor)
+        if params.method == "edl":
+            evidence = self._evidence(z, block)
+            log_odds = evidence.alpha.log() - evidence.beta.log()
+            return Outputs(log_odds.masked_fill(~block.listed, -torch.inf), evidence, evidence, anchor)
+        context = [self._context(scores, block)] if params.evidence_context else []
+        beside = z * BESIDE if params.evidence_context else z
+        cand, query = (
+            self._evidence(torch.cat([beside if attached else beside.detach(), *context], 1), block)
+            for attached in (params.cand_to_backbone, params.query_to_backbone)
+        )
+        return Outputs(scores, cand, query, anchor)
+
+    def _evidence(self, z: torch.Tensor, block: Block) -> Evidence:
+        """Note 2 (E-V8 for the priors)."""
+        a, b = self.evidence(z).unbind(1)
+        params = self.params
+        found = beta_parameters(a, b, params.prior_positive or 0.0, params.prior_negative or 0.0)
+        return Evidence(*(block.spread(side, 1.0) for side in found))
+
+    @staticmethod
+    def _context(scores: torch.Tensor, block: Block) -> torch.Tensor:
+        """Of each candidate the share of the softmax, its log odds, and the lead over the best other one, (P, 3)."""
+        scores = scores.detach()
+        best, second = functional.pad(scores, (0, 1), value=-torch.inf).topk(2, 1).values.unsqueeze(2).unbind(1)
+        other = torch.where(scores == best, second, best)
+        ahead = (scores - other).masked_fill(~block.listed, 0).clamp(-FURTHEST, FURTHEST)
+        share = scores.log_softmax(1).masked_fill(~block.listed, 0).clamp(-FURTHEST, -1e-6)
+        seen = torch.stack([2 * share.exp() - 1, (share - log1mexp(share)) / UNIT, ahead / UNIT], 2)
+        return seen[block.row, block.column]

@@ -1,0 +1,258 @@
+"""Hyperparameters of VERA. Imports no PyTorch, so that the command line starts quickly.
+
+"note" is the source document on calibrated retrieval, E-x the project's decisions where it is silent or wrong. A
+parameter that only one method reads is None with the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from workloads.contract import MID_RUN
+from workloads.data.datasets import DATASETS
+from workloads.data.errors import DataError
+from workloads.encoders import sources
+
+Method: TypeAlias = Literal["vera", "edl", "softmax"]
+Confidence: TypeAlias = Literal["evidence", "softmax", "mc_dropout"]
+Recalibration: TypeAlias = Literal["none", "temperature", "platt", "isotonic"]
+
+KINDS = ("graph_questions", "retrieval")
+"""Kinds of data that there are candidates for."""
+
+Factor: TypeAlias = Annotated[float, Field(ge=0, le=100)]
+Stages: TypeAlias = tuple[Factor, Factor, Factor]
+"""A factor for each of the note's stages: the ranking, the evidence of candidates, the calibration of queries."""
+
+_VERA: Mapping[str, Any] = {
+    "calibration_share": 0.1, "query_target": "hybrid", "cand_weight": 0.2, "query_weight": 1.0, "cons_weight": 0.2,
+    "negative_weight": 0.05, "query_alpha": 0.7, "query_beta": 1.0, "stage_share": (0.5, 0.25, 0.25),
+    "stage_lr": (1.0, 3.0, 3.0), "stage_backbone": (1.0, 0.0, 0.0), "stage_rank": (1.0, 1.0, 1.0),
+    "stage_cand": (0.0, 1.0, 0.0), "stage_query": (0.0, 0.0, 1.0), "stage_cons": (0.0, 1.0, 1.0),
+    "stage_switch": "epochs", "evidence_context": True, "cand_to_backbone": False, "query_to_backbone": False,
+    "cons_to_ranking": False, "temperature": 1.0, "prior_positive": 0.05, "prior_negative": 1.0,
+}  # fmt: skip
+_OF_METHOD: Mapping[str, Mapping[str, Any]] = {
+    "vera": _VERA,
+    "edl": {"prior_positive": 0.05, "prior_negative": 1.0},
+    "softmax": {"temperature": 1.0},
+}
+_OF_TARGET: Mapping[str, Mapping[str, Any]] = {
+    "hybrid": {"groups": "confidence", "group_bins": 20},
+    "group": {"groups": "confidence", "group_bins": 20},
+    "eps": {"eps": 0.03},
+}
+"""What a choice reads, and the values that go with it where none is given."""
+
+_CONFIDENCE: Mapping[Method, tuple[Confidence, ...]] = {
+    "vera": ("evidence",),
+    "edl": ("evidence",),
+    "softmax": ("softmax", "mc_dropout"),
+}
+
+
+class Params(BaseModel):
+    """What an experiment with VERA or one of its baselines can set."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    dataset: str = Field(
+        default="synthetic-questions",
+        min_length=1,
+        description="Questions over a graph or documents with judgements: a name (`data list`) or a folder.",
+    )
+    dataset_unknown: Literal["refuse", "skip"] = Field(
+        default="refuse", description="Judgements that name documents or queries which are not there."
+    )
+    split_seed: int = Field(default=0, ge=0, description="Seed of the parts that are drawn.")
+    split_validation: float = Field(
+        default=0.2, gt=0, lt=1, description="Share of the training queries that validate, where the source has no dev."
+    )
+    split_test: float = Field(
+        default=0.5, gt=0, lt=1, description="Share of all queries that test, where the source has no test part."
+    )
+    calibration_share: float | None = Field(
+        default=None,
+        ge=0,
+        le=0.9,
+        description="Share of the training queries that the ranking never sees and stages 2 and 3 learn from; 0: all "
+        "stages learn from all.",
+    )
+    eval_candidates: int = Field(
+        default=200,
+        ge=1,
+        le=10_000,
+        description="Documents of BM25, or what the triples around a topic are filled up to with random ones.",
+    )
+    eval_candidates_seed: int = Field(default=0, ge=0, description="Seed of the random triples.")
+    eval_k: int | Literal["validation"] = Field(
+        default="validation",
+        description="k of the success Z^(k); validation: the least of 1, 2, 3, 5, 10, 20 of a base rate in [.3, .9].",
+    )
+    eval_risk: float = Field(default=0.1, gt=0, lt=1, description="Risk at which coverage and abstention are measured.")
+    eval_bins: int = Field(default=15, ge=2, le=1000, description="Bins of equal mass in the calibration error.")
+    eval_resamples: int = Field(default=200, ge=20, le=100_000, description="Resamples of each bootstrap interval.")
+
+    encoder: str = Field(
+        default="tiny",
+        min_length=1,
+        description="Frozen, read once: minilm, bert-base, tiny (random), a folder, or a name of the Hugging Face hub.",
+    )
+    max_length: int = Field(default=128, ge=8, le=8192, description="Tokens of a text; a longer one is cut.")
+    hidden: int = Field(default=128, ge=2, le=8192, description="Width of the backbone.")
+    dropout: float = Field(default=0.1, ge=0, lt=1, description="Of the backbone's hidden layer.")
+
+    method: Method = Field(
+        default="vera",
+        description="vera (note), edl (one evidential head, all candidates alike) or softmax (the ranking alone).",
+    )
+    confidence: Confidence | None = Field(
+        default=None,
+        description="c: evidence, the note's c^(k); softmax, mass of the first k; mc_dropout, its mean over 20 masks.",
+    )
+    recalibration: Recalibration = Field(
+        default="none",
+        description="A map of c that is fitted on validation (E-V6); temperature divides the scores, or logit c.",
+    )
+    temperature: float | None = Field(
+        default=None, gt=0, le=100, description="τ of the ranking's softmax (note 4.1).", json_schema_extra=MID_RUN
+    )
+    prior_positive: float | None = Field(default=None, ge=1e-4, le=10, description="λ+, floor of α (E-V8: .01 to .1).")
+    prior_negative: float | None = Field(default=None, ge=1e-4, le=10, description="λ-, floor of β (E-V8: 1).")
+    evidence_context: bool | None = Field(
+        default=None,
+        description="The evidential head sees, beside z, how the ranking's score compares with the other candidates'.",
+    )
+
+    cand_weight: float | None = Field(
+        default=None, ge=0, le=100, description="λ_cand (note 6: .1 to .3).", json_schema_extra=MID_RUN
+    )
+    query_weight: float | None = Field(
+        default=None, ge=0, le=100, description="λ_query (note 6: .5 to 1).", json_schema_extra=MID_RUN
+    )
+    cons_weight: float | None = Field(
+        default=None, ge=0, le=100, description="λ_cons (note 6: .1 to .3).", json_schema_extra=MID_RUN
+    )
+    negative_weight: float | None = Field(
+        default=None, ge=0, le=100, description="λ_neg (note 6: .01 to .1).", json_schema_extra=MID_RUN
+    )
+    query_alpha: float | None = Field(
+        default=None, ge=0, le=1, description="α, of KL(p||q) against KL(q||p) (note 6: .7).", json_schema_extra=MID_RUN
+    )
+    query_beta: float | None = Field(
+        default=None, ge=0, le=100, description="β, of the entropy gate (note 6: 1).", json_schema_extra=MID_RUN
+    )
+    query_target: Literal["hybrid", "eps", "group"] | None = Field(
+        default=None, description="What p is: Z and its group's rate, Z clipped, or the group's rate (E-V1, E-V2)."
+    )
+    eps: float | None = Field(default=None, gt=0, lt=0.5, description="Clip of Z with query_target=eps (E-V2: .03).")
+    groups: Literal["confidence", "type"] | None = Field(
+        default=None, description="Groups of queries: bins of c, or those of each query type apart (E-V1)."
+    )
+    group_bins: int | None = Field(
+        default=None, ge=1, le=1000, description="Most bins; each has 50 queries or more (E-V1: 20)."
+    )
+
+    stage_share: Stages | None = Field(default=None, description="Lengths of the stages; 0 leaves one out (E-V11).")
+    stage_lr: Stages | None = Field(default=None, description="Factors on lr.")
+    stage_backbone: Stages | None = Field(
+        default=None, description="Further factors on lr, of backbone and ranking head; 0 freezes them (note 4.5)."
+    )
+    stage_rank: Stages | None = Field(default=None, description="Factors on the ranking's loss.")
+    stage_cand: Stages | None = Field(default=None, description="Factors on λ_cand.")
+    stage_query: Stages | None = Field(default=None, description="Factors on λ_query.")
+    stage_cons: Stages | None = Field(default=None, description="Factors on λ_cons.")
+    stage_switch: Literal["epochs", "plateau"] | None = Field(
+        default=None, description="Stages end after their share, or before that when their loss stops falling."
+    )
+    stage_patience: int | None = Field(
+        default=None, ge=1, le=1000, description="Epochs without a lower loss that end a stage; with plateau (3)."
+    )
+    cand_to_backbone: bool | None = Field(default=None, description="L_cand trains the backbone as well (E-V9).")
+    query_to_backbone: bool | None = Field(default=None, description="L_query trains the backbone as well (E-V9).")
+    cons_to_ranking: bool | None = Field(default=None, description="L_cons trains the ranking as well (E-V9).")
+
+    batch_size: int = Field(default=64, ge=1, le=2**16, description="Queries in a global batch, over all workers.")
+    lr: float = Field(default=1e-3, gt=0, le=1, description="Learning rate of AdamW.", json_schema_extra=MID_RUN)
+    weight_decay: float = Field(default=0.01, ge=0, le=1, description="Of AdamW.", json_schema_extra=MID_RUN)
+    clip: float = Field(default=1.0, gt=0, le=1e6, description="Largest norm of the gradient.")
+
+    @field_validator("dataset")
+    @classmethod
+    def _of_its_kind(cls, name: str) -> str:
+        known = DATASETS.get(name)
+        if known is not None and known.kind not in KINDS:
+            fitting = ", ".join(other.name for other in DATASETS.values() if other.kind in KINDS)
+            expected = f"questions over a graph or documents with judgements: {fitting}, or the path of your own"
+            raise DataError(f"dataset {name!r} holds another kind of data", got=known.kind, expected=expected)
+        return name
+
+    @field_validator("encoder")
+    @classmethod
+    def _known_encoder(cls, name: str) -> str:
+        sources.check(name)
+        return name
+
+    @field_validator("eval_k")
+    @classmethod
+    def _some_k(cls, k: int | str) -> int | str:
+        if isinstance(k, int) and not 1 <= k <= 1000:
+            raise ValueError(f"eval_k={k} is not from 1 to 1000")
+        return k
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve(cls, given: Any) -> Any:
+        """Give what the choices read, and was not set, the value that goes with them."""
+        if not isinstance(given, dict):
+            return given
+        values = dict(given)
+
+        def fill(reads: Mapping[str, Any]) -> None:
+            for name, value in reads.items():
+                if values.get(name) is None:
+                    values[name] = value
+
+        method = values.get("method", "vera")
+        fill(_OF_METHOD.get(str(method), {}))
+        if method in _CONFIDENCE:
+            fill({"confidence": _CONFIDENCE[method][0]})
+        fill(_OF_TARGET.get(str(values.get("query_target")), {}))
+        if values.get("stage_switch") == "plateau":
+            fill({"stage_patience": 3})
+        return values
+
+    @model_validator(mode="after")
+    def _no_idle_parameter(self) -> Self:
+        """Refuse a value that nothing would read."""
+        read = {**_OF_METHOD[self.method], **_OF_TARGET.get(self.query_target or "", {})}
+        if self.stage_switch == "plateau":
+            read["stage_patience"] = 3
+        for name in _OPTIONAL:
+            value = getattr(self, name)
+            if name not in read and value is not None:
+                fix = _READ_WITH.get(name) or " or ".join(f"method={m}" for m, own in _OF_METHOD.items() if name in own)
+                chosen = f"query_target={self.query_target}" if name in _READ_WITH else f"method={self.method}"
+                raise ValueError(f"{name}={value} has no effect with {chosen}. Drop {name}, or set {fix}")
+        if self.confidence not in _CONFIDENCE[self.method]:
+            fix = " or ".join(_CONFIDENCE[self.method])
+            raise ValueError(f"method={self.method} has no confidence={self.confidence}. Set confidence to {fix}")
+        if self.confidence == "mc_dropout" and self.dropout == 0:
+            raise ValueError("confidence=mc_dropout needs dropout, got dropout=0. Set it above 0, to 0.1 or so")
+        if self.stage_share is not None and not any(self.stage_share):
+            raise ValueError(
+                "stage_share=(0, 0, 0) leaves no stage to train in. Give at least one stage a share above 0"
+            )
+        return self
+
+
+_READ_WITH = {
+    "eps": "query_target=eps",
+    "groups": "query_target=hybrid or group",
+    "group_bins": "query_target=hybrid or group",
+    "stage_patience": "stage_switch=plateau",
+}
+_OPTIONAL = sorted({*_VERA, *_READ_WITH, *(name for own in _OF_METHOD.values() for name in own)})

@@ -1,0 +1,60 @@
+"""What the registry stores of a trained retriever: encoder, model, and what was chosen on validation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from workloads.contract import Servable
+from workloads.vera.evaluation import Chosen
+from workloads.vera.model import BESIDE, FURTHEST, UNIT, Retriever
+from workloads.vera.params import Params
+from workloads.vera.prepared import Prepared
+
+_EXAMPLE = 4  # candidates
+
+
+def servable(model: Retriever, data: Prepared, params: Params, choice: Chosen) -> Servable:
+    """Weights and settings for ``predictor.py``; the example is a query of the test part with its first candidates."""
+    encoder = {f"encoder.{name}": value for name, value in data.encoder.model.state_dict().items()}
+    weights = {**encoder, **model.state_dict(), "map": choice.map_k.values.reshape(-1)}
+    return Servable(
+        predictor=Path(__file__).with_name("predictor.py"),
+        weights={name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()},
+        config={
+            "encoder": json.loads(data.encoder.model.config.to_json_string(use_diff=False)),
+            "tokenizer": data.tokenizer.definition,
+            "max_length": data.tokenizer.max_length,
+            "pooling": data.encoder.pooling,
+            "code_names": list(data.pool.code_names),
+            "number_names": list(data.pool.number_names),
+            "categories": list(data.pool.categories),
+            "of_graph": bool(data.pool.code_names),
+            "method": params.method,
+            "confidence": "softmax" if params.confidence == "mc_dropout" else params.confidence,
+            "context": bool(params.evidence_context),
+            "scales": {"furthest": FURTHEST, "unit": UNIT, "beside": BESIDE},
+            "temperature": params.temperature,
+            "priors": [params.prior_positive, params.prior_negative],
+            "k": choice.k,
+            "threshold": choice.threshold,
+            "map": choice.map_k.kind,
+        },
+        example=_example(data),
+        params={"batch_size": 64},
+        requirements=("numpy", "pandas", "torch", "transformers", "tokenizers"),
+    )
+
+
+def _example(data: Prepared) -> dict[str, np.ndarray]:
+    pool, tested = data.pool, data.parts.test
+    query = int(tested[pool.lengths[tested].argmax()])
+    first = int(pool.indptr[pool.list_of[query]])
+    rows = np.arange(first, first + min(_EXAMPLE, int(pool.lengths[query])))
+    names = np.array(pool.categories, object)
+    codes = {name: names[pool.codes[rows, column]] for column, name in enumerate(pool.code_names)}
+    numbers = {name: pool.numbers[rows, column] for column, name in enumerate(pool.number_names)}
+    texts = {"query": [pool.queries[query]] * len(rows), "candidate": [pool.texts[text] for text in pool.text[rows]]}
+    return {**{name: np.array(side, object) for name, side in texts.items()}, **codes, **numbers}

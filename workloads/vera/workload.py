@@ -1,0 +1,193 @@
+"""The VERA workload: rank candidates, and say how probable it is that an answer is among the first k."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.utils import clip_grad_norm_
+
+from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
+from workloads.distributed import reduce_sum, without_sync, wrap
+from workloads.encoders.optimisation import load_optimizer_state, optimizer_state
+from workloads.losses.evidential import group_rates, quantile_groups
+from workloads.seeding import derive, generator
+from workloads.vera.batches import batches, micro_batches, steps_per_pass
+from workloads.vera.confidence import confidence
+from workloads.vera.evaluation import Chosen, Judged, chosen, evaluation
+from workloads.vera.model import Retriever
+from workloads.vera.objectives import NAMES, Counts, losses, weights
+from workloads.vera.params import Params as VeraParams
+from workloads.vera.prepared import kept_back, prepared
+from workloads.vera.reading import rank
+from workloads.vera.serving import servable
+from workloads.vera.stages import Stage, Stages
+
+_LEAST_IN_GROUP = 50  # queries (E-V1)
+
+
+class Vera:
+    """Learn to rank in a first stage, and when to trust the ranking in the next two.
+
+    bf16 applies to the frozen encoder; backbone, heads, losses and metrics are float32.
+    """
+
+    Params: ClassVar[type[VeraParams]] = VeraParams
+    objective: Objective = Objective("quality", "max")
+
+    def __init__(self, params: VeraParams, runtime: Runtime) -> None:
+        """Build on ``runtime.device``; from the second time in a process on the data is there already.
+
+        Raises:
+            ValueError: the batch does not divide over the workers, there are too few queries, or it is a refit,
+                which would choose k and the threshold on what it trains on.
+            workloads.data.DataError: the dataset or the encoder is unknown, missing or damaged.
+        """
+        _check(params, runtime)
+        self.params, self.runtime = params, runtime
+        self.stages = Stages(params, runtime)
+        self.data = prepared(params, runtime)
+        share = params.calibration_share or 0.0
+        self.ranked_by, self.calibrated_by = kept_back(self.data.pool, self.data.parts.train, share, runtime.seed)
+        self.model = Retriever(self.data, params, runtime.seed).to(runtime.device)
+        self.model.backbone.scale_to(self.data.numbers[self.data.block(self.ranked_by).place])
+        self.replica = wrap(self.model, runtime)
+        ranking = [*self.model.backbone.parameters(), *self.model.ranking.parameters()]
+        groups = [{"params": ranking}, {"params": list(self.model.evidence.parameters())}]
+        self.optimizer = torch.optim.AdamW(groups, lr=params.lr, weight_decay=params.weight_decay, fused=True)
+        self.chosen = Chosen(params.eval_k if isinstance(params.eval_k, int) else 1)
+        self._judged: dict[Split, Judged] = {}
+
+    def train_epoch(self, epoch: int) -> Metrics:
+        """As many steps in every stage: those of a pass over all training queries, or ``runtime.steps_per_epoch``.
+
+        Returns:
+            The mean ``loss`` of a step and its parts ``loss_rank``, ``loss_cand``, ``loss_query`` and ``loss_cons``,
+            unweighted, 0 where they have no weight; the ``stage``, from 1; k and threshold as chosen after the epoch.
+        """
+        runtime, stage = self.runtime, self.stages.of(epoch)
+        queries = self.calibrated_by if stage.calibrates else self.ranked_by
+        rates = self._rates(queries) if stage.query and self.params.query_target != "eps" else None
+        self._enter(stage)
+        size, total = self.params.batch_size, torch.zeros(len(NAMES), dtype=torch.float64, device=runtime.device)
+        steps = runtime.steps_per_epoch or steps_per_pass(len(self.data.parts.train), size)
+        with torch.random.fork_rng([runtime.device] if runtime.device.type == "cuda" else []):
+            torch.manual_seed(derive(runtime.seed, "dropout", epoch, runtime.rank))
+            for batch in batches(queries, size, steps, epoch, runtime.seed):
+                total += self._backward(batch, stage, rates)
+                clip_grad_norm_(self.model.parameters(), self.params.clip)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+        means = reduce_sum(total) / steps
+        loss = (means * weights(stage, runtime.device)).sum().item()
+        self.stages.finish(epoch, loss)
+        self._choose(stage)
+        parts = {f"loss_{name}": value for name, value in zip(NAMES, means.tolist())}
+        now = {"stage": float(stage.number), "k": float(self.chosen.k), "threshold": self.chosen.threshold}
+        return {"loss": loss, **parts, **now}
+
+    def _enter(self, stage: Stage) -> None:
+        """Learning rates of the stage; a frozen backbone drops no units."""
+        self.model.train()
+        self.model.backbone.train(stage.backbone > 0)
+        for group, factor in zip(self.optimizer.param_groups, (stage.backbone, stage.evidence)):
+            group["lr"], group["weight_decay"] = self.params.lr * stage.lr * factor, self.params.weight_decay
+
+    def _backward(self, batch: NDArray[np.int64], stage: Stage, rates: torch.Tensor | None) -> torch.Tensor:
+        """Gradients of a global batch; this rank's share of its losses, (4,), without a gradient."""
+        data, runtime = self.data, self.runtime
+        counts = Counts(len(batch), int(data.answerable(batch).sum()), int(data.pool.lengths[batch].sum()))
+        found = torch.zeros(len(NAMES), device=runtime.device)
+        parts = micro_batches(batch, runtime)
+        for number, (queries, weight) in enumerate(parts, 1):
+            block = data.block(queries)
+            with nullcontext() if number == len(parts) else without_sync(self.replica):
+                outputs = self.replica(data, block, stage.backbone > 0)
+                values = losses(outputs, block, self.params, stage, self.chosen.k, rates, counts) * weight
+                loss = (values * weights(stage, runtime.device)).sum() + outputs.anchor
+                # DDP averages over ranks: with this factor, to the sum of their shares.
+                torch.autograd.backward(loss * runtime.world_size)
+            found += values.detach()
+        return found
+
+    def _rates(self, queries: NDArray[np.int64]) -> torch.Tensor:
+        """p of each query's group under the model as it is, at the query's number, (Q,). E-V1."""
+        params, ranked = self.params, rank(self.model, self.data, queries, self.params, self.runtime)
+        judged = Judged.of(self.data, queries)
+        bins = min(params.group_bins or 1, max(1, len(queries) // _LEAST_IN_GROUP))
+        if params.groups == "type":
+            groups = torch.from_numpy(self.data.pool.type[queries]).to(self.runtime.device)
+        else:
+            groups = quantile_groups(confidence(ranked, self.chosen.k, params), bins)
+        found = group_rates(judged.success(ranked, self.chosen.k), groups).float()
+        return found.new_full((len(self.data.pool.queries),), 0.5).index_put((_index(queries, found),), found)
+
+    def _choose(self, stage: Stage) -> None:
+        """Choose on validation what depends on the model as it is; k as long as no loss reads it."""
+        judged = self._judge("validation")
+        ranked = rank(self.model, self.data, judged.queries, self.params, self.runtime)
+        settled = isinstance(self.params.eval_k, int) or stage.query > 0
+        self.chosen = chosen(judged, ranked, self.params, self.chosen.k if settled else None)
+
+    def evaluate(self, split: Split) -> Evaluation:
+        """Rank the candidates of every query of the split; queries are shared out over the ranks."""
+        judged = self._judge(split)
+        ranked = rank(self.model, self.data, judged.queries, self.params, self.runtime)
+        source = generator(self.runtime.seed, f"bootstrap {split}")
+        return evaluation(judged, ranked, self.params, self.chosen, source, self.runtime.rank == 0)
+
+    def _judge(self, split: Split) -> Judged:
+        if split not in self._judged:
+            self._judged[split] = Judged.of(self.data, getattr(self.data.parts, split))
+        return self._judged[split]
+
+    def state_dict(self) -> State:
+        """Model, optimiser, stage, and what was chosen on validation. No stream position: it follows from the epoch."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": optimizer_state(self.optimizer, self.model),
+            "stages": self.stages.state_dict(),
+            "chosen": self.chosen.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Copy a state. Learning rates, weights of the losses and a k that is given stay those of the parameters.
+
+        Raises:
+            ValueError: the state belongs to another dataset, encoder, width or method.
+        """
+        try:
+            self.model.load_state_dict(state["model"])
+        except (KeyError, RuntimeError) as error:
+            raise ValueError(
+                f"the checkpoint does not fit dataset {self.params.dataset!r} with encoder {self.params.encoder!r}, "
+                f"hidden={self.params.hidden} and method={self.params.method}: {str(error).splitlines()[0]}"
+            ) from None
+        load_optimizer_state(self.optimizer, self.model, state["optimizer"])
+        self.stages.load_state_dict(state["stages"])
+        self.chosen = Chosen.of_state(state["chosen"], self.params)
+
+    def servable(self) -> Servable:
+        """Encoder, model, k, threshold and map; candidates come with the input."""
+        return servable(self.model, self.data, self.params, self.chosen)
+
+
+def _index(queries: NDArray[np.int64], like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(queries).to(like.device)
+
+
+def _check(params: VeraParams, runtime: Runtime) -> None:
+    batch_size, world_size = params.batch_size, runtime.world_size
+    if batch_size % world_size:
+        nearest = max(1, round(batch_size / world_size)) * world_size
+        raise ValueError(
+            f"batch_size={batch_size} is the global batch and does not divide over {world_size} workers; "
+            f"the nearest that does is {nearest}"
+        )
+    if not runtime.holdout:
+        raise ValueError(
+            "a refit trains on the validation part, where VERA chooses k, the threshold and its maps. Set refit=false"
+        )
