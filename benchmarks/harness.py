@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 HERE = Path(__file__).resolve().parent
-PEERS_PYTHON = HERE.parent / ".cache" / "peers" / "bin" / "python"
+PEERS = HERE.parent / ".cache"
 
 QUIET_CORES = 0.3
 """What other processes may use of the machine while something is measured."""
@@ -72,7 +72,8 @@ class Row:
 class Benchmark:
     """Samples and rows of one script; :meth:`finish` prints the table and writes ``results/<name>.json``.
 
-    ``patience``: for how many seconds a sample that other processes disturb is put off or taken again.
+    ``patience``: for how many seconds a sample that other processes disturb is put off or taken again. ``commit``: of
+    the code as it is when the benchmark begins.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Benchmark:
     busy: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    commit: str | None = field(default_factory=lambda: commit())
 
     def run(self, contestants: Mapping[str, Contestant]) -> None:
         """Every contestant once a round, in turn (A B A B ...): a machine that drifts drifts for all."""
@@ -146,6 +148,7 @@ class Benchmark:
         result = {
             "benchmark": self.name,
             "when": datetime.now(UTC).isoformat(timespec="seconds"),
+            "commit": self.commit,
             "machine": machine(),
             "versions": versions("torch", "numpy", "ray", "mlflow", "optuna"),
             "rounds": self.rounds,
@@ -206,18 +209,19 @@ def answer(output: str) -> dict[str, Any]:
     return found
 
 
-def peers_python() -> str:
-    """The interpreter of the peers' own environment."""
-    if not PEERS_PYTHON.exists():
-        raise SystemExit("The peers are not installed: run benchmarks/setup.sh first")
-    return str(PEERS_PYTHON)
+def peers_python(peers: str = "peers") -> str:
+    """The interpreter of the peers' own environment; ``peers-neural`` is that of images and sentences."""
+    python = PEERS / peers / "bin" / "python"
+    if not python.exists():
+        raise SystemExit(f"The peers are not installed: run benchmarks/setup.sh {peers} first")
+    return str(python)
 
 
-def data_root() -> Path:
-    """The root that holds ``ml-100k``."""
+def data_root(file: str = "ml-100k/100k_train.csv") -> Path:
+    """The root that holds a dataset, known by one of its files."""
     root = os.environ.get("ORCHESTRATOR_DATA")
-    if not root or not (Path(root) / "ml-100k" / "100k_train.csv").exists():
-        raise SystemExit("ORCHESTRATOR_DATA must name a folder that holds ml-100k")
+    if not root or not (Path(root) / file).exists():
+        raise SystemExit(f"ORCHESTRATOR_DATA must name a folder that holds {file}")
     return Path(root)
 
 
@@ -233,6 +237,16 @@ def foreign_seconds() -> float:
     # User, system and the same of ended children: what a process used moves to its parent, never lost or counted twice.
     others = (process for process in psutil.process_iter(["cpu_times"]) if process.pid not in own)
     return float(sum(sum(process.info["cpu_times"][:4]) for process in others if process.info["cpu_times"]))
+
+
+def commit() -> str | None:
+    """The commit that is measured, ``-dirty`` where other files than results differ from it; None outside of git."""
+    changes = ["git", "status", "--porcelain", "--", ".", ":!benchmarks/results"]
+    asked = (["git", "rev-parse", "--short=12", "HEAD"], changes)
+    done = [subprocess.run(words, cwd=HERE.parent, capture_output=True, text=True, check=False) for words in asked]
+    if any(one.returncode for one in done):
+        return None
+    return done[0].stdout.strip() + ("-dirty" if done[1].stdout.strip() else "")
 
 
 def machine() -> dict[str, Any]:

@@ -22,13 +22,13 @@ def main() -> None:
     parser.add_argument("--backbone", choices=("mf", "lightgcn"), required=True)
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--layers", type=int, default=2, help="Of LightGCN.")
+    parser.add_argument("--batch-size", type=int, default=2048)
     parser.add_argument("--evaluate", action="store_true")
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
-    layers = {"layers": 2} if asked.backbone == "lightgcn" else {}
-    params = Params(
-        dataset="ml-100k", backbone=asked.backbone, dim=32, batch_size=2048, lr=1e-3, weight_decay=0, **layers
-    )
+    shape = {"batch_size": asked.batch_size} | ({"layers": asked.layers} if asked.backbone == "lightgcn" else {})
+    params = Params(dataset="ml-100k", backbone=asked.backbone, dim=32, lr=1e-3, weight_decay=0, **shape)
     runtime = Runtime(
         device=torch.device("cpu"), data=data_root(), seed=0, epochs=asked.epochs, holdout=False
     )  # without a validation part: the same 80,000 interactions as every peer

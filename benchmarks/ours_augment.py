@@ -1,0 +1,48 @@
+"""Our augmentation of CIFAR's images: decoded once, then two views an image in batches of 256, as one process.
+
+The seconds of one pass over the images, after a warm-up pass, as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+import torch
+from harness import data_root
+
+from workloads.augment import Recipe
+from workloads.data.images.prepared import prepared_images
+from workloads.seeding import generator
+
+SIZE, BATCH = 32, 256
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--blur", type=float, required=True)
+    parser.add_argument("--device", default="cpu")
+    asked = parser.parse_args()
+    torch.set_num_threads(asked.threads)
+    device = torch.device(asked.device)
+    data = prepared_images(
+        "cifar-10-subset", data_root("cifar10/train.parquet"), split_seed=0, holdout=False, device=device
+    )
+    recipe = Recipe(size=SIZE, blur=asked.blur)
+    for epoch in (1, 2):
+        started = time.perf_counter()
+        order = torch.randperm(asked.images, generator=generator(0, "order", epoch))
+        batches = [batch for batch in order.split(BATCH) if len(batch) == BATCH]
+        draws = generator(0, "augment", epoch)
+        for images in data.train.stream(batches):
+            views = recipe.apply(images.repeat(2, 1, 1, 1), recipe.draw(2 * BATCH, draws))
+        views.sum().item()  # the device has done it all
+        seconds = time.perf_counter() - started
+    print(json.dumps({"seconds": seconds, "images": len(batches) * BATCH}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""lightly's input pipeline as shipped: two views an image in batches of 256.
+
+A warm-up pass, then the seconds of one pass, as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+from lightly_images import loader
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, required=True)
+    parser.add_argument("--workers", type=int, required=True)
+    parser.add_argument("--blur", type=float, required=True)
+    asked = parser.parse_args()
+    batches = loader(asked.images, 256, asked.workers, asked.blur)
+    for _ in batches:
+        pass
+    started, seen = time.perf_counter(), 0
+    for first, _second in batches:
+        seen += len(first)
+    print(json.dumps({"seconds": time.perf_counter() - started, "images": seen}))
+
+
+if __name__ == "__main__":
+    main()
