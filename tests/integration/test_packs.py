@@ -12,6 +12,7 @@ import torch
 from orchestrator.placement.packs import run_packs
 from orchestrator.plan import Plan
 from orchestrator.spec import ExperimentSpec, Search, SweepSpec
+from orchestrator.storage import records
 from orchestrator.training import worker
 from tests.integration.clusters import busy, logical, named, soon
 from workloads.recommender.params import Params
@@ -76,7 +77,8 @@ def test_a_killed_process_costs_no_trial(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
     book = Book(tmp_path)
     with logical(monkeypatch, [{"num_cpus": 2}]):
-        run_packs(SWEEP, book, slots=1, size=2)  # type: ignore[arg-type]
+        folder = records.create(tmp_path / "storage", "sweep", "recommender", {}, "orchestrator sweep recommender")
+        run_packs(SWEEP, folder, book, [2])  # type: ignore[arg-type]
         assert soon(lambda: not busy()), "a process is left"
     assert book.killed
     for number, spec in enumerate(book.specs):

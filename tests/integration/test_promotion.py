@@ -16,7 +16,8 @@ import pytest
 
 from orchestrator.errors import REFUSED
 from orchestrator.promotion import cleanroom
-from orchestrator.promotion.aliases import Refusal, Request, promote
+from orchestrator.promotion.aliases import Request, promote
+from orchestrator.promotion.moving import Refusal
 from orchestrator.registry import models as registry
 from orchestrator.settings import Settings, resolve
 

@@ -17,6 +17,8 @@ from orchestrator.errors import DONE, FAILED, USAGE, RunFailed, UserError
 from orchestrator.reproduction import recorded, reproduce
 from orchestrator.session import Result
 from orchestrator.settings import Settings, resolve
+from orchestrator.spec import SweepSpec
+from orchestrator.storage import records
 from orchestrator.training import runs
 from tests.integration.commands import Command, Store
 
@@ -103,6 +105,16 @@ def test_other_numbers_are_told_and_fail(
     assert "Reproduced: different (3 of 4 metrics bitwise)" in capsys.readouterr().out
 
 
+def test_a_record_without_metrics_is_no_success(
+    ran: Result, settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("outcome.json", "history.jsonl"):
+        (ran.folder / name).unlink()
+    told, code = again(settings, ran.id)
+    assert (told["verdict"], code) == ("nothing to compare", FAILED)
+    assert "Repeated, but not compared: no metric was recorded" in capsys.readouterr().out
+
+
 def test_a_sweep_is_repeated_with_its_space(
     swept: Result, settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,6 +123,18 @@ def test_a_sweep_is_repeated_with_its_space(
     assert (told["verdict"], code) == ("equal", DONE)
     assert told["reproduction"]["best_params"] == swept.extra["best_params"]
     assert "search space: recorded as" in capsys.readouterr().out
+
+
+def test_a_sweep_that_took_more_trials_is_repeated_with_all_of_them(
+    swept: Result, settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = records.find(settings.storage, swept.id)
+    more = sweeps.resume(folder, settings, Console(), sweeps.Again(more_trials=2))
+    assert "refused" not in capsys.readouterr().out
+    known = recorded.find(elsewhere(settings, tmp_path), str(swept.run_id))
+    assert isinstance(known.spec, SweepSpec)
+    assert (known.spec.search.trials, more.extra["trials"]) == (8, 8)
+    assert MlflowClient(settings.tracking).get_run(swept.run_id).data.tags["search.trials"] == "8"
 
 
 @pytest.mark.parametrize("ended", ["complete", "pruned"])
@@ -177,17 +201,16 @@ def test_the_script_brings_the_code_back(ran: Result, settings: Settings) -> Non
     }
     file.write_text(json.dumps(json.loads(file.read_text()) | {"sources": [source]}))
     lines = again(settings, ran.id, script=True)[0]["script"]
-    assert lines[:5] == [
-        "set -e",
+    assert lines[4:8] == [
         "git clone 'https://h/a b.git' project",
         "git -C project checkout c0ffee",
         f"git -C project apply {ran.folder / 'source.diff'}",
         "# not recorded: x",
     ]
-    assert lines[5].startswith("pip install torch==")
-    assert "orchestrator run toy lr=0.07" in lines[6]
-    assert "--seed=5" in lines[6]
-    assert lines[6].endswith("--local")
+    assert any(line.startswith("pip install torch==") for line in lines)
+    assert "orchestrator run toy lr=0.07" in lines[-2]
+    assert "--seed=5" in lines[-2]
+    assert lines[-2].endswith("--local")
     assert lines[-1] == f"orchestrator reproduce run {ran.run_id}"
     subprocess.run(["sh", "-n"], input="\n".join(lines), text=True, check=True)
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from orchestrator import cleaning
 from orchestrator.cleaning import Orphan, orphans, remove, stale
+from orchestrator.errors import FAILED
 from orchestrator.settings import Settings, resolve
 from orchestrator.storage import lease, records, remote
 from orchestrator.storage.records import RunFolder
@@ -70,8 +73,7 @@ def test_trials_checkpoints_go_when_their_sweep_is_settled(
     found = orphans(settings, kept=kept)
     assert kinds(found) == ({"trials": "trials' checkpoints of a settled sweep"} if goes else {})
     assert [orphan.bytes for orphan in found] == [1] * goes
-    for orphan in found:
-        assert remove(orphan)
+    assert remove(found) == (found, [])
     assert (folder.path / "trials").exists() is not goes
     assert (folder.path / "winner" / "checkpoints").exists()
     assert (folder.path / "study.jsonl").exists()
@@ -86,7 +88,7 @@ def test_what_runs_is_left_alone(settings: Settings) -> None:
     assert found
     again = records.find(settings.storage, "one")
     again.hold()  # between looking and removing
-    assert not any(remove(orphan) for orphan in found)
+    assert remove(found) == ([], [])
     assert (folder.path / "trials").exists()
 
 
@@ -97,7 +99,7 @@ def test_a_lost_run_keeps_what_its_resume_needs(settings: Settings) -> None:
     lose(folder)
     (half,) = orphans(settings)
     assert (half.kind, half.path.name) == ("half-written checkpoint", ".checkpoint-00000002.7.partial")
-    assert remove(half)
+    assert remove([half]) == ([half], [])
     assert not half.path.exists()
     assert all((folder.path / name).exists() for name in [*needed, "tracking.jsonl", "record.json"])
 
@@ -110,7 +112,7 @@ def test_a_lost_run_goes_only_when_it_holds_nothing(holding: str, settings: Sett
     lose(empty), lose(full)
     (orphan,) = orphans(settings)
     assert (orphan.kind, orphan.path) == ("folder of a lost run that holds nothing", empty.path)
-    assert remove(orphan)
+    assert remove([orphan]) == ([orphan], [])
     assert not empty.path.exists()
 
 
@@ -121,7 +123,28 @@ def test_a_damaged_record_goes(content: str, settings: Settings) -> None:
     (folder.path / "record.json").write_text(content)
     (orphan,) = orphans(settings)
     assert (orphan.kind, orphan.path) == ("folder with a damaged record", folder.path)
-    assert remove(orphan)
+    assert remove([orphan]) == ([orphan], [])
+
+
+def test_a_record_that_may_not_be_read_is_not_damaged(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    lose(create(settings, "one"))
+
+    def denied(*_: Any, **__: Any) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", denied)
+    assert orphans(settings) == []
+
+
+def test_what_is_half_written_goes_from_a_sweep_that_keeps_all(settings: Settings) -> None:
+    folder = create(settings, "one", "sweep", "all")
+    half = "trials/00000/.checkpoint-00000002.7.partial"
+    write(folder, "trials/00000/checkpoint-00000001/tensors", f"{half}/tensors")
+    folder.release("finished", 0)
+    found = orphans(settings)
+    assert [orphan.path for orphan in found] == [folder.path / half]
+    assert remove(found) == (found, [])
+    assert (folder.path / "trials/00000/checkpoint-00000001/tensors").exists()
 
 
 def test_another_format_and_somebody_elses_folder_stay(settings: Settings) -> None:
@@ -172,7 +195,7 @@ def test_a_copy_goes_only_when_all_of_it_is_stored(home: Path, tmp_path: Path, m
     (tmp_path / "moved").rename(stored)
     (orphan,) = orphans(settings)
     assert (orphan.kind, orphan.path) == (cleaning.COPY, folder.path)
-    assert remove(orphan)
+    assert remove([orphan]) == ([orphan], [])
     assert stored.exists()
     assert records.find(settings.storage, "one").status() == "finished"
 
@@ -193,8 +216,67 @@ def test_what_is_removed_here_is_removed_from_the_storage(
     (orphan,) = orphans(settings)
     assert orphan.kind == "delivered journal"
     assert (tmp_path / "bucket" / "one" / "tracking.jsonl").exists()
-    assert remove(orphan)
+    assert remove([orphan]) == ([orphan], [])
     assert not (tmp_path / "bucket" / "one" / "tracking.jsonl").exists()
+
+
+def test_what_a_run_needs_again_by_now_stays(settings: Settings) -> None:
+    folder = create(settings, "one")
+    lose(folder)
+    found = orphans(settings)
+    assert [orphan.path for orphan in found] == [folder.path]
+    again = records.find(settings.storage, "one")
+    again.hold()
+    write(again, "history.jsonl")
+    again.release("finished", 0)
+    assert remove(found) == ([], [])
+    assert (folder.path / "history.jsonl").exists()
+
+
+def test_what_another_machine_drives_by_now_stays(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "SETTLE_SECONDS", 0.0)
+    settings = resolve()
+    object.__setattr__(settings, "storage", remote.mirror_of(f"file://{tmp_path}/bucket", home))
+    folder = create(settings, "one")
+    following = folder.mirror()
+    write(folder, "history.jsonl", "tracking.jsonl", content="")
+    folder.release("interrupted", 130)
+    assert following is not None
+    following.close()
+    write(folder, "only here")
+    found = orphans(settings)
+    assert [orphan.kind for orphan in found] == ["delivered journal"]
+    place = remote.behind(folder.path)
+    assert place is not None
+    told = {"format": 1, "token": "theirs", "host": "another", "pid": 1}
+    place.write(lease.NAME, json.dumps(told).encode())
+    assert remove(found) == ([], [])
+    (tmp_path / "bucket" / "one" / lease.NAME).unlink()
+    assert remove(found) == (found, [])
+
+
+def test_what_can_not_be_removed_is_named_and_the_rest_goes(
+    settings: Settings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("first", "second"):
+        folder = create(settings, name, "sweep")
+        write(folder, "trials/0")
+        folder.release("finished", 0)
+    real = shutil.rmtree
+
+    def rmtree(path: Path) -> None:
+        if path.parent.name == "first":
+            raise PermissionError(13, "Permission denied")
+        real(path)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    with pytest.raises(typer.Exit) as ended:
+        clean(yes=True, tracking="none")
+    captured = capsys.readouterr()
+    assert ended.value.exit_code == FAILED
+    assert captured.err == f"{settings.storage / 'first' / 'trials'} could not be removed: Permission denied\n"
+    assert captured.out.endswith("1 B removed\n")
+    assert [(settings.storage / name / "trials").exists() for name in ("first", "second")] == [True, False]
 
 
 # MLflow
@@ -228,12 +310,26 @@ def test_runs_left_running_are_found_and_killed(running: Callable[..., str], set
     ]  # fmt: skip
     found = stale(settings)
     assert {run.run_id for run in found} == expected
-    cleaning.kill(settings, found)
+    assert cleaning.kill(settings, found) == (found, [])
     client = MlflowClient(settings.tracking)
     assert {client.get_run(run).info.status for run in expected} == {"KILLED"}
     assert {client.get_run(run).info.status for run in others} == {"RUNNING"}
     assert stale(settings) == []
     del alive
+
+
+def test_a_run_that_mlflow_does_not_end_is_named(
+    running: Callable[..., str], settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+
+    def fail(self: Any, run: str, *_: Any) -> None:
+        raise MlflowException("gone\nmore")
+
+    run = running("absent")
+    monkeypatch.setattr(MlflowClient, "set_terminated", fail)
+    assert cleaning.kill(settings, stale(settings)) == ([], [f"MLflow run {run} could not be ended: gone"])
 
 
 # The verb

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from orchestrator.errors import UserError
-from orchestrator.results import comparison
+from orchestrator.results import comparison, markdown
 from orchestrator.results.compare import Comparison, compare
 from orchestrator.results.statistics import holm, over_seeds
 from orchestrator.storage.records import RunFolder
@@ -161,10 +161,14 @@ def test_every_form_says_the_same(runs: list[RunFolder]) -> None:
         assert float(row["mean"]) == record["mean"]
         assert row["lr"] == record["lr"]
         assert (row["p_holm"] or None) == (record["p_holm"] and str(record["p_holm"]))
-    markdown = [line for line in comparison.text(found, "markdown").splitlines() if line.startswith("|")]
-    assert len(markdown) == 2 + len(rows)
-    assert len({line.count("|") for line in markdown}) == 1
+    table = [line for line in comparison.text(found, "markdown").splitlines() if line.startswith("|")]
+    assert len(table) == 2 + len(rows)
+    assert len({line.count("|") for line in table}) == 1
     assert "reference" in comparison.text(found, "table")
+
+
+def test_a_markdown_table_holds_whatever_its_cells_do() -> None:
+    assert markdown.table(["a|b", "c"], [["x\ny", ""]]) == "| a\\|b | c |\n| --- | --- |\n| x y |  |"
 
 
 def test_a_value_with_a_bar_breaks_no_markdown(tmp_path: Path) -> None:

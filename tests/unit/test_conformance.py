@@ -97,6 +97,12 @@ class TestHCLWithBatchBNS(OneProcess):
     }  # fmt: skip
 
 
+class TestBCLInTheBatch(RecommenderConformance):
+    params: ClassVar[Mapping[str, Any]] = {
+        "loss": "bcl", "alpha": 0.9, "sampler": "in_batch", "dim": 8, "batch_size": 128, "lr": 0.01,
+    }  # fmt: skip
+
+
 class TestBPRACWithPopularity(OneProcess):
     params: ClassVar[Mapping[str, Any]] = {
         "loss": "bprac", "sampler": "popularity", "dim": 8, "batch_size": 4096, "lr": 0.01,

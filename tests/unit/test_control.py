@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -122,6 +125,17 @@ def test_status_waits_and_returns_the_runs_own_code(
     assert "test/ndcg_at_20 0.25" in text
 
 
+def test_of_the_metrics_the_objectives_are_told(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = records.create(settings.storage, "run", "simclr", {}, "orchestrator run simclr")
+    metrics = {f"{split}/{name}": 0.5 for split in ("validation", "test") for name in ("uniformity", "knn_top1")}
+    folder.update(objectives=[["knn_top1", "max"]])
+    folder.release("finished", 0, result={"metrics": metrics})
+    control.status(settings, folder.id, wait=False, address=None, as_json=False)
+    text = capsys.readouterr().out
+    assert "validation/knn_top1 0.5  test/knn_top1 0.5" in text
+    assert "uniformity" not in text
+
+
 @pytest.mark.parametrize(
     ("status", "code", "resumable"),
     [
@@ -188,6 +202,40 @@ def test_a_named_cluster_that_is_away_is_not_an_unknown_id(settings: Settings, m
     with pytest.raises(UserError, match=address) as caught:
         control.find(settings, "sweep-recommender-20260101-000000-abcd", None)
     assert caught.value.code == 3
+
+
+class Ailing(BaseHTTPRequestHandler):
+    """A dashboard that says that it lives, and no more."""
+
+    def do_GET(self) -> None:
+        alive = self.path == "/api/version"
+        self.send_response(200 if alive else 500)
+        self.end_headers()
+        if alive:
+            self.wfile.write(json.dumps({"version": "4", "ray_version": "2.60.0", "ray_commit": ""}).encode())
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize(("named", "code"), [(None, 2), ("flag", 3), ("environment", 3)])
+def test_only_a_cluster_that_was_named_is_missed(
+    named: str | None, code: int, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it answers at first or not: what we tell Ray's client is not what the user named."""
+    with HTTPServer(("127.0.0.1", 0), Ailing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr(dashboard, "DEFAULT_ADDRESS", address)
+        if named == "environment":
+            monkeypatch.setenv("RAY_API_SERVER_ADDRESS", address)
+        monkeypatch.setattr(dashboard, "authenticate", lambda: None)  # it would stay in the tests' environment
+        before = os.environ.get(dashboard.VARIABLE)
+        for _ in range(2):
+            with pytest.raises(UserError, match=address) as caught:
+                control.find(settings, "nobody", address if named == "flag" else None)
+            assert caught.value.code == code
+        assert os.environ.get(dashboard.VARIABLE) == before
+        server.shutdown()
 
 
 def test_the_address_comes_from_flag_then_environment_then_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,6 +155,18 @@ def test_a_user_and_an_item_that_are_only_in_test_have_numbers(tmp_path: Path) -
     assert data.train_ratings is None  # the parts do not both have them
 
 
+def test_parts_that_nothing_could_be_judged_by(tmp_path: Path) -> None:
+    path = tmp_path / "all.csv"
+    path.write_text("user,item\n" + "".join(f"{n},{n}\n" for n in range(9)))
+    with pytest.raises(DataError, match="no user can give an item for validation: got at most 1 interaction of a user"):
+        check_readable(str(path), tmp_path)
+    path.write_text("user,item\n" + "".join(f"1,{n}\n" for n in range(4)))
+    check_readable(str(path), tmp_path)
+    path.write_text("user,item\n1,1\n")
+    with pytest.raises(DataError, match="the test part is empty"):
+        check_readable(str(path), tmp_path)
+
+
 # By path
 
 

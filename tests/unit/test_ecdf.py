@@ -29,6 +29,18 @@ def test_it_is_the_share_of_the_row_that_is_no_larger(ties: Ties, rows: int, n: 
     torch.testing.assert_close(found, _all_pairs(scores, elsewhere, ties), rtol=0, atol=1e-15)
 
 
+@pytest.mark.parametrize("ties", ["le", "mid"])
+def test_long_rows_are_ordered(ties: Ties) -> None:
+    """Rows that are not compared pair by pair, with ties, both zeros and infinities."""
+    source = torch.Generator().manual_seed(0)
+    scores = torch.randint(-60, 60, (3, 2, 300), generator=source) / 8
+    scores[0, 0, :5] = torch.tensor([-0.0, 0.0, torch.inf, -torch.inf, -torch.inf])
+    scores[1] = 2.5
+    expected = _all_pairs(scores.flatten(0, 1), scores.flatten(0, 1), ties).view_as(scores)
+    torch.testing.assert_close(ecdf(scores, ties), expected.float(), rtol=0, atol=1e-7)
+    assert torch.equal(ecdf(scores.to(torch.bfloat16).float(), ties).bfloat16(), ecdf(scores.to(torch.bfloat16), ties))
+
+
 def test_ends_and_ties() -> None:
     scores = torch.tensor([[2.0, 1.0, 2.0, 5.0]])
     assert ecdf(scores).tolist() == [[0.75, 0.25, 0.75, 1.0]]

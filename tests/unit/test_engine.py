@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from orchestrator.engine import Diverged, EpochReport, Progress, better, run_epochs
+from orchestrator.engine import Diverged, EpochReport, Progress, Row, better, run_epochs
+from orchestrator.objectives import Unreported
 from orchestrator.plan import Plan
 from tests.toy import BEST_EPOCH, Clock, Params, Toy
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Split
@@ -238,7 +239,7 @@ def test_restored_after_its_end_it_says_so_again_and_trains_nothing(plan: Plan) 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", ["train", "validation"])
-def test_what_is_not_finite_ends_the_stream_after_the_pending_rows(value: float, where: str) -> None:
+def test_what_is_not_finite_ends_the_stream_with_the_pending_rows(value: float, where: str) -> None:
     class Breaking(Toy):
         def train_epoch(self, epoch: int) -> Metrics:
             metrics = dict(super().train_epoch(epoch))
@@ -249,25 +250,34 @@ def test_what_is_not_finite_ends_the_stream_after_the_pending_rows(value: float,
             bad = where == "validation" and self.epoch == 4
             return Evaluation({**found.metrics, "calibration": value if bad else 0.0})
 
-    stream = run_epochs(build(Breaking), Plan(epochs=9))
-    pending = next(stream)
-    assert [row.epoch for row in pending.rows] == [1, 2, 3]
-    assert (pending.ended, pending.checkpoint_due) == (None, False)
+    stream = run_epochs(build(Breaking, slow=0.6), Plan(epochs=9))
+    assert [row.epoch for row in next(stream).rows] == [1, 2]
     with pytest.raises(Diverged) as caught:
         next(stream)
+    assert [row.epoch for row in caught.value.rows] == [3], "no report: the state is that of an epoch later"
     name = "train/norm" if where == "train" else "validation/calibration"
     assert (caught.value.epoch, caught.value.metric) == (4, name)
     assert str(caught.value) == f"{name} is {value} at epoch 4"
 
 
 def test_a_first_epoch_that_diverges_reports_nothing() -> None:
-    with pytest.raises(Diverged, match="train/loss is nan at epoch 1"):
+    with pytest.raises(Diverged, match="train/loss is nan at epoch 1") as caught:
         next(run_epochs(build(nan_at=1), Plan(epochs=9)))
+    assert caught.value.rows == ()
 
 
 def test_diverged_crosses_process_borders() -> None:
-    copy = pickle.loads(pickle.dumps(Diverged(3, "train/loss", math.inf)))
-    assert (type(copy), copy.epoch, copy.metric, copy.value) == (Diverged, 3, "train/loss", math.inf)
+    rows = (Row(2, 1.5, {"train/loss": 0.5}),)
+    copy = pickle.loads(pickle.dumps(Diverged(3, "train/loss", math.inf, rows)))
+    assert (type(copy), copy.epoch, copy.metric, copy.value, copy.rows) == (Diverged, 3, "train/loss", math.inf, rows)
+
+
+@pytest.mark.parametrize("objective", ["x:max,eror:min", "eror:min,x:max"])
+def test_an_objective_that_validation_does_not_report_is_refused_at_the_first_evaluation(objective: str) -> None:
+    workload = build()
+    with pytest.raises(Unreported, match=r"got 'eror'; allowed: error, x. Did you mean 'error'\?"):
+        next(run_epochs(workload, Plan(epochs=9, evaluate_every=2, objective=objective)))
+    assert workload.calls == ["train 1", "train 2", "validation"]
 
 
 # Checkpoints

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from orchestrator import errors
-from orchestrator.errors import Interrupted, RunFailed, UserError, nearest, unknown
+from orchestrator.errors import Interrupted, RunFailed, UserError, nearest, one_line, unknown
+from orchestrator.objectives import Unreported
 
 
 @pytest.mark.parametrize(
@@ -39,6 +41,8 @@ def test_errors_cross_process_borders() -> None:
     error = UserError("It is wrong", got=1, allowed=["a"], fix="Mend it", code=errors.UNAVAILABLE)
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), copy.code, copy.got, copy.allowed, copy.fix) == (str(error), 3, 1, ["a"], "Mend it")
+    refused = pickle.loads(pickle.dumps(unknown("objective", "a", ["b"], Unreported)))
+    assert (type(refused), str(refused)) == (Unreported, "Unknown objective: got 'a'; allowed: b.")
     failed = pickle.loads(pickle.dumps(RunFailed("trial 3", "train/loss is nan at epoch 2", "log.txt")))
     assert str(failed) == "trial 3 failed: train/loss is nan at epoch 2 (log: log.txt)"
     assert (failed.trial, failed.log) == ("trial 3", "log.txt")
@@ -56,3 +60,29 @@ def test_an_unknown_name_comes_with_all_known_and_the_nearest() -> None:
     error = unknown("dataset", "ml100k", ["synthetic", "ml-100k"])
     assert str(error) == "Unknown dataset: got 'ml100k'; allowed: ml-100k, synthetic. Did you mean 'ml-100k'?"
     assert str(unknown("dataset", "zzz", ["b", "a"])) == "Unknown dataset: got 'zzz'; allowed: a, b."
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("it is wrong"), "it is wrong"),
+        (ValueError("\n  CUDA error: device-side assert triggered\nCompile with ..."),
+         "CUDA error: device-side assert triggered"),
+        (ValueError(), "no message"),
+        (KeyError("name"), "'name'"),
+    ],
+)  # fmt: skip
+def test_any_error_is_one_line(error: Exception, text: str) -> None:
+    assert one_line(error) == text
+
+
+def test_of_a_failed_validation_all_is_told() -> None:
+    class Model(BaseModel):
+        lr: float
+        dim: int
+
+    with pytest.raises(ValidationError) as caught:
+        Model.model_validate({"lr": "fast"})
+    said = one_line(caught.value)
+    assert said.startswith("lr: Input should be a valid number")
+    assert said.endswith("; dim: Field required")

@@ -160,9 +160,9 @@ def test_a_loss_that_is_not_finite_ends_it_without_an_outcome(nan_at: int, repor
     bench = Bench({"nan_at": nan_at})
     experiment = bench.experiment(True)
     rows: list[int] = []
-    with pytest.raises(Diverged, match=f"train/loss is nan at epoch {nan_at}"):
+    with pytest.raises(Diverged, match=f"train/loss is nan at epoch {nan_at}") as caught:
         rows.extend(row.epoch for report in experiment.stream() for row in report.rows)
-    assert rows == reported
+    assert [*rows, *(row.epoch for row in caught.value.rows)] == reported
     assert experiment.outcome is None
     assert bench.calls("test") == 0
 
@@ -343,3 +343,21 @@ def test_a_process_may_die_at_any_report(refit: bool, toy_workload: str, tmp_pat
     delivered = len(rows)
     assert worker.execute(spec, tmp_path / "torn", tmp_path, device, deliver=deliver)
     assert len(rows) == delivered, "it had ended: nothing was left to do"
+
+
+@pytest.mark.parametrize("slow", [0.3, 2.0])
+def test_a_run_that_diverges_tells_all_of_its_epochs_and_saves_none_of_that_one(
+    slow: float, toy_workload: str, tmp_path: Path
+) -> None:
+    params = {"slow": slow, "nan_at": 6}
+    spec = ExperimentSpec(workload=toy_workload, params=params, plan=Plan(epochs=EPOCHS, refit=True))
+    told: list[int] = []
+    with pytest.raises(Diverged):
+        worker.execute(
+            spec, tmp_path, tmp_path, torch.device("cpu"),
+            deliver=lambda report: told.extend(row.epoch for row in report.rows),
+        )  # fmt: skip
+    assert told == [1, 2, 3, 4, 5]
+    for folder in (tmp_path / "checkpoints").glob("checkpoint-*"):
+        saved = checkpoint.read(folder, spec.identity)
+        assert saved.state["workload"]["epoch"] == saved.epoch < 6

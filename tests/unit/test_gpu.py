@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from orchestrator.spec import Resources
+from orchestrator.training import messages, worker
 from workloads.contract import Runtime
 from workloads.recommender.params import Params
 from workloads.recommender.workload import Recommender
@@ -53,3 +55,16 @@ def test_trials_trained_together_learn_what_they_learn_apart() -> None:
         found = pack.evaluate(range(3), "validation") if pack else [member.evaluate("validation") for member in members]
         seen.append([row["loss"] for row in losses] + [one.metrics["ndcg_at_20"] for one in found])
     assert seen[0] == pytest.approx(seen[1], rel=1e-3, abs=2e-3)
+
+
+def test_who_takes_more_than_its_part_fails_with_what_to_do() -> None:
+    """Of a tenth of the memory a fifth of it can not be had, however much is free."""
+    device = worker.take_device(Resources(gpus_per_worker=0.1))
+    try:
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            torch.empty(torch.cuda.get_device_properties(device).total_memory // 5, dtype=torch.uint8, device=device)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+    told = messages.describe(caught.value)
+    assert told.startswith("it does not fit into its share of the GPU's memory (--gpus-per-worker, batch_size): ")
+    assert "\n" not in told

@@ -3,42 +3,46 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, cast
 
-from orchestrator.engine import EpochReport, Progress, Row
+import pytest
+import torch
+
+from orchestrator.engine import Diverged, EpochReport, Progress, Row
 from orchestrator.session import Session
 from orchestrator.spec import ExperimentSpec
-from orchestrator.training import train, worker
+from orchestrator.training import messages, train
 
 
 def payload(epoch: int) -> dict[str, Any]:
     progress = Progress(epoch=epoch, best_epoch=1, best_value=0.1, best_metrics={"validation/error": 0.1})
-    return worker.payload(EpochReport((Row(epoch, 1.5, {"train/loss": 1 / 3}),), progress, False, None))
+    return messages.payload(EpochReport((Row(epoch, 1.5, {"train/loss": 1 / 3}),), progress, False, None))
 
 
 def test_what_is_sent_is_received_once_and_whole(tmp_path: Path) -> None:
     file = tmp_path / "inbox"
     with file.open("w") as out, file.open() as inbox:
-        assert list(worker.receive(inbox)) == []
-        worker.send(out, payload(1))
-        worker.send(out, payload(2))
-        assert next(worker.receive(inbox)) == payload(1)
-        assert list(worker.receive(inbox)) == [payload(2)]
+        assert list(messages.receive(inbox)) == []
+        messages.send(out, payload(1))
+        messages.send(out, payload(2))
+        assert next(messages.receive(inbox)) == payload(1)
+        assert list(messages.receive(inbox)) == [payload(2)]
         line = json.dumps(payload(3)) + "\n"
         out.write(line[:40])  # its writer is still at it
         out.flush()
-        assert list(worker.receive(inbox)) == []
+        assert list(messages.receive(inbox)) == []
         out.write(line[40:])
         out.flush()
-        assert list(worker.receive(inbox)) == [payload(3)]
+        assert list(messages.receive(inbox)) == [payload(3)]
 
 
 def test_rows_that_a_dead_driver_did_not_read_are_delivered(tmp_path: Path) -> None:
     """Its run ended meanwhile, so nothing else would ever state them again."""
     (tmp_path / train.NAME).mkdir()
     with (tmp_path / train.NAME / train.INBOX).open("w") as out:
-        worker.send(out, payload(1))
+        messages.send(out, payload(1))
     (tmp_path / "outcome.json").write_text(json.dumps({"metrics": {}}))
     got: list[list[Row]] = []
     spec = ExperimentSpec(workload="toy", params={})
@@ -48,11 +52,29 @@ def test_rows_that_a_dead_driver_did_not_read_are_delivered(tmp_path: Path) -> N
 
 def test_an_error_that_crossed_a_process_is_told_with_its_place() -> None:
     error = ValueError("the third layer is missing")  # never raised here: it has no traceback
-    assert worker.describe(error) == "ValueError: the third layer is missing"
+    assert messages.describe(error) == "ValueError: the third layer is missing"
     trace = (
         'Traceback:\n  File "/somewhere/model.py", line 12, in build\n  File "/somewhere/layers.py", line 7, in pick\n'
     )
-    assert worker.describe(error, trace) == "ValueError: the third layer is missing (layers.py:7)"
+    assert messages.describe(error, trace) == "ValueError: the third layer is missing (layers.py:7)"
+
+
+def test_what_does_not_fit_is_told_with_what_to_do() -> None:
+    """PyTorch's own words go on for lines."""
+    words = "CUDA out of memory. Tried to allocate 2.00 GiB.\nIf reserved but unallocated memory is large, try ..."
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        raise torch.OutOfMemoryError(words)
+    assert messages.describe(caught.value) == (
+        "it does not fit into its share of the GPU's memory (--gpus-per-worker, batch_size): "
+        "CUDA out of memory. Tried to allocate 2.00 GiB."
+    )
+
+
+def test_last_words_hold_all_that_was_not_yet_told() -> None:
+    first, second = (Row(epoch, 1.5, {"train/loss": float(epoch)}) for epoch in (1, 2))
+    said = messages.last_words(Diverged(3, "train/loss", math.nan, (second,)), [first])
+    assert list(messages.rows_from_json(json.loads(json.dumps(said["rows"])))) == [first, second]
+    assert (said["error"], said["refused"], said["done"]) == ("train/loss is nan at epoch 3", False, True)
 
 
 def test_the_cause_of_a_lost_group_is_its_workers_own_error() -> None:

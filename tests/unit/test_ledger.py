@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.engine import Row
+from orchestrator.engine import Diverged, Row
+from orchestrator.errors import UserError
+from orchestrator.objectives import Unreported
 from orchestrator.placement import budget as budget_module
 from orchestrator.placement import ledger
 from orchestrator.placement.ledger import Ledger
@@ -18,6 +21,7 @@ from orchestrator.search.samplers import rungs
 from orchestrator.search.study import Study
 from orchestrator.spec import SweepSpec
 from orchestrator.storage import accounts, records
+from orchestrator.training import messages
 from tests.searching import ERROR, attributes, sweep
 from tests.toy import Clock
 
@@ -182,7 +186,7 @@ def test_every_end_is_told_to_all(drive: Drive) -> None:
         driver.begin()
     assert driver.says(0, 3, 0.5) is False
     assert driver.says(1, 3, 0.9) is True
-    assert driver.ledger.result(2, {"error": "train/loss is nan at epoch 2", "rows": [], "done": True}) is True
+    assert driver.ledger.result(2, messages.last_words(Diverged(2, "train/loss", math.nan))) is True
     assert driver.says(0, 9, 0.4, "epochs") is True
     assert driver.states == ["COMPLETE", "PRUNED", "FAIL"]
     assert driver.tracker.ends == {"sweep/0": "FINISHED", "sweep/1": "FINISHED", "sweep/2": "FAILED"}
@@ -224,6 +228,19 @@ def test_the_other_seeds_of_a_configuration_that_failed_are_ended_too(drive: Dri
 
 
 # Stops
+
+
+def test_what_no_trial_can_do_stops_all(drive: Drive) -> None:
+    driver = drive()
+    driver.begin(), driver.begin()
+    assert driver.ledger.result(1, messages.last_words(UserError("The checkpoint is of another run"))) is True
+    assert (driver.ledger.refusal, driver.ledger.exhausted) == (None, False), "that was the one trial's alone"
+    refused = Unreported("Unknown objective", got="'eror'", fix="Did you mean 'error'?")
+    assert driver.ledger.result(0, messages.last_words(refused)) is True
+    assert driver.ledger.stopping()
+    assert driver.ledger.next() is None
+    assert driver.ledger.exhausted
+    assert str(driver.ledger.refusal) == "Unknown objective: got 'eror'. Did you mean 'error'?"
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
@@ -375,5 +392,5 @@ def test_a_member_is_one_run_whose_parameters_are_a_curve(drive: Drive) -> None:
 def _save(driver: Driver, unit: int) -> None:
     from orchestrator.storage import checkpoint
 
-    folder = driver.ledger.checkpoints(unit)
+    folder = driver.study.home(unit)
     checkpoint.write(folder / checkpoint.name(1), checkpoint.Checkpoint({"workload": "toy"}, 1, {"made_by": unit}))

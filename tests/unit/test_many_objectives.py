@@ -6,7 +6,9 @@ import random
 from pathlib import Path
 
 import pytest
+from optuna.trial import FrozenTrial
 
+from orchestrator.search.ranking import front
 from orchestrator.search.study import Study
 from tests.searching import ERROR, at_rung, begin, complete, states, study
 from workloads.contract import Objective
@@ -23,7 +25,11 @@ def told(folder: Path, *pairs: tuple[float, float]) -> Study:
     return running
 
 
-def front(*pairs: tuple[float, float]) -> set[int]:
+def front_of(study: Study) -> list[FrozenTrial]:
+    return front(study.trials, study.objectives)
+
+
+def unbeaten(*pairs: tuple[float, float]) -> set[int]:
     """By the definition: who is beaten by nobody in both."""
     return {
         k
@@ -56,8 +62,8 @@ def test_nobody_is_stopped(tmp_path: Path) -> None:
 
 def test_the_front_has_no_one_that_another_beats(tmp_path: Path) -> None:
     pairs = [(0.5, 1.0), (0.1, 0.2), (0.1, 0.1), (0.9, 0.9), (0.3, 0.7), (0.3, 0.7), (0.9, 5.0)]
-    found = [trial.number for trial in told(tmp_path, *pairs).front()]
-    assert set(found) == front(*pairs) == {0, 1, 4, 5, 6}
+    found = [trial.number for trial in front_of(told(tmp_path, *pairs))]
+    assert set(found) == unbeaten(*pairs) == {0, 1, 4, 5, 6}
     assert found == [1, 4, 5, 0, 6], "the best by the first objective comes first"
 
 
@@ -65,7 +71,7 @@ def test_the_front_has_no_one_that_another_beats(tmp_path: Path) -> None:
 def test_the_front_against_its_definition(seed: int, tmp_path: Path) -> None:
     draw = random.Random(seed)
     pairs = [(draw.randint(0, 6) / 6, draw.randint(0, 6) / 6) for _ in range(25)]
-    assert {trial.number for trial in told(tmp_path, *pairs).front()} == front(*pairs)
+    assert {trial.number for trial in front_of(told(tmp_path, *pairs))} == unbeaten(*pairs)
 
 
 def test_of_one_objective_the_front_is_its_best(tmp_path: Path) -> None:
@@ -73,7 +79,7 @@ def test_of_one_objective_the_front_is_its_best(tmp_path: Path) -> None:
     for number, value in enumerate((0.5, 0.1, 0.1)):
         begin(running)
         complete(running, number, value)
-    assert [trial.number for trial in running.front()] == [1, 2]
+    assert [trial.number for trial in front_of(running)] == [1, 2]
 
 
 def test_the_first_objective_names_the_winner(tmp_path: Path) -> None:
@@ -90,7 +96,7 @@ def test_what_was_learnt_hides_no_trial_of_the_front(tmp_path: Path) -> None:
     running.learn([lesson])
     begin(running)
     complete(running, 1, 0.5, x=1.0)
-    assert [trial.number for trial in running.front()] == [1]
+    assert [trial.number for trial in front_of(running)] == [1]
 
 
 def test_means_over_seeds_are_taken_of_each(tmp_path: Path) -> None:

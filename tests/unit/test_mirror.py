@@ -395,12 +395,13 @@ def test_a_worker_elsewhere_sends_what_it_writes_and_the_driver_brings_it(
     here = folder.path / "trials" / "00000"
     bring(here, "units.parquet")
     assert (here / "units.parquet").read_text() == "u"
+    shutil.rmtree(here.parent)
     following.discard("trials")
-    assert not (bucket / "run" / "trials").exists()
     with pytest.raises(UserError, match="can not be had: got there is no other") as caught:
         bring(here, "other")
     assert caught.value.code == UNAVAILABLE
     following.close()
+    assert not (bucket / "run" / "trials").exists()
 
 
 def test_a_trial_that_moves_goes_on_from_what_was_sent(

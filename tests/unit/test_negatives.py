@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.sampling import negatives
+from workloads.sampling import negatives, pairs
 from workloads.sampling.negatives import Unobserved, random_bits, subset, uniform
 
 
@@ -62,29 +62,41 @@ def test_pick_counts_the_unobserved_items(case: tuple[int, list[set[int]]]) -> N
 
 
 def test_large_catalogues_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    positives = [set(torch.randperm(50)[:n].tolist()) for n in (0, 1, 30, 49)]
-    users, counters = torch.randint(0, 4, (1000,)), torch.arange(1000)
-    listed = uniform(Unobserved(*csr(positives), 50), users, counters, 5)
-    monkeypatch.setattr(negatives, "LISTED", 199)
-    searched = Unobserved(*csr(positives), 50)
-    assert not hasattr(searched, "_items")
-    assert torch.equal(uniform(searched, users, counters, 5), listed)
+    indptr, items = csr([{1}, {0, 7}])
+    assert Unobserved(indptr, items, 50).listed
+    monkeypatch.setattr(negatives, "LISTED", 99)
+    assert not Unobserved(indptr, items, 50).listed
 
 
-def test_a_positive_is_never_drawn() -> None:
+@pytest.mark.parametrize("most", [0, 2**20])
+@pytest.mark.parametrize("count", [0, 4, 2000])
+def test_a_pair_set_knows_its_pairs(count: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As flags, and searched behind a filter, which lets some of the others through."""
+    monkeypatch.setattr(pairs, "LISTED", most)
+    every = torch.cartesian_prod(torch.arange(40), torch.arange(100))
+    held = every[torch.randperm(len(every), generator=torch.Generator().manual_seed(count))[:count]]
+    known = {tuple(pair) for pair in held.tolist()}
+    found = pairs.PairSet(*held.T, n_users=40, n_items=100)
+    assert found.contains(*every.T).tolist() == [tuple(pair) in known for pair in every.tolist()]
+    block = found.contains(torch.arange(40), torch.arange(100).unsqueeze(1).expand(-1, 40))
+    assert block.T.flatten().tolist() == [tuple(pair) in known for pair in every.tolist()]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_positive_is_never_drawn(listed: bool) -> None:
     torch.manual_seed(1)
     positives = [set(torch.randperm(40)[:n].tolist()) for n in (0, 5, 38, 39)]
-    unobserved = Unobserved(*csr(positives), 40)
+    unobserved = Unobserved(*csr(positives), 40, listed)
     users = torch.arange(4).repeat(2000)
     drawn = uniform(unobserved, users, torch.arange(8000), 11)
     assert all(item not in positives[user] for user, item in zip(users.tolist(), drawn.tolist()))
 
 
-def test_uniform_is_uniform() -> None:
+@pytest.mark.parametrize("listed", [True, False])
+def test_uniform_is_uniform(listed: bool) -> None:
     """Pearson's chi-square over the 27 unobserved items, at the 0.999 quantile of 26 degrees of freedom."""
     positives = {0, 7, 29}
-    unobserved = Unobserved(*csr([positives]), 30)
+    unobserved = Unobserved(*csr([positives]), 30, listed)
     n = 54_000
     for key in range(3):
         drawn = uniform(unobserved, torch.zeros(n, dtype=torch.int64), torch.arange(n), key)
@@ -94,8 +106,9 @@ def test_uniform_is_uniform() -> None:
         assert chi_square < 54.05
 
 
-def test_draws_belong_to_the_counter_not_to_the_batch() -> None:
-    unobserved = Unobserved(*csr([{1, 2}, {0}]), 20)
+@pytest.mark.parametrize("listed", [True, False])
+def test_draws_belong_to_the_counter_not_to_the_batch(listed: bool) -> None:
+    unobserved = Unobserved(*csr([{1, 2}, {0}]), 20, listed)
     users, counters = torch.arange(100) % 2, torch.arange(100)
     whole = uniform(unobserved, users, counters, 3)
     parts = [uniform(unobserved, users[rows], counters[rows], 3) for rows in torch.split(torch.randperm(100), 7)]
@@ -112,9 +125,10 @@ def test_a_user_who_has_everything_ends_at_once(listed: bool) -> None:
     assert all(0 <= item < 6 for item in drawn.tolist())
 
 
-def test_candidates_are_distinct_and_every_set_is_equally_probable() -> None:
+@pytest.mark.parametrize("listed", [True, False])
+def test_candidates_are_distinct_and_every_set_is_equally_probable(listed: bool) -> None:
     """Pearson's chi-square over the 10 pairs of 5 unobserved items, at the 0.999 quantile of 9 degrees of freedom."""
-    unobserved = Unobserved(*csr([{1, 4}]), 7)
+    unobserved = Unobserved(*csr([{1, 4}]), 7, listed)
     n = 20_000
     drawn = subset(unobserved, torch.zeros(n, dtype=torch.int64), torch.arange(n), 7, 2)
     sets = torch.bincount(drawn.amin(0) * 7 + drawn.amax(0), minlength=49)
@@ -140,8 +154,9 @@ def test_more_candidates_than_there_are(size: int, listed: bool) -> None:
         assert all(item == items[0] for item in items[len(left) :])
 
 
-def test_candidates_belong_to_the_counter() -> None:
-    unobserved = Unobserved(*csr([{1, 2}, {0}]), 20)
+@pytest.mark.parametrize("listed", [True, False])
+def test_candidates_belong_to_the_counter(listed: bool) -> None:
+    unobserved = Unobserved(*csr([{1, 2}, {0}]), 20, listed)
     users, counters = torch.arange(100) % 2, torch.arange(100)
     whole = subset(unobserved, users, counters, 3, 4)
     back = torch.randperm(100)

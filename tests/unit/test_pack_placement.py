@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 
+from orchestrator.errors import RunFailed
 from orchestrator.placement import packs as pack_placement
-from orchestrator.placement.packs import PackActor, per_process, run_packs
+from orchestrator.placement.packs import PackActor, run_packs
 from orchestrator.spec import Search, SweepSpec
 from orchestrator.training.train import RETRIES
 
 EPOCHS = 6
+FOLDER = SimpleNamespace(id="s", log="s/log.txt")
 
 
 class Runner:
@@ -56,18 +60,28 @@ class Answer:
 
     @property
     def units(self) -> set[int]:
-        new = {config["number"] for config in self.begin}
-        return (self.handle.actor._runner.units | new) - set(self.drop)
+        new, runner = {config["number"] for config in self.begin}, self.handle.actor._runner
+        return ((runner.units if runner else set()) | new) - set(self.drop)
 
 
 class Cluster:
-    """In Ray's place: an answer is computed when it is fetched; who holds a fatal trial dies, or never answers."""
+    """In Ray's place: an answer is computed when it is fetched; who holds a fatal trial dies, or never answers.
+
+    A ``broken`` error is what every step raises that has trials.
+    """
 
     exceptions = ray.exceptions
 
-    def __init__(self, fatal: Sequence[int] = (), hanging: Sequence[int] = (), stillborn: bool = False) -> None:
-        self.fatal, self.hanging, self.stillborn = set(fatal), set(hanging), stillborn
+    def __init__(
+        self,
+        fatal: Sequence[int] = (),
+        hanging: Sequence[int] = (),
+        stillborn: bool = False,
+        broken: Exception | None = None,
+    ) -> None:
+        self.fatal, self.hanging, self.stillborn, self.broken = set(fatal), set(hanging), stillborn, broken
         self.started, self.dead = 0, set[int]()
+        self.answered = Counter[int]()
         self.now = 0.0
 
     def remote(self, cls: type[PackActor]) -> Any:
@@ -92,15 +106,20 @@ class Cluster:
         return Options()
 
     def wait(self, answers: Sequence[Answer], num_returns: int, timeout: float) -> tuple[list[Answer], list[Answer]]:
-        for answer in answers:
-            if not answer.units & self.hanging:
-                return [answer], []
+        there = [answer for answer in answers if not answer.units & self.hanging]
+        if there:  # in turns
+            first = min(there, key=lambda answer: self.answered[answer.handle.number])
+            self.answered[first.handle.number] += 1
+            return [first], []
         self.now += timeout
         return [], list(answers)
 
     def get(self, answer: Answer) -> Any:
         if self.stillborn or answer.handle.number in self.dead or answer.units & self.fatal:
             raise ray.exceptions.ActorDiedError()
+        if self.broken and answer.units:
+            trace = 'File "/somewhere/devices.py", line 3, in take_device'
+            raise ray.exceptions.RayTaskError("step", trace, self.broken)
         return answer.handle.actor.step(answer.begin, answer.drop, answer.stopping)
 
     def kill(self, handle: Any) -> None:
@@ -115,12 +134,13 @@ class Book:
         self.trials, self.stop_after, self.given = trials, stop_after, 0
         self.complete: list[int] = []
         self.failed: dict[int, str] = {}
-        self.reports = 0
+        self.reports = self.most = 0
 
     def next(self) -> dict[str, Any] | None:
         if self.exhausted:
             return None
         self.given += 1
+        self.most = max(self.most, self.given - len(self.complete) - len(self.failed))
         return {"number": self.given - 1}
 
     @property
@@ -142,14 +162,14 @@ class Book:
 
 @pytest.fixture
 def drive(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cluster]:
-    def drive(book: Book, slots: int = 1, size: int = 3, timeout: float | None = None, **faults: Any) -> Cluster:
+    def drive(book: Book, *capacities: int, timeout: float | None = None, **faults: Any) -> Cluster:
         cluster = Cluster(**faults)
         Runner.saved, Runner.seen = {}, []
         monkeypatch.setattr(pack_placement, "ray", cluster)
         monkeypatch.setattr(pack_placement, "time", cluster)
         monkeypatch.setattr(pack_placement, "PackRunner", Runner)
         spec = SweepSpec(workload="recommender", search=Search(trials=book.trials, trial_timeout=timeout))
-        run_packs(spec, book, slots, size)  # type: ignore[arg-type]
+        run_packs(spec, FOLDER, book, capacities or [3])  # type: ignore[arg-type]
         return cluster
 
     return drive
@@ -157,9 +177,10 @@ def drive(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cluster]:
 
 def test_all_trials_run_as_many_at_once_as_there_is_room_for(drive: Callable[..., Cluster]) -> None:
     book = Book(8)
-    cluster = drive(book, slots=2, size=3)
+    cluster = drive(book, 3, 2)
     assert sorted(book.complete) == list(range(8))
-    assert max(len(units) for units in Runner.seen) == 3
+    assert [len(units) for units in Runner.seen[:2]] == [3, 2]
+    assert book.most == 5, "each process has its own number"
     assert cluster.started == len(cluster.dead) == 2, "every process was started once and ended"
 
 
@@ -180,16 +201,24 @@ def test_a_trial_that_hangs_fails_alone(drive: Callable[..., Cluster]) -> None:
 
 def test_a_stop_asks_all_to_save_and_begins_nothing(drive: Callable[..., Cluster]) -> None:
     book = Book(9, stop_after=4)
-    drive(book, slots=1, size=3)
+    drive(book, 3)
     assert book.given == 3
     assert not book.complete
     assert set(Runner.saved.values()) == {3}, "one epoch more, with the word that it was to be the last"
 
 
 def test_processes_that_never_come_up_are_no_endless_loop(drive: Callable[..., Cluster]) -> None:
-    with pytest.raises(ray.exceptions.ActorDiedError):
+    with pytest.raises(RunFailed, match=r"^s failed: The actor died unexpectedly .*\(log: s/log.txt\)$"):
         drive(Book(2), stillborn=True)
 
 
-def test_no_process_is_left_without_trials() -> None:
-    assert [per_process(8, trials, slots) for trials, slots in ((64, 4), (16, 4), (3, 4), (9, 4))] == [8, 4, 1, 3]
+def test_what_breaks_a_whole_process_is_told_with_its_cause(drive: Callable[..., Cluster]) -> None:
+    with pytest.raises(RunFailed, match=r"^s failed: RuntimeError: CUDA error: no device \(devices.py:3\) "):
+        drive(Book(2), broken=RuntimeError("CUDA error: no device\nCompile with TORCH_USE_CUDA_DSA"))
+
+
+def test_a_process_that_hangs_when_it_takes_its_device_is_silent(drive: Callable[..., Cluster]) -> None:
+    """It has answered before it had trials, so the wait for it is over."""
+    book = Book(1)
+    drive(book, hanging=[0], timeout=30.0)
+    assert book.failed == {0: "no report for 30 s"}

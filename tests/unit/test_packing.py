@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.errors import UserError
+from orchestrator import planning
+from orchestrator.errors import RunFailed, UserError
 from orchestrator.placement import packing
-from orchestrator.placement.packing import PackRunner, pack_size, run_together
+from orchestrator.placement.packing import PackRunner, capacities, pack_size, run_together
 from orchestrator.plan import Plan
-from orchestrator.spec import ExperimentSpec
+from orchestrator.settings import resolve
+from orchestrator.spec import ExperimentSpec, Resources, Search, SweepSpec
 from orchestrator.storage import checkpoint
 from orchestrator.training import worker
 from tests.toy import Toy
@@ -223,10 +225,72 @@ def test_time_is_shared_fairly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(book.told[0]) == EPOCHS, "an epoch that takes a second or more is told by itself"
 
 
-def test_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = torch.device("cuda")
-    assert [pack_size("toy", {}, CPU, asked) for asked in ("auto", "off", 1, 7)] == [2, 1, 1, 7]
-    assert pack_size("toy", {}, cuda, "auto") == 4
-    assert [pack_size("plain", {}, CPU, asked) for asked in ("auto", "off", 1)] == [1, 1, 1]
+@pytest.fixture
+def sweep(tmp_path: Path) -> Callable[..., SweepSpec]:
+    (tmp_path / "mine.py").write_text("def space(trial):\n    return {'lr': trial.suggest_float('lr', 0.1, 0.2)}\n")
+
+    def describe(workload: str = "toy", gpus: float = 0, **asked: Any) -> SweepSpec:
+        search = Search(**{"space": f"{tmp_path}/mine.py:space", "trials": 64} | asked)
+        return SweepSpec(workload=workload, resources=Resources(gpus_per_worker=gpus), search=search)
+
+    return describe
+
+
+def test_how_many(sweep: Callable[..., SweepSpec]) -> None:
+    assert [pack_size(sweep(pack=asked)) for asked in ("auto", "off", 1, 7)] == [2, 1, 1, 7]
+    assert pack_size(sweep(gpus=1)) == 4
+    assert pack_size(sweep(scheduler="pbt")) == 1
+    assert [pack_size(sweep("plain", pack=asked)) for asked in ("auto", "off", 1)] == [1, 1, 1]
     with pytest.raises(UserError, match="plain does not offer"):
-        pack_size("plain", {}, CPU, 4)
+        pack_size(sweep("plain", pack=4))
+
+
+@pytest.mark.parametrize(
+    ("fitting", "asked", "expected"),
+    [
+        (4, {"pack": 8}, (8, 8, 8, 8)),
+        (4, {"pack": 8, "concurrency": 9}, (3, 2, 2, 2)),
+        (4, {"pack": 8, "concurrency": 3}, (1, 1, 1)),
+        (4, {"pack": 8, "concurrency": 99}, (8, 8, 8, 8)),
+        (4, {"trials": 3, "pack": 8}, (1, 1, 1)),
+        (4, {"trials": 9, "pack": 8}, (3, 2, 2, 2)),
+        (2, {"trials": 3, "seeds": 2, "pack": 8}, (3, 3)),
+        (1, {}, (2,)),
+        (3, {"pack": "off"}, (1, 1, 1)),
+        (3, {"scheduler": "pbt"}, (1, 1, 1)),
+    ],
+)
+def test_no_more_at_once_than_asked_for_and_no_process_without_a_trial(
+    fitting: int, asked: dict[str, Any], expected: tuple[int, ...], sweep: Callable[..., SweepSpec]
+) -> None:
+    found = capacities(sweep(**asked), fitting)
+    assert found == expected
+    assert sum(found) <= asked.get("concurrency", sum(found))
+
+
+def test_a_probe_of_trials_together_tells_ones_share(
+    sweep: Callable[..., SweepSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members of this pack take their turns of half a second, so that together they take twice as long as alone."""
+    from tests.toy import Clock
+
+    clock = Clock()
+    for module in ("orchestrator.placement.packing", "orchestrator.planning", "tests.toy"):
+        monkeypatch.setattr(f"{module}.time", clock)
+    (tmp_path / "mine.py").write_text(
+        "def space(trial):\n    return {'lr': trial.suggest_float('lr', 0.1, 0.2), 'slow': 0.5}\n"
+    )
+    found = planning.measure(sweep(), resolve({"tracking": "none"}), together=2)
+    assert (found.alone_seconds, found.epoch_seconds, found.start_seconds) == (0.5, 0.5, 0.5)
+    assert PackedToys.trained == [[1, 1], [2, 2]]
+
+
+def test_a_probe_that_fails_says_why(sweep: Callable[..., SweepSpec], tmp_path: Path) -> None:
+    nan_at, settings = "1 if trial.number else None", resolve({"tracking": "none"})
+    text = "def space(trial):\n    return {'lr': trial.suggest_float('lr', 0.1, 0.2), 'nan_at': NAN_AT}\n"
+    (tmp_path / "mine.py").write_text(text.replace("NAN_AT", nan_at))
+    with pytest.raises(RunFailed, match=r"^The probe failed: train/loss is nan at epoch 1$"):
+        planning.measure(sweep(), settings, together=2)
+    (tmp_path / "mine.py").write_text(text.replace("NAN_AT", "2"))
+    with pytest.raises(RunFailed, match=r"^The probe failed: train/loss is nan at epoch 2$"):
+        planning.measure(sweep(), settings)

@@ -17,7 +17,9 @@ from orchestrator.settings import resolve
 from orchestrator.spec import ExperimentSpec, Resources, Search, SweepSpec
 
 NODES = [{"CPU": 4.0, "GPU": 0.0}, {"CPU": 3.0, "GPU": 0.0}]
-PROBE = Probe(epoch_seconds=2.0, start_seconds=7.0, checkpoint_bytes=1000)
+PROBE = Probe(epoch_seconds=2.0, alone_seconds=2.0, start_seconds=7.0, checkpoint_bytes=1000)
+
+pytestmark = pytest.mark.usefixtures("toy_workload")
 
 
 def sweep(plan: dict[str, Any] | None = None, resources: dict[str, Any] | None = None, **search: Any) -> SweepSpec:
@@ -116,6 +118,27 @@ def test_how_many_run_at_once(asked: dict[str, Any], at_once: int) -> None:
 def test_in_this_process_it_is_one() -> None:
     found = planned(sweep(), local=True)
     assert (found.at_once, found.fitting, found.nodes) == (1, 1, 1)
+
+
+def test_trials_that_are_trained_together() -> None:
+    """100 trials of 10 epochs, 12 at once in 3 processes: 4 together take 8 s an epoch, the winner's refit 5 s."""
+    spec = SweepSpec(
+        workload="recommender",
+        plan=Plan(epochs=10, refit=True),
+        resources=Resources(cpus_per_worker=2),
+        search=Search(trials=100, scheduler="none", pack=4),
+    )
+    probe = Probe(epoch_seconds=2.0, alone_seconds=5.0, start_seconds=7.0, checkpoint_bytes=1000)
+    found = planned(spec, probe)
+    assert (found.at_once, found.processes, found.fitting) == (12, 3, 3)
+    assert found.device_hours_expected == pytest.approx((1000 * 2 + 10 * 5) * 2 / 3600)
+    assert found.wall_seconds_expected == pytest.approx((1000 * 2 + 100 * 7) / 3 + 10 * 5)
+    rows = dict(found.rows())
+    assert rows["at once"] == "12 in 3 processes (3 fit on 2 nodes)"
+    assert rows["a process holds"] == "1 worker of 2 CPU"
+    assert rows["an epoch"] == "2 s, alone 5 s"
+    asked = spec.model_copy(update={"search": spec.search.model_copy(update={"concurrency": 5})})
+    assert (planned(asked, None).at_once, planned(asked, None).processes) == (5, 3)
 
 
 def test_gpus_are_what_counts_where_there_are_any() -> None:

@@ -16,10 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator import cluster, preflight
+from orchestrator.configuration import validate_part
 from orchestrator.errors import UNAVAILABLE, USAGE, UserError
 from orchestrator.plan import Plan
 from orchestrator.settings import resolve
 from orchestrator.spec import Resources
+from tests.pictures import class_folders
 
 
 def refused(call: Callable[[], Any], *words: str, code: int = USAGE) -> str:
@@ -42,11 +44,6 @@ def test_an_unknown_workload_gets_the_nearest() -> None:
     )
 
 
-def test_settings_are_sorted_into_parameters_and_plan() -> None:
-    found = preflight.settle("recommender", {"lr": 0.1, "epochs": 3})
-    assert found == ({"lr": 0.1}, {"epochs": 3})
-
-
 def test_parameters_come_complete_and_as_plain_values() -> None:
     found = preflight.parameters("recommender", {"lr": "0.25", "backbone": "lightgcn", "layers": "3"})
     assert (found["lr"], found["layers"], found["dataset"]) == (0.25, 3, "synthetic")
@@ -55,11 +52,6 @@ def test_parameters_come_complete_and_as_plain_values() -> None:
 
 def test_parameters_that_contradict() -> None:
     refused(lambda: preflight.parameters("recommender", {"layers": 2}), "layers=2 has no effect with backbone=mf")
-
-
-def test_a_plan_is_checked_with_its_line() -> None:
-    assert preflight.plan({"epochs": "3"}) == Plan(epochs=3)
-    refused(lambda: preflight.plan({"epochs": 0}, {"epochs": 7}), "Plan setting epochs (line 7) is not valid: got 0")
 
 
 # Data
@@ -76,6 +68,33 @@ def test_an_unknown_dataset_gets_the_nearest(tmp_path: Path) -> None:
     refused(
         lambda: preflight.dataset({"dataset": "synthtic"}, tmp_path), "Unknown dataset", "'synthtic'", "'synthetic'?"
     )
+
+
+@pytest.mark.parametrize(
+    ("workload", "name", "holds", "expected"),
+    [
+        ("simclr", "ml-100k", "interactions", "images: synthetic-images, cifar-10"),
+        ("recommender", "cifar-10", "images", "interactions: synthetic, ml-100k"),
+        ("bi_encoder", "scifact", "retrieval", "sentence_pairs: synthetic-pairs, stsb"),
+        ("text_ranker", "stsb", "sentence_pairs", "retrieval: synthetic-retrieval, scifact"),
+    ],
+)
+def test_a_dataset_of_another_kind_is_told_apart(workload: str, name: str, holds: str, expected: str) -> None:
+    message = f"dataset {name!r} holds another kind of data: got {holds}; expected {expected}"
+    refused(lambda: preflight.parameters(workload, {"dataset": name}), message)
+    fields = preflight.workload(workload).load_params()
+    refused(lambda: validate_part(fields, {"dataset": name}, "parameter"), "Parameter dataset is not valid", message)
+
+
+def test_so_is_ones_own_data_by_what_lies_there(tmp_path: Path) -> None:
+    class_folders(tmp_path / "photos", {"a": 2, "b": 2})
+    (tmp_path / "rows.csv").write_text("user,item\n1,2\n")
+    for workload, name, holds in (("recommender", "photos", "images"), ("simclr", "rows.csv", "interactions")):
+        own = {"dataset": str(tmp_path / name)}
+        refused(lambda own=own, to=workload: preflight.parameters(to, own), f"got {holds}; expected")
+    for workload, name in (("simclr", "photos"), ("recommender", "rows.csv"), ("simclr", "nowhere.parquet")):
+        own = {"dataset": str(tmp_path / name)}
+        assert preflight.parameters(workload, own)["dataset"] == own["dataset"]
 
 
 def test_a_missing_dataset_says_where_it_was_looked_for(tmp_path: Path) -> None:
@@ -106,6 +125,16 @@ def test_a_workload_without_batches_has_nothing_to_divide() -> None:
 
 
 # The machine
+
+
+@pytest.mark.parametrize(("visible", "gpus"), [(None, 2), ("1", 1), ("0,1", 2), ("0,1,2", 2), ("", 0), ("-1", 0)])
+def test_a_gpu_that_is_hidden_is_not_had(visible: str | None, gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster.Path, "glob", lambda path, pattern: iter(["/dev/nvidia0", "/dev/nvidia1"]))
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert cluster.this_machine()[0]["GPU"] == gpus
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, cpus: float, gpus: float) -> None:

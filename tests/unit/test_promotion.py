@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +16,12 @@ import pytest
 
 from orchestrator import cli, exits
 from orchestrator.errors import DONE, REFUSED, UNAVAILABLE, USAGE, UserError
-from orchestrator.promotion import aliases, cleanroom
-from orchestrator.promotion.aliases import Refusal, Request, history, promote, rollback
+from orchestrator.promotion import aliases, cleanroom, moving
+from orchestrator.promotion.aliases import Request, history, promote, rollback
 from orchestrator.promotion.audit import EXPERIMENT, Book, Event
 from orchestrator.promotion.cleanroom import Measured, Tried
 from orchestrator.promotion.evidence import gather
+from orchestrator.promotion.moving import Refusal
 from orchestrator.registry import models as registry
 from orchestrator.settings import Settings, resolve
 
@@ -282,6 +286,90 @@ def test_an_alias_that_moves_right_after_ours_stays_with_the_other(
     assert held(client) == "1"
 
 
+def test_of_two_at_once_one_has_the_alias_and_the_other_is_told(
+    settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second begins when the first has looked at the alias for the last time and not yet moved it."""
+    for _ in range(3):
+        rec()
+    promote(settings, to("1"))
+    others = ThreadPoolExecutor(1)
+    second: list[Future[Event]] = []
+    move = type(client).set_registered_model_alias
+
+    def slowly(self: Any, model: str, alias: str, version: str) -> None:
+        if version == "2":
+            second.append(others.submit(promote, settings, to("3")))
+            wait(second, timeout=5)  # until it has given way, or waits for us
+        move(self, model, alias, version)
+
+    monkeypatch.setattr(type(client), "set_registered_model_alias", slowly)
+    with others:
+        assert promote(settings, to("2")).outcome == "done"
+    with pytest.raises(Refusal, match=r"Somebody else (is moving|moved) rec@champion") as caught:
+        second[0].result()
+    assert (caught.value.code, held(client)) == (REFUSED, "2")
+    assert [(e.version, e.outcome) for e in history(settings, "rec")[1:]] == [("2", "done"), ("3", "refused")]
+    assert rollback(settings, "rec", "champion").version == "1"
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+def test_of_two_open_events_the_later_gives_way_and_the_earlier_waits(
+    earlier: bool, settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        rec()
+    promote(settings, to("1"))
+    book = Book(settings)
+    moment = datetime.now(UTC) + timedelta(seconds=-5 if earlier else 5)
+    rival = book.open(Event("rec", "champion", "promote", "1", "1", "ada", moment.isoformat()))
+    waited: list[float] = []
+
+    def end(seconds: float) -> None:
+        waited.append(seconds)
+        book.close(rival, "refused")
+
+    monkeypatch.setattr(moving, "time", SimpleNamespace(sleep=end))
+    if earlier:
+        with pytest.raises(Refusal, match=r"is moving rec@champion at this moment: got promote to version 1 by ada"):
+            promote(settings, to("2"))
+        assert (waited, held(client)) == ([], "1")
+    else:
+        assert (promote(settings, to("2")).outcome, held(client), len(waited)) == ("done", "2", 1)
+
+
+def test_a_dead_writers_event_holds_nobody_up(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
+    for _ in range(2):
+        rec()
+    moment = (datetime.now(UTC) - timedelta(seconds=moving.LIVE_SECONDS)).isoformat()
+    Book(settings).open(Event("rec", "champion", "promote", "1", None, "ada", moment))
+    assert (promote(settings, to("2")).outcome, held(client)) == ("done", "2")
+
+
+def test_who_was_taken_for_dead_and_moves_after_all_puts_the_alias_back(
+    settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        rec()
+    promote(settings, to("1"))
+    move, slept = type(client).set_registered_model_alias, []
+
+    def sleeps(self: Any, model: str, alias: str, version: str) -> None:
+        if version == "2":
+            slept.append(version)
+            with monkeypatch.context() as patch:
+                patch.setattr(moving, "LIVE_SECONDS", 0.0)  # half an hour passes
+                promote(settings, to("3"))
+        move(self, model, alias, version)
+
+    monkeypatch.setattr(type(client), "set_registered_model_alias", sleeps)
+    with pytest.raises(Refusal, match="Somebody else moved rec@champion meanwhile: it is version 3"):
+        promote(settings, to("2"))
+    assert (slept, held(client)) == (["2"], "3")
+    outcomes = {event.version: event.outcome for event in history(settings, "rec")}
+    assert outcomes == {"1": "done", "2": "refused", "3": "done"}
+
+
 # Back
 
 
@@ -344,21 +432,45 @@ def test_what_it_would_go_back_to_is_gone(
     assert (caught.value.code, held(client)) == (REFUSED, "2")
 
 
+def die(*words: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("refused_since", [False, True])
 def test_a_promotion_that_died_right_after_the_move_can_be_undone(
-    settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    refused_since: bool, settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(2):
         rec()
     promote(settings, to("1"))
-
-    def die(*words: Any) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
         patch.setattr(Book, "close", die)
         with pytest.raises(KeyboardInterrupt):
             promote(settings, to("2"))
     assert (held(client), history(settings, "rec")[-1].outcome) == ("2", "started")
+    with pytest.raises(Refusal, match="is moving rec@champion at this moment"):  # it may be alive
+        rollback(settings, "rec", "champion")
+    monkeypatch.setattr(moving, "LIVE_SECONDS", 0.0)
+    if refused_since:
+        rec()
+        gated(settings, "size_mb: 0.1")
+        with pytest.raises(Refusal, match=r"size \(MB\)"):
+            promote(settings, to("3"))
+    assert rollback(settings, "rec", "champion").version == held(client) == "1"
+
+
+def test_a_promotion_that_died_before_the_move_is_nothing_to_go_back_from(
+    settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in "123":
+        rec()
+        if version != "3":
+            promote(settings, to(version))
+    with monkeypatch.context() as patch:
+        patch.setattr(type(client), "set_registered_model_alias", die)
+        with pytest.raises(KeyboardInterrupt):
+            promote(settings, to("3"))
+    monkeypatch.setattr(moving, "LIVE_SECONDS", 0.0)
     assert rollback(settings, "rec", "champion").version == held(client) == "1"
 
 
@@ -368,6 +480,30 @@ def test_an_event_of_another_format(settings: Settings, client: Any, rec: Callab
     client.set_tag(event.id, "orchestrator.event", json.dumps({**event.to_json(), "format": 2}))
     with pytest.raises(UserError, match="an event of another format: got 2; allowed: 1"):
         rollback(settings, "rec", "champion")
+
+
+# The clean process
+
+
+def test_what_a_dying_model_says_is_told_in_a_line_and_what_it_leaves_running_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = tmp_path / "probe.py"
+    probe.write_text(
+        "import os, subprocess, sys\n"
+        "subprocess.Popen(['sleep', '8'])\n"  # it has our standard error
+        "sys.stderr.write('x' * 5_000_000 + ' the end\\n')\n"
+        "sys.stderr.flush()\n"
+        "os._exit(7)\n"
+    )
+    monkeypatch.setattr(cleanroom, "PROBE", probe)
+    began = time.monotonic()
+    with pytest.raises(
+        cleanroom.Unusable, match=r"it ends the process that loads it: exit code 7, x+ the end$"
+    ) as found:
+        cleanroom.measure(tmp_path)
+    assert len(str(found.value)) < 400
+    assert time.monotonic() - began < 7
 
 
 # The evidence of a version

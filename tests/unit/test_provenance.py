@@ -242,6 +242,23 @@ def test_a_job_has_its_clients_code(repository: Path, tmp_path: Path, monkeypatc
     assert provenance.sources() == ()  # a shell that inherited it runs no job
 
 
+def test_a_clusters_checkout_and_its_clients_are_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two repositories of one name, each with its difference."""
+    clients = Source("orchestrator", "1" * 40, diff="diff --git a/x b/x\n+client\n")
+    clusters = Source("orchestrator", "2" * 40, diff="diff --git a/x b/x\n+cluster\n")
+    project = Source("project", "3" * 40)
+    monkeypatch.setenv(provenance.CARRIED, pack([project, clients], provenance.CARRIED_BYTES))
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    monkeypatch.setattr(provenance, "capture", lambda *where: (clusters,))
+    provenance.write(tmp_path, {"experiment": {}}, provenance.sources())
+    told = json.loads((tmp_path / "environment.json").read_text())["sources"]
+    assert [(source["name"], source["commit"][0]) for source in told] == [
+        ("project", "3"), ("orchestrator", "1"), ("cluster-orchestrator", "2"),
+    ]  # fmt: skip
+    kept = {source["commit"][0]: (tmp_path / source["diff"]).read_text() for source in told if source["diff"]}
+    assert kept == {"1": clients.diff, "2": clusters.diff}
+
+
 def test_what_a_job_carries_fits_into_a_variable() -> None:
     sections = [f"diff --git a/{i}.py b/{i}.py\n+{os.urandom(3000).hex()}\n" for i in range(40)]
     packed = pack([Source("project", "c", diff="".join(sections))], 90_000)
@@ -289,6 +306,12 @@ def test_what_is_resumed_keeps_its_first_record(repository: Path, tmp_path: Path
     assert then == first
     assert again["sources"] == [{"name": "project", "commit": first["sources"][0]["commit"], "dirty": True}]
     assert not (folder / "source.diff").exists()
+
+
+def test_a_sweep_that_is_to_have_more_trials_says_so(tmp_path: Path) -> None:
+    for trials in (4, 6):
+        provenance.write(tmp_path, {"sweep": {"search": {"trials": trials}}}, ())
+        assert json.loads((tmp_path / "sweep.json").read_text()) == {"format": 1, "search": {"trials": trials}}
 
 
 def test_a_sweep_keeps_its_space(tmp_path: Path) -> None:

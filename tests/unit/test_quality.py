@@ -10,22 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workloads.recommender.quality import (
-    PairSet,
     SamplingQuality,
     information,
     roc_auc,
     roc_curve,
     wrong_share,
 )
-
-
-def test_a_pair_set_knows_its_pairs() -> None:
-    held = {(0, 3), (2, 0), (2, 4), (1, 4)}
-    users, items = torch.tensor(sorted(held, reverse=True)).T
-    pairs = PairSet(users, items, n_items=5)
-    every = torch.cartesian_prod(torch.arange(3), torch.arange(5))
-    assert pairs.contains(*every.T).tolist() == [tuple(pair) in held for pair in every.tolist()]
-    assert not PairSet(users[:0], items[:0], n_items=5).contains(*every.T).any()
 
 
 def test_sampling_quality_is_4_27_and_4_28() -> None:

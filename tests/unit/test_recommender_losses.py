@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,17 +14,18 @@ import torch
 from scipy.special import expit, logsumexp
 
 from workloads.contract import Runtime
-from workloads.data import DataError, Interactions
+from workloads.data import DataError, Interactions, load_interactions
 from workloads.losses.contrastive import alpha_from_auc, bcl_weights_at
 from workloads.recommender import workload as module
 from workloads.recommender.batches import batches
 from workloads.recommender.credence import GaussianFactors, credence, prior_log_odds
 from workloads.recommender.params import Params
 from workloads.recommender.prepared import prepare
-from workloads.recommender.reads import LOSSES
+from workloads.recommender.reads import LOSSES, MASKING
 from workloads.recommender.workload import Recommender
 
-RUNTIME = Runtime(device=torch.device("cpu"), data=Path(), seed=3, epochs=2)
+CPU = torch.device("cpu")
+RUNTIME = Runtime(device=CPU, data=Path(), seed=3, epochs=2)
 Array = np.ndarray[Any, Any]
 
 
@@ -37,7 +39,8 @@ def one_thread() -> Iterator[None]:
 
 def build(runtime: Runtime = RUNTIME, **params: Any) -> Recommender:
     """Scores of a trained model's size, so that no loss is where all of them look alike."""
-    workload = Recommender(Params(batch_size=256, dim=8, **params), runtime)
+    batch = {} if params.get("optimizer") == "sgd" else {"batch_size": 256}
+    workload = Recommender(Params(dim=8, **batch, **params), runtime)
     with torch.no_grad():
         workload.model.embedding.mul_(6)
     return workload
@@ -83,6 +86,10 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Array, Array, Array], Array]]] 
             -(0.3 * (i - j[:, 1] - (j[:, 0] - j[:, 1])) + 0.7 * (j[:, 0] - j[:, 1] - (m[:, 0] - m[:, 1])))
         ),
     ),
+    "denoise_truncated_bpr": (
+        {"threshold": 0.8},
+        lambda i, j, m: softplus(j[:, 0] - i) * (softplus(j[:, 0] - i) <= 0.8),
+    ),
     "denoise_reweighted": (
         {"beta": 0.5},
         lambda i, j, m: (expit(i) ** 0.5 * softplus(-i) + expit(-j[:, 0]) ** 0.5 * softplus(j[:, 0])) / 2,
@@ -106,6 +113,52 @@ def test_a_step_by_hand(loss: str, backbone: Any) -> None:
     assert workload.train_epoch(1)["loss"] == pytest.approx(expected.mean(), rel=1e-5)
 
 
+def masked_dcl(i: Array, j: Array, *, beta: float) -> Array:
+    """HCL with τ+ = .1 of a positive and the negatives of one user; β = 0 is DCL."""
+    weights = np.exp(beta * j) / np.exp(beta * j).mean()
+    among = ((weights * np.exp(j)).sum() - len(j) * 0.1 * np.exp(i)) / 0.9
+    return -np.log(np.exp(i) / (np.exp(i) + max(among, len(j) * np.exp(j).min())))
+
+
+IN_BATCH: dict[str, tuple[dict[str, Any], Callable[[Any, Array], Any]]] = {
+    "infonce": ({"temperature": 0.5}, lambda i, j: logsumexp(2 * np.r_[i, j]) - 2 * i),
+    "decoupled": ({}, lambda i, j: logsumexp(j) - i),
+    "dcl": ({"tau": 0.1}, lambda i, j: masked_dcl(i, j, beta=0)),
+    "hcl": ({"tau": 0.1, "beta": 2.0}, lambda i, j: masked_dcl(i, j, beta=2)),
+    "bcl": ({"tau": 0.1, "alpha": 0.9, "beta": 0.7}, lambda i, j: bcl(np.array([i]), j[None], j[None])[0]),
+}
+
+
+@pytest.mark.parametrize("backbone", ["mf", "lightgcn"])
+@pytest.mark.parametrize("loss", sorted(IN_BATCH))
+def test_the_negatives_of_a_batch_by_hand(loss: str, backbone: Any) -> None:
+    """E-6.N: each user against the batch's items, as often as they are there, without those that it has in training."""
+    params, formula = IN_BATCH[loss]
+    workload = build(replace(RUNTIME, steps_per_epoch=1), loss=loss, sampler="in_batch", backbone=backbone, **params)
+    data, table = workload.data, workload.model.embeddings().detach().double().numpy().copy()
+    (batch,) = batches(data, workload.draws, 256, workload.runtime, 1)
+    users, items = batch.nodes.numpy()
+    owned = {(user, item + data.n_users) for user, item in zip(data.train.users.tolist(), data.train.items.tolist())}
+    losses, false = [], []
+    for user, item in zip(users, items):
+        others = [other for other in items if (user, other) not in owned]
+        losses.append(formula(table[user] @ table[item], table[others] @ table[user]))
+        false += [bool(data.truth[user, other - data.n_users]) for other in others]  # type: ignore[index]
+    found = workload.train_epoch(1)
+    assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+    assert found["fnr"] == pytest.approx(np.mean(false))
+
+
+def test_a_user_who_has_all_of_a_batch_has_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = prepare(Interactions(2, 3, np.array([(0, 0), (0, 1), (1, 2)], np.int32), np.array([(1, 1)])), 0, False, CPU)
+    monkeypatch.setattr(module, "prepared", lambda *_: data)
+    for loss in IN_BATCH:
+        params = Params(loss=loss, sampler="in_batch", dim=4, batch_size=1)
+        workload = Recommender(params, replace(RUNTIME, holdout=False))
+        assert workload.train_epoch(1)["loss"] == 0
+        assert torch.isfinite(workload.model.embedding).all()
+
+
 def test_truncation_drops_more_with_each_step() -> None:
     workload = build(replace(RUNTIME, steps_per_epoch=1), loss="denoise_truncated", drop_rate=0.4, drop_steps=2)
     for step in range(3):
@@ -124,15 +177,18 @@ def test_a_batch_that_is_ranked_can_not_be_split(runtime: dict[str, int]) -> Non
         build(replace(RUNTIME, **runtime), loss="denoise_truncated")
 
 
+@pytest.mark.parametrize("prior_var", [0.6, "fitted"])
 @pytest.mark.parametrize("form", ["mean1", "thesis", "bayes"])
-def test_bprac_weighs_interactions_by_their_credence(form: Any) -> None:
-    workload = build(replace(RUNTIME, steps_per_epoch=1), loss="bprac", credence=form)
+def test_bprac_weighs_interactions_by_their_credence(form: Any, prior_var: Any) -> None:
+    workload = build(replace(RUNTIME, steps_per_epoch=1), loss="bprac", credence=form, prior_var=prior_var)
     data, table = workload.data, workload.model.embedding.detach().double().clone()
     (batch,) = batches(data, workload.draws, 256, workload.runtime, 1)
     users, items = data.pairs
     scores = (table[users] * table[items]).sum(1)
     odds = prior_log_odds(data.popularity)[items - data.n_users]
-    weights = credence(scores, odds, GaussianFactors(8, 0.6), form)
+    sides = table[: data.n_users], table[data.n_users :]
+    distribution = GaussianFactors.fitted(*sides) if prior_var == "fitted" else GaussianFactors(8, 0.6)
+    weights = credence(scores, odds, distribution, form)
     user, item, negative = (table[row] for row in batch.nodes)
     losses = torch.nn.functional.softplus((user * negative).sum(1) - (user * item).sum(1))
     found = workload.train_epoch(1)
@@ -184,6 +240,44 @@ def test_sampling_quality_by_hand(sampler: Any) -> None:
     assert found["inf"] == pytest.approx(np.where(liked, -info, info).mean(), rel=1e-4)
 
 
+@pytest.mark.parametrize("given", [{}, {"loss": "infonce", "negatives": 3}, {"sampler": "dns"}, {"optimizer": "sgd"}])
+def test_false_negatives_by_the_planted_truth(given: dict[str, Any]) -> None:
+    """Reported without being asked for; with quality told by the same truth it is what TNR leaves."""
+    if given.get("optimizer"):
+        pytest.importorskip("numba")
+    workload, unasked = build(quality=True, truth="planted", **given), build(**given)
+    for epoch in (1, 2):
+        found = workload.train_epoch(epoch)
+        assert found["fnr"] == pytest.approx(1 - found["tnr"])
+        assert 0.02 < found["fnr"] < 0.5
+        assert unasked.train_epoch(epoch)["fnr"] == found["fnr"]
+        assert found["fpr"] == 0
+
+
+def test_false_positives_by_the_weight_that_they_carry() -> None:
+    """Injected noise, a sixth of what is trained on; the credence of BPRAC gives it less."""
+    plain = build(dataset_noise=0.2, lr=0.02)
+    weighing = build(dataset_noise=0.2, lr=0.02, loss="bprac", credence="thesis")
+    data = load_interactions("synthetic", Path(), "official", 0.2)
+    assert data.truth is not None
+    users, items = plain.data.pairs[0].numpy(), plain.data.pairs[1].numpy() - data.n_users
+    expected = (~data.truth[users, items]).mean()
+    assert expected == pytest.approx(1 / 6, abs=0.01)
+    for epoch in (1, 2, 3):
+        assert plain.train_epoch(epoch)["fpr"] == pytest.approx(expected)
+        assert weighing.train_epoch(epoch)["fpr"] < 0.9 * expected
+
+
+@pytest.mark.data
+def test_nothing_is_told_where_nothing_is_known() -> None:
+    root = Path(os.environ.get("ORCHESTRATOR_DATA", ""))
+    if not (root / "ml-100k").is_dir():
+        pytest.skip("ORCHESTRATOR_DATA holds no ml-100k")
+    assert set(build(replace(RUNTIME, data=root, steps_per_epoch=1), dataset="ml-100k").train_epoch(1)) == {"loss"}
+    noisy = build(replace(RUNTIME, data=root, steps_per_epoch=1), dataset="ml-100k", dataset_noise=0.25)
+    assert noisy.train_epoch(1)["fpr"] == pytest.approx(0.2, abs=0.01)
+
+
 def test_a_refit_has_no_validation_part_to_tell_by() -> None:
     assert "tnr" not in build(replace(RUNTIME, holdout=False), quality=True).train_epoch(1)
     assert "tnr" in build(replace(RUNTIME, holdout=False), quality=True, truth="test").train_epoch(1)
@@ -228,9 +322,12 @@ def test_nothing_at_the_limits_is_nan(loss: str, monkeypatch: pytest.MonkeyPatch
     samplers: tuple[dict[str, Any], ...] = (
         {}, {"sampler": "dns", "candidates": 100}, {"sampler": "bns", "candidates": 100, "bns_prior": "users"},
         {"sampler": "srns", "srns_memory": 20}, {"sampler": "popularity"}, {"sampler": "aobpr", "aobpr_lambda": 1e-3},
+        {"sampler": "in_batch"},
     )  # fmt: skip
     for given in limits(loss):
         for sampler in samplers:
+            if sampler == {"sampler": "in_batch"} and (loss not in MASKING or "negatives" in given):
+                continue
             params = Params(loss=loss, dim=4, batch_size=4, lr=0.1, **given, **sampler)
             workload = Recommender(params, replace(RUNTIME, holdout=False))
             metrics = [workload.train_epoch(epoch) for epoch in (1, 2)] + [workload.evaluate("test").metrics]
@@ -252,3 +349,4 @@ def test_sequential_sgd_learns() -> None:
         workload.train_epoch(epoch)
     assert workload.evaluate("test").metrics["ndcg_at_20"] > 3 * before
     assert workload.pack_shape() is None
+    assert set(workload.state_dict()) == {"embedding"}

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import UNAVAILABLE, USAGE, UserError
-from orchestrator.storage import records
+from orchestrator.storage import disk, records
 from orchestrator.storage.records import RunFolder
 
 
@@ -120,6 +120,58 @@ def test_an_old_stop_does_not_stop_the_next_driver(tmp_path: Path) -> None:
     assert not folder.stop_file.exists()
 
 
+def test_a_folder_that_can_not_be_written_is_a_sentence_and_not_held(tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    folder.release("interrupted", 130)
+    lock = folder.path / "lock"
+    lock.unlink()
+    lock.mkdir()  # what rights do to others, it does to root too
+    message = f"The folder {folder.path} can not be written: got Is a directory"
+    with pytest.raises(UserError, match=message) as caught:
+        folder.hold()
+    assert caught.value.code == UNAVAILABLE
+
+
+def test_a_hold_that_fails_half_way_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = create(tmp_path)
+    folder.release("interrupted", 130)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        with pytest.raises(UserError, match="can not be written: got No space left on device"):
+            records.find(tmp_path, folder.id).hold()
+    assert records.find(tmp_path, folder.id).status() == "interrupted"
+    records.find(tmp_path, folder.id).hold()
+
+
+def test_a_release_that_can_not_be_written_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = create(tmp_path)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        with pytest.raises(OSError, match="No space"):
+            folder.release("finished", 0)
+    assert records.find(tmp_path, folder.id).status() == "lost"
+
+
+def test_a_stop_that_can_not_be_written_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = create(tmp_path)
+
+    def denied(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "touch", denied)
+    with pytest.raises(UserError, match="can not be written: got Permission denied") as caught:
+        folder.stop()
+    assert caught.value.code == UNAVAILABLE
+
+
 def test_a_killed_writer_leaves_the_old_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = create(tmp_path)
 
@@ -211,9 +263,9 @@ def test_a_damaged_record_stands_in_the_way_of_no_other(tmp_path: Path) -> None:
 )
 def test_half_a_line_is_cut_off(content: str, kept: str, tmp_path: Path) -> None:
     (tmp_path / "journal").write_text(content)
-    records.drop_half_line(tmp_path / "journal")
+    disk.drop_half_line(tmp_path / "journal")
     assert (tmp_path / "journal").read_text() == kept
-    records.drop_half_line(tmp_path / "none")
+    disk.drop_half_line(tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
@@ -221,11 +273,11 @@ def test_half_a_line_is_cut_off(content: str, kept: str, tmp_path: Path) -> None
 
 
 def test_a_storage_that_can_be_written(tmp_path: Path) -> None:
-    records.check_writable(tmp_path / "new" / "storage")
+    disk.check_writable(tmp_path / "new" / "storage")
     assert list((tmp_path / "new" / "storage").iterdir()) == []
 
 
-@pytest.mark.parametrize("ask", [records.check_writable, create])
+@pytest.mark.parametrize("ask", [disk.check_writable, create])
 @pytest.mark.parametrize("below", ["file", "file/deep/storage"])
 def test_a_storage_that_can_not_be_written(ask: Callable[[Path], Any], below: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")

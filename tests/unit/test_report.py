@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
+from orchestrator import look
 from orchestrator.engine import Row
 from orchestrator.results import comparison, curves, figures, listing, pages, plots, report, trials
 from orchestrator.results.curves import CURVES, Curves
@@ -102,7 +103,7 @@ def test_what_users_wrote_is_text(tmp_path: Path) -> None:
     assert "img" not in read.names()
     assert any("alert(1)" in text for text in read.texts["td"])
     figure = plots.importance({evil[:20]: 0.5, "lr": 0.5}, evil)
-    assert "script" not in Reader(plots.svg(figure, evil)).names()
+    assert "script" not in Reader(look.svg(figure, evil)).names()
 
 
 def test_too_few_trials_are_said_to_be(tmp_path: Path) -> None:

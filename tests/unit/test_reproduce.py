@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator import preflight
-from orchestrator.errors import USAGE, UserError
+from orchestrator.errors import DONE, USAGE, UserError
 from orchestrator.provenance import machine
 from orchestrator.provenance import record as provenance
 from orchestrator.provenance.source import Source
@@ -18,6 +20,7 @@ from orchestrator.reproduction import differences
 from orchestrator.reproduction.differences import Difference
 from orchestrator.reproduction.recorded import Recorded
 from orchestrator.reproduction.reproduce import Compared, compare, overall
+from orchestrator.reproduction.script import commands
 from orchestrator.settings import Settings, resolve
 from orchestrator.spec import ExperimentSpec, Resources
 
@@ -72,6 +75,19 @@ def test_another_machine(known: Recorded, settings: Settings, monkeypatch: pytes
         "cluster": ("1 x 64 CPU", f"1 x {here['cpus']} CPU"),
         "variable OMP_NUM_THREADS": ("1", "7"),
     }
+
+
+def test_a_gpu_is_the_same_under_each_of_its_names(
+    known: Recorded, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray calls an ``NVIDIA H100 80GB HBM3`` H100."""
+    here = {**machine.this(), "gpus": ["NVIDIA H100 80GB HBM3"] * 2}
+    monkeypatch.setattr(machine, "this", lambda: here)
+    monkeypatch.setattr(differences, "this_machine", lambda: [{"CPU": 8.0, "GPU": 2.0}])
+    for kind, now in (("H100", None), ("A100", "1 x 8 CPU, 2 GPU NVIDIA H100 80GB HBM3")):
+        nodes = [{"CPU": 8.0, "GPU": 2.0, "gpus": [kind]}]
+        told = seen(changed(known, machine=here, cluster={"nodes": nodes}), settings)
+        assert (told["cluster"].now if told else None) == now
 
 
 def test_other_code(known: Recorded, settings: Settings) -> None:
@@ -152,3 +168,82 @@ def test_metrics_side_by_side() -> None:
     assert overall(compare(then, {}, 1)) == "different"
     assert overall(compare({"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 1.0005}, 1e-3)) == "within tolerance"
     assert overall(compare({}, {"a": 1.0}, 0)) == "nothing to compare"
+    assert overall(compare({"a": 1e-12}, {"a": 2e-12}, 1e-3)) == "different"
+
+
+# The script
+
+STUBS = {"python3.11": "mkdir -p $3/bin; : > $3/bin/activate", "pip": "", "orchestrator": ""}
+
+
+def repository(folder: Path) -> str:
+    """A repository with one file; gives its commit."""
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    folder.mkdir()
+    (folder / "train.py").write_text("lr = 1\n")
+    for words in (["init", "-q"], ["add", "."], [*identity, "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", *words], cwd=folder, check=True)
+    return subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=folder, text=True).strip()
+
+
+@pytest.fixture
+def scripted(known: Recorded, settings: Settings, tmp_path: Path) -> Callable[..., tuple[Path, str, int]]:
+    """Runs the script of a record with stubs for what takes long; gives its folder, what the stubs heard, its code."""
+    (tmp_path / "stubs").mkdir()
+    for name, body in STUBS.items():
+        (tmp_path / "stubs" / name).write_text(
+            f'#!/bin/sh\necho "$(basename "$PWD"): {name} $@" >> {tmp_path}/said\n{body}\n'
+        )
+        (tmp_path / "stubs" / name).chmod(0o755)
+
+    def run(**environment: Any) -> tuple[Path, str, int]:
+        asked = {"python": "3.11.9", "packages": {"torch": "2.9.0+cu128"}, "variables": {"OMP_NUM_THREADS": "3 4"}}
+        lines = commands(changed(replace(known, id="it's; 1"), **asked, **environment), settings)
+        there = tmp_path / "there"
+        there.mkdir()
+        environ = {"PATH": f"{tmp_path / 'stubs'}:{os.environ['PATH']}"}
+        done = subprocess.run(["sh"], input="\n".join(lines), text=True, cwd=there, env=environ, capture_output=True)
+        said = (tmp_path / "said").read_text() if (tmp_path / "said").exists() else done.stderr
+        return there / "reproduced-it-s--1", said, done.returncode
+
+    return run
+
+
+def test_the_script_brings_back_code_and_environment_and_runs(
+    scripted: Callable[..., tuple[Path, str, int]], known: Recorded, tmp_path: Path
+) -> None:
+    commit = repository(tmp_path / "a b.git")
+    with (tmp_path / "a b.git" / "train.py").open("a") as file:
+        file.write("lr = 2\n")
+    difference = subprocess.check_output(["git", "diff"], cwd=tmp_path / "a b.git")
+    (known.files / "source.diff").write_bytes(difference)
+    source = {"name": "my project", "commit": commit, "url": str(tmp_path / "a b.git"), "diff": "source.diff"}
+    folder, said, code = scripted(sources=[source | {"left_out": ["x\nexit 7"]}])
+    assert code == DONE
+    assert (folder / "my project" / "train.py").read_text() == "lr = 1\nlr = 2\n"
+    assert said.splitlines() == [
+        "reproduced-it-s--1: python3.11 -m venv environment",
+        "reproduced-it-s--1: pip install torch==2.9.0",
+        "my project: orchestrator reproduce run it's; 1",
+    ]
+
+
+def test_our_own_checkout_is_installed(scripted: Callable[..., tuple[Path, str, int]], tmp_path: Path) -> None:
+    commit = repository(tmp_path / "ours")
+    source = {"name": "orchestrator", "commit": commit, "url": str(tmp_path / "ours"), "diff": None, "left_out": []}
+    _, said, code = scripted(sources=[source])
+    assert (code, said.splitlines()[1]) == (DONE, "reproduced-it-s--1: pip install torch==2.9.0 -e ./orchestrator")
+
+
+def test_a_repository_without_an_address_is_asked_for(scripted: Callable[..., tuple[Path, str, int]]) -> None:
+    source = {"name": "my project", "commit": "c0ffee", "url": None, "diff": None, "left_out": []}
+    folder, said, code = scripted(sources=[source])
+    assert code != DONE
+    assert "CLONE_OF_MY_PROJECT: name a clone of the repository in this variable" in said
+    assert list(folder.iterdir()) == []
+
+
+def test_places_named_on_the_command_line_are_named_again(known: Recorded, tmp_path: Path) -> None:
+    settings = resolve({"storage": str(tmp_path / "my runs"), "tracking": "http://host:5000"})
+    words = f"orchestrator reproduce run toy-1 --tracking=http://host:5000 '--storage={tmp_path}/my runs'"
+    assert commands(known, settings)[-1] == words

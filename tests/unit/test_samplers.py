@@ -226,6 +226,8 @@ def test_variants_of_bns(world: Any) -> None:
 
     liked = oracle_prior(lambda users, items: items > users)
     assert liked(torch.tensor([1, 2]), torch.tensor([[0, 3]])).tolist() == [pytest.approx([0.04, 0.64])]
+    other = oracle_prior(lambda users, items: items > users, item_prior(torch.tensor([0.3, 0.2, 0.1, 0.0])))
+    assert other(torch.tensor([1, 2]), torch.tensor([[0, 3]])).tolist() == [pytest.approx([0.3, 0.64])]
 
 
 def test_srns_is_score_and_spread(world: Any) -> None:

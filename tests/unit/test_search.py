@@ -42,7 +42,7 @@ def test_every_end_counts(tmp_path: Path) -> None:
 
 
 def test_the_number_is_exact_over_any_restarts(tmp_path: Path) -> None:
-    seen: list[tuple[int, bool]] = []
+    seen: list[int] = []
     while True:
         running = study(tmp_path)  # the process before this one has died
         started: list[Trial] = []
@@ -50,12 +50,9 @@ def test_the_number_is_exact_over_any_restarts(tmp_path: Path) -> None:
             started.append(trial)
         if not started:
             break
-        seen += [(trial.number, trial.resumed) for trial in started]
+        seen += [trial.number for trial in started]
         complete(running, started[0].number, 1.0)
-    assert [number for number, resumed in seen if not resumed] == [0, 1, 2, 3, 4, 5]
-    # Each restart takes up first what the last one left running.
-    assert seen == [(0, False), (1, False), (1, True), (2, False), (2, True), (3, False), (3, True), (4, False),
-                    (4, True), (5, False), (5, True)]  # fmt: skip
+    assert seen == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5], "each restart takes up first what the last one left running"
     assert states(running) == ["COMPLETE"] * 6
 
 
@@ -65,7 +62,7 @@ def test_what_was_interrupted_comes_first_and_with_the_same_parameters(tmp_path:
     complete(first, 1, 0.5)
     second = study(tmp_path)
     again = [begin(second) for _ in range(3)]
-    assert [(trial.number, trial.resumed) for trial in again] == [(0, True), (2, True), (3, False)]
+    assert [trial.number for trial in again] == [0, 2, 3]
     assert [trial.params for trial in again[:2]] == [asked[0].params, asked[2].params]
 
 
@@ -120,7 +117,7 @@ def test_a_trial_that_died_while_it_was_asked_for_is_taken_up(
         dying.next()
     again = study(folder)
     trial = begin(again)
-    assert (trial.number, trial.resumed) == (0, True)
+    assert trial.number == 0
     if reached == "ask":
         assert trial.params == whole
     assert trial.params["kind"] == whole["kind"]
@@ -258,10 +255,7 @@ def test_a_failed_trial_is_tried_again_once_with_its_parameters_and_seed(tmp_pat
     assert second.retry_failed() == 0, "they wait already"
     assert (second.target, second.exhausted()) == (5, False)
     again = [begin(second), begin(second)]
-    assert [(t.number, t.origin, t.params, t.resumed) for t in again] == [
-        (3, 1, asked[1].params, False),
-        (4, 2, asked[2].params, False),
-    ]
+    assert [(t.number, t.origin, t.params) for t in again] == [(3, 1, asked[1].params), (4, 2, asked[2].params)]
     assert second.next() is None
     assert [t.number for t in second.failed()] == []
     complete(second, 3, 0.1)
@@ -304,7 +298,7 @@ def test_without_fresh_ones_only_what_was_begun_goes_on(tmp_path: Path) -> None:
     assert second.exhausted(fresh=False) is False
     left = second.next(fresh=False)
     assert left is not None
-    assert (left.number, left.resumed) == (0, True)
+    assert left.number == 0
     assert second.next(fresh=False) is None
 
 

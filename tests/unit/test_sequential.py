@@ -27,7 +27,7 @@ from workloads.seeding import derive
 
 DRAWN = 20_000
 EVERY_SAMPLER = ("uniform", "popularity", "aobpr", "dns", "bns", "bns_posterior", "bns_oracle")
-EVERY_LOSS = ("bpr", "bce", "denoise_truncated", "denoise_reweighted", "gbpr", "mpr")
+EVERY_LOSS = ("bpr", "bce", "denoise_truncated_bpr", "denoise_reweighted", "gbpr", "mpr")
 
 
 def csr(lists: list[list[int]]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -183,14 +183,15 @@ def test_ranks_break_ties_by_index_and_skip_the_observed() -> None:
     assert [choice.ranked(scores.copy(), observed, 0, place) for place in range(37)] == expected
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_dns_is_the_best_of_so_many(count: int) -> None:
+@pytest.mark.parametrize("count", [1, 2, 5, 50])
+def test_dns_is_the_best_of_so_many_different_items(count: int) -> None:
+    """E-4.30: every set of candidates alike, none twice; with more asked for than there are, all of them."""
     shares, table = frequencies([[1, 4, 8]], 10, {"sampler": "dns", "candidates": count})
     scores = scores_of(table)
     order = sorted(LEFT, key=lambda item: -scores[item])
-    n, r = len(order), np.arange(1, 8)
+    n, size = len(order), min(count, len(order))
     expected = np.zeros(10)
-    expected[order] = ((n - r + 1) ** count - (n - r) ** count) / n**count
+    expected[order] = [math.comb(n - rank, size - 1) / math.comb(n, size) for rank in range(1, n + 1)]
     agrees(shares, expected)
 
 
@@ -255,11 +256,46 @@ def test_bns_counts_the_unobserved_only_and_uses_the_groups_prior() -> None:
     np.testing.assert_array_equal(tn, expected)
 
 
-def test_the_oracle_avoids_the_truth() -> None:
-    """Table 4.5: .64 for false negatives, .04 for the others."""
+def test_places_of_all_scores_at_once() -> None:
+    """The radix sort of many candidates against the comparison of all pairs, with ties, zeros and infinities."""
+    source = np.random.default_rng(0)
+    for scores in (
+        source.normal(size=700),
+        source.integers(-3, 4, 50) / 4,
+        np.array([0.5]),
+        source.normal(size=9) * 1e30,
+    ):
+        given = scores.astype(np.float32)
+        given[:1], given[-2:-1] = np.inf, -0.0
+        counts, scratch = np.empty(len(given), np.float32), [np.empty(len(given), np.int32) for _ in range(2)]
+        choice._all_no_higher(given, counts, *scratch)
+        np.testing.assert_array_equal(counts, (given[:, None] >= given).sum(1))
+
+
+def test_bns_with_every_item_as_a_candidate() -> None:
+    """So many candidates that their places come from a sort; one answer for each positive."""
+    n_items, positives = 400, [3, 77, 399]
+    prior = np.random.default_rng(1).uniform(0.001, 0.1, n_items).astype(np.float32)
+    settings = Settings(lr=0.0, sampler="bns", candidates=n_items)
+    left = [item for item in range(n_items) if item not in positives]
+    _, table = model([positives], n_items, settings, prior=prior[None])
+    scores = scores_of(table)
+    chosen = {
+        chosen_by_bns(scores, item, left, tuple(left), prior.astype(np.float64), 5.0, False) for item in positives
+    }
+    for liked in (chosen, set(left) - chosen):
+        trained, _ = model([positives], n_items, settings, prior=prior[None], truth=[sorted(liked)])
+        assert trained.train_epoch(1)["tnr"] == float(liked != chosen)
+
+
+@pytest.mark.parametrize("other", [None, 0.001])
+def test_the_oracle_avoids_the_truth(other: float | None) -> None:
+    """Table 4.5: .64 for false negatives, .04 or what is given for the others."""
     lists, truth = [[4]], [[0, 2, 7]]
-    trained, table = model(lists, 10, Settings(lr=0.0, sampler="bns_oracle", candidates=10), truth=truth)
-    prior = np.full(10, 0.04)
+    given = None if other is None else np.full((1, 10), other, np.float32)
+    settings = Settings(lr=0.0, sampler="bns_oracle", candidates=10)
+    trained, table = model(lists, 10, settings, truth=truth, prior=given)
+    prior = np.full(10, 0.04 if other is None else np.float32(other))
     prior[truth[0]] = 0.64
     left = [item for item in range(10) if item != 4]
     chosen = chosen_by_bns(scores_of(table), 4, left, tuple(left), prior, 5.0, False)
@@ -271,14 +307,14 @@ def test_the_oracle_avoids_the_truth() -> None:
 
 
 def test_candidates_without_repetition_are_every_subset_alike() -> None:
-    """Both ways to draw them: a few of many items, and a large part of a few."""
-    for n_items, count in ((12, 2), (6, 3)):
+    """All ways to draw them: a few of many items, a few of a few that are left, and a large part of a few."""
+    for n_items, seen, count in ((12, [1], 2), (300, range(292), 2), (6, [1], 3)):
         proposal = draws.Proposal(draws.UNIFORM, count, True, np.zeros(0), *draws.alias_tables(np.zeros(0)), 1.0)
-        observed = draws.pairs(*csr([[1]]), n_items)
+        observed = draws.pairs(*csr([list(seen)]), n_items)
         out, counts = np.empty((DRAWN, count), np.int32), np.empty(DRAWN, np.int64)
         draws.propose(proposal, observed, np.zeros(DRAWN, np.int32), n_items, np.uint64(9), 0, out, counts)
         assert (counts == count).all()
-        sets = list(combinations([item for item in range(n_items) if item != 1], count))
+        sets = list(combinations([item for item in range(n_items) if item not in seen], count))
         found = [tuple(row) for row in np.sort(out, axis=1).tolist()]
         agrees(np.array([found.count(one) / DRAWN for one in sets]), np.full(len(sets), 1 / len(sets)))
 

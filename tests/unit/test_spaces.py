@@ -47,7 +47,7 @@ def ask(fixed: dict[str, Any], space: spaces.Space = space) -> tuple[dict[str, A
 def test_every_preset_of_every_workload_gives_valid_parameters(workload: str) -> None:
     presets = spaces.presets(workload)
     assert "space" in presets
-    assert all(presets.values()), "a preset says in a line what it searches"
+    assert all(preset.__doc__ for preset in presets.values()), "a preset says what it searches"
     for name in presets:
         assert spaces.probe(spaces.load(workload, name), {}, catalog()[workload].load_params(), seed=0)
 
@@ -58,7 +58,6 @@ def test_an_unknown_preset_gets_the_nearest() -> None:
 
 def test_a_workload_without_presets() -> None:
     refused(lambda: spaces.load("toy", "space"), "toy has no search space of its own", "--space file.py:function")
-    assert spaces.presets("toy") == {}
 
 
 # Files

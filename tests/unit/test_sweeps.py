@@ -11,10 +11,11 @@ from statistics import fmean, stdev
 from typing import Any
 
 import pytest
+import torch
 
 from orchestrator import request, sweeps
 from orchestrator.console import Console
-from orchestrator.errors import DONE, FAILED, PARTIAL, USAGE, Interrupted, RunFailed, UserError
+from orchestrator.errors import DONE, PARTIAL, USAGE, Interrupted, RunFailed, UserError
 from orchestrator.interrupts import Interrupts
 from orchestrator.placement.ledger import Ledger
 from orchestrator.provenance import record as provenance
@@ -255,15 +256,52 @@ def test_another_objective_selects_other_epochs(sweep: Sweep) -> None:
     assert {row["best_epoch"] for row in rows(sweep(objective="x:min", trials=2))} == {4}
 
 
-def test_an_objective_that_no_trial_reports(sweep: Sweep, settings: Settings) -> None:
+@pytest.mark.parametrize("objective", ["eror:min", "x:max,eror:min"])
+def test_an_objective_that_no_trial_reports_stops_the_sweep_in_its_first_epoch(
+    objective: str, sweep: Sweep, settings: Settings, out: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[int] = []
+    train = Toy.train_epoch
+    monkeypatch.setattr(Toy, "train_epoch", lambda toy, epoch: trained.append(epoch) or train(toy, epoch))
+    refused(
+        lambda: sweep(objective=objective, trials=3, name="s"),
+        "Unknown objective: validation does not report it: got 'eror'; allowed: error, x. Did you mean 'error'?",
+    )
+    assert trained == [1]
+    folder = records.find(settings.storage, "s")
+    assert (folder.status(), folder.record["exit_code"]) == ("failed", USAGE)
+
+
+def test_a_winner_that_fails_in_its_refit_is_told_as_a_failed_run(
+    sweep: Sweep, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = Toy.train_epoch
+
+    def breaks(toy: Toy, epoch: int) -> Any:
+        if not toy.runtime.holdout:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation")
+        return train(toy, epoch)
+
+    monkeypatch.setattr(Toy, "train_epoch", breaks)
     with pytest.raises(RunFailed) as caught:
-        sweep(objective="eror:min", trials=3, name="s")
-    message = str(caught.value)
-    assert caught.value.code == FAILED
-    assert "no trial ran to its end; 3 of 3: " in message
-    assert "got 'eror'; allowed: error, x. Did you mean 'error'?" in message
-    assert str(settings.storage / "s" / "log.txt") in message
-    assert records.find(settings.storage, "s").status() == "failed"
+        sweep(trials=2, name="s")
+    log = settings.storage / "s" / "log.txt"
+    assert str(caught.value) == (
+        "s failed: it does not fit into its share of the GPU's memory (--gpus-per-worker, batch_size): "
+        f"CUDA out of memory. Tried to allocate 2.00 GiB. (log: {log})"
+    )
+    assert "breaks" in log.read_text(), "the traceback is there"
+
+
+def test_who_is_unbeaten_is_said_in_the_table(sweep: Sweep, out: io.StringIO) -> None:
+    result = sweep(objective="x:max,error", trials=6)
+    found = rows(result)
+    unbeaten = sum(
+        not any(o["values"][0] >= r["values"][0] and o["values"][1] <= r["values"][1] and o["values"] != r["values"]
+                for o in found)
+        for r in found
+    )  # fmt: skip
+    assert sum(line.split().count("front") for line in out.getvalue().splitlines()) == unbeaten
 
 
 def test_an_objective_that_a_run_does_not_report(settings: Settings, out: io.StringIO) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -9,10 +10,11 @@ import sys
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from orchestrator.training import watch
-from orchestrator.training.watch import GIVEN_UP, PROCESS, STACK, Watch
+from orchestrator.training.watch import GIVEN_UP, PROCESS, STACK, START_SECONDS, Watch
 from tests.toy import Clock
 
 
@@ -23,9 +25,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def began(folder: Path) -> None:
+def began(folder: Path, pid: int = 1, allowance: float = 0.0) -> None:
     """The trial's process is there."""
-    (folder / PROCESS).write_text('{"pid": 1, "node": "a"}')
+    about = {"pid": pid, "created": 1.7e9, "node": "a", "allowance": allowance}
+    (folder / PROCESS).write_text(json.dumps(about))
 
 
 def later(clock: Clock, watched: Watch, seconds: float) -> list[int]:
@@ -75,6 +78,38 @@ def test_who_begins_again_has_all_its_time(clock: Clock, tmp_path: Path) -> None
     assert later(clock, watched, 9) == []
 
 
+def test_a_process_that_takes_a_dead_ones_place_has_all_its_time(clock: Clock, tmp_path: Path) -> None:
+    """The dead one had been heard of, and what it left must not be taken for the new one's."""
+    watched = Watch(10)
+    watched.begin(7, tmp_path)
+    began(tmp_path)
+    watched.heard(7)
+    clock.sleep(9)
+    watched.lost(7)
+    assert not (tmp_path / PROCESS).exists()
+    assert later(clock, watched, 1000) == [], "it waits for devices"
+    began(tmp_path, pid=2)
+    assert later(clock, watched, 1) == later(clock, watched, 9) == []
+    assert later(clock, watched, 2) == [7]
+    watched.end(7)
+    watched.lost(7)
+    assert (tmp_path / PROCESS).exists(), "given up: it is no longer watched"
+
+
+def test_a_group_has_its_time_to_come_up_and_its_worker_the_trials_own(clock: Clock, tmp_path: Path) -> None:
+    watched = Watch(10)
+    watched.begin(7, tmp_path)
+    began(tmp_path, allowance=START_SECONDS)
+    assert later(clock, watched, 1) == later(clock, watched, START_SECONDS + 9) == []
+    assert later(clock, watched, 2) == [7], "no worker ever came up"
+    watched.begin(7, tmp_path)
+    began(tmp_path, allowance=START_SECONDS)
+    assert later(clock, watched, 1) == []
+    began(tmp_path, pid=2)
+    assert later(clock, watched, 5) == later(clock, watched, 9) == []
+    assert later(clock, watched, 2) == [7]
+
+
 def test_without_a_timeout_nobody_is(clock: Clock, tmp_path: Path) -> None:
     watched = Watch(None)
     watched.begin(7, tmp_path)
@@ -100,9 +135,9 @@ def test_who_was_not_given_up(tmp_path: Path) -> None:
 
 def test_without_a_stack_the_time_is_all_there_is(tmp_path: Path) -> None:
     (tmp_path / GIVEN_UP).write_text("no report for 5 s")
-    assert watch.given_up(tmp_path) == "no report for 5 s"
+    assert str(watch.given_up(tmp_path)) == "no report for 5 s"
     (tmp_path / STACK).write_text("")
-    assert watch.given_up(tmp_path) == "no report for 5 s"
+    assert str(watch.given_up(tmp_path)) == "no report for 5 s"
 
 
 def test_the_place_is_the_training_threads(tmp_path: Path) -> None:
@@ -126,8 +161,7 @@ def test_the_place_is_the_training_threads(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code.format(root=root, stack=str(tmp_path / STACK))], check=True)
     assert (tmp_path / STACK).read_text().count("hread 0x") == 3
     (tmp_path / GIVEN_UP).write_text("no report for 5 s")
-    found = watch.given_up(tmp_path)
-    assert found is not None
+    found = str(watch.given_up(tmp_path))
     assert re.fullmatch(r'no report for 5 s; it hung at File "<string>", line 10 in dump', found)
 
 
@@ -141,8 +175,11 @@ def test_a_process_is_asked_for_its_stack_and_killed(tmp_path: Path, clock: Cloc
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
-    killing = threading.Thread(target=watch._kill, args=(process.pid,))
+    created = psutil.Process(process.pid).create_time()
+    watch._kill(process.pid, created - 100)
+    assert process.poll() is None, "its number was another's"
+    killing = threading.Thread(target=watch._kill, args=(process.pid, created))
     killing.start()
     assert process.wait(10) == -signal.SIGKILL
     killing.join()
-    watch._kill(process.pid)  # gone already
+    watch._kill(process.pid, created)  # gone already

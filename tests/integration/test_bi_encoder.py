@@ -1,0 +1,54 @@
+"""The bi-encoder whole: the packaged MiniLM against its own library on real sentences, and a registered model used."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import orchestrator
+from workloads.data.pair_splits import load_pairs
+from workloads.encoders.pooling import cosine, normalised
+from workloads.encoders.sources import folder_of
+from workloads.encoders.text import encode, load_encoder
+from workloads.metrics.correlation import spearman
+
+
+@pytest.mark.data
+def test_minilm_reads_sentences_as_its_own_library_does() -> None:
+    """Vectors of sentence-transformers, and in bf16 the same Spearman on the first pairs of STS-B's dev part."""
+    library = pytest.importorskip("sentence_transformers")
+    dev = load_pairs("stsb", Path(os.environ["ORCHESTRATOR_DATA"])).validation
+    assert dev is not None
+    texts = dev.first[:300] + dev.second[:300]
+    tokenizer, encoder = load_encoder("minilm", max_length=256)
+    found = encode(encoder, tokenizer(texts))
+    expected = library.SentenceTransformer(str(folder_of("minilm")), device="cpu").encode(texts[::10])
+    torch.testing.assert_close(normalised(found[::10]), torch.from_numpy(expected), rtol=0, atol=1e-5)
+
+    encoder.precision = "bf16"
+    scores = torch.from_numpy(dev.scores[:300])
+    exact, rounded = (
+        spearman(cosine(*vectors.split(300)), scores).item() for vectors in (found, encode(encoder, tokenizer(texts)))
+    )
+    assert exact > 0.8
+    assert rounded == pytest.approx(exact, abs=0.002)
+
+
+def test_a_registered_model_embeds_and_compares(home: Path) -> None:
+    trained = orchestrator.run("bi_encoder", epochs=1, batch_size=160, register="pairs")
+    assert trained.metrics["test/spearman"] > 0
+    rows = [{"sentence": "c1w0 c2w0"}, {"sentence1": "c1w0 c2w0", "sentence2": "c1w0 c2w0"}]
+    words = [sys.executable, "-m", "orchestrator", "predict", "pairs@latest", "--input", "-"]
+    lines = "\n".join(map(json.dumps, rows))
+    told = subprocess.run(words, input=lines, capture_output=True, text=True, check=True).stdout
+    vector, pair = map(json.loads, told.splitlines())
+    assert np.shape(vector["vector"]) == (64,)
+    assert pair["similarity"] == pytest.approx(1.0, abs=1e-5)
+    assert (vector["similarity"], pair["vector"]) == (None, None)

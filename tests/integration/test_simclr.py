@@ -1,0 +1,120 @@
+"""An image encoder as a user has it: trained by a command, registered, and asked about files of images."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from orchestrator.errors import UserError
+from orchestrator.registry import models, prediction, serving
+from orchestrator.results import comparison
+from orchestrator.settings import Settings, resolve
+from orchestrator.storage import records
+
+
+def orchestrator(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "orchestrator", *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env=os.environ | {"ORCHESTRATOR_HOME": str(home)}
+    )
+
+
+def encoded(image: Image.Image) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, format="PNG")
+    return stream.getvalue()
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run that registered its model as ``shapes``, in a home of its own."""
+
+    home: Path
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    home = tmp_path_factory.mktemp("trained")
+    words = ["dataset_size=16", "loss=bcl", "epochs=2", "eval_probe=always", "--register", "shapes"]
+    done = orchestrator(home, "run", "simclr", *words, "--local", "--json")
+    assert done.returncode == 0, done.stderr
+    return Trained(home, home / "storage" / json.loads(done.stdout.splitlines()[-1])["id"])
+
+
+@pytest.fixture
+def registry(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(trained.home))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
+    return resolve()
+
+
+def test_the_tables_of_the_test_are_kept_and_drawn(trained: Trained, registry: Settings) -> None:
+    names = {f"{name}.{form}" for name in ("scores", "plane") for form in ("parquet", "png")}
+    assert {file.name for file in (trained.folder / "tables").iterdir()} == names
+    logged = models.client(registry)
+    run_id = json.loads((trained.folder / "record.json").read_text())["run_id"]
+    assert {Path(file.path).name for file in logged.list_artifacts(run_id, "tables")} == names
+    page = comparison.report([records.find(registry.storage, trained.folder.name)])
+    assert "<figcaption>scores</figcaption>" in page
+    assert "<figcaption>plane</figcaption>" in page
+
+
+def test_the_signature_says_binary_and_the_example_has_bytes(registry: Settings) -> None:
+    mlflow.set_tracking_uri(registry.tracking)
+    loaded = mlflow.pyfunc.load_model("models:/shapes/1")
+    assert [(column.name, column.type.name) for column in loaded.metadata.signature.inputs] == [("image", "binary")]
+    example = loaded.input_example["image"]
+    assert [Image.open(io.BytesIO(image)).size for image in example] == [(16, 16), (16, 16)]
+    assert len(loaded.predict(loaded.input_example)) == 2
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv", "jsonl"])
+def test_images_in_embeddings_and_classes_out(form: str, trained: Trained, registry: Settings, tmp_path: Path) -> None:
+    """Parquet holds the files' bytes, the forms of text their base64."""
+    picture = Image.fromarray(np.random.default_rng(1).integers(0, 256, (30, 20, 3), dtype=np.uint8))
+    images = [encoded(picture), encoded(picture.convert("L"))]
+    asked, answered = tmp_path / f"images.{form}", tmp_path / "answers.parquet"
+    if form == "parquet":
+        pd.DataFrame({"image": images}).to_parquet(asked)
+    else:
+        texts = pd.DataFrame({"image": [base64.b64encode(image).decode() for image in images]})
+        texts.to_csv(asked, index=False) if form == "csv" else texts.to_json(asked, orient="records", lines=True)
+    prediction.predict(registry, "shapes/1", str(asked), str(answered), {})
+    own = serving.predictor(trained.folder / "model").predict(pd.DataFrame({"image": images}))
+    found = pd.read_parquet(answered)
+    assert list(found) == ["embedding", "label", "probability", "probabilities"]
+    np.testing.assert_allclose(np.stack(found["embedding"]), np.stack(own["embedding"]), rtol=1e-6)
+    assert found["label"].tolist() == own["label"].tolist()
+
+
+def test_a_file_that_is_no_image_is_refused_by_its_row(registry: Settings, tmp_path: Path) -> None:
+    asked = tmp_path / "images.parquet"
+    pd.DataFrame({"image": [b"no image"]}).to_parquet(asked)
+    with pytest.raises(UserError, match=r"shapes/1 refuses rows 1 to 1: row 0 of the input is no image"):
+        prediction.predict(registry, "shapes/1", str(asked), None, {})
+
+
+def test_what_can_not_be_trained_is_said_in_one_sentence(tmp_path: Path) -> None:
+    for word, message in (
+        ("batch_size=1", "batch_size=1 leaves an image no negatives"),
+        ("temperature=0", "temperature"),
+        ("batch_size=4096", "more than the"),
+        ("dataset=ml-100k", "dataset 'ml-100k' holds another kind of data: got interactions; expected images"),
+    ):
+        done = orchestrator(tmp_path, "run", "simclr", "dataset_size=16", word, "--local", "--tracking", "none")
+        assert done.returncode in (1, 2)
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr

@@ -1,0 +1,135 @@
+"""Calibration and abstention metrics against loops, closed forms and the bootstrap's own spread."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from workloads.metrics.calibration import (
+    ABSTAINS,
+    aurc,
+    aurc_influences,
+    bootstrap,
+    brier,
+    coverage_at_risk,
+    ece,
+    nll,
+    reliability,
+    selective_risk,
+    threshold_at_risk,
+)
+
+
+def drawn(n: int, seed: int = 0, ties: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    source = torch.Generator().manual_seed(seed)
+    c = torch.rand(n, generator=source, dtype=torch.float64)
+    if ties:
+        c = (c * 5).round() / 5
+    return c, (torch.rand(n, generator=source, dtype=torch.float64) < c).double()
+
+
+def slow_ece(c: list[float], z: list[float], bins: int) -> float:
+    order = sorted(range(len(c)), key=lambda place: c[place])
+    groups: dict[int, list[int]] = {}
+    for rank, place in enumerate(order):
+        groups.setdefault(rank * bins // len(c), []).append(place)
+    return sum(abs(sum(c[i] - z[i] for i in group)) for group in groups.values()) / len(c)
+
+
+def slow_aurc(c: list[float], z: list[float]) -> float:
+    order = sorted(range(len(c)), key=lambda place: -c[place])
+    risks = [sum(1 - z[i] for i in order[:count]) / count for count in range(1, len(c) + 1)]
+    return sum(risks) / len(risks)
+
+
+def test_nll_and_brier() -> None:
+    c, z = torch.tensor([0.8, 0.8, 0.0, 1.0]), torch.tensor([1.0, 0.0, 1.0, 1.0])
+    assert nll(c, z).tolist() == pytest.approx([-math.log(0.8), -math.log(0.2), -math.log(1e-7), 1e-7], rel=1e-4)
+    assert brier(c, z).tolist() == pytest.approx([0.04, 0.64, 1, 0])
+
+
+@pytest.mark.parametrize("bins", [1, 4, 15])
+def test_ece_has_bins_of_equal_mass(bins: int) -> None:
+    c, z = drawn(101)
+    assert ece(c, z, bins).item() == pytest.approx(slow_ece(c.tolist(), z.tolist(), bins))
+    found = reliability(c, z, bins)
+    assert found.queries.sum() == 101
+    assert found.queries.max() - found.queries.min() <= 1
+    assert (found.confidence.diff() > 0).all()
+
+
+def test_ece_of_fewer_queries_than_bins() -> None:
+    c, z = drawn(3)
+    assert ece(c, z, 15).item() == pytest.approx((c - z).abs().mean().item())
+
+
+def test_ece_of_true_probabilities_falls_with_the_queries() -> None:
+    assert ece(*drawn(100_000)).item() < 0.01
+    assert ece(*drawn(100)).item() > 0.03
+
+
+def test_aurc_is_the_mean_risk() -> None:
+    c, z = drawn(57)
+    assert aurc(c, z).item() == pytest.approx(slow_aurc(c.tolist(), z.tolist()))
+    assert selective_risk(c, z)[-1].item() == pytest.approx(1 - z.mean().item())
+
+
+def test_equal_confidences_count_with_their_mean_in_any_order() -> None:
+    c, z = drawn(60, ties=True)
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(3))
+    for measure in (aurc, ece):
+        assert measure(c[order], z[order]).item() == pytest.approx(measure(c, z).item())
+    assert aurc(torch.full((4,), 0.5), torch.tensor([1.0, 0, 0, 1])).item() == pytest.approx(0.5)
+
+
+def test_measures_take_any_number_of_resamples() -> None:
+    c, z = drawn(40, ties=True)
+    rows = torch.randint(40, (7, 40), generator=torch.Generator().manual_seed(1))
+    for measure in (aurc, ece, lambda c, z: coverage_at_risk(c, z, 0.2)):
+        each = torch.stack([measure(c[row], z[row]) for row in rows])
+        torch.testing.assert_close(measure(c[rows], z[rows]), each)
+
+
+def test_influences_are_the_jackknife_and_spread_as_the_bootstrap_does() -> None:
+    c, z = drawn(300, seed=4)
+    found = aurc_influences(c, z)
+    area = aurc(c, z)
+    assert found.mean().item() == pytest.approx(area.item())
+    kept = [torch.cat([torch.arange(j), torch.arange(j + 1, 300)]) for j in range(300)]
+    left_out = torch.stack([aurc(c[rows], z[rows]) for rows in kept])
+    pseudo = 300 * area - 299 * left_out
+    torch.testing.assert_close(found - found.mean(), pseudo - pseudo.mean(), atol=1e-9, rtol=1e-6)
+    rows = torch.randint(300, (2000, 300), generator=torch.Generator().manual_seed(0))
+    assert (found.std() / 300**0.5).item() == pytest.approx(aurc(c[rows], z[rows]).std().item(), rel=0.1)
+
+
+def test_influences_of_one_query() -> None:
+    assert aurc_influences(torch.tensor([0.3]), torch.tensor([0.0])).tolist() == [1.0]
+
+
+def test_coverage_and_threshold_at_a_risk() -> None:
+    c = torch.tensor([0.9, 0.8, 0.7, 0.6, 0.5])
+    z = torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0])
+    assert coverage_at_risk(c, z, 0.25).item() == pytest.approx(0.8)
+    assert threshold_at_risk(c, z, 0.25) == pytest.approx(0.55)
+    assert coverage_at_risk(c, z, 0.1).item() == pytest.approx(0.4)
+    assert threshold_at_risk(c, z, 0.1) == pytest.approx(0.75)
+    assert threshold_at_risk(c, z, 0.5) == 0.0
+    assert threshold_at_risk(c, 1 - z, 0.1) == ABSTAINS
+    assert coverage_at_risk(c, 1 - z, 0.1).item() == 0
+
+
+def test_equally_confident_queries_are_answered_together_or_not_at_all() -> None:
+    c, z = torch.tensor([0.9, 0.8, 0.8]), torch.tensor([1.0, 1.0, 0.0])
+    assert coverage_at_risk(c, z, 0.2).item() == pytest.approx(1 / 3)
+    assert threshold_at_risk(c, z, 0.2) == pytest.approx(0.85)
+
+
+def test_bootstrap_interval_of_a_mean() -> None:
+    c, z = drawn(400, seed=2)
+    low, high = bootstrap(lambda c, z: brier(c, z).mean(-1), c, z, 2000, torch.Generator().manual_seed(0))
+    centre, error = brier(c, z).mean().item(), brier(c, z).std().item() / 20
+    assert low == pytest.approx(centre - 1.96 * error, abs=0.15 * error)
+    assert high == pytest.approx(centre + 1.96 * error, abs=0.15 * error)

@@ -1,0 +1,90 @@
+"""The image encoders: shapes, stems, initial weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models import resnet18
+
+from workloads.encoders.image import ENCODERS, ImageEncoder, image_encoder
+
+
+def parameters(module: nn.Module) -> int:
+    return sum(tensor.numel() for tensor in module.parameters())
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_features_have_the_stated_width(name: str) -> None:
+    encoder = image_encoder(name, seed=0).eval()  # type: ignore[arg-type]
+    features = encoder(torch.randn(2, 3, 16, 16))
+    assert features.shape == (2, encoder.features)
+    assert torch.isfinite(features).all()
+
+
+def test_widths_are_those_of_the_papers() -> None:
+    assert {name: image_encoder(name, seed=0).features for name in ENCODERS} == {
+        "tiny": 128, "resnet18": 512, "resnet34": 512, "resnet50": 2048,
+    }  # fmt: skip
+
+
+def test_the_imagenet_stem_is_torchvisions_network_without_its_classifier() -> None:
+    encoder, reference = image_encoder("resnet18", "imagenet", seed=0), resnet18()
+    assert parameters(encoder) == parameters(reference) - parameters(reference.fc)
+    reference.load_state_dict(encoder.layers.state_dict(), strict=False)
+    reference.fc = nn.Identity()  # type: ignore[assignment]
+    images = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(encoder.eval()(images), reference.eval()(images))
+
+
+def test_the_cifar_stem_keeps_the_resolution() -> None:
+    encoder = image_encoder("resnet18", "cifar", seed=0)
+    assert stage_one(encoder, torch.randn(1, 3, 32, 32)).shape == (1, 64, 32, 32)
+    assert stage_one(image_encoder("resnet18", "imagenet", seed=0), torch.randn(1, 3, 32, 32)).shape == (1, 64, 8, 8)
+
+
+def test_zero_init_makes_residual_branches_start_at_zero() -> None:
+    last = [module.bn2.weight for module in image_encoder("resnet18", seed=0).modules() if hasattr(module, "bn2")]
+    assert last
+    assert all((weight == 0).all() for weight in last)
+    without = image_encoder("resnet18", seed=0, zero_init=False)
+    assert all((module.bn2.weight == 1).all() for module in without.modules() if hasattr(module, "bn2"))
+
+
+def test_weights_depend_on_the_seed_alone() -> None:
+    torch.manual_seed(1)
+    state = torch.random.get_rng_state()
+    first = image_encoder("resnet18", seed=3)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    torch.manual_seed(2)
+    assert equal(first, image_encoder("resnet18", seed=3))
+    assert not equal(first, image_encoder("resnet18", seed=4))
+
+
+def test_the_stem_is_initialised_as_the_rest() -> None:
+    weight = image_encoder("resnet18", "cifar", seed=0).layers.conv1.weight
+    expected = (2 / (64 * 9)) ** 0.5  # He et al., 2015: by the fan out
+    assert weight.std().item() == pytest.approx(expected, rel=0.1)
+
+
+def test_convolutions_are_channels_last() -> None:
+    encoder = image_encoder("tiny", seed=0)
+    weights = [module.weight for module in encoder.modules() if isinstance(module, nn.Conv2d)]
+    assert len(weights) == 3
+    assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
+
+
+def test_unknown_encoder_names_those_there_are() -> None:
+    with pytest.raises(ValueError, match="unknown encoder 'resnet20'; expected one of tiny, resnet18"):
+        image_encoder("resnet20", seed=0)  # type: ignore[arg-type]
+
+
+def stage_one(encoder: ImageEncoder, images: torch.Tensor) -> torch.Tensor:
+    layers = encoder.layers
+    output: torch.Tensor = layers.layer1(layers.maxpool(layers.relu(layers.bn1(layers.conv1(images)))))
+    return output
+
+
+def equal(first: nn.Module, second: nn.Module) -> bool:
+    pairs = zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    return all(torch.equal(one, other) for one, other in pairs)

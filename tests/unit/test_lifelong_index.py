@@ -1,0 +1,133 @@
+"""The index: append only, memory-mapped, restored to what the checkpoint knows, never mixed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from workloads.data.errors import DataError
+from workloads.encoders.search import exact_topk
+from workloads.lifelong.index import MANIFEST, Index, read_segment
+
+DIM = 4
+
+
+def rows(seed: int, count: int) -> np.ndarray:
+    return np.random.Generator(np.random.PCG64(seed)).standard_normal((count, DIM)).astype(np.float32)
+
+
+def grown(folder: Path | None, sessions: int = 2, compatible: bool = True) -> Index:
+    """Session s has the documents 10 s + 2, 10 s + 1, 10 s."""
+    index = Index("ours", DIM, compatible, folder)
+    for session in range(sessions):
+        index.append(session, np.array([2, 1, 0]) + 10 * session, rows(session, 3))
+    return index
+
+
+@pytest.fixture(params=["memory", "files"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    return tmp_path / "index" if request.param == "files" else None
+
+
+def test_rows_stay_with_the_model_that_wrote_them(place: Path | None) -> None:
+    index = grown(place)
+    assert index.docs.tolist() == [2, 1, 0, 12, 11, 10]
+    assert index.models.tolist() == [0, 0, 0, 1, 1, 1]
+    expected = np.stack([rows(1, 3)[2], np.zeros(DIM, np.float32), rows(0, 3)[0]])
+    np.testing.assert_array_equal(index.take(np.array([10, -1, 2])), expected)
+    with pytest.raises(KeyError, match="not in the index"):
+        index.take(np.array([3]))
+
+
+def test_search_over_its_blocks_is_that_over_all_rows(place: Path | None) -> None:
+    index, queries = grown(place), torch.from_numpy(rows(9, 5))
+    scores, found = exact_topk(queries, index.blocks(), 4)
+    expected = (queries @ torch.from_numpy(index.vectors()).T).topk(4)
+    torch.testing.assert_close(scores, expected.values)
+    assert torch.equal(found, expected.indices)
+
+
+def test_a_document_that_arrives_twice_is_refused(place: Path | None) -> None:
+    index = grown(place)
+    with pytest.raises(ValueError, match="a second time in session 2"):
+        index.append(2, np.array([20, 11]), rows(2, 2))
+    with pytest.raises(ValueError, match="a second time"):
+        index.append(2, np.array([20, 20]), rows(2, 2))
+    assert len(index) == 6
+
+
+def test_models_that_are_not_compatible_write_everything_anew(place: Path | None) -> None:
+    index = Index("ours", DIM, False, place)
+    index.append(0, np.array([1, 2]), rows(0, 2))
+    index.append(1, np.array([1, 2, 3]), rows(1, 3))
+    assert index.models.tolist() == [1, 1, 1]
+    np.testing.assert_array_equal(index.take(np.array([2])), rows(1, 3)[1:2])
+
+
+def test_a_session_that_the_checkpoint_does_not_know_is_rolled_back(place: Path | None) -> None:
+    """Whoever wrote it died before its checkpoint; the session is then done again."""
+    index = grown(place, sessions=1)
+    state = index.state()
+    index.append(1, np.array([10, 11, 12]), rows(7, 3))
+    again = Index("ours", DIM, True, place)
+    again.restore(state)
+    assert again.docs.tolist() == [2, 1, 0]
+    if place:
+        assert [file.name for file in sorted(place.glob("*.arrow"))] == ["session-0000.arrow"]
+        assert len(json.loads((place / MANIFEST).read_text())["segments"]) == 1
+    again.append(1, np.array([12, 11, 10]), rows(1, 3))
+    np.testing.assert_array_equal(again.vectors(), grown(None).vectors())
+
+
+def test_half_a_file_that_a_crash_left_is_no_segment(tmp_path: Path) -> None:
+    index = grown(tmp_path)
+    (tmp_path / "session-0002.arrow").write_bytes((tmp_path / "session-0001.arrow").read_bytes()[:100])
+    again = Index("ours", DIM, True, tmp_path)
+    again.restore(index.state())
+    assert again.models.tolist() == [0, 0, 0, 1, 1, 1]
+    assert not (tmp_path / "session-0002.arrow").exists()
+
+
+@pytest.mark.parametrize("length", [0, 50, -8])
+def test_a_truncated_file_is_named(tmp_path: Path, length: int) -> None:
+    index, file = grown(tmp_path), tmp_path / "session-0001.arrow"
+    content = file.read_bytes()
+    file.write_bytes(content[:length])
+    with pytest.raises(
+        DataError, match=r"session-0001\.arrow: the index file is truncated or damaged.*start a new run"
+    ):
+        Index("ours", DIM, True, tmp_path).restore(index.state())
+
+
+def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
+    grown(tmp_path)
+    file = tmp_path / "session-0000.arrow"
+    content = bytearray(file.read_bytes())
+    place = content.index(rows(0, 3).tobytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(DataError, match="its checksum differs"):
+        read_segment(file)
+
+
+def test_a_file_of_another_run_is_not_mixed_in(tmp_path: Path) -> None:
+    state = grown(tmp_path).state()
+    other = Index("ours", DIM, True, tmp_path)
+    other.append(0, np.array([2, 1, 0]), rows(5, 3))
+    with pytest.raises(DataError, match="not the one of the checkpoint"):
+        Index("ours", DIM, True, tmp_path).restore(state)
+    with pytest.raises(ValueError, match="belongs to another run"):
+        Index("theirs", DIM, True, tmp_path).restore(state)
+    with pytest.raises(ValueError, match="give the parameter index"):
+        Index("ours", DIM, True).restore(state)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    state = grown(tmp_path).state()
+    (tmp_path / "session-0000.arrow").unlink()
+    with pytest.raises(DataError, match="the index file is missing"):
+        Index("ours", DIM, True, tmp_path).restore(state)

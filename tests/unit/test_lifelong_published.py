@@ -1,0 +1,46 @@
+"""Lifelong retrieval's search spaces and tables: every row is an experiment."""
+
+from __future__ import annotations
+
+import optuna
+import pytest
+
+from search_spaces import lifelong as spaces
+from workloads.lifelong.params import Params
+from workloads.lifelong.published import ABLATION, MAIN, PUBLISHED
+from workloads.published import Table
+
+
+@pytest.mark.parametrize("preset", ["space", "ranking", "embedding", "replay"])
+def test_search_spaces_draw_valid_parameters(preset: str) -> None:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    drawn = [Params(**getattr(spaces, preset)(study.ask())) for _ in range(20)]
+    expected = {"space": {"ranking", "embedding"}, "replay": {"frozen"}}
+    assert {one.compatible for one in drawn} == expected.get(preset, {preset})
+
+
+@pytest.mark.parametrize("table", PUBLISHED, ids=lambda table: table.id)
+def test_every_row_is_an_experiment(table: Table) -> None:
+    for dataset in table.datasets:
+        rows = {row.method: Params(**row.settings.params) for row in table.rows(dataset)}
+        assert table.reference in rows
+        assert len(set(rows.values())) == len(rows)
+        assert all(row.dataset == dataset and row.encoder == "minilm" for row in rows.values())
+        assert all(row.settings.epochs > rows[row.method].split_sessions for row in table.rows(dataset))
+
+
+def test_the_ablation_changes_one_thing_at_a_time() -> None:
+    rows = {row.method: Params(**row.settings.params).model_dump() for row in ABLATION.rows("classic-ir")}
+    reference = rows.pop("L2R")
+    depending = {
+        "alpha", "standardise", "n_memory", "capacity", "align_weight", "detach_target",
+    }  # fmt: skip
+    for method, params in rows.items():
+        different = {name for name, value in params.items() if value != reference[name]}
+        assert len(different - depending) == 1 or (len(different) == 1 and different <= depending), method
+
+
+def test_the_reference_is_what_the_issue_compares_with() -> None:
+    row = next(row for row in MAIN.rows("scifact") if row.method == MAIN.reference)
+    found = Params(**row.settings.params)
+    assert (found.new, found.memory, found.compatible, found.update) == ("l2r", "isd", "ranking", "continue")

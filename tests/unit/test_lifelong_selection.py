@@ -1,0 +1,211 @@
+"""What is trained on and remembered: PSS and ISD against the reference values, the baselines against closed forms."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from workloads.lifelong.baselines import gss, mir, ocs, pair_gradients, pair_losses, uniform, virtual_step
+from workloads.lifelong.params import Params
+from workloads.lifelong.replay import Asked, choose_memory, choose_new, remember
+from workloads.lifelong.selection import across, along, best, chosen, isd, new_scores, pss
+
+Q = [-1.5449, -0.8994, 0.1823, 0.2949]
+POSITIVE = [-0.6425, 2.8853, -1.857, -2.0162]
+DOCS = [
+    [0.0727, -0.8596, 0.6706, -1.2644], [-0.9968, -0.1444, -1.6134, -0.9913], [0.731, 0.9775, -0.9828, -0.7912],
+    [-1.0186, 0.1977, 1.1782, 0.317], [0.7662, 0.3819, 1.531, -0.8328], [-0.0941, 0.3575, -1.9326, 0.8265],
+]  # fmt: skip
+OTHERS = [[-1.4356, 1.0013, -0.791, 0.3827], [0.3923, -1.0186, 1.7618, 1.7038], [0.4073, 0.3156, -1.6112, 0.7337]]
+MEMORY = [
+    [-0.5323, 0.9894, -0.4178, -0.1926], [-0.277, -0.2048, 0.3458, 2.406], [-0.984, -0.441, -1.671, -1.578],
+    [0.3995, 0.4131, 0.7571, -2.0963], [0.0121, -0.5371, 1.4196, 0.1593],
+]  # fmt: skip
+BEFORE = [
+    [0.7223, -0.9165, 0.282, -0.0163], [-0.2306, 0.5657, -1.8423, -1.3212], [-0.1568, -1.0636, 0.8639, -1.8665],
+    [-0.2856, 0.315, -0.4367, 0.7452],
+]  # fmt: skip
+PSS = [-1.617698563761447, -1.9873880216468423, -0.06292030609489598, -2.328266466713512, -0.5721618056263831]
+SELF_ISD = [1.9550597242049543, 2.003250071735203, 1.5841217438357347, 1.9475418907813078, 2.065579218491138]
+
+
+def one(rows: list[list[float]]) -> torch.Tensor:
+    """(1, n, d)."""
+    return torch.tensor([rows], dtype=torch.float64)
+
+
+def there(count: int) -> torch.Tensor:
+    return torch.ones(1, count, dtype=torch.bool)
+
+
+QUERY = torch.tensor([Q], dtype=torch.float64)
+PLUS = torch.tensor([POSITIVE], dtype=torch.float64)
+
+
+def test_pss_is_the_signed_length_along_the_query() -> None:
+    """E-L2; also where the positive lies behind the query."""
+    found = pss(one(DOCS), PLUS, QUERY)[0]
+    assert found[:5].tolist() == pytest.approx(PSS, abs=1e-9)
+    behind = torch.tensor([[1.31857215, 0.7676379, -0.15559305, -0.25169715]], dtype=torch.float64)
+    found = pss(one(DOCS), behind, QUERY)[0]
+    assert found[:2].tolist() == pytest.approx([-1.779437066253622, -2.1491265241390174], abs=1e-9)
+    assert pss(one([POSITIVE]), PLUS, QUERY).item() == 0
+    assert not pss(one(DOCS), PLUS, torch.zeros(1, 4, dtype=torch.float64)).any()
+
+
+def test_isd_is_the_mean_distance_across_the_query() -> None:
+    expected = [3.1845910560909547, 2.8665934757923117, 2.2588007681781925, 2.441694292607431, 3.0652613233214683]
+    found = isd(one(DOCS), there(6), one(OTHERS), there(3), QUERY)[0]
+    assert found[:5].tolist() == pytest.approx(expected, abs=1e-9)
+    found = isd(one(DOCS), there(6), one(DOCS), there(6), QUERY)[0]
+    assert found[:5].tolist() == pytest.approx(SELF_ISD, abs=1e-9)
+    assert not isd(one(DOCS), there(6), one(OTHERS), ~there(3), QUERY).any()
+
+
+def test_what_differs_along_the_query_only_is_alike() -> None:
+    """E-L4."""
+    along_only = QUERY.unsqueeze(1) * torch.tensor([0.5, -2.0, 3.0], dtype=torch.float64).view(1, 3, 1)
+    found = isd(along_only, there(3), along_only, there(3), QUERY)
+    torch.testing.assert_close(found, torch.zeros_like(found), atol=1e-12, rtol=0)
+    rebuilt = across(one(DOCS), QUERY) + along(one(DOCS), QUERY).unsqueeze(2) * QUERY.unsqueeze(1) / QUERY.norm()
+    torch.testing.assert_close(rebuilt, one(DOCS))
+
+
+@pytest.mark.parametrize(("alpha", "places"), [(0.0, [5, 4, 1]), (0.5, [2, 4, 5]), (1.0, [2, 4, 5])])
+def test_new_documents_are_the_highest_at_once(alpha: float, places: list[int]) -> None:
+    """E-L1: not greedily."""
+    scores = new_scores(one(DOCS), there(6), PLUS, QUERY, alpha)
+    assert best(scores, 3).tolist() == [places]
+    mixed = [alpha * p + (1 - alpha) * i for p, i in zip(PSS, SELF_ISD)]
+    assert scores[0, :5].tolist() == pytest.approx(mixed, abs=1e-9)
+
+
+def test_standardised_scores_do_not_depend_on_the_unit() -> None:
+    once = new_scores(one(DOCS), there(6), PLUS, QUERY, 0.3, standardise=True)
+    tenfold = new_scores(one(DOCS) * 10, there(6), PLUS * 10, QUERY, 0.3, standardise=True)
+    torch.testing.assert_close(once, tenfold)
+    assert once.mean().item() == pytest.approx(0, abs=1e-12)
+    alike = new_scores(one([Q, Q]), there(2), PLUS, QUERY, 0.3, standardise=True)
+    assert alike.tolist() == [[0, 0]]
+
+
+def test_filling_is_never_chosen() -> None:
+    half = torch.tensor([[True, False, True, False, True, True]])
+    scores = new_scores(one(DOCS), half, PLUS, QUERY, 0.5)
+    kept = torch.tensor([[0, 2, 4, 5]])
+    expected = new_scores(one(DOCS)[:, kept[0]], there(4), PLUS, QUERY, 0.5)
+    torch.testing.assert_close(scores[:, kept[0]], expected)
+    assert best(scores, 6)[0, 4:].tolist() == [-1, -1]
+    assert chosen(torch.tensor([[7, -1, 8, -1, 9, 10]]), best(scores, 5)).tolist() == [[8, 9, 10, 7, -1]]
+    assert chosen(torch.empty(1, 0, dtype=torch.int64), best(torch.empty(1, 0), 2)).tolist() == [[-1, -1]]
+
+
+def test_ties_go_by_place() -> None:
+    assert best(torch.tensor([[1.0, 2.0, 2.0, 1.0]]), 4).tolist() == [[1, 2, 0, 3]]
+
+
+def asked(vectors: torch.Tensor = QUERY) -> Asked:
+    return Asked(vectors, PLUS, 1.0)
+
+
+def table(rows: list[list[float]]):  # type: ignore[no-untyped-def]
+    padded = torch.cat([torch.tensor(rows, dtype=torch.float64), torch.zeros(1, 4, dtype=torch.float64)])
+    return lambda docs: padded[torch.from_numpy(np.asarray(docs))]
+
+
+def test_memory_is_what_is_least_like_the_new() -> None:
+    look = table(MEMORY + DOCS[:2])
+    params = Params(n_memory=2)
+    found = choose_memory(params, torch.arange(5)[None], torch.tensor([[5, 6]]), look, asked(), 0, 1)
+    assert found.tolist() == [[1, 4]]
+
+
+def test_the_memory_keeps_the_most_diverse_of_new_and_old() -> None:
+    """E-L7, and a pool that is smaller than the memory is kept whole."""
+    look = table(DOCS[:3] + BEFORE)
+    params = Params(capacity=5, n_memory=2)
+    found = remember(params, torch.tensor([[3, 4, 5, 6]]), torch.tensor([[0, 1, 2]]), look, asked(), 0)
+    assert found.tolist() == [[5, 6, 3, 4, 0]]
+    found = remember(params, torch.full((1, 5), -1), torch.tensor([[0, 1, 2]]), look, asked(), 0)
+    assert found.tolist() == [[0, 1, 2, -1, -1]]
+
+
+def test_choosing_new_documents_by_name() -> None:
+    look, docs = table(DOCS), np.array([[0, 1, 2, 3, 4, 5]])
+    assert choose_new(Params(n_new=3), docs, look, asked(), 0, 1).tolist() == [[2, 4, 5]]
+    assert choose_new(Params(n_new=3, new="bm25"), docs, look, asked(), 0, 1).tolist() == [[0, 1, 2]]
+    drawn = [choose_new(Params(n_new=3, new="random"), docs, look, asked(), seed, 1).tolist()[0] for seed in range(40)]
+    assert {doc for row in drawn for doc in row} == set(range(6))
+    assert all(len(set(row)) == 3 for row in drawn)
+
+
+def test_a_query_without_candidates_gets_none() -> None:
+    """BM25 found nothing: all is filling."""
+    nothing = np.full((1, 4), -1)
+    for new in ("l2r", "random", "bm25"):
+        found = choose_new(Params(n_new=2, new=new), nothing, table(DOCS), asked(), 0, 1)
+        assert found.tolist() == [[-1, -1]]
+
+
+def test_gradients_of_a_pair_are_those_of_its_loss() -> None:
+    query = QUERY.clone().requires_grad_()
+    pair_losses(one(DOCS), PLUS, query)[0, 2].backward()
+    torch.testing.assert_close(pair_gradients(one(DOCS), PLUS, QUERY)[0, 2], query.grad[0])
+    assert pair_losses(one([POSITIVE]), PLUS, QUERY).item() == pytest.approx(math.log(2))
+
+
+def test_mir_takes_the_largest_rise() -> None:
+    before, after = torch.tensor([[1.0, 5.0, 2.0, 0.0]]), torch.tensor([[2.0, 5.5, 4.0, 9.0]])
+    assert best(mir(before, after, torch.tensor([[True, True, True, False]])), 2).tolist() == [[2, 0]]
+
+
+def test_a_virtual_step_is_taken_back() -> None:
+    layer, rows = torch.nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 2.0], [0.0, -1.0]])
+    weight = layer.weight.detach().clone()
+    before, after = virtual_step(layer, lambda: layer(rows)[:, 0], lambda: layer(rows[:1]).sum().backward(), lr=0.5)
+    torch.testing.assert_close(after - before, torch.tensor([-0.5 * 5, 0.5 * 2]))
+    assert torch.equal(layer.weight, weight)
+    assert layer.weight.grad is None
+
+
+def test_gss_prefers_gradients_in_new_directions() -> None:
+    gradients = torch.tensor([[[1.0, 0.0], [3.0, 0.1], [0.0, -2.0], [-1.0, 0.0]]])
+    found = gss(gradients, there(4))
+    assert found[0, 0] == 2
+    assert found[0, 1] == pytest.approx(1 - 3 / math.sqrt(9.01), abs=1e-6)
+    assert found[0].argsort(descending=True)[-1] == 1
+
+
+def test_ocs_adds_similarity_diversity_and_affinity_by_hand() -> None:
+    gradients = torch.tensor([[[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]]], dtype=torch.float64)
+    kept = torch.tensor([[[0.0, 5.0]]], dtype=torch.float64)
+    mean = torch.tensor([2.0, 3.0], dtype=torch.float64) / math.sqrt(13)
+    unit = torch.nn.functional.normalize(gradients[0], dim=1)
+    expected = [
+        (unit[n] @ mean - sum(unit[n] @ unit[m] for m in range(3) if m != n) / 2 + 0.5 * unit[n, 1]).item()
+        for n in range(3)
+    ]
+    found = ocs(gradients, there(3), kept, there(1), affinity=0.5)
+    assert found[0].tolist() == pytest.approx(expected, abs=1e-12)
+    # Without a coreset the third says nothing.
+    assert ocs(gradients, there(3), kept, ~there(1))[0, 0].item() == pytest.approx(expected[0], abs=1e-12)
+
+
+def test_a_reservoir_is_a_uniform_sample_of_all_that_came() -> None:
+    """In three sessions of 20, each document is kept with probability 1/6, whenever it came."""
+    rows, capacity = 3000, 10
+    memory = torch.full((rows, capacity), -1)
+    params = Params(memory="random", capacity=capacity, n_memory=1, n_new=20)
+    plain = Asked(torch.zeros(rows, 1), torch.zeros(rows, 1), 1.0)
+    for session in range(3):
+        new = (torch.arange(20) + 20 * session).expand(rows, 20)
+        memory = remember(params, memory, new, table(DOCS), plain, seed=5)
+    counts = torch.bincount(memory.ravel(), minlength=60).double() / rows
+    spread = math.sqrt(1 / 6 * 5 / 6 / rows)
+    assert (counts - 1 / 6).abs().max() < 4.5 * spread
+    numbers = uniform(np.array([[3, 3, -1]]), np.array([0]), 1)[0]
+    assert numbers[0] == numbers[1]
+    assert numbers[2] == -np.inf

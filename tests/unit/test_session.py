@@ -1,0 +1,88 @@
+"""What every run shares: however it ends, its folder, its MLflow run and the process' signals say so."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import session
+from orchestrator.console import Console
+from orchestrator.errors import DONE, FAILED, INTERRUPTED, Interrupted, UserError
+from orchestrator.session import Session
+from orchestrator.settings import resolve
+from orchestrator.storage import records
+from orchestrator.storage.records import RunFolder
+
+
+@pytest.fixture
+def folder(home: Path) -> RunFolder:
+    return records.create(resolve().storage, "run", "toy", {}, "orchestrator run toy", "one")
+
+
+def opened(folder: RunFolder, tracking: str | None = "none") -> Session:
+    settings = resolve({"tracking": tracking})
+    return Session(folder, settings, Console(), resuming=False, params={}, tags={})
+
+
+def ended(folder: RunFolder) -> tuple[str, Any, Any]:
+    again = records.find(folder.path.parent, folder.id)
+    return again.status(), again.record["exit_code"], again.record.get("error")
+
+
+def test_it_ends_as_it_was_settled(folder: RunFolder) -> None:
+    with opened(folder) as running:
+        assert ended(folder)[0] == "running"
+        running.settle("finished", DONE)
+    assert ended(folder) == ("finished", DONE, None)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError("broken"), ("failed", FAILED, "broken")),
+        (UserError("No such thing", code=3), ("failed", 3, "No such thing.")),
+        (Interrupted("orchestrator run --resume one"), ("interrupted", INTERRUPTED, None)),
+        (KeyboardInterrupt(), ("interrupted", INTERRUPTED, None)),
+    ],
+)
+def test_an_exception_is_its_end_and_passes_on(error: BaseException, expected: Any, folder: RunFolder) -> None:
+    with pytest.raises(type(error)), opened(folder):
+        raise error
+    assert ended(folder) == expected
+
+
+@pytest.mark.parametrize("step", ["provenance.sources", "provenance.write", "open_tracker", "Interrupts.__enter__"])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_what_fails_on_the_way_in_is_its_end_too(
+    step: str, error: BaseException, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    handler = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(f"orchestrator.session.{step}", fail)
+    with pytest.raises(type(error)), opened(folder):
+        pytest.fail("it was not entered")
+    assert ended(folder)[:2] == (("failed", FAILED) if isinstance(error, OSError) else ("interrupted", INTERRUPTED))
+    assert not folder.driven()
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_the_mlflow_run_of_a_way_in_that_failed_is_not_left_running(
+    database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.tracking import MlflowClient
+
+    def fail(*_: Any) -> None:
+        raise OSError("no such device")
+
+    folder = records.create(resolve().storage, "run", "toy", {}, "orchestrator run toy", "one")
+    monkeypatch.setattr(session.SystemMetrics, "__enter__", fail)
+    with pytest.raises(OSError, match="no such device"), opened(folder, None):
+        pytest.fail("it was not entered")
+    client = MlflowClient(f"sqlite:///{database}")
+    experiment = client.get_experiment_by_name("toy")
+    assert [run.info.status for run in client.search_runs([experiment.experiment_id])] == ["FAILED"]

@@ -1,0 +1,301 @@
+"""The SimCLR workload: parameters, optimisers, batches, evaluation, what is refused, and what is served."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from workloads.contract import Runtime
+from workloads.data.images.prepared import Prepared, prepared_images
+from workloads.losses.contrastive import alpha_from_auc
+from workloads.simclr import workload as module
+from workloads.simclr.batches import Batch, batches, steps_per_pass
+from workloads.simclr.evaluation import spread
+from workloads.simclr.objectives import OBJECTIVES, settings
+from workloads.simclr.optim import TRUST, Optimizer, learning_rate
+from workloads.simclr.params import Params
+from workloads.simclr.workload import SimCLR
+
+RUNTIME = Runtime(device=torch.device("cpu"), data=Path(), seed=3, epochs=2)
+TINY: dict[str, Any] = {"dataset_size": 8, "encoder": "tiny", "projection": 16, "batch_size": 256}
+
+
+def _built(runtime: Runtime = RUNTIME, **params: Any) -> SimCLR:
+    return SimCLR(Params(**{**TINY, **params}), runtime)
+
+
+def test_what_is_read_and_not_given_goes_with_the_choices() -> None:
+    assert (Params().encoder, Params().stem, Params().projection) == ("tiny", None, 128)
+    real = Params(dataset="cifar-10", loss="bcl", optimizer="sgd")
+    assert (real.encoder, real.stem, real.momentum) == ("resnet18", "cifar", 0.9)
+    assert real.of_loss() == {"temperature": 0.5, "tau": "classes", "alpha": "auc", "beta": "classes"}
+    assert Params(subvector=32).projection is None
+    assert Params(**real.model_dump()) == real
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"batch_size": 1}, "batch_size=1 leaves an image no negatives"),
+        ({"temperature": 0}, "greater than 0"),
+        ({"temperature": math.nan}, "finite number"),
+        ({"loss": "hcl", "alpha": 0.9}, "alpha=0.9 has no effect with loss=hcl. Drop alpha, or set loss=bcl"),
+        ({"momentum": 0.9}, "momentum=0.9 has no effect with optimizer=adam. Drop momentum, or set optimizer=sgd or"),
+        ({"subvector": 8, "projection": 8}, "projection=8 has no effect with subvector=8"),
+        ({"encoder": "tiny", "stem": "cifar"}, "stem=cifar has no effect with encoder=tiny"),
+        ({"loss": "bcl", "beta": 2.0}, r"beta=2 of loss=bcl is not in \[0, 1\]"),
+        ({"loss": "bcl", "alpha": 0.4}, r"alpha=0.4 of loss=bcl is not in \[0.5, 1\]"),
+        ({"loss": "dcl", "tau": 1.0}, r"tau=1 of loss=dcl is not in \[0, 1\)"),
+        ({"crop": 0}, "greater than 0"),
+    ],
+)
+def test_bad_parameters_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Params(**given)
+
+
+@pytest.mark.parametrize(
+    ("params", "runtime", "message"),
+    [
+        ({"batch_size": 2048}, {}, "batch_size=2048 is more than the 920 training images"),
+        ({"batch_size": 255}, {"world_size": 2}, "does not divide over 2 worker.s. x accumulate=1; the"),
+        ({"batch_size": 10}, {"accumulate": 4}, "does not divide over 1 worker.s. x accumulate=4; .* is 8"),
+        ({"projection": None, "subvector": 500}, {}, "subvector=500 is more than the 128 features of encoder=tiny"),
+    ],
+)
+def test_what_can_not_be_trained_is_refused(params: dict[str, Any], runtime: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _built(replace(RUNTIME, **runtime), **params)
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_a_part_too_small_to_be_evaluated_is_refused(split: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(*args: Any, **kwargs: Any) -> Prepared:
+        data = prepared_images(*args, **kwargs)
+        part = getattr(data, split)
+        return replace(data, **{split: replace(part, rows=part.rows[:1], labels=part.labels[:1])})
+
+    monkeypatch.setattr(module, "prepared_images", cut)
+    with pytest.raises(ValueError, match=f"has 1 images in its {split} part, which can not be evaluated"):
+        _built()
+
+
+def test_images_that_were_skipped_are_counted_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(*args: Any, **kwargs: Any) -> Prepared:
+        return replace(prepared_images(*args, **kwargs), skipped=("cat/7.png", "dog/1.png"))
+
+    monkeypatch.setattr(module, "prepared_images", damaged)
+    built = _built(dataset_corrupt="skip")
+    assert built.train_epoch(1)["skipped"] == 2
+    assert built.evaluate("validation").tables["skipped"]["image"].tolist() == ["cat/7.png", "dog/1.png"]
+
+
+def test_defaults_by_the_number_of_classes() -> None:
+    found = settings(Params(loss="bcl"), classes=10)
+    assert found == {"temperature": 0.5, "tau": 0.1, "alpha": "auc", "beta": 0.9}
+    assert settings(Params(loss="bcl", tau=0.2, beta=0.5), classes=10)["tau"] == 0.2
+    with pytest.raises(ValueError, match="tau=classes needs a dataset of several classes, 'x' has 1"):
+        settings(Params(dataset="x", loss="dcl"), classes=1)
+    assert settings(Params(dataset="x"), classes=0) == {"temperature": 0.5}
+
+
+@pytest.mark.parametrize("loss", sorted(OBJECTIVES))
+def test_every_loss_falls_in_training(loss: str) -> None:
+    built = _built(loss=loss, batch_size=128, lr=3e-3, eval_probe="never")
+    rows = [built.train_epoch(epoch) for epoch in (1, 2)]
+    assert rows[1]["loss"] < rows[0]["loss"]
+    assert rows[0]["negatives"] == 254
+    assert rows[0]["temperature"] == 0.5
+    reported = {"tau", "beta"} if loss == "hcl" else {"tau"} if loss == "dcl" else set()
+    reported = {"tau", "alpha", "beta"} if loss == "bcl" else reported
+    assert rows[0].keys() - {"loss", "learning_rate", "negatives", "temperature"} == reported
+
+
+def test_alpha_is_calibrated_by_the_auc_of_validation() -> None:
+    built = _built(loss="bcl")
+    before = built.evaluate("validation").metrics["auc"]
+    assert built.train_epoch(1)["alpha"] == alpha_from_auc(before)
+    assert _built(loss="bcl", alpha=0.8).train_epoch(1)["alpha"] == 0.8
+
+
+def test_training_reads_no_label_but_for_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = _built(loss="hcl").train_epoch(1)
+
+    def relabelled(*args: Any, **kwargs: Any) -> Prepared:
+        data = prepared_images(*args, **kwargs)
+        return replace(data, train=replace(data.train, labels=data.train.labels.flip(0)))
+
+    monkeypatch.setattr(module, "prepared_images", relabelled)
+    assert _built(loss="hcl").train_epoch(1) == first
+
+
+def test_a_refit_trains_on_all_and_has_no_validation() -> None:
+    built = _built(replace(RUNTIME, holdout=False), loss="bcl")
+    assert len(built.data.train) == 1024
+    assert 0.5 <= built.train_epoch(1)["alpha"] <= 1
+    with pytest.raises(ValueError, match="a refit has no validation split"):
+        built.evaluate("validation")
+
+
+def test_evaluation_in_units_and_tables() -> None:
+    found = _built(eval_probe="always").evaluate("test")
+    assert list(found.units) == ["id", "knn_top1", "knn_top5", "probe_top1", "probe_top5"]
+    for name, column in list(found.units.items())[1:]:
+        assert len(column) == 512
+        assert found.metrics[name] == pytest.approx(column.mean())
+    assert found.metrics["knn_top5"] >= found.metrics["knn_top1"] > 1 / 8
+    assert list(found.tables["scores"]) == ["score", "true_negatives", "false_negatives"]
+    assert {len(column) for column in found.tables["plane"].values()} == {512}
+    assert set(found.tables["plane"]["label"]) <= set(_built().data.classes)
+
+
+def test_the_probe_is_fitted_when_it_is_asked_for() -> None:
+    asked = {when: _built(eval_probe=when) for when in ("always", "test", "never")}
+    fitted = {
+        (when, split): "probe_top1" in built.evaluate(split).metrics  # type: ignore[arg-type]
+        for when, built in asked.items()
+        for split in ("validation", "test")
+    }
+    assert {place for place, there in fitted.items() if there} == {
+        ("always", "validation"), ("always", "test"), ("test", "test"),
+    }  # fmt: skip
+    assert "classifier.weight" not in asked["never"].servable().weights
+
+
+def test_bf16_is_close_to_fp32() -> None:
+    whole, half = (_built(replace(RUNTIME, precision=precision)) for precision in ("fp32", "bf16"))
+    assert half.train_epoch(1)["loss"] == pytest.approx(whole.train_epoch(1)["loss"], rel=2e-3)
+    assert {value.dtype for value in half.state_dict()["model"].values()} == {torch.float32, torch.int64}
+
+
+def test_a_batch_is_the_ranks_side_by_side() -> None:
+    """Images and draws of two ranks are those of one, and micro-batches of a rank those of its batch."""
+    built = _built()
+    part, recipe = built.data.train, built.recipe
+
+    def steps(rank: int, world: int) -> list[Batch]:
+        return list(batches(part, recipe, 128, replace(RUNTIME, rank=rank, world_size=world, steps_per_epoch=9), 2))
+
+    alone, shares = steps(0, 1), [steps(rank, 2) for rank in range(2)]
+    assert len(alone) == 9
+    layout = torch.contiguous_format
+    for step, batch in enumerate(alone):
+        both = [shares[rank][step] for rank in range(2)]
+        assert torch.equal(torch.cat([one.images for one in both]), batch.images)
+        views = [one.views(recipe, layout).unflatten(0, (2, 64)) for one in both]
+        assert torch.equal(torch.cat(views, 1).flatten(0, 1), batch.views(recipe, layout))
+        micro = [one.views(recipe, layout).unflatten(0, (2, 32)) for one in batch.split(4)]
+        assert torch.equal(torch.cat(micro, 1).flatten(0, 1), batch.views(recipe, layout))
+    assert not torch.equal(*alone[0].views(recipe, layout).chunk(2))
+
+
+def test_a_pass_takes_an_image_once_at_most() -> None:
+    built = _built()
+    marked = replace(built.data.train, images=torch.arange(1024).view(-1, 1, 1, 1).expand(-1, 3, 8, 8))
+    whole = steps_per_pass(len(marked), 128)
+    assert whole == 7
+    seen = torch.cat([batch.images[:, 0, 0, 0] for batch in batches(marked, built.recipe, 128, RUNTIME, 1)])
+    assert len(seen) == len(seen.unique()) == 7 * 128
+    again = torch.cat([batch.images[:, 0, 0, 0] for batch in batches(marked, built.recipe, 128, RUNTIME, 2)])
+    assert not torch.equal(seen, again)
+
+
+@pytest.mark.parametrize(("ranks", "images"), [(2, 80), (3, 80), (3, 75), (4, 33)])
+def test_features_are_shared_out_in_any_parts(ranks: int, images: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five blocks over three ranks, a last block that is smaller, ranks without a block: one result, in order."""
+    monkeypatch.setattr(module, "ENCODED", 16)
+    built, rows = _built(), torch.arange(images).flip(0)
+    alone = built.features(built.data.train, rows)
+    shares: list[torch.Tensor] = []
+
+    def sent(own: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+        assert len(own) == sizes[len(shares)]
+        shares.append(own)
+        return own.new_zeros(sum(sizes), own.shape[1])
+
+    def everyones() -> list[torch.Tensor]:
+        found = []
+        for rank in range(ranks):
+            built.runtime = replace(RUNTIME, rank=rank, world_size=ranks)
+            found.append(built.features(built.data.train, rows))
+        return found
+
+    monkeypatch.setattr(module, "gather", sent)
+    everyones()
+    monkeypatch.setattr(module, "gather", lambda own, sizes: torch.cat(shares))
+    assert all(torch.equal(found, alone) for found in everyones())
+
+
+def test_learning_rates_of_the_steps() -> None:
+    params = Params(lr=2.0, warmup=0.2)
+    rates = [learning_rate(params, step, 100) for step in range(100)]
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[19] == rates[20] == pytest.approx(2.0)
+    assert rates[60] == pytest.approx(1.0)
+    assert 0 < rates[99] < 0.001
+    assert all(first >= second for first, second in pairwise(rates[20:]))
+    constant = Params(schedule="constant", lr=2.0)
+    assert {learning_rate(constant, step, 100) for step in range(100)} == {2.0}
+
+
+def test_lars_is_its_formula() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 2).double()
+    optimizer = Optimizer(layer, Params(optimizer="lars", momentum=0.5, weight_decay=0.1))
+    weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
+    moving, shift = torch.zeros_like(weight), torch.zeros_like(bias)
+    for step in range(3):
+        gradients = [torch.full_like(weight, 0.5 + step), torch.full_like(bias, -1.0)]
+        layer.weight.grad, layer.bias.grad = (gradient.clone() for gradient in gradients)
+        optimizer.step(lr=4.0)
+        update = gradients[0] + 0.1 * weight
+        moving = 0.5 * moving + TRUST * weight.norm() / update.norm() * update
+        shift = 0.5 * shift + gradients[1]  # neither decayed nor adapted
+        weight, bias = weight - 4 * moving, bias - 4 * shift
+    torch.testing.assert_close(layer.weight.detach(), weight)
+    torch.testing.assert_close(layer.bias.detach(), bias)
+    assert layer.weight.grad is None
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "lars"])
+def test_an_optimiser_goes_on_from_its_state(optimizer: Any) -> None:
+    def steps(layer: nn.Module, inner: Optimizer, count: int) -> None:
+        for _ in range(count):
+            torch.autograd.backward(layer(torch.ones(1, 3)).square().sum())
+            inner.step(0.05)
+
+    torch.manual_seed(1)
+    first, second = nn.Linear(3, 2), nn.Linear(3, 2)
+    whole = Optimizer(first, Params(optimizer=optimizer))
+    steps(first, whole, 2)
+    second.load_state_dict(first.state_dict())
+    resumed = Optimizer(second, Params(optimizer=optimizer))
+    resumed.load_state_dict(whole.state_dict())
+    steps(first, whole, 2)
+    steps(second, resumed, 2)
+    assert torch.equal(first.weight, second.weight)
+    assert set(whole.state_dict()) == {"weight", "bias"}
+
+
+def test_a_state_of_another_model_is_refused() -> None:
+    state = _built().state_dict()
+    with pytest.raises(ValueError, match=r"the checkpoint does not fit: head\.3\.weight is \(16, 128\) there and \(8,"):
+        _built(projection=8).load_state_dict(state)
+    with pytest.raises(ValueError, match="missing there"):
+        _built().load_state_dict({})
+
+
+def test_places_are_spread_evenly() -> None:
+    assert spread(10, 100).tolist() == list(range(10))
+    assert spread(9, 3).tolist() == [0, 4, 8]
+    assert len(spread(10_000, 2048).unique()) == 2048
+    assert np.diff(spread(10_000, 2048).numpy()).max() <= 6

@@ -1,0 +1,70 @@
+"""SimCLR where there is a CUDA device: the numbers of a CPU, compiled or not, resumed from a state on the host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from workloads.contract import Runtime
+from workloads.simclr.params import Params
+from workloads.simclr.workload import SimCLR
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+
+CPU = Runtime(device=torch.device("cpu"), data=Path(), seed=5, epochs=2)
+CUDA = replace(CPU, device=torch.device("cuda"))
+
+
+def _built(runtime: Runtime, **params: Any) -> SimCLR:
+    tiny = {"dataset_size": 16, "encoder": "tiny", "projection": 16, "batch_size": 128, "lr": 1e-4, "compile": False}
+    return SimCLR(Params(**{**tiny, **params}), runtime)
+
+
+@pytest.mark.parametrize("loss", ["infonce", "hcl", "bcl"])
+def test_a_gpu_learns_what_a_cpu_learns(loss: str) -> None:
+    seen = []
+    for runtime in (CPU, CUDA):
+        workload = _built(runtime, loss=loss)
+        losses = [workload.train_epoch(epoch)["loss"] for epoch in (1, 2)]
+        metrics = workload.evaluate("validation").metrics
+        seen.append([*losses, metrics["alignment"], metrics["uniformity"]])
+    assert seen[0] == pytest.approx(seen[1], rel=1e-2)
+
+
+@pytest.mark.parametrize("params", [{"compile": True}, {"channels_last": False}])
+def test_options_of_speed_change_no_numbers(params: dict[str, Any]) -> None:
+    plain, quick = _built(CUDA), _built(CUDA, **params)
+    assert quick.train_epoch(1)["loss"] == pytest.approx(plain.train_epoch(1)["loss"], rel=1e-3)
+
+
+def test_bf16_stays_close() -> None:
+    whole, half = _built(CUDA), _built(replace(CUDA, precision="bf16"))
+    assert half.train_epoch(1)["loss"] == pytest.approx(whole.train_epoch(1)["loss"], rel=1e-2)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "lars"])
+def test_a_state_from_the_host_goes_on(optimizer: str) -> None:
+    """As a checkpoint gives it back: on the CPU, contiguous."""
+    whole = _built(CUDA, optimizer=optimizer)
+    whole.train_epoch(1)
+    state = whole.state_dict()
+    plain: dict[str, Any] = {
+        "model": {name: value.detach().cpu().contiguous() for name, value in state["model"].items()},
+        "optimizer": {
+            name: {
+                key: value.cpu().contiguous() if isinstance(value, torch.Tensor) else value
+                for key, value in kept.items()
+            }
+            for name, kept in state["optimizer"].items()
+        },
+    }
+    resumed = _built(CUDA, optimizer=optimizer)
+    resumed.load_state_dict(plain)
+    assert resumed.train_epoch(2)["loss"] == pytest.approx(whole.train_epoch(2)["loss"], rel=1e-3)

@@ -1,0 +1,170 @@
+"""The served encoder: the features of evaluation, every form of an image, clear refusals, and nothing of ours."""
+
+from __future__ import annotations
+
+import base64
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from workloads.contract import Runtime
+from workloads.data.images.decode import decode, square
+from workloads.encoders.image import ENCODERS, image_encoder
+from workloads.simclr import predictor
+from workloads.simclr.params import Params
+from workloads.simclr.predictor import Predictor
+from workloads.simclr.workload import SimCLR
+
+RUNTIME = Runtime(device=torch.device("cpu"), data=Path(), seed=3, epochs=1)
+
+
+@pytest.fixture(scope="module")
+def trained() -> SimCLR:
+    params = Params(dataset_size=16, encoder="tiny", batch_size=128, eval_probe="always")
+    workload = SimCLR(params, RUNTIME)
+    workload.train_epoch(1)
+    return workload
+
+
+@pytest.fixture(scope="module")
+def served(trained: SimCLR) -> Predictor:
+    servable = trained.servable()
+    return Predictor({name: tensor.numpy() for name, tensor in servable.weights.items()}, dict(servable.config))
+
+
+def _encoded(image: Image.Image, form: str = "PNG") -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, format=form)
+    return stream.getvalue()
+
+
+def _picture(height: int = 16, width: int = 16) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def test_equal_to_evaluation(trained: SimCLR, served: Predictor) -> None:
+    """Features of the test images are those that evaluation judges, and the classifier is as often right."""
+    part, rows = trained.data.test, torch.arange(64)
+    images = [image.permute(1, 2, 0).numpy() for image in part.take(rows)]
+    answer = served.predict(pd.DataFrame({"image": pd.Series(images)}), batch_size=50)
+    expected = trained.features(part, rows)
+    np.testing.assert_allclose(np.stack(answer["embedding"]), expected.numpy(), rtol=1e-4, atol=1e-5)
+    likely = np.stack(answer["probabilities"])
+    np.testing.assert_allclose(likely.sum(1), 1, rtol=1e-5)
+    assert answer["label"].tolist() == [trained.data.classes[place] for place in likely.argmax(1)]
+    np.testing.assert_allclose(answer["probability"], likely.max(1))
+    hits = answer["label"] == [trained.data.classes[label] for label in part.labels[:64].tolist()]
+    assert hits.mean() == pytest.approx(trained.evaluate("test").units["probe_top1"][:64].mean())
+
+
+def test_the_example_is_answered(trained: SimCLR, served: Predictor) -> None:
+    servable = trained.servable()
+    answer = served.predict(pd.DataFrame(dict(servable.example)), **servable.params)
+    expected = trained.features(trained.data.train, torch.arange(2))
+    np.testing.assert_allclose(np.stack(answer["embedding"]), expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_every_form_of_an_image_is_the_same_image(served: Predictor) -> None:
+    picture = _picture()
+    array = np.asarray(picture)
+    nested = np.empty(16, dtype=object)  # as Parquet gives nested lists back
+    nested[:] = [np.array([np.array(pixel) for pixel in line] + [None], dtype=object)[:-1] for line in array]
+    forms: list[Any] = [
+        _encoded(picture), bytearray(_encoded(picture)), base64.b64encode(_encoded(picture)).decode(), array,
+        array.transpose(2, 0, 1), array.tolist(), array.astype(np.int64), nested, _encoded(picture.convert("RGBA")),
+        base64.encodebytes(_encoded(picture)).decode(), {"bytes": _encoded(picture), "path": "a.png"},
+    ]  # fmt: skip
+    answer = served.predict(pd.DataFrame({"image": pd.Series(forms)}))
+    for embedding in answer["embedding"]:
+        np.testing.assert_allclose(embedding, answer["embedding"][0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "picture",
+    [
+        _picture(40, 21), _picture(9, 30), _picture().convert("L"), _picture().convert("P"),
+        _picture().convert("CMYK"), Image.fromarray(np.full((16, 16, 4), 90, np.uint8)),
+        Image.fromarray(np.full((16, 16), 40_000, np.uint16)),
+    ],
+    ids=lambda picture: f"{picture.mode} {picture.size}",
+)  # fmt: skip
+def test_a_file_is_read_as_in_training(picture: Image.Image) -> None:
+    content = _encoded(picture, "TIFF" if picture.mode == "CMYK" else "PNG")
+    expected = square(decode(content), 16).transpose(1, 2, 0)
+    assert np.array_equal(predictor._pixels(content, 0, 16), expected)
+
+
+def test_embeddings_of_length_one(served: Predictor) -> None:
+    images = pd.DataFrame({"image": [_encoded(_picture()), _encoded(_picture(20, 20))]}, index=[7, 3])
+    plain, unit = served.predict(images), served.predict(images, unit_length=True)
+    assert plain.index.tolist() == [7, 3]
+    for row in (7, 3):
+        assert np.linalg.norm(unit["embedding"][row]) == pytest.approx(1, rel=1e-5)
+        expected = plain["embedding"][row] / np.linalg.norm(plain["embedding"][row])
+        np.testing.assert_allclose(unit["embedding"][row], expected, rtol=1e-5)
+    assert unit["probability"].tolist() == pytest.approx(plain["probability"].tolist())
+
+
+def test_no_rows_and_no_classifier(trained: SimCLR) -> None:
+    servable = trained.servable()
+    weights = {name: value.numpy() for name, value in servable.weights.items() if not name.startswith("classifier")}
+    bare = Predictor(weights, dict(servable.config))
+    assert list(bare.predict(pd.DataFrame({"image": [_encoded(_picture())]})).columns) == ["embedding"]
+    assert len(bare.predict(pd.DataFrame({"image": []}))) == 0
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (b"GIF89a, but no more", "row 1 of the input is no image that can be read: it is in no format"),
+        (_encoded(_picture())[:-30], "row 1 of the input is no image that can be read: .*(trunc|incomplete)"),
+        ("not base64!", "row 1 .* text must be the base64 of an image file"),
+        (np.zeros((4, 4, 2), np.uint8), r"row 1 .* must be \(H, W, 3\), \(H, W\) or \(3, H, W\), got \(4, 4, 2\)"),
+        (np.full((4, 4, 3), 300), "row 1 .* whole numbers from 0 to 255"),
+        (np.zeros((4, 4, 3), np.float32), "row 1 .* whole numbers from 0 to 255, got float32"),
+        ([[1, 2], [3]], "row 1 of the input is no image"),
+        (None, "row 1 .* it is missing"),
+        ({"path": "a.png"}, "row 1 .* it is missing"),
+        (np.zeros((0, 4, 3), np.uint8), r"row 1 .* got \(0, 4, 3\)"),
+    ],
+)
+def test_what_is_no_image_is_refused_by_its_row(served: Predictor, image: Any, message: str) -> None:
+    inputs = pd.DataFrame({"image": pd.Series([_encoded(_picture()), image])})
+    with pytest.raises(ValueError, match=message):
+        served.predict(inputs)
+
+
+def test_bad_calls_are_refused(served: Predictor) -> None:
+    with pytest.raises(ValueError, match="needs a column 'image' with images, got"):
+        served.predict(pd.DataFrame({"picture": []}))
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        served.predict(pd.DataFrame({"image": []}), batch_size=0)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("stem", ["cifar", "imagenet"])
+def test_every_encoder_is_rebuilt(name: Any, stem: Any) -> None:
+    """The file that is served has encoders of its own: their states must be the trained ones', name by name."""
+    trained, rebuilt = image_encoder(name, stem, seed=1).layers, predictor._encoder(name, stem)
+    shapes = {key: value.shape for key, value in trained.state_dict().items()}
+    assert {key: value.shape for key, value in rebuilt.state_dict().items()} == shapes
+    rebuilt.load_state_dict(trained.state_dict())
+    if name != "resnet50":  # its blocks are another's, larger
+        x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(rebuilt.eval()(x), trained.eval()(x))
+
+
+def test_the_file_imports_nothing_of_ours() -> None:
+    code = (
+        f"import runpy, sys; runpy.run_path({str(predictor.__file__)!r}); "
+        "sys.exit(any(name.split('.')[0] in ('workloads', 'orchestrator') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd="/").returncode == 0

@@ -1,0 +1,71 @@
+"""The text ranker's parameters, search spaces, and published plots and table."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+from pydantic import ValidationError
+
+from search_spaces import text_ranker as spaces
+from workloads.text_ranker.params import Params
+from workloads.text_ranker.published import LOSS_PLOTS, LOSSES
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (
+            {"sigma": 2, "loss": "margin"},
+            "sigma=2.0 has no effect with loss=margin. Drop sigma, or set loss=ranknet or",
+        ),
+        ({"ties": "all", "loss": "listwise"}, "ties=all has no effect with loss=listwise"),
+        ({"temperature": 0.1}, "temperature=0.1 has no effect with scoring=cross. Drop temperature, or set scoring=bi"),
+        ({"loss": "margin", "margin": 3, "learnable": True}, "margin=3 with learnable=true starts outside of"),
+        ({"bm25_weight": 1.5}, r"bm25_weight=1.5 is not in \[0, 1\]"),
+        ({"encoder": "minilmm"}, "Did you mean 'minilm'"),
+        ({"dataset": "ml-100k"}, "dataset 'ml-100k' holds another kind of data: got interactions; expected retrieval"),
+    ],
+)
+def test_parameters_that_make_no_sense(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Params(**params)
+
+
+def test_parameters_have_the_values_that_go_with_the_choice() -> None:
+    found = Params(loss="margin", scoring="bi")
+    assert (found.margin, found.sigma, found.ties, found.pooling, found.temperature) == (1.0, None, None, "mean", 0.05)
+    assert Params(**json.loads(Params().model_dump_json())) == Params()
+
+
+@pytest.mark.parametrize(
+    "preset", ["space", "ranknet", "adaptive_ranknet", "margin", "adaptive_margin", "listwise", "lambdarank"]
+)
+def test_search_spaces_draw_valid_parameters(preset: str) -> None:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    drawn = [Params(**getattr(spaces, preset)(study.ask())) for _ in range(20)]
+    assert len({one.loss for one in drawn}) == (6 if preset == "space" else 1)
+
+
+def test_the_notes_plots() -> None:
+    """σ punishes a wrong order more and a right one less (E-R2); S = 0 is least at 0."""
+    drawn = LOSS_PLOTS.compute(quick=True)
+    curves = {(curve.panel, curve.name): curve for curve in drawn.curves}
+    one, five = (curves["RankNet, S = 1", f"σ = {sigma}"].y for sigma in (1, 5))
+    assert one[0] == pytest.approx(np.log1p(np.exp(5)))
+    assert (five[0] > one[0], five[-1] < one[-1]) == (True, True)
+    equal = curves["RankNet, σ = 1", "S = 0"]
+    assert equal.x[int(np.argmin(equal.y))] == 0
+    gradient = curves["RankNet's gradient, S = 1", "σ = 5"].y
+    assert gradient[0] == pytest.approx(-5, abs=1e-6)
+    assert [row["σ"] for row in drawn.tables["sigma"]] == [1, 0.5, 2, 5]
+
+
+@pytest.mark.parametrize("dataset", ["scifact", "cran"])
+def test_every_row_of_the_table_of_losses_is_an_experiment(dataset: str) -> None:
+    rows = LOSSES.rows(dataset)
+    assert len(rows) == len(LOSSES.methods)
+    assert {Params(**row.settings.params).dataset for row in rows} == {dataset}

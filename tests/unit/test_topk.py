@@ -1,0 +1,54 @@
+"""Exact search against sorting everything."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workloads.encoders import search
+from workloads.encoders.search import exact_topk
+
+
+def sorted_all(queries: torch.Tensor, index: torch.Tensor, k: int) -> tuple[list[list[float]], list[list[int]]]:
+    """By score, then row, one query at a time."""
+    scores = (queries @ index.T).tolist()
+    rows = [sorted(range(len(row)), key=lambda place: (-row[place], place))[:k] for row in scores]
+    return [[row[place] for place in places] for row, places in zip(scores, rows)], rows
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 2**31), n=st.integers(1, 40), k=st.integers(1, 45), values=st.sampled_from([1, 2, 50]))
+def test_best_first_with_ties_by_row(seed: int, n: int, k: int, values: int) -> None:
+    """Few different values make ties at every place, the cut among them."""
+    source = torch.Generator().manual_seed(seed)
+    queries, index = (torch.randint(-values, values + 1, (m, 2), generator=source).float() for m in (3, n))
+    scores, rows = exact_topk(queries, index, k)
+    expected = sorted_all(queries, index, k)
+    assert (scores.tolist(), rows.tolist()) == expected
+    in_blocks = exact_topk(queries, index.split(7), k)
+    assert torch.equal(in_blocks[0], scores)
+    assert torch.equal(in_blocks[1], rows)
+
+
+def test_a_large_index_is_read_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "_SCORES", {"cpu": 1})
+    source = torch.Generator().manual_seed(0)
+    queries, index = torch.randn(2, 4, generator=source), torch.randn(2500, 4, generator=source)
+    scores, rows = exact_topk(queries, index, 5)
+    expected = (queries @ index.T).topk(5)
+    assert torch.equal(rows, expected.indices)
+    torch.testing.assert_close(scores, expected.values)
+
+
+def test_an_empty_index_gives_nothing() -> None:
+    scores, rows = exact_topk(torch.ones(2, 3), [], 5)
+    assert scores.shape == rows.shape == (2, 0)
+
+
+def test_what_can_not_be_searched_is_refused() -> None:
+    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+        exact_topk(torch.ones(1, 2), torch.ones(1, 2), 0)
+    with pytest.raises(ValueError, match="the index has 3 dimensions, the queries have 2"):
+        exact_topk(torch.ones(1, 2), torch.ones(1, 3), 1)
