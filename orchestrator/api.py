@@ -113,10 +113,11 @@ def sweep(
 def load_model(reference: str, *, tracking: str | None = None) -> Any:
     """The MLflow model ``NAME@alias`` or ``NAME/version``."""
     from orchestrator.registry import models as registry
+    from orchestrator.tracking.fluent import speaking_to
 
     settings = resolve({"tracking": tracking})
     uri = registry.resolve(settings, reference)
     import mlflow
 
-    mlflow.set_tracking_uri(settings.tracking)
-    return mlflow.pyfunc.load_model(uri)
+    with speaking_to(settings.tracking):
+        return mlflow.pyfunc.load_model(uri)

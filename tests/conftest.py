@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -110,3 +111,19 @@ def toy_workload(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     catalog.catalog.cache_clear()
     yield "toy"
     catalog.catalog.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def mlflow_as_it_was() -> Iterator[None]:
+    """MLflow keeps the store of a fluent call in globals and in the environment: none of it reaches the next test."""
+    names = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")
+    before = {name: os.environ.get(name) for name in names}
+    yield
+    if mlflow := sys.modules.get("mlflow"):
+        mlflow.set_tracking_uri(None)
+        mlflow.set_registry_uri(None)
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

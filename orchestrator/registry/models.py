@@ -16,6 +16,7 @@ from orchestrator.registry import servable
 from orchestrator.settings import Settings
 from orchestrator.storage.names import OUTCOME, TABLES, TEST_UNITS, VALIDATION_UNITS
 from orchestrator.tracking import store
+from orchestrator.tracking.fluent import speaking_to
 
 RECORD_FILES = (provenance.SPEC, provenance.ENVIRONMENT, OUTCOME, VALIDATION_UNITS, TEST_UNITS)
 
@@ -54,9 +55,10 @@ def log_model(settings: Settings, run_id: str, folder: Path, register: str | Non
     if (folder / TABLES).is_dir():
         mlflow_client.log_artifacts(run_id, str(folder / TABLES), TABLES)
     outcome = hashlib.sha256((folder / OUTCOME).read_bytes()).hexdigest()
-    model_id = _logged(mlflow_client, run_id, outcome) or _log(settings, run_id, folder / "model", outcome)
-    uri = f"models:/{model_id}"
-    return Logged(uri, _register(mlflow_client, register, uri, run_id, model_id) if register else None)
+    with speaking_to(settings.tracking):
+        model_id = _logged(mlflow_client, run_id, outcome) or _log(settings, run_id, folder / "model", outcome)
+        uri = f"models:/{model_id}"
+        return Logged(uri, _register(mlflow_client, register, uri, run_id, model_id) if register else None)
 
 
 def _logged(mlflow_client: Any, run_id: str, outcome: str) -> str | None:
@@ -76,8 +78,6 @@ def _log(settings: Settings, run_id: str, files: Path, outcome: str) -> str:
 
     from orchestrator.registry.serving import predictor
 
-    mlflow.set_tracking_uri(settings.tracking)
-    mlflow.set_registry_uri(settings.tracking)
     meta = servable.read(files)
     example = pd.DataFrame(meta["example"])
     output = predictor(files).predict(example, **meta["params"])

@@ -10,6 +10,7 @@ from orchestrator.errors import RunFailed, UserError, one_line, unknown
 from orchestrator.registry import models as registry
 from orchestrator.registry.tables import FORMATS, STREAM, columns_of, empty, frames, output, typed
 from orchestrator.settings import Settings
+from orchestrator.tracking.fluent import speaking_to
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,10 +63,9 @@ def _load(settings: Settings, model: str) -> Any:
     uri = registry.resolve(settings, model)
     import mlflow
 
-    mlflow.set_tracking_uri(settings.tracking)
-    mlflow.set_registry_uri(settings.tracking)
     try:
-        return mlflow.pyfunc.load_model(uri)
+        with speaking_to(settings.tracking):
+            return mlflow.pyfunc.load_model(uri)
     except Exception as error:  # whatever a model's own code and packages can raise
         raise UserError(
             f"The model {model} can not be loaded", got=f"{type(error).__name__}: {one_line(error)}",

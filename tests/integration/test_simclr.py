@@ -22,6 +22,7 @@ from orchestrator.registry import models, prediction, serving
 from orchestrator.results import comparison
 from orchestrator.settings import Settings, resolve
 from orchestrator.storage import records
+from orchestrator.tracking.fluent import speaking_to
 
 
 def orchestrator(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -73,8 +74,8 @@ def test_the_tables_of_the_test_are_kept_and_drawn(trained: Trained, registry: S
 
 
 def test_the_signature_says_binary_and_the_example_has_bytes(registry: Settings) -> None:
-    mlflow.set_tracking_uri(registry.tracking)
-    loaded = mlflow.pyfunc.load_model("models:/shapes/1")
+    with speaking_to(registry.tracking):
+        loaded = mlflow.pyfunc.load_model("models:/shapes/1")
     assert [(column.name, column.type.name) for column in loaded.metadata.signature.inputs] == [("image", "binary")]
     example = loaded.input_example["image"]
     assert [Image.open(io.BytesIO(image)).size for image in example] == [(16, 16), (16, 16)]

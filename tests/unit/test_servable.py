@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +83,17 @@ def test_digits_of_a_binary_column_stay_text(tmp_path: Path) -> None:
     file.write_text("image\n0012\n")
     (frame,) = tables.frames(str(file), "images.csv", BINARY)
     assert frame["image"].tolist() == ["0012"]
+
+
+def test_where_mlflow_speaks_to_is_put_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It would reach every subprocess of a notebook that has registered one model."""
+    import mlflow
+
+    from orchestrator.tracking.fluent import speaking_to
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mine:5000")
+    monkeypatch.delenv("MLFLOW_REGISTRY_URI", raising=False)
+    with speaking_to(f"sqlite:///{tmp_path}/other.db"):
+        assert mlflow.get_tracking_uri() == mlflow.get_registry_uri() == f"sqlite:///{tmp_path}/other.db"
+    assert os.environ["MLFLOW_TRACKING_URI"] == "http://mine:5000" == mlflow.get_tracking_uri()
+    assert "MLFLOW_REGISTRY_URI" not in os.environ

@@ -1,0 +1,33 @@
+"""MLflow's fluent API on one store, for as long as a call needs it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_INHERITED = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")
+
+
+@contextmanager
+def speaking_to(uri: str | None) -> Iterator[None]:
+    """Tracking and registry at ``uri``; None is MLflow's own choice.
+
+    MLflow keeps both in the environment too, where a notebook's next subprocess would inherit them: what stood there
+    before is put back.
+    """
+    import mlflow
+
+    before = {name: os.environ.get(name) for name in _INHERITED}
+    mlflow.set_tracking_uri(uri)
+    mlflow.set_registry_uri(uri)
+    try:
+        yield
+    finally:
+        mlflow.set_tracking_uri(None)
+        mlflow.set_registry_uri(None)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
