@@ -5,7 +5,7 @@ set -u
 cd "$(dirname "$0")/.."
 failed=""
 for name in ${*:-startup ranking mf_epoch samplers sequential bcl_loss augment simclr_step bi_encoder_speed \
-    text_ranker_step trial_overhead packing ml100k_quality}; do
+    text_ranker_step lifelong_search trial_overhead packing ml100k_quality}; do
     echo "== $name, $(date +%T)"
     case $name in
         *_quality) set -- ;;

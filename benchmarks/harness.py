@@ -226,17 +226,29 @@ def data_root(file: str = "ml-100k/100k_train.csv") -> Path:
 
 
 def busy_cores(seconds: float = 0.5) -> float:
-    """How many cores the machine's processes use while this one sleeps."""
-    return float(psutil.cpu_percent(interval=seconds)) / 100 * (psutil.cpu_count() or 1)
+    """How many of the cores that this process may use are in use while it sleeps."""
+    shares = psutil.cpu_percent(interval=seconds, percpu=True)
+    return sum(shares[core] for core in os.sched_getaffinity(0)) / 100
 
 
 def foreign_seconds() -> float:
-    """CPU seconds that processes other than this one and its descendants have used, the ended ones among them."""
+    """CPU seconds of the cores that this process may use, less its own and its descendants', the ended among them.
+
+    So a machine can be shared: ``taskset -c 0,1`` for the benchmark, other cores for what runs beside it.
+    """
+    cores = psutil.cpu_times(percpu=True)
+    busy = sum(sum(cores[core]) - cores[core].idle - cores[core].iowait for core in os.sched_getaffinity(0))
+    return float(busy - own_seconds())
+
+
+def own_seconds() -> float:
+    """CPU seconds of this process and its descendants; what an ended one used has moved to its parent."""
     me = psutil.Process()
-    own = {me.pid, *(child.pid for child in me.children(recursive=True))}
-    # User, system and the same of ended children: what a process used moves to its parent, never lost or counted twice.
-    others = (process for process in psutil.process_iter(["cpu_times"]) if process.pid not in own)
-    return float(sum(sum(process.info["cpu_times"][:4]) for process in others if process.info["cpu_times"]))
+    seconds = 0.0
+    for process in (me, *me.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            seconds += sum(process.cpu_times()[:4])
+    return seconds
 
 
 def commit() -> str | None:
