@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +10,11 @@ import torch
 
 from workloads.sampling.negatives import Key, Unobserved, subset, uniform
 
-_AT_ONCE = {"cpu": 2**19, "cuda": 2**28}
-"""Embedding entries gathered at once: on a CPU what a core's cache holds."""
+_AT_ONCE = 2**28
+"""Embedding entries gathered at once."""
+
+with warnings.catch_warnings(action="ignore"):  # PyTorch says once in a process that CSR is "in beta state"
+    torch.sparse_csr_tensor([0, 0], [], [], (1, 1), check_invariants=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,13 +71,31 @@ def counters(positions: torch.Tensor, count: int) -> torch.Tensor:
 def scores(table: torch.Tensor, users: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
     """Inner products of users (B,) with nodes (n, B) of one table (N, d), (n, B), without gradient."""
     own = table.index_select(0, users)
-    entries = _AT_ONCE.get(table.device.type, _AT_ONCE["cuda"])
-    at_once = max(1, entries // max(1, own.numel()))
+    if table.device.type == "cpu" and table.dtype == torch.float32 and len(nodes) < len(table):
+        return _fused(own, table, nodes)
+    at_once = max(1, _AT_ONCE // max(1, own.numel()))
     blocks = [
         table.index_select(0, block.flatten()).view(*block.shape, -1).mul_(own).sum(-1)
         for block in torch.split(nodes, at_once)
     ]
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+
+def _fused(own: torch.Tensor, table: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
+    """The same of rows (B, d), as entries of a product that is computed at these places alone: no row is copied.
+
+    Twice as quick as to gather and multiply (measured, on a CPU). PyTorch refuses more places than columns in a row.
+    """
+    count, size = nodes.shape
+    places = torch.sparse_csr_tensor(
+        torch.arange(size + 1) * count,
+        nodes.T.flatten(),
+        own.new_zeros(size * count),
+        (size, len(table)),
+        check_invariants=False,
+    )
+    products: torch.Tensor = torch.sparse.sampled_addmm(places, own, table.T, beta=0.0).values()
+    return products.view(size, count).T
 
 
 class Sampler:
