@@ -94,8 +94,9 @@ class _Dots(torch.autograd.Function):
         ctx.save_for_backward(rows)
         if rows.device.type != "cpu":
             return (rows[1:] * rows[0]).sum(-1)
-        first, scores, product = rows[0], rows.new_empty(len(rows) - 1, rows.shape[1]), torch.empty_like(rows[0])
-        for other, score in zip(rows[1:], scores):
+        first, *others = rows.unbind()
+        scores, product = rows.new_empty(len(others), rows.shape[1]), torch.empty_like(first)
+        for other, score in zip(others, scores.unbind()):
             torch.sum(torch.mul(first, other, out=product), -1, out=score)
         return scores
 

@@ -134,9 +134,9 @@ def _draw(
         ]
         lengths, positions = [len(part) for part in parts], torch.cat(parts)
         rows = orders.index_select(1, positions)
-        start = first * batch_size
-        items = data.pairs[1, orders[:, start : start + sum(sizes)].flatten()].view(len(passes), -1)
         nodes = _nodes(data, draws, passes, rows, positions)
+        everyone = orders[:, first * batch_size : first * batch_size + sum(sizes)]
+        items = nodes[1] if world == 1 else data.pairs[1, everyone.flatten()].view(len(passes), -1)
         yield from zip(
             torch.split(nodes, lengths, dim=2),
             torch.split(rows, lengths, dim=1),

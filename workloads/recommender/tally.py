@@ -45,10 +45,13 @@ class Tally:
         if self._clamped is not None:
             self._clamped += (losses.detach() >= _CLAMPED).sum()
 
+    @property
+    def sees(self) -> bool:
+        """Whether there is anything to :meth:`see` the negatives for."""
+        return self._planted is not None or self._quality is not None
+
     def see(self, positive: torch.Tensor, negatives: torch.Tensor, users: torch.Tensor, items: torch.Tensor) -> None:
         """Scores of a micro-batch's positives (b,) and negatives (N, b), -inf for none; users (b,) and items (N, b)."""
-        if self._planted is None and self._quality is None:
-            return
         negatives, users = negatives.detach(), users.expand_as(items)
         if self._planted is not None:
             sampled = negatives > -math.inf

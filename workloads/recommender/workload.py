@@ -127,9 +127,11 @@ class Recommender:
         choose = choice(self.draws, part, epoch, self.data.n_users)
         shared = (part.items, sampler.masked(part.nodes[0], part.items - self.data.n_users)) if sampler.shared else None
         scores, nodes = self.replica(part.nodes, choose, extras if self.draws.of_item else 0, shared)
-        negatives = nodes[2 + extras :] if shared is None else part.items.unsqueeze(1).expand(-1, len(part.rows))
-        tally.see(scores[0], scores[1 + extras :], nodes[0], negatives - self.data.n_users)
-        found = Scores(scores[0], scores[1 : 1 + extras].T, scores[1 + extras :].T, step)
+        positive, extra, negative = scores.split([1, extras, len(scores) - 1 - extras])  # one node of the graph
+        if tally.sees:
+            items = nodes[2 + extras :] if shared is None else part.items.unsqueeze(1).expand(-1, len(part.rows))
+            tally.see(positive[0], negative, nodes[0], items - self.data.n_users)
+        found = Scores(positive.squeeze(0), extra.T, negative.T, step)
         losses = OBJECTIVES[self.params.loss](found, **calibrated.settings)
         return losses if calibrated.weights is None else losses * calibrated.weights.index_select(0, part.rows)
 
