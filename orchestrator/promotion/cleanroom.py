@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import one_line
+from orchestrator.errors import UNAVAILABLE, UserError, one_line
 from orchestrator.tracking import store
+from orchestrator.tracking.fluent import PICKLES
 
 PROBE = Path(__file__).with_name("probe.py")
 CALLS = 50
 CALLS_SECONDS = 5.0
 SECONDS = 300.0
 """How long loading and predicting may take together."""
+
+WAITS = (1.0, 5.0, 0.0)
+"""Seconds after each attempt to fetch files from a store that does not answer."""
+
+SILENCE = re.compile(r"time[sd]?[ -]?out|connection|max retries|temporarily|\b50[234]\b", re.IGNORECASE)
+"""What an artifact store's errors say when it is out of reach, whatever kind of store it is."""
 
 SHOWN = 300
 """Characters of what a model says that are told."""
@@ -68,17 +77,31 @@ def signature(client: Any, model: str, version: Any) -> Any:
 
 @contextmanager
 def fetched(client: Any, model: str, version: Any, name: str = "") -> Iterator[Path]:
-    """A copy of a model version's files, or of the one named. Raises Unusable when they are gone."""
+    """A copy of a model version's files, or of the one named.
+
+    Raises Unusable when they are gone, UserError (exit 3) when their store does not answer: that is no verdict.
+    """
     import mlflow
 
     mlflow.set_tracking_uri(client.tracking_uri)
     mlflow.set_registry_uri(client.tracking_uri)
     with tempfile.TemporaryDirectory(prefix="model-") as scratch:
-        uri = f"models:/{model}/{version.version}"
-        try:
-            found = Path(mlflow.artifacts.download_artifacts(f"{uri}/{name}" if name else uri, dst_path=scratch))
-        except Exception as error:  # each kind of storage has its own ways to say that there is nothing
-            raise Unusable(f"its files are gone ({one_line(error)[:SHOWN]})") from None
+        uri = "/".join(filter(None, (f"models:/{model}/{version.version}", name)))
+        for wait in WAITS:
+            try:
+                found = Path(mlflow.artifacts.download_artifacts(uri, dst_path=scratch))
+                break
+            except Exception as error:  # each kind of storage has its own ways to say that there is nothing
+                told = one_line(error)[:SHOWN]
+                if not SILENCE.search(str(error)):
+                    raise Unusable(f"its files are gone ({told})") from None
+                time.sleep(wait)
+        else:
+            raise UserError(
+                f"The files of {model}/{version.version} could not be fetched from {version.source}: {told}",
+                fix="Try again when MLflow and its artifact store answer",
+                code=UNAVAILABLE,
+            )
         folder = found if found.is_dir() else found.parent
         if not (folder / "MLmodel").is_file():
             raise Unusable(f"its files are gone ({version.source} holds no MLmodel)")
@@ -90,7 +113,8 @@ def measure(folder: Path) -> Measured:
     with tempfile.TemporaryDirectory(prefix="clean-") as scratch:
         result = Path(scratch) / "result.json"
         words = [sys.executable, "-I", "-B", str(PROBE), str(folder), str(result), str(CALLS), str(CALLS_SECONDS)]
-        environment = {name: os.environ[name] for name in KEPT if name in os.environ} | {"HOME": scratch}
+        environment = {name: os.environ[name] for name in KEPT if name in os.environ}
+        environment |= {"HOME": scratch, PICKLES: os.environ.get(PICKLES, "false")}
         said = Path(scratch) / "stderr.txt"  # no pipe: what a model leaves running could hold that open for ever
         try:
             with said.open("wb") as errors:

@@ -21,6 +21,9 @@ QUIET = {
     "MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK": "true",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # our writer does that itself: a request sent twice makes two runs
+    # With these a server sends its clients to its artifact store itself, which only the server may be able to reach.
+    "MLFLOW_ENABLE_PROXY_MULTIPART_UPLOAD": "false",
+    "MLFLOW_ENABLE_PROXY_MULTIPART_DOWNLOAD": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # two lines at each run's end
     "MLFLOW_LOGGING_LEVEL": "WARNING",
 }

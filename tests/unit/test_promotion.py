@@ -482,6 +482,44 @@ def test_an_event_of_another_format(settings: Settings, client: Any, rec: Callab
         rollback(settings, "rec", "champion")
 
 
+# The files of a version
+
+
+def test_a_store_that_is_silent_is_asked_again_and_is_no_verdict(
+    client: Any, rec: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version, asked = registry.version(client, "rec", rec(gain=1.0)), []
+    (tmp_path / "MLmodel").touch()
+
+    def fetch(uri: str, dst_path: str) -> str:
+        asked.append(uri)
+        if len(asked) < answers:
+            raise OSError(trouble)
+        return str(tmp_path)
+
+    monkeypatch.setattr("mlflow.artifacts.download_artifacts", fetch)
+    monkeypatch.setattr(cleanroom, "WAITS", (0.0, 0.0, 0.0))
+    trouble, answers = "HTTPConnectionPool(host='mlflow'): Read timed out.", 3
+    with cleanroom.fetched(client, "rec", version) as folder:
+        assert folder == tmp_path
+    assert asked == [f"models:/rec/{version.version}"] * 3
+    answers = 9
+    with (
+        pytest.raises(UserError, match=r"could not be fetched from .*timed out") as found,
+        cleanroom.fetched(client, "rec", version),
+    ):
+        pass
+    assert found.value.code == UNAVAILABLE
+    assert len(asked) == 6
+    trouble = "No such artifact"
+    with (
+        pytest.raises(cleanroom.Unusable, match=r"its files are gone \(No such artifact\)"),
+        cleanroom.fetched(client, "rec", version),
+    ):
+        pass
+    assert len(asked) == 7
+
+
 # The clean process
 
 

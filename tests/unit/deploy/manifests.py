@@ -1,0 +1,164 @@
+"""What `deploy/` holds, read as its tools read it: kustomize's overlays resolved, compose's variables filled in."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonpatch
+import yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+DEPLOY = ROOT / "deploy"
+KUBERAY = DEPLOY / "kuberay"
+BUILDS = (
+    "base",
+    "sweep",
+    "overlays/single-gpu",
+    "overlays/single-gpu/sweep",
+    "overlays/team",
+    "overlays/team/sweep",
+)
+"""Every folder that `kubectl apply -k` may be given."""
+
+Manifest = dict[str, Any]
+KNOWN = {"apiVersion", "kind", "namespace", "resources", "images", "patches"}
+VARIABLE = re.compile(r"\$\{(\w+)(?:(:?\?)([^}]*))?\}")
+
+
+@cache
+def build(name: str) -> list[Manifest]:
+    """What `kubectl kustomize` prints, for the part of kustomize that is used here: JSON patches, images, namespace.
+
+    It is made once: nobody changes what is given back.
+    """
+    folder = KUBERAY / name
+    plan = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    assert not set(plan) - KNOWN, f"{folder}: teach tests/unit/deploy/manifests.py what {set(plan) - KNOWN} means"
+    found: list[Manifest] = []
+    for resource in plan["resources"]:
+        path = (folder / resource).resolve()
+        found += build(str(path.relative_to(KUBERAY))) if path.is_dir() else list(yaml.safe_load_all(path.read_text()))
+    found = copy.deepcopy(found)  # YAML's anchors are one object
+    for patch in plan.get("patches", ()):
+        operations = jsonpatch.JsonPatch(yaml.safe_load(patch["patch"]))
+        meant = [manifest for manifest in found if _is(manifest, patch["target"])]
+        assert meant, f"{folder}: a patch of {patch['target']} meets nothing"
+        for manifest in meant:
+            operations.apply(manifest, in_place=True)
+    for manifest in found:
+        for container in containers(manifest):
+            for image in plan.get("images", ()):
+                if container["image"].rpartition(":")[0] == image["name"]:
+                    container["image"] = f"{image['newName']}:{image['newTag']}"
+        if "namespace" in plan and manifest["kind"] != "Namespace":
+            manifest["metadata"]["namespace"] = plan["namespace"]
+    return found
+
+
+def every_manifest() -> Iterator[tuple[str, Manifest]]:
+    """Each manifest of each build, under a name for a test."""
+    for name in BUILDS:
+        for manifest in build(name):
+            yield f"{name}:{manifest['kind']}/{manifest['metadata']['name']}", manifest
+
+
+def one(name: str, kind: str) -> Manifest:
+    """The build's only manifest of that kind."""
+    (found,) = (manifest for manifest in build(name) if manifest["kind"] == kind)
+    return found
+
+
+def pods(manifest: Any) -> Iterator[Manifest]:
+    """The specs of all pods that a manifest makes, wherever they stand in it."""
+    if isinstance(manifest, dict):
+        if "containers" in manifest:
+            yield manifest
+        for value in manifest.values():
+            yield from pods(value)
+    elif isinstance(manifest, list):
+        for value in manifest:
+            yield from pods(value)
+
+
+def containers(manifest: Any) -> Iterator[Manifest]:
+    for pod in pods(manifest):
+        yield from pod["containers"]
+
+
+def ray_clusters(name: str) -> Iterator[Manifest]:
+    """The specs of the Ray clusters of a build, a RayJob's own among them."""
+    for manifest in build(name):
+        if manifest["kind"] == "RayCluster":
+            yield manifest["spec"]
+        elif manifest["kind"] == "RayJob":
+            yield manifest["spec"]["rayClusterSpec"]
+
+
+@cache
+def compose(file: str = "compose.yaml") -> Manifest:
+    """A compose file as it stands, anchors resolved, variables not."""
+    found: Manifest = yaml.safe_load((DEPLOY / file).read_text())
+    return found
+
+
+def variables(file: Path) -> dict[str, str]:
+    """NAME=value lines of an environment file."""
+    lines = (tuple(line.split("=", 1)) for line in file.read_text().splitlines() if line and not line.startswith("#"))
+    return dict(lines)
+
+
+def filled(value: Any, given: Mapping[str, str]) -> Any:
+    """``value`` with compose's ${VARIABLE:?hint} replaced. Raises KeyError for one that has to have a value."""
+
+    def put(match: re.Match[str]) -> str:
+        name, operator, _ = match.groups()
+        if not given.get(name) and (operator != "?" or name not in given):
+            raise KeyError(name)
+        return given[name]
+
+    if isinstance(value, dict):
+        return {key: filled(inner, given) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [filled(inner, given) for inner in value]
+    return VARIABLE.sub(put, value) if isinstance(value, str) else value
+
+
+EXAMPLE = variables(DEPLOY / ".env.example")
+GIVEN = {name: value or "0123456789abcdef" for name, value in EXAMPLE.items()}
+"""What a user makes of the example."""
+
+SERVICES: dict[str, Manifest] = filled(compose(), GIVEN)["services"]
+README = (DEPLOY / "README.md").read_text()
+
+
+def misspelt(value: Any, free: frozenset[str], path: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """``value`` with one of its keys misspelt, for each key in turn but those right below a name in ``free``."""
+    for place, owner in _owners(value, path):
+        if place and place[-1] in free:
+            continue
+        for key in owner:
+            wrong = copy.deepcopy(value)
+            target = wrong
+            for step in place:
+                target = target[step]
+            target[f"{key}Z"] = target.pop(key)
+            yield "/".join(map(str, (*place, key))), wrong
+
+
+def _owners(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Manifest]]:
+    if isinstance(value, dict):
+        yield path, value
+        for key, inner in value.items():
+            yield from _owners(inner, (*path, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _owners(inner, (*path, index))
+
+
+def _is(manifest: Manifest, target: Mapping[str, str]) -> bool:
+    return manifest["kind"] == target["kind"] and target.get("name") in (None, manifest["metadata"]["name"])

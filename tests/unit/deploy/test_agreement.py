@@ -1,0 +1,203 @@
+"""What stands in several places of `deploy/` says the same: versions, names, ports, hosts, variables."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import mlflow
+import pytest
+import yaml
+
+from orchestrator.settings import NAMES
+from tests.unit.deploy.manifests import (
+    BUILDS,
+    DEPLOY,
+    EXAMPLE,
+    README,
+    ROOT,
+    SERVICES,
+    build,
+    containers,
+    one,
+    ray_clusters,
+    variables,
+)  # fmt: skip
+from tests.unit.deploy.test_dockerfiles import CONSTRAINTS, arguments, base
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+MLFLOW_SERVER = next(container for container in containers(build("base")) if container["name"] == "mlflow")
+MLFLOW_IN_KUBERNETES = {variable["name"]: variable.get("value") for variable in MLFLOW_SERVER["env"]}
+NODE_IN_KUBERNETES = next(container for container in containers(build("base")) if container["name"] == "ray-head")
+
+
+def test_one_ray_everywhere() -> None:
+    (bound,) = (need for need in PROJECT["dependencies"] if need.startswith("ray["))
+    version = CONSTRAINTS["ray"]
+    assert arguments(DEPLOY / "docker/ray.Dockerfile")["RAY_VERSION"] == version
+    assert base(DEPLOY / "docker/ray.Dockerfile") == f"rayproject/ray:{version}-py311-gpu"
+    assert {spec["rayVersion"] for name in BUILDS for spec in ray_clusters(name)} == {version}
+    assert bound.startswith(f"ray[default,train,tune]>={version.rpartition('.')[0]},")
+
+
+def test_our_images_have_our_version() -> None:
+    texts = [path.read_text() for path in DEPLOY.rglob("*.yaml")] + [
+        path.read_text() for path in (DEPLOY / "docker").glob("*.Dockerfile")
+    ]
+    tags = {tag for text in texts for tag in re.findall(r"orchestrator-(?:ray|mlflow):([\w.]+)", text)}
+    tags |= {tag for text in texts for tag in re.findall(r"newTag: ([\w.]+)", text)}
+    assert tags | {EXAMPLE["VERSION"]} == {PROJECT["version"]}
+
+
+def test_the_same_database_image_in_both() -> None:
+    (postgres,) = (container for container in containers(build("base")) if container["name"] == "postgres")
+    assert postgres["image"] == SERVICES["postgres"]["image"]
+
+
+def test_runs_and_users_lie_in_the_database_that_is_started() -> None:
+    uri = SERVICES["mlflow"]["environment"]["MLFLOW_BACKEND_STORE_URI"]
+    assert MLFLOW_IN_KUBERNETES["MLFLOW_BACKEND_STORE_URI"] == uri
+    assert f"database_uri = {uri}\n" in (DEPLOY / "docker/auth.ini").read_text()
+    place = urlsplit(uri)
+    assert place.password is None, "PGPASSWORD has it: a URI stands in logs and error messages"
+    assert place.hostname in SERVICES
+    (service,) = (
+        each for each in build("base") if each["kind"] == "Service" and each["metadata"]["name"] == place.hostname
+    )
+    assert [port["port"] for port in service["spec"]["ports"]] == [place.port]
+    made = SERVICES["postgres"]["environment"]
+    (postgres,) = (container for container in containers(build("base")) if container["name"] == "postgres")
+    in_kubernetes = {variable["name"]: variable.get("value") for variable in postgres["env"]}
+    for environment in (made, in_kubernetes):
+        assert (environment["POSTGRES_USER"], f"/{environment['POSTGRES_DB']}") == (place.username, place.path)
+
+
+@pytest.mark.parametrize("where", ["compose", "kubernetes"])
+def test_mlflow_answers_to_the_name_that_the_nodes_call_it(where: str) -> None:
+    if where == "compose":
+        uri = SERVICES["ray-head"]["environment"]["MLFLOW_TRACKING_URI"]
+        server, port, asked_for = SERVICES["mlflow"]["environment"], 5000, SERVICES["mlflow"]["healthcheck"]["test"]
+        assert urlsplit(asked_for[-1]).netloc == urlsplit(uri).netloc
+        assert SERVICES["mlflow"]["ports"] == [f"127.0.0.1:{EXAMPLE['MLFLOW_PORT']}:{port}"]
+        assert f"localhost:{EXAMPLE['MLFLOW_PORT']}" in server["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")
+        assert urlsplit(uri).hostname in SERVICES
+    else:
+        (uri,) = {v["value"] for v in NODE_IN_KUBERNETES["env"] if v["name"] == "MLFLOW_TRACKING_URI"}
+        server = MLFLOW_IN_KUBERNETES
+        (port,) = {port["containerPort"] for port in MLFLOW_SERVER["ports"]}
+        assert MLFLOW_SERVER["readinessProbe"]["exec"]["command"][-1] == urlsplit(uri).netloc
+        (service,) = (
+            each for each in build("base")
+            if each["kind"] == "Service" and each["metadata"]["name"] == urlsplit(uri).hostname
+        )  # fmt: skip
+        assert [each["port"] for each in service["spec"]["ports"]] == [port]
+        assert service["spec"]["selector"] == {"app.kubernetes.io/name": "mlflow"}
+    assert urlsplit(uri).port == port == int(server["MLFLOW_PORT"])
+    assert urlsplit(uri).netloc in server["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")
+    assert server["MLFLOW_SERVE_ARTIFACTS"] == "true"
+
+
+def test_kubernetes_names_of_mlflow_are_those_of_its_namespace() -> None:
+    namespace = one("base", "Namespace")["metadata"]["name"]
+    allowed = MLFLOW_IN_KUBERNETES["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")
+    assert {f"mlflow.{namespace}:5000", f"mlflow.{namespace}.svc.cluster.local:5000"} <= set(allowed)
+    for name in BUILDS:
+        assert {each["metadata"].get("namespace", namespace) for each in build(name)} == {namespace}
+
+
+def test_a_team_s_sweep_waits_in_the_team_s_queue() -> None:
+    queue = one("overlays/team", "LocalQueue")["metadata"]["name"]
+    assert one("overlays/team/sweep", "RayJob")["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": queue}
+
+
+def test_what_is_set_is_read_by_somebody() -> None:
+    """An environment variable with a wrong name is the quietest of all mistakes."""
+    package = Path(mlflow.__file__).parent
+    read = "\n".join(
+        (package / name).read_text() for name in ("environment_variables.py", "cli/__init__.py", "utils/cli_args.py")
+    )
+    names = {name for service in SERVICES.values() for name in service["environment"]}
+    names |= {
+        variable["name"] for name in BUILDS for each in containers(build(name)) for variable in each.get("env", ())
+    }
+    names |= set(variables(DEPLOY / "nodes/nodes.env.example"))
+    for dockerfile in (DEPLOY / "docker").glob("*.Dockerfile"):
+        names |= set(re.findall(r"^(?:ENV| {4})\s*(\w+)=", dockerfile.read_text(), re.MULTILINE))
+    ours = {variable for variable, _ in NAMES.values()} | {"ORCHESTRATOR_CACHE"}
+    for name in names:
+        if name.startswith("ORCHESTRATOR_"):
+            assert name in ours
+        elif name.startswith("MLFLOW_"):
+            assert re.search(rf"[\"']{name}[\"']", read), name
+        else:
+            assert name.startswith(("AWS_", "RAY_", "RUSTFS_", "POSTGRES_", "PG")), name
+
+
+def test_nodes_get_the_same_wherever_they_run() -> None:
+    listed = set(variables(DEPLOY / "nodes/nodes.env.example"))
+    assert set(SERVICES["ray-head"]["environment"]) == listed
+    image = (DEPLOY / "docker/ray.Dockerfile").read_text()
+    for name, variable in (("home", "ORCHESTRATOR_HOME"), ("data", "ORCHESTRATOR_DATA")):
+        assert NAMES[name][0] == variable
+        assert f"{variable}=" in image
+    (data,) = re.findall(r"ORCHESTRATOR_DATA=(\S+)", image)
+    assert SERVICES["ray-worker"]["volumes"] == [f"datasets:{data}"]
+    assert data in {mount["mountPath"] for mount in NODE_IN_KUBERNETES["volumeMounts"]}
+    assert any(option.endswith(f":{data}") for option in _docker_options("cluster.yaml"))
+
+
+def test_nodes_are_no_administrators_of_mlflow() -> None:
+    account = SERVICES["ray-head"]["environment"]["MLFLOW_TRACKING_USERNAME"]
+    assert account == SERVICES["mlflow"]["environment"]["MLFLOW_TRACKING_USERNAME"]
+    assert account == variables(DEPLOY / "nodes/nodes.env.example")["MLFLOW_TRACKING_USERNAME"] != "admin"
+    assert "admin_username = admin\n" in (DEPLOY / "docker/auth.ini").read_text()
+    assert not any("ADMIN" in name or name.startswith("PG") for name in SERVICES["ray-head"]["environment"])
+
+
+def test_ports_of_the_cluster_agree() -> None:
+    head, worker = SERVICES["ray-head"]["command"], SERVICES["ray-worker"]["command"]
+    assert "--port=6379" in head
+    assert "--address=ray-head:6379" in worker
+    assert SERVICES["ray-head"]["ports"] == [f"127.0.0.1:{EXAMPLE['RAY_PORT']}:8265"]
+    assert "--dashboard-port=8265" in head
+    assert urlsplit(SERVICES["ray-head"]["healthcheck"]["test"][-1]).port == 8265
+    ports = {port["name"]: port["containerPort"] for port in NODE_IN_KUBERNETES["ports"]}
+    assert (ports["gcs"], ports["dashboard"]) == (6379, 8265)
+
+
+def test_the_page_names_what_is_there() -> None:
+    for path in re.findall(r"(?:^|[\s`(])(deploy/[\w./-]+)", README):
+        made_by_the_reader = path in ("deploy/.env", "deploy/nodes/nodes.env")
+        assert made_by_the_reader or (ROOT / path.rstrip(".")).exists(), path
+    for name in {*re.findall(r"secret generic ([\w-]+)", README)}:
+        assert name in _secrets(), name
+    assert _secrets() <= {*re.findall(r"secret generic ([\w-]+)", README)}
+
+
+def test_every_key_of_a_secret_is_put_into_it() -> None:
+    line = next(part for part in README.split("secret generic ") if part.startswith("mlflow-server"))
+    for variable in MLFLOW_SERVER["env"]:
+        if "valueFrom" in variable:
+            key = variable["valueFrom"]["secretKeyRef"]["key"]
+            assert re.search(rf"\b{key}\b", line.partition("kubectl")[0])
+            assert key in EXAMPLE or key == "MLFLOW_ARTIFACTS_DESTINATION"
+
+
+def _secrets() -> set[str]:
+    found = set()
+    for name in BUILDS:
+        for container in containers(build(name)):
+            found |= {source["secretRef"]["name"] for source in container.get("envFrom", ())}
+            found |= {
+                variable["valueFrom"]["secretKeyRef"]["name"]
+                for variable in container.get("env", ())
+                if "valueFrom" in variable
+            }
+    return found
+
+
+def _docker_options(name: str) -> list[str]:
+    options: list[str] = yaml.safe_load((DEPLOY / name).read_text())["docker"]["run_options"]
+    return options

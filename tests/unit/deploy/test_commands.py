@@ -1,0 +1,138 @@
+"""Every command that `deploy/` holds is one that Ray or we know, and every example sweep fits its cluster."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from ray.scripts import scripts as ray_commands
+
+from orchestrator import cluster, sweeps
+from orchestrator.cli import app
+from orchestrator.errors import UserError
+from orchestrator.spec import Resources, SweepSpec
+from orchestrator.storage.records import NAME
+from tests.unit.deploy.manifests import BUILDS, DEPLOY, README, SERVICES, one, ray_clusters
+
+
+def ray_starts() -> Iterator[list[str]]:
+    """The words of every `ray start`, KubeRay's parameters among them."""
+    for service in SERVICES.values():
+        if service.get("command", ())[:2] == ["ray", "start"]:
+            yield service["command"][2:]
+    for name in ("cluster.yaml", "cluster-aws.yaml"):
+        config = yaml.safe_load((DEPLOY / name).read_text())
+        for command in [*config["head_start_ray_commands"], *config["worker_start_ray_commands"]]:
+            if "ray start" in command:
+                yield shlex.split(command.partition("ray start")[2])
+    for name in BUILDS:
+        for spec in ray_clusters(name):
+            for group in [spec["headGroupSpec"], *spec["workerGroupSpecs"]]:
+                yield [f"--{key}={value}" for key, value in group["rayStartParams"].items()]
+
+
+def shapes() -> dict[str, list[cluster.Node]]:
+    """The nodes of each example cluster as a sweep finds them: CPUs and GPUs, the head first."""
+    found = {}
+    for name in BUILDS:
+        for spec in ray_clusters(name):
+            assert spec["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+            nodes = [{"CPU": 0.0, "GPU": 0.0}]
+            for group in spec["workerGroupSpecs"]:
+                (container,) = group["template"]["spec"]["containers"]
+                limits = container["resources"]["limits"]
+                node = {"CPU": float(limits["cpu"]), "GPU": float(limits.get("nvidia.com/gpu", 0))}
+                nodes += [node] * group["replicas"]
+            found[name] = nodes
+    kinds = yaml.safe_load((DEPLOY / "cluster-aws.yaml").read_text())["available_node_types"]
+    gpu = {kind: float(amount) for kind, amount in kinds["gpu"]["resources"].items()}
+    found["aws"] = [{"CPU": 0.0, "GPU": 0.0}, *[gpu] * kinds["gpu"]["min_workers"]]
+    return found
+
+
+def asked(words: list[str], monkeypatch: pytest.MonkeyPatch) -> SweepSpec:
+    """The sweep that a command line asks for, on a cluster that is elsewhere; nothing is started."""
+    caught = []
+
+    def instead(spec: SweepSpec, *_: Any) -> None:
+        caught.append(spec)
+        raise typer.Exit(0)
+
+    monkeypatch.setattr(sweeps, "sweep", instead)
+    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")
+    app(words, standalone_mode=False)
+    (spec,) = caught
+    return spec
+
+
+def entrypoint(name: str) -> tuple[str, list[str]]:
+    """The name that a RayJob's sweep has, and the words of our command."""
+    python, script, run, *words = shlex.split(one(name, "RayJob")["spec"]["entrypoint"])
+    assert (python, script) == ("python", "/opt/orchestrator/durable.py")
+    assert (DEPLOY / "docker/durable.py").is_file()
+    return run, words
+
+
+@pytest.mark.parametrize("words", list(map(tuple, ray_starts())), ids=" ".join)
+def test_ray_knows_every_word_of_ray_start(words: tuple[str, ...]) -> None:
+    ray_commands.start.make_context("ray start", list(words))
+
+
+@pytest.mark.parametrize("name", ["sweep", "overlays/single-gpu/sweep", "overlays/team/sweep"])
+def test_a_sweep_s_command_is_ours_and_fits_its_cluster(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, words = entrypoint(name)
+    assert NAME.fullmatch(run)
+    assert "--name" not in words, "durable.py adds it"
+    spec = asked(words, monkeypatch)
+    nodes = shapes()[name]
+    at_once = cluster.check_fit(nodes, spec.resources)
+    assert at_once == sum(4 * node["GPU"] for node in nodes), "GPUs lie idle"
+    assert spec.resources.gpus_per_worker > 0
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    nodes = shapes()
+    assert cluster.check_fit(nodes["overlays/team/sweep"], Resources(workers=4, gpus_per_worker=1)) == 1
+    with pytest.raises(UserError, match="too small"):
+        cluster.check_fit(nodes["overlays/team/sweep"], Resources(workers=5, gpus_per_worker=1))
+    with pytest.raises(UserError, match="too small"):
+        cluster.check_fit(nodes["overlays/single-gpu"], Resources(cpus_per_worker=5))
+
+
+def test_a_cluster_that_stays_is_never_without_a_gpu() -> None:
+    """A sweep sizes itself by the nodes that are there, and one that finds none is refused."""
+    for name, nodes in shapes().items():
+        assert cluster.check_fit(nodes, Resources(gpus_per_worker=1)) >= 1, name
+    for name in BUILDS:
+        for spec in ray_clusters(name):
+            for group in spec["workerGroupSpecs"]:
+                assert 1 <= group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+
+
+COMMANDS = [line.strip() for line in README.splitlines() if line.strip().startswith("orchestrator ")]
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_the_page_s_commands_are_ours(line: str) -> None:
+    words = shlex.split(line, comments=True)[1:]
+    _parse(words)
+    if words[0] == "submit":
+        _parse(words[words.index("--") + 1 :])
+
+
+@pytest.mark.parametrize("line", [line for line in COMMANDS if "-- sweep " in line])
+def test_the_page_s_sweeps_fit_every_cluster(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = asked(shlex.split(line, comments=True)[shlex.split(line).index("--") + 1 :], monkeypatch)
+    for name, nodes in shapes().items():
+        assert cluster.check_fit(nodes, spec.resources) >= 1, name
+
+
+def _parse(words: list[str]) -> None:
+    command: Any = typer.main.get_command(app)
+    while words and words[0] in getattr(command, "commands", {}):
+        command, words = command.commands[words[0]], words[1:]
+    command.make_context(command.name, list(words))

@@ -1,0 +1,121 @@
+"""The compose files against compose's own schema, and what makes them fit to be left running."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.resources import files
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.unit.deploy.manifests import DEPLOY, EXAMPLE, GIVEN, SERVICES, VARIABLE, Manifest, compose, filled, misspelt
+
+FILES = ("compose.yaml", "compose.gpu.yaml")
+FREE = frozenset({"environment", "services", "volumes", "depends_on", "ulimits"})
+"""Maps whose keys are ours."""
+
+SECRET = re.compile(r"PASSWORD|SECRET|TOKEN|ACCESS_KEY")
+
+
+@pytest.fixture(scope="module")
+def schema() -> jsonschema.protocols.Validator:
+    """The compose specification, as check-jsonschema carries it."""
+    text = (files("check_jsonschema") / "builtin_schemas" / "vendor" / "compose-spec.json").read_text()
+    return jsonschema.validators.validator_for(json.loads(text))(json.loads(text))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_it_is_what_the_specification_says(schema: jsonschema.protocols.Validator, name: str) -> None:
+    schema.validate(filled(compose(name), GIVEN))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_misspelt_key_anywhere_is_caught(schema: jsonschema.protocols.Validator, name: str) -> None:
+    stack = {key: value for key, value in filled(compose(name), GIVEN).items() if not key.startswith("x-")}
+    for place, wrong in misspelt(stack, FREE):
+        assert not schema.is_valid(wrong), f"{place} misspelt is not seen"
+
+
+def test_every_variable_is_in_the_example_and_must_have_a_value() -> None:
+    text = "\n".join((DEPLOY / name).read_text() for name in FILES)
+    used = VARIABLE.findall(text)
+    assert {name for name, _, _ in used} | {"COMPOSE_PROFILES"} == set(EXAMPLE)
+    assert all(operator for _, operator, _ in used), "a variable without :? is silently empty"
+    assert "$" not in VARIABLE.sub("", text)
+
+
+@pytest.mark.parametrize(
+    "name", sorted({name for name, _, _ in VARIABLE.findall((DEPLOY / "compose.yaml").read_text())})
+)
+def test_a_variable_that_was_forgotten_is_named(name: str) -> None:
+    with pytest.raises(KeyError, match=name):
+        filled(compose(), {other: value for other, value in GIVEN.items() if other != name})
+
+
+def test_only_the_endpoint_may_be_empty_which_is_aws() -> None:
+    assert filled(compose(), {**GIVEN, "S3_ENDPOINT": ""})
+    for name in set(GIVEN) - {"S3_ENDPOINT", "COMPOSE_PROFILES"}:
+        with pytest.raises(KeyError):
+            filled(compose(), {**GIVEN, name: ""})
+
+
+def test_secrets_come_from_the_environment_and_the_example_holds_none() -> None:
+    for service in compose()["services"].values():
+        for name, value in service["environment"].items():
+            if SECRET.search(name):
+                assert VARIABLE.fullmatch(value), f"{name} is a literal"
+        words = " ".join([*service.get("command", ()), *service.get("healthcheck", {}).get("test", ())])
+        assert not SECRET.search(words), "a process's words can be read by everybody"
+    for name, value in EXAMPLE.items():
+        assert not (SECRET.search(name) or name.endswith("_KEY")) or not value, f"{name} has a value in .env.example"
+
+
+def test_images_are_pinned() -> None:
+    for name, service in SERVICES.items():
+        _, _, tag = service["image"].rpartition(":")
+        assert re.match(r"\d+\.\d+", tag), f"{name}: {service['image']}"
+
+
+def test_nothing_listens_beyond_loopback() -> None:
+    for service in SERVICES.values():
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+        assert service.get("network_mode") is None
+        assert not service.get("privileged")
+        assert "no-new-privileges:true" in service["security_opt"]
+
+
+def test_what_runs_on_is_asked_by_its_own_name_whether_it_works() -> None:
+    for name, service in SERVICES.items():
+        if service["restart"] == "no":
+            continue
+        words = " ".join(service["healthcheck"]["test"])
+        # A worker's raylet listens on its own loopback alone, and has no name of its own where there are several.
+        host = "127.0.0.1" if name == "ray-worker" else name
+        assert re.search(rf"(//|--host=){host}\b", words), f"{name}: {words}"
+    assert "/api/2.0/mlflow/" in SERVICES["mlflow"]["healthcheck"]["test"][-1], "/health hides the host check"
+
+
+def test_each_waits_for_what_it_needs() -> None:
+    needs = {name: service.get("depends_on", {}) for name, service in SERVICES.items()}
+    assert needs["buckets"] == {"s3": {"condition": "service_healthy", "required": False}}
+    assert needs["mlflow"] == {
+        "postgres": {"condition": "service_healthy"},
+        "buckets": {"condition": "service_completed_successfully"},
+    }
+    assert needs["ray-head"] == {"mlflow": {"condition": "service_healthy"}}
+    assert needs["ray-worker"] == {"ray-head": {"condition": "service_healthy"}}
+
+
+def test_the_store_of_the_stack_can_be_left_away() -> None:
+    assert [name for name, service in SERVICES.items() if service.get("profiles")] == ["s3"]
+    assert EXAMPLE["COMPOSE_PROFILES"] == "s3"
+
+
+def test_head_and_workers_are_the_same_but_for_what_they_start() -> None:
+    def common(service: Manifest) -> dict[str, Any]:
+        return {key: service[key] for key in ("image", "build", "environment", "volumes", "shm_size", "init")}
+
+    assert common(SERVICES["ray-head"]) == common(SERVICES["ray-worker"])
+    assert SERVICES["ray-head"]["environment"]["RAY_AUTH_MODE"] == "token"

@@ -1,0 +1,97 @@
+"""The Dockerfiles: pinned bases, nobody is root, our versions, nothing in the context but what is copied."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.unit.deploy.manifests import DEPLOY, ROOT
+
+DOCKERFILES = sorted((DEPLOY / "docker").glob("*.Dockerfile"))
+CONSTRAINTS = {
+    canonicalize_name(line.split("==")[0]): line.split("==")[1]
+    for line in (ROOT / "constraints.txt").read_text().splitlines()
+    if line and not line.startswith("#")
+}
+
+
+def instructions(dockerfile: Path) -> list[tuple[str, str]]:
+    """Instruction and arguments of each line, continuation lines joined."""
+    text = re.sub(r"\\\n", " ", dockerfile.read_text())
+    lines = (line.split(None, 1) for line in text.splitlines() if line.strip() and not line.startswith("#"))
+    return [(word, " ".join(rest.split())) for word, rest in lines]
+
+
+def arguments(dockerfile: Path) -> dict[str, str]:
+    return dict(value.split("=", 1) for word, value in instructions(dockerfile) if word == "ARG")
+
+
+def base(dockerfile: Path) -> str:
+    """The image it is built on, its arguments filled in."""
+    (found,) = (value for word, value in instructions(dockerfile) if word == "FROM")
+    return re.sub(r"\$\{(\w+)\}", lambda match: arguments(dockerfile)[match[1]], found)
+
+
+def copied(dockerfile: Path) -> list[str]:
+    """What it takes from the context."""
+    sources = [value for word, value in instructions(dockerfile) if word == "COPY"]
+    return [path for value in sources for path in value.split()[:-1] if not path.startswith("--")]
+
+
+def test_there_are_two() -> None:
+    assert [file.stem for file in DOCKERFILES] == ["mlflow", "ray"]
+
+
+def test_bases_are_pinned() -> None:
+    for dockerfile in DOCKERFILES:
+        assert re.search(r":\d+\.\d+\.\d+-", base(dockerfile)), base(dockerfile)
+
+
+def test_python_is_one_that_the_project_allows() -> None:
+    found = [re.search(r"py(3)(\d+)|python:(3)\.(\d+)", base(dockerfile)) for dockerfile in DOCKERFILES]
+    assert {tuple(filter(None, match.groups())) for match in found if match} == {("3", "11")}
+
+
+def test_nobody_is_root() -> None:
+    for dockerfile in DOCKERFILES:
+        users = [value for word, value in instructions(dockerfile) if word == "USER"]
+        # A number: Kubernetes can not tell of a name that it is not root's.
+        assert re.fullmatch(r"1000:\d+", users[-1])
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda file: file.stem)
+def test_the_context_is_what_is_copied(dockerfile: Path) -> None:
+    lines = dockerfile.with_name(f"{dockerfile.name}.dockerignore").read_text().splitlines()
+    rules = [line for line in lines if line and not line.startswith("#")]
+    assert rules[0] == "*", "all is left out but what is named"
+    assert {rule[1:] for rule in rules if rule.startswith("!")} == set(copied(dockerfile))
+    for source in copied(dockerfile):
+        assert (ROOT / source).exists()
+
+
+def test_nothing_is_installed_in_a_version_of_its_own() -> None:
+    for dockerfile in DOCKERFILES:
+        for word, value in instructions(dockerfile):
+            if word == "RUN" and "pip install" in value:
+                assert "-c constraints.txt" in value or "--no-deps ." in value
+    install = next(value for _, value in instructions(DEPLOY / "docker/mlflow.Dockerfile") if "pip install" in value)
+    named = [Requirement(name.strip('"')) for name in install.partition("constraints.txt")[2].split()]
+    assert {need.name for need in named} == {"mlflow", "psycopg2-binary", "boto3"}
+    assert {canonicalize_name(need.name) for need in named} | {"flask-wtf"} <= set(CONSTRAINTS)
+
+
+def test_the_training_image_has_all_that_the_project_needs() -> None:
+    done = subprocess.run(
+        [sys.executable, DEPLOY / "docker/requirements.py", "gpu", "text"], cwd=ROOT, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    needs = {canonicalize_name(Requirement(line).name): Requirement(line) for line in done.stdout.splitlines()}
+    assert {"ray", "torch", "mlflow", "optuna", "nvidia-ml-py", "datasets"} <= set(needs)
+    for name, need in needs.items():
+        assert need.specifier.contains(CONSTRAINTS[name]), f"{name} is not pinned"

@@ -1,0 +1,177 @@
+"""The Kubernetes manifests against strict schemas and the operators' rules, as kustomize puts them together."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import subprocess
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from tests.unit.deploy import schemas
+from tests.unit.deploy.manifests import (
+    BUILDS,
+    KUBERAY,
+    Manifest,
+    build,
+    containers,
+    every_manifest,
+    misspelt,
+    one,
+    pods,
+)
+
+FREE = frozenset({"labels", "matchLabels", "annotations", "rayStartParams", "requests", "limits", "selector"})
+"""Maps whose keys are the user's."""
+
+MANIFESTS = dict(every_manifest())
+RAY = {name: manifest for name, manifest in MANIFESTS.items() if manifest["kind"].startswith("Ray")}
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_every_manifest_is_what_its_schema_says(name: str) -> None:
+    schemas.check(MANIFESTS[name])
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in MANIFESTS if name.startswith(("base", "sweep"))] + ["overlays/team:LocalQueue/sweeps"]
+)
+def test_a_misspelt_key_anywhere_is_caught(name: str) -> None:
+    manifest = MANIFESTS[name]
+    tried = 0
+    for place, wrong in misspelt(manifest, FREE | {"metadata"}):
+        if not place.startswith(("apiVersion", "kind", "metadata")):
+            with pytest.raises((jsonschema.ValidationError, AssertionError)):  # noqa: PT012
+                schemas.check(wrong)
+                pytest.fail(f"{place} misspelt is not seen")
+            tried += 1
+    assert tried or manifest["kind"] == "Namespace"
+
+
+@pytest.mark.parametrize("name", RAY)
+def test_the_operators_refuse_nothing(name: str) -> None:
+    assert schemas.operator_rules(RAY[name]) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("metadata/name", "Sweep_1", "DNS-1035"),
+        ("spec/clusterSelector", {"ray.io/cluster": "ray"}, "clusterSelector"),
+        ("spec/deletionStrategy", {}, "deletionStrategy"),
+        ("spec/ttlSecondsAfterFinished", -1, "ttlSecondsAfterFinished"),
+        ("spec/activeDeadlineSeconds", 0, "activeDeadlineSeconds"),
+        ("spec/backoffLimit", -1, "backoffLimit"),
+        ("spec/shutdownAfterJobFinishes", False, "shutdownAfterJobFinishes"),
+        ("spec/rayClusterSpec/enableInTreeAutoscaling", True, "autoscaling"),
+        ("spec/rayClusterSpec/rayVersion", "2.51.0", "2.52.0"),
+        ("spec/rayClusterSpec/authOptions/enableK8sTokenAuth", True, "enableK8sTokenAuth"),
+        ("spec/rayClusterSpec/headGroupSpec/resources", {"CPU": "1"}, "rayStartParams or in the group"),
+        ("spec/rayClusterSpec/headGroupSpec/rayStartParams/labels", "a=b", "labels"),
+        ("spec/rayClusterSpec/workerGroupSpecs", [{"template": {}}] * 8, "seven"),
+    ],
+)
+def test_what_the_operators_refuse_is_caught(path: str, value: Any, says: str) -> None:
+    job = copy.deepcopy(one("overlays/team/sweep", "RayJob"))
+    *steps, last = path.split("/")
+    target = job
+    for step in steps:
+        target = target[step]
+    target[last] = value
+    (broken,) = schemas.operator_rules(job)
+    assert says in broken
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl, which has kustomize in it, is not installed")
+@pytest.mark.parametrize("name", BUILDS)
+def test_kustomize_itself_builds_the_same(name: str) -> None:
+    done = subprocess.run(["kubectl", "kustomize", KUBERAY / name], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+    def known(manifests: list[Manifest]) -> dict[tuple[str, str], Manifest]:
+        return {(manifest["kind"], manifest["metadata"]["name"]): manifest for manifest in manifests}
+
+    assert known(list(yaml.safe_load_all(done.stdout))) == known(build(name))
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_pods_are_restricted_and_hold_no_secret(name: str) -> None:
+    for pod in pods(MANIFESTS[name]):
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] >= 999
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in pod["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert "memory" in container["resources"]["limits"], "one that grows takes its node down"
+            for variable in container.get("env", ()):
+                secret = any(word in variable["name"] for word in ("PASSWORD", "SECRET", "TOKEN", "ACCESS_KEY"))
+                assert not secret or "secretKeyRef" in variable["valueFrom"], variable["name"]
+    assert MANIFESTS[name]["kind"] != "Secret"
+
+
+def test_every_ray_node_has_shared_memory_the_data_and_the_credentials() -> None:
+    for name, manifest in RAY.items():
+        for pod in pods(manifest):
+            (container,) = pod["containers"]
+            if container["name"] == "ray-job-submitter":
+                continue
+            mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+            volumes = {volume["name"]: volume for volume in pod["volumes"]}
+            assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory", name
+            assert volumes[mounts["/data"]]["persistentVolumeClaim"] == {"claimName": "datasets"}, name
+            assert container["envFrom"] == [{"secretRef": {"name": "training"}}], name
+
+
+def test_a_sweep_cleans_up_and_ends_before_its_deadline_does_it() -> None:
+    for name in ("sweep", "overlays/single-gpu/sweep", "overlays/team/sweep"):
+        spec = one(name, "RayJob")["spec"]
+        words = spec["entrypoint"].split()
+        assert spec["shutdownAfterJobFinishes"] is True
+        assert spec["backoffLimit"] > 0
+        assert float(words[words.index("--time-budget") + 1]) < spec["activeDeadlineSeconds"]
+        assert spec["preRunningDeadlineSeconds"] < spec["activeDeadlineSeconds"]
+
+
+def test_the_cluster_of_a_sweep_has_the_nodes_of_the_cluster_that_stays() -> None:
+    """The pod templates stand in two files: kustomize can not share them."""
+    for here, there in (("base", "sweep"), ("overlays/single-gpu", "overlays/single-gpu/sweep")):
+        stays, comes = one(here, "RayCluster")["spec"], one(there, "RayJob")["spec"]["rayClusterSpec"]
+        assert stays["headGroupSpec"] == comes["headGroupSpec"]
+        (stays,), (comes,) = stays["workerGroupSpecs"], comes["workerGroupSpecs"]
+        assert stays["template"] == comes["template"]
+
+
+def test_nobody_may_call_a_pod_but_who_is_named() -> None:
+    policies = {
+        policy["metadata"]["name"]: policy["spec"] for policy in build("base") if policy["kind"] == "NetworkPolicy"
+    }
+    assert policies.pop("nobody") == {"podSelector": {}, "policyTypes": ["Ingress"]}
+    labels = {
+        template["metadata"]["labels"]["app.kubernetes.io/name"]
+        for manifest in [*build("base"), *build("sweep")]
+        for template in _templates(manifest)
+    }
+    assert set(policies) == labels
+    for name, policy in policies.items():
+        assert policy["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": name}}
+        assert all(peer for rule in policy["ingress"] for peer in rule["from"])
+    (to_database,) = policies["postgres"]["ingress"]
+    assert to_database["from"] == [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "mlflow"}}}]
+    ports = {port["containerPort"] for container in containers(build("base")) for port in container["ports"]}
+    asked = {
+        port["port"] for policy in policies.values() for rule in policy["ingress"] for port in rule.get("ports", ())
+    }
+    assert asked < ports
+
+
+def _templates(value: Any) -> list[Manifest]:
+    if isinstance(value, dict):
+        own = [value] if "containers" in value.get("spec", {}) and "metadata" in value else []
+        return own + [found for inner in value.values() for found in _templates(inner)]
+    return [found for inner in value for found in _templates(inner)] if isinstance(value, list) else []

@@ -1,0 +1,94 @@
+"""The files of Ray's cluster launcher, through the very functions that `ray up` reads them with."""
+
+from __future__ import annotations
+
+import copy
+import shlex
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from ray.autoscaler._private.util import prepare_config, validate_config
+
+from tests.unit.deploy.manifests import DEPLOY, ROOT, Manifest, misspelt, variables
+
+FILES = ("cluster.yaml", "cluster-aws.yaml")
+FREE = frozenset({"provider", "file_mounts", "available_node_types", "resources", "node_config", "Ebs"})
+PROVIDERS = {
+    "local": {"type", "head_ip", "worker_ips"},
+    "aws": {"type", "region", "cache_stopped_nodes"},
+}
+"""What each may be told here: Ray's schema leaves a provider open."""
+
+
+def read(name: str) -> Manifest:
+    found: Manifest = yaml.safe_load((DEPLOY / name).read_text())
+    return found
+
+
+def check(config: Manifest) -> Manifest:
+    """The configuration as the launcher completes it. Raises what it raises for one that it does not take."""
+    provider = config["provider"]
+    if unknown := set(provider) - PROVIDERS[provider["type"]]:
+        raise ValueError(f"unknown to the provider: {unknown}")
+    complete: Manifest = prepare_config(copy.deepcopy(config))
+    validate_config(complete)
+    return complete
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_launcher_takes_it(name: str) -> None:
+    complete = check(read(name))
+    assert complete["max_workers"] == sum(kind["max_workers"] for kind in complete["available_node_types"].values())
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_misspelt_key_is_caught(name: str) -> None:
+    for place, wrong in misspelt(read(name), FREE | {"BlockDeviceMappings"}):
+        if "node_config" in place.split("/")[:-1]:  # EC2's
+            continue
+        with pytest.raises((jsonschema.ValidationError, AssertionError, ValueError, KeyError, TypeError)):  # noqa: PT012
+            check(wrong)
+            pytest.fail(f"{place} misspelt is not seen")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_machines_that_idle_are_given_back_and_keys_stay_at_home(name: str) -> None:
+    config = read(name)
+    assert 0 < config["idle_timeout_minutes"] <= 60
+    assert {"**/.git/**", "**/.venv/**", "**/data/**", "**/.env"} <= set(config["rsync_exclude"])
+    assert ":latest" not in config["docker"]["image"]
+    assert {"--cap-drop=ALL", "--security-opt=no-new-privileges"} <= set(config["docker"]["run_options"])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_node_reads_the_token_and_nothing_of_it_stands_in_a_command(name: str) -> None:
+    config = read(name)
+    assert config["file_mounts"] == {"/home/ray/nodes": "deploy/nodes"}
+    assert (ROOT / "deploy/nodes/nodes.env.example").is_file()
+    given = variables(DEPLOY / "nodes/nodes.env.example")
+    assert given["RAY_AUTH_MODE"] == "token"
+    for variable in ("RAY_AUTH_TOKEN", "MLFLOW_TRACKING_PASSWORD", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        assert given[variable] == ""
+    for command in _starts(config):
+        assert command.startswith("set -a && . ~/nodes/nodes.env && set +a && ")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_head_trains_nothing_and_its_dashboard_is_on_loopback(name: str) -> None:
+    config = read(name)
+    (head,) = (command for command in _starts(config) if "--head" in command)
+    words = shlex.split(head)
+    assert "--dashboard-host=127.0.0.1" in words
+    kinds: dict[str, Any] = config.get("available_node_types", {})
+    assert "--num-cpus=0" in words or kinds[config["head_node_type"]]["resources"] == {"CPU": 0}
+
+
+def test_ignored_by_git() -> None:
+    assert (DEPLOY / ".gitignore").read_text().split() == [".env", "nodes/nodes.env"]
+
+
+def _starts(config: Manifest) -> list[str]:
+    commands = [*config["head_start_ray_commands"], *config["worker_start_ray_commands"]]
+    return [command for command in commands if "ray start" in command]

@@ -1,0 +1,160 @@
+"""What runs in the images beside our package: retries, health, buckets, the account of the training nodes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from types import ModuleType
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from tests.unit.deploy.manifests import DEPLOY, ROOT
+
+SCRIPTS = DEPLOY / "docker"
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"deployed_{name}", SCRIPTS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Commands:
+    """An `orchestrator` that notes what it is asked, and answers `status` and the rest as it was told to."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._environment = folder, {**os.environ, "PYTHONPATH": str(ROOT)}
+        self._environment["PATH"] = f"{folder}:{os.environ['PATH']}"
+        self._environment["RAY_JOB_CONFIG_JSON_ENV_VAR"] = "{}"  # as in a Ray job
+
+    def answer(self, status: str, status_code: int, code: int) -> None:
+        (self._folder / "status").write_text(status)
+        program = self._folder / "orchestrator"
+        program.write_text(
+            f"""#!/bin/sh
+echo "$@" >> {self._folder}/asked
+if [ "$1" = status ]; then
+    cat {self._folder}/status
+    [ -z "$RAY_JOB_CONFIG_JSON_ENV_VAR" ] || echo "orchestrator exit code: {status_code}"
+    echo why >&2
+    exit {status_code}
+fi
+exit {code}
+"""
+        )
+        program.chmod(0o755)
+
+    def durable(self, *words: str) -> int:
+        done = subprocess.run([sys.executable, SCRIPTS / "durable.py", *words], env=self._environment, timeout=30)
+        return done.returncode
+
+    def asked(self) -> list[str]:
+        return (self._folder / "asked").read_text().splitlines()
+
+
+BEGIN, GO_ON = "sweep recommender --trials 2 --name mf", "sweep --resume mf"
+
+
+@pytest.mark.parametrize(
+    ("standing", "status_code", "code", "then", "ends"),
+    [
+        pytest.param(None, 2, 0, [BEGIN], 0, id="the first attempt begins it"),
+        pytest.param("lost", 1, 0, [GO_ON], 0, id="a retry goes on"),
+        pytest.param("interrupted", 130, 1, [GO_ON], 1, id="a failure is one"),
+        pytest.param("finished", 0, 1, [], 0, id="what has finished is left alone"),
+        pytest.param("partial", 4, 1, [], 0, id="so is a sweep with some failed trials"),
+        pytest.param(None, 2, 4, [BEGIN], 0, id="which no retry would mend"),
+        pytest.param(None, 3, 0, [], 1, id="a storage that is away begins nothing anew"),
+    ],
+)
+def test_durable(tmp_path: Path, standing: str | None, status_code: int, code: int, then: list[str], ends: int) -> None:
+    commands = Commands(tmp_path)
+    commands.answer(json.dumps({"status": standing, "exit_code": status_code}) if standing else "", status_code, code)
+    assert commands.durable("mf", "sweep", "recommender", "--trials", "2") == ends
+    assert commands.asked() == ["status mf --wait --json", *then]
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, list[dict[str, str | None]]]]:
+    """A server that notes by what name and with what credentials it is asked; it answers 401 to a wrong one."""
+    heard: list[dict[str, str | None]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            heard.append({name: self.headers.get(name) for name in ("Host", "Authorization")})
+            self.send_response(
+                200 if self.headers.get("Authorization") in ("Bearer right", "Basic bWU6cmlnaHQ=") else 401
+            )
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    listening = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=listening.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listening.server_port}/api", heard
+    listening.shutdown()
+    listening.server_close()
+    thread.join()
+
+
+def test_health_asks_as_a_client_would(
+    server: tuple[str, list[dict[str, str | None]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, heard = server
+    health = script("health")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "right")
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "right")
+    health.main("ray", url)
+    health.main("mlflow", url, "mlflow:5000")
+    assert heard[0]["Host"] == url.split("/")[2]
+    assert heard[1]["Host"] == "mlflow:5000"
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong")
+    with pytest.raises(SystemExit, match=r"mlflow does not answer at .* 401"):
+        health.main("mlflow", url)
+    with pytest.raises(SystemExit, match="ray does not answer"):
+        health.main("ray", "http://127.0.0.1:1/api")
+
+
+@pytest.mark.parametrize("region", ["us-east-1", "eu-central-1"])
+def test_buckets_are_made_once(region: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"DEFAULT_REGION": region, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    with mock_aws():
+        script("buckets").make("artifacts")
+        boto3.client("s3").put_object(Bucket="artifacts", Key="kept", Body=b"")
+        script("buckets").make("artifacts", "runs")
+        assert [bucket["Name"] for bucket in boto3.client("s3").list_buckets()["Buckets"]] == ["artifacts", "runs"]
+        assert boto3.client("s3").list_objects_v2(Bucket="artifacts")["KeyCount"] == 1
+
+
+def test_the_account_of_training_is_no_administrator_and_takes_a_new_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = (SCRIPTS / "auth.ini").read_text()
+    database = next(line for line in settings.splitlines() if line.startswith("database_uri"))
+    here = tmp_path / "auth.ini"
+    here.write_text(settings.replace(database, f"database_uri = sqlite:///{tmp_path / 'users.db'}"))
+    monkeypatch.setenv("MLFLOW_AUTH_CONFIG_PATH", str(here))
+    server = script("mlflow_server")
+    for password in ("a-first-password", "another-password"):
+        server.make_account("training", password)
+        store = server.SqlAlchemyStore()
+        store.init_db(server.read_auth_config().database_uri)
+        assert store.authenticate_user("training", password)
+    assert not store.authenticate_user("training", "a-first-password")
+    assert not store.get_user("training").is_admin
