@@ -231,29 +231,43 @@ def test_variants_of_bns(world: Any) -> None:
 
 
 def test_srns_is_score_and_spread(world: Any) -> None:
-    """The memory's item of the largest p + α_t std(p), from the tables of five epochs kept by hand."""
+    """Of the best of memory and pool that with the largest p + α_t std(p), from five epochs' tables."""
     unobserved, _, table = world
-    sampler = SRNS(unobserved, memory=3, pool=4, alpha=5.0, warmup=4, temperature=2.0)
+    sampler = SRNS(unobserved, memory=3, pool=4, alpha=5.0, warmup=4, temperature=1e-3)  # the best are kept
     source = torch.Generator().manual_seed(3)
     tables = [torch.randn(table.shape, generator=source) for _ in range(7)]
     for epoch, past in enumerate(tables, 1):
         sampler.begin(past, epoch, key=epoch)
     memory = sampler.state_dict()["memory"]
-    seen = view(sampler, table, 2 * N_USERS, epoch=7)
-    chosen = sampler.choose(seen) - N_USERS
-    for user, positive, item in zip(seen.users.tolist(), (seen.items - N_USERS).tolist(), chosen.tolist()):
-        owned = memory[:, user].tolist()
-        assert not POSITIVES[user] & set(owned)
+    seen = view(sampler, table, 4 * N_USERS, epoch=7)
+    scores, chosen = matrix(table), sampler.choose(seen) - N_USERS
+    pools = (seen.candidates - N_USERS).T.tolist()
+    for user, positive, pool, item in zip(seen.users.tolist(), (seen.items - N_USERS).tolist(), pools, chosen.tolist()):
+        assert not POSITIVES[user] & {*memory[:, user].tolist(), *pool}
+        best = sorted({*memory[:, user].tolist(), *pool}, key=lambda other, user=user: -scores[user, other])[:3]
 
         def likelihood(of: torch.Tensor, other: int, user: int = user, positive: int = positive) -> float:
-            scores = matrix(of)
-            return float(1 / (1 + np.exp(scores[user, positive] - scores[user, other])))
+            found = matrix(of)
+            return float(1 / (1 + np.exp(found[user, positive] - found[user, other])))
 
         value = [
             likelihood(table, other) + 5.0 * np.std([likelihood(past, other) for past in tables[-HISTORY:]])
-            for other in owned
+            for other in best
         ]
-        assert item == owned[int(np.argmax(value))]
+        assert item == best[int(np.argmax(value))]
+
+
+def test_srns_renews_a_memory_by_score(world: Any) -> None:
+    """A memory of one item and a pool of all: items with probability e^{x/τ}, by chi-square at the 0.999 quantile."""
+    unobserved, _, table = world
+    sampler = SRNS(unobserved, memory=1, pool=N_ITEMS, alpha=0.0, warmup=1, temperature=2.0)
+    sampler.begin(table, 1, 1)
+    seen = view(sampler, table, 20_000)
+    chosen, scores = sampler.choose(seen) - N_USERS, matrix(table)
+    for user, quantile in ((0, 54), (1, 57), (2, 18.5), (3, 51)):
+        weights = np.exp(scores[user] / 2.0) * [item not in POSITIVES[user] for item in range(N_ITEMS)]
+        counts = np.bincount(chosen[seen.users == user].numpy(), minlength=N_ITEMS)
+        assert chi_square(counts, weights / weights.sum()) < quantile
 
 
 def test_srns_goes_on_from_its_state(world: Any) -> None:
@@ -270,7 +284,7 @@ def test_srns_goes_on_from_its_state(world: Any) -> None:
 
 
 def test_srns_keeps_what_scores_high(world: Any) -> None:
-    """With a small τ the memory ends as the best items there are, and several negatives are different ones."""
+    """With a small τ the memory ends as the best items there are."""
     unobserved, _, table = world
     sampler = SRNS(unobserved, memory=3, pool=20, alpha=0.0, warmup=1, temperature=1e-3)
     for epoch in range(1, 12):
@@ -279,9 +293,3 @@ def test_srns_keeps_what_scores_high(world: Any) -> None:
     for user in (0, 1, 2, 3):
         left = sorted(set(range(N_ITEMS)) - POSITIVES[user], key=lambda item: -scores[user, item])
         assert sorted(memory[:, user].tolist()) == sorted(left[:3])
-    once = view(sampler, table, N_USERS)
-    several = view(sampler, table, N_USERS, users=once.users.repeat(4), items=once.items.repeat(4), count=4)
-    chosen = (sampler.choose(several) - N_USERS).view(4, N_USERS)
-    assert len(set(chosen[:3, 0].tolist())) == 3
-    assert torch.equal(chosen[0], chosen[3])
-    assert torch.equal(chosen[0] + N_USERS, sampler.choose(once))

@@ -7,69 +7,64 @@ from typing import Any
 
 import torch
 
-from workloads.sampling.dynamic import rows_at_once
-from workloads.sampling.negatives import Key, Unobserved, random_bits, subset
-from workloads.sampling.sampler import Sampler, View, scores
+from workloads.sampling.dynamic import largest, rows_at_once
+from workloads.sampling.negatives import Unobserved, random_bits, subset
+from workloads.sampling.sampler import FromCandidates, View, scores
 
 HISTORY = 5
 """Epochs over which the spread of a score is taken."""
 
 
-class SRNS(Sampler):
+class SRNS(FromCandidates):
     """Simplify and robustify negative sampling. Ding et al., NeurIPS 2020; thesis 4.5.1.2.
 
-    The negative of (u, i) is the item k of the user's memory with the largest ``p_k + α_t std(p_k)``: p_k =
-    σ(x_uk - x_ui), its standard deviation over the last five epochs, α_t rising to α over ``warmup`` epochs; of
-    several negatives the n-th is the n-th largest, the first again where the memory ends. At the start of an epoch
-    the memory is drawn anew, without replacement and with weights e^{x/τ}, from itself and ``pool`` unobserved items.
+    The negative of (u, i) is the item k of a memory with the largest ``p_k + α_t std(p_k)``: p_k = σ(x_uk - x_ui), its
+    standard deviation over the last five epochs, α_t rising to α over ``warmup`` epochs. The memory is the user's,
+    drawn anew, without replacement and with weights e^{x/τ}, from itself and ``pool`` unobserved items.
 
-    Past scores are computed from kept copies of the embeddings, for any item, where the paper's code watches a
-    random part of the items, and the memory changes by the epoch, where it does by the batch: so that it does not
-    depend on how a batch is shared out.
+    In the paper's code the user's next interaction finds the memory that the one before it left. Here each draws from
+    the memory of the epoch's start and a pool of its own, so that nothing depends on how a batch is shared out; what
+    is kept changes by the epoch. Past scores are computed from kept copies of the embeddings, for any item, where the
+    code watches a random part of the items.
     """
-
-    width, dynamic = 0, True
 
     def __init__(
         self, unobserved: Unobserved, *, memory: int, pool: int, alpha: float, warmup: int, temperature: float
     ) -> None:
-        self._unobserved, self._size, self._pool = unobserved, memory, pool
+        super().__init__(unobserved, pool)
+        self._size = memory
         self._alpha, self._warmup, self._temperature = alpha, warmup, temperature
         self._n_users = len(unobserved.counts)
         self._memory = unobserved.counts.new_zeros(memory, self._n_users)
         self._past: list[torch.Tensor] = []  # the latest last
 
-    def draw(self, users: torch.Tensor, counters: torch.Tensor, key: Key) -> torch.Tensor:
-        return users.new_empty(0, len(users))
-
     def choose(self, view: View) -> torch.Tensor:
-        users, positives = (side[: len(side) // view.count] for side in (view.users, view.items))
-        items = self._memory.index_select(1, users) + self._n_users
-        nodes = torch.cat([positives.unsqueeze(0), items])
-        past = [_likelihood(scores(table, users, nodes)) for table in self._past]
+        drawn = view.candidates - self._n_users
+        items = self._renewed(view.table, view.users, drawn, view.counters, view.key) + self._n_users
+        nodes = torch.cat([view.items.unsqueeze(0), items])
+        past = [_likelihood(scores(table, view.users, nodes)) for table in self._past]
         alpha = self._alpha * min(1.0, (view.epoch - 1) / self._warmup)
-        value = _likelihood(scores(view.table, users, nodes)) + alpha * torch.stack(past).std(0, correction=0)
-        best = value.topk(min(view.count, self._size), dim=0).indices
-        again = torch.arange(view.count, device=best.device) % len(best)
-        return items.gather(0, best.index_select(0, again)).flatten()
+        value = _likelihood(scores(view.table, view.users, nodes)) + alpha * torch.stack(past).std(0, correction=0)
+        return largest(value, items)
 
     def begin(self, table: torch.Tensor, epoch: int, key: int) -> None:
         users = torch.arange(self._n_users, device=table.device)
         first = not self._past
         self._past = [*self._past, table.clone()][-HISTORY:]
-        size = self._size if first else self._pool
-        for part in torch.split(users, rows_at_once(table.device, (self._size + size) * table.shape[1])):
-            drawn = subset(self._unobserved, part, part, key, size)
-            self._memory[:, part] = drawn if first else self._renewed(table, part, drawn, key)
+        for part in torch.split(users, rows_at_once(table.device, (self._size + self.width) * table.shape[1])):
+            drawn = subset(self._unobserved, part, part, key, self._size if first else self.width)
+            self._memory[:, part] = drawn if first else self._renewed(table, part, drawn, part, key)
 
-    def _renewed(self, table: torch.Tensor, users: torch.Tensor, drawn: torch.Tensor, key: int) -> torch.Tensor:
-        """The memory of some users: the best of memory and drawn items by score / τ + Gumbel noise."""
+    def _renewed(
+        self, table: torch.Tensor, users: torch.Tensor, drawn: torch.Tensor, counters: torch.Tensor, key: int
+    ) -> torch.Tensor:
+        """Memories (S, B) of users (B,): the best of the kept and items drawn (n, B) by score / τ + Gumbel noise."""
         kept = self._memory.index_select(1, users)
         items = torch.cat([kept, drawn])
         values = scores(table, users, items + self._n_users) / self._temperature
         numbers = torch.arange(len(items), device=users.device).unsqueeze(1)
         # Counters from the far end, where those of the drawn items are not.
-        bits = random_bits(key, -1 - (users * len(items) + numbers).flatten()).view(items.shape)
+        bits = random_bits(key, -1 - (counters * len(items) + numbers).flatten()).view(items.shape)
         values -= (-((bits.double() + 0.5) / 2**32).log()).log().to(values)
         again = (drawn.unsqueeze(1) == kept).any(1)
         again |= numbers[: len(drawn)] >= self._unobserved.counts.index_select(0, users)  # the first, repeated
