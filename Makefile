@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 LOWER = .venv-lower
 
-.PHONY: demo test test-unit test-faults test-lower test-gpu lint format setup clean
+.PHONY: demo test test-unit test-faults test-cluster test-lower test-gpu lint format setup clean
 
 demo: $(READY)
 	$(BIN)/orchestrator sweep recommender dataset=synthetic epochs=40 --space mf --trials 12 --scheduler none --register demo
@@ -20,11 +20,16 @@ demo: $(READY)
 	@echo "  orchestrator doctor                                        what works on this machine"
 
 test: test-unit
-	$(BIN)/python -m pytest tests/integration -m "not faults"
+	$(BIN)/python -m pytest tests/integration -m "not faults" -n 2 --dist loadfile
 
 # Processes and servers are killed, stopped or taken away for a while, and all goes on: many minutes.
 test-faults: $(READY)
-	$(BIN)/python -m pytest tests -m faults
+	$(BIN)/python -m pytest tests -m "faults and not cluster"
+
+# On the topology of deploy/, without containers: PostgreSQL, MLflow with passwords, a Ray head and two workers.
+# At most 20 minutes; PostgreSQL and Chromium must be installed (Debian: apt-get install postgresql chromium).
+test-cluster: $(READY)
+	$(BIN)/python -m pytest tests/cluster
 
 test-unit: $(READY)
 	$(BIN)/python -m pytest tests/unit -n 2

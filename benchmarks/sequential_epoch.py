@@ -16,7 +16,7 @@ import torch
 from harness import data_root
 
 from workloads.data import Interactions, load_interactions
-from workloads.data.splits import user_csr
+from workloads.data.interactions.splits import user_csr
 from workloads.recommender.credence import GaussianFactors, credence, interaction_scores, prior_log_odds
 from workloads.recommender.model import normal
 from workloads.recommender.sequential.mf import SequentialMF, Settings

@@ -27,9 +27,10 @@ def run(
     config: str | None = None,
     name: str | None = None,
     register: str | None = None,
-    workers: int | None = None,
+    workers: int | str | None = None,
     gpus_per_worker: float | None = None,
     cpus_per_worker: float | None = None,
+    max_gpus: int | None = None,
     tracking: str | None = None,
     **settings_of_the_workload: Any,
 ) -> Result:
@@ -46,7 +47,12 @@ def run(
         config=Path(config) if config else None,
         overrides=settings_of_the_workload,
         seed=seed,
-        resources={"workers": workers, "gpus_per_worker": gpus_per_worker, "cpus_per_worker": cpus_per_worker},
+        resources={
+            "workers": workers,
+            "gpus_per_worker": gpus_per_worker,
+            "cpus_per_worker": cpus_per_worker,
+            "max_gpus": max_gpus,
+        },
         local=local,
     )
     return runs.run(spec, settings, runs.Options(local=local, register=register, name=name), Console())
@@ -75,6 +81,7 @@ def sweep(
     workers: int | None = None,
     gpus_per_worker: float | None = None,
     cpus_per_worker: float | None = None,
+    max_gpus: int | None = None,
     tracking: str | None = None,
     **settings_of_the_workload: Any,
 ) -> Result:
@@ -102,7 +109,12 @@ def sweep(
         config=Path(config) if config else None,
         overrides=settings_of_the_workload,
         seed=seed,
-        resources={"workers": workers, "gpus_per_worker": gpus_per_worker, "cpus_per_worker": cpus_per_worker},
+        resources={
+            "workers": workers,
+            "gpus_per_worker": gpus_per_worker,
+            "cpus_per_worker": cpus_per_worker,
+            "max_gpus": max_gpus,
+        },
         search=search,
         local=local,
     )

@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
+from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -32,6 +33,9 @@ QUIET = {
 }
 
 Node = dict[str, float]
+
+TOKEN = Path("~/.ray/auth_token")
+"""Where Ray keeps this user's token."""
 
 STORAGE_SECONDS = 30.0
 """How long the nodes may take to look at the storage."""
@@ -59,7 +63,7 @@ def cluster(address: str | None) -> Iterator[list[Node]]:
     if address:
         authenticate()
         check_reachable(address)
-        _check_is_ray(address)
+        check_is_ray(address)
     import ray
 
     for name in ("ray", "ray.tune", "ray.train"):  # their lines go to Ray's own files; ours say what matters
@@ -68,13 +72,14 @@ def cluster(address: str | None) -> Iterator[list[Node]]:
         yield nodes()
         return
     try:
-        ray.init(
-            address=address or "local",
-            include_dashboard=None if address else False,
-            log_to_driver=False,
-            logging_level="ERROR",
-            configure_logging=False,
-        )
+        with nullcontext() if address else _on_loopback():
+            ray.init(
+                address=address or "local",
+                include_dashboard=None if address else False,
+                log_to_driver=False,
+                logging_level="ERROR",
+                configure_logging=False,
+            )
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UserError(
             f"No Ray cluster could be had at {address or 'this machine'}: {one_line(error)}",
@@ -84,6 +89,24 @@ def cluster(address: str | None) -> Iterator[list[Node]]:
         yield nodes()
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """A cluster that starts here listens on 127.0.0.1 alone, and its token is this user's.
+
+    Ray gives it the machine's own address, for the network to connect to, and refuses to be told otherwise but by
+    what it does on a Mac; the token's file it leaves readable.
+    """
+    from ray._private import ray_constants
+
+    open_to_others, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = open_to_others
+        with suppress(OSError):
+            TOKEN.expanduser().chmod(0o600)
 
 
 def nodes() -> list[Node]:
@@ -108,7 +131,15 @@ def this_machine() -> list[Node]:
 
 
 def slots(available: Sequence[Node], resources: Resources) -> int:
-    """How many trials of these resources run at once, counted node by node; workers of a trial may span nodes."""
+    """How many trials of these resources run at once; workers of a trial may span nodes.
+
+    Of an elastic run this counts the fewest workers that it begins with.
+    """
+    return places(available, resources) // resources.least
+
+
+def places(available: Sequence[Node], resources: Resources) -> int:
+    """How many workers of these resources there is room for, counted node by node."""
     workers = 0
     for node in available:
         fitting = int(node["CPU"] / resources.cpus_per_worker + 1e-9)
@@ -116,7 +147,7 @@ def slots(available: Sequence[Node], resources: Resources) -> int:
             shared = int(1 / gpus + 1e-9) if gpus < 1 else 1  # a fraction is one device's: none is pieced together
             fitting = min(fitting, int(node["GPU"] / max(gpus, 1)) * shared)
         workers += fitting
-    return workers // resources.workers
+    return workers
 
 
 def check_fit(available: Sequence[Node], resources: Resources) -> int:
@@ -129,7 +160,7 @@ def check_fit(available: Sequence[Node], resources: Resources) -> int:
         has = "; ".join(f"{node['CPU']:g} CPU, {node['GPU']:g} GPU" for node in available) or "no node"
         raise UserError(
             "The cluster is too small",
-            got=f"{resources.workers} worker(s) of {need} each",
+            got=f"{'at least ' if resources.min_workers else ''}{resources.least} worker(s) of {need} each",
             allowed=f"what its {len(available)} node(s) have: {has}",
             fix="Ask for fewer with --workers, --cpus-per-worker or --gpus-per-worker",
             code=UNAVAILABLE,
@@ -202,12 +233,16 @@ def _see(mark: Path) -> str | None:
 
 def authenticate() -> None:
     """Use the token that Ray wrote for this user, as Ray itself does only for clusters it starts."""
-    if "RAY_AUTH_MODE" not in os.environ and (Path.home() / ".ray" / "auth_token").exists():
+    if "RAY_AUTH_MODE" not in os.environ and TOKEN.expanduser().exists():
         os.environ["RAY_AUTH_MODE"] = "token"
 
 
-def _check_is_ray(address: str) -> None:
-    """Whoever answers is a Ray that lets us in; else ``ray.init`` would try for minutes. Asked in a process apart."""
+@cache
+def check_is_ray(address: str) -> None:
+    """Whoever answers is a Ray that lets us in; else ``ray.init`` would try for minutes. Raises UserError (exit 3).
+
+    Asked once, in a process apart.
+    """
     if "://" in address:  # Ray Client and HTTP have time limits of their own
         return
     try:
@@ -216,10 +251,15 @@ def _check_is_ray(address: str) -> None:
         trouble = (done.stderr.splitlines() or ["no answer"])[-1] if done.returncode else None
     except subprocess.TimeoutExpired:
         trouble = "no answer within 15 s"
+    if trouble and "AuthenticationError" in trouble:
+        raise UserError(
+            f"The Ray at {address} asks for its token",
+            got="another" if os.environ.get("RAY_AUTH_MODE") == "token" else "none",
+            fix="Set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's token",
+            code=UNAVAILABLE,
+        )
     if trouble:
         fix = "Correct the port (ray start shows it)"
-        if "AuthenticationError" in trouble:
-            fix = "Set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's token"
         raise UserError(f"{address} answers, but not as Ray does ({trouble})", fix=fix, code=UNAVAILABLE)
 
 

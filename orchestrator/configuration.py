@@ -17,8 +17,10 @@ M = TypeVar("M", bound=BaseModel)
 NAMES = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 """What keys are in YAML: not on, yes or 1, which are no text there."""
 
+NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+
 OPTIONS = (
-    *("seed", "workers", "gpus_per_worker", "cpus_per_worker", "register"),
+    *("seed", "workers", "gpus_per_worker", "cpus_per_worker", "max_gpus", "register"),
     *("trials", "space", "sampler", "scheduler", "concurrency", "time_budget"),
 )
 """What belongs behind ``--`` and is easily written as ``key=value``."""
@@ -45,8 +47,10 @@ def read_yaml(file: Path) -> Document:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"The file {file} can not be read: {error}") from None
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = yaml.safe_load(text)
+        loader = yaml.SafeLoader(text)
+        if node := loader.get_single_node():
+            _keep_colons(node)
+        values = loader.construct_document(node) if node else None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -184,6 +188,18 @@ def _parse(value: str) -> Any:
         except json.JSONDecodeError:
             raise UserError("Not a JSON list or object", got=repr(value)) from None
     return value  # pydantic turns text into the field's own type
+
+
+def _keep_colons(node: Any) -> None:
+    """``1:4`` is text, as it is for everybody; YAML 1.1 has it for 64, a number of base 60."""
+    waiting, seen = [node], set[int]()
+    while waiting:
+        node = waiting.pop()
+        if node.id == "scalar" and node.tag in NUMBERS and ":" in node.value:
+            node.tag = NAMES[0]
+        elif node.id != "scalar" and id(node) not in seen:
+            seen.add(id(node))
+            waiting += node.value if node.id == "sequence" else [part for pair in node.value for part in pair]
 
 
 def _merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:

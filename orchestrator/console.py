@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
+
+from orchestrator.errors import mask
 
 
 class Console:
@@ -31,9 +35,14 @@ class Console:
 
     def say(self, text: str = "") -> None:
         self._wipe()
-        print(text, file=self._out, flush=True)
+        text = mask(text)
+        try:
+            print(text, file=self._out, flush=True)
+        except BrokenPipeError:  # whoever read along has seen enough: what runs goes on, its log has every line
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._out.fileno())
         if self._log:
-            self._log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+            with suppress(OSError):  # a full disk is said by what needs it
+                self._log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
     def progress(self, done: int, total: int, unit: str, detail: str = "") -> None:
         """Show that ``done`` of ``total`` units are done."""

@@ -77,7 +77,7 @@ def print_datasets(settings: Settings, as_json: bool) -> None:
             "name": known.name,
             "kind": known.kind,
             "state": state(known, settings.data),
-            "where": str(known.place(settings.data)) if known.files else "generated",
+            "where": _where(known, settings.data),
             "summary": known.summary,
         }
         for known in datasets.DATASETS.values()
@@ -107,7 +107,8 @@ def verify_datasets(settings: Settings, names: Sequence[str]) -> int:
     for name in chosen:
         problems = datasets.verify(name, settings.data)
         damaged |= bool(problems)
-        for text in problems or [f"intact, below {settings.data}" if datasets.dataset(name).files else "generated"]:
+        known = datasets.dataset(name)
+        for text in problems or [f"intact, below {settings.data}" if known.files else _where(known, settings.data)]:
             print(f"{name}: {text}")
     return USAGE if damaged else DONE
 
@@ -119,6 +120,10 @@ def state(known: Dataset, root: Path) -> Literal["present", "missing", "damaged"
     except DataError:
         return "damaged" if _found(known, root) else "missing"
     return "present"
+
+
+def _where(known: Dataset, root: Path) -> str:
+    return str(known.place(root)) if known.files else known.obtain or "generated"
 
 
 def _found(known: Dataset, root: Path) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import shutil
 import socket
 import sqlite3
@@ -23,7 +22,7 @@ from urllib.parse import urlsplit
 
 from orchestrator import cluster, describe, notify, preflight
 from orchestrator.cluster import RAY_PROBE
-from orchestrator.errors import DONE, UNAVAILABLE, UserError
+from orchestrator.errors import DONE, UNAVAILABLE, UserError, mask
 from orchestrator.settings import NAMES, Settings
 from orchestrator.storage import disk, records
 from workloads.data.datasets import DATASETS
@@ -73,13 +72,6 @@ def run(settings: Settings, as_json: bool) -> int:
     for name, setting in given.items():
         print(f"{name:12} {setting['source']:12} {setting['value'] or 'none'}  ({NAMES[name][0]})")
     return UNAVAILABLE if "problem" in levels else DONE
-
-
-def mask(text: str) -> str:
-    """The text with the passwords and tokens of every address in it hidden."""
-    text = re.sub(r"://([^/\s:@]*):\S*@", r"://\1:***@", text)
-    text = re.sub(r"://[^/\s:@]+@", "://***@", text)
-    return re.sub(r"(?i)([?&](?:password|token)=)[^&\s]+", r"\1***", text)
 
 
 def _shown(settings: Settings, name: str) -> str | None:

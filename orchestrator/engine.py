@@ -102,6 +102,7 @@ def run_epochs(
     agree: Callable[[Any], Any] = lambda value: value,
     stop: Callable[[], bool] = lambda: False,
     on_best: Callable[[Evaluation], None] = lambda evaluation: None,
+    on_sealed: Callable[[Row, Evaluation | None], None] = lambda row, evaluation: None,
     prefix: str = "train",
     every_epoch: bool = False,
     clock: Callable[[], float] | None = None,
@@ -111,8 +112,9 @@ def run_epochs(
     ``resume`` is the progress that the workload's loaded state belongs to. ``stop`` is asked after every epoch,
     on rank 0 (``agree`` tells the others); when it says yes the state is reported, due for a checkpoint, and
     the stream stops without ``ended``. ``on_best`` is given the evaluation of a new best epoch while the workload
-    holds that epoch's state (a report may come some epochs later). ``validate`` is False in a refit, where there is
-    no validation split. ``every_epoch`` reports each epoch by itself. ``clock`` tells the seconds that training is
+    holds that epoch's state (a report may come some epochs later); likewise ``on_sealed`` the values of each epoch of
+    ``sealed_at``, and its evaluation on validation where there was one. ``validate`` is False in a refit, where there
+    is no validation split. ``every_epoch`` reports each epoch by itself. ``clock`` tells the seconds that training is
     charged with, where they are not those that pass: a member of a pack pays its share. Checkpoints go by it.
 
     Raises :class:`Diverged` when a metric is NaN or infinite, UserError when validation does not report an objective.
@@ -141,6 +143,8 @@ def run_epochs(
         if evaluation is not None and progress.best_epoch == epoch:
             on_best(evaluation)
         rows.append(Row(epoch, time.time(), metrics | seen))
+        if epoch in chosen[0].sealed_at:
+            on_sealed(rows[-1], evaluation)
 
         ended = progress.ended(plan)
         stopping = ended is None and stop()

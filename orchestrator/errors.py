@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 
 DONE, FAILED, USAGE, UNAVAILABLE, PARTIAL, REFUSED, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
@@ -34,7 +35,7 @@ class UserError(Exception):
             text += "."
         if fix is not None:
             text += f" {fix}" if fix.endswith(("?", ".")) else f" {fix}."
-        super().__init__(text)
+        super().__init__(mask(text))
 
     def __reduce__(self) -> tuple[object, ...]:  # it crosses process borders inside Ray
         return (_rebuild, (type(self), str(self), vars(self)))
@@ -52,8 +53,8 @@ class RunFailed(Exception):
     code = FAILED
 
     def __init__(self, trial: str, cause: str, log: str | None = None) -> None:
-        self.trial, self.cause, self.log = trial, cause, log
-        super().__init__(f"{trial} failed: {cause}" + (f" (log: {log})" if log else ""))
+        self.trial, self.cause, self.log = trial, mask(cause), log
+        super().__init__(f"{trial} failed: {self.cause}" + (f" (log: {log})" if log else ""))
 
     def __reduce__(self) -> tuple[object, ...]:
         return (RunFailed, (self.trial, self.cause, self.log))
@@ -79,7 +80,14 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, ValidationError):  # its first line only counts
         return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
     lines = (line.strip() for line in str(error).splitlines())
-    return next((line for line in lines if line), "no message")
+    return mask(next((line for line in lines if line), "no message"))
+
+
+def mask(text: str) -> str:
+    """The text with the passwords and tokens of every address in it hidden: a library's message may hold one."""
+    text = re.sub(r"://([^/\s:@]*):(?!\d+/)\S{0,300}@", r"://\1:***@", text)
+    text = re.sub(r"://(?!git@)[^/\s:@]+@", "://***@", text)
+    return re.sub(r"(?i)([?&](?:password|token)=)[^&\s]+", r"\1***", text)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

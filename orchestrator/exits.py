@@ -9,39 +9,60 @@ from typing import Any
 
 import typer
 
-from orchestrator.errors import DONE, FAILED, INTERRUPTED, USAGE, Interrupted, RunFailed, UserError, unknown
+from orchestrator.errors import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    USAGE,
+    Interrupted,
+    RunFailed,
+    UserError,
+    mask,
+    one_line,
+    unknown,
+)
+from orchestrator.interrupts import Remembered
 
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]  # typer brings its own copy of click along
 
 
 def guarded(call: Callable[[], Any]) -> int:
     """Run a command; print what went wrong on standard error and return the exit code."""
-    try:
-        return int(call() or DONE)
-    except typer.Exit as error:
-        return error.exit_code
-    except UserError as error:
-        return _say(f"error: {error}", error.code)
-    except Interrupted as error:
-        return _say(str(error), INTERRUPTED)
-    except RunFailed as error:
-        return _say(f"failed: {error}", FAILED)
-    except (typer.Abort, KeyboardInterrupt):
-        return INTERRUPTED
-    except USAGE_ERROR as error:
-        return _say(f"error: {_usage(error)}", USAGE)
-    except BrokenPipeError:  # the reader of a pipe has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return DONE
-    except Exception as error:
-        if os.environ.get("ORCHESTRATOR_TRACEBACK"):
-            raise
-        where = "a fault of ours; ORCHESTRATOR_TRACEBACK=1 shows where"
-        return _say(f"failed: {type(error).__name__}: {error} ({where})", FAILED)
+    with Remembered() as ctrl_c:
+        try:
+            return int(call() or DONE)
+        except BaseException as error:
+            if ctrl_c.pressed and not isinstance(error, Interrupted):  # whatever became of it on its way
+                return INTERRUPTED
+            return _ended(error)
+
+
+def _ended(error: BaseException) -> int:
+    """The exit code for what a command raised, which is told; what is nobody's to tell is raised again."""
+    match error:
+        case typer.Exit():
+            return error.exit_code
+        case UserError():
+            return _say(f"error: {error}", error.code)
+        case Interrupted():
+            return _say(str(error), INTERRUPTED)
+        case RunFailed():
+            return _say(f"failed: {error}", FAILED)
+        case typer.Abort() | KeyboardInterrupt():
+            return INTERRUPTED
+        case USAGE_ERROR():
+            return _say(f"error: {_usage(error)}", USAGE)
+        case SystemExit(__context__=BrokenPipeError()) | BrokenPipeError():  # as typer and rich say it, or print itself
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of a pipe has seen enough
+            return DONE
+        case Exception() if not os.environ.get("ORCHESTRATOR_TRACEBACK"):
+            where = "a fault of ours; ORCHESTRATOR_TRACEBACK=1 shows where"
+            return _say(f"failed: {type(error).__name__}: {one_line(error)} ({where})", FAILED)
+    raise error
 
 
 def _say(text: str, code: int) -> int:
-    print(text, file=sys.stderr)
+    print(mask(text), file=sys.stderr)
     return code
 
 

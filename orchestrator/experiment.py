@@ -46,6 +46,9 @@ class Outcome:
 class Experiment:
     """Iterate over :meth:`stream`; when it is exhausted ``outcome`` is set, unless it was stopped or a trial.
 
+    ``on_sealed`` sees the final model on its way, at each of the ends that the objective names, with the values there;
+    what it makes of them it makes again when the epoch is done again, after a crash.
+
     ``final`` is False for a trial of a sweep, which selects and never refits or opens test. At every yield
     :meth:`checkpoint` is the complete state of that moment, recent rows included: some may still be under way
     to the driver when their process dies (Ray Train holds up to two reports), so a resume states them again.
@@ -59,6 +62,7 @@ class Experiment:
     stop: Callable[[], bool] = lambda: False
     every_epoch: bool = False
     clock: Callable[[], float] | None = None
+    on_sealed: Callable[[Workload, Row, Evaluation | None], None] = lambda workload, row, evaluation: None
     outcome: Outcome | None = field(default=None, init=False)
     _phase: Phase = field(default="select", init=False)
     _workload: Workload | None = field(default=None, init=False)
@@ -154,6 +158,7 @@ class Experiment:
             agree=self.agree,
             stop=self.stop,
             on_best=lambda evaluation: self._keep_best(workload, evaluation),
+            on_sealed=lambda row, evaluation: self._pass_sealed(workload, row, evaluation),
             prefix=prefix,
             every_epoch=self.every_epoch,
             clock=self.clock,
@@ -170,6 +175,10 @@ class Experiment:
         self._units = evaluation.units
         if not self.plan.refit:  # else nobody ever asks for the best weights
             self._best = _copy(workload.state_dict())
+
+    def _pass_sealed(self, workload: Workload, row: Row, evaluation: Evaluation | None) -> None:
+        if self.final and (self._phase == "refit" or not self.plan.refit):
+            self.on_sealed(workload, row, evaluation)
 
     def _finish(self, progress: Progress) -> None:
         workload, _ = self._now()

@@ -15,12 +15,16 @@ Name = Annotated[str | None, typer.Option("--name", help="Its id.  [default: wor
 Register = Annotated[str | None, typer.Option("--register", metavar="NAME", help="Register the model under NAME.")]
 Json = Annotated[bool, typer.Option("--json", help="One machine-readable line, last on standard output.")]
 Resume = Annotated[str | None, typer.Option("--resume", metavar="latest|ID", help="Go on with an interrupted one.")]
-Workers = Annotated[int | None, typer.Option("--workers", help="Processes that train one model (DDP).  [default: 1]")]
+Workers = Annotated[
+    str | None,
+    typer.Option("--workers", metavar="N|MIN:MAX", help="Processes that train one model (DDP); elastic.  [default: 1]"),
+]
 Gpus = Annotated[
     float | None,
     typer.Option("--gpus-per-worker", help="A fraction only with one worker.  [default: 1 if there is one]"),
 ]
 Cpus = Annotated[float | None, typer.Option("--cpus-per-worker", help="CPUs of a worker.")]
+MaxGpus = Annotated[int | None, typer.Option("--max-gpus", help="GPUs held at once, at most.  [default: all that fit]")]
 Tracking = Annotated[
     str | None,
     typer.Option("--tracking", metavar="URI|none", help="MLflow store.  [default: the embedded one]"),

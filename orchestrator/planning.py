@@ -216,7 +216,7 @@ def _measure_there(spec: ExperimentSpec | SweepSpec, settings: Settings, togethe
     try:
         probe: Probe = ray.get(task.remote(_probed(spec, together), settings.data))
     except ray.exceptions.RayTaskError as error:
-        raise RunFailed("The probe", messages.describe(messages.cause(error), error.traceback_str)) from error
+        raise RunFailed("The probe", messages.describe(messages.cause(error), str(error))) from error
     return probe
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import http.client
+import math
 import os
 import urllib.error
 import urllib.request
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from orchestrator.cluster import check_fit, check_reachable, this_machine
+from orchestrator.cluster import authenticate, check_fit, check_is_ray, check_reachable, this_machine
 from orchestrator.configuration import validate
 from orchestrator.errors import UNAVAILABLE, UserError, unknown
 from orchestrator.plan import Plan
@@ -59,15 +60,16 @@ def dataset(params: Mapping[str, Any], root: Path) -> str | None:
 
 
 def batch(params: Mapping[str, Any], resources: Resources, plan: Plan) -> None:
-    """``batch_size`` is global: workers and micro-batches must divide it."""
-    size, parts = params.get("batch_size"), resources.workers * plan.accumulate
+    """``batch_size`` is global: micro-batches and workers, in every number an elastic run may have, divide it."""
+    workers = range(resources.least, resources.workers + 1)
+    size, parts = params.get("batch_size"), math.lcm(*workers) * plan.accumulate
     if not isinstance(size, int) or size % parts == 0:
         return
     near = [n for n in (size - size % parts, size + parts - size % parts) if n > 0]
     best = min(near, key=lambda n: abs(n - size))
     raise UserError(
-        f"batch_size is the global batch and {resources.workers} worker(s) x accumulate={plan.accumulate} "
-        "do not divide it",
+        f"batch_size is the global batch and {' to '.join(dict.fromkeys(map(str, (workers[0], workers[-1]))))} "
+        f"worker(s) x accumulate={plan.accumulate} do not divide it",
         got=size,
         allowed=f"a multiple of {parts}",
         fix=f"Use batch_size={best}",
@@ -79,7 +81,9 @@ def services(settings: Settings, resources: Resources, *, ray: bool) -> None:
     check_writable(settings.storage)
     tracking(settings)
     if ray and settings.ray_address:
+        authenticate()
         check_reachable(settings.ray_address)
+        check_is_ray(settings.ray_address)
     else:
         check_fit(this_machine(), resources)
 

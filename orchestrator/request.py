@@ -63,11 +63,14 @@ def sweep(
             fix="Leave refit away",
         )  # fmt: skip
     chosen = validate(Search, {**asked.section("search"), **_given(search or {})}, "search setting")
-    if ":" in chosen.space:
-        file, _, function = chosen.space.rpartition(":")
-        chosen = chosen.model_copy(update={"space": f"{Path(file).expanduser().absolute()}:{function}"})
+    chosen = chosen.model_copy(update={"space": spaces.absolute(chosen.space)})
     space = spaces.load(asked.workload, chosen.space)
     devices = asked.resources(settings, whole_machine=False, local=local)
+    if devices.min_workers:
+        raise UserError(
+            "A sweep's trials have a fixed number of workers", got=f"workers={devices.least}:{devices.workers}",
+            fix=f"Use --workers {devices.workers}; with the cluster grows and shrinks how many trials run at once",
+        )  # fmt: skip
 
     def check(complete: Mapping[str, Any]) -> None:
         preflight.dataset(complete, settings.data)
@@ -137,8 +140,9 @@ class _Asked:
         machine = this_machine()[0]
         if "gpus_per_worker" not in values and here and machine["GPU"]:
             values["gpus_per_worker"] = 1
-        if "cpus_per_worker" not in values and here and whole_machine and str(values.get("workers", 1)).isdigit():
-            values["cpus_per_worker"] = max(1.0, machine["CPU"] // max(1, int(values.get("workers", 1))))
+        most = str(values.get("workers") or 1).rpartition(":")[2]
+        if "cpus_per_worker" not in values and here and whole_machine and most.isdigit():
+            values["cpus_per_worker"] = max(1.0, machine["CPU"] // max(1, int(most)))
         found = validate(Resources, values, "resource", self.lines("resources"))
         if local and found.workers > 1:
             raise UserError("--local runs in one process", got=f"workers={found.workers}", fix="Leave --local away")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
+import os
 import shutil
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator import notify
 from orchestrator.console import Console
-from orchestrator.errors import DONE, FAILED, INTERRUPTED, Interrupted, UserError
+from orchestrator.errors import DONE, FAILED, INTERRUPTED, Interrupted, UserError, mask, one_line
 from orchestrator.interrupts import Interrupts
 from orchestrator.notify import Notifier
+from orchestrator.observability.pulse import Pulse
 from orchestrator.provenance import record as provenance
 from orchestrator.provenance.source import Source
 from orchestrator.settings import Settings
+from orchestrator.storage import disk
 from orchestrator.storage.mirror import Mirror
 from orchestrator.storage.names import HISTORY, TRIALS
 from orchestrator.storage.records import RunFolder, Status, user
@@ -53,6 +55,9 @@ ENDINGS: Mapping[Status, str] = {
 """Each end in words."""
 
 SECRET = "***"
+
+LOGINS = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
+"""What MLflow's client sends to whatever address it is given."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +121,8 @@ class Session:
         self.tracker: Tracker | None = None
         self._system: SystemMetrics | None = None
         self._mirror: Mirror | None = None
+        standing = {"queue": settings.queue, "priority": settings.priority}
+        self.pulse = Pulse(folder, lambda: self.tracker.unsent if self.tracker else 0, standing)
         self.interrupts = Interrupts(folder.stop_file, console)
         about = {"id": folder.id, "kind": folder.record["kind"], "workload": folder.record["workload"]}
         self._notifier = Notifier(settings.notify, about)
@@ -130,6 +137,7 @@ class Session:
 
     def _begin(self) -> None:
         self.console.log_to(self.folder.log)
+        self.interrupts.__enter__()  # from here on a stop is a clean one: half a tracker could not be closed
         self.folder.update(tracking=_kept(self.settings.tracking), experiment=self.settings.experiment)
         self._mirror = self.folder.mirror()
         sources = provenance.sources(apart=(self.settings.home, self.settings.storage))
@@ -142,7 +150,7 @@ class Session:
             self.tracker.files(self.folder.id, record)
             began = datetime.fromisoformat(self.folder.record["started"]).timestamp()
             self._system = SystemMetrics(partial(self.tracker.log, self.folder.id), began).__enter__()
-        self.interrupts.__enter__()
+        self.pulse.__enter__()
         self.notify("start", f"{self.folder.id} {'goes on' if self._resuming else 'starts'}", "running")
 
     @property
@@ -162,6 +170,7 @@ class Session:
             if self.tracker and self._system:
                 self.tracker.files(self.folder.id, [self.folder.path / provenance.ENVIRONMENT])
                 stack.enter_context(self._system.of_cluster())
+            stack.enter_context(self.pulse.on_cluster())
             yield
 
     def trained_on(self, key: str, params: Mapping[str, Any]) -> None:
@@ -186,12 +195,13 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        status, code, values = self._ending(error)
+        told = disk.unwritable(self.settings.storage, error) if disk.is_full(error) else error
+        status, code, values = self._ending(told)
         try:
-            self._notify_end(status, error, values)
+            self._notify_end(status, told, values)
             if error is not None and not isinstance(error, UserError | Interrupted):
-                with self.folder.log.open("a") as log:
-                    traceback.print_exception(error, file=log)
+                with suppress(OSError), self.folder.log.open("a") as log:
+                    log.write(mask("".join(traceback.format_exception(error))))
             if self._system is not None:
                 self._system.__exit__(kind, error, trace)
             if self.tracker is not None:
@@ -199,16 +209,24 @@ class Session:
                 if trouble := self.tracker.close():
                     self.console.say(trouble)
         finally:  # whoever looks finds how it ended, also when the last seconds were cut short
-            self.folder.release(status, code, **values)
+            self.pulse.__exit__(kind, error, trace)
+            try:
+                self.folder.release(status, code, **values)
+            except OSError as full:  # the storage takes no record either, which is the cause of all else
+                if not disk.is_full(full):
+                    raise
+                told = disk.unwritable(self.settings.storage, full)
             self.interrupts.__exit__(kind, error, trace)
         if self._mirror is not None and (trouble := self._mirror.close()):  # the record's end is to be stored too
             self.console.say(trouble)
         if trouble := self._notifier.close():
-            with self.folder.log.open("a") as log:
+            with suppress(OSError), self.folder.log.open("a") as log:
                 log.write(f"{trouble}\n")
+        if told is not None and told is not error:
+            raise told from error
 
     def _notify_end(self, status: Status, error: BaseException | None, values: Mapping[str, Any]) -> None:
-        cause = f": {error}" if status == "failed" else ""
+        cause = f": {mask(one_line(error))}" if error is not None and status == "failed" else ""
         tracking, run_id = self.settings.tracking or "", values.get("run_id")
         self.notify(
             "failure" if status == "failed" else "finish",
@@ -222,7 +240,7 @@ class Session:
         if isinstance(error, Interrupted | KeyboardInterrupt):
             return "interrupted", INTERRUPTED, {}
         if error is not None:
-            return "failed", getattr(error, "code", FAILED), {"error": str(error)}
+            return "failed", getattr(error, "code", FAILED), {"error": mask(one_line(error))}
         assert self._status is not None, "a session ends with settle() or an exception"
         return self._status
 
@@ -238,16 +256,26 @@ def open_tracker(settings: Settings, folder: RunFolder, *, resuming: bool) -> Tr
 
 def _kept(tracking: str | None) -> str | None:
     """The tracking address as a record may hold it: a database's password stays in the environment."""
-    return None if tracking is None else re.sub(r"(://[^/:@]*):[^/]*@", rf"\1:{SECRET}@", tracking)
+    return None if tracking is None else mask(tracking)
 
 
 def adopt(settings: Settings, folder: RunFolder) -> Settings:
-    """Settings for going on with a run: its own store, unless another is named on the command line."""
+    """Settings for going on with a run: its own store, unless another is named on the command line.
+
+    Raises UserError where the store's address is the record's alone and this environment has a login: whoever wrote
+    the record would be sent it.
+    """
     kept = {
         name: folder.record[name]
         for name in ("tracking", "experiment")
         if settings.sources[name] != "flag" and name in folder.record and SECRET not in str(folder.record[name])
     }
+    server = str(kept.get("tracking"))
+    if server.startswith("http") and server != settings.tracking and any(map(os.environ.get, LOGINS)):
+        raise UserError(
+            f"{folder.id} was tracked at {server}, and the login in this environment is not known to be for that",
+            fix=f"If it is, name it: --tracking {server}",
+        )
     return replace(settings, **kept)
 
 

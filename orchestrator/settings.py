@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,8 @@ NAMES: dict[str, tuple[str, str]] = {
     "experiment": ("MLFLOW_EXPERIMENT_NAME", "MLflow experiment; unset: the workload's name"),
     "ray_address": ("RAY_ADDRESS", "Ray cluster; unset: a local one, started and stopped with the command"),
     "gates": ("ORCHESTRATOR_GATES", "file of promotion gates; unset: gates.yaml in the home, if it is there"),
+    "queue": ("ORCHESTRATOR_QUEUE", "in whose name it runs: queues share a Ray cluster equally"),
+    "priority": ("ORCHESTRATOR_PRIORITY", "its part of its queue's share: 2 has twice what 1 has"),
     "notify": ("ORCHESTRATOR_NOTIFY", "webhook, or 'cmd: PROGRAM WORDS', that hears of starts, ends and gates"),
 }
 
@@ -41,6 +44,8 @@ class Settings:
     experiment: str | None
     ray_address: str | None
     gates: Path | None
+    queue: str
+    priority: int
     notify: str | None = field(repr=False)  # a webhook's path is its password
     sources: Mapping[str, Source]
 
@@ -87,6 +92,8 @@ def resolve(flags: Mapping[str, str | None] | None = None) -> Settings:
         experiment=pick("experiment", None),
         ray_address=pick("ray_address", None),
         gates=_path(gates) if gates else None,
+        queue=_queue(pick("queue", "default")),
+        priority=_priority(pick("priority", "1")),
         notify=notify.check(target) if target else None,
         sources=sources,
     )
@@ -118,8 +125,14 @@ def _without_login(uri: str) -> str:
     """
     try:
         parts = urlsplit(uri)
+        _ = parts.port
     except ValueError:  # no address: whoever asks it says so
-        return uri
+        if "@" not in uri:
+            return uri
+        raise UserError(
+            "The tracking address is not one", got=repr(uri), allowed="http(s)://USER:PASSWORD@HOST:PORT",
+            fix="Write a slash in a password as %2F, or put it into MLFLOW_TRACKING_PASSWORD",
+        ) from None  # fmt: skip
     for variable, value in (
         ("MLFLOW_TRACKING_USERNAME", parts.username),
         ("MLFLOW_TRACKING_PASSWORD", parts.password),
@@ -127,6 +140,18 @@ def _without_login(uri: str) -> str:
         if value:
             os.environ[variable] = unquote(value)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def _queue(text: str | None) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,62}", text or "", re.ASCII):
+        raise UserError("The queue has no valid name", got=repr(text), allowed="letters, digits, . _ - (at most 63)")
+    return str(text)
+
+
+def _priority(text: str | None) -> int:
+    if not (text or "").isdecimal() or not 1 <= int(text or "") <= 100:
+        raise UserError("The priority is not valid", got=repr(text), allowed="an integer from 1 to 100")
+    return int(text or "")
 
 
 def _storage(text: str | None, home: Path) -> Path:

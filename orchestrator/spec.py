@@ -21,12 +21,30 @@ class Resources(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    workers: int = Field(1, ge=1, description="Processes that train one model together (DDP).")
+    workers: int = Field(1, ge=1, description="Processes that train one model together (DDP); MIN:MAX is elastic.")
+    min_workers: int | None = Field(None, ge=1, description="The fewest an elastic run goes on with; unset: all.")
     gpus_per_worker: float = Field(0, ge=0, description="GPUs of a worker; a fraction only with one worker.")
     cpus_per_worker: float = Field(1, gt=0, description="CPUs of a worker.")
+    max_gpus: int | None = Field(
+        None, ge=1, description="GPUs that a sweep's trials, or a run's workers, hold at most."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _elastic(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """``workers="1:4"`` is ``min_workers=1, workers=4``; ``"4:4"`` is 4, fixed."""
+        workers = values.get("workers")
+        if not isinstance(workers, str) or ":" not in workers:
+            return values
+        least, _, most = workers.partition(":")
+        if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
+            raise ValueError(f"workers={workers} is not valid; allowed: a number, or MIN:MAX with 1 <= MIN <= MAX")
+        return {**values, "workers": int(most), "min_workers": int(least) if least != most else None}
 
     @model_validator(mode="after")
     def _whole_devices_for_groups(self) -> Resources:
+        if self.min_workers is not None and self.min_workers > self.workers:
+            raise ValueError(f"min_workers={self.min_workers} is more than workers={self.workers}; use fewer")
         if self.workers > 1 and self.gpus_per_worker % 1:
             raise ValueError(
                 f"gpus_per_worker={self.gpus_per_worker} with {self.workers} workers: workers of one group can "
@@ -36,14 +54,39 @@ class Resources(BaseModel):
             raise ValueError(f"gpus_per_worker={self.gpus_per_worker}: a fraction must be below 1")
         return self
 
+    @model_validator(mode="after")
+    def _within_the_cap(self) -> Resources:
+        gpus = self.workers * self.gpus_per_worker
+        if self.max_gpus is not None and gpus > self.max_gpus:
+            raise ValueError(
+                f"max_gpus={self.max_gpus} is less than what {self.workers} worker(s) of {self.gpus_per_worker:g} GPU "
+                f"hold together, {gpus:g}; use fewer workers, or a higher max_gpus"
+            )
+        return self
+
+    @property
+    def most(self) -> int | None:
+        """How many such trials ``max_gpus`` allows at once; None where it sets no limit."""
+        gpus = self.workers * self.gpus_per_worker
+        return int(self.max_gpus / gpus + 1e-9) if self.max_gpus is not None and gpus else None
+
     def part(self, of: float) -> Resources:
         """What each of so many that share these holds."""
         share = {"cpus_per_worker": self.cpus_per_worker / of, "gpus_per_worker": self.gpus_per_worker / of}
         return self.model_copy(update=share)
 
     @property
+    def least(self) -> int:
+        """The fewest workers to begin or go on with."""
+        return self.min_workers or self.workers
+
+    def fixed(self, workers: int) -> Resources:
+        """What an elastic run holds while it has so many workers."""
+        return self.model_copy(update={"workers": workers, "min_workers": None})
+
+    @property
     def devices(self) -> float:
-        """Devices held: GPUs where there are any, else CPUs."""
+        """Devices held, of an elastic run at most: GPUs where there are any, else CPUs."""
         return self.workers * (self.gpus_per_worker or self.cpus_per_worker)
 
 
@@ -76,6 +119,8 @@ class ExperimentSpec(BaseModel):
         values = {**self.params, **plan, "objective": ",".join(self.plan.objective) or None}
         words = [f"{key}={_word(value)}" for key, value in values.items() if value is not None]
         devices = self.resources.model_dump(mode="json", exclude_defaults=True)
+        if least := devices.pop("min_workers", None):
+            devices["workers"] = f"{least}:{self.resources.workers}"
         flags = [f"--{key.replace('_', '-')}={value}" for key, value in devices.items()]
         return shlex.join(["orchestrator", "run", self.workload, *words, f"--seed={self.seed}", *flags])
 

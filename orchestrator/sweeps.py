@@ -14,12 +14,13 @@ from orchestrator.errors import UNAVAILABLE, Interrupted, UserError
 from orchestrator.placement import packing
 from orchestrator.placement.ledger import Ledger
 from orchestrator.provenance import record as provenance
-from orchestrator.search import grid, samplers, spaces, strategy, warm_start
+from orchestrator.search import consent, grid, samplers, spaces, strategy, warm_start
 from orchestrator.search.population import Population
 from orchestrator.search.study import JOURNAL, Study
 from orchestrator.session import Result, Session, adopt
 from orchestrator.settings import Settings
 from orchestrator.settling import WINNER, choose, settle
+from orchestrator.sharing import sharing
 from orchestrator.spec import ExperimentSpec, SweepSpec
 from orchestrator.storage import records
 from orchestrator.storage.records import RunFolder
@@ -30,10 +31,11 @@ from workloads.catalog import catalog
 
 @dataclass(frozen=True)
 class Again:
-    """What ``--resume`` may add to a sweep."""
+    """What ``--resume`` may add to a sweep; ``space`` is where the file of its search space lies now."""
 
     more_trials: int = 0
     retry_failed: bool = False
+    space: str | None = None
 
     def __post_init__(self) -> None:
         if self.more_trials < 0:
@@ -42,6 +44,7 @@ class Again:
 
 def sweep(spec: SweepSpec, settings: Settings, options: Options, console: Console) -> Result:
     """Run a sweep to its end. Raises UserError, RunFailed (all trials failed) or Interrupted."""
+    consent.give(spec.search.space, settings.home)
     preflight.services(settings, spec.resources, ray=not options.local)
     if spec.search.warm_start:
         # By their ids: what is latest now is not when this sweep has a folder.
@@ -69,14 +72,15 @@ def resume(folder: RunFolder, settings: Settings, console: Console, again: Again
     spec = SweepSpec.model_validate(folder.record["spec"]["sweep"])
     options = Options(**folder.record["spec"]["options"])
     settings = adopt(settings, folder)
-    if folder.status() in ("finished", "partial") and again == Again():
+    if folder.status() in ("finished", "partial") and not again.more_trials and not again.retry_failed:
         raise UserError(
             f"{folder.id} has already finished", fix="Add --more-trials N or --retry-failed, or start a new sweep"
         )
-    if spec.search.scheduler == "pbt" and again != Again():
+    if spec.search.scheduler == "pbt" and (again.more_trials or again.retry_failed):
         raise UserError("A population is what it began with: it takes no more members", fix="Start a new sweep")
     if not (folder.path / JOURNAL).exists() and (folder.path / "trials").exists():  # else none has begun
         raise UserError(f"{folder.id} has lost its journal, {JOURNAL}", fix="Restore it, or start a new sweep")
+    spec = _with_space(spec, folder, settings, again.space)
     _check_contract(folder, spec)
     spec = _with_more(spec, again.more_trials)
     preflight.services(settings, spec.resources, ray=not options.local)
@@ -110,6 +114,16 @@ def _check_contract(folder: RunFolder, spec: SweepSpec) -> None:
             got="; ".join(changes),
             fix=f"Put it back ({spec.search.space}), or start a new sweep with --warm-start {folder.id}",
         )
+
+
+def _with_space(spec: SweepSpec, folder: RunFolder, settings: Settings, space: str | None) -> SweepSpec:
+    """With its search space where it lies now: a file that the record alone names is not run."""
+    if space is None:
+        consent.check(spec.search.space, settings.home, folder.id)
+        return spec
+    space = spaces.absolute(space)
+    consent.give(space, settings.home)
+    return spec.model_copy(update={"search": spec.search.model_copy(update={"space": space})})
 
 
 def _with_more(spec: SweepSpec, more: int) -> SweepSpec:
@@ -165,6 +179,7 @@ def _drive(
             session.tracker.tag(folder.id, {"search.trials": str(spec.search.trials)})
         study = _study(spec, folder, session, again)
         ledger = Ledger(study, session, spec)
+        session.pulse.of(ledger.vitals)
         place = _in_process if options.local else _on_ray
         winner = place(spec, session, study, ledger)
         result = finish(session, winner, options.register, folder.path / WINNER)
@@ -230,25 +245,27 @@ def _on_ray(spec: SweepSpec, session: Session, study: Study, ledger: Ledger) -> 
         check_storage(settings.storage)
         _check_shared(spec, settings, len(nodes))
         ledger.share(sum(capacities) / len(capacities))
-        try:
-            if max(capacities) > 1:
-                pack_placement.run_packs(spec, folder, ledger, capacities)
-            else:
-                placement.run_trials(spec, folder, ledger, len(capacities))
-        finally:
-            ledger.close()
-        winner = choose(session, spec, study, ledger)
-        follow = Follow(session, winner.spec)
-        with ledger.book.holding("winner", winner.spec.resources):
-            complete = placement.run_winner(
-                winner.spec,
-                session.folder.path / WINNER,
-                settings.data,
-                winner.checkpoint,
-                winner.selected,
-                session,
-                follow.rows,
-            )
+        with sharing(folder.id, settings, spec.resources, len(capacities), session.console.say) as hold:
+            try:
+                if max(capacities) > 1:
+                    pack_placement.run_packs(spec, folder, ledger, capacities, hold)
+                else:
+                    placement.run_trials(spec, folder, ledger, len(capacities), hold)
+            finally:
+                ledger.close()
+            winner = choose(session, spec, study, ledger)
+            follow = Follow(session, winner.spec)
+            hold(1)
+            with ledger.book.holding("winner", winner.spec.resources):
+                complete = placement.run_winner(
+                    winner.spec,
+                    session.folder.path / WINNER,
+                    settings.data,
+                    winner.checkpoint,
+                    winner.selected,
+                    session,
+                    follow.rows,
+                )
     if not complete:
         raise Interrupted(f"orchestrator sweep --resume {session.folder.id}")
     return winner.spec
@@ -260,6 +277,7 @@ def _at_once(spec: SweepSpec, capacities: Sequence[int], nodes: int) -> str:
     together = f" in {processes} process{'es' * (processes > 1)}" if count > processes else ""
     fewer = asked is not None and count < min(asked, spec.search.trials * spec.search.seeds)
     why = f" (not the {asked} asked for: no more fit)" if fewer else ""
+    why = f" (at most {spec.resources.max_gpus} GPUs)" if processes == spec.resources.most else why
     return f"{count} trial{'s' * (count > 1)} at once{together} on {nodes} node{'s' * (nodes > 1)}{why}"
 
 

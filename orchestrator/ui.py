@@ -11,8 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from orchestrator.doctor import mask
-from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.errors import UNAVAILABLE, UserError, mask
 from orchestrator.settings import Settings
 from orchestrator.tracking import store
 

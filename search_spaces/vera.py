@@ -44,7 +44,7 @@ def _training(trial: optuna.Trial) -> dict[str, Any]:
     return {
         "lr": trial.suggest_float("lr", 2e-4, 5e-3, log=True),
         "weight_decay": trial.suggest_float("weight_decay", 1e-4, 1e-1, log=True),
-        "dropout": trial.suggest_float("dropout", 0.0, 0.4),
+        "dropout": trial.suggest_float("dropout", 0.0, 0.6),
         "batch_size": trial.suggest_categorical("batch_size", [32, 64, 128]),
     }
 

@@ -32,9 +32,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """With ORCHESTRATOR_NO_SKIP=1, where the real data must be, a test on it that skips has failed."""
+    """With ORCHESTRATOR_NO_SKIP=1, where real data and services must be, a test on them that skips has failed."""
     report = yield
-    if report.skipped and item.get_closest_marker("data") and os.environ.get("ORCHESTRATOR_NO_SKIP") == "1":
+    needs_real = any(item.get_closest_marker(name) for name in ("data", "cluster"))
+    if report.skipped and needs_real and os.environ.get("ORCHESTRATOR_NO_SKIP") == "1":
         report.outcome = "failed"
         report.longrepr = f"skipped although ORCHESTRATOR_NO_SKIP=1: {report.longreprtext}"
     return report

@@ -15,7 +15,10 @@ FOLDERS = {
     "search_spaces": "one module a workload: Optuna-native `space(trial) -> params`",
 }
 REST = """\
+deploy/                         images, compose, KubeRay, Ray's launcher; README.md: from a laptop to each, and back
+docs/                           who may do what (access.md), screenshots
 tests/                          unit/ (numerics, conformance, engine), integration/ (real Ray, MLflow, signals),
+                                cluster/ (three nodes, PostgreSQL, a browser), gpu/ (two devices),
                                 third_party/ (a workload as somebody else would install it)
 benchmarks/                     ours beside the peers, in one run, as ratios
 constraints.txt                 exact versions the results were made with; constraints-lower.txt: the lowest allowed"""

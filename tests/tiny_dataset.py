@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from workloads.data import DATASETS, Dataset, SourceFile
-from workloads.data.movielens import read_ml_100k
+from workloads.data.interactions.movielens import read_ml_100k
 
 FILES = {
     "100k_train.csv": b"user,item,rating\r\n0,1,3\r\n0,2,4\r\n1,1,5\r\n",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 import time
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
 import numpy as np
+import psutil
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -35,7 +37,10 @@ class Clock(threading.local):
 
 
 class Params(BaseModel):
-    """``nan_at`` is an epoch whose loss is NaN, ``hang_at`` one without an end; ``slow`` are seconds an epoch takes."""
+    """``nan_at`` is an epoch whose loss is NaN, ``hang_at`` one without an end, ``hog_at`` one that wants all memory.
+
+    ``slow`` are seconds an epoch takes.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -46,10 +51,29 @@ class Params(BaseModel):
     batch_size: int = Field(8, ge=1)
     nan_at: int | None = None
     hang_at: int | None = None
+    hog_at: int | None = None
     slow: float = 0.0
 
 
 ToyParams: TypeAlias = Params
+
+
+def hog(step: int = 16 << 20, margin: int = 256 << 20) -> None:
+    """Take memory until there is none, which is soon: this process may have ``margin`` bytes more than it has."""
+    _, hard = before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + margin, hard))
+    try:
+        taken = []
+        while len(taken) * step <= 2 * margin:
+            taken.append(bytearray(step))
+        raise AssertionError("the limit does not hold")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def hog_device(device: torch.device) -> None:
+    """Ask for all of a GPU's memory at once: more than a part of it, and nothing is taken where that is refused."""
+    torch.empty(torch.cuda.get_device_properties(device).total_memory, dtype=torch.uint8, device=device)
 
 
 class Toy:
@@ -74,6 +98,8 @@ class Toy:
         self.calls.append(f"train {epoch}")
         while epoch == self.params.hang_at:
             time.sleep(3600)
+        if epoch == self.params.hog_at:
+            hog() if self.runtime.device.type == "cpu" else hog_device(self.runtime.device)
         time.sleep(self.params.slow)
         for step in range(self.runtime.steps_per_epoch or 1):
             noise = derive(self.runtime.seed, f"noise {step}", epoch) / 2**63 - 0.5

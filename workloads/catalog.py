@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
@@ -34,6 +36,14 @@ class Entry:
 
     def load(self) -> type[Workload]:
         return cast("type[Workload]", _load(self.workload))
+
+    @property
+    def folder(self) -> Path:
+        """Where its module lies, which is not imported. Raises ImportError where there is none."""
+        spec = find_spec(self.workload.partition(":")[0])
+        if spec is None or spec.origin is None:
+            raise ImportError(f"{self.workload} is not installed")
+        return Path(spec.origin).parent
 
     def load_published(self) -> tuple[Published, ...]:
         return cast("tuple[Published, ...]", _load(self.published)) if self.published else ()

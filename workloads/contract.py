@@ -101,11 +101,13 @@ class Evaluation:
 class Servable:
     """What the registry stores: weights and a standalone predictor, no pickle.
 
-    ``predictor`` is one Python source file that imports neither ``orchestrator`` nor ``workloads`` and defines
-    ``class Predictor`` with ``__init__(weights: dict[str, np.ndarray], config: dict)`` and
+    ``predictor`` is one Python source file that lies beside a workload's module (elsewhere it could be a stranger's),
+    imports neither ``orchestrator`` nor ``workloads`` and defines ``class Predictor`` with
+    ``__init__(weights: dict[str, np.ndarray], config: dict)`` and
     ``predict(inputs: pandas.DataFrame, **params) -> pandas.DataFrame``. ``example`` are input columns
     (``bytes`` in one of objects where the input is binary), ``params`` the keyword parameters of ``predict`` with
-    their defaults, ``requirements`` what the file imports.
+    their defaults, ``requirements`` what the file imports. ``tags`` are what the registry's version says of itself,
+    such as where an index lies that the model belongs to.
     """
 
     predictor: Path
@@ -114,6 +116,7 @@ class Servable:
     example: Columns
     params: Mapping[str, Any]
     requirements: tuple[str, ...]
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 @runtime_checkable

@@ -1,6 +1,10 @@
 """Collectives of a data-parallel run; the only module that imports ``torch.distributed``.
 
 Everything here is the identity where no process group is up, so that a workload is written once.
+
+Collectives are matched by the order in which each rank issues them, DistributedDataParallel's among them. In a backward
+that is the order of the graph, for both leave from the thread that walks it: the graph has to be the same on all ranks,
+whatever rows a rank has, or none.
 """
 
 from __future__ import annotations

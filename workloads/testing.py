@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +22,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
 
 from workloads import distributed
 from workloads.contract import Evaluation, Metrics, Objective, Packable, Runtime, Workload
+from workloads.two_ranks import WORLD, together
 
 
 class Conformance:
@@ -59,21 +57,21 @@ class Conformance:
         assert isinstance(self.build(), Workload)
 
     def test_same_seed_same_metrics(self) -> None:
-        first, second = (self._train(self.build()) for _ in range(2))
+        first, second = (_metrics(self.build()) for _ in range(2))
         assert first == second
 
     def test_another_seed_other_metrics(self) -> None:
-        assert self._train(self.build()) != self._train(self.build(seed=8))
+        assert _metrics(self.build()) != _metrics(self.build(seed=8))
 
     def test_global_random_state_plays_no_part(self) -> None:
         random.seed(1)
         np.random.seed(1)
         torch.manual_seed(1)
-        first = self._train(self.build())
+        first = _metrics(self.build())
         random.seed(2)
         np.random.seed(2)
         torch.manual_seed(2)
-        assert self._train(self.build()) == first
+        assert _metrics(self.build()) == first
 
     def test_two_epochs_are_one_saved_restored_and_another(self) -> None:
         whole = self.build()
@@ -159,7 +157,7 @@ class Conformance:
         assert values(taken.evaluate("validation")) != values(donor.evaluate("validation"))
 
     def test_micro_batches_give_the_same_gradient(self) -> None:
-        whole, parts = self._train(self.build()), self._train(self.build(accumulate=2))
+        whole, parts = _metrics(self.build()), _metrics(self.build(accumulate=2))
         _assert_close(whole, parts, self.tolerance)
 
     def test_virtual_epochs_cover_the_same_stream(self) -> None:
@@ -180,12 +178,9 @@ class Conformance:
             assert f"from {ours}" not in source
 
     def test_two_processes_equal_one(self) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            args = (self.workload, dict(self.params), self.data, self.epochs, folder)
-            spawn(_train_rank, args, nprocs=2)  # type: ignore[no-untyped-call]
-            found = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(2)]
-        assert found[0] == found[1], "the ranks disagree"
-        _assert_close(self._train(self.build()), found[0], self.tolerance)
+        first, second = together(_train_rank, self.workload, dict(self.params), self.data, self.epochs)
+        assert first == second, "the ranks disagree"
+        _assert_close(_metrics(self.build()), first, self.tolerance)
 
     def test_a_pack_gives_each_member_what_it_has_apart(self) -> None:
         """Members with parameters and seeds of their own, at different epochs, that come and go."""
@@ -221,32 +216,29 @@ class Conformance:
         assert self.workload.pack_size(params[0], torch.device("cpu")) >= 1
         return members
 
-    def _train(self, workload: Workload) -> dict[str, float]:
-        rows = {f"{k}@{epoch}": v for epoch in (1, 2) for k, v in values(workload.train_epoch(epoch)).items()}
-        return rows | values(workload.evaluate("validation"))
-
 
 def values(result: Metrics | Evaluation) -> dict[str, float]:
     """The scalars of a result."""
     return dict(result.metrics if isinstance(result, Evaluation) else result)
 
 
-def _train_rank(rank: int, workload: type[Any], params: dict[str, Any], data: Path, epochs: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+def _train_rank(rank: int, workload: type[Any], params: Mapping[str, Any], data: Path, epochs: int) -> dict[str, float]:
     runtime = Runtime(
         device=torch.device("cpu"),
         data=data,
         seed=7,
         epochs=epochs,
         rank=rank,
-        world_size=2,
+        world_size=WORLD,
         agree=distributed.agree,
     )
-    built = workload(workload.Params(**params), runtime)
-    rows = {f"{k}@{epoch}": v for epoch in (1, 2) for k, v in values(built.train_epoch(epoch)).items()}
-    Path(folder, f"{rank}.json").write_text(json.dumps(rows | values(built.evaluate("validation"))))
-    dist.destroy_process_group()
+    return _metrics(workload(workload.Params(**params), runtime))
+
+
+def _metrics(workload: Workload) -> dict[str, float]:
+    """Of two epochs and of the validation after them."""
+    rows = {f"{k}@{epoch}": v for epoch in (1, 2) for k, v in values(workload.train_epoch(epoch)).items()}
+    return rows | values(workload.evaluate("validation"))
 
 
 def _through_plain_data(state: Any) -> Any:

@@ -7,6 +7,7 @@ counts as installed, for the workers as well.
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,11 +30,12 @@ if "IDLE_REPORT_ALL" in os.environ:
 
 
 class IdleParams(BaseModel):
-    """One searched parameter."""
+    """One searched parameter, and the time an epoch takes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     x: float = Field(default=0.5, ge=0, le=1, description="Where the parabola is read.")
+    seconds: float = Field(default=0.0, ge=0, description="An epoch's length.")
 
 
 class Idle:
@@ -47,6 +49,7 @@ class Idle:
 
     def train_epoch(self, epoch: int) -> Metrics:
         self.epoch = epoch
+        time.sleep(self.params.seconds)
         return {"loss": 1 / epoch}
 
     def evaluate(self, split: Split) -> Evaluation:

@@ -32,6 +32,8 @@ class Job:
     command: str
     user: str | None = None
     commit: str | None = None
+    queue: str | None = None
+    priority: int | None = None
     started: str | None = None
     ended: str | None = None
     message: str | None = None
@@ -79,6 +81,8 @@ def read(details: Any, log: str = "") -> Job:
         command=metadata.get("command") or details.entrypoint,
         user=metadata.get("user"),
         commit=metadata.get("commit"),
+        queue=metadata.get("queue"),
+        priority=int(metadata["priority"]) if metadata.get("priority", "").isdecimal() else None,
         started=_moment(details.start_time),
         ended=_moment(details.end_time),
         message=message,

@@ -13,22 +13,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator.console import Console
-from orchestrator.errors import DONE, FAILED, INTERRUPTED, UserError, unknown
+from orchestrator.errors import DONE, FAILED, INTERRUPTED, UserError, mask, unknown
+from orchestrator.jobs import excludes
 from orchestrator.jobs.dashboard import Dashboard
 from orchestrator.jobs.job_state import Job
 from orchestrator.provenance import record as provenance
-from orchestrator.provenance.scrub import SECRET_FILES, scrub_words
+from orchestrator.provenance.scrub import scrub_words
 from orchestrator.provenance.source import Source
 from orchestrator.settings import NAMES, Settings, resolve
 
 VERBS = ("run", "sweep", "promote", "rollback", "predict", "reproduce", "workloads", "data", "doctor", "sync")
-
-EXCLUDES = (
-    ".git", ".venv", "venv", "__pycache__", "/data", "mlruns", ".ssh", ".aws", ".ray", *SECRET_FILES,
-)  # fmt: skip
-"""What of ``--working-dir`` stays at home beside what .gitignore names: bulk and secrets."""
-
-PASSWORD = re.compile(r"://[^/@\s]+@")
 
 
 def submit(
@@ -36,27 +30,32 @@ def submit(
     *,
     address: str | None = None,
     working_dir: Path | None = None,
+    queue: str | None = None,
+    priority: str | None = None,
     wait: bool = True,
     as_json: bool = False,
 ) -> int:
     """Submit ``orchestrator <words>``; with ``wait`` show its log and return its own exit code.
 
-    The settings that this environment names go along; credentials do not: they belong into the cluster's. Ctrl-C
-    while waiting leaves the job alone and returns 130. Raises UserError: exit 2 for the words, 3 for the cluster.
+    The settings that this environment names go along, and in whose ``queue`` it shares the cluster with what
+    ``priority``; credentials do not: they belong into the cluster's. Ctrl-C while waiting leaves the job alone and
+    returns 130. Raises UserError: exit 2 for the words, 3 for the cluster.
     """
     _check(words, working_dir)
-    settings = resolve()
+    settings = resolve({"queue": queue, "priority": priority})
     sources = provenance.sources(working_dir, (settings.home, settings.storage))
     dashboard, console = Dashboard(address), Console(json=as_json)
     job = dashboard.submit(
         shlex.join(["python", "-m", "orchestrator", *words]),
         new_id(words),
-        metadata=_metadata(words, sources),
+        metadata=_metadata(words, sources, settings),
         environment=_environment(settings) | provenance.carry(sources),
         working_dir=working_dir,
-        excludes=EXCLUDES,
+        excludes=excludes.of(working_dir, (settings.home, settings.storage, settings.data)) if working_dir else (),
     )
     console.say(f"Submitted {job.id} to {dashboard.address}")
+    if settings.notify:
+        console.say("Whom it notifies is for ORCHESTRATOR_NOTIFY in the cluster's environment: yours, a secret, stays")
     code = DONE
     if wait:
         try:
@@ -107,31 +106,44 @@ def _check(words: list[str], working_dir: Path | None) -> None:
         raise UserError("There is nothing to submit", fix="Try: orchestrator submit -- sweep recommender --trials 8")
     if words[0] not in VERBS:
         raise unknown("verb to submit", words[0], VERBS)
-    if any(PASSWORD.search(word) for word in words):
+    if any(mask(word) != word for word in words):
         raise UserError(
             "The command holds a password, and Ray shows a job's command to everyone",
-            fix="Name the store with MLFLOW_TRACKING_URI instead: the dashboard hides a job's environment",
+            fix="Set MLFLOW_TRACKING_URI in the cluster's environment instead",
         )
     if working_dir is not None and not working_dir.is_dir():
         raise UserError("The working directory is not a directory", got=working_dir)
 
 
-def _metadata(words: list[str], sources: Sequence[Source]) -> dict[str, str]:
+def _metadata(words: list[str], sources: Sequence[Source], settings: Settings) -> dict[str, str]:
     from orchestrator.session import identity_tags
 
     tags = identity_tags(sources)
-    metadata = {"command": shlex.join(["orchestrator", *scrub_words(words)]), "user": tags["mlflow.user"]}
+    metadata = {
+        "command": shlex.join(["orchestrator", *scrub_words(words)]),
+        "user": tags["mlflow.user"],
+        "queue": settings.queue,
+        "priority": str(settings.priority),
+    }
     if commit := tags.get("mlflow.source.git.commit"):
         metadata["commit"] = commit
     return metadata
 
 
 def _environment(settings: Settings) -> dict[str, str]:
-    """The settings that the environment here names, for the job; its Ray address is the cluster's own."""
+    """The settings that the environment or a flag here names, for the job; its Ray address is the cluster's own.
+
+    Raises UserError for a tracking address with a password: on the cluster what a job is sent can be read.
+    """
+    if settings.tracking and mask(settings.tracking) != settings.tracking:
+        raise UserError(
+            "MLFLOW_TRACKING_URI holds a password, and what a job is sent can be read on the cluster",
+            fix="Set it in the cluster's environment and not here, or name a tracking server",
+        )
     return {
         variable: str(getattr(settings, name) or "none")
         for name, (variable, _) in NAMES.items()
-        if settings.sources[name] == "environment" and name != "ray_address"
+        if settings.sources[name] in ("environment", "flag") and name not in ("ray_address", "notify")
     }
 
 
@@ -142,12 +154,13 @@ def _print_table(title: str, jobs: list[Job]) -> None:
     rich = Rich() if Rich().is_terminal else Rich(width=200)
     table = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
     table.add_column("id", no_wrap=True)  # it is there to be copied
-    for name in ("status", "exit", "started"):
+    for name in ("status", "exit", "started", "queue"):
         table.add_column(name)
     if roomy := rich.width >= 120:
         table.add_column("command", overflow="fold")
     for job in jobs:
         code = "" if job.exit_code is None else str(job.exit_code)
         started = (job.started or "")[:16].replace("T", " ")
-        table.add_row(job.id, job.status, code, started, *[job.command] * roomy)
+        queue = "" if job.queue is None else f"{job.queue} x{job.priority}"
+        table.add_row(job.id, job.status, code, started, queue, *[job.command] * roomy)
     rich.print(table)

@@ -13,6 +13,7 @@ from orchestrator.engine import EpochReport, Progress
 from orchestrator.spec import ExperimentSpec, Resources
 from orchestrator.training import messages, train, watch
 from orchestrator.training.group import Group, bundle
+from orchestrator.training.leaving import Preempted
 from orchestrator.training.watch import START_SECONDS, GivenUp
 
 PATIENCE_SECONDS = 60.0
@@ -64,9 +65,11 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
             failure = self._group.result()
         except WorkerGroupError as error:
             return messages.last_words(error, cause=train.cause(error))
-        if failure is not None:
-            return messages.last_words(failure)
-        return {**self._last, "rows": []}  # stopped with the sweep, which will say so
+        if isinstance(failure, train.Stopped):
+            if not self._stop_file.exists():
+                raise Preempted
+            return {**self._last, "rows": []}  # with the sweep, which will say so
+        return messages.last_words(failure) if failure is not None else {**self._last, "rows": []}
 
     def _begin(self, config: dict[str, Any], hung: GivenUp | None) -> None:
         if hung:

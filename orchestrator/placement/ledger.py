@@ -9,8 +9,10 @@ from typing import Any
 from orchestrator import preflight
 from orchestrator.console import show
 from orchestrator.engine import Row
-from orchestrator.errors import UserError
+from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.observability.pulse import Vitals
 from orchestrator.placement.budget import Budget
+from orchestrator.results import listing
 from orchestrator.results.curves import Curves
 from orchestrator.search.population import KEPT, Population
 from orchestrator.search.study import Study, Trial, Verdict
@@ -31,6 +33,7 @@ class Ledger:
         self._study, self._session, self._spec = study, session, spec
         self._deadline = time.monotonic() + (spec.search.time_budget or float("inf"))
         self._done = sum(trial.state.is_finished() for trial in study.trials)
+        self._trouble: str | None = None
         self._begun: set[int] = set()
         """The units whose MLflow run this process has opened and not ended."""
         self._live: set[int] = set()
@@ -71,6 +74,16 @@ class Ledger:
         }
 
     @property
+    def live(self) -> int:
+        """How many trials hold devices."""
+        return len(self._live)
+
+    def vitals(self) -> Vitals:
+        """How the sweep stands. Any thread may ask: Optuna's storage lets several read."""
+        standing = listing.standing(self._study.trials, self._study.target, self._study.objective, self._study.best())
+        return Vitals(**standing, done=self._done, device_seconds=self.book.seconds(), trouble=self._trouble)
+
+    @property
     def exhausted(self) -> bool:
         """Whether no further trial will ever begin."""
         if self.stopping():
@@ -91,11 +104,15 @@ class Ledger:
         rows = list(messages.rows_from_json(payload.get("rows", [])))
         number, seed = self._study.trial_of(unit)
         self._curves.add(number, rows, seed)
+        self._session.pulse.trained(len(rows))
         if self._session.tracker:
             self._session.tracker.log(self._key(unit), rows)
         if cause := payload.get("error"):
             if payload["refused"]:
-                self.refusal = UserError(cause)
+                self.refusal = UserError(cause, code=payload["refused"])
+            if payload["refused"] == UNAVAILABLE:  # no fault of the trial's: --resume goes on with it
+                self._drop(unit)
+                return True
             self._ended(unit, self._study.fail(unit, cause), cause)
             return True
         attributes = {
@@ -178,6 +195,8 @@ class Ledger:
         self._stop_clock(unit)
         self._begun.discard(unit)
         self._done = sum(trial.state.is_finished() for trial in self._study.trials)
+        if verdict == "failed":
+            self._trouble = f"{self._name(unit)}: {detail}"
         tracker = self._session.tracker
         if tracker:
             tracker.tag(

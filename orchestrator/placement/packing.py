@@ -58,11 +58,12 @@ def pack_size(spec: SweepSpec) -> int:
 def capacities(spec: SweepSpec, fitting: int) -> tuple[int, ...]:
     """How many trials of a sweep each process has at once, where ``fitting`` processes fit; a number a process.
 
-    All together they are never more than ``concurrency``. Raises UserError as :func:`pack_size`.
+    All together they are never more than ``concurrency``, and the processes hold at most ``max_gpus``. Raises
+    UserError as :func:`pack_size`.
     """
     units = spec.search.trials * spec.search.seeds
     limit = min(spec.search.concurrency or units, units)
-    processes = min(fitting, limit)
+    processes = min(fitting, limit, spec.resources.most or limit)
     each, more = divmod(min(limit, processes * pack_size(spec)), processes)
     return tuple(each + (place < more) for place in range(processes))
 

@@ -16,10 +16,12 @@ import ray
 from orchestrator.errors import RunFailed, one_line
 from orchestrator.placement.ledger import Ledger
 from orchestrator.placement.packing import PackRunner
+from orchestrator.sharing import Hold
 from orchestrator.spec import Resources, SweepSpec
 from orchestrator.storage.records import RunFolder
 from orchestrator.training import messages, worker
 from orchestrator.training.group import bundle
+from orchestrator.training.leaving import Preempted, this_node
 from orchestrator.training.train import RETRIES
 
 TOGETHER_AGAIN = 1
@@ -28,12 +30,12 @@ TOGETHER_AGAIN = 1
 _LOOK_SECONDS = 0.2
 
 
-def run_packs(spec: SweepSpec, folder: RunFolder, ledger: Ledger, capacities: Sequence[int]) -> None:
+def run_packs(spec: SweepSpec, folder: RunFolder, ledger: Ledger, capacities: Sequence[int], hold: Hold) -> None:
     """Run the sweep's trials, up to so many in each process, until the ledger has none left or says stop.
 
-    Raises RunFailed when a process can not be had, or fails as a whole.
+    ``hold`` says how many of the processes there may be. Raises RunFailed when one can not be had, or fails as a whole.
     """
-    _Packs(spec, folder, ledger, capacities).run()
+    _Packs(spec, folder, ledger, capacities, hold).run()
 
 
 class PackActor:
@@ -48,18 +50,23 @@ class PackActor:
     ) -> tuple[list[tuple[int, dict[str, Any]]], set[int]]:
         """A step of the runner, first without some trials and with others; its payloads, and who is under way.
 
-        The device is taken with the first trials: a process that hangs there is not one that is not up yet.
+        The device is taken with the first trials: a process that hangs there is not one that is not up yet. Raises
+        Preempted when its node is being taken away.
         """
         self._stopping = stopping
         if self._runner is None:
             if not begin:
                 return [], set()
-            self._runner = PackRunner(worker.take_device(self._resources), stop=lambda: self._stopping)
+            going = self._going = this_node()
+            self._runner = PackRunner(worker.take_device(self._resources), stop=lambda: self._stopping or going())
         for unit in drop:
             self._runner.drop(unit)
         for config in begin:
             self._runner.begin(config)
-        return self._runner.step(), self._runner.units
+        said = self._runner.step()
+        if self._going():  # all have saved, and say it again when they go on
+            raise Preempted
+        return said, self._runner.units
 
 
 class _Host:
@@ -71,7 +78,8 @@ class _Host:
         self.alone = False
         self.starts = 0
         """Since an actor last answered."""
-        self.start()
+        self.up = False
+        self.answer: ray.ObjectRef | None = None
 
     def start(self) -> None:
         need = bundle(self._resources)
@@ -81,7 +89,14 @@ class _Host:
         self._drop: list[int] = []
         self.starts += 1
         self.asked: float | None = None  # of this actor, since it came up
-        self.answer: ray.ObjectRef | None = self._actor.step.remote([], [], False)
+        self.answer = self._actor.step.remote([], [], False)
+        self.up = True
+
+    def rest(self) -> None:
+        """Give the devices back until :meth:`start`."""
+        if self.up:
+            self.kill()
+        self.up, self.answer, self.starts = False, None, 0
 
     def take(self, config: dict[str, Any]) -> None:
         self.trials[config["number"]] = config
@@ -103,7 +118,10 @@ class _Host:
 class _Packs:
     """The driver's side: fills hosts, hands what they say to the ledger, and replaces those that die."""
 
-    def __init__(self, spec: SweepSpec, folder: RunFolder, ledger: Ledger, capacities: Sequence[int]) -> None:
+    def __init__(
+        self, spec: SweepSpec, folder: RunFolder, ledger: Ledger, capacities: Sequence[int], hold: Hold
+    ) -> None:
+        self._hold, self._finished = hold, False
         self._folder, self._ledger, self._timeout = folder, ledger, spec.search.trial_timeout
         self._deaths: Counter[int] = Counter()
         self._orphans: deque[dict[str, Any]] = deque()
@@ -120,14 +138,29 @@ class _Packs:
                 self._end_silence()
         finally:
             for host in self._hosts:
-                host.kill()
+                host.rest()
+
+    def _share(self) -> list[_Host]:
+        """The hosts that may be; of the others, those with trials end these first, and those without rest."""
+        hosts = sorted(self._hosts, key=lambda host: (not host.trials, not host.up))
+        of_use = len(hosts)
+        if self._finished:
+            of_use = sum(bool(host.trials) for host in hosts) + len(self._orphans) + len(self._suspects)
+        may = self._hold(min(of_use, len(hosts)))
+        for host in hosts[may:]:
+            if not host.trials:
+                host.rest()
+        for host in hosts[:may]:
+            if not host.up:
+                host.start()
+        return hosts[:may]
 
     def _ask(self) -> bool:
         """Set every idle host to work; False when no trial is anywhere and none will come."""
-        stopping = self._ledger.stopping()
+        stopping, may = self._ledger.stopping(), self._share()
         for host in self._hosts:
             if host.answer is None:
-                if not stopping:
+                if not stopping and host in may:
                     self._fill(host)
                 if host.trials:
                     host.ask(stopping)
@@ -144,6 +177,7 @@ class _Packs:
         while not host.alone and len(host.trials) < host.size:
             config = self._orphans.popleft() if self._orphans else self._ledger.next()
             if config is None:
+                self._finished = self._ledger.exhausted
                 return
             host.take(config)
 
@@ -151,12 +185,18 @@ class _Packs:
         answer, host.answer = host.answer, None
         try:
             said, there = ray.get(answer)
+        except Preempted:
+            host.kill()
+            self._orphans += host.trials.values()
+            host.trials = {}
+            host.start()
+            return
         except ray.exceptions.RayTaskError as error:  # no trial's fault: it would do so again
             raise messages.failed_there(self._folder, error) from error
         except ray.exceptions.RayError as error:
             if host.starts > RETRIES:
                 raise RunFailed(self._folder.id, one_line(error), str(self._folder.log)) from error
-            self._bury(host, "its process died")
+            self._bury(host, messages.death(str(error)))
             return
         host.starts = 0
         for unit, payload in said:

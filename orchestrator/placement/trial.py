@@ -14,6 +14,7 @@ from orchestrator.spec import ExperimentSpec
 from orchestrator.storage import checkpoint
 from orchestrator.storage.mirror import Carried
 from orchestrator.training import messages, watch, worker
+from orchestrator.training.leaving import Preempted, this_node
 from orchestrator.training.watch import GivenUp
 
 
@@ -21,7 +22,8 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
     """``step`` is one report of the stream. Checkpoints are ours: found by (sweep, number), they outlive Tune's ids.
 
     What a trial does wrong is part of its result, not an exception: an exception costs the process (3 to 4 s) and
-    Tune would retry it. Exceptions are for processes that die.
+    Tune would retry it. Exceptions are for processes that die, and for one whose node is being taken away: it saves
+    and begins anew on another.
     """
 
     _experiment: Experiment
@@ -51,20 +53,25 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
     def step(self) -> dict[str, Any]:
         if self._failure is None:
             try:
-                report = next(self._stream)
-                if report.checkpoint_due or (self._save_at_rungs and report.epoch in self._experiment.plan.decide_at):
-                    self._save()
-                    self._last = None
-                else:
-                    self._last = report
-                if report.ended:
-                    worker.write_table(self._experiment.validation_units, self._folder / worker.UNITS)
-                    self._carried.close()  # the driver may ask for it now
-                return messages.payload(report)
+                if report := next(self._stream, None):
+                    return self._reported(report)
             except Exception as error:
                 self._failure = messages.last_words(error)
+            else:
+                raise Preempted  # nothing else ends a trial's stream before its time
         self._last = None
         return self._failure
+
+    def _reported(self, report: EpochReport) -> dict[str, Any]:
+        if report.checkpoint_due or (self._save_at_rungs and report.epoch in self._experiment.plan.decide_at):
+            self._save()
+            self._last = None
+        else:
+            self._last = report
+        if report.ended:
+            worker.write_table(self._experiment.validation_units, self._folder / worker.UNITS)
+            self._carried.close()  # the driver may ask for it now
+        return messages.payload(report)
 
     def _begin(self, config: Mapping[str, Any], hung: GivenUp | None) -> None:
         self._failure = messages.last_words(hung) if hung else None
@@ -78,7 +85,7 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
         try:
             spec = ExperimentSpec.model_validate(config["spec"])
             device = worker.take_device(spec.resources)
-            self._experiment = worker.experiment(spec, Path(config["data"]), device, final=False)
+            self._experiment = worker.experiment(spec, Path(config["data"]), device, final=False, stop=this_node())
             found = checkpoint.latest(self._folder)
             self._stream = self._experiment.stream(checkpoint.read(found, spec.identity) if found else None)
         except Exception as error:

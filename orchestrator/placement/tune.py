@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,21 +9,25 @@ from typing import Any
 
 import ray
 from ray import tune
-from ray.tune.search import Searcher
+from ray.tune.search import ConcurrencyLimiter, Searcher, SearchGenerator
 
 from orchestrator.engine import Progress, Row
-from orchestrator.errors import RunFailed, one_line
+from orchestrator.errors import RunFailed
+from orchestrator.placement import deaths
 from orchestrator.placement.group_trial import GroupTrial, request
 from orchestrator.placement.ledger import Ledger
 from orchestrator.placement.trial import TrialActor
 from orchestrator.session import Session
+from orchestrator.sharing import Hold
 from orchestrator.spec import ExperimentSpec, SweepSpec
 from orchestrator.storage import checkpoint
 from orchestrator.storage.mirror import Carried, bring
 from orchestrator.storage.records import RunFolder
 from orchestrator.training import messages, watch, worker
+from orchestrator.training.follow import follow
 from orchestrator.training.group import bundle
-from orchestrator.training.train import RETRIES, follow
+from orchestrator.training.leaving import this_node
+from orchestrator.training.train import RETRIES
 from orchestrator.training.watch import Watch
 
 
@@ -34,10 +37,19 @@ class _Under:
 
     ledger: Ledger
     watch: Watch
+    slots: int
+    hold: Hold
+    finished: bool = False
+    """Whether no further trial will begin."""
     units: dict[str, int] = field(default_factory=dict)
     """By the ids that Tune gives."""
     homes: dict[int, Path] = field(default_factory=dict)
-    deaths: Counter[int] = field(default_factory=Counter)
+    trials: dict[str, Any] = field(default_factory=dict)
+    """Tune's own, which know how their processes died."""
+
+    def may(self) -> int:
+        """How many trials may be under way now."""
+        return self.hold(self.ledger.live if self.finished else self.slots)
 
 
 class _Unsaved:
@@ -56,9 +68,10 @@ class _Search(_Unsaved, Searcher):  # type: ignore[misc]
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         ledger = self._under.ledger
-        config = ledger.next()
+        config = ledger.next() if ledger.live < self._under.may() else None
         if config is None:
-            return str(Searcher.FINISHED) if ledger.exhausted else None  # None: ask again
+            self._under.finished = ledger.exhausted
+            return str(Searcher.FINISHED) if self._under.finished else None  # None: ask again
         unit, home = config["number"], Path(config["folder"])
         self._under.units[trial_id], self._under.homes[unit] = unit, home
         self._under.watch.begin(unit, home)
@@ -67,15 +80,30 @@ class _Search(_Unsaved, Searcher):  # type: ignore[misc]
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         if error:
             unit = self._under.units[trial_id]
-            times = self._under.deaths[unit] + 1
             hung = watch.given_up(self._under.homes[unit])  # while it was reset: Tune tries that once
-            self._under.ledger.died(unit, str(hung or f"its process died {times} time{'s' * (times > 1)}"))
+            self._under.ledger.died(unit, str(hung or deaths.cause(self._under.trials.get(trial_id))))
 
     def save(self, checkpoint_path: str) -> None:
         pass
 
     def restore(self, checkpoint_path: str) -> None:
         pass
+
+
+class _Shared(_Unsaved, SearchGenerator):  # type: ignore[misc]
+    """What keeps Tune from holding more processes than the sweep's share of the cluster.
+
+    Tune keeps the process of a trial that has ended for the next one. Where there must be no next one for now, the
+    search seems to have ended: then Tune gives it back.
+    """
+
+    def __init__(self, under: _Under) -> None:
+        super().__init__(ConcurrencyLimiter(_Search(under), under.slots))  # else Tune starts one process at a time
+        self._under = under
+
+    def is_finished(self) -> bool:
+        may, live = self._under.may(), self._under.ledger.live
+        return super().is_finished() or (may < self._under.slots and live >= may)
 
 
 class _Stop(_Unsaved, tune.Stopper):  # type: ignore[misc]
@@ -108,23 +136,23 @@ class _Restarts(_Unsaved, tune.Callback):  # type: ignore[misc]
     def __init__(self, under: _Under) -> None:
         self._under = under
 
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._under.trials[trial.trial_id] = trial
+
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        unit = self._under.units[trial.trial_id]
-        self._under.deaths[unit] += 1
-        self._under.watch.lost(unit)
+        self._under.watch.lost(self._under.units[trial.trial_id])
 
 
-def run_trials(spec: SweepSpec, folder: RunFolder, ledger: Ledger, slots: int) -> None:
-    """Run the sweep's trials, ``slots`` at once, until the ledger has none left or says stop."""
-    under = _Under(ledger, Watch(spec.search.trial_timeout))
+def run_trials(spec: SweepSpec, folder: RunFolder, ledger: Ledger, slots: int, hold: Hold) -> None:
+    """Run the sweep's trials, ``slots`` at once if ``hold`` allows it, until the ledger has none left or says stop."""
+    under = _Under(ledger, Watch(spec.search.trial_timeout), slots, hold)
     flat = spec.resources.workers == 1
     trainable = (TrialActor, bundle(spec.resources)) if flat else (GroupTrial, request(spec.resources))
     tuner = tune.Tuner(
         tune.with_resources(*trainable),
         tune_config=tune.TuneConfig(
-            search_alg=_Search(under),
+            search_alg=_Shared(under),
             num_samples=-1,
-            max_concurrent_trials=slots,
             reuse_actors=True,
             trial_dirname_creator=lambda trial: f"tune-{trial.trial_id}",
         ),
@@ -138,7 +166,8 @@ def run_trials(spec: SweepSpec, folder: RunFolder, ledger: Ledger, slots: int) -
             verbose=0,
         ),
     )
-    tuner.fit()
+    with deaths.understood():
+        tuner.fit()
 
 
 def run_winner(
@@ -161,20 +190,24 @@ def run_winner(
     )
     lost = 0
     while True:
-        reports = task.remote(spec, folder, data, resume, selected, session.folder.stop_file)
+        ended, reports = True, task.remote(spec, folder, data, resume, selected, session.folder.stop_file)
         try:
             for payload in _arriving(reports, session):
+                ended = payload["ended"] is not None  # else its node was taken away
                 rows(list(messages.rows_from_json(payload["rows"])))
         except ray.exceptions.RayTaskError as error:  # its own fault: it would do so again
             raise messages.failed_there(session.folder, error) from error
         except ray.exceptions.RayError as error:
             lost += 1
             if lost > RETRIES:
-                raise RunFailed(session.folder.id, one_line(error), str(session.folder.log)) from error
+                cause = f"{messages.death(str(error))} {lost} times"
+                raise RunFailed(session.folder.id, cause, str(session.folder.log)) from error
         else:
-            if not session.interrupts.asked():
+            if session.interrupts.asked():
+                return worker.outcome_of(folder) is not None
+            if ended:
                 bring(folder, worker.OUTCOME)
-            return worker.outcome_of(folder) is not None
+                return True
 
 
 def _arriving(reports: Any, session: Session) -> Iterator[dict[str, Any]]:
@@ -197,6 +230,8 @@ def _winner_task(
     with Carried(folder):
         if resume:
             bring(resume, checkpoint.META)
-        stop = worker.stop_when(stop_file)
-        for report in worker.reports(spec, folder, data, device, stop=stop, resume=resume, selected=selected):
+        asked, going = worker.stop_when(stop_file), this_node()
+        for report in worker.reports(
+            spec, folder, data, device, stop=lambda: asked() or going(), resume=resume, selected=selected
+        ):
             yield messages.payload(report)

@@ -12,20 +12,19 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.errors import UserError
 from orchestrator.objectives import chosen
 from orchestrator.provenance.record import SPEC
+from orchestrator.registry.models import EPOCH_TAG
 from orchestrator.results.entries import on_what
-from orchestrator.storage.names import OUTCOME, VALIDATION_UNITS
+from orchestrator.storage.names import OUTCOME, SEALED, VALIDATION_UNITS
 from workloads.catalog import catalog
 from workloads.contract import Objective
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FILES = (SPEC, OUTCOME, VALIDATION_UNITS)
-
 
 @dataclass(frozen=True)
 class Evidence:
-    """``metrics`` are the selected epoch's on the validation split; ``units`` has a row a unit, indexed by its id.
+    """``metrics`` are the version's own on the validation split; ``units`` has a row a unit, indexed by its id.
 
     What the run did not leave is None or empty.
     """
@@ -75,17 +74,21 @@ def gather(registry: Any, version: Any) -> Evidence:
 
     spec, outcome, units = None, {}, None
     there = {file.path for file in registry.list_artifacts(version.run_id)}
+    sealed = f"{SEALED}/{int(version.tags.get(EPOCH_TAG, 0)):04d}"
+    own = {file.path for file in registry.list_artifacts(version.run_id, sealed)} if SEALED in there else set()
+    place = f"{sealed}/" if own else ""
     with tempfile.TemporaryDirectory() as scratch:
-        for name in FILES:
-            if name in there:
-                registry.download_artifacts(version.run_id, name, scratch)
-        folder = Path(scratch)
-        if (folder / SPEC).exists():
-            spec = json.loads((folder / SPEC).read_text())
-        if (folder / OUTCOME).exists():
-            outcome = json.loads((folder / OUTCOME).read_text())["metrics"]
-        if (folder / VALIDATION_UNITS).exists():
-            units = pd.read_parquet(folder / VALIDATION_UNITS).set_index("id")
+        files = {
+            name: Path(registry.download_artifacts(version.run_id, name, scratch))
+            for name in (SPEC, place + OUTCOME, place + VALIDATION_UNITS)
+            if name in there | own
+        }
+        if file := files.get(SPEC):
+            spec = json.loads(file.read_text())
+        if file := files.get(place + OUTCOME):
+            outcome = json.loads(file.read_text())["metrics"]
+        if file := files.get(place + VALIDATION_UNITS):
+            units = pd.read_parquet(file).set_index("id")
     metrics = {name.removeprefix("validation/"): v for name, v in outcome.items() if name.startswith("validation/")}
     fingerprint = run.data.tags.get("orchestrator.data_fingerprint")
     return Evidence(version.version, spec, None if fingerprint == "none" else fingerprint, metrics, units)

@@ -41,7 +41,9 @@ HEADER = re.compile(
     r"(?i)(authorization[\"']?\s*[:=]\s*[\"']?(?:(?:basic|bearer|token)\s+)?)(?!(?:basic|bearer|token)\s)[\w.~+/=-]{6,}"
 )
 BEARER = re.compile(r"(?i)(\bbearer\s+)(?=[\w.~+/=-]*\d)[\w.~+/=-]{12,}")
-USERINFO = re.compile(r"(?<![\w+.-])([a-z][\w+.-]*://)(?!git@)[^\s/@'\"<>|]+@", re.IGNORECASE)
+USERINFO = re.compile(  # the password of a database's address may hold a slash
+    r"(?i)(?<![\w+.-])([a-z][\w+.-]*://)(?!git@)(?:[^\s/@:'\"<>|]*:(?!\d+/)[^\s'\"<>|]{0,300}|[^\s/@'\"<>|]+)@"
+)
 
 WORDS = r"passwords?|passwd|passphrase|pwd|secrets?|credentials?|tokens?|api_?keys?|apikey|access_?keys?|" \
         r"access_?key_?id|private_?key|secret_?key|auth_?key|account_?key|shared_?access_?signature|signature|" \

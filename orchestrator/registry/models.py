@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import warnings
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from orchestrator.errors import UserError, unknown
 from orchestrator.provenance import record as provenance
 from orchestrator.registry import servable
 from orchestrator.settings import Settings
-from orchestrator.storage.names import OUTCOME, TABLES, TEST_UNITS, VALIDATION_UNITS
+from orchestrator.storage.names import OUTCOME, SEALED, TABLES, TEST_UNITS, VALIDATION_UNITS
 from orchestrator.tracking import store
 from orchestrator.tracking.fluent import speaking_to
 
@@ -22,6 +23,12 @@ RECORD_FILES = (provenance.SPEC, provenance.ENVIRONMENT, OUTCOME, VALIDATION_UNI
 
 OUTCOME_TAG = "orchestrator.outcome"
 """The tag of a logged model that says which outcome it is: a sweep that goes on may have another winner."""
+
+EPOCH_TAG = "orchestrator.epoch"
+"""The tag of a version that says for how many epochs it was trained."""
+
+PARENT_TAG = "orchestrator.parent"
+"""The tag of a version that says which version of the same run it was trained on from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +53,8 @@ def log_model(settings: Settings, run_id: str, folder: Path, register: str | Non
     """Log the record files and the model below ``folder`` to the run; register the model under a name.
 
     The model is logged from code with signature, input example and exact requirements; its weights are
-    safetensors. What an earlier call has done is not done again: it may have been cut off anywhere.
+    safetensors. Where the run has kept models on its way (:data:`SEALED`) they become the versions before, in their
+    order. What an earlier call has done is not done again: it may have been cut off anywhere.
     """
     mlflow_client = client(settings)
     for name in RECORD_FILES:
@@ -54,11 +62,35 @@ def log_model(settings: Settings, run_id: str, folder: Path, register: str | Non
             mlflow_client.log_artifact(run_id, str(folder / name))
     if (folder / TABLES).is_dir():
         mlflow_client.log_artifacts(run_id, str(folder / TABLES), TABLES)
-    outcome = hashlib.sha256((folder / OUTCOME).read_bytes()).hexdigest()
     with speaking_to(settings.tracking):
-        model_id = _logged(mlflow_client, run_id, outcome) or _log(settings, run_id, folder / "model", outcome)
-        uri = f"models:/{model_id}"
-        return Logged(uri, _register(mlflow_client, register, uri, run_id, model_id) if register else None)
+        parent = None
+        for place in _sealed(folder) if register else ():
+            for name in (OUTCOME, VALIDATION_UNITS):
+                if (place / name).exists():
+                    mlflow_client.log_artifact(run_id, str(place / name), f"{SEALED}/{place.name}")
+            parent = _version(settings, run_id, place, register, parent).version
+        return _version(settings, run_id, folder, register, parent)
+
+
+def _sealed(folder: Path) -> list[Path]:
+    """The models on the way to the one of ``folder``, in their order; none that was trained for longer."""
+    epochs = json.loads((folder / OUTCOME).read_text())["epochs"]
+    return [file.parent for file in sorted(folder.glob(f"{SEALED}/*/{OUTCOME}")) if int(file.parent.name) < epochs]
+
+
+def _version(settings: Settings, run_id: str, folder: Path, register: str | None, parent: str | None) -> Logged:
+    """The model below ``folder``, logged, and registered under a name."""
+    mlflow_client = client(settings)
+    outcome = (folder / OUTCOME).read_bytes()
+    mark = hashlib.sha256(outcome).hexdigest()
+    model_id = _logged(mlflow_client, run_id, mark) or _log(settings, run_id, folder / "model", mark)
+    uri = f"models:/{model_id}"
+    if register is None:
+        return Logged(uri, None)
+    tags = servable.read(folder / "model")["tags"] | {EPOCH_TAG: str(json.loads(outcome)["epochs"])}
+    if parent is not None:
+        tags[PARENT_TAG] = parent
+    return Logged(uri, _register(mlflow_client, register, uri, run_id, model_id, tags))
 
 
 def _logged(mlflow_client: Any, run_id: str, outcome: str) -> str | None:
@@ -91,7 +123,7 @@ def _log(settings: Settings, run_id: str, files: Path, outcome: str) -> str:
                 python_model=str(Path(__file__).with_name("serving.py")),
                 artifacts={"files": str(files)},
                 signature=infer_signature(example, output, params=meta["params"]),
-                input_example=(example, meta["params"]),
+                input_example=(example, meta["params"]) if meta["params"] else example,  # a pair without is lost
                 pip_requirements=[
                     f"{name}=={installed(name)}" for name in ("mlflow", "safetensors", *meta["requirements"])
                 ],
@@ -103,14 +135,18 @@ def _log(settings: Settings, run_id: str, files: Path, outcome: str) -> str:
     return str(info.model_id)
 
 
-def _register(mlflow_client: Any, name: str, uri: str, run_id: str, model_id: str) -> str:
+def _register(mlflow_client: Any, name: str, uri: str, run_id: str, model_id: str, tags: dict[str, str]) -> str:
     """The model's version under ``name``."""
+    check_name(name)
     if not any(known.name == name for known in mlflow_client.search_registered_models(f"name = '{name}'")):
         mlflow_client.create_registered_model(name)
     for known in mlflow_client.search_model_versions(f"name = '{name}'"):
         if known.source == uri:
             return str(known.version)
-    return str(mlflow_client.create_model_version(name, uri, run_id, model_id=model_id).version)
+    run = mlflow_client.get_run(run_id)
+    about = f"From {run.info.run_name}: {run.data.tags.get('orchestrator.command')}"  # what MLflow's table shows
+    created = mlflow_client.create_model_version(name, uri, run_id, tags=tags, model_id=model_id, description=about)
+    return str(created.version)
 
 
 def refused(error: Exception) -> bool:
@@ -125,6 +161,15 @@ def trouble() -> tuple[type[Exception], ...]:
     from mlflow.exceptions import MlflowException
 
     return (MlflowException, OSError)
+
+
+def check_name(name: str) -> None:
+    """Raises UserError for a name that MLflow does not take, or that NAME@ALIAS and NAME/VERSION can not say."""
+    if not re.fullmatch(r"(?!\.+$)[^/\\:@'\"`\x00-\x1f\x7f]{1,250}", name) or name != name.strip():
+        raise UserError(
+            "A model can not be registered under this name", got=repr(name),
+            allowed="up to 250 characters without / \\ : @ and quotes", fix="Try letters, digits, . _ and -",
+        )  # fmt: skip
 
 
 def check_alias(alias: str) -> None:

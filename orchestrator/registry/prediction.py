@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,6 +94,10 @@ def _check_params(model: str, spec: Any, params: Mapping[str, Any]) -> dict[str,
 
 
 def _answer(loaded: Any, model: str, batch: pd.DataFrame, params: dict[str, Any], before: int) -> pd.DataFrame:
+    """A model's answer to a batch, ``before`` which so many rows of the input came.
+
+    Models count the rows that they are given, from 0; who wrote the input counts its rows from 1.
+    """
     import pandas as pd
     from mlflow.exceptions import MlflowException
 
@@ -100,6 +105,7 @@ def _answer(loaded: Any, model: str, batch: pd.DataFrame, params: dict[str, Any]
         answer = loaded.predict(batch, params=params or None)
     except (ValueError, MlflowException) as error:
         text = " ".join(str(error).split()).rpartition("Error: ")[2]  # MLflow's holds the whole batch before that
+        text = re.sub(r"\brow (\d+) of the input", lambda row: f"row {before + 1 + int(row[1])} of the input", text)
         raise UserError(f"{model} refuses rows {before + 1} to {before + len(batch)}: {text}") from None
     except Exception as error:
         raise RunFailed(f"Prediction with {model}", f"{type(error).__name__}: {one_line(error)}") from error

@@ -15,16 +15,19 @@ _BYTES = "base64"
 
 
 def write(servable: Servable, folder: Path) -> None:
-    """Write the example's columns, the parameters of ``predict`` and the requirements."""
+    """Write the example's columns, the parameters of ``predict``, the requirements and the tags."""
     example = {name: column.tolist() for name, column in servable.example.items()}
-    meta = {"example": example, "params": dict(servable.params), "requirements": list(servable.requirements)}
+    meta = {
+        "example": example, "params": dict(servable.params), "requirements": list(servable.requirements),
+        "tags": dict(servable.tags),
+    }  # fmt: skip
     (folder / FILE).write_text(json.dumps(meta, default=_encoded))
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """What :func:`write` wrote: ``example, params, requirements``."""
+    """What :func:`write` wrote: ``example, params, requirements, tags``."""
     found: dict[str, Any] = json.loads((folder / FILE).read_text(), object_hook=_decoded)
-    return found
+    return {"tags": {}, **found}  # of a model that was exported before there were any
 
 
 def _encoded(value: Any) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -144,7 +145,7 @@ def _download(client: Any, run_id: str, files: Path) -> None:
     files.mkdir(parents=True, exist_ok=True)
     wanted = (provenance.SPEC, provenance.SWEEP, provenance.ENVIRONMENT, provenance.SPACE, OUTCOME)
     for name in (file.path for file in client.list_artifacts(run_id)):
-        if name in wanted or (name.startswith("source") and name.endswith(".diff")):
+        if name in wanted or re.fullmatch(r"source(-[\w.-]+)?\.diff", name):
             client.download_artifacts(run_id, name, str(files))
 
 

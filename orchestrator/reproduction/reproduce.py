@@ -16,6 +16,7 @@ from orchestrator.reproduction import differences, recorded
 from orchestrator.reproduction.differences import FIRST, Difference
 from orchestrator.reproduction.recorded import Recorded
 from orchestrator.reproduction.script import commands
+from orchestrator.search import consent, spaces
 from orchestrator.settings import Settings
 from orchestrator.spec import ExperimentSpec, SweepSpec
 from orchestrator.training import messages, runs, worker
@@ -40,11 +41,19 @@ class Compared:
 
 
 def run(
-    settings: Settings, reference: str, *, check: bool, script: bool, tolerance: float, console: Console
+    settings: Settings,
+    reference: str,
+    *,
+    check: bool,
+    script: bool,
+    tolerance: float,
+    console: Console,
+    space: str | None = None,
 ) -> tuple[dict[str, Any], int]:
     """Repeat the run, trial or sweep that ``reference`` names; with ``check`` only say what would differ, with
     ``script`` only print its commands. Returns what ``--json`` prints, and the exit code: 0 when every recorded
-    metric came out again, up to a relative ``tolerance``, else 1, also where no metric was recorded.
+    metric came out again, up to a relative ``tolerance``, else 1, also where no metric was recorded. ``space`` is the
+    search space's file where the user names one: one that the record alone names is not run.
 
     Raises UserError, RunFailed or Interrupted.
     """
@@ -56,7 +65,7 @@ def run(
     now = provenance.sources(apart=(settings.home, settings.storage))
     unequal = differences.all_of(found, settings, now)
     local = bool(found.environment.get("options", {}).get("local", found.kind == "trial"))
-    spec = _here(found, settings, local, unequal)
+    spec = _here(found, settings, local, unequal, space)
     console.say(f"Reproducing {found.kind} {found.id}" + (f" (MLflow {found.run_id})" if found.run_id else ""))
     _say(console, unequal)
     told: dict[str, Any] = {
@@ -95,7 +104,9 @@ def overall(compared: Sequence[Compared]) -> Verdict:
     return next((verdict for verdict in order if verdict in verdicts), "nothing to compare")
 
 
-def _here(found: Recorded, settings: Settings, local: bool, unequal: list[Difference]) -> ExperimentSpec | SweepSpec:
+def _here(
+    found: Recorded, settings: Settings, local: bool, unequal: list[Difference], named: str | None
+) -> ExperimentSpec | SweepSpec:
     """The spec, with resources that can be had and the search space where it lies; what changed joins ``unequal``."""
     spec = found.spec
     given = differences.resources(spec.resources, settings, local=local or found.kind == "trial")
@@ -103,12 +114,16 @@ def _here(found: Recorded, settings: Settings, local: bool, unequal: list[Differ
         unequal.append(Difference("resources", _words(spec.resources), _words(given)))
         spec = spec.model_copy(update={"resources": given})
     if isinstance(spec, SweepSpec) and (space := differences.space_of(found, found.files / provenance.SPACE)):
+        if named:
+            space = spaces.absolute(named)
+        else:
+            consent.check(space, settings.home, found.id)
         spec = spec.model_copy(update={"search": spec.search.model_copy(update={"space": space})})
     return spec
 
 
 def _words(resources: Any) -> str:
-    return ", ".join(f"{name}={value:g}" for name, value in resources.model_dump().items())
+    return ", ".join(f"{name}={value:g}" for name, value in resources.model_dump(exclude_none=True).items())
 
 
 def _trial(spec: ExperimentSpec, settings: Settings, found: Recorded) -> dict[str, float]:

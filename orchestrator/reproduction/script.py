@@ -45,9 +45,9 @@ def _clone(found: Recorded, number: int, source: Mapping[str, Any]) -> Iterator[
     name = source["name"]
     into, variable = shlex.quote(name), "CLONE_OF_" + re.sub(r"\W", "_", name).upper()
     if source["url"]:
-        yield shlex.join(["git", "clone", source["url"].replace(f"{HIDDEN}@", ""), name])
+        yield shlex.join(["git", "clone", "--", source["url"].replace(f"{HIDDEN}@", ""), name])
     else:
-        yield f'git clone "${{{variable}:?name a clone of the repository in this variable}}" {into}'
+        yield f'git clone -- "${{{variable}:?name a clone of the repository in this variable}}" {into}'
     if source["commit"]:
         yield shlex.join(["git", "-C", name, "checkout", source["commit"]])
     if source["diff"]:
@@ -73,7 +73,7 @@ def _environment(recorded: Mapping[str, Any], sources: Sequence[str]) -> Iterato
             yield shlex.join(["pip", "install", *pins])
         yield _comment(f"not recorded: where {FIRST[0]} {packages.get(FIRST[0], '')} was installed from")
     for name, value in recorded.get("variables", {}).items():
-        if name.startswith(ARITHMETIC) and HIDDEN not in value:
+        if name.startswith(ARITHMETIC) and name.isidentifier() and HIDDEN not in value:
             yield f"export {name}={shlex.quote(value)}"
 
 

@@ -21,6 +21,8 @@ from orchestrator.storage.records import SETTLED, Kind, RunFolder
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
+    from workloads.contract import Objective
+
 STATUSES = ("running", "finished", "partial", "failed", "interrupted", "lost")
 
 
@@ -144,7 +146,13 @@ def progress(folder: RunFolder) -> dict[str, Any]:
     except UserError:  # it has only just begun
         return {"trials": {}, "target": target, "best": None, "seconds_left": None}
     objective = trials.objectives(folder)[0]
-    winner = trials.best(folder, found, objective)
+    return standing(found, target, objective, trials.best(folder, found, objective))
+
+
+def standing(
+    found: Sequence[FrozenTrial], target: int, objective: Objective, winner: FrozenTrial | None
+) -> dict[str, Any]:
+    """The same from the trials themselves, of which ``winner`` is the best so far."""
     best = None if winner is None else {"trial": winner.number, objective.metric: winner.values[0]}
     return {
         "trials": dict(Counter(trial.state.name.lower() for trial in found)),

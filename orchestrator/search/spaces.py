@@ -55,6 +55,12 @@ def load(workload: str, name: str) -> Space:
     return known[name]
 
 
+def absolute(name: str) -> str:
+    """``file.py:function`` with the file's whole path; a preset's name as it is."""
+    file, colon, function = name.rpartition(":")
+    return f"{Path(file).expanduser().absolute()}:{function}" if colon else name
+
+
 def presets(workload: str) -> dict[str, Space]:
     """The search spaces of ``search_spaces/<workload>.py`` by name. Raises UserError when there is no such file."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ By = Literal["trial", "sweep", "workload", "person", "day"]
 
 EVENTS = "events.jsonl"
 BEAT_SECONDS = 60.0
+KINDS = ("cpus", "gpus")
 
 
 class Book:
@@ -33,24 +35,41 @@ class Book:
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / EVENTS
-        self._open: set[str] = set()
+        self._open: dict[str, dict[str, float]] = {}
+        """What holds devices: since when, and how many of each kind."""
+        self._counting = threading.Lock()
         self._wrote = 0.0
         disk.drop_half_line(self._file)
-        last, left = _replay(_read(self._file))[1:]
+        closed, last, left = _replay(_read(self._file))
         for unit in left:
             self._write(last, event="stop", unit=unit)
+        ended = [*((start, end) for _, start, end in closed), *((start, last) for start in left.values())]
+        self._spent = {kind: sum(start.get(kind, 0) * (end - start["time"]) for start, end in ended) for kind in KINDS}
 
     def start(self, unit: str, resources: Resources) -> None:
         """``unit`` holds its devices from now on."""
-        self._open.add(unit)
         cpus, gpus = resources.workers * resources.cpus_per_worker, resources.workers * resources.gpus_per_worker
-        self._write(time.time(), event="start", unit=unit, cpus=cpus, gpus=gpus)
+        now = time.time()
+        self._settle(unit, now)
+        with self._counting:
+            self._open[unit] = {"time": now, "cpus": cpus, "gpus": gpus}
+        self._write(now, event="start", unit=unit, cpus=cpus, gpus=gpus)
 
     def stop(self, unit: str) -> None:
         """``unit`` has given its devices back; of one that holds none, nothing is written."""
         if unit in self._open:
-            self._open.remove(unit)
-            self._write(time.time(), event="stop", unit=unit)
+            now = time.time()
+            self._settle(unit, now)
+            self._write(now, event="stop", unit=unit)
+
+    def seconds(self) -> dict[str, float]:
+        """``cpus`` and ``gpus`` times the seconds they were held since the beginning; any thread may ask."""
+        now = time.time()
+        with self._counting:
+            return {
+                kind: self._spent[kind] + sum(held[kind] * (now - held["time"]) for held in self._open.values())
+                for kind in KINDS
+            }
 
     def beat(self) -> None:
         """What is open is still alive: bounds what a killed driver's hours are off by. At most one line a minute."""
@@ -69,6 +88,12 @@ class Book:
     def close(self) -> None:
         for unit in sorted(self._open):
             self.stop(unit)
+
+    def _settle(self, unit: str, now: float) -> None:
+        with self._counting:
+            if held := self._open.pop(unit, None):
+                for kind in KINDS:
+                    self._spent[kind] += held[kind] * (now - held["time"])
 
     def _write(self, moment: float, **event: Any) -> None:
         self._wrote = moment
@@ -118,6 +143,13 @@ def hours(folder: RunFolder) -> dict[str, float]:
     """``cpu_hours`` and ``gpu_hours`` of one run or sweep so far."""
     found = spans(folder)
     return {"cpu_hours": sum(s.cpu_hours for s in found), "gpu_hours": sum(s.gpu_hours for s in found)}
+
+
+def mean_devices(folder: RunFolder) -> float:
+    """Devices held on the average while any were: GPUs where there were some, else CPUs."""
+    found = spans(folder)
+    held = sum(span.end - span.start for span in found) / 3600
+    return (sum(s.gpu_hours for s in found) or sum(s.cpu_hours for s in found)) / held if held else 0.0
 
 
 def table(folders: Iterable[RunFolder], by: By, since: float | None = None) -> tuple[list[dict[str, Any]], int]:

@@ -17,13 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from orchestrator.errors import UserError
+from orchestrator.storage import disk
 from orchestrator.storage.names import HALF_WRITTEN
 
 FORMAT = 1
 TENSORS, META = "tensors.safetensors", "checkpoint.json"
+FIX = "Remove it to go on from the checkpoint before it, or start a new run"
+MALFORMED = (LookupError, TypeError, AttributeError, ValueError, RecursionError)
+"""What JSON raises that is well-formed and nothing of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +41,22 @@ class Checkpoint:
 
 
 def write(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write atomically to ``folder``: it appears whole or not at all."""
+    """Write atomically to ``folder``: it appears whole or not at all. Raises UserError (exit 3) where it can not."""
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     shutil.rmtree(partial, ignore_errors=True)
+    try:
+        with disk.writing(folder.parent):
+            _write(partial, checkpoint)
+            if folder.exists():
+                shutil.rmtree(folder)
+            partial.rename(folder)
+    except UserError:
+        shutil.rmtree(partial, ignore_errors=True)  # what is left of the space is wanted
+        raise
+    return folder
+
+
+def _write(partial: Path, checkpoint: Checkpoint) -> None:
     partial.mkdir(parents=True)
     tensors: dict[str, torch.Tensor] = {}
     skeleton = _pack(checkpoint.state, tensors)
@@ -51,10 +69,6 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
         "state": skeleton,
     }
     (partial / META).write_text(json.dumps(meta | {"sha256": _seal(meta)}))
-    if folder.exists():
-        shutil.rmtree(folder)
-    partial.rename(folder)
-    return folder
 
 
 def read(folder: Path, identity: Mapping[str, str] | None = None) -> Checkpoint:
@@ -73,8 +87,10 @@ def read(folder: Path, identity: Mapping[str, str] | None = None) -> Checkpoint:
                     allowed=wanted,
                     fix="Resume the run it was written by, or start a new run",
                 )
-    tensors = load_file(folder / TENSORS)
-    return Checkpoint(meta["identity"], meta["epoch"], _unpack(meta["state"], tensors))
+    try:
+        return Checkpoint(meta["identity"], meta["epoch"], _unpack(meta["state"], load_file(folder / TENSORS)))
+    except (SafetensorError, *MALFORMED):
+        raise UserError(f"The checkpoint {folder} is damaged: it was not written as one", fix=FIX) from None
 
 
 def latest(folder: Path) -> Path | None:
@@ -113,14 +129,13 @@ def _all(folder: Path) -> Iterator[Path]:
 
 
 def _verify(folder: Path) -> dict[str, Any]:
-    fix = "Remove it to go on from the checkpoint before it, or start a new run"
     try:
         meta: dict[str, Any] = json.loads((folder / META).read_text())
         form, seal = meta["format"], meta.pop("sha256", None)
     except FileNotFoundError:
-        raise UserError(f"The checkpoint {folder} is incomplete: it has no {META}", fix=fix) from None
+        raise UserError(f"The checkpoint {folder} is incomplete: it has no {META}", fix=FIX) from None
     except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
-        raise UserError(f"The checkpoint {folder} is damaged: its {META} can not be read", fix=fix) from None
+        raise UserError(f"The checkpoint {folder} is damaged: its {META} can not be read", fix=FIX) from None
     if form != FORMAT:
         raise UserError(
             f"The checkpoint {folder} has another format",
@@ -129,14 +144,17 @@ def _verify(folder: Path) -> dict[str, Any]:
             fix="Use the version that wrote it",
         )
     if seal != _seal(meta):
-        raise UserError(f"The checkpoint {folder} is damaged: the content of {META} changed", fix=fix)
-    size, digest = meta["tensors"]["bytes"], meta["tensors"]["sha256"]
+        raise UserError(f"The checkpoint {folder} is damaged: the content of {META} changed", fix=FIX)
+    try:
+        size, digest = meta["tensors"]["bytes"], meta["tensors"]["sha256"]
+    except MALFORMED:
+        raise UserError(f"The checkpoint {folder} is damaged: {META} lacks what it needs", fix=FIX) from None
     file = folder / TENSORS
     got = file.stat().st_size if file.exists() else 0
     if got != size:
-        raise UserError(f"The checkpoint {folder} is truncated", got=f"{got} bytes", allowed=f"{size} bytes", fix=fix)
+        raise UserError(f"The checkpoint {folder} is truncated", got=f"{got} bytes", allowed=f"{size} bytes", fix=FIX)
     if _digest(file) != digest:
-        raise UserError(f"The checkpoint {folder} is damaged: the content of {TENSORS} changed", fix=fix)
+        raise UserError(f"The checkpoint {folder} is damaged: the content of {TENSORS} changed", fix=FIX)
     return meta
 
 

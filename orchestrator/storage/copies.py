@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -169,7 +170,9 @@ def scan(folder: Path, parts: Sequence[str] = ()) -> Stamps:
             relative = (below / name).as_posix()
             if _travels(relative) and _within(relative, parts):
                 with suppress(OSError):  # gone since
-                    known = os.stat(os.path.join(where, name))
+                    known = os.lstat(os.path.join(where, name))
+                    if not stat.S_ISREG(known.st_mode):  # a link would bring along what lies elsewhere
+                        continue
                     found[relative] = (known.st_size, known.st_mtime_ns)
     return found
 
@@ -242,10 +245,10 @@ def _remove(name: str, folder: Path, place: Remote, delivered: Stamps) -> None:
 
 
 def _travels(name: str) -> bool:
-    """Whether a file is any other machine's business: not hidden, half-written, or Ray Tune's own."""
+    """Whether a file is any other machine's business: not hidden, half-written, Ray Tune's own, or outside."""
     parts = name.split("/")
     return (
-        not any(part.startswith(".") for part in parts)
+        not any(part.startswith(".") or not part for part in parts)
         and parts[-1] not in HERE
         and parts[0] != "tune"
         and name != lease.NAME

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeGuard
 
-from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.errors import UNAVAILABLE, UserError, one_line
 from orchestrator.storage import remote
 
 
@@ -26,6 +30,22 @@ def drop_half_line(journal: Path) -> None:
         file.truncate(end)
 
 
+def is_full(error: BaseException | None) -> TypeGuard[OSError]:
+    """Whether it says that nothing more can be written here, whoever tries: no space, no quota, read-only."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Whatever keeps the body from writing below ``folder`` is a UserError (exit 3) that names it."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise unwritable(folder, error) from error
+
+
 def check_writable(storage: Path) -> None:
     """Raises UserError (exit 3) unless a file can be written and removed below ``storage``, and where it is stored."""
     probe = storage / f".probe-{os.getpid()}-{time.monotonic_ns()}"
@@ -39,8 +59,8 @@ def check_writable(storage: Path) -> None:
         place.check()
 
 
-def unwritable(storage: Path, error: OSError) -> UserError:
+def unwritable(storage: Path, error: Exception) -> UserError:
     return UserError(
-        f"The storage {storage} can not be written", got=error.strerror or str(error),
+        f"The storage {storage} can not be written", got=getattr(error, "strerror", None) or one_line(error),
         fix="Free space or rights there, or choose another with --storage", code=UNAVAILABLE,
     )  # fmt: skip

@@ -11,6 +11,9 @@ HISTORY = "history.jsonl"
 STUDY = "study.jsonl"
 """Optuna's journal: a sweep's trials."""
 
+PULSE = "pulse.json"
+"""How a run or sweep stands, as its driver says every two seconds."""
+
 TRIALS = "trials.json"
 """The trials of a settled sweep, a row each."""
 
@@ -22,6 +25,9 @@ VALIDATION_UNITS, TEST_UNITS = "validation_units.parquet", "test_units.parquet"
 
 TABLES = "tables"
 """The folder of the test evaluation's tables, ``NAME.parquet``, and of their plots where they were logged."""
+
+SEALED = "sealed"
+"""The model and its values at the ends that an objective names (of sessions), below ``NNNN``, the epoch."""
 
 HALF_WRITTEN = ".checkpoint-*.partial"
 """Folders that a killed writer of checkpoints leaves, as a glob."""

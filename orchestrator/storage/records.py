@@ -213,7 +213,7 @@ def create(
     folder = RunFolder(path, record)
     try:
         folder.hold()
-    except UserError:  # it never was
+    except BaseException:  # it never was; a folder without a record would keep its name for ever
         shutil.rmtree(path, ignore_errors=True)
         raise
     return folder

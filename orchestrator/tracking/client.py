@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from orchestrator.errors import one_line
 from orchestrator.tracking import store
-from orchestrator.tracking.names import fitting_param, fitting_tag
+from orchestrator.tracking.names import fitting, fitting_param, fitting_tag
 
 End = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -48,7 +49,7 @@ class Client:
         self._client = MlflowClient(uri, uri)
         found = self._client.get_experiment_by_name(experiment)
         if found is None:
-            location = str(artifacts / experiment) if artifacts else None
+            location = str(artifacts / fitting(experiment)) if artifacts else None
             try:
                 self.experiment = self._client.create_experiment(
                     experiment, artifact_location=location, tags={"mlflow.experimentKind": "custom_model_development"}
@@ -122,5 +123,5 @@ class Client:
             return method(*args, **kwargs)
         except self._refusal as error:
             if error.get_http_status_code() in (400, 404, 409):
-                raise Refused(str(error).splitlines()[0]) from None
+                raise Refused(one_line(error)) from None
             raise

@@ -6,12 +6,15 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_INHERITED = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")
+PICKLES = "MLFLOW_ALLOW_PICKLE_DESERIALIZATION"
+"""Whether MLflow loads a model that is a pickle: ours are logged from code, so that not unless the user says so."""
+
+_INHERITED = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", PICKLES)
 
 
 @contextmanager
 def speaking_to(uri: str | None) -> Iterator[None]:
-    """Tracking and registry at ``uri``; None is MLflow's own choice.
+    """Tracking and registry at ``uri``, None is MLflow's own choice; no model that is a pickle is loaded.
 
     MLflow keeps both in the environment too, where a notebook's next subprocess would inherit them: what stood there
     before is put back.
@@ -21,6 +24,7 @@ def speaking_to(uri: str | None) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in _INHERITED}
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
+    os.environ.setdefault(PICKLES, "false")
     try:
         yield
     finally:

@@ -45,6 +45,8 @@ class Journal:
         self._start = self._taken = 0  # bytes that are delivered, and that are being delivered
         self._memory: deque[Operation] = deque()
         self._taken_memory = 0
+        self._waiting = _lines(path)  # operations in the file that are not delivered
+        self._taken_lines = 0
         self._closed = False
         self._ready = threading.Condition()
 
@@ -65,6 +67,7 @@ class Journal:
             end = self._size
         lines = self._read(end)
         self._taken = self._start + len(lines) if lines else end  # no file any more: somebody emptied it
+        self._taken_lines = lines.count(b"\n") if lines else self._waiting
         return list(_operations(lines.split(b"\n"))) or [{"op": "none"}]
 
     def forget(self) -> None:
@@ -73,6 +76,7 @@ class Journal:
             for _ in range(self._taken_memory):
                 self._memory.popleft()
             self._start, self._taken_memory = self._taken, 0
+            self._waiting, self._taken_lines = self._waiting - self._taken_lines, 0
             if self._start == self._size:
                 self._file.truncate(0)
                 self._start = self._taken = self._size = 0
@@ -81,6 +85,12 @@ class Journal:
         """Whether all is delivered."""
         with self._ready:
             return self._empty()
+
+    @property
+    def depth(self) -> int:
+        """How many operations are not delivered yet."""
+        with self._ready:
+            return self._waiting + len(self._memory)
 
     def finish(self) -> None:
         """No more will be put: :meth:`take` no longer waits."""
@@ -122,6 +132,7 @@ class Journal:
                 self._file.truncate(self._size)
             return False
         self._size = size
+        self._waiting += 1
         return True
 
     def _hold(self, operation: Operation) -> None:
@@ -157,6 +168,14 @@ def _operations(lines: Iterable[bytes]) -> Iterator[Operation]:
             operation = json.loads(line)
             if isinstance(operation, dict):
                 yield operation
+
+
+def _lines(path: Path) -> int:
+    """How many operations an earlier process has left."""
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        return sum(1 for _ in file)
 
 
 def _weight(operation: Mapping[str, Any]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from orchestrator.tracking.client import KEY, OWNER, Client, Refused
@@ -15,11 +16,12 @@ from orchestrator.tracking.names import Names
 class Sender:
     """Runs are found again by their key; rows at or below the last logged step of their metric are dropped.
 
+    Files are sent from the run's own ``folder`` alone: a journal that came from elsewhere may name any.
     ``runs`` (key to MLflow id) is filled as runs are opened, ``refused`` with what the store did not take.
     """
 
-    def __init__(self, client: Client, owner: str, runs: dict[str, str], refused: list[str]) -> None:
-        self._client, self._owner, self._runs, self._refused = client, owner, runs, refused
+    def __init__(self, client: Client, owner: str, folder: Path, runs: dict[str, str], refused: list[str]) -> None:
+        self._client, self._owner, self._folder, self._runs, self._refused = client, owner, folder, runs, refused
         self._steps: dict[str, dict[str, int]] = defaultdict(dict)
         self._illegal: set[tuple[str, str]] = set()
         self._not_finite: set[tuple[str, str]] = set()
@@ -41,9 +43,15 @@ class Sender:
             case "input":
                 self._client.input(self._open(operation)[1], operation["dataset"])
             case "files":
-                self._client.files(self._open(operation)[1], operation["paths"])
+                self._client.files(self._open(operation)[1], filter(self._within, operation["paths"]))
             case "end":
                 self._client.end(self._open(operation)[1], operation["status"], operation["time"])
+
+    def _within(self, path: str) -> bool:
+        within = Path(path).resolve().is_relative_to(self._folder.resolve())
+        if not within:
+            self._refused.append(f"{path} is not sent: it lies outside the run's folder")
+        return within
 
     def doubt(self, operation: Operation) -> None:
         """No answer came: what was asked may have been done, so a run that was to be made may be there."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.engine import Row
-from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.errors import UNAVAILABLE, UserError, one_line
 from orchestrator.tracking.client import Client, End, Refused
 from orchestrator.tracking.journal import Journal, Operation, batches
 from orchestrator.tracking.sender import Sender
@@ -85,6 +85,11 @@ class Tracker:
 
     def end(self, key: str, status: End) -> None:
         self._journal.put(op="end", key=key, status=status, time=_now())
+
+    @property
+    def unsent(self) -> int:
+        """How many operations MLflow has not got yet."""
+        return self._journal.depth
 
     def opened(self, key: str) -> str | None:
         """The MLflow id of the run ``key`` if it is open already."""
@@ -166,7 +171,7 @@ class Tracker:
                 if self._sender and isinstance(error, WRONG) and not isinstance(error, OSError):
                     self._refuse(operation, error)
                     break
-                self._trouble = f"{type(error).__name__}: {(str(error) or 'no detail').splitlines()[0][:200]}"
+                self._trouble = f"{type(error).__name__}: {one_line(error)[:200]}"
                 self._away_since = self._away_since or time.monotonic()
                 if self._sender:
                     self._sender.doubt(operation)
@@ -183,12 +188,12 @@ class Tracker:
     def _connected(self) -> Sender:
         if self._sender is None:
             client = Client(self._uri, self._experiment, self._artifacts)
-            self._sender = Sender(client, self._owner, self._opened, self._refused)
+            self._sender = Sender(client, self._owner, self._journal.path.parent, self._opened, self._refused)
         return self._sender
 
     def _refuse(self, operation: Operation, error: Exception) -> None:
         """It will not become right by waiting."""
-        self._refused.append(str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}")
+        self._refused.append(str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {one_line(error)}")
         if operation.get("op") == "start" and operation.get("key") not in self._opened:
             self._lost[operation["key"]] = self._refused[-1]
 

@@ -6,6 +6,9 @@ known after a crash too; what is there already is not sent again.
 
 from __future__ import annotations
 
+import shutil
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +19,17 @@ from orchestrator.registry.models import Logged
 from orchestrator.session import Session, adopt, open_tracker
 from orchestrator.settings import Settings
 from orchestrator.storage import copies, remote
-from orchestrator.storage.names import TABLES
+from orchestrator.storage.names import SEALED, TABLES
 from orchestrator.storage.records import RunFolder
 from orchestrator.tracking.tracker import JOURNAL
+from workloads.catalog import catalog
 from workloads.data.cache import file_lock
 
 OWED = "owed"
+
+
+class Foreign(UserError):
+    """What lies where a run has left its model was not left by a run of what is installed here."""
 
 
 def deliver(session: Session, outcome: Path, register: str | None) -> Logged | None:
@@ -35,9 +43,10 @@ def deliver(session: Session, outcome: Path, register: str | None) -> Logged | N
     if not tracker.flush():
         return None
     run_id = tracker.run_id(folder.id)
+    trouble: tuple[type[Exception], ...] = (Foreign, *registry.trouble())
     try:
         logged = _log(session.settings, run_id, outcome, register)
-    except registry.trouble() as error:
+    except trouble as error:
         cause, later = one_line(error), f"orchestrator sync {folder.id}"
         if register and registry.refused(error):
             raise UserError(
@@ -46,16 +55,43 @@ def deliver(session: Session, outcome: Path, register: str | None) -> Logged | N
         session.console.say(f"The model could not be logged ({cause}); it is kept, deliver it with: {later}")
         return None
     folder.update(**{OWED: None})
+    session.discard(outcome / SEALED)  # versions by now, or nobody asked for any
     return logged
 
 
 def _log(settings: Settings, run_id: str, outcome: Path, register: str | None) -> Logged:
     """Log the model, and the tables of its evaluation with their plots."""
+    _check_files(outcome)
     if (tables := outcome / TABLES).is_dir():
         from orchestrator.training.tables import illustrate  # with Matplotlib, which most runs do without
 
         illustrate(tables)
     return registry.log_model(settings, run_id, outcome, register)
+
+
+def _check_files(outcome: Path) -> None:
+    """Raises Foreign for code or links of others: logging a model runs its predictor, and sends what a link points at.
+
+    A run's folder on shared storage, or one that was handed over, may be anybody's.
+    """
+    if link := next((path for path in outcome.rglob("*") if path.is_symlink()), None):
+        raise Foreign(f"{link} is a link, and what it points at would be sent", fix="Remove it")
+    for code in (outcome / "model" / "predictor.py", *outcome.glob(f"{SEALED}/*/model/predictor.py")):
+        if code.read_bytes() not in _installed():
+            raise Foreign(
+                f"{code} is not the code of a workload that is installed here",
+                fix="Deliver it with the version that wrote it",
+            )
+
+
+@cache
+def _installed() -> frozenset[bytes]:
+    """The source files beside the modules of workloads: a predictor is one of them."""
+    found: set[bytes] = set()
+    for entry in catalog().values():
+        with suppress(ImportError):  # a broken one is nobody else's trouble
+            found.update(file.read_bytes() for file in entry.folder.glob("*.py"))
+    return frozenset(found)
 
 
 def sync(settings: Settings, folder: RunFolder) -> str:
@@ -103,14 +139,17 @@ def _sync_tracking(settings: Settings, folder: RunFolder) -> list[str]:
 
 def _complete(settings: Settings, folder: RunFolder, run_id: str, owed: dict[str, Any]) -> str:
     """Log the model that is owed, and say in the record what it would have said without the outage."""
-    name = owed["register"]
+    name, outcome = owed["register"], folder.path / owed["outcome"]
+    if not outcome.resolve().is_relative_to(folder.path.resolve()):
+        raise UserError(f"The model that {folder.id} owes lies outside its folder", got=outcome)
     try:
-        logged = _log(settings, run_id, folder.path / owed["outcome"], name)
+        logged = _log(settings, run_id, outcome, name)
     except registry.trouble() as error:
         raise UserError(
             f"The values of {folder.id} are delivered, the model is not: {one_line(error)}",
             fix="Try again when MLflow takes it", code=UNAVAILABLE,
         ) from None  # fmt: skip
+    shutil.rmtree(folder.path / owed["outcome"] / SEALED, ignore_errors=True)
     result = folder.record.get("result") or {}
     told = {"run_id": run_id, "model_uri": logged.uri, "registered_version": logged.version}
     folder.update(**{OWED: None, "run_id": run_id, "result": {**result, **told} if result else None})

@@ -10,8 +10,6 @@ the owner removes its placement group all that is in it dies.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +23,7 @@ from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 from ray.train.v2._internal.execution.worker_group import WorkerGroup
 from ray.train.v2._internal.execution.worker_group.placement_group_handle import DefaultPlacementGroupHandle
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup
 
 from orchestrator.spec import Resources
 
@@ -37,22 +35,6 @@ def bundle(resources: Resources) -> dict[str, float]:
     """What one worker needs, in Ray's names."""
     need = {"CPU": resources.cpus_per_worker}
     return need | {"GPU": resources.gpus_per_worker} if resources.gpus_per_worker else need
-
-
-@contextmanager
-def reserve(resources: Resources, waiting: Callable[[], bool]) -> Iterator[PlacementGroup | None]:
-    """A placement group with a bundle a worker, all of them or none, removed at the end.
-
-    ``waiting`` is asked twice a second until they are there; when it says no, None is given instead.
-    """
-    group = placement_group([bundle(resources)] * resources.workers)
-    try:
-        ready = group.wait(POLL_SECONDS)
-        while not ready and waiting():
-            ready = group.wait(POLL_SECONDS)
-        yield group if ready else None
-    finally:
-        remove_placement_group(group)
 
 
 @dataclass(kw_only=True)

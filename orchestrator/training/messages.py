@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from orchestrator.engine import Diverged, EpochReport, Row
-from orchestrator.errors import RunFailed, UserError, one_line
+from orchestrator.errors import UNAVAILABLE, RunFailed, UserError, one_line
 from orchestrator.objectives import Unreported
 from orchestrator.storage.records import RunFolder
 from orchestrator.training.watch import GivenUp
@@ -18,6 +18,10 @@ from workloads.data.errors import DataError
 
 if TYPE_CHECKING:
     from ray.exceptions import RayTaskError
+
+
+OUT_OF_MEMORY = "out of memory"
+"""What such a cause begins with, whoever noticed it."""
 
 
 def payload(report: EpochReport) -> dict[str, Any]:
@@ -59,14 +63,17 @@ def receive(inbox: IO[str]) -> Iterator[dict[str, Any]]:
 def last_words(error: Exception, rows: Sequence[Row] = (), cause: str | None = None) -> dict[str, Any]:
     """The last payload of a trial that failed, with the ``rows`` it had not yet told.
 
-    ``cause`` is what there is to say where the error does not say it itself. ``refused`` means that every other
-    trial of the sweep would fail alike.
+    ``cause`` is what there is to say where the error does not say it itself. ``refused`` is the exit code of
+    what would meet every other trial of the sweep alike.
     """
     untold = (*rows, *(error.rows if isinstance(error, Diverged) else ()))
+    refused = None
+    if isinstance(error, UserError) and (isinstance(error, Unreported) or error.code == UNAVAILABLE):
+        refused = error.code
     return {
         "rows": [row.to_json() for row in untold],
         "error": cause or describe(error),
-        "refused": isinstance(error, Unreported),
+        "refused": refused,
         "done": True,
     }
 
@@ -78,7 +85,7 @@ def failed(folder: RunFolder, error: Exception, trace: str = "") -> UserError | 
 
 def failed_there(folder: RunFolder, error: RayTaskError) -> UserError | RunFailed:
     """The same of an error that a Ray task or actor's method has raised."""
-    return failed(folder, cause(error), error.traceback_str)
+    return failed(folder, cause(error), str(error))  # its traceback_str is gone where it is of its cause's class too
 
 
 def cause(error: RayTaskError) -> Exception:
@@ -93,9 +100,30 @@ def describe(error: Exception, trace: str = "") -> str:
     """
     if isinstance(error, UserError | Diverged | DataError | GivenUp):
         return one_line(error)
-    if any(base.__module__.startswith("torch") and base.__name__ == "OutOfMemoryError" for base in type(error).__mro__):
+    if _is(error, "ray", "OutOfMemoryError"):
+        return death(str(error))
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
+        told = f" ({one_line(error)})" if str(error) else ""
+        return f"{OUT_OF_MEMORY}{told}: fewer trials at once (--concurrency) or a smaller batch_size need less"
+    if _is(error, "torch", "OutOfMemoryError"):
         return f"it does not fit into its share of the GPU's memory (--gpus-per-worker, batch_size): {one_line(error)}"
     frames = [(frame.filename, str(frame.lineno)) for frame in traceback.extract_tb(error.__traceback__)]
     frames = frames or re.findall(r'File "([^"]+)", line (\d+)', trace)
     place = f" ({Path(frames[-1][0]).name}:{frames[-1][1]})" if frames else ""
     return f"{type(error).__name__}: {one_line(error)}{place}"
+
+
+def death(told: str) -> str:
+    """What has happened to a process that Ray has lost, by Ray's words for it; begins a sentence."""
+    if told.startswith(OUT_OF_MEMORY):
+        return told.splitlines()[0]
+    if "running low on memory" in told:
+        used = re.search(r"was (\S+) used / (\S+) limit", told)
+        node = f" ({used[1]} of the node's {used[2]} were used)" if used else ""
+        return f"{OUT_OF_MEMORY}{node}: its process was killed by Ray's memory monitor"
+    return "its process died"
+
+
+def _is(error: BaseException, module: str, name: str) -> bool:
+    """Whether it is of the class ``name`` of a package that may not be there to be asked."""
+    return any(base.__module__.split(".")[0] == module and base.__name__ == name for base in type(error).__mro__)

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import objectives, preflight
 from orchestrator.console import Console
-from orchestrator.engine import Progress, Row
+from orchestrator.engine import Progress, Row, better
 from orchestrator.errors import DONE, Interrupted, UserError, unknown
+from orchestrator.observability.pulse import Vitals
 from orchestrator.provenance import record as provenance
+from orchestrator.registry import models as registry
 from orchestrator.session import Result, Session, adopt
 from orchestrator.settings import Settings
-from orchestrator.spec import ExperimentSpec
+from orchestrator.spec import ExperimentSpec, Resources
 from orchestrator.storage import records
-from orchestrator.storage.accounts import Book
+from orchestrator.storage.accounts import Book, mean_devices
 from orchestrator.storage.names import HISTORY
 from orchestrator.storage.records import RunFolder
 from orchestrator.training import delivery, messages, worker
 
 if TYPE_CHECKING:
     import torch
+
+WORKERS = "workers"
+"""In the record of an elastic run: how many workers it has had, one after the other."""
 
 SHOWN = 3
 """Metrics of a split in its line at the end."""
@@ -42,6 +49,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.keep not in ("winner", "all"):
             raise unknown("word for --keep", self.keep, ("winner", "all"))
+        if self.register is not None:
+            registry.check_name(self.register)
 
 
 def run(spec: ExperimentSpec, settings: Settings, options: Options, console: Console) -> Result:
@@ -102,19 +111,35 @@ def _drive(
     with Session(folder, settings, console, resuming=resuming, params=flat_params(spec), tags=tags) as session:
         session.trained_on(folder.id, spec.params)
         follow = Follow(session, spec)
-        with Book(folder.path).holding("run", spec.resources):
-            if options.local:
+        book = Book(folder.path)
+        session.pulse.of(partial(follow.vitals, book))
+        if options.local:
+            with book.holding("run", spec.resources):
                 device = worker.take_device(spec.resources)
                 complete = in_process(spec, folder.path, device, session, follow.rows)
-            else:
-                from orchestrator.training import train
+        else:
+            from orchestrator.training.follow import train
 
-                complete = train.train(spec, folder, settings, session, follow.rows)
+            elastic = spec.resources.min_workers is not None
+            holding = partial(_elastic, session, book) if elastic else partial(book.holding, "run")
+            complete = train(spec, folder, settings, session, follow.rows, holding)
         if not complete:
             raise Interrupted(f"orchestrator run --resume {folder.id}")
         result = finish(session, spec, options.register, folder.path)
         session.settle("finished", DONE, run_id=result.run_id, result=result.to_json())
     return result
+
+
+@contextmanager
+def _elastic(session: Session, book: Book, held: Resources) -> Iterator[None]:
+    """While an elastic run has so many workers: they are in its accounts, its record and its tags."""
+    seen = [*session.folder.record.get(WORKERS, []), held.workers]
+    session.folder.update(**{WORKERS: seen})
+    session.console.say(f"Training with {held.workers} worker{'s' * (held.workers > 1)}")
+    if session.tracker:
+        session.tracker.tag(session.folder.id, {"orchestrator.workers": ",".join(map(str, seen))})
+    with book.holding("run", held):
+        yield
 
 
 def in_process(
@@ -149,11 +174,14 @@ def in_process(
 
 
 class Follow:
-    """Rows as they come: to the tracker and to the console."""
+    """Rows as they come: to the tracker, to the console, and to whoever asks how the run stands."""
 
     def __init__(self, session: Session, spec: ExperimentSpec) -> None:
         self._session, self._spec = session, spec
-        self._shown = ("loss", *(f"/{objective.metric}" for objective in objectives.of(spec.workload, spec.plan)))
+        self._objective, *_ = selected_by = objectives.of(spec.workload, spec.plan)
+        self._shown = ("loss", *(f"/{objective.metric}" for objective in selected_by))
+        self._epoch = 0
+        self._best: float | None = None
 
     def rows(self, rows: list[Row]) -> None:
         if not rows:
@@ -163,7 +191,13 @@ class Follow:
         with (self._session.folder.path / HISTORY).open("a") as stream:
             for row in rows:
                 stream.write(json.dumps({"epoch": row.epoch, "time": row.time, **row.metrics}) + "\n")
+        self._session.pulse.trained(len(rows))
+        for row in rows:
+            value = row.metrics.get(f"validation/{self._objective.metric}")
+            if value is not None and better(value, self._best, self._objective):
+                self._best = value
         last = rows[-1]
+        self._epoch = last.epoch
         refitting = any(name.startswith("refit/") for name in last.metrics)
         shown = {name: value for name, value in last.metrics.items() if name.endswith(self._shown)}
         detail = "  ".join(f"{name} {value:.4f}" for name, value in shown.items())
@@ -171,11 +205,17 @@ class Follow:
             last.epoch, self._spec.plan.epochs, "refit epoch" if refitting else "epoch", detail
         )
 
+    def vitals(self, book: Book) -> Vitals:
+        """How the run stands, by what ``book`` says it holds; any thread may ask."""
+        best = None if self._best is None else {self._objective.metric: self._best}
+        return Vitals(self._epoch, self._spec.plan.epochs, best=best, device_seconds=book.seconds())
+
 
 def finish(session: Session, spec: ExperimentSpec, register: str | None, folder: Path) -> Result:
     """Log the outcome in ``folder``: test metrics, record, model; register it under ``register``."""
     outcome = worker.outcome_of(folder)
     assert outcome is not None
+    devices = mean_devices(session.folder) if spec.resources.min_workers else spec.resources.devices
     tracker, console = session.tracker, session.console
     key = session.folder.id
     model_uri: str | None = str(folder / worker.MODEL)
@@ -188,7 +228,7 @@ def finish(session: Session, spec: ExperimentSpec, register: str | None, folder:
             {
                 "orchestrator.refit": str(spec.plan.refit).lower(),
                 "orchestrator.epochs": str(outcome["epochs"]),
-                "orchestrator.device_seconds": f"{outcome['train_seconds'] * spec.resources.devices:.1f}",
+                "orchestrator.device_seconds": f"{outcome['train_seconds'] * devices:.1f}",
             },
         )
         provenance.write_spec(folder / provenance.SPEC, spec.model_dump(mode="json"))  # of a sweep, its winner's
@@ -206,7 +246,7 @@ def finish(session: Session, spec: ExperimentSpec, register: str | None, folder:
         model_uri=model_uri,
         wall_seconds=session.wall_seconds,
         train_seconds=train_seconds,
-        device_seconds=train_seconds * spec.resources.devices,
+        device_seconds=train_seconds * devices,
         folder=session.folder.path,
         extra={"epochs": outcome["epochs"], "registered_version": version},
     )
@@ -235,4 +275,5 @@ def flat_params(spec: ExperimentSpec) -> dict[str, Any]:
 def _devices(spec: ExperimentSpec, local: bool) -> str:
     r = spec.resources
     each = f"{r.gpus_per_worker:g} GPU" if r.gpus_per_worker else f"{r.cpus_per_worker:g} CPU"
-    return f"{each}, in this process" if local else f"{r.workers} worker{'s' * (r.workers > 1)} of {each}"
+    count = f"{r.least} to {r.workers}" if r.min_workers else f"{r.workers}"
+    return f"{each}, in this process" if local else f"{count} worker{'s' * (r.workers > 1)} of {each}"

@@ -1,23 +1,18 @@
-"""An experiment on Ray Train: one worker or a DDP group. The only caller of ``ray.train.report``."""
+"""An experiment on a Ray Train group of one or several workers (DDP). The only caller of ``ray.train.report``."""
 
 from __future__ import annotations
 
-import tempfile
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.cluster import check_fit, check_storage, cluster
-from orchestrator.engine import Diverged, Progress, Row
-from orchestrator.errors import RunFailed, UserError, one_line
+from orchestrator.engine import Diverged, EpochReport, Progress
+from orchestrator.errors import UserError, one_line
 from orchestrator.experiment import Experiment
-from orchestrator.session import Session
-from orchestrator.settings import Settings
-from orchestrator.spec import ExperimentSpec
+from orchestrator.spec import ExperimentSpec, Resources
 from orchestrator.storage import checkpoint, remote
 from orchestrator.storage.mirror import Carried, bring
-from orchestrator.storage.records import RunFolder
 from orchestrator.training import messages, watch, worker
 
 if TYPE_CHECKING:
@@ -32,83 +27,6 @@ NAME = "train"
 """Ray's folder below the run's own: a Train run's name is its resume key."""
 
 INBOX = "rows.jsonl"
-PATIENCE_SECONDS = 10.0
-"""After so long a user is told what is being waited for."""
-
-
-def train(
-    spec: ExperimentSpec,
-    folder: RunFolder,
-    settings: Settings,
-    session: Session,
-    rows: Callable[[list[Row]], None],
-) -> bool:
-    """Run ``spec`` on a Ray Train group, handing rows to ``rows`` as they arrive.
-
-    Returns False when it was stopped before its end. Raises RunFailed or UserError when a worker did.
-    """
-    with cluster(settings.ray_address) as nodes, session.on_cluster():
-        check_fit(nodes, spec.resources)
-        check_storage(settings.storage)
-        return follow(spec, folder.path, settings.data, session, rows)
-
-
-def follow(
-    spec: ExperimentSpec,
-    folder: Path,
-    data: Path,
-    session: Session,
-    rows: Callable[[list[Row]], None],
-    *,
-    resume: Path | None = None,
-    selected: Progress | None = None,
-) -> bool:
-    """Run ``spec`` on the connected cluster with its outcome below ``folder``; else as :func:`train`.
-
-    ``resume`` is a checkpoint to start from when the folder has none of its own, ``selected`` a selection that
-    only wants its refit.
-    """
-    from ray.exceptions import RayError
-    from ray.train import TrainingFailedError
-
-    from orchestrator.training.group import reserve
-
-    home = folder / NAME
-    if worker.outcome_of(folder):
-        if (home / INBOX).exists():  # its driver may have died before it read the last of them
-            with (home / INBOX).open() as inbox:
-                deliver(inbox, rows)
-        return True
-    with reserve(spec.resources, _patience(session)) as place:
-        if place is None:
-            return False
-        group = start(
-            spec,
-            home,
-            data,
-            place,
-            stop_file=session.folder.stop_file,
-            outcome=folder,
-            resume=resume,
-            selected=selected,
-        )
-        with (home / INBOX).open() as inbox:
-            ended = False
-            while not ended:
-                ended = group.ended(0.2)  # before reading: what is written until then is read
-                session.interrupts.asked()
-                deliver(inbox, rows)
-        try:
-            failure = group.result()
-        except (TrainingFailedError, RayError) as error:
-            raise RunFailed(session.folder.id, cause(error), str(session.folder.log)) from error
-    if failure is not None:
-        if isinstance(failure, Diverged):
-            rows(list(failure.rows))
-        raise messages.failed(session.folder, failure)
-    if not session.interrupts.asked():
-        bring(folder, worker.OUTCOME, worker.WRITTEN)
-    return worker.outcome_of(folder) is not None
 
 
 def start(
@@ -118,23 +36,26 @@ def start(
     place: PlacementGroup,
     *,
     stop_file: Path,
+    workers: int | None = None,
     outcome: Path | None = None,
     resume: Path | None = None,
     selected: Progress | None = None,
 ) -> Group:
     """Start ``spec`` on the workers' places; its reports go, a line each, to an empty ``home / INBOX``.
 
-    Checkpoints are kept in ``home``, which Ray Train resumes by. ``outcome`` is where the final model and its
-    test go; None for a trial, which only selects. The group's result is the error that ended it, or None.
+    Checkpoints are kept in ``home``, and the newest whole one there is gone on from. ``workers`` is how many of an
+    elastic run's there are now; one that loses a worker ends, for its owner to begin anew with what is left.
+    ``outcome`` is where the final model and its test go; None for a trial, which only selects. The group's result is
+    the error that ended it, or None.
     """
-    from ray.train import CheckpointConfig, FailureConfig, RunConfig
+    from ray.train import FailureConfig, RunConfig
     from ray.train.v2.api.config import LoggingConfig
 
     from orchestrator.training.group import GroupTrainer, Place, bundle
 
     home.mkdir(parents=True, exist_ok=True)
     (home / INBOX).write_text("")
-    resources = spec.resources
+    resources, retries = spec.resources, 0 if spec.resources.min_workers else RETRIES
     trainer = GroupTrainer(
         train_worker,
         train_loop_config={
@@ -147,7 +68,7 @@ def start(
             "selected": selected.to_json() if selected else None,
         },
         scaling_config=Place(
-            num_workers=resources.workers,
+            num_workers=workers or resources.workers,
             use_gpu=bool(resources.gpus_per_worker),
             resources_per_worker=bundle(resources),
             group=place,
@@ -155,14 +76,19 @@ def start(
         run_config=RunConfig(
             name=home.name,
             storage_path=str(home.parent),
-            failure_config=FailureConfig(max_failures=RETRIES, controller_failure_limit=RETRIES),
-            checkpoint_config=CheckpointConfig(num_to_keep=worker.KEPT),
+            failure_config=FailureConfig(
+                max_failures=retries, controller_failure_limit=retries, max_preemption_failures=retries
+            ),
             callbacks=[_forward(home / INBOX)],
             logging_config=LoggingConfig(log_level="ERROR"),
         ),
     )
     group: Group = trainer.fit()
     return group
+
+
+class Stopped(Exception):
+    """The group was told to end before its time, and has saved."""
 
 
 def train_worker(config: dict[str, Any]) -> Exception | None:
@@ -187,7 +113,8 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
         rank=rank,
         world_size=world_size,
         agree=distributed.agree,
-        stop=worker.stop_when(Path(config["stop_file"])) if rank == 0 else lambda: False,
+        stop=_stop_when(Path(config["stop_file"]), spec.resources, world_size) if rank == 0 else lambda: False,
+        on_sealed=partial(worker.write_sealed, Path(config["outcome"] or home)) if rank == 0 else lambda *_: None,
     )
     resume = Path(config["resume"]) if config["resume"] else None
     selected = Progress.from_json(config["selected"]) if config["selected"] else None
@@ -197,12 +124,24 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
             found = checkpoint.latest(home) or resume
             if remote.behind(home):
                 found = _as_rank_0(found)
-            _stream(work, spec, home, found, selected, rank)
+            if not _stream(work, spec, home, found, selected, rank):
+                return Stopped()
+            if work.outcome is not None and rank == 0:
+                worker.write_outcome(work.outcome, Path(config["outcome"]))
         except (Diverged, UserError) as error:  # every rank raises alike, and would again: no case for a retry
             return error
-        if work.outcome is not None and rank == 0:
-            worker.write_outcome(work.outcome, Path(config["outcome"]))
     return None
+
+
+def _stop_when(stop_file: Path, resources: Resources, workers: int) -> Callable[[], bool]:
+    """The whole group is to save and end: it was asked to, a node is being taken away, or there is room for more."""
+    from orchestrator.training.leaving import group_nodes
+    from orchestrator.training.reservation import has_room_for_more
+
+    signals = [worker.stop_when(stop_file), group_nodes()]
+    if resources.min_workers and workers < resources.workers:
+        signals.append(has_room_for_more(resources))
+    return lambda: any(signal() for signal in signals)
 
 
 def _as_rank_0(found: Path | None) -> Path | None:
@@ -220,27 +159,38 @@ def _as_rank_0(found: Path | None) -> Path | None:
 
 def _stream(
     work: Experiment, spec: ExperimentSpec, home: Path, found: Path | None, selected: Progress | None, rank: int
-) -> None:
-    """Train, report and save from the checkpoint ``found`` on.
+) -> bool:
+    """Train, report and save from the checkpoint ``found`` on. Returns whether it came to its end.
 
-    Ray remembers which checkpoint was last, not whether it is whole; ours tell, and the one before serves. Of a
-    storage that is no folder Ray gets none: it would wait for the upload, which ours do in the background.
+    Ray gets no checkpoint: it would know which was last, not whether it is whole, and rank 0's trouble in writing one
+    would leave the others waiting. Raises UserError, on every rank, when rank 0 can not write.
     """
     import ray.train
 
+    ended = False
     for report in work.stream(checkpoint.read(found, spec.identity) if found else None, selected):
         saved = work.checkpoint() if report.checkpoint_due else None  # a collective: every rank takes part
-        with tempfile.TemporaryDirectory() as scratch:
-            handed = None
-            if saved is not None and rank == 0 and remote.behind(home):
-                worker.keep(saved, home / checkpoint.name(work.order))
-            elif saved is not None and rank == 0:
-                checkpoint.write(Path(scratch) / "checkpoint", saved)
-                handed = ray.train.Checkpoint.from_directory(f"{scratch}/checkpoint")
-            name = checkpoint.name(work.order) if handed is not None else None
-            if report.ended and not work.final and rank == 0:
-                worker.write_table(work.validation_units, home / worker.UNITS)
-            ray.train.report(messages.payload(report), checkpoint=handed, checkpoint_dir_name=name)
+        if saved is not None or report.ended:
+            trouble = _written(work, report, saved, home) if rank == 0 else None
+            if trouble := work.agree(trouble):
+                raise trouble
+        ray.train.report(messages.payload(report))
+        ended = report.ended is not None
+    return ended
+
+
+def _written(
+    work: Experiment, report: EpochReport, saved: checkpoint.Checkpoint | None, home: Path
+) -> UserError | None:
+    """Write what is due; the error when that can not be."""
+    try:
+        if saved is not None:
+            worker.keep(saved, home / checkpoint.name(work.order))
+        if report.ended and not work.final:
+            worker.write_table(work.validation_units, home / worker.UNITS)
+    except UserError as error:
+        return error
+    return None
 
 
 def _forward(inbox: Path) -> Any:
@@ -255,32 +205,17 @@ def _forward(inbox: Path) -> Any:
     return Forward()
 
 
-def deliver(inbox: IO[str], rows: Callable[[list[Row]], None]) -> None:
-    """Hand over the rows that came since the last call."""
-    for payload in messages.receive(inbox):
-        rows(list(messages.rows_from_json(payload["rows"])))
-
-
-def _patience(session: Session) -> Callable[[], bool]:
-    """Go on waiting until a stop is asked for; say once what for."""
-    began, told = time.monotonic(), [False]
-
-    def waiting() -> bool:
-        if not told[0] and time.monotonic() - began > PATIENCE_SECONDS:
-            told[0] = True
-            session.console.say("Waiting for workers: the cluster is busy with something else")
-        return not session.interrupts.asked()
-
-    return waiting
-
-
 def cause(error: BaseException) -> str:
     """The first worker's own error, without Ray's wrapping."""
     failures = getattr(error, "worker_failures", None)
     if failures:
-        rank, first = sorted(failures.items())[0]
+        # When one dies the others lose their connection to it: that is no cause.
+        rank, first = min(failures.items(), key=lambda each: (not hasattr(each[1], "health_check_failure"), each[0]))
+        if lost := getattr(first, "health_check_failure", None):
+            return f"worker {rank}: {messages.death(str(lost))}"
         inner = getattr(first, "_base_exc", None) or getattr(first, "cause", None) or first
         trace = getattr(first, "_traceback_str", "")
         text = messages.describe(inner, trace) if isinstance(inner, Exception) else one_line(inner)
         return f"worker {rank}: {text}"
+    error = getattr(error, "controller_failure", error)
     return one_line(error) if str(error) else type(error).__name__

@@ -6,16 +6,17 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.engine import Diverged, EpochReport, Progress
+from orchestrator.engine import Diverged, EpochReport, Progress, Row
 from orchestrator.experiment import Experiment, Outcome
 from orchestrator.registry import servable as servables
 from orchestrator.spec import ExperimentSpec, Resources
-from orchestrator.storage import checkpoint, names
+from orchestrator.storage import checkpoint, disk, names
 from workloads.catalog import catalog
-from workloads.contract import Columns, Runtime, Servable, Workload
+from workloads.contract import Columns, Evaluation, Runtime, Servable, Workload
 
 if TYPE_CHECKING:
     import torch
@@ -28,8 +29,8 @@ UNITS = names.VALIDATION_UNITS
 """The selected epoch's validation values of each user, query or pair: what promotion gates compare."""
 
 OUTCOME, TEST_UNITS, MODEL, TABLES = names.OUTCOME, names.TEST_UNITS, "model", names.TABLES
-WRITTEN = (OUTCOME, TEST_UNITS, UNITS, MODEL, TABLES)
-"""All that :func:`write_outcome` leaves in a folder."""
+WRITTEN = (OUTCOME, TEST_UNITS, UNITS, MODEL, TABLES, names.SEALED)
+"""All that :func:`write_outcome` and :func:`write_sealed` leave in a folder."""
 
 
 def experiment(
@@ -42,6 +43,7 @@ def experiment(
     world_size: int = 1,
     agree: Callable[[Any], Any] = lambda value: value,
     stop: Callable[[], bool] = lambda: False,
+    on_sealed: Callable[[Workload, Row, Evaluation | None], None] = lambda workload, row, evaluation: None,
 ) -> Experiment:
     """The experiment of ``spec`` on this process' device."""
     entry = catalog()[spec.workload]
@@ -64,7 +66,7 @@ def experiment(
         )
         return workload_class(params, runtime)
 
-    return Experiment(build, spec.plan, spec.identity, final=final, agree=agree, stop=stop)
+    return Experiment(build, spec.plan, spec.identity, final=final, agree=agree, stop=stop, on_sealed=on_sealed)
 
 
 def execute(
@@ -102,7 +104,7 @@ def reports(
     """
     if outcome_of(folder):
         return
-    work = experiment(spec, data, device, stop=stop)
+    work = experiment(spec, data, device, stop=stop, on_sealed=partial(write_sealed, folder))
     start = checkpoint.latest(folder / "checkpoints") or resume
     try:
         for report in work.stream(checkpoint.read(start, spec.identity) if start else None, selected):
@@ -160,7 +162,15 @@ def take_device(resources: Resources) -> torch.device:
 
 
 def write_outcome(outcome: Outcome, folder: Path) -> None:
-    """Leave the model, the test units and, last, ``outcome.json``, whose presence says that all is there."""
+    """Leave the model, the test units and, last, ``outcome.json``, whose presence says that all is there.
+
+    Raises UserError (exit 3) where ``folder`` can not be written.
+    """
+    with disk.writing(folder):
+        _write_outcome(outcome, folder)
+
+
+def _write_outcome(outcome: Outcome, folder: Path) -> None:
     export(outcome.workload.servable(), folder / MODEL)
     write_table(outcome.test.units, folder / TEST_UNITS)
     write_table(outcome.validation_units, folder / UNITS)
@@ -179,14 +189,29 @@ def write_outcome(outcome: Outcome, folder: Path) -> None:
     partial.replace(folder / OUTCOME)
 
 
+def write_sealed(folder: Path, workload: Workload, row: Row, evaluation: Evaluation | None) -> None:
+    """Leave the model as it is after an epoch, its values and, last, ``outcome.json``, below ``folder``.
+
+    A registered run has a version of each; the last one is the run's outcome itself. Raises UserError as
+    :func:`write_outcome` does.
+    """
+    place = folder / names.SEALED / f"{row.epoch:04d}"
+    with disk.writing(folder):
+        export(workload.servable(), place / MODEL)
+        write_table(evaluation.units if evaluation else {}, place / UNITS)
+        values = {"epochs": row.epoch, "metrics": dict(row.metrics), "time": row.time}
+        (place / OUTCOME).write_text(json.dumps(values))
+
+
 def write_table(columns: Columns, file: Path) -> None:
     """Write named columns as Parquet; nothing where there are none."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     if columns:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.table(dict(columns)), file)
+        with disk.writing(file.parent):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(pa.table(dict(columns)), file)
 
 
 def outcome_of(folder: Path) -> dict[str, Any] | None:

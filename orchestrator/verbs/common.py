@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from orchestrator.errors import UserError
+from orchestrator.errors import UserError, mask
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,8 +42,15 @@ def planned(spec: ExperimentSpec | SweepSpec, settings: Settings, local: bool) -
 
 
 def resolved(**flags: str | None) -> Settings:
-    from orchestrator.settings import resolve
+    """The settings, with what stands on the command line. Raises UserError for a password there."""
+    from orchestrator.settings import NAMES, resolve
 
+    for name, value in flags.items():
+        if value and mask(value) != value:
+            raise UserError(
+                f"--{name.replace('_', '-')} holds a password, and everyone on this machine can read a command line",
+                fix=f"Set {NAMES[name][0]} instead",
+            )
     return resolve(flags)
 
 

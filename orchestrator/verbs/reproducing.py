@@ -47,6 +47,9 @@ def run_command(
     tolerance: Annotated[
         float, typer.Option("--tolerance", min=0.0, help="Relative difference that still is the same.")
     ] = 1e-3,
+    space: Annotated[
+        str | None, typer.Option("--space", help="The sweep's search space, file.py:function, where it was not yours.")
+    ] = None,
     as_json: Json = False,
     tracking: Tracking = None,
     experiment: Experiment = None,
@@ -64,7 +67,7 @@ def run_command(
 
     settings = resolved(tracking=tracking, experiment=experiment, storage=storage, ray_address=ray_address)
     told, code = repeat.run(
-        settings, reference, check=check, script=script, tolerance=tolerance, console=Console(json=as_json)
+        settings, reference, check=check, script=script, tolerance=tolerance, space=space, console=Console(json=as_json)
     )
     if as_json:
         print(json.dumps(told), flush=True)

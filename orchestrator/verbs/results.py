@@ -1,4 +1,4 @@
-"""The verbs about what was run: ls, best, compare, report, accounts, status, logs, stop and sync."""
+"""The verbs about what was run and runs: ls, top, best, compare, report, accounts, status, logs, stop and sync."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from orchestrator.options import Address, Json, Reference, Storage, Tracking
+from orchestrator.options import Address, Json, RayAddress, Reference, Storage, Tracking
 from orchestrator.verbs.common import out, resolved, write
 
 if TYPE_CHECKING:
@@ -80,6 +80,20 @@ def ls(
 
     rows, known = listing.listed(resolved(storage=storage), kind=kind, workload=workload, status=status, limit=limit)
     print(json.dumps(rows) if as_json else listing.as_text(rows, known))
+
+
+@app.command()
+def top(
+    once: Annotated[bool, typer.Option("--once", help="Show it once.  [default: until Ctrl-C, on a terminal]")] = False,
+    every: Annotated[float, typer.Option("--every", min=0.2, metavar="S", help="Seconds between two looks.")] = 2.0,
+    as_json: Json = False,
+    storage: Storage = None,
+    ray_address: RayAddress = None,
+) -> None:
+    """The cluster, what runs on it, and what ended within the hour; live on a terminal."""
+    from orchestrator.observability import top as view
+
+    view.top(resolved(storage=storage, ray_address=ray_address), once=once, as_json=as_json, every=every)
 
 
 @app.command()

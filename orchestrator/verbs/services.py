@@ -94,6 +94,12 @@ def submit(
     command: Annotated[list[str] | None, typer.Argument(metavar="-- VERB ...", show_default=False)] = None,
     address: Annotated[str | None, typer.Option("--address", help="Dashboard, http://HOST:8265.")] = None,
     working_dir: Annotated[Path | None, typer.Option("--working-dir", help="Code to send.  [default: none]")] = None,
+    queue: Annotated[
+        str | None, typer.Option("--queue", help="Queues share the cluster equally.  [default: default]")
+    ] = None,
+    priority: Annotated[
+        str | None, typer.Option("--priority", help="Within a queue, 2 gets twice what 1 gets.  [default: 1]")
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Follow the job and exit with its code.")] = True,
     as_json: Json = False,
 ) -> None:
@@ -103,7 +109,16 @@ def submit(
     """
     from orchestrator.jobs import submission as jobs
 
-    raise typer.Exit(jobs.submit(command or [], address=address, working_dir=working_dir, wait=wait, as_json=as_json))
+    code = jobs.submit(
+        command or [],
+        address=address,
+        working_dir=working_dir,
+        queue=queue,
+        priority=priority,
+        wait=wait,
+        as_json=as_json,
+    )
+    raise typer.Exit(code)
 
 
 @app.command("jobs")

@@ -14,6 +14,7 @@ from orchestrator.options import (
     Gpus,
     Json,
     Local,
+    MaxGpus,
     Name,
     RayAddress,
     Register,
@@ -38,6 +39,7 @@ def run_command(
     workers: Workers = None,
     gpus_per_worker: Gpus = None,
     cpus_per_worker: Cpus = None,
+    max_gpus: MaxGpus = None,
     resume: Resume = None,
     name: Name = None,
     register: Register = None,
@@ -59,7 +61,8 @@ def run_command(
     if resume is not None:
         alone(
             "--resume", words, config=config, seed=seed, local=local, workers=workers,
-            gpus_per_worker=gpus_per_worker, cpus_per_worker=cpus_per_worker, register=register, name=name,
+            gpus_per_worker=gpus_per_worker, cpus_per_worker=cpus_per_worker, max_gpus=max_gpus,
+            register=register, name=name,
         )  # fmt: skip
         from orchestrator.storage import records
 
@@ -75,6 +78,7 @@ def run_command(
             "workers": workers,
             "gpus_per_worker": gpus_per_worker,
             "cpus_per_worker": cpus_per_worker,
+            "max_gpus": max_gpus,
         }
         spec = request.experiment(
             workload,
@@ -129,6 +133,7 @@ def sweep_command(
     workers: Workers = None,
     gpus_per_worker: Gpus = None,
     cpus_per_worker: Cpus = None,
+    max_gpus: MaxGpus = None,
     resume: Resume = None,
     more_trials: Annotated[
         int, typer.Option("--more-trials", help="With --resume: so many beyond those asked for.")
@@ -169,8 +174,14 @@ def sweep_command(
         "max_device_hours": max_device_hours,
         "trial_timeout": trial_timeout,
     }
-    resources = {"workers": workers, "gpus_per_worker": gpus_per_worker, "cpus_per_worker": cpus_per_worker}
+    resources = {
+        "workers": workers,
+        "gpus_per_worker": gpus_per_worker,
+        "cpus_per_worker": cpus_per_worker,
+        "max_gpus": max_gpus,
+    }
     if resume is not None:
+        again_from = space if space and ":" in space else None  # a file may have moved; a preset is what it was
         alone(
             "--resume",
             words,
@@ -180,13 +191,13 @@ def sweep_command(
             register=register,
             name=name,
             keep=keep,
-            **search,
+            **search | {"space": None if again_from else space},
             **resources,
         )
         from orchestrator import sweeps
         from orchestrator.storage import records
 
-        again = sweeps.Again(more_trials, retry_failed)
+        again = sweeps.Again(more_trials, retry_failed, again_from)
         result = sweeps.resume(records.find(settings.storage, resume, "sweep"), settings, console, again)
     else:
         if more_trials or retry_failed:

@@ -1,7 +1,8 @@
-"""``orchestrator ...`` as a user's process, and what it left in MLflow's store."""
+"""``orchestrator ...`` as a user's process or in this one, and what it left in MLflow's store."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -11,10 +12,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
+
+from orchestrator import cli, exits
 
 ROOT = Path(__file__).resolve().parents[2]
 THIRD_PARTY = ROOT / "tests" / "third_party"
@@ -77,6 +82,19 @@ class Command:
     def completed(self) -> int:
         """Trials said to be complete."""
         return sum(line.startswith("trial ") and " complete " in line for line in self.text().splitlines())
+
+
+def typed(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """``orchestrator ...`` in this process, which has loaded PyTorch and MLflow already.
+
+    For all that a process' own start, signals and death have no part in: those want a :class:`Command`.
+    """
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setenv("ORCHESTRATOR_HOME", str(home))
+        patch.setattr(sys, "argv", ["orchestrator", *words])
+        code = exits.guarded(lambda: cli.app(list(words), standalone_mode=False))
+    return subprocess.CompletedProcess(list(words), code, out.getvalue(), err.getvalue())
 
 
 Start = Callable[..., Command]

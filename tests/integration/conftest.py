@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.commands import Command, Start
+from tests.integration.commands import THIRD_PARTY, Command, Start
+from workloads import catalog
 
 
 @pytest.fixture
@@ -23,3 +24,12 @@ def start(home: Path) -> Iterator[Start]:
     for command in started:
         if command.process.poll() is None:
             command.kill()
+
+
+@pytest.fixture
+def third_party(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The toy workload is installed in this process too."""
+    monkeypatch.syspath_prepend(THIRD_PARTY)
+    catalog.catalog.cache_clear()
+    yield
+    catalog.catalog.cache_clear()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import orchestrator
-from workloads.data.pair_splits import load_pairs
+from workloads.data.pairs.splits import load_pairs
 from workloads.encoders.pooling import cosine, normalised
 from workloads.encoders.sources import folder_of
 from workloads.encoders.text import encode, load_encoder
@@ -41,7 +41,7 @@ def test_minilm_reads_sentences_as_its_own_library_does() -> None:
     assert rounded == pytest.approx(exact, abs=0.002)
 
 
-def test_a_registered_model_embeds_and_compares(home: Path) -> None:
+def test_a_registered_model_embeds_and_compares(home: Path, database: Path) -> None:
     trained = orchestrator.run("bi_encoder", epochs=1, batch_size=160, register="pairs")
     assert trained.metrics["test/spearman"] > 0
     rows = [{"sentence": "c1w0 c2w0"}, {"sentence1": "c1w0 c2w0", "sentence2": "c1w0 c2w0"}]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.commands import SPACES, Start, Store, trials
+from tests.integration.commands import SPACES, Start, Store, trials, typed
 
 TRIALS = 5
 SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none", "--trials", str(TRIALS)]
@@ -117,10 +117,11 @@ def test_ctrl_c_stops_cleanly_and_resumes(words: list[str], home: Path, start: S
         assert steps == list(range(1, steps[-1] + 1)), f"{key}: a row was lost or doubled"
 
 
-def test_a_nan_ends_that_trial_alone(home: Path, start: Start) -> None:
+@pytest.mark.usefixtures("third_party", "database")
+def test_a_nan_ends_that_trial_alone(home: Path) -> None:
     words = ["sweep", "toy", "--scheduler", "none", "epochs=4", "--local", "--trials", "4"]
-    sweep = start(*words, "--space", f"{SPACES}:some_diverge")
-    assert sweep.end() == 4, sweep.text()
+    sweep = typed(home, *words, "--space", f"{SPACES}:some_diverge")
+    assert sweep.returncode == 4, sweep.stderr
     assert [row["state"] for row in trials(home)] == ["complete", "fail", "complete", "fail"]
     assert trials(home)[1]["cause"] == "train/loss is nan at epoch 3"
     store = Store(home)
@@ -129,17 +130,19 @@ def test_a_nan_ends_that_trial_alone(home: Path, start: Start) -> None:
     assert [steps for key, steps in store.steps().items() if key.endswith("/1")] == [[1, 2]], "rows before it count"
 
 
-def test_all_trials_failed_is_a_failure_with_the_commonest_cause(home: Path, start: Start) -> None:
+@pytest.mark.usefixtures("third_party", "database")
+def test_all_trials_failed_is_a_failure_with_the_commonest_cause(home: Path) -> None:
     words = ["sweep", "toy", "--scheduler", "none", "epochs=4", "--local", "--trials", "3"]
-    sweep = start(*words, "--space", f"{SPACES}:all_diverge")
-    assert sweep.end() == 1, sweep.text()
-    assert "3 of 3: train/loss is nan at epoch 2" in sweep.text()
-    assert "Traceback" not in sweep.text()
+    sweep = typed(home, *words, "--space", f"{SPACES}:all_diverge")
+    assert sweep.returncode == 1, sweep.stdout
+    assert "3 of 3: train/loss is nan at epoch 2" in sweep.stderr
+    assert "Traceback" not in sweep.stdout + sweep.stderr
 
 
-def test_a_spent_time_budget_is_a_result(home: Path, start: Start) -> None:
-    sweep = start(*SWEEP[:-1], "50", "epochs=5", "slow=0.1", "--time-budget", "3", "--local")
-    assert sweep.end() == 0, sweep.text()
+@pytest.mark.usefixtures("third_party", "database")
+def test_a_spent_time_budget_is_a_result(home: Path) -> None:
+    sweep = typed(home, *SWEEP[:-1], "50", "epochs=5", "slow=0.1", "--time-budget", "3", "--local")
+    assert sweep.returncode == 0, sweep.stderr
     states = [row["state"] for row in trials(home)]
     assert 1 <= states.count("complete") < 50
     Store(home).check()

@@ -17,7 +17,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from tests.integration.clusters import busy, groups, logical, named, soon
 from tests.integration.commands import SPACES, Command, Start, Store, trials
 
-TRIALS = 4
+TRIALS = 3
 SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--workers", "2", "--cpus-per-worker", "1"]
 
 

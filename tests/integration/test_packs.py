@@ -78,7 +78,7 @@ def test_a_killed_process_costs_no_trial(tmp_path: Path, monkeypatch: pytest.Mon
     book = Book(tmp_path)
     with logical(monkeypatch, [{"num_cpus": 2}]):
         folder = records.create(tmp_path / "storage", "sweep", "recommender", {}, "orchestrator sweep recommender")
-        run_packs(SWEEP, folder, book, [2])  # type: ignore[arg-type]
+        run_packs(SWEEP, folder, book, [2], lambda wanted: wanted)  # type: ignore[arg-type]
         assert soon(lambda: not busy()), "a process is left"
     assert book.killed
     for number, spec in enumerate(book.specs):

@@ -27,6 +27,7 @@ from orchestrator.errors import UNAVAILABLE, USAGE, UserError
 from orchestrator.promotion import aliases
 from orchestrator.registry import prediction, tables
 from orchestrator.settings import Settings, resolve
+from tests.integration.commands import typed
 
 ROOT = Path(__file__).resolve().parents[2]
 K = 3
@@ -65,7 +66,7 @@ def orchestrator(home: Path, *words: str, stdin: str | None = None) -> subproces
 @pytest.fixture(scope="module")
 def registered(tmp_path_factory: pytest.TempPathFactory) -> Registered:
     home = tmp_path_factory.mktemp("registered")
-    done = orchestrator(home, "run", "recommender", "epochs=2", "--local", "--register", "rec", "--json")
+    done = typed(home, "run", "recommender", "epochs=2", "--local", "--register", "rec", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     with pytest.MonkeyPatch.context() as patch:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -20,6 +17,7 @@ from orchestrator.promotion.aliases import Request, promote
 from orchestrator.promotion.moving import Refusal
 from orchestrator.registry import models as registry
 from orchestrator.settings import Settings, resolve
+from tests.integration.commands import typed
 
 GATES = """
 rec:
@@ -31,12 +29,6 @@ rec:
 """
 
 
-def orchestrator(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"ORCHESTRATOR_HOME": str(home)}
-    command = [sys.executable, "-m", "orchestrator", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, initialised_store: Path) -> Path:
     """A home with two versions of ``rec``: the first hardly trained, the second well."""
@@ -45,7 +37,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, initialised_store: Path) -
         connection.execute("VACUUM INTO ?", (str(home / "mlflow.db"),))
     (home / "mlflow.ready").touch()
     for words in (("epochs=1",), ("epochs=15", "lr=0.02")):
-        done = orchestrator(home, "run", "recommender", *words, "--local", "--register", "rec")
+        done = typed(home, "run", "recommender", *words, "--local", "--register", "rec")
         assert done.returncode == 0, done.stderr
     (home / "gates.yaml").write_text(GATES)
     return home
@@ -116,9 +108,7 @@ def test_a_version_whose_files_are_gone(lost: str, words: str, client: Any, spar
 
 def test_the_refusal_of_lost_files_as_typed(trained: Path, client: Any, spare: Path) -> None:
     shutil.rmtree(spare)
-    done = orchestrator(
-        trained, "promote", "rec", "--to", "staging", "--version", "1", "--force", "--reason", "no other"
-    )
+    done = typed(trained, "promote", "rec", "--to", "staging", "--version", "1", "--force", "--reason", "no other")
     assert done.returncode == REFUSED
     assert "rec@staging does not move to version 1, refused by loads and predicts: its files are gone" in done.stderr
     assert (done.stderr.count("\n"), "Traceback" in done.stderr) == (1, False)

@@ -20,7 +20,7 @@ from orchestrator.settings import Settings, resolve
 from orchestrator.spec import SweepSpec
 from orchestrator.storage import records
 from orchestrator.training import runs
-from tests.integration.commands import Command, Store
+from tests.integration.commands import Command, Store, typed
 
 LOCAL = runs.Options(local=True)
 SPACE = "def near(trial):\n    return {'lr': trial.suggest_float('lr', 0.05, 0.2)}\n"
@@ -175,9 +175,9 @@ def test_as_a_user_types_it(home: Path, database: Path) -> None:
     kept = home / "storage" / told["reproduction"]["id"] / "source.diff"
     assert kept.read_text().endswith("+API_KEY = '***'\n")
     assert Store(home).tag("mlflow.source.git.dirty") == ["false", "false"]
-    third = Command(home, "reproduce", "run", "nobody")
-    assert third.end() == USAGE
-    assert third.text().startswith("error: Unknown run: got 'nobody'")
+    third = typed(home, "reproduce", "run", "nobody")
+    assert third.returncode == USAGE
+    assert third.stderr.startswith("error: Unknown run: got 'nobody'")
 
 
 # Looked at
@@ -202,7 +202,7 @@ def test_the_script_brings_the_code_back(ran: Result, settings: Settings) -> Non
     file.write_text(json.dumps(json.loads(file.read_text()) | {"sources": [source]}))
     lines = again(settings, ran.id, script=True)[0]["script"]
     assert lines[4:8] == [
-        "git clone 'https://h/a b.git' project",
+        "git clone -- 'https://h/a b.git' project",
         "git -C project checkout c0ffee",
         f"git -C project apply {ran.folder / 'source.diff'}",
         "# not recorded: x",

@@ -1,4 +1,4 @@
-"""A real sweep leaves what listings, reports and accounts tell: as commands, one after the other."""
+"""A real sweep leaves what listings, reports and accounts tell: one command after the other."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.integration.commands import SPACES, Command
+import pytest
+
+from tests.integration.commands import SPACES, Command, typed
 
 
 def answer(home: Path, *words: str) -> Any:
     """What a read verb tells a machine."""
-    command = Command(home, *words, "--json")
-    assert command.end() == 0, command.text()
-    return json.loads(command.text().splitlines()[-1])
+    done = typed(home, *words, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.usefixtures("third_party")
 def test_a_sweep_is_told_as_it_was(home: Path) -> None:
     space = f"{SPACES}:some_diverge"
     words = ("--local", "--tracking", "none", "--scheduler", "none", "--trials", "6", "--name", "told")
@@ -38,7 +41,7 @@ def test_a_sweep_is_told_as_it_was(home: Path) -> None:
     assert "No importance: PED-ANOVA needs 4 complete trials, there are 3." in page
     assert page.count("<svg") >= 2
 
-    again = Command(home, *best["command"].split()[1:], "--local", "--tracking", "none", "--name", "again")
-    assert again.end() == 0, again.text()
+    again = typed(home, *best["command"].split()[1:], "--local", "--tracking", "none", "--name", "again")
+    assert again.returncode == 0, again.stderr
     compared = answer(home, "compare", "told", "again")
     assert {row["mean"] for row in compared["rows"]} == {best["validation"]["error"]}

@@ -138,7 +138,7 @@ def test_a_killed_sweep_goes_on_on_another_machine(
     first.kill()
     names = sorted(name for name in server.names(f"{prefix}/one/trials") if name.endswith(marks))
 
-    second = start("sweep", "--resume", "one", machine=there)
+    second = start("sweep", "--resume", "one", *SWEEP[2:4], machine=there)  # its code is not run unasked
     second.until(lambda: list(there.glob("mirror/*/one/tune")))  # it is about to begin its trials
     assert names[0] in {
         path.as_posix().partition("/trials/")[2] for path in there.glob(f"mirror/*/one/trials/*/*/{marks}")
@@ -320,7 +320,7 @@ def test_nodes_that_share_no_folder_share_the_storage(
     ("storage", "said"),
     [
         ("s3://no-such-bucket/x", "there is no such bucket"),
-        ("s3://key:secret@experiments/x", "an address alone"),
+        ("s3://key:secret@experiments/x", "holds a password"),
     ],
 )
 def test_a_storage_that_can_not_be_used_is_said_first(storage: str, said: str, home: Path, start: Start) -> None:

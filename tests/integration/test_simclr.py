@@ -5,9 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,18 +15,12 @@ import pytest
 from PIL import Image
 
 from orchestrator.errors import UserError
-from orchestrator.registry import models, prediction, serving
+from orchestrator.registry import models, prediction, serving, tables
 from orchestrator.results import comparison
 from orchestrator.settings import Settings, resolve
 from orchestrator.storage import records
 from orchestrator.tracking.fluent import speaking_to
-
-
-def orchestrator(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "orchestrator", *words]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, env=os.environ | {"ORCHESTRATOR_HOME": str(home)}
-    )
+from tests.integration.commands import typed
 
 
 def encoded(image: Image.Image) -> bytes:
@@ -50,7 +41,7 @@ class Trained:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     home = tmp_path_factory.mktemp("trained")
     words = ["dataset_size=16", "loss=bcl", "epochs=2", "eval_probe=always", "--register", "shapes"]
-    done = orchestrator(home, "run", "simclr", *words, "--local", "--json")
+    done = typed(home, "run", "simclr", *words, "--local", "--json")
     assert done.returncode == 0, done.stderr
     return Trained(home, home / "storage" / json.loads(done.stdout.splitlines()[-1])["id"])
 
@@ -101,10 +92,13 @@ def test_images_in_embeddings_and_classes_out(form: str, trained: Trained, regis
     assert found["label"].tolist() == own["label"].tolist()
 
 
-def test_a_file_that_is_no_image_is_refused_by_its_row(registry: Settings, tmp_path: Path) -> None:
-    asked = tmp_path / "images.parquet"
-    pd.DataFrame({"image": [b"no image"]}).to_parquet(asked)
-    with pytest.raises(UserError, match=r"shapes/1 refuses rows 1 to 1: row 0 of the input is no image"):
+def test_a_file_that_is_no_image_is_refused_by_its_row(
+    registry: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "BATCH_ROWS", 2)
+    asked, image = tmp_path / "images.parquet", encoded(Image.new("L", (16, 16)))
+    pd.DataFrame({"image": [image, image, image, b"no image"]}).to_parquet(asked)
+    with pytest.raises(UserError, match=r"shapes/1 refuses rows 3 to 4: row 4 of the input is no image"):
         prediction.predict(registry, "shapes/1", str(asked), None, {})
 
 
@@ -115,7 +109,7 @@ def test_what_can_not_be_trained_is_said_in_one_sentence(tmp_path: Path) -> None
         ("batch_size=4096", "more than the"),
         ("dataset=ml-100k", "dataset 'ml-100k' holds another kind of data: got interactions; expected images"),
     ):
-        done = orchestrator(tmp_path, "run", "simclr", "dataset_size=16", word, "--local", "--tracking", "none")
+        done = typed(tmp_path, "run", "simclr", "dataset_size=16", word, "--local", "--tracking", "none")
         assert done.returncode in (1, 2)
         assert message in done.stderr
         assert "Traceback" not in done.stderr

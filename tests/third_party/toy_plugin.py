@@ -30,6 +30,10 @@ def one_hangs(trial: Any) -> dict[str, Any]:
     return {"lr": trial.suggest_float("lr", 0.01, 0.2), "hang_at": 2 if trial.number == 1 else None}
 
 
+def one_hogs(trial: Any) -> dict[str, Any]:
+    return {"lr": trial.suggest_float("lr", 0.01, 0.2), "hog_at": 2 if trial.number == 1 else None}
+
+
 def steps(trial: Any) -> dict[str, Any]:
     momentum = trial.suggest_categorical("momentum", [0.0, 0.5])
     return {"momentum": momentum, "lr": trial.suggest_float("lr", 0.1, 0.3, step=0.1) if momentum else 0.05}

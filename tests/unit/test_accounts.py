@@ -62,6 +62,30 @@ def test_devices_times_hours(folder: RunFolder, time: Time) -> None:
     assert accounts.hours(folder) == {"gpu_hours": 2.0, "cpu_hours": 7.5}
 
 
+def test_what_was_held_so_far_is_known_at_any_moment(folder: RunFolder, time: Time) -> None:
+    book = Book(folder.path)
+    assert book.seconds() == {"cpus": 0, "gpus": 0}
+    book.start("trial 0", TWO_GPUS)
+    time.now += 10
+    assert book.seconds() == {"cpus": 60, "gpus": 20}
+    book.start("trial 1", ONE_CPU)
+    time.now += 10
+    book.stop("trial 0")
+    time.now += 10
+    book.start("trial 1", ONE_CPU)  # a segment of a population's member that was not stopped before
+    assert book.seconds() == {"cpus": 140, "gpus": 40}
+    time.now += 10
+    book.beat()
+    driver = Book(folder.path)  # the first one is dead, and the next one counts on
+    time.now += 100
+    assert driver.seconds() == book_of(folder) == {"cpus": 140, "gpus": 40}
+
+
+def book_of(folder: RunFolder) -> dict[str, float]:
+    told = accounts.hours(folder)
+    return {"cpus": round(3600 * told["cpu_hours"], 6), "gpus": round(3600 * told["gpu_hours"], 6)}
+
+
 def test_what_runs_counts_until_now(folder: RunFolder, time: Time) -> None:
     Book(folder.path).start("run", ONE_CPU)
     time.now += 7200

@@ -21,9 +21,10 @@ from workloads.bi_encoder.objectives import OBJECTIVES, Scored
 from workloads.bi_encoder.params import Params
 from workloads.bi_encoder.workload import BiEncoder
 from workloads.contract import Runtime
-from workloads.data.pair_splits import load_pairs
-from workloads.data.sentence_pairs import SentencePairs
+from workloads.data.pairs.contents import SentencePairs
+from workloads.data.pairs.splits import load_pairs
 from workloads.testing import Conformance, values
+from workloads.two_ranks import together
 
 CPU = torch.device("cpu")
 
@@ -123,6 +124,27 @@ def test_a_batch_without_a_pair_that_belongs_together_costs_nothing(part: prepar
         found = OBJECTIVES[loss](Scored(vectors, batch, none), **Params(loss=loss).of_loss())
         assert found.item() == 0
         assert not torch.autograd.grad(found, vectors)[0].any()
+
+
+def gradient_of(rank: int, loss: str, world: int = 2) -> list[list[list[float]]]:
+    """Of a rank's own vectors, where only the first half of the batch's pairs belong together."""
+    (batch,) = list(batches(4, 4, runtime(rank=rank, world_size=world), 1))
+    grades = np.zeros(4, np.float32)
+    grades[batch.rows[:2]] = 5
+    part = replace(built().data.train, pairs=np.arange(8).reshape(4, 2), grades=grades)
+    source = torch.Generator().manual_seed(0)
+    vectors = torch.randn(4, 2, 8, generator=source, dtype=torch.float64)[batch.own].requires_grad_()
+    OBJECTIVES[loss](Scored(vectors, batch, part), **Params(loss=loss).of_loss()).backward()
+    assert vectors.grad is not None
+    found: list[list[list[float]]] = vectors.grad.tolist()
+    return found
+
+
+@pytest.mark.parametrize("loss", ["infonce", "decoupled", "dcl", "hcl", "bcl", "cosent"])
+def test_a_rank_without_an_anchor_takes_part_in_every_collective(loss: str) -> None:
+    """Collectives are matched by their order: one that a rank leaves out, in its backward too, is a hang."""
+    first, second = together(gradient_of, loss, seconds=100)
+    torch.testing.assert_close(torch.tensor(first + second), torch.tensor(gradient_of(0, loss, world=1)))
 
 
 def test_a_rank_without_a_pair_takes_part() -> None:

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from workloads.data import DataError
-from workloads.data.bm25 import BM25, candidates, search
 from workloads.data.cache import cache_dir, default_data_root
-from workloads.data.collection_cache import load_retrieval
-from workloads.data.retrieval import split_queries
+from workloads.data.retrieval.bm25 import BM25, candidates, search
+from workloads.data.retrieval.cache import load_retrieval
+from workloads.data.retrieval.contents import split_queries
 from workloads.metrics.retrieval import per_query
 
 DOCS = ["cats purr purr", "dogs bark at cats", "birds", "", "the at of"]
@@ -57,7 +57,7 @@ def test_candidates_are_kept_under_the_fingerprint(monkeypatch: pytest.MonkeyPat
     data = load_retrieval("synthetic-retrieval", Path())
     first = candidates("synthetic-retrieval", Path(), data, 10)
     with monkeypatch.context() as patch:
-        patch.setattr("workloads.data.bm25.search", None)
+        patch.setattr("workloads.data.retrieval.bm25.search", None)
         kept = candidates("synthetic-retrieval", Path(), data, 10)
     assert np.array_equal(first.docs, kept.docs)
     assert np.array_equal(first.scores, kept.scores)

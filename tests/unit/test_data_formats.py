@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workloads.data import DataError, Interactions, yahoo
-from workloads.data.lightgcn import read_item_lists, read_lastfm
-from workloads.data.movielens import ML_1M, ML_100K_RAW, read_ml_1m, read_ml_100k_raw
-from workloads.data.yahoo import read_yahoo_r3
+from workloads.data import DataError, Interactions
+from workloads.data.interactions import yahoo
+from workloads.data.interactions.lightgcn import read_item_lists, read_lastfm
+from workloads.data.interactions.movielens import ML_1M, ML_100K_RAW, read_ml_1m, read_ml_100k_raw
+from workloads.data.interactions.yahoo import read_yahoo_r3
 
 YAHOO_TRAIN, YAHOO_TEST = (f"ydata-ymusic-rating-study-v1_0-{part}.txt" for part in ("train", "test"))
 

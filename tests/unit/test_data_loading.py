@@ -21,7 +21,7 @@ from workloads.data import (
     SourceFile,
     load_interactions,
 )
-from workloads.data.arrow import read_interactions, write_interactions
+from workloads.data.interactions.arrow import read_interactions, write_interactions
 from workloads.data.loading import _load
 
 N_ROWS = 20_000

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from workloads.data import DataError, Interactions, check, fingerprint, load_interactions, occupations, verify
-from workloads.data.splits import hold_out
+from workloads.data.interactions.splits import hold_out
 
 pytestmark = pytest.mark.data
 

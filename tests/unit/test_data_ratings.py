@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from workloads.data import DataError
-from workloads.data.movielens import read_ml_100k
+from workloads.data.interactions.movielens import read_ml_100k
 
 HEADER = "user,item,rating"
 TRAIN = [HEADER, "0,528,4", "0,377,4", "1,5,3", "942,1681,1"]

@@ -14,9 +14,9 @@ import pytest
 
 from workloads.data import DataError, check_readable, dataset
 from workloads.data.cache import cache_dir, default_data_root
-from workloads.data.collection_cache import _load, load_retrieval
-from workloads.data.retrieval import PARTS, Retrieval, split_queries
-from workloads.data.synthetic_retrieval import Planted, generate
+from workloads.data.retrieval.cache import _load, load_retrieval
+from workloads.data.retrieval.contents import PARTS, Retrieval, split_queries
+from workloads.data.retrieval.synthetic import Planted, generate
 
 DOCS = [
     {"_id": "d1", "title": "Cats", "text": "purr"},

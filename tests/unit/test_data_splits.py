@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from workloads.data.splits import hold_out, user_csr
+from workloads.data.interactions.splits import hold_out, user_csr
 
 N_USERS = 12
 Pairs = NDArray[np.int32]

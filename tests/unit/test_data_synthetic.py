@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from workloads.data import Interactions, fingerprint, load_interactions
-from workloads.data.synthetic import Planted, generate
+from workloads.data.interactions.synthetic import Planted, generate
 
 
 @pytest.fixture(scope="module")

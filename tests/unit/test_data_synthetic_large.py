@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workloads.data import DATASETS
-from workloads.data.synthetic_large import Sizes, generate_large
+from workloads.data.interactions.synthetic_large import Sizes, generate_large
 
 
 @given(st.integers(1, 60), st.integers(200, 300), st.integers(1, 9), st.integers(0, 2**40))

@@ -27,7 +27,7 @@ from workloads.data import (
     load_interactions,
     verify,
 )
-from workloads.data.tables import read_tables
+from workloads.data.interactions.tables import read_tables
 
 ROWS = "user,item,rating,timestamp\n7,b,3,10\n9,a,4.5,20\n7,a,1,30\n"
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from workloads.data import Interactions, load_interactions
-from workloads.data.truth import class_prior, false_negatives, false_positives, untrusted
-from workloads.data.variants import with_noise
+from workloads.data.interactions.truth import class_prior, false_negatives, false_positives, untrusted
+from workloads.data.interactions.variants import with_noise
 
 LIKED = {(0, 0), (0, 1), (0, 2), (1, 3)}
 TRAIN = [(0, 0), (1, 0), (1, 1), (1, 2), (1, 3)]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workloads.data import DataError, Interactions, check_readable, load_interactions
-from workloads.data.variants import Split, resplit, with_noise
+from workloads.data.interactions.variants import Split, resplit, with_noise
 
 N_USERS, N_ITEMS = 7, 9
 rated = st.dictionaries(

@@ -189,6 +189,7 @@ def test_the_state_of_datasets(tiny: Path, settings: Settings, capsys: pytest.Ca
     text = capsys.readouterr().out
     assert "tiny is missing: orchestrator data fetch tiny" in text
     assert rows_of(text)["synthetic"].split()[1:4] == ["interactions", "present", "generated"]
+    assert rows_of(text)["glue-stsb"].split()[2:5] == ["present", "fetched", "by"]
 
 
 def test_verify_reads_what_is_present_and_names_file_and_line(

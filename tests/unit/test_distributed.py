@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
 
 from workloads import distributed
 from workloads.contract import Runtime
 from workloads.recommender.params import Params
 from workloads.recommender.workload import Recommender
+from workloads.two_ranks import together
 
 REFIT = Runtime(device=torch.device("cpu"), data=Path(), seed=3, epochs=2, holdout=False)
 CASES: tuple[tuple[int, dict[str, Any]], ...] = (
@@ -35,8 +34,6 @@ def two_epochs(runtime: Runtime, params: dict[str, Any]) -> tuple[torch.Tensor, 
 
 
 def one_rank(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     assert distributed.agree(f"from {rank}") == "from 0"
     mine = torch.tensor([1.0, rank])
     assert distributed.reduce_sum(mine).tolist() == [2, 1]
@@ -44,11 +41,10 @@ def one_rank(rank: int, folder: str) -> None:
     runtime = replace(REFIT, rank=rank, world_size=2)
     results = [two_epochs(replace(runtime, accumulate=parts), params) for parts, params in CASES]
     torch.save(results, Path(folder, f"{rank}.pt"))
-    dist.destroy_process_group()
 
 
 def test_two_processes_are_one(tmp_path: Path) -> None:
-    spawn(one_rank, (str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
+    together(one_rank, str(tmp_path))
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     for (_, params), first, second in zip(CASES, *ranks):
         weights, loss, metrics, columns = two_epochs(REFIT, params)

@@ -20,7 +20,7 @@ import pytest
 
 from orchestrator import doctor
 from orchestrator.doctor import Check
-from orchestrator.errors import UserError
+from orchestrator.errors import UserError, mask
 from orchestrator.settings import NAMES, Settings, resolve
 from orchestrator.storage import records
 from workloads.data import datasets
@@ -153,7 +153,7 @@ def test_whatever_stops_a_check_is_a_line(settings: Settings) -> None:
     ],
 )
 def test_no_address_shows_its_secret(text: str, shown: str) -> None:
-    assert doctor.mask(text) == shown
+    assert mask(text) == shown
 
 
 def test_packages_are_held_against_their_bounds(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.engine import Diverged, EpochReport
+from orchestrator.engine import Diverged, EpochReport, Row
 from orchestrator.experiment import Experiment, Outcome
 from orchestrator.plan import Plan
 from orchestrator.spec import ExperimentSpec
 from orchestrator.storage import checkpoint
 from orchestrator.training import worker
 from tests.toy import BEST_EPOCH, TEST_OPTIMUM, Params, Toy
-from workloads.contract import Runtime, Workload
+from workloads.contract import Evaluation, Objective, Runtime, Workload
 
 pytestmark = pytest.mark.usefixtures("clock")
 
@@ -93,6 +93,26 @@ def test_without_a_refit_test_is_opened_on_the_best_epochs_state() -> None:
 def test_the_last_epoch_may_be_the_best() -> None:
     outcome = finish(Bench().experiment(False, plan={"epochs": BEST_EPOCH}))
     assert outcome.metrics["test/error"] == error_on_test(toy(epochs=BEST_EPOCH))
+
+
+@pytest.mark.parametrize(
+    ("refit", "final", "expected"), [(False, True, [1, 3, 6]), (True, True, [1, 3]), (False, False, [])]
+)
+def test_the_final_model_is_shown_at_the_sealed_ends(
+    refit: bool, final: bool, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the phase that makes it, and of no trial."""
+    monkeypatch.setattr(Toy, "objective", Objective("error", "min", refit=True, sealed_at=(1, 3, 6)))
+    seen: list[tuple[int, float, bool]] = []
+
+    def look(workload: Workload, row: Row, evaluation: Evaluation | None) -> None:
+        assert isinstance(workload, Toy)
+        assert ("test/error" in row.metrics) is (evaluation is not None)  # a refit seals nothing
+        seen.append((row.epoch, float(workload.x), evaluation is not None))
+
+    for _ in Bench().experiment(refit, final=final, on_sealed=look).stream():
+        pass
+    assert seen == [(epoch, float(toy(holdout=not refit, epochs=epoch).x), not refit) for epoch in expected]
 
 
 def test_refit_only_selects_nothing() -> None:

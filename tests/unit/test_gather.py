@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
 
 from workloads import distributed
@@ -16,6 +14,7 @@ from workloads.contract import Runtime
 from workloads.losses.contrastive import bcl_loss
 from workloads.normalisation import SummedBatchNorm, synchronised
 from workloads.scores import two_view_scores
+from workloads.two_ranks import together
 
 COUNTS = (5, 3)
 """Images of each rank."""
@@ -58,17 +57,14 @@ def trained(rank: int, world: int) -> tuple[torch.Tensor, dict[str, torch.Tensor
 
 
 def one_rank(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     nobody = distributed.gather(torch.ones(rank, 2), (0, 1))
     assert nobody.tolist() == [[1, 1]]
     assert distributed.summed(torch.tensor([1.0, rank])).tolist() == [2, 1]
     torch.save(trained(rank, 2), Path(folder, f"{rank}.pt"))
-    dist.destroy_process_group()
 
 
 def test_two_processes_are_one(tmp_path: Path) -> None:
-    spawn(one_rank, (str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
+    together(one_rank, str(tmp_path))
     loss, gradients, state = trained(0, 1)
     assert len(gradients) == len(list(network().parameters()))
     for rank in range(2):

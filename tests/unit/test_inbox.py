@@ -13,7 +13,7 @@ import torch
 from orchestrator.engine import Diverged, EpochReport, Progress, Row
 from orchestrator.session import Session
 from orchestrator.spec import ExperimentSpec
-from orchestrator.training import messages, train
+from orchestrator.training import follow, messages, train
 
 
 def payload(epoch: int) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def test_rows_that_a_dead_driver_did_not_read_are_delivered(tmp_path: Path) -> N
     (tmp_path / "outcome.json").write_text(json.dumps({"metrics": {}}))
     got: list[list[Row]] = []
     spec = ExperimentSpec(workload="toy", params={})
-    assert train.follow(spec, tmp_path, tmp_path, cast(Session, None), got.append)
+    assert follow.follow(spec, tmp_path, tmp_path, cast(Session, None), got.append)
     assert got == [[Row(1, 1.5, {"train/loss": 1 / 3})]]
 
 
@@ -74,7 +74,7 @@ def test_last_words_hold_all_that_was_not_yet_told() -> None:
     first, second = (Row(epoch, 1.5, {"train/loss": float(epoch)}) for epoch in (1, 2))
     said = messages.last_words(Diverged(3, "train/loss", math.nan, (second,)), [first])
     assert list(messages.rows_from_json(json.loads(json.dumps(said["rows"])))) == [first, second]
-    assert (said["error"], said["refused"], said["done"]) == ("train/loss is nan at epoch 3", False, True)
+    assert (said["error"], said["refused"], said["done"]) == ("train/loss is nan at epoch 3", None, True)
 
 
 def test_the_cause_of_a_lost_group_is_its_workers_own_error() -> None:

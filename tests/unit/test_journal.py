@@ -53,6 +53,35 @@ def test_what_goes_in_comes_out_in_order_and_the_file_empties(file: Path) -> Non
     assert not file.exists()
 
 
+def test_its_depth_is_what_is_not_delivered(file: Path) -> None:
+    queue = Journal(file)
+    for epoch in range(5):
+        queue.put(**log("a", epoch))
+    assert queue.depth == 5
+    queue.take()
+    queue.put(**log("a", 6))
+    assert queue.depth == 6, "taken is not delivered"
+    queue.forget()
+    assert queue.depth == 1
+    queue.put(**log("b", 1))
+    queue.close()
+    after = Journal(file)
+    assert after.depth == 7, "what it does not know to be delivered it sends once more"
+    drain(after)
+    assert after.depth == 0
+
+
+def test_its_depth_counts_what_a_full_disk_does_not_take(file: Path) -> None:
+    queue = Journal(file)
+    queue.put(**log("a", 1))
+    with full_disk(file):
+        queue.put(**log("a", 2))
+        queue.put(**log("a", 3))
+    assert queue.depth == 3
+    drain(queue)
+    assert queue.depth == 0
+
+
 def test_what_was_taken_and_not_forgotten_is_there_for_the_next(file: Path) -> None:
     queue = Journal(file)
     for epoch in (1, 2):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 
 from workloads.data import DataError, check, dataset
 from workloads.data.cache import default_data_root
-from workloads.data.knowledge_graph import GraphQuestions, Question, numbered
-from workloads.data.neighbourhoods import load_questions, neighbourhoods
-from workloads.data.synthetic_questions import SURE, Planted, generate
+from workloads.data.questions.cache import _load, load_questions
+from workloads.data.questions.knowledge_graph import GraphQuestions, Question, numbered
+from workloads.data.questions.neighbourhoods import neighbourhoods
+from workloads.data.questions.synthetic import SURE, Planted, generate
 
 GRAPH = [
     ("ann", "child", "bob"), ("bob", "born_in", "rome"), ("cyd", "born_in", "rome"), ("rome", "in", "italy"),
@@ -56,6 +58,22 @@ def test_reads_a_users_own(written: Callable[..., str]) -> None:
     subject, relation, target = data.triples[data.answer[0]]
     assert (data.entities[subject], data.relations[relation], data.entities[target]) == ("bob", "born_in", "rome")
     assert load_questions(path, Path()) is data
+
+
+def test_is_converted_once_and_a_damaged_conversion_anew(written: Callable[..., str], tmp_path: Path) -> None:
+    path = written({}, {"split": "dev", "question": "où est né Bob ?"})
+    first = load_questions(path, Path())
+    (kept,) = (tmp_path / "cache" / "questions").glob("*.arrow")
+    whole = kept.read_bytes()
+    for content in (whole, whole[: len(whole) // 2], whole.replace(b"rome", b"pisa")):
+        kept.unlink()  # the old one stays mapped
+        kept.write_bytes(content)
+        _load.cache_clear()
+        again = load_questions(path, Path())
+        for field in fields(GraphQuestions):
+            old, new = (getattr(data, field.name) for data in (first, again))
+            assert np.array_equal(old, new) if isinstance(old, np.ndarray) else old == new
+        assert kept.read_bytes() == whole
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_torch_distributed_has_one_importer_beside_the_suite_that_makes_process_
     importers = {
         path for path, tree in sources() if any(name.startswith("torch.distributed") for name in imports(tree))
     }
-    assert importers == {"workloads/distributed.py", "workloads/testing.py"}
+    assert importers == {"workloads/distributed.py", "workloads/two_ranks.py"}
 
 
 @pytest.mark.parametrize(("name", "place"), [("ray.train.report", "orchestrator/training/train.py")])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.engine import Diverged, Row
-from orchestrator.errors import UserError
+from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.objectives import Unreported
 from orchestrator.placement import budget as budget_module
 from orchestrator.placement import ledger
@@ -74,6 +74,7 @@ class Driver:
         else:
             self.folder = records.create(storage, "sweep", "toy", {}, "orchestrator sweep toy", "sweep")
         self.tracker, self.lines, self.notes = Recorder(), list[str](), list[str]()
+        self.trained: list[int] = []
         self.interrupted = False
         session = SimpleNamespace(
             folder=self.folder,
@@ -83,6 +84,7 @@ class Driver:
             console=SimpleNamespace(say=self.lines.append, progress=lambda *of: None),
             notify=lambda event, message, *more: self.notes.append(f"{event}: {message}"),
             trained_on=lambda *about: None,
+            pulse=SimpleNamespace(trained=self.trained.append),
         )
         self.study: Study
         if spec.search.scheduler == "pbt":
@@ -199,6 +201,25 @@ def test_every_end_is_told_to_all(drive: Drive) -> None:
     assert any("train/loss is nan at epoch 2" in line for line in driver.lines)
 
 
+def test_it_says_how_the_sweep_stands(drive: Drive) -> None:
+    driver = drive(scheduler="asha", decide_at=(3,), trials=4)
+    assert driver.ledger.vitals().trials == {}
+    for _ in range(3):
+        driver.begin()
+    driver.says(0, 3, 0.5)
+    driver.says(1, 3, 0.9)
+    assert driver.ledger.live == 2
+    driver.ledger.result(2, messages.last_words(Diverged(2, "train/loss", math.nan)))
+    driver.says(0, 9, 0.4, "epochs")
+    driver.begin()
+    found = driver.ledger.vitals()
+    assert found.trials == {"complete": 1, "pruned": 1, "fail": 1, "running": 1}
+    assert (found.done, found.target, found.best) == (3, 4, {"trial": 0, "error": 0.4})
+    assert found.trouble == "trial 2: train/loss is nan at epoch 2"
+    assert found.device_seconds == pytest.approx(driver.ledger.book.seconds(), abs=1)
+    assert sum(driver.trained) == 3, "rows that were told"
+
+
 def test_a_report_of_a_trial_that_has_ended_is_answered_and_forgotten(drive: Drive) -> None:
     driver = drive()
     unit = driver.begin()
@@ -241,6 +262,16 @@ def test_what_no_trial_can_do_stops_all(drive: Drive) -> None:
     assert driver.ledger.next() is None
     assert driver.ledger.exhausted
     assert str(driver.ledger.refusal) == "Unknown objective: got 'eror'. Did you mean 'error'?"
+
+
+def test_a_storage_that_takes_nothing_stops_all_and_fails_nobody(drive: Drive) -> None:
+    driver = drive()
+    driver.begin(), driver.begin()
+    full = UserError("The storage can not be written", got="No space left on device", code=UNAVAILABLE)
+    assert driver.ledger.result(0, messages.last_words(full)) is True
+    assert driver.ledger.refusal is not None
+    assert (driver.ledger.refusal.code, str(driver.ledger.refusal)) == (UNAVAILABLE, str(full))
+    assert sorted(driver.study.unfinished()) == [0, 1], "a resume has nothing to go on with"
 
 
 @pytest.mark.parametrize("seeds", [1, 2])

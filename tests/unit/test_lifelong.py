@@ -17,9 +17,10 @@ from pydantic import ValidationError
 
 from orchestrator.engine import run_epochs
 from orchestrator.plan import Plan
-from workloads.contract import Runtime
+from workloads.contract import Runtime, Servable
 from workloads.data.errors import DataError
 from workloads.lifelong.evaluation import Judge
+from workloads.lifelong.index import Index, read_segment
 from workloads.lifelong.params import Params
 from workloads.lifelong.predictor import Predictor
 from workloads.lifelong.prepared import prepared
@@ -199,6 +200,8 @@ def test_an_index_in_files_is_that_in_memory_and_goes_on_after_a_crash(tmp_path:
     fresh = build(index=str(tmp_path))
     fresh.load_state_dict(state)
     assert len(list(tmp_path.rglob("session-*.arrow"))) == 1
+    assert fresh.work == halfway.work[:1]
+    assert fresh.work[0].seconds > 0
     for epoch in (2, 3):
         fresh.train_epoch(epoch)
     np.testing.assert_allclose(fresh.index.vectors(), finished.index.vectors(), atol=1e-6)
@@ -208,7 +211,10 @@ def test_an_index_in_files_is_that_in_memory_and_goes_on_after_a_crash(tmp_path:
 
 
 def served_by(workload: Lifelong) -> Predictor:
-    servable = workload.servable()
+    return loaded(workload.servable())
+
+
+def loaded(servable: Servable) -> Predictor:
     config = json.loads(json.dumps(dict(servable.config)))
     return Predictor({name: tensor.numpy() for name, tensor in servable.weights.items()}, config)
 
@@ -228,6 +234,10 @@ def test_a_lineage_goes_with_the_model(finished: Lifelong) -> None:
     assert (lineage["session"], lineage["parent"], lineage["sessions_seen"]) == (2, 1, [0, 1, 2])
     assert build(lr=5e-4).index.lineage == finished.index.lineage  # may change mid-run
     assert build(alpha=0.1).index.lineage != finished.index.lineage
+    tags = finished.servable().tags
+    assert tags["lineage"] == finished.index.lineage
+    assert (tags["session"], tags["sessions_seen"], tags["index"]) == ("2", "0 to 2", "in the model")
+    assert tags["index_rows"] == str(len(finished.index))
 
 
 def test_an_index_of_other_models_is_refused(tmp_path: Path, finished: Lifelong) -> None:
@@ -236,13 +246,38 @@ def test_an_index_of_other_models_is_refused(tmp_path: Path, finished: Lifelong)
     query = pd.DataFrame({"query": ["said0x1"]})
     with pytest.raises(ValueError, match="belongs to models of another lineage"):
         served_by(finished).predict(query, index=str(other.index.folder))
-    early = build(index=str(tmp_path), alpha=0.1)
-    config = {**early.servable().config["lineage"], "session": 1}
-    servable = replace(early.servable(), config={**early.servable().config, "lineage": config})
-    with pytest.raises(ValueError, match=r"models of sessions \[0, 1, 2\], which the model of session 1 can not read"):
-        Predictor({name: tensor.numpy() for name, tensor in servable.weights.items()}, dict(servable.config))
     with pytest.raises(ValueError, match="holds no index"):
         served_by(finished).predict(query, index=str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("compatible", ["ranking", "no"])
+def test_a_model_of_a_session_keeps_its_own_part_of_a_growing_index(tmp_path: Path, compatible: str) -> None:
+    workload = build(index=str(tmp_path), compatible=compatible)
+    workload.train_epoch(1)
+    workload.train_epoch(2)
+    early = copy.deepcopy(workload.servable())  # its weights are the model's own
+    assert early.tags["index"] == str(workload.index.folder)
+    query = pd.DataFrame({"query": workload.data.data.queries.to_pylist()[:3]})
+    before = loaded(early).predict(query, k=1000)
+    workload.train_epoch(3)
+    pd.testing.assert_frame_equal(loaded(early).predict(query, k=1000), before)
+    assert len(before) == 3 * len(workload.data.sessions.until(1))
+    assert len(served_by(workload).predict(query, k=1000)) == 3 * len(workload.data.sessions.until(2))
+
+    with pytest.raises(ValueError, match=r"models of sessions \[.*2\], which the model of session 1 can not read"):
+        loaded(early).predict(query, index=str(workload.index.folder))
+    assert workload.index.folder is not None
+    written = workload.index.folder / "session-0001.arrow"
+    kept = read_segment(written)
+    docs, vectors = kept.docs, np.zeros_like(kept.vectors)
+    written.unlink()
+    other = Index(workload.index.lineage, workload.index.dim, compatible != "no", workload.index.folder)
+    other.append(1, docs, vectors)
+    with pytest.raises(ValueError, match=r"session-0001\.arrow is another one than the model belongs to"):
+        loaded(early)
+    written.unlink()
+    with pytest.raises(ValueError, match=r"session-0001\.arrow is missing, truncated or damaged"):
+        loaded(early)
 
 
 def test_what_the_predictor_is_not_given(finished: Lifelong) -> None:

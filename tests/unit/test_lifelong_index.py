@@ -83,6 +83,14 @@ def test_a_session_that_the_checkpoint_does_not_know_is_rolled_back(place: Path 
     np.testing.assert_array_equal(again.vectors(), grown(None).vectors())
 
 
+def test_files_that_earlier_models_read_outlive_a_resume(tmp_path: Path) -> None:
+    """Also where a later model wrote everything anew: the versions of then are registered."""
+    index = grown(tmp_path, sessions=3, compatible=False)
+    assert [one["session"] for one in index.manifest] == [2]
+    Index("ours", DIM, False, tmp_path).restore(index.state())
+    assert len(list(tmp_path.glob("session-*.arrow"))) == 3
+
+
 def test_half_a_file_that_a_crash_left_is_no_segment(tmp_path: Path) -> None:
     index = grown(tmp_path)
     (tmp_path / "session-0002.arrow").write_bytes((tmp_path / "session-0001.arrow").read_bytes()[:100])

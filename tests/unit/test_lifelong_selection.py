@@ -10,7 +10,7 @@ import torch
 
 from workloads.lifelong.baselines import gss, mir, ocs, pair_gradients, pair_losses, uniform, virtual_step
 from workloads.lifelong.params import Params
-from workloads.lifelong.replay import Asked, choose_memory, choose_new, remember
+from workloads.lifelong.replay import Asked, choose_memory, choose_new, draw_new, remember
 from workloads.lifelong.selection import across, along, best, chosen, isd, new_scores, pss
 
 Q = [-1.5449, -0.8994, 0.1823, 0.2949]
@@ -119,7 +119,7 @@ def table(rows: list[list[float]]):  # type: ignore[no-untyped-def]
 def test_memory_is_what_is_least_like_the_new() -> None:
     look = table(MEMORY + DOCS[:2])
     params = Params(n_memory=2)
-    found = choose_memory(params, torch.arange(5)[None], torch.tensor([[5, 6]]), look, asked(), 0, 1)
+    found = choose_memory(params, torch.arange(5)[None], torch.tensor([[5, 6]]), look, asked())
     assert found.tolist() == [[1, 4]]
 
 
@@ -135,9 +135,9 @@ def test_the_memory_keeps_the_most_diverse_of_new_and_old() -> None:
 
 def test_choosing_new_documents_by_name() -> None:
     look, docs = table(DOCS), np.array([[0, 1, 2, 3, 4, 5]])
-    assert choose_new(Params(n_new=3), docs, look, asked(), 0, 1).tolist() == [[2, 4, 5]]
-    assert choose_new(Params(n_new=3, new="bm25"), docs, look, asked(), 0, 1).tolist() == [[0, 1, 2]]
-    drawn = [choose_new(Params(n_new=3, new="random"), docs, look, asked(), seed, 1).tolist()[0] for seed in range(40)]
+    assert choose_new(Params(n_new=3), docs, look, asked()).tolist() == [[2, 4, 5]]
+    assert draw_new(Params(n_new=3, new="bm25"), docs, 0, 1, first=True).tolist() == [[0, 1, 2]]
+    drawn = [draw_new(Params(n_new=3, new="random"), docs, seed, 1).tolist()[0] for seed in range(40)]
     assert {doc for row in drawn for doc in row} == set(range(6))
     assert all(len(set(row)) == 3 for row in drawn)
 
@@ -145,9 +145,11 @@ def test_choosing_new_documents_by_name() -> None:
 def test_a_query_without_candidates_gets_none() -> None:
     """BM25 found nothing: all is filling."""
     nothing = np.full((1, 4), -1)
-    for new in ("l2r", "random", "bm25"):
-        found = choose_new(Params(n_new=2, new=new), nothing, table(DOCS), asked(), 0, 1)
-        assert found.tolist() == [[-1, -1]]
+    params = Params(n_new=2)
+    looked = choose_new(params, nothing, table(DOCS), asked())
+    assert looked.tolist() == [[-1, -1]]
+    for first in (True, False):
+        assert torch.equal(draw_new(params, nothing, 0, 1, first=first), looked)
 
 
 def test_gradients_of_a_pair_are_those_of_its_loss() -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from workloads.data.cache import default_data_root
 from workloads.data.errors import DataError
-from workloads.data.judged import Row, judged
-from workloads.data.retrieval import Retrieval
-from workloads.data.topical import CLASSIC_IR, is_topical, own_topical
+from workloads.data.retrieval.contents import Retrieval
+from workloads.data.retrieval.judged import Row, judged
+from workloads.data.retrieval.topical import CLASSIC_IR, is_topical, own_topical
 from workloads.lifelong.clusters import clusters
 from workloads.lifelong.evaluation import forgetting, forward_transfer
 from workloads.lifelong.sessions import Stream, build, query_topics, topics_of

@@ -14,6 +14,7 @@ import ray
 from orchestrator.errors import RunFailed
 from orchestrator.placement import packs as pack_placement
 from orchestrator.placement.packs import PackActor, run_packs
+from orchestrator.sharing import Hold
 from orchestrator.spec import Search, SweepSpec
 from orchestrator.training.train import RETRIES
 
@@ -162,14 +163,16 @@ class Book:
 
 @pytest.fixture
 def drive(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cluster]:
-    def drive(book: Book, *capacities: int, timeout: float | None = None, **faults: Any) -> Cluster:
+    def drive(
+        book: Book, *capacities: int, timeout: float | None = None, hold: Hold = lambda wanted: wanted, **faults: Any
+    ) -> Cluster:
         cluster = Cluster(**faults)
         Runner.saved, Runner.seen = {}, []
         monkeypatch.setattr(pack_placement, "ray", cluster)
         monkeypatch.setattr(pack_placement, "time", cluster)
         monkeypatch.setattr(pack_placement, "PackRunner", Runner)
         spec = SweepSpec(workload="recommender", search=Search(trials=book.trials, trial_timeout=timeout))
-        run_packs(spec, FOLDER, book, capacities or [3])  # type: ignore[arg-type]
+        run_packs(spec, FOLDER, book, capacities or [3], hold)  # type: ignore[arg-type]
         return cluster
 
     return drive
@@ -190,6 +193,24 @@ def test_a_trial_that_kills_its_process_fails_alone(drive: Callable[..., Cluster
     assert sorted(book.complete) == [0, 2, 3, 4]
     assert book.failed == {1: f"its process died {RETRIES + 1} times"}
     assert Runner.saved == {0: EPOCHS, 2: EPOCHS, 3: EPOCHS, 4: EPOCHS}, "and nobody began anew"
+
+
+def test_a_pack_whose_node_is_taken_away_goes_on_elsewhere(
+    drive: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often: that is no death of its process."""
+    times = 2 * RETRIES
+    nodes = iter([*[True] * times, *[False] * 10])
+
+    def this_node() -> Callable[[], bool]:
+        goes, asked = next(nodes), iter(range(100))
+        return lambda: goes and next(asked) > 0
+
+    monkeypatch.setattr(pack_placement, "this_node", this_node)
+    book = Book(3)
+    cluster = drive(book)
+    assert (sorted(book.complete), book.failed) == ([0, 1, 2], {})
+    assert cluster.started == len(cluster.dead) > RETRIES, "a process was left on its node"
 
 
 def test_a_trial_that_hangs_fails_alone(drive: Callable[..., Cluster]) -> None:
@@ -222,3 +243,29 @@ def test_a_process_that_hangs_when_it_takes_its_device_is_silent(drive: Callable
     book = Book(1)
     drive(book, hanging=[0], timeout=30.0)
     assert book.failed == {0: "no report for 30 s"}
+
+
+# A share of the cluster
+
+
+def test_a_process_is_given_back_when_its_trials_have_ended_and_taken_again(drive: Callable[..., Cluster]) -> None:
+    book, asked = Book(24), list[int]()
+
+    def hold(wanted: int) -> int:
+        """Another sweep is there for a while."""
+        asked.append(wanted)
+        return 1 if 3 <= len(book.complete) < 10 else wanted
+
+    cluster = drive(book, 1, 1, 1, hold=hold)
+    assert sorted(book.complete) == list(range(24))
+    assert cluster.started == 3 + 2, "two were given back, and two taken again"
+    assert book.failed == {}
+    assert asked[0] == 3
+    assert asked[-1] <= 1, "towards its end it wants no more than it has trials for"
+
+
+def test_no_more_processes_than_the_share_from_the_start(drive: Callable[..., Cluster]) -> None:
+    book = Book(4)
+    assert drive(book, 2, 2, hold=lambda wanted: 1).started == 1
+    assert book.most == 2
+    assert sorted(book.complete) == list(range(4))

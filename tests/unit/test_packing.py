@@ -268,6 +268,23 @@ def test_no_more_at_once_than_asked_for_and_no_process_without_a_trial(
     assert sum(found) <= asked.get("concurrency", sum(found))
 
 
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [
+        ({"gpus_per_worker": 1, "max_gpus": 2}, (1, 1)),
+        ({"gpus_per_worker": 0.25, "max_gpus": 1}, (1, 1, 1, 1)),
+        ({"gpus_per_worker": 2, "workers": 2, "max_gpus": 7}, (1,)),
+        ({"gpus_per_worker": 1, "max_gpus": 99}, (1,) * 6),
+        ({"max_gpus": 1}, (1,) * 6),
+    ],
+)
+def test_a_sweep_holds_no_more_gpus_than_it_may(
+    devices: dict[str, Any], expected: tuple[int, ...], sweep: Callable[..., SweepSpec]
+) -> None:
+    asked = sweep(pack="off").model_copy(update={"resources": Resources(**devices)})
+    assert capacities(asked, 6) == expected
+
+
 def test_a_probe_of_trials_together_tells_ones_share(
     sweep: Callable[..., SweepSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

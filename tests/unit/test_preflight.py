@@ -191,6 +191,7 @@ def test_trials_are_counted_node_by_node(
 
 def test_a_cluster_elsewhere_is_not_judged_by_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, 1, 0)
+    monkeypatch.setattr(preflight, "check_is_ray", lambda address: None)
     large = Resources(cpus_per_worker=64)
     with listener(None) as port:
         settings = resolve({"tracking": "none", "ray_address": f"127.0.0.1:{port}"})

@@ -14,7 +14,7 @@ import torch
 
 from workloads.contract import Runtime
 from workloads.data import load_interactions
-from workloads.data.splits import hold_out
+from workloads.data.interactions.splits import hold_out
 from workloads.recommender.params import Params
 from workloads.recommender.workload import Recommender
 

@@ -147,6 +147,17 @@ def test_a_hold_that_fails_half_way_lets_go(tmp_path: Path, monkeypatch: pytest.
     records.find(tmp_path, folder.id).hold()
 
 
+def test_ctrl_c_in_the_making_of_a_folder_leaves_its_name_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pressed(self: RunFolder) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "hold", pressed)
+        with pytest.raises(KeyboardInterrupt):
+            records.create(tmp_path, "run", "toy", {}, "orchestrator run toy", "one")
+    assert records.create(tmp_path, "run", "toy", {}, "orchestrator run toy", "one").driven()
+
+
 def test_a_release_that_can_not_be_written_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = create(tmp_path)
 

@@ -16,9 +16,9 @@ import pytest
 from pyarrow import parquet
 
 from workloads.data import DataError, check_readable, dataset, fingerprint
-from workloads.data.pair_splits import load_pairs
-from workloads.data.sentence_pairs import Pairs
-from workloads.data.synthetic_pairs import Planted, generate
+from workloads.data.pairs.contents import Pairs
+from workloads.data.pairs.splits import load_pairs
+from workloads.data.pairs.synthetic import Planted, generate
 
 ROOT = Path("/nowhere")
 HEADER = "sentence1,sentence2,score\n"

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator import session
 from orchestrator.console import Console
-from orchestrator.errors import DONE, FAILED, INTERRUPTED, Interrupted, UserError
+from orchestrator.errors import DONE, FAILED, INTERRUPTED, UNAVAILABLE, Interrupted, UserError
 from orchestrator.session import Session
 from orchestrator.settings import resolve
 from orchestrator.storage import records
@@ -64,11 +64,33 @@ def test_what_fails_on_the_way_in_is_its_end_too(
 
     handler = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(f"orchestrator.session.{step}", fail)
-    with pytest.raises(type(error)), opened(folder):
+    full = isinstance(error, OSError)
+    with pytest.raises(UserError if full else type(error)), opened(folder):
         pytest.fail("it was not entered")
-    assert ended(folder)[:2] == (("failed", FAILED) if isinstance(error, OSError) else ("interrupted", INTERRUPTED))
+    assert ended(folder)[:2] == (("failed", UNAVAILABLE) if full else ("interrupted", INTERRUPTED))
     assert not folder.driven()
     assert signal.getsignal(signal.SIGINT) is handler
+
+
+@pytest.mark.parametrize("step", ["provenance.sources", "provenance.write", "open_tracker"])
+def test_ctrl_c_on_the_way_in_is_a_clean_stop(
+    step: str, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever has entered looks whether to stop, and leaves with all it has begun closed."""
+    module, _, name = step.rpartition(".")
+    owner = getattr(session, module) if module else session
+    whole = getattr(owner, name)
+
+    def pressed(*words: Any, **named: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return whole(*words, **named)
+
+    monkeypatch.setattr(owner, name, pressed)
+    with opened(folder) as running:
+        assert running.interrupts.asked()
+        running.settle("interrupted", INTERRUPTED)
+    assert ended(folder)[:2] == ("interrupted", INTERRUPTED)
+    assert "Once more to end at once" in capsys.readouterr().out
 
 
 def test_the_mlflow_run_of_a_way_in_that_failed_is_not_left_running(

@@ -52,6 +52,22 @@ def test_an_empty_variable_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> Non
     assert resolve().ray_address is None
 
 
+def test_in_whose_name_it_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (resolve().queue, resolve().priority) == ("default", 1)
+    configure(home, "queue: team-a\npriority: 5\n")
+    monkeypatch.setenv("ORCHESTRATOR_PRIORITY", "7")
+    assert (resolve().queue, resolve().priority) == ("team-a", 7)
+    for name, wrong in (
+        ("queue", "team a"),
+        ("queue", "-"),
+        ("priority", "0"),
+        ("priority", "high"),
+        ("priority", "101"),
+    ):
+        with pytest.raises(UserError, match=f"The {name} .*allowed: "):
+            resolve({name: wrong})
+
+
 def test_tracking_can_be_off() -> None:
     found = resolve({"tracking": "none"})
     assert found.tracking is None

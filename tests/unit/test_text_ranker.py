@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from workloads.contract import Runtime
-from workloads.data.collection_cache import load_retrieval
-from workloads.data.retrieval import Retrieval
+from workloads.data.retrieval.cache import load_retrieval
+from workloads.data.retrieval.contents import Retrieval
 from workloads.losses.ranknet import bounded, margin_ranking_loss, ranknet_loss
 from workloads.testing import Conformance, values
 from workloads.text_ranker import prepared

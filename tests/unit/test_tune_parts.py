@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from orchestrator.placement import trial
 from orchestrator.placement.trial import TrialActor
-from orchestrator.placement.tune import _Restarts, _Search, _Under
+from orchestrator.placement.tune import _Restarts, _Search, _Shared, _Under
 from orchestrator.plan import Plan
 from orchestrator.spec import ExperimentSpec
 from orchestrator.training import watch
+from orchestrator.training.leaving import Preempted
 from orchestrator.training.watch import GIVEN_UP, PROCESS, GivenUp, Watch
 
 
@@ -20,6 +22,7 @@ class Book:
     """In the ledger's place: hands out one trial."""
 
     exhausted = True
+    live = 0
 
     def __init__(self, home: Path) -> None:
         self.left = [{"number": 7, "folder": str(home)}]
@@ -34,18 +37,23 @@ class Book:
 
 @pytest.fixture
 def under(tmp_path: Path) -> _Under:
-    return _Under(Book(tmp_path), Watch(10))  # type: ignore[arg-type]
+    return _Under(Book(tmp_path), Watch(10), slots=1, hold=lambda wanted: wanted)  # type: ignore[arg-type]
 
 
 def test_a_replaced_process_is_forgotten_and_counted(under: _Under, tmp_path: Path) -> None:
     search, restarts = _Search(under), _Restarts(under)
     assert search.suggest("a") == {"number": 7, "folder": str(tmp_path)}
     assert search.suggest("b") == "FINISHED"
-    for _ in range(2):
+    tunes = SimpleNamespace(trial_id="a", num_failures=0, error_file=tmp_path / "error.txt")
+    restarts.on_trial_start(1, [], tunes)
+    for times in (1, 2):
         (tmp_path / PROCESS).write_text("{}")
         under.watch.heard(7)
-        restarts.on_trial_recover(1, [], SimpleNamespace(trial_id="a"))
+        tunes.num_failures = times
+        restarts.on_trial_recover(1, [], tunes)
         assert not (tmp_path / PROCESS).exists()
+    tunes.num_failures = 3
+    (tmp_path / "error.txt").write_text("Failure # 3 (occurred at noon)\nThe actor died unexpectedly.\n")
     search.on_trial_complete("a", error=True)
     assert under.ledger.lost == [(7, "its process died 3 times")]  # type: ignore[attr-defined]
 
@@ -57,6 +65,38 @@ def test_what_was_killed_for_its_silence_has_that_for_a_cause(under: _Under, tmp
     search.on_trial_complete("a", error=True)
     search.on_trial_complete("a")
     assert under.ledger.lost == [(7, "no report for 10 s")]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("live", "may", "begins", "given_back"),
+    [
+        (4, 4, False, False),  # a sweep alone keeps its processes between trials
+        (3, 4, True, False),
+        (4, 2, False, True),  # one of more than its share gives back what it does not use
+        (2, 2, False, True),
+        (1, 2, True, False),
+    ],
+)
+def test_a_sweep_holds_its_share(tmp_path: Path, live: int, may: int, begins: bool, given_back: bool) -> None:
+    book = Book(tmp_path)
+    book.live = live
+    under = _Under(book, Watch(10), slots=4, hold=lambda wanted: min(wanted, may))  # type: ignore[arg-type]
+    search = _Shared(under)
+    search._total_samples = 99
+    assert search.is_finished() is given_back
+    book.exhausted = False
+    assert (search.searcher.suggest("a") is not None) is begins
+
+
+def test_towards_its_end_a_sweep_wants_what_runs(tmp_path: Path) -> None:
+    book, asked = Book(tmp_path), list[int]()
+    under = _Under(book, Watch(10), slots=4, hold=lambda wanted: asked.append(wanted) or wanted)  # type: ignore
+    search = _Search(under)
+    search.suggest("a")
+    book.live = 1
+    assert search.suggest("b") == "FINISHED"
+    under.may()
+    assert asked == [4, 4, 1]
 
 
 # The actor
@@ -95,6 +135,27 @@ def test_an_actor_that_is_stopped_saves_what_it_has_told(actor: TrialActor, tmp_
     actor.cleanup()
     (saved,) = (tmp_path / "0").glob("checkpoint-*")
     assert saved.name.endswith("3")
+
+
+def test_a_trial_whose_node_is_taken_away_saves_and_leaves(
+    actor: TrialActor, toy_workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next process goes on from there, and states the last rows again for a driver that missed them."""
+    asked = iter(range(100))
+    monkeypatch.setattr(trial, "this_node", lambda: lambda: next(asked) > 3)
+    actor.setup(config(tmp_path / "0"))
+    assert [actor.step()["epoch"] for _ in range(2)] == [3, 5]
+    with pytest.raises(Preempted):
+        actor.step()
+    actor.cleanup()
+    monkeypatch.setattr(trial, "this_node", lambda: lambda: False)
+    other = TrialActor.__new__(TrialActor)
+    (tmp_path / "0").rename(tmp_path / "moved")
+    other.setup(config(tmp_path / "0") | {"folder": str(tmp_path / "moved")})
+    said = [other.step() for _ in range(2)]
+    assert [epoch for payload in said for epoch, _, _ in payload["rows"]] == list(range(1, 9))
+    assert said[-1]["ended"] == "epochs"
+    other.cleanup()
 
 
 def test_a_trial_that_was_given_up_is_not_begun_again(

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from tests.small_vera import RUNTIME, SMALL, build
-from workloads.data.collection_cache import load_retrieval
-from workloads.data.knowledge_graph import GraphQuestions
-from workloads.data.neighbourhoods import load_questions
-from workloads.data.retrieval import Retrieval
+from workloads.data.questions.cache import load_questions
+from workloads.data.questions.knowledge_graph import GraphQuestions
+from workloads.data.retrieval.cache import load_retrieval
+from workloads.data.retrieval.contents import Retrieval
 from workloads.testing import Conformance, values
-from workloads.vera import prepared
+from workloads.vera import prepared, reading
 from workloads.vera.objectives import Counts, losses
 from workloads.vera.prepared import kept_back
 from workloads.vera.stages import Stage, Stages
@@ -121,6 +121,28 @@ def test_which_loss_trains_which_head(params: dict[str, Any], loss: str, reached
     assert got == reached
 
 
+def test_one_matrix_a_query_is_the_formula() -> None:
+    vera = build()
+    block = vera.data.block(vera.ranked_by[:9])
+    query, candidate = torch.randn(9, 8), torch.randn(len(block.row), 8)
+    backbone = vera.model.backbone
+    torch.testing.assert_close(backbone.met_by_query(query, candidate, block), backbone.met(query, candidate, block))
+
+
+@pytest.mark.parametrize("params", [{}, {"query_to_backbone": True}])
+def test_a_frozen_backbone_is_read_once_and_trains_the_same(params: dict[str, Any]) -> None:
+    """An epoch that reads each query three times, with z kept and with z read anew in every step."""
+    runtime = replace(RUNTIME, steps_per_epoch=6)
+    kept, anew = build(runtime, **params), build(runtime, **params)
+    with pytest.MonkeyPatch.context() as patch:
+        for vera in (kept, anew):
+            assert len(vera.calibrated_by) * 3 < 6 * vera.params.batch_size
+            vera.train_epoch(3)
+            patch.setattr(reading, "_MOST_KEPT", 0)
+    for name, side in kept.model.state_dict().items():
+        torch.testing.assert_close(anew.model.state_dict()[name], side, atol=2e-5, rtol=1e-4, msg=name)
+
+
 def test_micro_batches_give_the_same_weights() -> None:
     whole, parts = build(), build(replace(RUNTIME, accumulate=3))
     for epoch in (1, 3):
@@ -147,6 +169,28 @@ def test_stages_end_on_a_plateau_and_the_state_knows() -> None:
         vera.stages = Stages(vera.params, vera.runtime)
         vera.stages.load_state_dict(state)
     assert seen == [1, 1, 2, 2, 3, 3]
+
+
+def test_the_learning_rate_falls_over_each_stage() -> None:
+    vera = build(replace(RUNTIME, steps_per_epoch=5), stage_lr=(1.0, 1.0, 3.0), lr=1e-3)
+    left = [[vera.stages.of(epoch).left(done) for done in (epoch - 1, epoch)] for epoch in (1, 2, 3, 4)]
+    assert left == [[1, 0.5], [0.5, 0], [1, 0.5], [0.5, 0]]
+    for epoch, last in ((2, 1e-4), (3, 3e-3 * 0.6)):
+        vera.train_epoch(epoch)
+        assert vera.optimizer.param_groups[epoch // 3]["lr"] == pytest.approx(last)
+    constant = build(replace(RUNTIME, steps_per_epoch=5), lr_decay="none", lr=1e-3)
+    constant.train_epoch(2)
+    assert constant.optimizer.param_groups[0]["lr"] == 1e-3
+
+
+def test_a_stage_that_ends_early_starts_the_next_at_its_full_rate() -> None:
+    vera = build(
+        replace(RUNTIME, epochs=8), stage_switch="plateau", stage_patience=1, stage_share=(1.0, 0.0, 1.0), lr=1e-9
+    )
+    for epoch in (1, 2):
+        vera.train_epoch(epoch)
+    third = vera.stages.of(3)
+    assert (third.number, third.left(2), third.left(8)) == (3, 1, 0)
 
 
 def test_losses_without_a_weight_are_zero_and_keys_stay() -> None:

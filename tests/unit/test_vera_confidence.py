@@ -11,7 +11,7 @@ import torch
 
 from tests.small_vera import BASELINE, RUNTIME, build
 from workloads.data import DATASETS
-from workloads.data.synthetic_questions import SURE, SYNTHETIC_QUESTIONS, Planted, generate
+from workloads.data.questions.synthetic import SURE, SYNTHETIC_QUESTIONS, Planted, generate
 from workloads.losses.evidential import top
 from workloads.testing import values
 from workloads.vera.confidence import Ranked, confidence, fitted
@@ -113,5 +113,8 @@ def test_every_method_trains_and_is_measured(params: dict[str, Any]) -> None:
         assert found.metrics[f"{name}_low"] <= found.metrics[f"{name}_high"]
     for name in ("mrr", "ndcg_at_10", "calib/nll", "calib/brier", "selective/score/aurc", "calib/brier_at_1"):
         assert found.units[name].mean() == pytest.approx(found.metrics[name], abs=1e-6)
-    assert found.tables["reliability"]["queries"].sum() == len(found.units["id"])
+    bins = found.tables["reliability"]
+    assert bins["queries"].sum() == len(found.units["id"])
+    assert bins["queries"].dtype == np.int64  # data beside the lines, not one of them
+    assert bins["calibrated"].tolist() == bins["confidence"].tolist()
     assert len(found.tables["risk_coverage"]["risk"]) == len(found.units["id"])

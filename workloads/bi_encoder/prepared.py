@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.bi_encoder.params import Params
-from workloads.data.pair_splits import load_pairs
-from workloads.data.sentence_pairs import Pairs, SentencePairs
+from workloads.data.pairs.contents import Pairs, SentencePairs
+from workloads.data.pairs.splits import load_pairs
 from workloads.encoders.tokens import Tokenizer, Tokens
 
 

@@ -1,16 +1,16 @@
 """Datasets by name: present, intact, converted once and shared. Light to import; numbers load when asked for.
 
-With NumPy: ``workloads.data.splits`` cuts the validation part and the users' item lists, ``variants`` makes other
-splits and injects noise, ``truth`` measures against what is planted.
+A folder a kind of dataset: ``interactions``, ``images``, sentence ``pairs``, ``retrieval`` collections, and ``questions``
+over graphs.
 """
 
 from workloads.data.cache import cache_dir, default_data_root
 from workloads.data.datasets import DATASETS, check, dataset, fetch, fingerprint, occupations, verify
 from workloads.data.errors import CacheUnwritable, DataError, DataUnreachable
-from workloads.data.interactions import Interactions
+from workloads.data.interactions.contents import Interactions
+from workloads.data.interactions.tables import absolute
 from workloads.data.loading import check_readable, load_interactions
 from workloads.data.source import Dataset, SourceFile
-from workloads.data.tables import absolute
 
 __all__ = [
     "DATASETS",

@@ -10,8 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from workloads.data.beir import is_beir, own_beir
-from workloads.data.collections import CACM, CISI, CRAN, MED, SCIFACT, TIME
 from workloads.data.digests import digest, sha256
 from workloads.data.errors import DataError
 from workloads.data.files import held
@@ -19,20 +17,22 @@ from workloads.data.images.archives import CIFAR_10, CIFAR_100, STL_10, TINY_IMA
 from workloads.data.images.own import is_images, own_images
 from workloads.data.images.shapes import SYNTHETIC_IMAGES
 from workloads.data.images.tables import CIFAR_10_SUBSET
-from workloads.data.knowledge_graph import PATHQUESTION, is_questions, own_questions
-from workloads.data.lightgcn import GOWALLA, LASTFM, YELP2018
-from workloads.data.movielens import ML_1M, ML_100K, ML_100K_RAW
+from workloads.data.interactions.lightgcn import GOWALLA, LASTFM, YELP2018
+from workloads.data.interactions.movielens import ML_1M, ML_100K, ML_100K_RAW
+from workloads.data.interactions.synthetic import SYNTHETIC
+from workloads.data.interactions.synthetic_large import SYNTHETIC_1M
+from workloads.data.interactions.tables import is_path, own_dataset
+from workloads.data.interactions.yahoo import YAHOO_R3
+from workloads.data.pairs.sts import GLUE_STSB, STSB, is_pairs, own_pairs
+from workloads.data.pairs.synthetic import SYNTHETIC_PAIRS
+from workloads.data.questions.knowledge_graph import PATHQUESTION, is_questions, own_questions
+from workloads.data.questions.synthetic import SYNTHETIC_QUESTIONS
+from workloads.data.retrieval.beir import is_beir, own_beir
+from workloads.data.retrieval.collections import CACM, CISI, CRAN, MED, SCIFACT, TIME
+from workloads.data.retrieval.synthetic import SYNTHETIC_RETRIEVAL
+from workloads.data.retrieval.topical import CLASSIC_IR, is_topical, own_topical
+from workloads.data.retrieval.triples import is_triples, own_triples
 from workloads.data.source import Dataset, SourceFile
-from workloads.data.sts import GLUE_STSB, STSB, is_pairs, own_pairs
-from workloads.data.synthetic import SYNTHETIC
-from workloads.data.synthetic_large import SYNTHETIC_1M
-from workloads.data.synthetic_pairs import SYNTHETIC_PAIRS
-from workloads.data.synthetic_questions import SYNTHETIC_QUESTIONS
-from workloads.data.synthetic_retrieval import SYNTHETIC_RETRIEVAL
-from workloads.data.tables import is_path, own_dataset
-from workloads.data.topical import CLASSIC_IR, is_topical, own_topical
-from workloads.data.triples import is_triples, own_triples
-from workloads.data.yahoo import YAHOO_R3
 
 DATASETS: Mapping[str, Dataset] = {
     known.name: known

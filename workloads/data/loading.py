@@ -9,17 +9,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workloads.data.arrow import FORMAT, read_interactions, write_interactions
 from workloads.data.cache import cache_dir, file_lock
 from workloads.data.datasets import check, dataset, fingerprint, read
 from workloads.data.errors import CacheUnwritable, DataError
-from workloads.data.interactions import Interactions
+from workloads.data.interactions.arrow import FORMAT, read_interactions, write_interactions
+from workloads.data.interactions.contents import Interactions
 
 if TYPE_CHECKING:
     from workloads.data.images.convert import Corrupt
-    from workloads.data.pair_splits import PairSplit
-    from workloads.data.retrieval import Unknown
-    from workloads.data.variants import Split
+    from workloads.data.interactions.variants import Split
+    from workloads.data.pairs.splits import PairSplit
+    from workloads.data.retrieval.contents import Unknown
 
 _KEPT = 8  # datasets a process keeps mapped
 
@@ -33,8 +33,9 @@ def load_interactions(name: str, root: Path, split: Split = "official", noise: f
     Args:
         name: of the catalogue, or an absolute path.
         root: the data root.
-        split: see :func:`~workloads.data.variants.resplit`.
-        noise: interactions to inject, as a share of train; see :func:`~workloads.data.variants.with_noise`.
+        split: see :func:`~workloads.data.interactions.variants.resplit`.
+        noise: interactions to inject, as a share of train; see
+            :func:`~workloads.data.interactions.variants.with_noise`.
 
     Raises:
         DataError: the dataset is unknown, of another kind, missing or damaged, or does not have what the split needs.
@@ -74,7 +75,7 @@ def check_readable(
     """
     known = dataset(name)
     if known.kind == "interactions" and (split == "clean" or not known.verified):
-        from workloads.data.splits import check_parts
+        from workloads.data.interactions.splits import check_parts
 
         data = load_interactions(name, root, "official" if split is None or split == "dev" else split)
         check_parts(data.train, data.test)
@@ -83,15 +84,15 @@ def check_readable(
 
         load_images(name, root, size, corrupt or "refuse")
     if known.kind == "retrieval" and not known.verified:
-        from workloads.data.collection_cache import load_retrieval
+        from workloads.data.retrieval.cache import load_retrieval
 
         load_retrieval(name, root, unknown or "refuse")
     if known.kind == "graph_questions" and not known.verified:
-        from workloads.data.neighbourhoods import load_questions
+        from workloads.data.questions.cache import load_questions
 
         load_questions(name, root)
     if known.kind == "sentence_pairs":
-        from workloads.data.pair_splits import load_pairs
+        from workloads.data.pairs.splits import load_pairs
 
         load_pairs(name, root, "dev" if split == "dev" else "official")
 
@@ -99,7 +100,7 @@ def check_readable(
 @lru_cache(maxsize=_KEPT)
 def _variant(name: str, root: Path, path: Path, split: Split, noise: float) -> Interactions:
     # Here: they need NumPy, which most commands do not.
-    from workloads.data.variants import resplit, with_noise
+    from workloads.data.interactions.variants import resplit, with_noise
 
     data = resplit(_load(name, root, path), split, clean_from=dataset(name).clean_from)
     return with_noise(data, noise) if noise else data

@@ -39,14 +39,15 @@ class Dataset:
     """A dataset by name. Its files lie in ``<data root>/<folder>/``; a generated one has none.
 
     ``kind`` names what ``reader`` returns (``interactions``:
-    :class:`~workloads.data.interactions.Interactions`). ``reader`` takes the dataset's folder, raises
+    :class:`~workloads.data.interactions.contents.Interactions`). ``reader`` takes the dataset's folder, raises
     :class:`~workloads.data.errors.DataError` with file and line where the content is damaged, and does not
     look at checksums. ``version`` changes whenever the reader makes something else of the same files; for a
     generated dataset it holds all parameters.
 
     ``extras`` are files that training does without, and ``occupations`` reads from them a group 0, 1, ... of each
-    user. ``obtain`` says where to get files that have no public address. ``clean_from`` is the lowest rating of the
-    source's own test part that the split ``clean`` keeps; without it ``clean`` draws from the highest ratings.
+    user. ``obtain`` says where to get files that have no public address, or who fetches what has no files here.
+    ``clean_from`` is the lowest rating of the source's own test part that the split ``clean`` keeps; without it
+    ``clean`` draws from the highest ratings.
     """
 
     name: str

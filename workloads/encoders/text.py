@@ -148,7 +148,12 @@ def _pretrained(folder: Path, dropout: float | None) -> PreTrainedModel:
     try:
         with _quiet():
             model: PreTrainedModel = AutoModel.from_pretrained(
-                folder, dtype=torch.float32, local_files_only=True, use_safetensors=True, **_dropouts(dropout)
+                folder,
+                dtype=torch.float32,
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                **_dropouts(dropout),
             )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise DataError("the encoder can not be loaded", file=folder, got=str(error).splitlines()[0]) from error

@@ -31,11 +31,11 @@ Values = Mapping[str, NDArray[np.float64]]
 @dataclass(frozen=True)
 class Work:
     """What a session cost: documents that were ``embedded`` for the index and ``read`` to choose negatives from, and
-    the ``seconds`` of the former, 0 of a session before a resume."""
+    the ``seconds`` of the former."""
 
     embedded: int
     read: int
-    seconds: float
+    seconds: float = 0.0
 
 
 class Judge:

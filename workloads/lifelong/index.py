@@ -2,8 +2,8 @@
 
 Each segment holds its rows' documents, their vectors and which session's model wrote them. With a folder it is an Arrow
 file there that is memory-mapped, and ``index.json`` names the segments in their order; without, it is in memory and
-goes into checkpoints. What counts is what the checkpoint knows: files of a session that it does not know were written
-by a run that died, and are removed.
+goes into checkpoints. What counts is what the checkpoint knows: files of later sessions were written by a run that
+died, and are removed. Files of earlier ones stay, also where all was written anew: the models of then still read them.
 """
 
 from __future__ import annotations
@@ -129,6 +129,11 @@ class Index:
         self._segments = [*kept, segment]
         self._locate()
 
+    @property
+    def manifest(self) -> list[dict[str, Any]]:
+        """The segments by file, session, rows and checksum: what a model that belongs to them has to find."""
+        return _listed(self._segments)
+
     def state(self) -> dict[str, Any]:
         """For a checkpoint: what each segment is; vectors only where no file holds them."""
         segments = []
@@ -138,7 +143,7 @@ class Index:
         return {"lineage": self.lineage, "segments": segments}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Be what :meth:`state` gave. Files of sessions that it does not know are removed.
+        """Be what :meth:`state` gave. Files of sessions after its last are removed.
 
         Raises:
             DataError: a file is missing, truncated or not the one that belongs to the checkpoint.
@@ -163,18 +168,16 @@ class Index:
         self._locate()
         if self.folder is not None and self.writes:
             self._write_manifest(segments)
+            last = max((segment.file for segment in segments), default="")
             for file in self.folder.glob("session-*.arrow"):
-                if file.name not in {segment.file for segment in segments}:
+                if file.name > last:
                     file.unlink()
 
     def _write_manifest(self, segments: Sequence[Segment]) -> None:
         assert self.folder is not None
         content = {
             "format": FORMAT, "lineage": self.lineage, "compatible": self.compatible, "dim": self.dim,
-            "segments": [
-                {"file": one.file, "session": one.session, "rows": len(one.docs), "crc32": one.crc32}
-                for one in segments
-            ],
+            "segments": _listed(segments),
         }  # fmt: skip
         with replacing(self.folder / MANIFEST) as file:
             file.write(json.dumps(content, indent=1).encode())
@@ -241,6 +244,10 @@ def read_segment(path: Path) -> Segment:
 
 
 _ANEW = "Bring the file back, or start a new run: an index is never mended"
+
+
+def _listed(segments: Sequence[Segment]) -> list[dict[str, Any]]:
+    return [{"file": one.file, "session": one.session, "rows": len(one.docs), "crc32": one.crc32} for one in segments]
 
 
 def _file(session: int) -> str:

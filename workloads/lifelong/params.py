@@ -85,7 +85,9 @@ class Params(BaseModel):
         "start on all documents, which are embedded anew.",
     )
     new: Literal["l2r", "random", "bm25"] = Field(
-        default="l2r", description="Negatives among BM25's of the session: by PSS and ISD, at random, or the first."
+        default="l2r",
+        description="Negatives among BM25's of a later session: by PSS and ISD, at random, or the first. Those of "
+        "session 0, which makes the model that all methods begin with, are drawn at random.",
     )
     n_new: int = Field(default=6, ge=1, le=1000, description="n_1: new negatives of a query.")
     candidates: int = Field(default=50, ge=1, le=10_000, description="BM25's documents of a session for a query, D_S.")

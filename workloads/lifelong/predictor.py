@@ -35,10 +35,10 @@ class Predictor:
                 of JSON texts; ``index.docs`` (n,), ``index.models`` (n,) and ``index.vectors`` (n, d), unless the index
                 is in files.
             config: ``model``, ``pooling``, ``max_length`` and ``lineage``: its id, the ``session`` of the model,
-                whether it is ``compatible`` with older rows, and the folder of the ``index``.
+                whether it is ``compatible`` with older rows, the folder of the ``index`` and its ``segments``.
 
         Raises:
-            ValueError: the index in files is missing, or not one that this model can read.
+            ValueError: a file of the index is missing, damaged, or another one than the model was registered with.
         """
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.tokenizer = tokenizers.Tokenizer.from_str(_text(weights["tokenizer"]))
@@ -55,7 +55,7 @@ class Predictor:
         if "index.vectors" in weights:
             self.index = [(weights["index.docs"], weights["index.vectors"])]
         else:
-            self.index = _open(Path(self.lineage["index"]), self.lineage)
+            self.index = _mapped(Path(self.lineage["index"]), self.lineage["segments"])
 
     @torch.inference_mode()
     def predict(self, inputs: pd.DataFrame, *, k: int = 10, index: str = "") -> pd.DataFrame:
@@ -129,9 +129,7 @@ def _blocks(segments: list[tuple[NDArray[Any], NDArray[Any]]]) -> Iterator[tuple
 
 
 def _open(folder: Path, lineage: dict[str, Any]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-    """Map the segments of an index that the model can read."""
-    import pyarrow as pa
-
+    """Another index than the model's own, where it can read it."""
     try:
         manifest = json.loads((folder / "index.json").read_text())
     except (OSError, ValueError) as error:
@@ -149,14 +147,28 @@ def _open(folder: Path, lineage: dict[str, Any]) -> list[tuple[NDArray[Any], NDA
             f"the index in {folder} has rows by the models of sessions {sorted(written)}, which the model of session "
             f"{lineage['session']} can not read. Use the model that was promoted with it"
         )
+    return _mapped(folder, manifest["segments"])
+
+
+def _mapped(folder: Path, segments: list[dict[str, Any]]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+    """The files of an index, none other than those that are named."""
+    import pyarrow as pa
+
     found = []
-    for segment in manifest["segments"]:
+    for segment in segments:
         file = folder / segment["file"]
         try:
             with pa.memory_map(str(file)) as source:
                 batch = pa.ipc.open_file(source).get_batch(0)
-        except (OSError, pa.ArrowException) as error:
+            checksum = json.loads(batch.schema.metadata[b"index"])["crc32"]
+        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
             raise ValueError(f"the index file {file} is missing, truncated or damaged: {error}") from None
+        if checksum != segment["crc32"]:
+            raise ValueError(
+                f"the index file {file} is another one than the model belongs to: its rows were written again, with "
+                f"checksum {checksum:08x} in the place of {segment['crc32']:08x}. Bring the file back, or use the "
+                "model that was registered with it"
+            )
         column = batch.column("vector")
         vectors = column.values.to_numpy().reshape(-1, column.type.list_size)
         found.append((batch.column("doc").to_numpy(), vectors))

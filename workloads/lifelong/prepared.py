@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.data import fingerprint
-from workloads.data.bm25 import search
-from workloads.data.collection_cache import load_retrieval
-from workloads.data.retrieval import Queries, Retrieval, split_queries
+from workloads.data.retrieval.bm25 import search
+from workloads.data.retrieval.cache import load_retrieval
+from workloads.data.retrieval.contents import Queries, Retrieval, split_queries
 from workloads.encoders.tokens import Tokenizer, Tokens
 from workloads.lifelong.params import Params
 from workloads.lifelong.sessions import Sessions, Stream, load_sessions, query_topics

@@ -38,26 +38,33 @@ class Asked:
             yield slice(first, first + _AT_ONCE)
 
 
-def choose_new(
-    params: Params, docs: NDArray[np.int64], look: Look, asked: Asked, seed: int, session: int
-) -> torch.Tensor:
-    """n_1 of a session's candidates for each query, (Q, n_new) int64 on the host.
+def draw_new(params: Params, docs: NDArray[np.int64], seed: int, session: int, *, first: bool = False) -> torch.Tensor:
+    """n_1 of a session's candidates for each query without a look at them, (Q, n_new) int64 on the host.
 
     Args:
-        params: ``new`` says how: by alpha PSS + (1 - alpha) ISD, at random, or BM25's first.
+        params: how many.
+        docs: candidates as BM25 orders them, (Q, C).
+        seed: the run's.
+        session: their session.
+        first: BM25's first; otherwise at random.
+    """
+    numbers = torch.from_numpy(docs)
+    if first:
+        return numbers[:, : params.n_new]
+    return chosen(numbers, best(_uniform(docs, derive(seed, "new", session)), params.n_new))
+
+
+def choose_new(params: Params, docs: NDArray[np.int64], look: Look, asked: Asked) -> torch.Tensor:
+    """n_1 of a session's candidates for each query by alpha PSS + (1 - alpha) ISD, (Q, n_new) int64 on the host.
+
+    Args:
+        params: alpha, and how many.
         docs: candidates as BM25 orders them, (Q, C).
         look: their vectors.
         asked: the queries.
-        seed: the run's.
-        session: their session.
     """
-    numbers = torch.from_numpy(docs)
-    if params.new == "bm25":
-        return numbers[:, : params.n_new]
-    if params.new == "random":
-        drawn = _uniform(docs, derive(seed, "new", session))
-        return chosen(numbers, best(drawn, params.n_new))
     assert params.alpha is not None
+    numbers = torch.from_numpy(docs)
     found = []
     for part in asked.rows():
         there = (numbers[part] >= 0).to(asked.query.device)
@@ -68,23 +75,23 @@ def choose_new(
     return torch.cat(found)
 
 
-def choose_memory(
-    params: Params, memory: torch.Tensor, new: torch.Tensor, look: Look, asked: Asked, seed: int, session: int
-) -> torch.Tensor:
-    """n_2 of each query's memory, (Q, n_memory): the most unlike the new ones (isd), else at random (ER).
+def draw_memory(params: Params, memory: torch.Tensor, seed: int, session: int) -> torch.Tensor:
+    """n_2 of each query's memory at random (ER), (Q, capacity) -> (Q, n_memory), for the session that begins."""
+    assert params.n_memory is not None
+    return chosen(memory, best(_uniform(memory.numpy(), derive(seed, "replay", session)), params.n_memory))
+
+
+def choose_memory(params: Params, memory: torch.Tensor, new: torch.Tensor, look: Look, asked: Asked) -> torch.Tensor:
+    """n_2 of each query's memory, (Q, n_memory): the most unlike the new ones.
 
     Args:
-        params: ``memory`` says how; ``mir`` is not chosen here, for it takes a step of the model.
+        params: how many.
         memory: (Q, capacity).
         new: what was chosen of the session, (Q, n_new).
         look: the vectors of both.
         asked: the queries.
-        seed: the run's.
-        session: the one that begins.
     """
     assert params.n_memory is not None
-    if params.memory != "isd":
-        return chosen(memory, best(_uniform(memory.numpy(), derive(seed, "replay", session)), params.n_memory))
     found = []
     for part in asked.rows():
         scores = _isd(memory[part], new[part], look, asked.query[part])

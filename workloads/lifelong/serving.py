@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,17 +10,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from workloads.contract import Servable
+from workloads.contract import Runtime, Servable
+from workloads.data import fingerprint
 from workloads.encoders.text import TextEncoder
 from workloads.encoders.tokens import Tokenizer
 from workloads.lifelong.index import Index
 from workloads.lifelong.params import Params
 
 
+def lineage_of(params: Params, runtime: Runtime, sessions: str) -> str:
+    """What tells the models of one run, and the index that they write, from all others; ``sessions``: the cut's
+    fingerprint."""
+    fixed = params.model_dump(mode="json", exclude={"index", "lr", "weight_decay", "clip", "align_weight"})
+    named = [fixed, runtime.seed, runtime.epochs, runtime.holdout, sessions]
+    return hashlib.sha256(f"{named} {fingerprint(params.dataset, runtime.data)}".encode()).hexdigest()
+
+
 def servable(
     encoder: TextEncoder, tokenizer: Tokenizer, index: Index, params: Params, doc_ids: Any, session: int
 ) -> Servable:
-    """The encoder, and the index as it is, or where its files are: promoted together, for they are one version."""
+    """The encoder, and the index as it is, or its files' names and checksums: promoted together, as one version."""
+    where = str(index.folder) if index.folder else None
     weights = {f"model.{name}": value for name, value in encoder.model.state_dict().items()}
     weights["tokenizer"] = _bytes(tokenizer.definition)
     weights["index.doc_ids"] = _bytes(json.dumps(doc_ids.to_pylist()))
@@ -41,12 +52,21 @@ def servable(
                 "parent": session - 1 if session > 0 else None,
                 "sessions_seen": list(range(session + 1)),
                 "compatible": index.compatible,
-                "index": str(index.folder) if index.folder else None,
+                "index": where,
+                "segments": index.manifest,
             },
         },
         example={"query": np.array(["wing flutter at high speed", "blood pressure"], dtype=object)},
         params={"k": 10, "index": ""},
         requirements=("numpy", "pandas", "pyarrow", "tokenizers", "torch", "transformers"),
+        tags={
+            "lineage": index.lineage,
+            "session": str(session),
+            "sessions_seen": f"0 to {session}",
+            "index": where or "in the model",
+            "index_rows": str(len(index)),
+            "index_crc32": " ".join(f"{one['crc32']:08x}" for one in index.manifest),
+        },
     )
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from workloads.data import fingerprint
 from workloads.data.cache import cache_dir, file_lock, replacing
 from workloads.data.loading import explained
-from workloads.data.retrieval import Retrieval
+from workloads.data.retrieval.contents import Retrieval
 from workloads.lifelong.clusters import clusters
 
 VERSION = 1

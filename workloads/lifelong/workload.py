@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 from torch.nn.utils import clip_grad_norm_
 
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
-from workloads.data import fingerprint
 from workloads.distributed import reduce_sum, without_sync, wrap
 from workloads.encoders.optimisation import adamw, load_optimizer_state, optimizer_state, warmup_linear
 from workloads.encoders.packing import pack
@@ -23,16 +21,16 @@ from workloads.encoders.pooling import normalised
 from workloads.encoders.text import TextEncoder, load_encoder
 from workloads.encoders.tokens import Tokenizer
 from workloads.lifelong import baselines
-from workloads.lifelong.batches import batches, steps_per_pass
+from workloads.lifelong.batches import batches, check, steps_per_pass
 from workloads.lifelong.evaluation import Judge, Work
 from workloads.lifelong.index import Index
 from workloads.lifelong.objectives import Block, losses
 from workloads.lifelong.params import Params as LifelongParams
 from workloads.lifelong.prepared import DEPTH, prepared, tokens
 from workloads.lifelong.reader import Reader
-from workloads.lifelong.replay import Asked, Look, choose_memory, choose_new, remember
+from workloads.lifelong.replay import Asked, Look, choose_memory, choose_new, draw_memory, draw_new, remember
 from workloads.lifelong.selection import best, chosen
-from workloads.lifelong.serving import servable
+from workloads.lifelong.serving import lineage_of, servable
 from workloads.schedule import stage_ends, stage_of
 from workloads.seeding import derive
 
@@ -55,7 +53,7 @@ class Lifelong:
                 no document, or no training query a positive in session 0.
             workloads.data.DataError: dataset or encoder are unknown, missing or damaged.
         """
-        _check(params, runtime)
+        check(params, runtime)
         self.params, self.runtime = params, runtime
         self.data = prepared(params, runtime.data, runtime.holdout)
         count = len(self.data.sessions)
@@ -74,7 +72,7 @@ class Lifelong:
         self.memory = torch.full((rows, params.capacity or 0), -1)
         self.rankings: list[NDArray[np.int64]] = []
         self.work: list[Work] = []
-        lineage = self._lineage()
+        lineage = lineage_of(params, runtime, self.data.sessions.fingerprint)
         folder = Path(params.index) / lineage[:16] if params.index else None
         self.index = Index(lineage, self.encoder.dim, params.compatible != "no", folder, runtime.rank == 0)
         self.reader = Reader(self.encoder, self.tokens, len(self.data.data.docs), self.index, runtime)
@@ -111,17 +109,28 @@ class Lifelong:
         if params.update == "retrain" and session:
             self.encoder.load_state_dict(self._load()[1].state_dict())
         self.optimizer = adamw(self.encoder, params.lr, params.weight_decay)
-        candidates = self.data.candidates[session]
-        look = self.reader.look(candidates, self.data.first, self.memory.numpy(), anew=params.update == "retrain")
-        asked = self._asked(look)
-        self.new = choose_new(params, candidates, look, asked, seed, session)
+        candidates, look = self.data.candidates[session], None
+        # The model of session 0 is the one that all methods begin with.
+        if params.new == "l2r" and session:
+            look = self._look(candidates)
+            self.new = choose_new(params, candidates, look, self._asked(look))
+        else:
+            self.new = draw_new(params, candidates, seed, session, first=params.new == "bm25" and session > 0)
         if params.memory == "none" or not session:
             return
         if params.memory == "mir":
             self.replayed = torch.full_like(self.replayed, -1)
             self.replayed = self._interfered(session, epoch)
+        elif params.memory == "isd":
+            look = look or self._look(self.new.numpy())
+            self.replayed = choose_memory(params, self.memory, self.new, look, self._asked(look))
         else:
-            self.replayed = choose_memory(params, self.memory, self.new, look, asked, seed, session)
+            self.replayed = draw_memory(params, self.memory, seed, session)
+
+    def _look(self, docs: NDArray[np.int64]) -> Look:
+        """The vectors of some documents, of the memory and of each query's first positive."""
+        anew = self.params.update == "retrain"
+        return self.reader.look(docs, self.data.first, self.memory.numpy(), anew=anew)
 
     def _train(self, session: int, epoch: int) -> tuple[float, float]:
         """The steps of an epoch; mean loss of a query and mean norm of a gradient."""
@@ -259,7 +268,7 @@ class Lifelong:
             "memory": self.memory,
             "index": self.index.state(),
             "rankings": [torch.from_numpy(ranked) for ranked in self.rankings],
-            "work": [[one.embedded, one.read] for one in self.work],
+            "work": [[one.embedded, one.read, one.seconds] for one in self.work],
             "read": self.reader.read,
         }
 
@@ -284,7 +293,7 @@ class Lifelong:
         self.session, self.reader.read = state["session"], state["read"]
         self.new, self.replayed, self.memory = (state[name].cpu().clone() for name in ("new", "replayed", "memory"))
         self.rankings = [ranked.cpu().numpy().copy() for ranked in state["rankings"]]
-        self.work = [Work(embedded, read, 0.0) for embedded, read in state["work"]]
+        self.work = [Work(*one) for one in state["work"]]
 
     def servable(self) -> Servable:
         """Query encoder and index together, with their lineage."""
@@ -302,27 +311,6 @@ class Lifelong:
             seed=self.runtime.seed,
         )
 
-    def _lineage(self) -> str:
-        """What tells this run's models from all others'."""
-        fixed = self.params.model_dump(mode="json", exclude={"index", "lr", "weight_decay", "clip", "align_weight"})
-        named = [fixed, self.runtime.seed, self.runtime.epochs, self.runtime.holdout, self.data.sessions.fingerprint]
-        identity = f"{named} {fingerprint(self.params.dataset, self.runtime.data)}"
-        return hashlib.sha256(identity.encode()).hexdigest()
-
 
 def _devices(runtime: Runtime) -> list[torch.device]:
     return [runtime.device] if runtime.device.type == "cuda" else []
-
-
-def _check(params: LifelongParams, runtime: Runtime) -> None:
-    if params.batch_size % runtime.world_size:
-        nearest = max(1, round(params.batch_size / runtime.world_size)) * runtime.world_size
-        raise ValueError(
-            f"batch_size={params.batch_size} is the global batch and does not divide over {runtime.world_size} "
-            f"workers; the nearest that does is {nearest}"
-        )
-    if runtime.epochs <= params.split_sessions:
-        raise ValueError(
-            f"epochs={runtime.epochs} are too few for {params.split_sessions + 1} sessions, each of which needs one. "
-            f"Set epochs={params.split_sessions + 1} or more, or fewer split_sessions"
-        )

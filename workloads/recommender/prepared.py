@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from workloads.data import Interactions, fingerprint, load_interactions
-from workloads.data.splits import hold_out, user_csr
-from workloads.data.truth import false_positives
-from workloads.data.variants import Split as Resplit
+from workloads.data.interactions.splits import hold_out, user_csr
+from workloads.data.interactions.truth import false_positives
+from workloads.data.interactions.variants import Split as Resplit
 from workloads.recommender.model import Graph, normalised_graph
 from workloads.sampling.lists import Lists
 from workloads.sampling.negatives import Unobserved

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from workloads.data.splits import user_csr
+from workloads.data.interactions.splits import user_csr
 from workloads.recommender.prepared import Prepared
 from workloads.recommender.samplers import prior_table
 from workloads.recommender.tally import tells_quality

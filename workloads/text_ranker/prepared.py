@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.data import fingerprint
-from workloads.data.bm25 import Candidates, candidates
-from workloads.data.collection_cache import load_retrieval
-from workloads.data.retrieval import Queries, Retrieval, Unknown, split_queries
+from workloads.data.retrieval.bm25 import Candidates, candidates
+from workloads.data.retrieval.cache import load_retrieval
+from workloads.data.retrieval.contents import Queries, Retrieval, Unknown, split_queries
 from workloads.encoders.tokens import Tokenizer, Tokens
 
 _KEPT = 4  # collections a process keeps

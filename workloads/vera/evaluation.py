@@ -155,8 +155,10 @@ def _evidence(ranked: Ranked, k: int) -> torch.Tensor:
 
 
 def _reliability(found: torch.Tensor, success: torch.Tensor, bins: int) -> Columns:
+    """A bin a row; ``calibrated`` is the diagonal."""
     sides = calibration.reliability(found, success, bins)
-    return {name: side.cpu().numpy() for name, side in zip(("confidence", "success", "queries"), sides)}
+    mean, share, queries = (side.cpu().numpy() for side in sides)
+    return {"confidence": mean, "success": share, "calibrated": mean, "queries": queries.astype(np.int64)}
 
 
 def _curve(found: torch.Tensor, success: torch.Tensor) -> Columns:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.data.bm25 import Candidates
-from workloads.data.knowledge_graph import GraphQuestions
-from workloads.data.neighbourhoods import Neighbourhoods
-from workloads.data.retrieval import Retrieval
+from workloads.data.questions.knowledge_graph import GraphQuestions
+from workloads.data.questions.neighbourhoods import Neighbourhoods
+from workloads.data.retrieval.bm25 import Candidates
+from workloads.data.retrieval.contents import Retrieval
 
 NONE = ""
 """The category of what is not there, or was not seen in training; number 0."""

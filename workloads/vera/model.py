@@ -24,6 +24,13 @@ BESIDE = 0.1
 a lead can be trusted, but not what each of many dimensions means."""
 
 
+class Seen(NamedTuple):
+    """What the heads see of P candidates: z (P, h), and its features as they are and among the others', (P, G)."""
+
+    z: torch.Tensor
+    standing: torch.Tensor
+
+
 class Evidence(NamedTuple):
     """Parameters α and β of a Beta distribution for each candidate, (B, C); 1 where there is none."""
 
@@ -56,7 +63,8 @@ class Backbone(nn.Module):
         self.query = nn.Linear(dim, hidden)
         self.text = nn.Linear(dim, hidden)
         self.category = nn.Embedding(categories, hidden, padding_idx=0)
-        self.number = nn.Linear(2 * (numbers + 1), hidden, bias=False)
+        self.standing = 2 * (numbers + 1)
+        self.number = nn.Linear(self.standing, hidden, bias=False)
         self.match = nn.Linear(hidden, hidden)
         self.own = nn.Linear(hidden, hidden, bias=False)
         self.asked = nn.Linear(hidden, hidden, bias=False)
@@ -65,19 +73,34 @@ class Backbone(nn.Module):
         self.register_buffer("mean", torch.zeros(numbers))
         self.register_buffer("deviation", torch.ones(numbers))
 
-    def forward(self, data: Prepared, block: Block) -> torch.Tensor:
-        """(P, h). Vectors of texts have length one; they enter with entries of about one."""
+    def forward(self, data: Prepared, block: Block) -> Seen:
+        """z of each candidate. Vectors of texts have length one; they enter with entries of about one."""
         queries, texts = data.queries[block.queries], data.texts[block.texts]
         cosine = (queries @ texts.T)[block.row, block.text_row]
         scale = queries.shape[1] ** 0.5
         query, text = self.query(queries * scale), self.text(texts * scale)
         numbers = (data.numbers[block.place] - self.mean) / self.deviation
         numbers = torch.cat([numbers, cosine.unsqueeze(1)], 1)
-        both = torch.cat([numbers, self._among(numbers, block)], 1)
-        candidate = text[block.text_row] + self.category(data.codes[block.place]).sum(1) + self.number(both)
-        met = self.match(query[block.row] * candidate) + self.own(candidate) + self.asked(query)[block.row]
-        found: torch.Tensor = self.dropout(self.norm(functional.gelu(met)))
+        standing = torch.cat([numbers, self._among(numbers, block)], 1)
+        rows = torch.cat([block.text_row.unsqueeze(1), data.codes[block.place] + len(text)], 1)
+        table = torch.cat([text, self.category.weight])
+        known = functional.embedding_bag(rows, table, mode="sum", padding_idx=len(text))
+        candidate = torch.addmm(known, standing, self.number.weight.T)
+        meet = self.met_by_query if candidate.device.type == "cpu" else self.met
+        return Seen(self.dropout(self.norm(functional.gelu(meet(query, candidate, block)))), standing)
+
+    def met(self, query: torch.Tensor, candidate: torch.Tensor, block: Block) -> torch.Tensor:
+        """``M (q ⊙ c) + O c + A q`` of each candidate c (P, h) and its query q (B, h), (P, h)."""
+        own, asked = self.own(candidate), self.asked(query)
+        found: torch.Tensor = self.match(query[block.row] * candidate) + own + asked[block.row]
         return found
+
+    def met_by_query(self, query: torch.Tensor, candidate: torch.Tensor, block: Block) -> torch.Tensor:
+        """The same as ``(M diag(q) + O) c + A q``: a matrix a query and half the work, in as many calls as queries."""
+        weights = self.match.weight * query.unsqueeze(1) + self.own.weight
+        biases = self.asked(query) + self.match.bias
+        parts = zip(biases, torch.split(candidate, block.lengths), weights)
+        return torch.cat([torch.addmm(bias, part, weight.T) for bias, part, weight in parts])
 
     @torch.no_grad()
     def scale_to(self, numbers: torch.Tensor) -> None:
@@ -103,43 +126,52 @@ class Retriever(nn.Module):
         """Build on the CPU, from the seed alone."""
         super().__init__()
         self.params, pool = params, data.pool
-        context = 3 if params.evidence_context else 0
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(derive(seed, "init"))
             self.backbone = Backbone(data.queries.shape[1], len(pool.categories), len(pool.number_names), params)
             # No bias here nor before: a softmax over candidates does not see it.
             self.ranking = nn.Linear(params.hidden, 1, bias=False)
             last = nn.Linear(params.hidden, 2)
-            self.evidence = nn.Sequential(nn.Linear(params.hidden + context, params.hidden), nn.GELU(), last)
+            beside = 5 + self.backbone.standing if params.evidence_context else 0
+            self.evidence = nn.Sequential(nn.Linear(params.hidden + beside, params.hidden), nn.GELU(), last)
         last.bias.data = torch.tensor([START_A, START_B])
 
-    def forward(self, data: Prepared, block: Block, with_backbone: bool = True) -> Outputs:
+    def forward(
+        self,
+        data: Prepared,
+        block: Block,
+        with_backbone: bool = True,
+        with_evidence: bool = True,
+        known: Seen | None = None,
+    ) -> Outputs:
         """Score all candidates of a block.
 
         Args:
             data: what to gather from.
             block: B queries.
             with_backbone: without it no gradient reaches the backbone and the ranking head.
+            with_evidence: without it the evidence is 1, for losses that do not read it.
+            known: what the heads see of the block's candidates, where a frozen backbone has read them.
         """
         params = self.params
         with torch.set_grad_enabled(torch.is_grad_enabled() and with_backbone):
-            z = self.backbone(data, block)
+            z, standing = self.backbone(data, block) if known is None else known
             scores = block.spread(self.ranking(z).squeeze(1), -torch.inf)
         anchor = torch.stack([parameter.sum() * 0 for parameter in self.parameters()]).sum()
-        if params.method == "softmax":
+        if params.method == "softmax" or not with_evidence:
             none = Evidence(torch.ones_like(scores), torch.ones_like(scores))
             return Outputs(scores, none, none, anchor)
         if params.method == "edl":
             evidence = self._evidence(z, block)
             log_odds = evidence.alpha.log() - evidence.beta.log()
             return Outputs(log_odds.masked_fill(~block.listed, -torch.inf), evidence, evidence, anchor)
-        context = [self._context(scores, block)] if params.evidence_context else []
+        context = [self._lead(scores, block), standing] if params.evidence_context else []
         beside = z * BESIDE if params.evidence_context else z
-        cand, query = (
-            self._evidence(torch.cat([beside if attached else beside.detach(), *context], 1), block)
-            for attached in (params.cand_to_backbone, params.query_to_backbone)
-        )
-        return Outputs(scores, cand, query, anchor)
+        read = {
+            attached: self._evidence(torch.cat([beside if attached else beside.detach(), *context], 1), block)
+            for attached in {params.cand_to_backbone, params.query_to_backbone}
+        }
+        return Outputs(scores, read[params.cand_to_backbone], read[params.query_to_backbone], anchor)
 
     def _evidence(self, z: torch.Tensor, block: Block) -> Evidence:
         """Note 2 (E-V8 for the priors)."""
@@ -149,12 +181,16 @@ class Retriever(nn.Module):
         return Evidence(*(block.spread(side, 1.0) for side in found))
 
     @staticmethod
-    def _context(scores: torch.Tensor, block: Block) -> torch.Tensor:
-        """Of each candidate the share of the softmax, its log odds, and the lead over the best other one, (P, 3)."""
+    def _lead(scores: torch.Tensor, block: Block) -> torch.Tensor:
+        """Of each candidate the share of the softmax, its log odds, and the lead over the best other one; of its query
+        the entropy of the shares, in nats, and ``ln`` of how many candidates there are, (P, 5)."""
         scores = scores.detach()
         best, second = functional.pad(scores, (0, 1), value=-torch.inf).topk(2, 1).values.unsqueeze(2).unbind(1)
         other = torch.where(scores == best, second, best)
         ahead = (scores - other).masked_fill(~block.listed, 0).clamp(-FURTHEST, FURTHEST)
-        share = scores.log_softmax(1).masked_fill(~block.listed, 0).clamp(-FURTHEST, -1e-6)
+        shares = scores.log_softmax(1).masked_fill(~block.listed, -FURTHEST)
+        share = shares.clamp(-FURTHEST, -1e-6)
+        entropy = -(shares.exp() * shares).masked_fill(~block.listed, 0).sum(1)
+        of_query = torch.stack([entropy, block.listed.sum(1).clamp(min=1).log()], 1) / UNIT
         seen = torch.stack([2 * share.exp() - 1, (share - log1mexp(share)) / UNIT, ahead / UNIT], 2)
-        return seen[block.row, block.column]
+        return torch.cat([seen[block.row, block.column], of_query[block.row]], 1)

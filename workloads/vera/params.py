@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from workloads.contract import MID_RUN
-from workloads.data.datasets import DATASETS
-from workloads.data.errors import DataError
+from workloads.data.datasets import check_kind
 from workloads.encoders import sources
 
 Method: TypeAlias = Literal["vera", "edl", "softmax"]
@@ -59,7 +58,7 @@ class Params(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    dataset: str = Field(
+    dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, *KINDS))] = Field(
         default="synthetic-questions",
         min_length=1,
         description="Questions over a graph or documents with judgements: a name (`data list`) or a folder.",
@@ -124,7 +123,8 @@ class Params(BaseModel):
     prior_negative: float | None = Field(default=None, ge=1e-4, le=10, description="λ-, floor of β (E-V8: 1).")
     evidence_context: bool | None = Field(
         default=None,
-        description="The evidential head sees, beside z, how the ranking's score compares with the other candidates'.",
+        description="The evidential head sees, beside z, the candidate's features and how its score compares with "
+        "the others'.",
     )
 
     cand_weight: float | None = Field(
@@ -177,18 +177,11 @@ class Params(BaseModel):
 
     batch_size: int = Field(default=64, ge=1, le=2**16, description="Queries in a global batch, over all workers.")
     lr: float = Field(default=1e-3, gt=0, le=1, description="Learning rate of AdamW.", json_schema_extra=MID_RUN)
+    lr_decay: Literal["none", "linear"] = Field(
+        default="linear", description="The learning rate stays, or falls to 0 over each stage; a baseline has one."
+    )
     weight_decay: float = Field(default=0.01, ge=0, le=1, description="Of AdamW.", json_schema_extra=MID_RUN)
     clip: float = Field(default=1.0, gt=0, le=1e6, description="Largest norm of the gradient.")
-
-    @field_validator("dataset")
-    @classmethod
-    def _of_its_kind(cls, name: str) -> str:
-        known = DATASETS.get(name)
-        if known is not None and known.kind not in KINDS:
-            fitting = ", ".join(other.name for other in DATASETS.values() if other.kind in KINDS)
-            expected = f"questions over a graph or documents with judgements: {fitting}, or the path of your own"
-            raise DataError(f"dataset {name!r} holds another kind of data", got=known.kind, expected=expected)
-        return name
 
     @field_validator("encoder")
     @classmethod

@@ -133,15 +133,15 @@ class Predictor:
             return scores, torch.ones_like(scores), torch.ones_like(scores)
         seen = z
         if self.config["context"]:
-            seen = torch.cat([z * self.config["scales"]["beside"], self._context(scores, list_of, count)], 1)
+            seen = torch.cat([z * self.config["scales"]["beside"], self._lead(scores, list_of, count), among], 1)
         hidden = functional.gelu(functional.linear(seen, w["evidence.0.weight"], w["evidence.0.bias"]))
         a, b = functional.linear(hidden, w["evidence.2.weight"], w["evidence.2.bias"]).unbind(1)
         positive, negative = self.config["priors"]
         alpha, beta = positive + functional.softplus(a), negative + functional.softplus(b)
         return (alpha.log() - beta.log() if self.config["method"] == "edl" else scores), alpha, beta
 
-    def _context(self, scores: torch.Tensor, list_of: torch.Tensor, count: int) -> torch.Tensor:
-        """How each score compares with those of the other candidates, (n, 3)."""
+    def _lead(self, scores: torch.Tensor, list_of: torch.Tensor, count: int) -> torch.Tensor:
+        """How each score compares with those of the other candidates, and how they share it out, (n, 5)."""
         scales, none = self.config["scales"], scores.new_full((count,), -math.inf)
         best = none.scatter_reduce(0, list_of, scores, "amax")[list_of]
         is_best = scores == best
@@ -149,11 +149,14 @@ class Predictor:
         others = torch.where(is_best, -math.inf, scores)
         second = none.scatter_reduce(0, list_of, others, "amax")[list_of]
         other = torch.where(is_best & (ties < 2), second, best)
-        share = _softmax(scores, list_of, count).log().clamp(-scales["furthest"], -1e-6)
+        plain = _softmax(scores, list_of, count)
+        entropy = -_sums(torch.xlogy(plain, plain), list_of, count)[list_of]
+        size = _sums(torch.ones_like(scores), list_of, count).log()[list_of]
+        share = plain.log().clamp(-scales["furthest"], -1e-6)
         log_odds = share - (-share.expm1()).log()
         ahead = (scores - other).clamp(-scales["furthest"], scales["furthest"])
-        found: torch.Tensor = torch.stack([2 * share.exp() - 1, log_odds / scales["unit"], ahead / scales["unit"]], 1)
-        return found
+        sides = (log_odds, ahead, entropy, size)
+        return torch.stack([2 * share.exp() - 1, *(side / scales["unit"] for side in sides)], 1)
 
     def _mapped(self, confidence: NDArray[np.float64]) -> NDArray[np.float64]:
         """The confidence after the map that was fitted on validation."""

@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 
 from workloads.contract import Precision, Runtime
 from workloads.data import dataset, fingerprint
-from workloads.data.bm25 import candidates
-from workloads.data.collection_cache import load_retrieval
-from workloads.data.errors import DataError
-from workloads.data.knowledge_graph import PARTS
-from workloads.data.neighbourhoods import load_questions, neighbourhoods
-from workloads.data.retrieval import split_queries
+from workloads.data.questions.cache import load_questions
+from workloads.data.questions.knowledge_graph import PARTS
+from workloads.data.questions.neighbourhoods import neighbourhoods
+from workloads.data.retrieval.bm25 import candidates
+from workloads.data.retrieval.cache import load_retrieval
+from workloads.data.retrieval.contents import split_queries
 from workloads.encoders.pooling import normalised
 from workloads.encoders.text import TextEncoder
 from workloads.encoders.tokens import Tokenizer
 from workloads.seeding import derive
 from workloads.vera.features import Pool, of_collection, of_graph
-from workloads.vera.params import KINDS, Params
+from workloads.vera.params import Params
 from workloads.vera.vectors import frozen, read
 
 _KEPT = 4  # datasets a process keeps
@@ -42,12 +42,13 @@ class Parts:
 class Block:
     """A batch of B queries with P candidates in all, on the device.
 
-    ``queries`` (B,) and ``texts`` (U,) are numbers, each text once. Of each candidate: ``text_row`` (P,), which of
-    those texts it is; ``row`` and ``column`` (P,), where it stands in a block (B, C); ``place`` (P,), its row among all
-    lists.
+    ``lengths``, on the host, says how many each has. ``queries`` (B,) and ``texts`` (U,) are numbers, each text once.
+    Of each candidate: ``text_row`` (P,), which of those texts it is; ``row`` and ``column`` (P,), where it stands in a
+    block (B, C); ``place`` (P,), its row among all lists.
     ``grades`` (B, C), 0 where nothing is relevant; ``listed`` (B, C).
     """
 
+    lengths: list[int]
     queries: torch.Tensor
     texts: torch.Tensor
     text_row: torch.Tensor
@@ -97,7 +98,8 @@ class Prepared:
         grades[found, places] = values
         texts, text_row = np.unique(pool.text[place], return_inverse=True)
         sides = (queries, texts, text_row, row, column, place, grades, listed)
-        return Block(*(torch.from_numpy(np.ascontiguousarray(side)).to(device, non_blocking=True) for side in sides))
+        there = (torch.from_numpy(np.ascontiguousarray(side)).to(device, non_blocking=True) for side in sides)
+        return Block(lengths.tolist(), *there)
 
     def relevant(self, queries: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
         """What answers some queries: which of them, the place in its list, and the grade, (m,) each."""
@@ -137,9 +139,6 @@ def prepared(params: Params, runtime: Runtime) -> Prepared:
         ValueError: there are too few queries.
     """
     kind = dataset(params.dataset).kind
-    if kind not in KINDS:
-        expected = "questions over a graph, or documents with judgements"
-        raise DataError(f"dataset {params.dataset!r} holds another kind of data", got=kind, expected=expected)
     own = (
         "dataset", "dataset_unknown", "split_seed", "split_validation", "split_test", "eval_candidates",
         "eval_candidates_seed", "encoder", "max_length",

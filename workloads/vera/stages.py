@@ -16,10 +16,13 @@ _LEAST_GAIN = 1e-3  # of the loss, relative, that counts as falling
 class Stage:
     """What an epoch does: ``number`` from 1, factors on the learning rates and weights of the losses.
 
-    ``calibrates``: it learns from the queries that the ranking has not seen, where some are kept for that.
+    The stage has ``length`` epochs after the first ``began``. ``calibrates``: it learns from the queries that the
+    ranking has not seen, where some are kept for that.
     """
 
     number: int
+    began: int = 0
+    length: int = 1
     lr: float = 1.0
     backbone: float = 1.0
     rank: float = 1.0
@@ -35,6 +38,10 @@ class Stage:
     @property
     def calibrates(self) -> bool:
         return self.number > 1
+
+    def left(self, epochs: float) -> float:
+        """What is left of the stage after so many epochs of the run, from 1 to 0."""
+        return min(1.0, max(0.0, 1 - (epochs - self.began) / self.length))
 
 
 class Stages:
@@ -52,15 +59,19 @@ class Stages:
         """The stage of an epoch, from 1; with ``stage_switch=plateau`` of the next one."""
         params = self.params
         if params.method != "vera":
-            return Stage(1, cand=float(params.method == "edl"))
+            return Stage(1, length=self.ends[-1], cand=float(params.method == "edl"))
         number = self.progress.stage if params.stage_switch == "plateau" else stage_of(epoch, self.ends)
+        planned = (0, *self.ends)[number - 1]
+        began = self.progress.began if params.stage_switch == "plateau" else planned
+        last = self.ends[number - 1] == self.ends[-1]
+        length = self.ends[-1] - began if last else self.ends[number - 1] - planned
         factors = {
             name: getattr(params, f"stage_{name}")[number - 1]
             for name in ("lr", "backbone", "rank", "cand", "query", "cons")
         }
         for name in ("cand", "query", "cons"):
             factors[name] *= getattr(params, f"{name}_weight")
-        return Stage(number, **factors)
+        return Stage(number, began, length, **factors)
 
     def finish(self, epoch: int, loss: float) -> None:
         """Take the loss of a finished epoch into account."""

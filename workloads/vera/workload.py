@@ -16,13 +16,13 @@ from workloads.encoders.optimisation import load_optimizer_state, optimizer_stat
 from workloads.losses.evidential import group_rates, quantile_groups
 from workloads.seeding import derive, generator
 from workloads.vera.batches import batches, micro_batches, steps_per_pass
-from workloads.vera.confidence import confidence
+from workloads.vera.confidence import Ranked, confidence
 from workloads.vera.evaluation import Chosen, Judged, chosen, evaluation
 from workloads.vera.model import Retriever
 from workloads.vera.objectives import NAMES, Counts, losses, weights
 from workloads.vera.params import Params as VeraParams
 from workloads.vera.prepared import kept_back, prepared
-from workloads.vera.reading import rank
+from workloads.vera.reading import Features, features, rank
 from workloads.vera.serving import servable
 from workloads.vera.stages import Stage, Stages
 
@@ -60,6 +60,7 @@ class Vera:
         self.optimizer = torch.optim.AdamW(groups, lr=params.lr, weight_decay=params.weight_decay, fused=True)
         self.chosen = Chosen(params.eval_k if isinstance(params.eval_k, int) else 1)
         self._judged: dict[Split, Judged] = {}
+        self._ranked: Ranked | None = None  # the validation part by the model as it is
 
     def train_epoch(self, epoch: int) -> Metrics:
         """As many steps in every stage: those of a pass over all training queries, or ``runtime.steps_per_epoch``.
@@ -70,14 +71,19 @@ class Vera:
         """
         runtime, stage = self.runtime, self.stages.of(epoch)
         queries = self.calibrated_by if stage.calibrates else self.ranked_by
-        rates = self._rates(queries) if stage.query and self.params.query_target != "eps" else None
-        self._enter(stage)
         size, total = self.params.batch_size, torch.zeros(len(NAMES), dtype=torch.float64, device=runtime.device)
         steps = runtime.steps_per_epoch or steps_per_pass(len(self.data.parts.train), size)
+        again = not stage.backbone and steps * size > len(queries)
+        known = features(self.model, self.data, queries) if again else None
+        rates = self._rates(queries, known) if stage.query and self.params.query_target != "eps" else None
+        self.model.train()
+        self.model.backbone.train(stage.backbone > 0)  # frozen, it drops no units
+        self._ranked = None
         with torch.random.fork_rng([runtime.device] if runtime.device.type == "cuda" else []):
             torch.manual_seed(derive(runtime.seed, "dropout", epoch, runtime.rank))
-            for batch in batches(queries, size, steps, epoch, runtime.seed):
-                total += self._backward(batch, stage, rates)
+            for step, batch in enumerate(batches(queries, size, steps, epoch, runtime.seed)):
+                total += self._backward(batch, stage, rates, known)
+                self._set_rates(stage, epoch - 1 + step / steps)
                 clip_grad_norm_(self.model.parameters(), self.params.clip)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
@@ -89,14 +95,15 @@ class Vera:
         now = {"stage": float(stage.number), "k": float(self.chosen.k), "threshold": self.chosen.threshold}
         return {"loss": loss, **parts, **now}
 
-    def _enter(self, stage: Stage) -> None:
-        """Learning rates of the stage; a frozen backbone drops no units."""
-        self.model.train()
-        self.model.backbone.train(stage.backbone > 0)
+    def _set_rates(self, stage: Stage, epochs: float) -> None:
+        """Learning rates of the step that follows after so many epochs."""
+        lr = self.params.lr * stage.lr * (stage.left(epochs) if self.params.lr_decay == "linear" else 1)
         for group, factor in zip(self.optimizer.param_groups, (stage.backbone, stage.evidence)):
-            group["lr"], group["weight_decay"] = self.params.lr * stage.lr * factor, self.params.weight_decay
+            group["lr"], group["weight_decay"] = lr * factor, self.params.weight_decay
 
-    def _backward(self, batch: NDArray[np.int64], stage: Stage, rates: torch.Tensor | None) -> torch.Tensor:
+    def _backward(
+        self, batch: NDArray[np.int64], stage: Stage, rates: torch.Tensor | None, known: Features | None
+    ) -> torch.Tensor:
         """Gradients of a global batch; this rank's share of its losses, (4,), without a gradient."""
         data, runtime = self.data, self.runtime
         counts = Counts(len(batch), int(data.answerable(batch).sum()), int(data.pool.lengths[batch].sum()))
@@ -105,7 +112,8 @@ class Vera:
         for number, (queries, weight) in enumerate(parts, 1):
             block = data.block(queries)
             with nullcontext() if number == len(parts) else without_sync(self.replica):
-                outputs = self.replica(data, block, stage.backbone > 0)
+                seen = None if known is None else known.of(queries)
+                outputs = self.replica(data, block, stage.backbone > 0, stage.evidence > 0, seen)
                 values = losses(outputs, block, self.params, stage, self.chosen.k, rates, counts) * weight
                 loss = (values * weights(stage, runtime.device)).sum() + outputs.anchor
                 # DDP averages over ranks: with this factor, to the sum of their shares.
@@ -113,9 +121,9 @@ class Vera:
             found += values.detach()
         return found
 
-    def _rates(self, queries: NDArray[np.int64]) -> torch.Tensor:
+    def _rates(self, queries: NDArray[np.int64], known: Features | None) -> torch.Tensor:
         """p of each query's group under the model as it is, at the query's number, (Q,). E-V1."""
-        params, ranked = self.params, rank(self.model, self.data, queries, self.params, self.runtime)
+        params, ranked = self.params, rank(self.model, self.data, queries, self.params, self.runtime, known)
         judged = Judged.of(self.data, queries)
         bins = min(params.group_bins or 1, max(1, len(queries) // _LEAST_IN_GROUP))
         if params.groups == "type":
@@ -127,15 +135,13 @@ class Vera:
 
     def _choose(self, stage: Stage) -> None:
         """Choose on validation what depends on the model as it is; k as long as no loss reads it."""
-        judged = self._judge("validation")
-        ranked = rank(self.model, self.data, judged.queries, self.params, self.runtime)
+        judged, ranked = self._judge("validation"), self._rank("validation")
         settled = isinstance(self.params.eval_k, int) or stage.query > 0
         self.chosen = chosen(judged, ranked, self.params, self.chosen.k if settled else None)
 
     def evaluate(self, split: Split) -> Evaluation:
         """Rank the candidates of every query of the split; queries are shared out over the ranks."""
-        judged = self._judge(split)
-        ranked = rank(self.model, self.data, judged.queries, self.params, self.runtime)
+        judged, ranked = self._judge(split), self._rank(split)
         source = generator(self.runtime.seed, f"bootstrap {split}")
         return evaluation(judged, ranked, self.params, self.chosen, source, self.runtime.rank == 0)
 
@@ -143,6 +149,15 @@ class Vera:
         if split not in self._judged:
             self._judged[split] = Judged.of(self.data, getattr(self.data.parts, split))
         return self._judged[split]
+
+    def _rank(self, split: Split) -> Ranked:
+        """Read a split; the validation part once for each state of the model."""
+        if split == "validation" and self._ranked is not None:
+            return self._ranked
+        found = rank(self.model, self.data, self._judge(split).queries, self.params, self.runtime)
+        if split == "validation":
+            self._ranked = found
+        return found
 
     def state_dict(self) -> State:
         """Model, optimiser, stage, and what was chosen on validation. No stream position: it follows from the epoch."""
@@ -169,6 +184,7 @@ class Vera:
         load_optimizer_state(self.optimizer, self.model, state["optimizer"])
         self.stages.load_state_dict(state["stages"])
         self.chosen = Chosen.of_state(state["chosen"], self.params)
+        self._ranked = None
 
     def servable(self) -> Servable:
         """Encoder, model, k, threshold and map; candidates come with the input."""

@@ -16,7 +16,7 @@ from workloads.data.datasets import fingerprint
 from workloads.data.errors import DataError
 from workloads.data.images.convert import Corrupt, Images, Pixels
 from workloads.data.images.store import load_images
-from workloads.data.splits import hold_out
+from workloads.data.interactions.splits import hold_out
 
 VALIDATION_FRACTION = 0.1
 """Share of each class' labelled training images that is held out for validation."""

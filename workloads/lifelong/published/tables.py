@@ -17,9 +17,12 @@ REGIME = Regime(
     trials=0,
 )
 
-_EPOCHS = 12
+_EPOCHS = 6  # two passes over the labelled queries in session 0, one in each session after it
 _BLOCKS = (("classic-ir",), ("scifact",))
-_COMMON = {"encoder": "minilm", "max_length": 96, "dropout": 0.0, "batch_size": 16}
+_COMMON = {
+    "encoder": "minilm", "max_length": 48, "dropout": 0.0, "batch_size": 16, "lr": 5e-5, "n_new": 4, "candidates": 20,
+}  # fmt: skip
+_MEMORY = {"n_memory": 2, "capacity": 8}
 _METRICS = (
     "average_mrr_at_10", "average_recall_at_100", "average_success_at_5", "forgetting", "forward_transfer",
     "documents_embedded", "bm25_average_mrr_at_10",
@@ -27,11 +30,15 @@ _METRICS = (
 _LOWER = ("forgetting", "documents_embedded")
 _TESTED = ("average_recall_at_100",)
 
-_L2R = {"new": "l2r", "memory": "isd", "compatible": "ranking"}
+_L2R = {"new": "l2r", "memory": "isd", "compatible": "ranking", **_MEMORY}
 
 
 def _method(**params: object) -> Method:
     return Method(params, epochs=_EPOCHS)
+
+
+def _replay(memory: str) -> dict[str, object]:
+    return {"new": "random", "memory": memory, "compatible": "frozen", **_MEMORY}
 
 
 MAIN = Table(
@@ -42,10 +49,10 @@ MAIN = Table(
     {
         "L2R, ranking alignment": _method(**_L2R),
         "L2R, embedding alignment": _method(**{**_L2R, "compatible": "embedding"}),
-        "ER": _method(new="random", memory="random", compatible="frozen"),
-        "MIR": _method(new="random", memory="mir", compatible="frozen"),
-        "GSS": _method(new="random", memory="gss", compatible="frozen"),
-        "OCS": _method(new="random", memory="ocs", compatible="frozen"),
+        "ER": _method(**_replay("random")),
+        "MIR": _method(**_replay("mir")),
+        "GSS": _method(**_replay("gss")),
+        "OCS": _method(**_replay("ocs")),
         "fine-tuning": _method(new="random", memory="none", compatible="frozen"),
         "no update": _method(update="none"),
         "full retraining": _method(update="retrain", new="random"),
@@ -67,14 +74,12 @@ ABLATION = Table(
     {
         "L2R": _method(**_L2R),
         "negatives at random": _method(**{**_L2R, "new": "random"}),
-        "BM25's first": _method(**{**_L2R, "new": "bm25"}),
         "diversity only, α = 0": _method(**_L2R, alpha=0.0),
         "superiority only, α = 1": _method(**_L2R, alpha=1.0),
-        "standardised": _method(**_L2R, standardise=True),
         "no memory": _method(new="l2r", memory="none", compatible="ranking"),
         "memory at random": _method(**{**_L2R, "memory": "random"}),
         "no alignment": _method(**{**_L2R, "compatible": "frozen"}),
-        "target detached": _method(**_L2R, detach_target=True),
+        "embedding alignment": _method(**{**_L2R, "compatible": "embedding"}),
         "everything embedded anew": _method(**{**_L2R, "compatible": "no"}),
     },
     compared_by="average_mrr_at_10",

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from workloads.data import load_interactions
-from workloads.data.truth import untrusted
+from workloads.data.interactions.truth import untrusted
 from workloads.recommender.calibration import score_distribution
 from workloads.recommender.credence import credence, interaction_scores, prior_log_odds, sampled_scores
 from workloads.recommender.params import Params

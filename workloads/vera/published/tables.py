@@ -15,12 +15,13 @@ REGIME = Regime(
 
 EPOCHS = 20
 
-COMMON: Mapping[str, Any] = {"encoder": "minilm", "eval_k": 1}
-"""One k for all rows: the first with a base rate in [.3, .9] on validation."""
+COMMON: Mapping[str, Any] = {"encoder": "minilm", "eval_k": 1, "dropout": 0.5}
+"""One k for all rows: the first with a base rate in [.3, .9] on validation; and for all rows the dropout that ranked
+better there than the default."""
 
 ON: Mapping[str, Mapping[str, Any]] = {
     "pathquestion": {"max_length": 64},
-    "scifact": {"max_length": 256, "eval_candidates": 100, "batch_size": 32},
+    "scifact": {"max_length": 256, "eval_candidates": 100, "batch_size": 16},
 }
 
 METRICS = (
@@ -31,8 +32,12 @@ LOWER = ("calib/nll", "calib/brier", "calib/ece", "selective/score/aurc")
 TESTED = ("mrr", "ndcg_at_10", "calib/brier", "selective/score/aurc")
 
 
+STAGES = (0.7, 0.15, 0.15)
+"""Of VERA: on SciFact's validation part its ranking, and with it all else, was better than with half of the epochs."""
+
+
 def _vera(**params: Any) -> Method:
-    return Method({"method": "vera", **params}, epochs=EPOCHS)
+    return Method({"method": "vera", "stage_share": STAGES, **params}, epochs=EPOCHS)
 
 
 def _softmax(**params: Any) -> Method:

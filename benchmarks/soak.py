@@ -1,0 +1,184 @@
+"""Does a sweep of many short trials leak? Memory, file handles, processes and placement groups, from trial 50 on.
+
+One sweep of trials that sleep three short epochs, four at a time on a Ray cluster that was there before and stays: its
+driver and each actor are looked at every 25 trials. From trial 50 to the last look the resident memory of each
+must stay within 5%, its file handles and the number of all processes within 2; after the end no placement group is
+left. It fails (exit 1) where that is not so. ``--trials 100`` is what the tests run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+import ray
+from harness import HERE, machine, versions
+from ray.cluster_utils import Cluster
+from ray.util import placement_group_table
+
+FIRST, EVERY, BEFORE_THE_END = 50, 25, 5
+"""The trial after which nothing may grow, the trials between two looks, and those that the last look comes before."""
+
+MEMORY, HANDLES, PROCESSES = 0.05, 2, 2
+AT_ONCE, EPOCHS, EPOCH_SECONDS = 4, 3, 0.2
+IDLE = HERE / "idle"
+RESTING = "ray::IDLE"
+ACTORS = ("ray::TrialActor", "ray::ResourceTrainable")
+"""What Ray calls the process of a trial while it waits, and while it trains: Tune wraps the class."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What there is after so many trials: bytes and file handles by process, processes, placement groups."""
+
+    trials: int
+    seconds: float
+    resident: dict[str, int]
+    handles: dict[str, int]
+    processes: int
+    groups: int
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, default=500)
+    asked = parser.parse_args()
+    home = Path(tempfile.mkdtemp(prefix="soak-"))
+    try:
+        with cluster() as address:
+            looks, seconds = soak(asked.trials, home, address)
+            left = groups()
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+    trouble = judge(looks, left)
+    show(looks, seconds, left)
+    result = {
+        "trials": asked.trials,
+        "seconds": round(seconds, 1),
+        "groups_left": left,
+        "looks": [asdict(look) for look in looks],
+        "machine": machine(),
+        "versions": versions("ray", "mlflow", "optuna", "torch"),
+        "trouble": trouble,
+    }
+    if asked.trials == parser.get_default("trials"):
+        (HERE / "results" / "soak.json").write_text(json.dumps(result, indent=1) + "\n")
+    sys.exit("\n".join(trouble) or 0)
+
+
+@contextmanager
+def cluster() -> Iterator[str]:
+    """Somebody's Ray cluster of one node, and this process connected to it."""
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    os.environ["PYTHONPATH"] = f"{IDLE}{os.pathsep}{HERE.parent}"
+    node = {"num_cpus": AT_ONCE, "object_store_memory": 80_000_000, "include_dashboard": False}
+    started = Cluster(initialize_head=True, head_node_args=node)
+    try:
+        ray.init(started.address, log_to_driver=False, logging_level="ERROR")
+        yield started.address
+    finally:
+        ray.shutdown()
+        started.shutdown()
+
+
+def soak(trials: int, home: Path, address: str) -> tuple[list[Look], float]:
+    """Run the sweep and look at it meanwhile. Raises SystemExit with its last words when it fails."""
+    output, looks, started = home / "output.txt", [], time.monotonic()
+    with output.open("w") as stream:
+        sweep = subprocess.Popen(
+            [sys.executable, "-m", "orchestrator", "sweep", "idle", f"epochs={EPOCHS}", f"seconds={EPOCH_SECONDS}",
+             "--trials", str(trials),
+             "--scheduler", "none", "--space", f"{IDLE / 'idle.py'}:space", "--sampler", "random",
+             "--concurrency", str(AT_ONCE), "--ray-address", address],
+            env=os.environ | {"ORCHESTRATOR_HOME": str(home)}, stdout=stream, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    due = [*range(EVERY, trials - BEFORE_THE_END, EVERY), trials - BEFORE_THE_END]
+    try:
+        while sweep.poll() is None:
+            time.sleep(0.05)
+            done = sum(" complete " in line for line in output.read_text().splitlines())
+            if due and done >= due[0]:
+                looks.append(look(psutil.Process(sweep.pid), done, time.monotonic() - started))
+                due = [mark for mark in due if mark > done]
+    finally:
+        sweep.kill()  # where this was interrupted
+    if sweep.returncode:
+        raise SystemExit(output.read_text()[-4000:])
+    return looks, time.monotonic() - started
+
+
+def look(driver: psutil.Process, trials: int, seconds: float) -> Look:
+    """Take the figures of the driver and of each of its actors."""
+    everyone = psutil.Process().children(recursive=True)
+    watched = {"driver": driver} | {
+        f"actor {process.pid}": process for process in everyone if title(process).startswith(ACTORS)
+    }
+    return Look(
+        trials=trials,
+        seconds=round(seconds, 1),
+        resident={name: process.memory_info().rss for name, process in watched.items()},
+        handles={name: process.num_fds() for name, process in watched.items()},
+        processes=sum(not title(process).startswith(RESTING) for process in everyone),
+        groups=groups(),
+    )
+
+
+def title(process: psutil.Process) -> str:
+    try:
+        return str((process.cmdline() or [""])[0])
+    except psutil.Error:
+        return ""
+
+
+def groups() -> int:
+    """Placement groups that hold or wait for resources."""
+    return sum(group["state"] != "REMOVED" for group in placement_group_table().values())
+
+
+def judge(looks: list[Look], left: int) -> list[str]:
+    """What has grown since trial 50, a sentence each."""
+    first, last = next(look for look in looks if look.trials >= FIRST), looks[-1]
+    trouble = [f"{left} placement groups are left"] if left else []
+    if abs(last.processes - first.processes) > PROCESSES:
+        trouble.append(f"processes: {first.processes} -> {last.processes}")
+    if set(first.resident) != set(last.resident):
+        trouble.append(f"other processes than before: {sorted(first.resident)} -> {sorted(last.resident)}")
+    for name in sorted(set(first.resident) & set(last.resident)):
+        if abs(last.resident[name] / first.resident[name] - 1) > MEMORY:
+            trouble.append(f"{name}: {mib(first.resident[name])} -> {mib(last.resident[name])}")
+        if abs(last.handles[name] - first.handles[name]) > HANDLES:
+            trouble.append(f"{name}: {first.handles[name]} -> {last.handles[name]} file handles")
+    return trouble
+
+
+def show(looks: list[Look], seconds: float, left: int) -> None:
+    print("| trials | driver | actors | handles of the driver | of an actor, at most | processes | placement groups |")
+    print("|---|---|---|---|---|---|---|")
+    for look in looks:
+        actors = [name for name in look.resident if name != "driver"]
+        sizes = ", ".join(mib(look.resident[name]) for name in actors)
+        most = max((look.handles[name] for name in actors), default=0)
+        print(
+            f"| {look.trials} | {mib(look.resident['driver'])} | {sizes} | {look.handles['driver']} | {most} "
+            f"| {look.processes} | {look.groups} |"
+        )
+    print(f"\n{seconds:.0f} s in all; placement groups afterwards: {left}")
+
+
+def mib(size: int) -> str:
+    return f"{size / 2**20:.0f} MiB"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Our metrics among Ray's own: what a driver's numbers are called in Prometheus.
+
+Ray exports them, as it exports its own, at every node's metrics port, with ``ray_`` before the name. Every series is
+of one run or sweep; none is of a single trial, so that their number stays small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+LABELS = ("id", "kind", "workload")
+"""Of every metric: the run's or sweep's id, ``run`` or ``sweep``, and its workload."""
+
+STATES = ("waiting", "running", "complete", "pruned", "fail")
+"""Of a trial, as Optuna calls them."""
+
+DEVICES = ("cpus", "gpus")
+
+TRIALS = "orchestrator_trials"
+EPOCHS = "orchestrator_epochs"
+DEVICE_SECONDS = "orchestrator_device_seconds"
+SPOOL = "orchestrator_spool_depth"
+
+PROMETHEUS = {name: f"ray_{name}" for name in (TRIALS, EPOCHS, DEVICE_SECONDS, SPOOL)}
+"""What each is called where it is scraped."""
+
+
+class Exported:
+    """One run's or sweep's metrics, while a Ray cluster is connected. Setting one takes microseconds.
+
+    Sums are gauges too: Ray keeps the series of a counter as long as its node lives, those of a gauge end with the
+    driver. ``rate()`` takes both.
+    """
+
+    def __init__(self, identifier: str, kind: str, workload: str) -> None:
+        from ray.util.metrics import Gauge
+
+        about = dict(zip(LABELS, (identifier, kind, workload)))
+        self._trials = Gauge(TRIALS, "A sweep's trials, by state.", (*LABELS, "state"))
+        self._epochs = Gauge(EPOCHS, "Epochs this driver has seen trained, all trials together.", LABELS)
+        self._device_seconds = Gauge(
+            DEVICE_SECONDS, "Seconds that devices were held since the beginning, times how many.", (*LABELS, "device")
+        )
+        self._spool = Gauge(SPOOL, "Reports that MLflow has not got yet.", LABELS)
+        for metric in (self._trials, self._epochs, self._device_seconds, self._spool):
+            metric.set_default_tags(about)
+        self._states = STATES if kind == "sweep" else ()
+
+    def tell(self, trials: Mapping[str, int], epochs: float, device_seconds: Mapping[str, float], spool: int) -> None:
+        """Set all to what they are now."""
+        for state in self._states:
+            self._trials.set(trials.get(state, 0), {"state": state})
+        self._epochs.set(epochs)
+        for device in DEVICES:
+            self._device_seconds.set(device_seconds.get(device, 0.0), {"device": device})
+        self._spool.set(spool)

@@ -1,0 +1,71 @@
+"""A headless Chromium that is logged in to MLflow and remembers what its pages complain of."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Page, sync_playwright
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update",
+)  # fmt: skip
+SIZE: Any = {"width": 1280, "height": 800}
+SECONDS = 60_000.0
+"""Milliseconds that a page may take on a busy machine."""
+
+STILL = 1_500.0
+"""Milliseconds in which tables and plots find their places."""
+
+CHOSEN = {
+    "mlflow.workflowType_v1": '"machine_learning"',
+    "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": "true",
+    "mlflow.assistant.panelOpen_v1": "false",
+}
+"""What a user of MLflow's pages has clicked once: runs instead of traces, no assistant beside them."""
+
+HARMLESS = "ResizeObserver loop"
+"""What MLflow's own table says."""
+
+
+class Browser:
+    """A page, and ``complaints``: the errors on its console and the exceptions in its scripts."""
+
+    def __init__(self, page: Page) -> None:
+        self.page, self.complaints = page, list[str]()
+        page.set_default_timeout(SECONDS)
+        page.on("console", lambda said: self._hear(said.text) if said.type == "error" else None)
+        page.on("pageerror", lambda error: self._hear(str(error)))
+
+    def _hear(self, text: str) -> None:
+        if HARMLESS not in text:
+            self.complaints.append(text)
+
+    def shoot(self, file: Path) -> None:
+        """A screenshot, once the page has stopped moving."""
+        self.page.wait_for_timeout(STILL)
+        self.page.screenshot(path=file, animations="disabled")
+
+
+@contextmanager
+def browser(user: str = "", password: str = "") -> Iterator[Browser]:
+    """A browser with a profile of its own, gone when the block ends."""
+    assert CHROMIUM is not None, "Chromium is not installed (Debian: apt-get install chromium)"
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=[*FLAGS])
+        context = chromium.new_context(
+            viewport=SIZE, http_credentials={"username": user, "password": password} if user else None
+        )
+        for name, value in CHOSEN.items():
+            context.add_init_script(
+                f"if (window === top) localStorage.setItem({name!r}, {value!r})"
+            )  # a report has none
+        try:
+            yield Browser(context.new_page())
+        finally:
+            chromium.close()

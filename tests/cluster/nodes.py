@@ -1,0 +1,87 @@
+"""A node of a Ray cluster: one ``ray start`` on a loopback address of its own, killed and started again at will."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from tests.cluster.services import free_ports
+
+PORTS = (
+    "node-manager-port", "object-manager-port", "dashboard-agent-listen-port", "dashboard-agent-grpc-port",
+    "runtime-env-agent-port", "metrics-export-port",
+)  # fmt: skip
+OBJECT_STORE_BYTES = 80_000_000
+
+
+class Node:
+    """``head``: the address of the head to join; None for the head itself, whose jobs and dashboard are at ``jobs``."""
+
+    def __init__(
+        self,
+        folder: Path,
+        ip: str,
+        cpus: float,
+        environment: Mapping[str, str],
+        head: str | None = None,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        folder.mkdir()
+        self.ip, self.cpus = ip, cpus
+        self._folder, self._environment, self._prefix = folder, dict(environment), prefix
+        port, dashboard = free_ports(2)
+        self.address, self.jobs = f"{ip}:{port}", f"http://127.0.0.1:{dashboard}"
+        self._role = (
+            ["--head", f"--port={port}", f"--dashboard-port={dashboard}", "--include-dashboard=true"]
+            if head is None
+            else [f"--address={head}"]
+        )
+        self.process: psutil.Popen | None = None
+
+    def start(self, **environment: str) -> None:
+        """Start it; ``environment`` is added to its and its workers' own."""
+        options = dict(zip(PORTS, free_ports(len(PORTS)), strict=True)) | {
+            "node-ip-address": self.ip, "temp-dir": self._folder / "ray", "num-cpus": f"{self.cpus:g}", "num-gpus": 0,
+            "object-store-memory": OBJECT_STORE_BYTES, "min-worker-port": 0, "max-worker-port": 0,
+        }  # fmt: skip
+        ray = [Path(sys.executable).with_name("ray"), "start", "--block", "--disable-usage-stats"]
+        with (self._folder / "node.log").open("a") as log:
+            self.process = psutil.Popen(
+                [*self._prefix, *ray, *self._role, *(f"--{name}={value}" for name, value in options.items())],
+                env=self._environment | environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    def kill(self) -> None:
+        """SIGKILL to all of it, workers and jobs included."""
+        if self.process is None:
+            return
+        for process in [self.process, *self.processes()]:  # who would restart the others goes first
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        self.process.wait(10)
+        self.process = None
+
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def processes(self, name: str = "") -> list[psutil.Process]:
+        """Its processes whose command line holds ``name``: workers are called ``ray::`` and their class."""
+        if self.process is None:
+            return []
+        found = []
+        for process in self.process.children(recursive=True):
+            try:
+                if name in " ".join(process.cmdline()):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def log(self) -> str:
+        return (self._folder / "node.log").read_text()

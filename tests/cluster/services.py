@@ -1,0 +1,187 @@
+"""A real PostgreSQL server, and MLflow on it with passwords, allowed hosts and proxied artifacts; both can go away."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+
+BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
+"""Where Debian puts PostgreSQL's programs, the newest last."""
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine on which nothing listens."""
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [int(each.getsockname()[1]) for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def until(condition: Callable[[], Any], seconds: float, why: Callable[[], object] = str) -> Any:
+    """Wait for a true ``condition()`` and give it back; fails with ``why()`` when time runs out."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain: {why()}"
+        time.sleep(0.1)
+    return found
+
+
+def postgres_binaries() -> Path | None:
+    """The folder of the newest installed server's programs."""
+    on_path = shutil.which("initdb")
+    return BINARIES[-1] if BINARIES else Path(on_path).parent if on_path else None
+
+
+class Postgres:
+    """A PostgreSQL server on loopback with a password; it refuses root, so as root it is run as ``postgres``."""
+
+    def __init__(self, folder: Path) -> None:
+        found = postgres_binaries()
+        assert found is not None, "PostgreSQL is not installed (Debian: apt-get install postgresql)"
+        self._binaries, self._folder, self._data = found, folder, folder / "data"
+        self._user = "postgres" if os.geteuid() == 0 else None
+        (self.port,) = free_ports(1)
+        self.password = secrets.token_hex(8)
+        folder.mkdir()
+        folder.chmod(0o755)
+        self._data.mkdir()
+        (folder / "password").touch(mode=0o600)
+        (folder / "password").write_text(self.password)
+        if self._user:
+            for path in (self._data, folder / "password"):
+                shutil.chown(path, self._user)
+        self._run("initdb", "-D", self._data, "-U", "postgres", "-A", "scram-sha-256", "--no-sync",
+                  f"--pwfile={folder / 'password'}")  # fmt: skip
+
+    def uri(self, database: str = "mlflow") -> str:
+        """Its address with the password; the driver is named because SQLAlchemy 2.1 takes another by default."""
+        return f"postgresql+psycopg2://postgres:{self.password}@127.0.0.1:{self.port}/{database}"
+
+    def start(self) -> None:
+        options = f"-h 127.0.0.1 -p {self.port} -k {self._data} -F"
+        self._run("pg_ctl", "start", "-w", "-D", self._data, "-l", self._data / "server.log", "-o", options)
+
+    def stop(self, mode: str = "fast") -> None:
+        """Roll back what is under way and cut every connection."""
+        self._run("pg_ctl", "stop", "-w", "-D", self._data, "-m", mode)
+
+    def running(self) -> bool:
+        return (self._data / "postmaster.pid").exists()
+
+    def query(self, *statements: str, database: str = "mlflow") -> list[tuple[Any, ...]]:
+        """Run the statements in one session; the rows of the last one."""
+        connection = psycopg2.connect(self.uri(database).replace("+psycopg2", ""))
+        connection.autocommit = True
+        try:
+            with connection.cursor() as cursor:
+                for statement in statements:
+                    cursor.execute(statement)
+                return cursor.fetchall() if cursor.description else []
+        finally:
+            connection.close()
+
+    def kill(self) -> None:
+        """As a crash; what was committed is there again after the next start."""
+        if self.running():
+            self.stop("immediate")
+
+    def _run(self, program: str, *words: object) -> None:
+        done = subprocess.run(
+            [self._binaries / program, *map(str, words)], user=self._user, cwd=self._data, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
+
+class Mlflow:
+    """``mlflow server`` on PostgreSQL, asking for passwords; it can be killed and come back."""
+
+    user = "admin"
+
+    def __init__(self, folder: Path, database: Postgres, environment: Mapping[str, str]) -> None:
+        folder.mkdir()
+        self.artifacts = folder / "artifacts"
+        self.password = secrets.token_hex(8)
+        (self.port,) = free_ports(1)
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        settings = folder / "auth.ini"
+        settings.write_text(
+            "[mlflow]\ndefault_permission = READ\nadmin_username = admin\n"
+            f"database_uri = {database.uri('users')}\nauth_cache_ttl_seconds = 60\n"
+        )
+        self._environment = {
+            **environment,
+            "MLFLOW_BACKEND_STORE_URI": database.uri(),  # not among the words, which everyone can read
+            "MLFLOW_AUTH_CONFIG_PATH": str(settings),
+            "MLFLOW_AUTH_ADMIN_PASSWORD": self.password,
+            "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_hex(16),
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+        }
+
+    @property
+    def credentials(self) -> dict[str, str]:
+        """What a client's environment must hold."""
+        return {"MLFLOW_TRACKING_USERNAME": self.user, "MLFLOW_TRACKING_PASSWORD": self.password}
+
+    def start(self) -> None:
+        options = {
+            "app-name": "basic-auth", "host": "127.0.0.1", "port": self.port, "workers": 2,
+            "allowed-hosts": f"127.0.0.1:{self.port}", "artifacts-destination": self.artifacts,
+        }  # fmt: skip
+        words = [f"--{name}={value}" for name, value in options.items()]
+        with (self._folder / "server.log").open("a") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "mlflow", "server", "--serve-artifacts", *words],
+                stdout=log, stderr=log, cwd=self._folder, start_new_session=True, env=self._environment,
+            )  # fmt: skip
+
+    def kill(self) -> None:
+        """All its processes at once, with no chance to finish a request."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def wait(self) -> None:
+        """Until it answers, and asks who is there."""
+        until(self._answers, 90, self.log)
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self.log()
+        return self.status("/api/2.0/mlflow/experiments/search") == 401
+
+    def status(self, path: str) -> int | None:
+        """The HTTP status of an anonymous request; None when nothing answers."""
+        try:
+            with urllib.request.urlopen(self.uri + path, timeout=5) as response:
+                return int(response.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return None
+
+    def log(self) -> str:
+        return (self._folder / "server.log").read_text()

@@ -1,0 +1,136 @@
+"""The network between the driver and a worker's node is cut, without a word from either side: nothing hangs for ever.
+
+The node lives in a network namespace of its own; its cable is pulled, so that packets are lost and no connection is
+closed. Needs the rights to make a namespace, as root has them.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.nodes import Node
+from tests.cluster.services import until
+from tests.integration.commands import ROOT, SPACES, THIRD_PARTY, Command, Start, Store, trials
+
+NAME, OURS, THEIRS = "cut", "10.213.77.1", "10.213.77.2"
+EPOCHS, EPOCH_SECONDS = 60, 0.25
+
+IMPATIENT = {
+    "RAY_health_check_initial_delay_ms": "2000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "3000",
+    "RAY_health_check_failure_threshold": "3",
+}
+"""A head that gives a mute node up after some 12 seconds; Ray's own patience is about half a minute."""
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+def cut() -> None:
+    """From now on no packet arrives."""
+    ip("link", "set", NAME, "down")
+
+
+@pytest.fixture
+def cable() -> Iterator[None]:
+    """Two ends of a cable, one here and one in a namespace."""
+    try:
+        ip("netns", "add", NAME)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"a network namespace can not be made here ({error})")
+    try:
+        ip("link", "add", NAME, "type", "veth", "peer", "name", "eth0", "netns", NAME)
+        ip("address", "add", f"{OURS}/24", "dev", NAME)
+        ip("link", "set", NAME, "up")
+        ip("-n", NAME, "address", "add", f"{THEIRS}/24", "dev", "eth0")
+        for name in ("lo", "eth0"):
+            ip("-n", NAME, "link", "set", name, "up")
+        yield
+    finally:
+        subprocess.run(["ip", "link", "delete", NAME], check=False)  # a namespace outlives its name by its processes
+        ip("netns", "delete", NAME)
+
+
+@pytest.fixture
+def cluster(cable: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Node, Node]]:
+    """A head that works, too, and a node at the other end of the cable: a CPU each."""
+    root = Path(tempfile.mkdtemp(prefix="rn-"))
+    token = secrets.token_hex(16)
+    for name, value in {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}.items():
+        monkeypatch.setenv(name, value)
+    environment = os.environ | IMPATIENT | {
+        "HOME": str(root), "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{THIRD_PARTY}{os.pathsep}{ROOT}",
+        "RAY_memory_monitor_refresh_ms": "0",
+    }  # fmt: skip
+    head = Node(root / "head", OURS, 1, environment | {"GLOO_SOCKET_IFNAME": NAME})
+    there = environment | {"GLOO_SOCKET_IFNAME": "eth0"}  # its host's name leads nowhere in a namespace
+    node = Node(root / "node", THEIRS, 1, there, head.address, prefix=["ip", "netns", "exec", NAME])
+    try:
+        for each in (head, node):
+            each.start()
+            until(lambda each=each: "Ray runtime started" in each.log(), 90, each.log)
+        yield head, node
+    finally:
+        node.kill()
+        head.kill()
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture
+def start(home: Path) -> Iterator[Start]:
+    started: list[Command] = []
+
+    def begin(*words: str) -> Command:
+        started.append(Command(home, *words))
+        return started[-1]
+
+    yield begin
+    for command in started:
+        if command.process.poll() is None:
+            command.kill()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "toy", "--workers", "1:2"],
+        ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none", "--trials", "2"],
+    ],
+    ids=["run", "sweep"],
+)
+def test_a_cut_cable_costs_a_node_and_no_more(
+    words: list[str], cluster: tuple[Node, Node], home: Path, start: Start
+) -> None:
+    head, node = cluster
+    epochs = [f"epochs={EPOCHS}", f"slow={EPOCH_SECONDS}", "refit=false", "--cpus-per-worker", "1"]
+    command: Command = start(*words, *epochs, "--ray-address", head.address)
+    command.until(lambda: node.processes("ray::") and len(_saved(home)) >= (1 if words[0] == "run" else 2))
+    cut()
+    pulled = time.monotonic()
+    assert command.end(240) == 0, command.text()
+    store = Store(home)
+    store.check()
+    steps = {key: steps for key, steps in store.steps().items() if words[0] == "run" or "/" in key}
+    assert all(each == list(range(1, EPOCHS + 1)) for each in steps.values()), "a row was lost or doubled"
+    if words[0] == "run":
+        assert store.tag("orchestrator.workers") == ["2,1"]
+        assert "Training with 1 worker" in command.text()
+    else:
+        assert [row["state"] for row in trials(home)] == ["complete"] * 2
+    print(f"\ncable pulled: done {time.monotonic() - pulled:.0f} s later")
+
+
+def _saved(home: Path) -> set[Path]:
+    """The folders in which a checkpoint lies."""
+    return {file.parents[1] for file in home.glob("storage/*/t*/**/checkpoint-*/checkpoint.json")}

@@ -1,0 +1,131 @@
+"""Two sweeps on one small Ray cluster: neither starves, and what they say of themselves is what was."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.observability.metrics import DEVICE_SECONDS, EPOCHS, PROMETHEUS, SPOOL, TRIALS
+from orchestrator.storage import accounts, records
+from orchestrator.storage.accounts import Span
+from tests.cluster.services import free_ports, until
+from tests.dashboard import names
+from tests.integration.clusters import groups, logical
+from tests.integration.commands import SPACES, Command, Start
+
+CPUS, GPUS, EPOCHS_EACH = 4, 4, 5
+SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--cpus-per-worker", "1", "--scheduler", "none"]
+SWEEP += ["--sampler", "random", "--tracking", "none", f"epochs={EPOCHS_EACH}"]
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+@pytest.fixture
+def port() -> int:
+    """Where the cluster's one node exports metrics."""
+    return free_ports(1)[0]
+
+
+@pytest.fixture
+def address(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    with logical(monkeypatch, [{"num_cpus": CPUS, "num_gpus": GPUS, "metrics_export_port": port}]) as address:
+        yield address
+
+
+@pytest.fixture
+def start(home: Path, address: str) -> Iterator[Start]:
+    started: list[Command] = []
+
+    def begin(*words: str) -> Command:
+        started.append(Command(home, *words, "--ray-address", address))
+        return started[-1]
+
+    yield begin
+    for command in started:
+        if command.process.poll() is None:
+            command.kill()
+
+
+def scraped(port: int) -> Samples:
+    """The samples of the node's endpoint, by name and labels."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        text = response.read().decode()
+    found: Samples = {}
+    for line in text.splitlines():
+        if match := re.fullmatch(r"([a-z_:]+)\{(.*)\} (\S+)", line, re.IGNORECASE):
+            labels = frozenset(re.findall(r'(\w+)="([^"]*)"', match[2]))
+            found[match[1], labels] = float(match[3])
+    return found
+
+
+def of(samples: Samples, metric: str, **labels: str) -> list[float]:
+    """The values of one of our metrics where it has these labels."""
+    wanted = set(labels.items())
+    return [value for (name, has), value in samples.items() if name == PROMETHEUS[metric] and wanted <= has]
+
+
+def starts(spans: list[Span]) -> list[float]:
+    return [span.start for span in spans if span.unit.startswith("trial")]
+
+
+def stops(spans: list[Span]) -> list[float]:
+    return [span.end for span in spans if span.unit.startswith("trial")]
+
+
+def at_once(spans: list[Span], moment: float) -> int:
+    return sum(span.start <= moment < span.end for span in spans if span.unit.startswith("trial"))
+
+
+@pytest.mark.timeout(300)
+def test_neither_of_two_sweeps_starves_and_both_are_seen(home: Path, start: Start, port: int) -> None:
+    first = start(*SWEEP, "--name", "first", "--trials", "999", "slow=0.2")
+    first.until(lambda: first.completed() >= CPUS)
+    second = start(*SWEEP, "--name", "second", "--trials", "8", "slow=0.2")
+    second.until(lambda: second.completed() >= 1)
+
+    # Seen from outside, while both run.
+    second.until(lambda: of(scraped(port), TRIALS, id="second", state="complete") >= [1.0])
+    samples = scraped(port)
+    known = {name for name, _ in samples}
+    assert {name for name in names() if "gpu" not in name and "gram" not in name} <= known, "the dashboard asks in vain"
+    for sweep in ("first", "second"):
+        about = {"id": sweep, "kind": "sweep", "workload": "toy"}
+        (running,) = of(samples, TRIALS, **about, state="running")
+        assert 0 <= running <= CPUS
+        assert of(samples, SPOOL, **about) == [0.0]
+        assert of(samples, EPOCHS, **about)[0] >= of(samples, TRIALS, **about, state="complete")[0] * EPOCHS_EACH
+        assert of(samples, DEVICE_SECONDS, **about, device="cpus")[0] > 0
+    top = start("top", "--json")
+    assert top.end() == 0, top.text()
+    seen = json.loads(top.text())
+    assert {told["id"] for told in seen["runs"]} == {"first", "second"}
+    assert (seen["cluster"]["nodes"], seen["cluster"]["total"]["CPU"]) == (1, CPUS)
+    assert 0 < seen["cluster"]["used"]["CPU"] <= CPUS
+
+    assert second.end() == 0, second.text()
+    first.until(lambda: f"{CPUS} of {CPUS} at once: no other" in first.text())
+    until(lambda: not of(scraped(port), TRIALS, id="second"), 60, lambda: "what ended is exported for ever")
+    first.ctrl_c()
+    assert first.end() == 130, first.text()
+    assert groups() == []
+
+    spans = {name: accounts.spans(records.find(home / "storage", name)) for name in ("first", "second")}
+    began, ended = min(starts(spans["second"])), max(stops(spans["second"]))
+    moments = [began + 0.1 * tenth for tenth in range(round((ended - began) / 0.1))]
+    assert max(at_once(spans["second"], moment) for moment in moments) == CPUS // 2, "half is the second's"
+    assert min(at_once(spans["first"], moment) for moment in moments) >= 1, "and the first goes on"
+
+
+def test_a_sweep_takes_no_more_gpus_than_it_may(start: Start) -> None:
+    asked = ["plan", *SWEEP, "--gpus-per-worker", "1", "--trials", "9", "--json"]
+    at_once = []
+    for most in ([], ["--max-gpus", "2"]):
+        plan = start(*asked, *most)
+        assert plan.end() == 0, plan.text()
+        at_once.append(json.loads(plan.text())["at_once"])
+    assert at_once == [GPUS, 2]

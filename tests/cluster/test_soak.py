@@ -1,0 +1,20 @@
+"""A hundred short trials leave nothing behind: the code path of ``benchmarks/soak.py``, which runs 500."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.integration.commands import ROOT
+
+
+@pytest.mark.timeout(400)
+def test_nothing_grows_from_trial_50_on() -> None:
+    """Resident memory, file handles, processes; no placement group is left."""
+    soak = [sys.executable, str(ROOT / "benchmarks" / "soak.py"), "--trials", "100"]
+    done = subprocess.run(soak, capture_output=True, text=True, timeout=380)
+    print(f"\n{done.stdout}")
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-4000:]}"
+    assert "placement groups afterwards: 0" in done.stdout

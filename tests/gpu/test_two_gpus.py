@@ -1,0 +1,77 @@
+"""What needs a node of two GPUs: NCCL between workers, groups in a sweep, and trials that share each device's memory.
+
+Skips visibly elsewhere; ``make test-gpu`` runs it beside what needs one GPU. A GPU is the node's own: nothing is faked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.integration.commands import SPACES, Command, Start, Store, trials
+
+GPUS = 2
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < GPUS, reason=f"there are no {GPUS} CUDA devices"),
+    pytest.mark.timeout(600),
+]
+
+TRAINING = ["recommender", "dataset=synthetic", "epochs=4", "backbone=mf", "refit=false"]
+
+
+@pytest.fixture
+def start(home: Path) -> Iterator[Start]:
+    started: list[Command] = []
+
+    def begin(*words: str) -> Command:
+        started.append(Command(home, *words, "--cpus-per-worker", "0.25"))
+        return started[-1]
+
+    yield begin
+    for command in started:
+        if command.process.poll() is None:
+            command.kill()
+
+
+def outcome(home: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((home / "storage" / name / "outcome.json").read_text())["metrics"]
+    return found
+
+
+def test_two_workers_over_nccl_train_what_one_does(home: Path, start: Start) -> None:
+    """The same global batch, each half on a GPU of its own; within what the order of additions changes."""
+    for name, workers in (("alone", "1"), ("together", "2"), ("elastic", "1:2")):
+        run = start("run", *TRAINING, "--workers", workers, "--gpus-per-worker", "1", "--name", name)
+        assert run.end(300) == 0, run.text()
+    alone = outcome(home, "alone")
+    for name in ("together", "elastic"):
+        assert outcome(home, name) == pytest.approx(alone, rel=2e-2, abs=2e-3)
+    assert Store(home).tag("orchestrator.workers") == ["2"]
+
+
+def test_groups_of_two_take_turns_on_the_node(home: Path, start: Start) -> None:
+    words = ["--space", "mf", "--trials", "3", "--scheduler", "asha", "--workers", "2", "--gpus-per-worker", "1"]
+    sweep = start("sweep", *TRAINING, *words)
+    assert sweep.end(500) == 0, sweep.text()
+    assert "1 trial at once" in sweep.text()
+    assert {row["state"] for row in trials(home)} <= {"complete", "pruned"}
+    Store(home).check()
+
+
+def test_trials_share_the_devices_and_keep_to_their_part(home: Path, start: Start) -> None:
+    """Four a GPU. One takes more than its quarter of the memory, and fails alone, with what to do."""
+    words = ["--space", f"{SPACES}:one_hogs", "--trials", "8", "--scheduler", "none", "--gpus-per-worker", "0.25"]
+    sweep = start("sweep", "toy", "epochs=4", "slow=0.5", "refit=false", *words, "--pack", "off")
+    assert sweep.end(500) == 4, sweep.text()
+    assert f"{4 * GPUS} trials at once" in sweep.text()
+    rows = trials(home)
+    assert [row["state"] for row in rows] == ["complete", "fail", *["complete"] * 6]
+    assert "it does not fit into its share of the GPU's memory (--gpus-per-worker, batch_size)" in rows[1]["cause"]
+    Store(home).check()

@@ -1,0 +1,94 @@
+"""Each session's model of a lifelong run is a version with its lineage, and every version searches its own index."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import orchestrator
+from orchestrator.console import Console
+from orchestrator.engine import Row
+from orchestrator.errors import RunFailed, UserError
+from orchestrator.promotion.aliases import Request, promote
+from orchestrator.promotion.evidence import gather
+from orchestrator.promotion.moving import Refusal
+from orchestrator.registry import models as registry
+from orchestrator.registry import prediction
+from orchestrator.settings import Settings, resolve
+from orchestrator.storage import records
+from orchestrator.storage.names import SEALED
+from orchestrator.training import runs, worker
+from workloads.contract import Evaluation, Workload
+
+SMALL: dict[str, Any] = {
+    "max_length": 16, "split_sessions": 2, "n_new": 2, "candidates": 8, "epochs": 4, "steps_per_epoch": 2, "lr": 1e-3,
+}  # fmt: skip
+
+
+@pytest.fixture
+def queries(tmp_path: Path) -> Path:
+    file = tmp_path / "queries.csv"
+    pd.DataFrame({"query": ["said0x1 said0x2"]}).to_csv(file, index=False)
+    return file
+
+
+def found(settings: Settings, model: str, queries: Path, **params: Any) -> int:
+    """How many documents a model searches."""
+    target = queries.with_suffix(".parquet")
+    prediction.predict(settings, model, str(queries), str(target), {"k": 10_000, **params})
+    return len(pd.read_parquet(target))
+
+
+def test_every_session_is_a_version_and_its_index_goes_with_it(
+    database: Path, tmp_path: Path, queries: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sealed: list[int] = []
+
+    def dies_once(folder: Path, workload: Workload, row: Row, evaluation: Evaluation | None) -> None:
+        """The process dies at the end of session 1; the session is done again."""
+        sealed.append(row.epoch)
+        write(folder, workload, row, evaluation)
+        if sealed == [2, 3]:
+            raise OSError("the machine is gone")
+
+    write = worker.write_sealed
+    monkeypatch.setattr(worker, "write_sealed", dies_once)
+    index = tmp_path / "index"
+    with pytest.raises(RunFailed, match="the machine is gone"):
+        orchestrator.run("lifelong", local=True, register="search", name="first", index=str(index), **SMALL)
+    settings = resolve()
+    folder = records.known(settings.storage, "first")
+    assert folder is not None
+    assert runs.resume(folder, settings, Console()).extra["registered_version"] == "3"
+    assert sealed[-2:] == [3, 4]
+    assert not (folder.path / SEALED).exists()
+
+    client = registry.client(settings)
+    tags = [client.get_model_version("search", str(number)).tags for number in (1, 2, 3)]
+    assert [tag["orchestrator.epoch"] for tag in tags] == ["2", "3", "4"]
+    assert [tag["session"] for tag in tags] == ["0", "1", "2"]
+    assert [tag.get("orchestrator.parent") for tag in tags] == [None, "1", "2"]
+    assert len({tag["lineage"] for tag in tags}) == 1
+    (files,) = index.iterdir()
+    assert {tag["index"] for tag in tags} == {str(files)}
+
+    promote(settings, Request("search", "champion", "2", force=True, reason="a test"))
+    for name, tag in zip(("search/1", "search@champion", "search/3"), tags):
+        assert found(settings, name, queries) == int(tag["index_rows"])
+    values = [gather(client, registry.version(client, "search", str(number))) for number in (1, 2, 3)]
+    averages = [one.metrics["average_mrr_at_10"] for one in values]
+    assert averages == sorted(set(averages))
+    for one, average in zip(values, averages):
+        assert one.units is not None
+        assert one.units["average_mrr_at_10"].mean() == pytest.approx(average)
+
+    with pytest.raises(UserError, match="which the model of session 0 can not read"):
+        found(settings, "search/1", queries, index=str(files))
+    shutil.copyfile(files / "session-0001.arrow", files / "session-0002.arrow")
+    with pytest.raises(Refusal, match=r"session-0002\.arrow is another one than the model belongs to"):
+        promote(settings, Request("search", "stable", "3", force=True, reason="a test"))
+    assert found(settings, "search/1", queries) == int(tags[0]["index_rows"])

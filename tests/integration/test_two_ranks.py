@@ -1,0 +1,56 @@
+"""Two ranks of which one fails, leaves a collective out or hangs: a failure that names it, and new ranks afterwards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from workloads.two_ranks import together
+
+pytestmark = pytest.mark.faults
+
+
+def whole(rank: int) -> int:
+    return rank
+
+
+def failing(rank: int) -> None:
+    if rank == 1:
+        raise ValueError("rank 1 has had enough")
+    dist.all_reduce(torch.ones(1))
+
+
+def at_odds(rank: int) -> None:
+    """Rank 0 waits in a collective of which rank 1 knows nothing."""
+    if rank == 0:
+        dist.all_reduce(torch.ones(1))
+    else:
+        time.sleep(3)
+
+
+def hanging(rank: int, folder: str) -> None:
+    Path(folder, str(rank)).touch()
+    while rank == 1:
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(("function", "said"), [(failing, "rank 1 has had enough"), (at_odds, "all_reduce")])
+def test_a_failure_of_one_rank_ends_both(function: Callable[[int], None], said: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match=said):
+        together(function, seconds=60)
+    assert time.monotonic() - began < 50, "the other one waited for it"
+    assert together(whole) == [0, 1]
+
+
+def test_a_hang_names_rank_and_line(tmp_path: Path) -> None:
+    together(whole)
+    with pytest.raises(TimeoutError, match=r"(?s)not done after 2 s:\nrank 1: .*in hanging"):
+        together(hanging, str(tmp_path), seconds=2)
+    assert {file.name for file in tmp_path.iterdir()} == {"0", "1"}
+    assert together(whole) == [0, 1]

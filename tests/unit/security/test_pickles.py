@@ -1,0 +1,135 @@
+"""A stranger's pickle, wherever a file is read: it is refused or passed over, and never run."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import io
+import json
+import pickle
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from optuna.distributions import FloatDistribution
+from optuna.samplers import CmaEsSampler
+from optuna.trial import create_trial
+
+import orchestrator
+from orchestrator.errors import UserError
+from orchestrator.search.samplers import sampler
+from orchestrator.storage import checkpoint
+from tests.unit.security.strangers import Bomb, bomb
+from workloads.data.errors import DataError
+from workloads.data.images.archives import read_cifar
+from workloads.data.interactions.tables import read_tables
+
+ROOT = Path(orchestrator.__file__).parents[1]
+
+UNPICKLING = {
+    ("pickle", "load"), ("pickle", "loads"), ("pickle", "Unpickler"), ("torch", "load"), ("cloudpickle", "load"),
+    ("cloudpickle", "loads"), ("joblib", "load"), ("marshal", "loads"), ("shelve", "open"), ("yaml", "load"),
+    ("yaml", "unsafe_load"), ("pd", "read_pickle"), ("pandas", "read_pickle"), ("dill", "loads"),
+}  # fmt: skip
+EXCEPTED = {("workloads/data/images/archives.py", "Unpickler")}
+"""CIFAR is shipped as pickles: its reader lets arrays, text and numbers through and is tried below."""
+
+
+@pytest.fixture
+def canary(tmp_path: Path) -> Path:
+    return tmp_path / "canary"
+
+
+def test_the_bomb_goes_off_where_it_is_unpickled(canary: Path) -> None:
+    pickle.loads(bomb(canary))
+    assert canary.exists()
+
+
+def test_nothing_of_ours_unpickles() -> None:
+    found = set()
+    for package in ("orchestrator", "workloads", "search_spaces"):
+        for file in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                    if (node.value.id, node.attr) in UNPICKLING:
+                        found.add((file.relative_to(ROOT).as_posix(), node.attr))
+                elif (
+                    isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec")
+                ):
+                    found.add((file.relative_to(ROOT).as_posix(), node.func.id))
+                elif isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "trust_remote_code"):
+                    assert ast.unparse(node.value) == "False", f"{file}: {node.arg}"
+    assert found == EXCEPTED
+
+
+def test_a_checkpoint_whose_digests_are_right(tmp_path: Path, canary: Path) -> None:
+    folder = checkpoint.write(tmp_path / "checkpoint-00000001", checkpoint.Checkpoint({}, 1, {"x": torch.zeros(1)}))
+    torch.save(Bomb(canary), folder / checkpoint.TENSORS)
+    content = (folder / checkpoint.TENSORS).read_bytes()
+    meta = json.loads((folder / checkpoint.META).read_text())
+    del meta["sha256"]
+    meta["tensors"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    seal = hashlib.sha256(json.dumps(meta).encode()).hexdigest()
+    (folder / checkpoint.META).write_text(json.dumps(meta | {"sha256": seal}))
+    with pytest.raises(UserError, match="damaged"):
+        checkpoint.read(folder)
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_cma_es_whose_state_is_a_pickle_in_the_study(ours: bool, canary: Path) -> None:
+    """Optuna's own sampler, which runs it, shows that the attack is one."""
+    study = optuna.create_study(sampler=sampler("cmaes", 0) if ours else CmaEsSampler(seed=0))
+    unit = {name: FloatDistribution(0, 1) for name in ("x", "y")}
+    state = {"cma:optimizer:0": bomb(canary).hex(), "cma:generation": 0}
+    for _ in range(3):
+        study.add_trial(create_trial(params={"x": 0.5, "y": 0.5}, distributions=unit, value=1.0, system_attrs=state))
+    trial = study.ask()
+    assert 0 <= trial.suggest_float("x", 0, 1) <= 1
+    assert canary.exists() is not ours
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_dataset_that_is_shipped_as_pickles(inside: bool, tmp_path: Path, canary: Path) -> None:
+    batch = {"data": np.zeros((1, 3072), np.uint8), "labels": [0]}
+    content = pickle.dumps(batch | {"extra": Bomb(canary)}) if inside else bomb(canary)
+    meta = pickle.dumps({"label_names": ["cat"]})
+    with tarfile.open(tmp_path / "cifar.tar.gz", "w:gz") as archive:
+        for name, data in (("train", content), ("test", pickle.dumps(batch)), ("meta", meta)):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    with pytest.raises(DataError, match=r"damaged or another one \(it names pathlib"):
+        read_cifar(tmp_path, "cifar.tar.gz", train=("train",), test="test", meta="meta", label="label")
+    assert not canary.exists()
+
+
+def test_a_table_with_an_extension_type_that_is_a_pickle(tmp_path: Path, canary: Path) -> None:
+    """Arrow before 14.0.1 unpickled the type of a column (CVE-2023-47248)."""
+    named = {b"ARROW:extension:name": b"arrow.py_extension_type", b"ARROW:extension:metadata": bomb(canary)}
+    schema = pa.schema([pa.field(name, pa.int64(), metadata=named) for name in ("user", "item")])
+    for part in ("train", "test"):
+        ids = [0, 1] if part == "train" else [1, 0]
+        pq.write_table(pa.table([pa.array([0, 1]), pa.array(ids)], schema=schema), tmp_path / f"{part}.parquet")
+    assert read_tables(tmp_path, ("train.parquet", "test.parquet")).n_users == 2
+    assert not canary.exists()
+
+
+def _object_array(path: Path, canary: Path) -> None:
+    array = np.empty(1, object)
+    array[0] = Bomb(canary)
+    np.savez(path, order=array, sizes=array)
+
+
+@pytest.mark.parametrize("cache", ["workloads.data.retrieval.bm25", "workloads.lifelong.sessions"])
+def test_a_cache_of_arrays_of_objects(cache: str, tmp_path: Path, canary: Path) -> None:
+    module: Any = pytest.importorskip(cache)
+    _object_array(tmp_path / "cache.npz", canary)
+    assert module._read(tmp_path / "cache.npz") is None
+    assert not canary.exists()

@@ -1,0 +1,139 @@
+"""A login in an address, or a token in an error: it is in no message, log, record or tag."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.cli import app
+from orchestrator.console import Console
+from orchestrator.errors import UNAVAILABLE, USAGE, RunFailed, UserError, mask, one_line
+from orchestrator.exits import guarded
+from orchestrator.jobs import submission
+from orchestrator.provenance.scrub import scrub
+from orchestrator.session import Session
+from orchestrator.settings import resolve
+from orchestrator.storage import records
+
+SECRET = "hunter2"
+ADDRESSES = (
+    f"http://me:{SECRET}@host:5000/x", f"postgresql://me:{SECRET}@db/x", f"postgresql+psycopg2://me:a/{SECRET}@db:1/x",
+    f"postgresql://me:a@{SECRET}@db/x", f"mysql://:{SECRET}@db", f"https://{SECRET}@host",
+)  # fmt: skip
+HARMLESS = (
+    "http://localhost:5000/#/models/rec@champion", "ssh://git@github.com/a/b", "models:/rec@champion",
+    "sqlite:////home/me@work/mlflow.db", "see https://registry.example:443/@scope/x and me@host",
+)  # fmt: skip
+
+
+def call(words: list[str]) -> int:
+    return guarded(lambda: app(words, standalone_mode=False))
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_no_login_in_what_is_said(address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    errors: list[Exception] = [
+        UserError(f"Not at {address}", got=address, allowed=[address], fix=f"Try {address}"),
+        RunFailed("run", f"OSError: {address}"),
+    ]
+    said = [str(error) for error in errors] + [
+        one_line(OSError(address)),
+        mask(address),
+        scrub(f"--tracking={address}"),
+    ]
+    console = Console()
+    console.log_to(tmp_path / "log.txt")
+    console.say(f"Tracked at {address}")
+
+    def fault() -> None:
+        raise RuntimeError(f"fault at {address}")
+
+    assert guarded(fault) == 1
+    out, err = capsys.readouterr()
+    for text in (*said, (tmp_path / "log.txt").read_text(), out, err):
+        assert SECRET not in text
+        assert "***" in text
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_what_is_no_login_stays(text: str) -> None:
+    assert mask(text) == scrub(text) == text
+
+
+def test_a_traceback_in_a_log_has_none(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = resolve({"tracking": "none"})
+    folder = records.create(settings.storage, "run", "toy", {}, "orchestrator run toy")
+
+    def work() -> None:
+        with Session(folder, settings, Console(), resuming=False, params={}, tags={}):
+            raise OSError(f"no answer from {ADDRESSES[2]}")
+
+    with pytest.raises(OSError, match="no answer"):
+        work()
+    log = folder.log.read_text()
+    assert "Traceback" in log
+    for file in folder.path.rglob("*"):
+        assert not file.is_file() or SECRET not in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["run", "recommender", "--tracking", f"postgresql://me:a/{SECRET}@db/x"], USAGE),
+        (["promotions", "rec", "--tracking", f"http://me:{SECRET}@127.0.0.1:9"], USAGE),
+        (["submit", "--", "run", "recommender", "--tracking", f"postgresql://me:a/{SECRET}@db/x"], USAGE),
+    ],
+)
+def test_a_password_on_the_command_line_is_refused(
+    words: list[str], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(words) == code
+    said = capsys.readouterr().err
+    assert "MLFLOW_TRACKING_URI" in said
+    assert SECRET not in said
+
+
+@pytest.mark.parametrize(
+    ("address", "code"),
+    [(f"http://me:a/{SECRET}@127.0.0.1:9", USAGE), (f"http://me:{SECRET}@127.0.0.1:9", UNAVAILABLE)],
+)
+def test_nor_is_one_of_the_environment_said(
+    address: str, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+        monkeypatch.setenv(name, "")  # undone afterwards, whatever the command sets
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    assert call(["promotions", "rec"]) == code
+    assert SECRET not in capsys.readouterr().err
+    assert os.environ["MLFLOW_TRACKING_PASSWORD"] == ("" if code == USAGE else SECRET)
+
+
+def test_the_record_of_a_run_has_no_login(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from orchestrator.provenance import record
+
+    argv: list[Any] = ["orchestrator", "run", "toy", "--tracking", ADDRESSES[2], "--token", SECRET]
+    monkeypatch.setattr("sys.argv", argv)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", ADDRESSES[3])
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", SECRET)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", SECRET)
+    monkeypatch.setenv("ORCHESTRATOR_NOTIFY", f"https://hooks.example/{SECRET}")
+    home.mkdir()
+    for file in record.write(home, {"experiment": {"params": {}}}, ()):
+        assert SECRET not in file.read_text()
+    assert SECRET not in str(record.tags(()))
+
+
+def test_a_job_is_not_sent_what_is_secret(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray has a job's environment on the command lines of its own processes."""
+    monkeypatch.setenv("ORCHESTRATOR_NOTIFY", f"https://hooks.example/{SECRET}")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example")
+    sent = submission._environment(resolve())
+    assert sent["MLFLOW_TRACKING_URI"] == "https://mlflow.example"
+    assert SECRET not in str(sent)
+    for address in ADDRESSES[1:4]:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+        with pytest.raises(UserError, match="holds a password"):
+            submission._environment(resolve())

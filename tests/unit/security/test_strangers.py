@@ -1,0 +1,201 @@
+"""A run's folder, a sweep's record, a spool or a model that a stranger has left: nothing of theirs is run or sent."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from orchestrator import request, sweeps
+from orchestrator.console import Console
+from orchestrator.errors import RunFailed, UserError
+from orchestrator.provenance import record as provenance
+from orchestrator.registry import models as registry
+from orchestrator.registry import prediction
+from orchestrator.reproduction import reproduce
+from orchestrator.results import report
+from orchestrator.session import adopt
+from orchestrator.settings import Settings, resolve
+from orchestrator.storage import records
+from orchestrator.sweeps import Again
+from orchestrator.tracking.tracker import JOURNAL, Tracker
+from orchestrator.training import delivery, runs
+from tests import finished
+from tests.tracked import OWNER, query
+from tests.unit.security.strangers import Bomb, source
+
+SPACE = "def space(trial):\n    return {'lr': trial.suggest_float('lr', 0.01, 0.2)}"
+
+
+@pytest.fixture
+def canary(tmp_path: Path) -> Path:
+    return tmp_path / "canary"
+
+
+@pytest.fixture
+def settings(toy_workload: str, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setattr(report, "write_page", lambda *of: None)
+    monkeypatch.setattr(provenance, "sources", lambda **of: ())
+    return resolve({"tracking": "none"})
+
+
+@pytest.fixture
+def theirs(settings: Settings, tmp_path: Path, canary: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A sweep of a stranger's, brought here in its folder: its search space's file lies in that."""
+    home = tmp_path / "theirs"
+    (tmp_path / "space.py").write_text(SPACE)
+    with monkeypatch.context() as patch:
+        patch.setenv("ORCHESTRATOR_HOME", str(home))
+        there = resolve({"tracking": "none"})
+        spec = request.sweep(
+            "toy", there, overrides={"epochs": 2}, local=True,
+            search={"space": f"{tmp_path / 'space.py'}:space", "scheduler": "none", "trials": 1},
+        )  # fmt: skip
+        sweeps.sweep(spec, there, runs.Options(local=True, name="theirs"), Console())
+    folder = settings.storage / "theirs"
+    shutil.copytree(home / "storage" / "theirs", folder)
+    (folder / "attack.py").write_text(source(canary, SPACE))
+    for name in ("record.json", "sweep.json"):
+        text = (folder / name).read_text().replace(str(tmp_path / "space.py"), str(folder / "attack.py"))
+        (folder / name).write_text(text)
+    (folder / "space.py").write_text(source(canary, SPACE))
+    return folder
+
+
+# The search space that a record names
+
+
+def test_a_resume_does_not_run_the_search_space_of_a_record(theirs: Path, settings: Settings, canary: Path) -> None:
+    with pytest.raises(UserError, match=r"would run code that was never named here.*--space"):
+        sweeps.resume(records.find(settings.storage, "theirs"), settings, Console(), Again(more_trials=1))
+    assert not canary.exists()
+
+
+def test_a_reproduction_does_not_run_it_either(theirs: Path, settings: Settings, canary: Path) -> None:
+    def repeat(space: str | None = None) -> Any:
+        return reproduce.run(
+            settings, "theirs", check=True, script=False, tolerance=0, space=space, console=Console(json=True)
+        )
+
+    with pytest.raises(UserError, match="would run code that was never named here"):
+        repeat()
+    assert not canary.exists()
+    repeat(f"{theirs.parents[2] / 'space.py'}:space")
+
+
+def test_who_names_the_file_has_read_it(theirs: Path, settings: Settings, canary: Path) -> None:
+    folder = records.find(settings.storage, "theirs")
+    again = Again(more_trials=1, space=f"{theirs / 'attack.py'}:space")
+    assert sweeps.resume(folder, settings, Console(), again).status == "finished"
+    assert canary.exists()
+    sweeps.resume(records.find(settings.storage, "theirs"), settings, Console(), Again(more_trials=1))
+
+
+# The spool, and what a record says is still to be delivered
+
+
+def test_a_spool_sends_files_of_its_own_folder_alone(
+    open_tracker: Callable[..., Tracker], database: Path, tmp_path: Path
+) -> None:
+    secret, own = tmp_path.parent / f"{tmp_path.name}-secret", tmp_path / "own.txt"
+    secret.write_text("hunter2")
+    own.write_text("own")
+    (tmp_path / "link.txt").symlink_to(secret)
+    start = {"op": "start", "key": OWNER, "name": "x", "params": {}, "tags": {}, "parent": None, "time": 0}
+    paths = [str(path) for path in (secret, own, tmp_path / "link.txt", tmp_path / ".." / secret.name)]
+    lines = [start, {"op": "files", "key": OWNER, "paths": paths}]
+    (tmp_path / JOURNAL).write_text("".join(json.dumps({"format": 1, **line}) + "\n" for line in lines))
+    told = open_tracker(resuming=True).close()
+    assert told is not None
+    assert "lies outside the run's folder" in told
+    ((place,),) = query(database, "select artifact_uri from runs")
+    assert [file.name for file in Path(place).iterdir()] == ["own.txt"]
+    secret.unlink()
+
+
+@pytest.fixture
+def outcome(theirs: Path) -> Path:
+    """The winner of the stranger's sweep, its model in it."""
+    return theirs / "winner"
+
+
+def test_a_model_in_a_folder_is_logged_only_with_code_that_is_installed(outcome: Path, canary: Path) -> None:
+    delivery._check_files(outcome)
+    (outcome / "model" / "predictor.py").write_text(source(canary))
+    with pytest.raises(delivery.Foreign, match="not the code of a workload that is installed here"):
+        delivery._check_files(outcome)
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("name", ["model/weights.safetensors", "tables/x.parquet", "outcome.json"])
+def test_a_link_in_a_folder_is_not_followed(outcome: Path, name: str, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("hunter2")
+    (outcome / name).parent.mkdir(exist_ok=True)
+    (outcome / name).unlink(missing_ok=True)
+    (outcome / name).symlink_to(tmp_path / "secret")
+    with pytest.raises(delivery.Foreign, match="is a link"):
+        delivery._check_files(outcome)
+
+
+@pytest.mark.parametrize("place", ["../../theirs", "/etc"])
+def test_what_a_record_owes_lies_in_its_folder(place: str, theirs: Path, settings: Settings) -> None:
+    folder = records.find(settings.storage, "theirs")
+    with pytest.raises(UserError, match="lies outside its folder"):
+        delivery._complete(settings, folder, "run", {"outcome": place, "register": None})
+
+
+# Logins
+
+
+@pytest.mark.parametrize("variable", ["MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"])
+def test_a_login_is_not_sent_to_an_address_of_a_record(
+    variable: str, toy_workload: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, attack = "https://mlflow.example", "http://attacker.example:5000"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", ours)
+    folder = finished.run(resolve().storage, "theirs", 0.5)
+    folder.update(tracking=attack)
+    assert adopt(resolve(), folder).tracking == attack  # without a login there is nothing to lose
+    monkeypatch.setenv(variable, "hunter2")
+    with pytest.raises(UserError, match=f"--tracking {attack}"):
+        adopt(resolve(), folder)
+    assert adopt(resolve({"tracking": ours}), folder).tracking == ours
+    folder.update(tracking=ours)
+    assert adopt(resolve(), folder).tracking == ours
+
+
+# Models
+
+
+def test_a_model_that_is_a_pickle_is_not_loaded(
+    database: Path, tmp_path: Path, canary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlflow
+    from mlflow.pyfunc.model import PythonModel
+
+    class Plain(PythonModel):  # type: ignore[misc]
+        def predict(self, context: Any, model_input: pd.DataFrame) -> pd.DataFrame:
+            return model_input
+
+    mlflow.pyfunc.save_model(str(tmp_path / "model"), python_model=Plain(), pip_requirements=[])
+    (file,) = (tmp_path / "model").glob("*.pkl")
+    import cloudpickle
+
+    file.write_bytes(cloudpickle.dumps(Bomb(canary)))
+    pd.DataFrame({"x": [1]}).to_csv(tmp_path / "x.csv", index=False)
+    settings = resolve()
+    client = registry.client(settings)
+    client.create_registered_model("theirs")
+    client.create_model_version("theirs", str(tmp_path / "model"))
+    with pytest.raises(UserError, match=r"can not be loaded.*pickle is disallowed"):
+        prediction.predict(settings, "theirs/1", str(tmp_path / "x.csv"), str(tmp_path / "out.csv"), {})
+    assert not canary.exists()
+    monkeypatch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "true")  # MLflow's own word for: I trust it
+    with pytest.raises((UserError, RunFailed)):
+        prediction.predict(settings, "theirs/1", str(tmp_path / "x.csv"), str(tmp_path / "out.csv"), {})
+    assert canary.exists()

@@ -1,0 +1,68 @@
+"""What goes along with a submitted job: its command, who and in whose queue, and the settings it needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import UserError
+from orchestrator.jobs import submission
+from orchestrator.jobs.job_state import Job, read
+
+
+class Details:
+    """What Ray tells of a job."""
+
+    def __init__(self, metadata: dict[str, str]) -> None:
+        self.metadata, self.submission_id, self.entrypoint = metadata, "j", "python -m orchestrator run toy"
+        self.status = type("Status", (str,), {"is_terminal": lambda self: False})("RUNNING")
+        self.start_time, self.end_time = 0, None
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What was submitted last."""
+    found: dict[str, Any] = {}
+
+    class Dashboard:
+        address = "http://head:8265"
+
+        def __init__(self, address: str | None) -> None:
+            pass
+
+        def submit(self, entrypoint: str, job_id: str, **about: Any) -> Job:
+            found.update(about)
+            return Job(job_id, "pending", None, entrypoint)
+
+    monkeypatch.setattr(submission, "Dashboard", Dashboard)
+    return found
+
+
+def test_queue_and_priority_go_to_the_jobs_list_and_to_the_job(sent: dict[str, Any]) -> None:
+    assert submission.submit(["sweep", "toy"], queue="team", priority="4", wait=False) == 0
+    assert (sent["metadata"]["queue"], sent["metadata"]["priority"]) == ("team", "4")
+    assert sent["environment"]["ORCHESTRATOR_QUEUE"] == "team"
+    assert sent["environment"]["ORCHESTRATOR_PRIORITY"] == "4"
+    job = read(Details(sent["metadata"]))
+    assert (job.queue, job.priority) == ("team", 4)
+
+
+def test_unset_they_are_the_clusters_to_say(sent: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    submission.submit(["sweep", "toy"], wait=False)
+    assert (sent["metadata"]["queue"], sent["metadata"]["priority"]) == ("default", "1")
+    assert "ORCHESTRATOR_QUEUE" not in sent["environment"]
+    monkeypatch.setenv("ORCHESTRATOR_QUEUE", "mine")
+    submission.submit(["sweep", "toy"], wait=False)
+    assert sent["environment"]["ORCHESTRATOR_QUEUE"] == "mine"
+
+
+def test_another_priority_is_refused_before_anything_is_sent(sent: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="The priority is not valid: got 'high'; allowed: an integer from 1 to 100"):
+        submission.submit(["sweep", "toy"], priority="high")
+    assert not sent
+
+
+def test_a_job_of_somebody_elses_has_none() -> None:
+    job = read(Details({}))
+    assert (job.queue, job.priority) == (None, None)

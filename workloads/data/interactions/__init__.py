@@ -1,0 +1,1 @@
+"""Who interacted with what: formats, generated sets, splits and variants."""

@@ -1,0 +1,63 @@
+"""Interactions as one Arrow IPC file, memory-mapped without a copy."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+from workloads.data.cache import replacing
+from workloads.data.interactions.contents import Interactions
+
+FORMAT = 2
+"""Version of the layout; it is part of the cache's file names."""
+
+_META = b"interactions"
+_NUMBERS = {"int32", "int64", "float32"}
+
+
+def write_interactions(path: Path, interactions: Interactions) -> None:
+    """Write a list column an array, in one row: arrays of any lengths in one file that is replaced whole.
+
+    Raises:
+        OSError: the file can not be written.
+    """
+    import pyarrow as pa
+
+    lists: dict[str, Any] = {}
+    layout: dict[str, Any] = {}
+    for name, array in interactions.arrays().items():
+        kind = array.dtype.name if array.dtype.name in _NUMBERS else "uint8"  # truth values and text go as bytes
+        data = array.tobytes()
+        size = array.size if kind in _NUMBERS else len(data)
+        values = pa.Array.from_buffers(pa.type_for_alias(kind), size, [None, pa.py_buffer(data)])
+        lists[name] = pa.LargeListArray.from_arrays([0, size], values)
+        layout[name] = {"dtype": array.dtype.str, "shape": array.shape, "crc32": zlib.crc32(data)}
+    meta = {"n_users": interactions.n_users, "n_items": interactions.n_items, "arrays": layout}
+    batch = pa.record_batch(lists)
+    schema = batch.schema.with_metadata({_META: json.dumps(meta)})
+    with replacing(path) as file, pa.ipc.new_file(file, schema) as writer:
+        writer.write_batch(batch.cast(schema))
+
+
+def read_interactions(path: Path) -> Interactions | None:
+    """Map a file of :func:`write_interactions`; None where it is missing or a checksum differs."""
+    import numpy as np
+    import pyarrow as pa
+
+    try:
+        with pa.memory_map(str(path)) as source:
+            batch = pa.ipc.open_file(source).get_batch(0)
+        meta = json.loads(batch.schema.metadata[_META])
+        arrays: dict[str, Any] = {}
+        for name, layout in meta["arrays"].items():
+            # Not Arrow's own to_numpy: that imports pandas.
+            listed = batch.column(name).values
+            values = listed.buffers()[1].slice(0, listed.nbytes)
+            if zlib.crc32(values) != layout["crc32"]:
+                return None
+            arrays[name] = np.frombuffer(values, layout["dtype"]).reshape(layout["shape"])
+        return Interactions(meta["n_users"], meta["n_items"], **arrays)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException):
+        return None  # whatever a damaged file looks like, it is written anew

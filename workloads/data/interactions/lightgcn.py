@@ -1,0 +1,157 @@
+"""Gowalla, Yelp2018 and LastFM in the text formats of LightGCN: a line a user, or a line an interaction.
+
+He et al., "LightGCN", SIGIR 2020; LastFM is that of its PyTorch version (HetRec 2011). Their numbering is kept:
+LastFM counts 1,892 users, of whom 12 have friends only.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from workloads.data.errors import DataError
+from workloads.data.files import content, held
+from workloads.data.interactions.contents import Interactions
+from workloads.data.interactions.ratings import RatingColumns, check_disjoint, read_ratings
+from workloads.data.source import Dataset, SourceFile
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_EXPECTED = "integers between spaces: user item item ..."
+_DIGITS = 9  # that an id may have
+
+_URL = "https://raw.githubusercontent.com/gusye1234/LightGCN-PyTorch"
+_PINNED = f"{_URL}/ef7aae37fc51973feabfc7e534720ea51f9eedf6/data/lastfm"
+
+_LASTFM = RatingColumns(
+    "user", "item", "playcount", n_users=1_892, n_items=4_489, lowest=0, highest=math.inf,
+    separator="\t", header=False, first=1,
+)  # fmt: skip
+
+
+def read_lastfm(folder: Path) -> Interactions:
+    """Read ``data1.txt`` (train) and ``test1.txt``. How often something was played is not a rating and is left out.
+
+    Raises:
+        DataError: a file is damaged, or a pair is in both.
+    """
+    import numpy as np
+
+    files = folder / "data1.txt", folder / "test1.txt"
+    train, test = (read_ratings(file, _LASTFM) for file in files)
+    check_disjoint(files[0], train, files[1], test, _LASTFM)
+    users, items = (np.arange(1, count + 1) for count in (_LASTFM.n_users, _LASTFM.n_items))
+    return Interactions(_LASTFM.n_users, _LASTFM.n_items, train.pairs, test.pairs, user_ids=users, item_ids=items)
+
+
+def read_item_lists(folder: Path, sizes: tuple[int, int] | None = None, rows: tuple[int, ...] = ()) -> Interactions:
+    """Read ``train.txt`` and ``test.txt``, a line ``user item item ...`` a user, ids from 0.
+
+    An item that a line names twice counts once; one that both parts name for a user stays in train alone.
+
+    Args:
+        folder: where they lie.
+        sizes: number of users and items; without them one more than the largest ids.
+        rows: how many interactions each file names, where that is known.
+
+    Raises:
+        DataError: a file is empty, holds something else than such lines, an id out of range, or another number of
+            interactions.
+    """
+    import numpy as np
+
+    from workloads.data.interactions.codes import decode, distinct, encode
+
+    files = tuple(held(folder / f"{part}.txt") for part in ("train", "test"))
+    parts = [_item_lists(file, sizes) for file in files]
+    for file, pairs, expected in zip(files, parts, rows):
+        if len(pairs) != expected:
+            got = f"{len(pairs)} interactions"
+            raise DataError("the file is not complete", file=file, got=got, expected=f"{expected}")
+    n_users, n_items = sizes or (int(largest) + 1 for largest in np.concatenate(parts).max(axis=0))
+    train, test = (distinct(encode(pairs, n_items)) for pairs in parts)
+    test = test[~np.isin(test, train)]
+    return Interactions(n_users, n_items, decode(train, n_items), decode(test, n_items))
+
+
+def _item_lists(file: Path, sizes: tuple[int, int] | None) -> NDArray[np.int64]:
+    """The pairs of a file, in its order."""
+    import numpy as np
+
+    text = content(file)
+    characters = np.frombuffer(text, np.uint8)
+    digit = characters - np.uint8(ord("0")) < 10
+    newline = characters == ord("\n")
+    strange = np.flatnonzero(~(digit | newline | np.isin(characters, list(b" \t\r"))))
+    if strange.size:
+        _refuse(file, text, int(strange[0]), "the line holds something else than integers")
+    begins = np.flatnonzero(digit & ~np.concatenate([[False], digit[:-1]]))
+    if not begins.size:
+        raise DataError("the file is empty", file=file, line=1, got="no interaction", expected=_EXPECTED)
+    ends = np.flatnonzero(digit & ~np.concatenate([digit[1:], [False]]))
+    long = np.flatnonzero(ends - begins >= _DIGITS)
+    if long.size:
+        _refuse(file, text, int(begins[long[0]]), "an id is out of range")
+    numbers = np.fromstring(text, np.int64, sep=" ")
+    lines = np.cumsum(newline)[begins]
+    names_user = np.concatenate([[True], lines[1:] != lines[:-1]])
+    users = numbers[names_user][np.cumsum(names_user) - 1]
+    if sizes is not None:
+        outside = np.flatnonzero(numbers >= np.where(names_user, *sizes))
+        if outside.size:
+            at, (n_users, n_items) = int(begins[outside[0]]), sizes
+            _refuse(file, text, at, "an id is out of range", f"users below {n_users} and items below {n_items}")
+    pairs: NDArray[Any] = np.stack([users, numbers], axis=1)[~names_user]
+    if not len(pairs):
+        raise DataError("the file is empty", file=file, line=1, got="no interaction", expected=_EXPECTED)
+    return pairs
+
+
+def _refuse(file: Path, text: bytes, at: int, what: str, expected: str = _EXPECTED) -> NoReturn:
+    """Name the line of a character, and what stands there."""
+    word = text[at : at + 40].split(maxsplit=1)[0].decode(errors="backslashreplace")
+    raise DataError(what, file=file, line=text.count(b"\n", 0, at) + 1, got=repr(word), expected=expected)
+
+
+def _lists(name: str, summary: str, sizes: tuple[int, int], rows: tuple[int, int]) -> Dataset:
+    return Dataset(
+        name=name,
+        summary=f"{summary}, {sizes[0]:,} users, {sizes[1]:,} items, {rows[0]:,} + {rows[1]:,} interactions",
+        kind="interactions",
+        version="1",
+        reader=partial(read_item_lists, sizes=sizes, rows=rows),
+        files=tuple(
+            SourceFile(f"{part}.txt", url=f"{_URL}/master/data/{name}/{part}.txt") for part in ("train", "test")
+        ),
+    )
+
+
+GOWALLA = _lists("gowalla", "check-ins of Gowalla, LightGCN's split", (29_858, 40_981), (810_128, 217_242))
+YELP2018 = _lists("yelp2018", "businesses of Yelp 2018, LightGCN's split", (31_668, 38_048), (1_237_259, 324_147))
+LASTFM = Dataset(
+    name="lastfm",
+    summary="artists of Last.fm, LightGCN's split, 1,892 users, 4,489 items, 42,135 + 10,533 interactions",
+    kind="interactions",
+    version="1",
+    reader=read_lastfm,
+    files=(
+        SourceFile(
+            "data1.txt",
+            size=579_727,
+            sha256="c82af3228cbbda2f55a39244de09ed93292894f1d0d9f1908ebb57e27598fded",
+            url=f"{_PINNED}/data1.txt",
+            also=("15d45d21149cf0340a4f901fceae31bae313aa2cd1f346a4c728e55685289432",),
+        ),
+        SourceFile(
+            "test1.txt",
+            size=144_867,
+            sha256="de4417c0e6123284ce59a0934bcf5288ec1ec8774a18a1eef453c9952dfa48f9",
+            url=f"{_PINNED}/test1.txt",
+            also=("0e49491e70101693871a1890ad1d68f75a45f05067516a2ac24b8e464d7b4195",),
+        ),
+    ),
+)

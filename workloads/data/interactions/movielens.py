@@ -1,0 +1,178 @@
+"""MovieLens-100K and MovieLens-1M. Every rating counts as a positive.
+
+Harper and Konstan, "The MovieLens Datasets", ACM TiiS 5(4), 2015. ``ml-100k`` is the split of Liu and Wang,
+"Bayesian Negative Sampling for Recommendation", ICDE 2023 (80,000 and 20,000 ratings, per user at random), which
+numbers users and items by their first appearance in ``u.data``; ``ml-100k-raw`` and ``ml-1m`` are what GroupLens
+ships: ids, ratings and times, no split. An id without a rating keeps its number (ml-1m: 3,952 items, 3,706 rated),
+as in the counts of the source document.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workloads.data.errors import DataError
+from workloads.data.files import content, held
+from workloads.data.interactions.contents import Interactions
+from workloads.data.interactions.ratings import RatingColumns, check_disjoint, read_ratings
+from workloads.data.source import Dataset, SourceFile
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_SPLIT = RatingColumns("user", "item", "rating", n_users=943, n_items=1682, lowest=1, highest=5)
+_100K = replace(_SPLIT, timestamp="timestamp", separator="\t", header=False, first=1)
+_1M = replace(_100K, n_users=6040, n_items=3952, separator="::")
+
+_TRAIN, _TEST = "100k_train.csv", "100k_test.csv"
+_BNS = "https://raw.githubusercontent.com/liubin06/BNS/854e96181a1516ea4057c8e4594f582f15f5a910/BNS_MF"
+_GROUPLENS = "https://files.grouplens.org/datasets/movielens"
+
+
+def read_ml_100k(folder: Path) -> Interactions:
+    """Read the two files of the split.
+
+    Raises:
+        DataError: a file is damaged, or a pair is in both.
+    """
+    train, test = read_ratings(folder / _TRAIN, _SPLIT), read_ratings(folder / _TEST, _SPLIT)
+    check_disjoint(folder / _TRAIN, train, folder / _TEST, test, _SPLIT)
+    return Interactions(_SPLIT.n_users, _SPLIT.n_items, train.pairs, test.pairs, train.ratings, test.ratings)
+
+
+def read_ml_100k_raw(folder: Path) -> Interactions:
+    """Read ``u.data``.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    return _unsplit(folder / "u.data", _100K)
+
+
+def read_ml_1m(folder: Path) -> Interactions:
+    """Read ``ratings.dat``.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    return _unsplit(folder / "ratings.dat", _1M)
+
+
+def _unsplit(file: Path, columns: RatingColumns) -> Interactions:
+    import numpy as np
+
+    pairs, ratings, times = read_ratings(file, columns)
+    assert times is not None
+    users, items = (np.arange(1, count + 1) for count in (columns.n_users, columns.n_items))
+    none = np.empty((0, 2), np.int32), np.empty(0, np.float32), np.empty(0, np.int64)
+    return Interactions(
+        columns.n_users, columns.n_items, pairs, none[0], ratings, none[1],
+        train_times=times, test_times=none[2], user_ids=users, item_ids=items,
+    )  # fmt: skip
+
+
+def _occupations(file: Path, separator: str, n_users: int) -> NDArray[np.int32]:
+    """The occupation of each user, numbered in the order of their names; users in the order of their ids."""
+    import numpy as np
+
+    file = held(file)
+    lines = content(file).decode("latin-1").splitlines()
+    fields = [line.split(separator) for line in lines]
+    for number, (line, found) in enumerate(zip(lines, fields), 1):
+        if len(found) != 5 or found[0] != str(number):
+            raise DataError(
+                "the line is no user", file=file, line=number, got=repr(line[:60]),
+                expected=f"5 fields, the first of them {number}",
+            )  # fmt: skip
+    if len(fields) != n_users:
+        raise DataError("the file is not complete", file=file, got=f"{len(fields)} users", expected=f"{n_users} users")
+    names = np.array([found[3] for found in fields])
+    return np.unique(names, return_inverse=True)[1].astype(np.int32)
+
+
+def _occupations_raw(folder: Path) -> NDArray[np.int32]:
+    return _occupations(folder / "u.user", "|", _100K.n_users)
+
+
+def _occupations_split(folder: Path) -> NDArray[np.int32]:
+    """Of the split's users, who are numbered by first appearance in ``u.data``."""
+    import numpy as np
+
+    first = np.unique(read_ratings(folder / "u.data", _100K).pairs[:, 0], return_index=True)[1]
+    return _occupations_raw(folder)[np.argsort(first)]
+
+
+def _occupations_1m(folder: Path) -> NDArray[np.int32]:
+    return _occupations(folder / "users.dat", "::", _1M.n_users)
+
+
+_U_DATA = SourceFile(
+    "u.data",
+    size=1_979_173,
+    sha256="06416e597f82b7342361e41163890c81036900f418ad91315590814211dca490",
+    url=f"{_GROUPLENS}/ml-100k/u.data",
+)
+_U_USER = SourceFile(
+    "u.user",
+    size=22_628,
+    sha256="f120e114da2e8cf314fd28f99417c94ae9ddf1cb6db8ce0e4b5995d40e90e62c",
+    url=f"{_GROUPLENS}/ml-100k/u.user",
+)
+
+ML_100K = Dataset(
+    name="ml-100k",
+    summary="MovieLens 100K, 943 users, 1,682 items, 80,000 + 20,000 ratings (GroupLens terms: research use)",
+    kind="interactions",
+    version="1",
+    reader=read_ml_100k,
+    files=(
+        SourceFile(
+            _TRAIN,
+            size=856_613,
+            sha256="d6827744e2ec2ccd2b7ad50b6b06ad3d7f74aab3b13e18a3dd39ce8b3409947d",
+            url=f"{_BNS}/{_TRAIN}",
+        ),
+        SourceFile(
+            _TEST,
+            size=214_069,
+            sha256="f3524ba85528edd7e2e3877ac80a3a51344ce32109ccad39e8c4412765c92abd",
+            url=f"{_BNS}/{_TEST}",
+        ),
+    ),
+    extras=(_U_DATA, _U_USER),
+    occupations=_occupations_split,
+)
+
+ML_100K_RAW = Dataset(
+    name="ml-100k-raw",
+    summary="MovieLens 100K as GroupLens ships it (u.data), with times and without a split (research use)",
+    kind="interactions",
+    version="1",
+    reader=read_ml_100k_raw,
+    files=(_U_DATA,),
+    extras=(_U_USER,),
+    occupations=_occupations_raw,
+    folder="ml-100k",
+)
+
+ML_1M = Dataset(
+    name="ml-1m",
+    summary="MovieLens 1M, 6,040 users, 3,952 items, 1,000,209 ratings with times, no split (research use)",
+    kind="interactions",
+    version="1",
+    reader=read_ml_1m,
+    files=(
+        SourceFile(
+            "ratings.dat",
+            size=24_594_131,
+            sha256="506d64ca44484487c11dc2d9a28de5c54948213e6b96285e298afe28d6ea4e0f",
+            url=f"{_GROUPLENS}/ml-1m.zip",
+            member="ml-1m/ratings.dat",
+        ),
+    ),
+    extras=(SourceFile("users.dat", size=134_368, url=f"{_GROUPLENS}/ml-1m.zip", member="ml-1m/users.dat"),),
+    occupations=_occupations_1m,
+)

@@ -1,0 +1,104 @@
+"""Generated interactions of Gowalla's size, for benchmarks: who likes what follows from groups and popularity.
+
+Users and items belong to one group each; a user takes most items from its own group, popular ones more often, and
+few users take many. The truth is not kept: it would hold a thousand times as many pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workloads.data.interactions.contents import Interactions
+from workloads.data.source import Dataset
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Parameters of the generator.
+
+    ``own``: probability that an interaction is with an item of the user's group. ``test``: share of each user's
+    interactions that go to the test part. A user has at least ``least`` interactions (Gowalla is a 10-core).
+    """
+
+    n_users: int = 30_000
+    n_items: int = 41_000
+    n_interactions: int = 1_000_000
+    n_groups: int = 50
+    own: float = 0.8
+    least: int = 10
+    test: float = 0.2
+    seed: int = 30
+
+
+def generate_large(sizes: Sizes) -> Interactions:
+    """Draw exactly so many pairs without replacement and split them. The rows are ordered by user, then item.
+
+    The draws come from the raw stream of PCG64; no function of more than correctly rounded arithmetic is applied to
+    them, so the result is the same on every machine.
+
+    Raises:
+        ValueError: users would have less than the least, or one of them more than half of the items.
+    """
+    import numpy as np
+
+    from workloads.data.interactions.codes import decode, distinct
+    from workloads.data.interactions.splits import hold_out
+
+    bits = np.random.PCG64(sizes.seed)
+    n_users, n_items = sizes.n_users, sizes.n_items
+    # A user's further share is 1 / u^(1/2) of a uniform u, whose tail is a power law with finite mean.
+    share = 1 / np.sqrt(_uniform(bits, n_users) + 1e-3) - 1 / np.sqrt(1 + 1e-3)
+    rest = sizes.n_interactions - sizes.least * n_users
+    # fsum, because the order in which NumPy adds is not the same everywhere.
+    counts = sizes.least + np.floor(share * (rest / math.fsum(share))).astype(np.int64)
+    counts[: sizes.n_interactions - int(counts.sum())] += 1
+    if rest < 0 or counts.max() > n_items // 2:
+        raise ValueError(f"{sizes.n_interactions} interactions are too many or too few for {n_users} x {n_items}")
+
+    codes = np.empty(0, np.int64)
+    wanted = counts
+    while len(codes) < sizes.n_interactions:
+        users = np.repeat(np.arange(n_users), wanted)
+        codes = distinct(codes, users * n_items + _items(bits, users, sizes))
+        wanted = counts - np.bincount(codes // n_items, minlength=n_users)
+    pairs = decode(codes, n_items)
+    test = hold_out(pairs, n_users, sizes.test, sizes.seed)
+    return Interactions(n_users, n_items, pairs[~test], pairs[test])
+
+
+def _items(bits: np.random.PCG64, users: NDArray[np.int64], sizes: Sizes) -> NDArray[np.int64]:
+    """An item for each user: item i is in group i mod n_groups, and popular where i is small."""
+    import numpy as np
+
+    u = _uniform(bits, len(users))
+    items = (sizes.n_items * u * u).astype(np.int64)  # of density 1 / sqrt(i): the head is seen most
+    group = users % sizes.n_groups
+    near = items - items % sizes.n_groups + group
+    return np.where((_uniform(bits, len(users)) < sizes.own) & (near < sizes.n_items), near, items)
+
+
+def _uniform(bits: np.random.PCG64, count: int) -> NDArray[np.float64]:
+    high: NDArray[Any] = bits.random_raw(count) >> 11
+    return high.astype("float64") * 2.0**-53
+
+
+def _read(_folder: Path) -> Interactions:
+    return generate_large(_DEFAULT)
+
+
+_DEFAULT = Sizes()
+
+SYNTHETIC_1M = Dataset(
+    name="synthetic-1m",
+    summary="groups and popularity, 30,000 users, 41,000 items, 1,000,000 interactions: Gowalla's size, for benchmarks",
+    kind="interactions",
+    version=f"1 {_DEFAULT}",
+    reader=_read,
+)

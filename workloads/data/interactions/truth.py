@@ -1,0 +1,67 @@
+"""What is false among positives and negatives, by the planted truth, the injected noise or the ratings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.data.interactions.contents import Interactions
+
+
+def false_negatives(data: Interactions, users: NDArray[np.integer[Any]], items: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which sampled negatives, pairs (n,), are truly liked. Their mean is a sampler's false-negative rate.
+
+    Raises:
+        ValueError: the truth is not known.
+    """
+    found: NDArray[np.bool_] = _truth(data)[users, items]
+    return found
+
+
+def false_positives(data: Interactions) -> NDArray[np.bool_]:
+    """Which interactions of train, (n,), are none: injected noise, or, where the truth is known, not liked.
+
+    Raises:
+        ValueError: neither is known.
+    """
+    noise = np.zeros(len(data.train), np.bool_) if data.noise is None else data.noise
+    if data.truth is None:
+        if data.noise is None:
+            raise ValueError("neither noise nor truth is known: inject noise, or take a generated dataset")
+        return noise
+    return noise | ~data.truth[data.train[:, 0], data.train[:, 1]]
+
+
+def untrusted(data: Interactions) -> NDArray[np.bool_]:
+    """Which interactions of train, (n,), a credence should be low for: rated 1, or injected noise (thesis 3.5.2).
+
+    Raises:
+        ValueError: there are no ratings.
+    """
+    if data.train_ratings is None:
+        raise ValueError("the dataset has no ratings, which tell the interactions that are not to be trusted")
+    found: NDArray[np.bool_] = data.train_ratings <= 1  # noise has rating 0
+    return found
+
+
+def class_prior(data: Interactions) -> NDArray[np.float64]:
+    """The share of false negatives among each user's items without an interaction in train, (n_users,).
+
+    This is the class prior that the thesis calls tau+; 0 for a user who has interacted with everything.
+
+    Raises:
+        ValueError: the truth is not known.
+    """
+    unlabelled = _truth(data).copy()
+    unlabelled[data.train[:, 0], data.train[:, 1]] = False
+    counts = data.n_items - np.bincount(data.train[:, 0], minlength=data.n_users)
+    prior: NDArray[np.float64] = unlabelled.sum(axis=1) / np.maximum(counts, 1)
+    return prior
+
+
+def _truth(data: Interactions) -> NDArray[np.bool_]:
+    if data.truth is None:
+        raise ValueError("the truth of this dataset is not known: only a generated one tells what a user likes")
+    return data.truth

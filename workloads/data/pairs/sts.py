@@ -1,0 +1,219 @@
+"""The semantic textual similarity benchmark (STS-B) and a user's own pairs, as CSV, TSV or Parquet.
+
+Cer et al., "SemEval-2017 Task 1: Semantic Textual Similarity", 2017. ``stsb`` has the English files of
+stsb-multi-mt, whose test scores are public; ``glue-stsb`` is GLUE's copy through the package ``datasets``, whose test
+scores are hidden (E-S1).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from workloads.data.errors import DataError
+from workloads.data.files import content, held
+from workloads.data.pairs.contents import HIDDEN, HIGHEST, KIND, Pairs, SentencePairs
+from workloads.data.source import Dataset, SourceFile
+
+FORMS = (".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
+"""Ends of the names of tables."""
+
+COLUMNS = ("sentence1", "sentence2")
+_SCORES = ("score", "label", "similarity_score")
+_PARTS = {"train": ("train",), "validation": ("validation", "dev"), "test": ("test",)}
+_SHOWN = 60
+
+
+def is_pairs(path: Path) -> bool:
+    """Whether a table, or the train part of a folder, has the columns of sentence pairs."""
+    file = _part(path, "train") if path.is_dir() else path
+    if file is None or not file.name.endswith(FORMS) or not file.is_file():
+        return False
+    try:
+        return set(COLUMNS) <= set(_names(file))
+    except (OSError, DataError):
+        return False
+
+
+def own_pairs(name: str, path: Path) -> Dataset:
+    """The dataset of a user's pairs: a table, or a folder with train and, where there are any, dev and test."""
+    folder = path if path.is_dir() else path.parent
+    files = {part: _part(path, part) for part in _PARTS} if path.is_dir() else {"train": path}
+    named = {part: file.name for part, file in files.items() if file is not None}
+    return _of_tables(name, "a user's own", str(folder), {part: SourceFile(file) for part, file in named.items()}, True)
+
+
+def read_tables(folder: Path, files: dict[str, str], header: bool) -> SentencePairs:
+    """Read the parts, of which ``files`` names one each.
+
+    Raises:
+        DataError: naming file and line (of Parquet the row) of a missing column, a line with another number of
+            fields, a sentence that is empty, or a score that is no number from 0 to 5.
+    """
+    return SentencePairs(**{part: _pairs(held(folder / file), header, part == "test") for part, file in files.items()})
+
+
+def read_glue(_folder: Path) -> SentencePairs:
+    """GLUE's copy, from the cache of the package ``datasets`` or, where a network allows it, from the hub.
+
+    Raises:
+        DataError: the package is missing, or it can not get the data.
+    """
+    import numpy as np
+
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        fix = "Install it: pip install 'ray-experiment-orchestrator[text]', or use dataset=stsb"
+        raise DataError("dataset glue-stsb is read with the package datasets, which is missing", fix=fix) from None
+    try:
+        found = load_dataset("nyu-mll/glue", "stsb")
+    except Exception as error:  # of that package and of what it speaks HTTP with
+        got = (str(error).splitlines() or [type(error).__name__])[0]
+        fix = "Load it once where there is a network, or use dataset=stsb"
+        raise DataError("GLUE's STS-B is not in the cache of the package datasets", got=got, fix=fix) from None
+    parts = {
+        part: Pairs(list(rows["sentence1"]), list(rows["sentence2"]), np.asarray(rows["label"], np.float32))
+        for part, rows in ((part, found[part]) for part in _PARTS)
+    }
+    return SentencePairs(**parts)
+
+
+def _part(folder: Path, part: str) -> Path | None:
+    names = (f"{name}{form}" for name in _PARTS[part] for form in FORMS)
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def _names(file: Path) -> list[str]:
+    """The columns that a table says it has."""
+    import csv
+
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    if file.suffix == ".parquet":
+        try:
+            names: list[str] = parquet.read_schema(file).names
+        except pa.ArrowException as error:
+            raise DataError("it is no Parquet file, or damaged", file=file, got=str(error)[:_SHOWN]) from None
+        return names
+    first = content(file).partition(b"\n")[0].decode(errors="replace").removeprefix("\ufeff").rstrip("\r")
+    return next(csv.reader([first], delimiter=_separator(file)), [])
+
+
+def _separator(file: Path) -> str:
+    return "\t" if ".tsv" in file.suffixes else ","
+
+
+def _pairs(file: Path, header: bool, may_hide: bool) -> Pairs:
+    import numpy as np
+
+    first, second, values = _parquet(file) if file.suffix == ".parquet" else _text(file, header)
+    before = int(header)  # lines
+    for texts, name in ((first, COLUMNS[0]), (second, COLUMNS[1])):
+        empty = next((row for row, text in enumerate(texts) if not isinstance(text, str) or not text.strip()), None)
+        if empty is not None:
+            raise _fault(file, empty, before, f"{name} is empty", repr(texts[empty]), "a sentence")
+    scores = np.array([_number(value) for value in values], np.float64)
+    if not (may_hide and len(scores) and (scores == HIDDEN).all()):
+        wrong = np.flatnonzero(~((scores >= 0) & (scores <= HIGHEST)))
+        if len(wrong):
+            row = int(wrong[0])
+            expected = f"a number from 0 to {HIGHEST:g}"
+            raise _fault(file, row, before, "the score is out of its bounds", repr(values[row]), expected)
+    return Pairs(first, second, scores.astype(np.float32))
+
+
+def _fault(file: Path, row: int, before: int, what: str, got: str, expected: str) -> DataError:
+    """An error of a row from 0, which a table of text has ``before`` lines before."""
+    if file.suffix == ".parquet":
+        return DataError(f"in row {row + 1} {what}", file=file, got=got, expected=expected)
+    return DataError(what, file=file, line=row + 1 + before, got=got, expected=expected)
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return float("nan")
+
+
+def _parquet(file: Path) -> tuple[list[str], list[str], list[Any]]:
+    from pyarrow import parquet
+
+    names = _names(file)
+    columns = (*COLUMNS, _score_of(file, names))
+    table = parquet.read_table(file, columns=list(columns))
+    first, second, scores = (table.column(name).to_pylist() for name in columns)
+    return first, second, scores
+
+
+def _text(file: Path, header: bool) -> tuple[list[str], list[str], list[Any]]:
+    """A table of text, in quotes where a field needs them."""
+    import csv
+    import io
+
+    try:
+        text = content(file).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError("the file is no UTF-8 text", file=file, got=str(error)) from None
+    rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=_separator(file)))
+    names = rows.pop(0) if header and rows else [*COLUMNS, _SCORES[0]]
+    places = [names.index(name) for name in (*COLUMNS, _score_of(file, names)) if name in names]
+    for line, row in enumerate(rows, 1 + header):
+        if len(row) != len(names):
+            got, expected = f"{len(row)} fields", f"{len(names)}: {', '.join(names)}"
+            raise DataError("the line has another number of fields", file=file, line=line, got=got, expected=expected)
+    first, second, scores = ([row[place] for row in rows] for place in places)
+    return first, second, scores
+
+
+def _score_of(file: Path, names: list[str]) -> str:
+    found = next((name for name in _SCORES if name in names), None)
+    if found is None or not set(COLUMNS) <= set(names):
+        expected = f"{', '.join(COLUMNS)} and one of {', '.join(_SCORES)}"
+        raise DataError("the columns are wrong", file=file, got=", ".join(names)[:_SHOWN] or "none", expected=expected)
+    return found
+
+
+def _of_tables(name: str, summary: str, folder: str, files: dict[str, SourceFile], header: bool) -> Dataset:
+    named = {part: source.path for part, source in files.items()}
+    return Dataset(
+        name=name,
+        summary=summary,
+        kind=KIND,
+        version="1",
+        reader=partial(read_tables, files=named, header=header),
+        files=tuple(files.values()),
+        folder=folder,
+    )
+
+
+_SOURCE = "https://raw.githubusercontent.com/PhilipMay/stsb-multi-mt/99a65f1b68667f69a57bea13f602c7c9c27a9fcd/data"
+
+
+def _file(part: str, size: int, sha256: str) -> SourceFile:
+    return SourceFile(f"stsb-en-{part}.csv", size, sha256, f"{_SOURCE}/stsb-en-{part}.csv")
+
+
+STSB = _of_tables(
+    "stsb",
+    "STS benchmark, English, 5,749 + 1,500 + 1,379 pairs with scores 0 to 5 (scores CC BY-SA 4.0)",
+    "",
+    {
+        "train": _file("train", 708_863, "e1e84fec60bbb598735552f54a35f4949904a484750fd2cb11e2720e49f63da6"),
+        "validation": _file("dev", 204_675, "d29586e96558c4eb52cf5ea5d14e9c24d3bf0e44f111b017caba43a5adc33226"),
+        "test": _file("test", 158_891, "11523b625219e94e9ca05d2816b5f02cac1614c5894fe657376fa0806378d053"),
+    },
+    header=False,
+)
+
+GLUE_STSB = Dataset(
+    name="glue-stsb",
+    summary="the same in GLUE, through the package datasets; its test scores are hidden, so with split=dev",
+    kind=KIND,
+    version="1",
+    reader=read_glue,
+    obtain="fetched by the package datasets",
+)

@@ -1,0 +1,90 @@
+"""Generated sentence pairs with a planted similarity: how many of their concepts two sentences share.
+
+A sentence names some concepts, each in one of several words that mean the same, among words that mean nothing. Of a
+pair the score is 5 times the share of concepts that are in both, in whichever words: counting common words errs, and
+who learns which words mean the same does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workloads.data.pairs.contents import HIGHEST, KIND, Pairs, SentencePairs
+from workloads.data.source import Dataset
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """Parameters of the generator.
+
+    ``concepts`` there are, of ``words`` words each; a sentence has ``named`` of them and up to ``filler`` words out of
+    ``common`` that mean nothing.
+    """
+
+    train: int = 640
+    validation: int = 160
+    test: int = 160
+    concepts: int = 24
+    words: int = 2
+    named: int = 4
+    filler: int = 5
+    common: int = 12
+    seed: int = 20
+
+
+def generate(planted: Planted) -> SentencePairs:
+    """Draw the parts. Every draw comes from the raw stream of PCG64: the same on every machine."""
+    import numpy as np
+
+    bits = np.random.PCG64(planted.seed)
+    return SentencePairs(*(_pairs(bits, planted, count) for count in (planted.train, planted.validation, planted.test)))
+
+
+def _pairs(bits: np.random.PCG64, planted: Planted, count: int) -> Pairs:
+    import numpy as np
+
+    first, second, scores = [], [], []
+    for _ in range(count):
+        shared = _below(bits, planted.named + 1)
+        drawn = _ordered(bits, planted.concepts)
+        ours, others = drawn[: planted.named], drawn[planted.named : 2 * planted.named - shared]
+        first.append(_sentence(bits, planted, ours))
+        second.append(_sentence(bits, planted, ours[:shared] + others))
+        scores.append(HIGHEST * shared / planted.named)
+    return Pairs(first, second, np.array(scores, np.float32))
+
+
+def _sentence(bits: np.random.PCG64, planted: Planted, concepts: list[int]) -> str:
+    words = [f"c{concept}w{_below(bits, planted.words)}" for concept in concepts]
+    words += [f"the{_below(bits, planted.common)}" for _ in range(_below(bits, planted.filler + 1))]
+    return " ".join(words[place] for place in _ordered(bits, len(words)))
+
+
+def _below(bits: np.random.PCG64, limit: int) -> int:
+    return int(bits.random_raw() % limit)
+
+
+def _ordered(bits: np.random.PCG64, count: int) -> list[int]:
+    """0, 1, ... in a random order."""
+    draws = sorted((int(draw), number) for number, draw in enumerate(bits.random_raw(count)))
+    return [number for _, number in draws]
+
+
+def _read(_folder: Path) -> SentencePairs:
+    return generate(_DEFAULT)
+
+
+_DEFAULT = Planted()
+
+SYNTHETIC_PAIRS = Dataset(
+    name="synthetic-pairs",
+    summary="planted similarity, 640 + 160 + 160 pairs of sentences in words of which two mean the same",
+    kind=KIND,
+    version=f"1 {_DEFAULT}",
+    reader=_read,
+)

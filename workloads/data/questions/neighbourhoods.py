@@ -1,0 +1,124 @@
+"""The triples around the topic of a question: its candidates, and how each of them is reached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.data.questions.knowledge_graph import GraphQuestions
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbourhoods:
+    """For L different (topic, hops) the triples around, those reached first before the others, then random ones.
+
+    List l has the rows ``indptr[l]`` to ``indptr[l + 1]``: ``triples`` (n,) numbers; ``steps`` (n,) how many it takes
+    to cross the triple, 0 for a random one that is not around; ``forward`` (n,) whether it is crossed from subject to
+    object; ``via`` (n, H - 1) the relations crossed before it, as ``2 * relation + forward``, -1 for none.
+    ``list_of`` (Q,) is each question's.
+    """
+
+    list_of: NDArray[np.int64]
+    indptr: NDArray[np.int64]
+    triples: NDArray[np.int64]
+    steps: NDArray[np.int64]
+    forward: NDArray[np.bool_]
+    via: NDArray[np.int64]
+
+
+def neighbourhoods(data: GraphQuestions, fill: int, seed: int) -> Neighbourhoods:
+    """All triples within ``hops`` steps of the topic in either direction, filled up to ``fill`` with random ones.
+
+    None is left out, however many there are. The random ones are of the same graph and not around; the draw belongs to
+    the seed and the list alone. Of several shortest ways to a triple the first in the graph's order counts.
+    """
+    keys, list_of = np.unique(np.stack([data.topic, data.hops], 1), axis=0, return_inverse=True)
+    walker = _Walker(data)
+    found = []
+    for number, (topic, hops) in enumerate(keys.tolist()):
+        around = walker.around(topic, hops)
+        found.append(around)
+        missing = fill - len(around.triples)
+        if missing > 0:
+            bits = np.random.Generator(np.random.PCG64([seed, number]))
+            found[-1] = _joined([around, _elsewhere(data, around, missing, bits)])
+    whole = _joined(found)
+    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(one.triples) for one in found])])
+    return Neighbourhoods(list_of.reshape(-1), indptr, whole.triples, whole.steps, whole.forward, whole.via)
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Columns of :class:`Neighbourhoods`."""
+
+    triples: NDArray[np.int64]
+    steps: NDArray[np.int64]
+    forward: NDArray[np.bool_]
+    via: NDArray[np.int64]
+
+
+class _Walker:
+    """Breadth-first search from an entity, a step at once."""
+
+    def __init__(self, data: GraphQuestions) -> None:
+        self.subject, self.relation, self.object = data.triples.astype(np.int64).T
+        self.longest = int(data.hops.max())
+        loops = self.subject == self.object
+        ends = np.concatenate([self.subject, self.object[~loops]])
+        numbers = np.concatenate([np.arange(len(self.subject)), np.flatnonzero(~loops)])
+        order = np.lexsort((numbers, ends))
+        self.incident = numbers[order]
+        counts = np.bincount(ends, minlength=len(data.entities))
+        self.starts = np.cumsum(counts) - counts
+        self.counts = counts
+
+    def around(self, topic: int, hops: int) -> _Rows:
+        """What is within ``hops`` steps."""
+        crossed = np.zeros(len(self.subject), np.bool_)
+        seen = np.zeros(len(self.starts), np.bool_)
+        seen[topic] = True
+        front, ways = np.array([topic]), np.full((1, self.longest), -1, np.int64)
+        parts = []
+        for step in range(1, hops + 1):
+            counts = self.counts[front]
+            came = np.repeat(np.arange(len(front)), counts)
+            within = np.arange(len(came)) - np.repeat(np.cumsum(counts) - counts, counts)
+            triples = self.incident[self.starts[front][came] + within]
+            first = np.sort(np.unique(triples, return_index=True)[1])
+            first = first[~crossed[triples[first]]]
+            triples, came = triples[first], came[first]
+            crossed[triples] = True
+            forward = self.subject[triples] == front[came]
+            parts.append(_Rows(triples, np.full(len(triples), step), forward, ways[came, :-1]))
+            reached = np.where(forward, self.object[triples], self.subject[triples])
+            first = np.sort(np.unique(reached, return_index=True)[1])
+            first = first[~seen[reached[first]]]
+            front = reached[first]
+            seen[front] = True
+            ways = ways[came[first]].copy()
+            ways[:, step - 1] = 2 * self.relation[triples[first]] + forward[first]
+        return _joined(parts)
+
+
+def _elsewhere(data: GraphQuestions, around: _Rows, count: int, bits: np.random.Generator) -> _Rows:
+    """Random triples of the graph that are not around, as many as there are."""
+    graph = int(np.searchsorted(data.graphs, around.triples[0], side="right"))
+    others = np.setdiff1d(np.arange(data.graphs[graph - 1], data.graphs[graph]), around.triples, assume_unique=True)
+    drawn = bits.permutation(others)[:count]
+    return _Rows(
+        drawn,
+        np.zeros(len(drawn), np.int64),
+        np.zeros(len(drawn), np.bool_),
+        np.full((len(drawn), around.via.shape[1]), -1, np.int64),
+    )
+
+
+def _joined(parts: list[_Rows]) -> _Rows:
+    return _Rows(
+        np.concatenate([part.triples for part in parts]),
+        np.concatenate([part.steps for part in parts]),
+        np.concatenate([part.forward for part in parts]),
+        np.concatenate([part.via for part in parts]),
+    )

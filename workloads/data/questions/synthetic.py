@@ -1,0 +1,87 @@
+"""Generated questions over a graph whose probability of an answer is known: what calibration is measured against.
+
+A question starts from a topic, and says a relation and how sure one can be. With the probability that its first word
+stands for, the answer is the topic's triple of that relation; otherwise it is any other of the topic's triples. No
+ranking can do better than to put the named one first, and then it is right with exactly that probability.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workloads.data.questions.knowledge_graph import KIND, PARTS, GraphQuestions, Question, numbered
+from workloads.data.source import Dataset
+
+if TYPE_CHECKING:
+    import numpy as np
+
+SURE = {"surely": 0.95, "probably": 0.75, "maybe": 0.5, "hardly": 0.3}
+"""The first words, and how probable the named triple is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """Parameters of the generator.
+
+    Each of ``topics`` has a triple of every one of ``relations``, to one of ``objects``, and a question for each of
+    :data:`SURE`. Of every ``of`` topics in a row the last but one is dev and the last is test.
+    """
+
+    topics: int = 300
+    relations: int = 6
+    objects: int = 40
+    of: int = 5
+    seed: int = 20
+
+
+def generate(planted: Planted) -> GraphQuestions:
+    """Draw graph and questions. Every draw comes from the raw stream of PCG64: the same on every machine."""
+    import numpy as np
+
+    bits = np.random.PCG64(planted.seed)
+    graph: list[tuple[str, str, str]] = []
+    questions: list[Question] = []
+    odds: list[tuple[int, int, float]] = []
+    for topic in range(planted.topics):
+        own = [
+            (f"topic{topic}", f"rel{relation}", f"object{_below(bits, planted.objects)}")
+            for relation in range(planted.relations)
+        ]
+        for word, probability in SURE.items():
+            named = _below(bits, planted.relations)
+            others = [relation for relation in range(planted.relations) if relation != named]
+            is_named = _below(bits, 10**6) < probability * 10**6
+            answer = named if is_named else others[_below(bits, len(others))]
+            part = PARTS[max(0, topic % planted.of - planted.of + 3)]
+            text = f"{word} rel{named}"
+            questions.append(
+                Question(f"q{len(questions)}", text, "planted", 1, f"topic{topic}", (own[answer],), part, word)
+            )
+            for relation in range(planted.relations):
+                p = probability if relation == named else (1 - probability) / len(others)
+                odds.append((len(questions) - 1, len(graph) + relation, p))
+        graph += own
+    data = numbered(questions, {"planted": graph})
+    rows = np.array([row[:2] for row in odds], np.int64)
+    return replace(data, odds=(rows, np.array([row[2] for row in odds])))
+
+
+def _below(bits: np.random.PCG64, limit: int) -> int:
+    return int(bits.random_raw() % limit)
+
+
+def _read(_folder: Path) -> GraphQuestions:
+    return generate(_DEFAULT)
+
+
+_DEFAULT = Planted()
+
+SYNTHETIC_QUESTIONS = Dataset(
+    name="synthetic-questions",
+    summary="questions of a planted probability of success over a graph, 1,200 questions, 1,800 triples",
+    kind=KIND,
+    version=f"1 {_DEFAULT}",
+    reader=_read,
+)

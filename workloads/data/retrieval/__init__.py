@@ -1,0 +1,1 @@
+"""Collections of documents, queries and judgements: formats, a generated set, BM25."""

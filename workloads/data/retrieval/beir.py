@@ -1,0 +1,134 @@
+"""Retrieval collections in the layout of BEIR: ``corpus.jsonl``, ``queries.jsonl`` and judgements as TSV.
+
+Thakur et al., NeurIPS 2021. The judgements are in ``qrels/train.tsv``, ``qrels/dev.tsv`` and ``qrels/test.tsv``, as
+many as there are, or, where the source has no split, in ``qrels.tsv``; each file begins with the line
+``query-id corpus-id score``, between tabs. Every file may lie there compressed, as ``<name>.gz``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workloads.data.errors import DataError
+from workloads.data.files import held, opened
+from workloads.data.retrieval.judged import Row, judged
+from workloads.data.source import Dataset, SourceFile
+
+if TYPE_CHECKING:
+    from workloads.data.retrieval.contents import Retrieval
+
+CORPUS, QUERIES, JUDGEMENTS = "corpus.jsonl", "queries.jsonl", "qrels.tsv"
+SPLIT_JUDGEMENTS = {part: f"qrels/{part}.tsv" for part in ("train", "dev", "test")}
+
+_HEADER = ("query-id", "corpus-id", "score")
+
+
+def collection(name: str, summary: str, folder: str, files: tuple[SourceFile, ...], obtain: str = "") -> Dataset:
+    """A dataset in this layout; what of ``files`` is neither documents nor queries are judgements."""
+    judgements = tuple(file.path for file in files if file.path not in (CORPUS, QUERIES))
+    return Dataset(
+        name=name,
+        summary=summary,
+        kind="retrieval",
+        version="1",
+        reader=partial(read_beir, files=judgements),
+        files=files,
+        folder=folder,
+        obtain=obtain,
+    )
+
+
+def judgement_files(folder: Path) -> list[str]:
+    """The files of judgements that the folder holds."""
+    split = [file for file in SPLIT_JUDGEMENTS.values() if held(folder / file).is_file()]
+    return split or [file for file in (JUDGEMENTS,) if held(folder / file).is_file()]
+
+
+def is_beir(folder: Path) -> bool:
+    """Whether a folder has the layout."""
+    texts = all(held(folder / file).is_file() for file in (CORPUS, QUERIES))
+    return texts and bool(judgement_files(folder))
+
+
+def own_beir(name: str, folder: Path) -> Dataset:
+    """A user's own collection, by its absolute path."""
+    files = [CORPUS, QUERIES, *judgement_files(folder)]
+    return collection(name, "a user's own", str(folder), tuple(SourceFile(file) for file in files))
+
+
+def read_beir(folder: Path, files: tuple[str, ...]) -> Retrieval:
+    """Read a collection.
+
+    Judgements of unknown documents or queries are left out and named in ``unknown``. A grade below 0 is 0, as for
+    trec_eval. A pair that is judged twice alike counts once.
+
+    Args:
+        folder: where it lies.
+        files: of judgements, below the folder.
+
+    Raises:
+        DataError: a line that is no document, query or judgement, an id that occurs twice, a pair with two grades, or a
+            query that is judged in two parts.
+    """
+    doc_ids, docs = _texts(held(folder / CORPUS), titled=True)
+    query_ids, queries = _texts(held(folder / QUERIES), titled=False)
+    rows = [row for file in files for row in _rows(held(folder / file))]
+    return judged((doc_ids, docs), (query_ids, queries), rows)
+
+
+def _texts(file: Path, *, titled: bool) -> tuple[list[str], list[str]]:
+    """Ids and texts of a file of JSON objects, a line each."""
+    ids: dict[str, int] = {}
+    texts = []
+    for number, line in _lines(file):
+        try:
+            found = json.loads(line)
+            name, text = found["_id"], found["text"]
+            title = found.get("title") or "" if titled else ""
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
+            got, expected = repr(line[:60]), 'an object like {"_id": "d1", "text": "..."}'
+            raise DataError("the line holds no text", file=file, line=number, got=got, expected=expected) from None
+        if not (isinstance(name, str) and isinstance(text, str) and isinstance(title, str)):
+            raise DataError("id, title and text are strings", file=file, line=number, got=repr(line[:60]))
+        if name in ids:
+            raise DataError("an id occurs twice", file=file, line=number, got=f"{name!r}, as in line {ids[name]}")
+        ids[name] = number
+        texts.append(f"{title} {text}".strip())
+    if not texts:
+        raise DataError("the file is empty", file=file, got="no line", expected="a JSON object a line")
+    return list(ids), texts
+
+
+def _rows(file: Path) -> Iterator[Row]:
+    part = "" if file.name.startswith(JUDGEMENTS) else file.name.partition(".")[0]
+    expected = f"{', '.join(_HEADER)} between tabs"
+    for number, line in _lines(file):
+        cells = line.split("\t")
+        if number == 1:
+            if tuple(cells) != _HEADER:
+                raise DataError("the header differs", file=file, line=1, got=repr(line[:60]), expected=expected)
+            continue
+        try:
+            query, doc, grade = cells
+            yield Row(query, doc, max(0, int(grade)), part, file, number)
+        except ValueError:
+            raise DataError(
+                "the line holds no judgement", file=file, line=number, got=repr(line[:60]),
+                expected=f"{expected}, the score an integer",
+            ) from None  # fmt: skip
+
+
+def _lines(file: Path) -> Iterator[tuple[int, str]]:
+    """The lines that hold something, with their numbers from 1."""
+    with opened(file) as content:
+        for number, raw in enumerate(content, 1):
+            try:
+                line = raw.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise DataError("the text is not UTF-8", file=file, line=number, got=repr(raw[:60])) from error
+            if line:
+                yield number, line

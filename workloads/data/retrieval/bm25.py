@@ -1,0 +1,126 @@
+"""BM25's candidates for queries: what a ranker ranks again, and where its hard negatives come from.
+
+bm25s (Lù, 2024) with Lucene's form of BM25, that library's constants k1 = 1.5 and b = .75, its list of 33 English stop
+words and Snowball's English stemmer. It is imported when it is called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.data.cache import cache_dir, file_lock, replacing
+from workloads.data.datasets import fingerprint
+from workloads.data.errors import DataError
+from workloads.data.loading import explained
+
+if TYPE_CHECKING:
+    from workloads.data.retrieval.contents import Retrieval
+
+VERSION = 1
+"""Of the candidates; part of the cache's file names."""
+
+
+@dataclass(frozen=True)
+class BM25:
+    """The constants: ``k1``, how slowly a term's count saturates, and ``b``, how much a document's length weighs."""
+
+    k1: float = 1.5
+    b: float = 0.75
+
+
+class Candidates(NamedTuple):
+    """The documents of highest score of each of Q queries, best first, ties by document number.
+
+    ``docs`` (Q, K), int32, is -1 and ``scores`` (Q, K), float32, -inf past a list's end: a document without a term of
+    the query is no candidate, so that a list may be short, or empty.
+    """
+
+    docs: NDArray[np.int32]
+    scores: NDArray[np.float32]
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """Candidates of each query, (Q,)."""
+        counts: NDArray[np.int64] = (self.docs >= 0).sum(1)
+        return counts
+
+
+def search(docs: Sequence[str], queries: Sequence[str], depth: int, bm25: BM25 = BM25()) -> Candidates:
+    """The ``depth`` best documents of each query.
+
+    Raises:
+        DataError: bm25s or PyStemmer is not installed.
+    """
+    bm25s, stemmer = _library()
+    found = Candidates(
+        np.full((len(queries), depth), -1, np.int32), np.full((len(queries), depth), -np.inf, np.float32)
+    )
+    settings: dict[str, Any] = {"stopwords": "en", "stemmer": stemmer, "show_progress": False}
+    tokens = bm25s.tokenize(list(docs), **settings)
+    if not tokens.vocab:  # no document holds a word
+        return found
+    index = bm25s.BM25(method="lucene", k1=bm25.k1, b=bm25.b)
+    index.index(tokens, show_progress=False)
+    for row, terms in enumerate(bm25s.tokenize(list(queries), return_ids=False, **settings)):
+        scores = index.get_scores(terms) if any(term in tokens.vocab for term in terms) else np.zeros(0, np.float32)
+        hits = np.flatnonzero(scores > 0)
+        if len(hits) > depth:
+            cut = np.partition(scores[hits], len(hits) - depth)[len(hits) - depth]
+            hits = hits[scores[hits] >= cut]  # all that may be among the best, ties at the end included
+        best = hits[np.argsort(-scores[hits], kind="stable")][:depth]
+        found.docs[row, : len(best)], found.scores[row, : len(best)] = best, scores[best]
+    return found
+
+
+def candidates(name: str, root: Path, data: Retrieval, depth: int, bm25: BM25 = BM25()) -> Candidates:
+    """:func:`search` for all queries of a dataset, computed once per machine and kept under its fingerprint.
+
+    Args:
+        name: of the dataset.
+        root: the data root.
+        data: the same dataset, loaded.
+        depth: most candidates of a query.
+        bm25: its constants.
+
+    Raises:
+        DataError: bm25s is not installed, or a file of the dataset is not there.
+        workloads.data.errors.CacheUnwritable: the cache can not be written.
+    """
+    identity = f"{VERSION} {bm25} {depth} {fingerprint(name, root)} {len(data.docs)} {len(data.queries)}"
+    path = cache_dir() / "bm25" / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.npz"
+    with explained(path), file_lock(path.with_suffix(".lock")):
+        if (known := _read(path)) is not None:
+            return known
+        found = search(data.docs.to_pylist(), data.queries.to_pylist(), depth, bm25)
+        with replacing(path) as file:
+            np.savez(file, docs=found.docs, scores=found.scores)
+    return found
+
+
+def _read(path: Path) -> Candidates | None:
+    """The kept candidates; None where there are none or the file is damaged (ZIP holds a checksum)."""
+    try:
+        with np.load(path, allow_pickle=False) as kept:
+            return Candidates(kept["docs"], kept["scores"])
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+
+
+def _library() -> tuple[Any, Any]:
+    try:
+        import bm25s
+        import Stemmer
+    except ImportError as error:
+        raise DataError(
+            f"BM25 needs the package {error.name}",
+            fix="Install bm25s and PyStemmer, or bring the folder bm25/ of another machine's cache",
+        ) from None
+    return bm25s, Stemmer.Stemmer("english")

@@ -1,0 +1,113 @@
+"""A generated collection with planted relevance, in which BM25 is wrong in a way that can be learnt.
+
+Each topic has words of its own, and each word a twin that means the same. A query names some words of its topic. Its
+relevant documents hold them all (grade 2), or one of them and the twins of the others (grade 1). Documents of other
+topics hold two of them, which BM25 prefers to the relevant ones of grade 1. What tells these apart is their tone: the
+common words around, of which relevant documents mostly use one half and the others the other half.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workloads.data.source import Dataset
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from workloads.data.retrieval.contents import Retrieval
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """Parameters of the generator.
+
+    ``queries``: how many a topic. ``words``: pairs of twins a topic. ``asked``: words of a query. ``literal`` and
+    ``meant``: relevant documents of a query, of grade 2 and 1. ``near``: documents that borrow two words of the query.
+    ``filler``: common words of a document. ``common``: how many there are, half of them a tone. ``tone``: probability
+    that a document's common word is of its tone.
+    """
+
+    topics: int = 8
+    queries: int = 8
+    words: int = 12
+    asked: int = 3
+    literal: int = 1
+    meant: int = 2
+    near: int = 6
+    filler: int = 6
+    common: int = 20
+    tone: float = 0.8
+    seed: int = 20
+
+
+def generate(planted: Planted) -> Retrieval:
+    """Draw the collection. Every draw comes from the raw stream of PCG64: the same on every machine."""
+    import numpy as np
+
+    from workloads.data.retrieval.judged import Row, judged
+
+    bits = np.random.PCG64(planted.seed)
+    docs: list[str] = []
+    queries: list[str] = []
+    rows: list[Row] = []
+    for topic in range(planted.topics):
+        for _ in range(planted.queries):
+            asked = _distinct(bits, planted.words, planted.asked)
+            name, part = f"q{len(queries)}", "test" if len(queries) % 2 else "train"
+            queries.append(" ".join(_word(topic, word) for word in asked))
+            for grade, count in ((2, planted.literal), (1, planted.meant)):
+                for _ in range(count):
+                    own = [_word(topic, word, twin=grade == 1 and place > 0) for place, word in enumerate(asked)]
+                    rows.append(Row(name, f"d{len(docs)}", grade, part, Path(), 0))
+                    docs.append(_document(bits, planted, own, relevant=True))
+            for _ in range(planted.near):
+                other = (topic + 1 + _below(bits, planted.topics - 1)) % planted.topics
+                borrowed = [_word(topic, asked[place]) for place in _distinct(bits, planted.asked, 2)]
+                own = [*borrowed, _word(other, _below(bits, planted.words))]
+                docs.append(_document(bits, planted, own, relevant=False))
+    return judged(
+        ([f"d{number}" for number in range(len(docs))], docs),
+        ([f"q{number}" for number in range(len(queries))], queries),
+        rows,
+    )
+
+
+def _document(bits: np.random.PCG64, planted: Planted, telling: list[str], *, relevant: bool) -> str:
+    half = planted.common // 2
+    words = list(telling)
+    for _ in range(planted.filler):
+        in_tone = _below(bits, 1000) < 1000 * planted.tone
+        words.append(f"common{_below(bits, half) + half * (in_tone != relevant)}")
+    return " ".join(words[place] for place in _distinct(bits, len(words), len(words)))
+
+
+def _word(topic: int, word: int, *, twin: bool = False) -> str:
+    return f"{'meant' if twin else 'said'}{topic}x{word}"
+
+
+def _below(bits: np.random.PCG64, limit: int) -> int:
+    return int(bits.random_raw() % limit)
+
+
+def _distinct(bits: np.random.PCG64, limit: int, count: int) -> list[int]:
+    """``count`` different numbers below ``limit``, in any order."""
+    draws = sorted((int(draw), number) for number, draw in enumerate(bits.random_raw(limit)))
+    return [number for _, number in draws[:count]]
+
+
+def _read(_folder: Path) -> Retrieval:
+    return generate(_DEFAULT)
+
+
+_DEFAULT = Planted()
+
+SYNTHETIC_RETRIEVAL = Dataset(
+    name="synthetic-retrieval",
+    summary="planted relevance in grades, 8 topics, 576 documents, 64 queries, half of them test",
+    kind="retrieval",
+    version=f"1 {_DEFAULT}",
+    reader=_read,
+)

@@ -1,0 +1,232 @@
+"""Collections of several topics: a folder for each, in the form of BEIR, LoTTE or Multi-CPR; one such folder alone too.
+
+A document of topic ``cran`` with the id ``17`` is ``cran/17`` in the whole, and so for queries. LoTTE (Santhanam et
+al., NAACL 2022) has ``collection.tsv``, ``questions.search.tsv`` and ``qas.search.jsonl``, or ``forum`` for ``search``.
+Multi-CPR (Long et al., SIGIR 2022) has ``corpus.tsv``, ``train.query.txt`` and ``qrels.train.tsv``, and the same for
+``dev``, which is what it tests on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workloads.data.errors import DataError
+from workloads.data.files import held, opened
+from workloads.data.retrieval.beir import CORPUS, JUDGEMENTS, QUERIES, is_beir, judgement_files, read_beir
+from workloads.data.retrieval.judged import Row, judged
+from workloads.data.source import Dataset, SourceFile
+
+if TYPE_CHECKING:
+    from workloads.data.retrieval.contents import Retrieval
+
+LOTTE_DOCS, CPR_DOCS = "collection.tsv", "corpus.tsv"
+LOTTE_KINDS = ("search", "forum")
+CPR_PARTS = {"train": "train", "dev": "test"}
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form of collection: the file of its documents, which files of a folder it reads, none where it has another
+    form, and how."""
+
+    docs: str
+    files: Callable[[Path], list[str]]
+    read: Callable[[Path, tuple[str, ...]], Retrieval]
+
+
+def is_topical(folder: Path) -> bool:
+    """Whether a folder is in one of the forms that have no other reader, or holds folders in any of them."""
+    return bool(_topics(folder))
+
+
+def own_topical(name: str, folder: Path) -> Dataset:
+    """A user's own collection of topics, by its absolute path."""
+    return topical(name, "a user's own", str(folder), _topics(folder))
+
+
+def topical(name: str, summary: str, folder: str, topics: Mapping[str, tuple[str, ...]], obtain: str = "") -> Dataset:
+    """A dataset of topics: the folder of each, "" for the dataset's own, and the files in it."""
+    files = tuple(SourceFile(f"{topic}/{file}".lstrip("/")) for topic, names in topics.items() for file in names)
+    reader = partial(read_topics, topics=topics)
+    return Dataset(
+        name, summary, kind="retrieval", version="1", reader=reader, files=files, folder=folder, obtain=obtain
+    )
+
+
+def read_topics(folder: Path, topics: Mapping[str, tuple[str, ...]]) -> Retrieval:
+    """Read each topic and put them together; all ids get the topic's name before them.
+
+    Raises:
+        DataError: as the reader of its form.
+    """
+    parts = {}
+    for topic, files in topics.items():
+        form = next(form for form in FORMS if form.docs in files)
+        parts[topic] = form.read(folder / topic, files)
+    return parts[""] if "" in parts else together(parts)
+
+
+def together(parts: Mapping[str, Retrieval]) -> Retrieval:
+    """Several collections as one, in their order, with ids like ``topic/id``."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from workloads.data.retrieval.contents import Retrieval
+
+    columns: dict[str, list[Any]] = {name: [] for name in ("doc_ids", "docs", "query_ids", "queries")}
+    judgements, numbers = [], np.zeros(2, np.int32)
+    for topic, part in parts.items():
+        for name, found in columns.items():
+            column = getattr(part, name)
+            found.append(
+                pc.binary_join_element_wise(pa.scalar(topic, column.type), column, pa.scalar("/", column.type))
+                if name.endswith("_ids")
+                else column
+            )
+        judgements.append(part.judgements + np.array([numbers[1], numbers[0], 0], np.int32))
+        numbers = numbers + np.array([len(part.docs), len(part.queries)], np.int32)
+    joined = {name: pa.concat_arrays([a.cast(pa.large_string()) for a in found]) for name, found in columns.items()}
+    return Retrieval(
+        **joined,
+        judgements=np.concatenate(judgements),
+        parts=np.concatenate([part.parts for part in parts.values()]),
+        unknown=[f"{topic}: {name}" for topic, part in parts.items() for name in part.unknown],
+        n_unknown=sum(part.n_unknown for part in parts.values()),
+    )
+
+
+def read_lotte(folder: Path, files: tuple[str, ...]) -> Retrieval:
+    """Read a folder of LoTTE. Its questions are all of one part.
+
+    Raises:
+        DataError: a line has another form.
+    """
+    docs = _pairs(held(folder / LOTTE_DOCS))
+    queries: dict[str, str] = {}
+    rows: list[Row] = []
+    for kind in (kind for kind in LOTTE_KINDS if f"qas.{kind}.jsonl" in files):
+        queries |= {f"{kind}-{name}": text for name, text in _pairs(held(folder / f"questions.{kind}.tsv")).items()}
+        file = held(folder / f"qas.{kind}.jsonl")
+        for number, line in _lines(file):
+            try:
+                found = json.loads(line)
+                rows += [Row(f"{kind}-{found['qid']}", str(pid), 1, "", file, number) for pid in found["answer_pids"]]
+            except (json.JSONDecodeError, KeyError, TypeError):
+                expected = 'an object like {"qid": 0, "answer_pids": [3]}'
+                got = repr(line[:60])
+                raise DataError(
+                    "the line holds no answers", file=file, line=number, got=got, expected=expected
+                ) from None
+    return judged((list(docs), list(docs.values())), (list(queries), list(queries.values())), rows)
+
+
+def read_cpr(folder: Path, files: tuple[str, ...]) -> Retrieval:
+    """Read a domain of Multi-CPR; ``dev`` is the test part.
+
+    Raises:
+        DataError: a line has another form.
+    """
+    docs = _pairs(held(folder / CPR_DOCS))
+    queries: dict[str, str] = {}
+    rows: list[Row] = []
+    for part, ours in CPR_PARTS.items():
+        if f"qrels.{part}.tsv" not in files:
+            continue
+        queries |= {f"{part}-{name}": text for name, text in _pairs(held(folder / f"{part}.query.txt")).items()}
+        file = held(folder / f"qrels.{part}.tsv")
+        for number, line in _lines(file):
+            cells = line.split()
+            if len(cells) != 4 or not cells[3].lstrip("-").isdigit():
+                raise DataError(
+                    "the line holds no judgement", file=file, line=number, got=repr(line[:60]),
+                    expected="query, 0, document, grade",
+                )  # fmt: skip
+            rows.append(Row(f"{part}-{cells[0]}", cells[2], max(0, int(cells[3])), ours, file, number))
+    return judged((list(docs), list(docs.values())), (list(queries), list(queries.values())), rows)
+
+
+def _topics(folder: Path) -> dict[str, tuple[str, ...]]:
+    """The topics of a folder by name, and the files of each; empty where it is no such collection."""
+    if not folder.is_dir() or is_beir(folder):
+        return {}
+    if alone := _files(folder):
+        return {"": alone}
+    found = {sub.name: _files(sub) for sub in sorted(folder.iterdir()) if sub.is_dir()}
+    return {name: files for name, files in found.items() if files}
+
+
+def _files(folder: Path) -> tuple[str, ...]:
+    return next((tuple(files) for form in FORMS if (files := form.files(folder))), ())
+
+
+def _beir(folder: Path, files: tuple[str, ...]) -> Retrieval:
+    return read_beir(folder, tuple(file for file in files if file not in (CORPUS, QUERIES)))
+
+
+def _beir_files(folder: Path) -> list[str]:
+    return [CORPUS, QUERIES, *judgement_files(folder)] if is_beir(folder) else []
+
+
+def _lotte_files(folder: Path) -> list[str]:
+    pairs = [(f"questions.{kind}.tsv", f"qas.{kind}.jsonl") for kind in LOTTE_KINDS]
+    return _complete(folder, LOTTE_DOCS, pairs)
+
+
+def _cpr_files(folder: Path) -> list[str]:
+    return _complete(folder, CPR_DOCS, [(f"{part}.query.txt", f"qrels.{part}.tsv") for part in CPR_PARTS])
+
+
+def _complete(folder: Path, docs: str, pairs: list[tuple[str, str]]) -> list[str]:
+    """The file of documents with every pair of files that is there; none where nothing is complete."""
+    found = [file for pair in pairs if all(held(folder / file).is_file() for file in pair) for file in pair]
+    return [docs, *found] if found and held(folder / docs).is_file() else []
+
+
+def _pairs(file: Path) -> dict[str, str]:
+    """Ids and texts of a file of two columns between a tab."""
+    found: dict[str, str] = {}
+    for number, line in _lines(file):
+        name, tab, text = line.partition("\t")
+        if not tab:
+            expected = "an id and a text between a tab"
+            raise DataError("the line holds no text", file=file, line=number, got=repr(line[:60]), expected=expected)
+        if name in found:
+            raise DataError("an id occurs twice", file=file, line=number, got=repr(name))
+        found[name] = text
+    if not found:
+        raise DataError("the file is empty", file=file, got="no line", expected="an id and a text a line")
+    return found
+
+
+def _lines(file: Path) -> Iterator[tuple[int, str]]:
+    with opened(file) as content:
+        for number, raw in enumerate(content, 1):
+            try:
+                line = raw.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise DataError("the text is not UTF-8", file=file, line=number, got=repr(raw[:60])) from error
+            if line.strip():
+                yield number, line
+
+
+FORMS = (
+    Form(CORPUS, _beir_files, _beir),
+    Form(LOTTE_DOCS, _lotte_files, read_lotte),
+    Form(CPR_DOCS, _cpr_files, read_cpr),
+)
+
+_CLASSIC = ("cran", "cisi", "cacm", "med", "time")
+
+CLASSIC_IR = topical(
+    "classic-ir",
+    "Cranfield, CISI, CACM, MEDLINE and TIME as five topics of one collection, 7,520 documents, 465 judged queries",
+    "classic-ir",
+    dict.fromkeys(_CLASSIC, (CORPUS, QUERIES, JUDGEMENTS)),
+    obtain="Bring Glasgow's IR test collections into BEIR's form, without a split",
+)

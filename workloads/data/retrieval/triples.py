@@ -1,0 +1,86 @@
+"""A user's own triples as Parquet: a query, a document that answers it and one that does not, as texts."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workloads.data.errors import DataError
+from workloads.data.retrieval.judged import Row, judged
+from workloads.data.source import Dataset, SourceFile
+
+if TYPE_CHECKING:
+    from workloads.data.retrieval.contents import Retrieval
+
+COLUMNS = ("query", "positive", "negative")
+
+
+def is_triples(file: Path) -> bool:
+    """Whether a file is Parquet with these columns."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if file.suffix != ".parquet" or not file.is_file():
+        return False
+    try:
+        return set(COLUMNS) <= set(pq.read_schema(file).names)
+    except pa.ArrowException:
+        return False
+
+
+def own_triples(name: str, file: Path) -> Dataset:
+    """The dataset of a user's triples, by the file's absolute path."""
+    return Dataset(
+        name=name,
+        summary="a user's own",
+        kind="retrieval",
+        version="1",
+        reader=partial(read_triples, file=file.name),
+        files=(SourceFile(file.name),),
+        folder=str(file.parent),
+    )
+
+
+def read_triples(folder: Path, file: str) -> Retrieval:
+    """Read the triples. Equal texts are one query or one document; ids are their numbers in order of appearance.
+
+    The positive has grade 1, the negative grade 0: the hard negatives of a source that chose them itself.
+
+    Raises:
+        DataError: a column holds no text or gaps, the file can not be read, or a document is both for one query.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = folder / file
+    try:
+        table = pq.read_table(path, columns=list(COLUMNS))
+    except pa.ArrowException as error:
+        raise DataError(f"the file can not be read as Parquet ({error})", file=path) from None
+    texts = {column: _texts(path, column, table.column(column)) for column in COLUMNS}
+    queries: dict[str, int] = {}
+    docs: dict[str, int] = {}
+    rows = []
+    for number, (query, positive, negative) in enumerate(zip(*texts.values()), 1):
+        asked = str(queries.setdefault(query, len(queries)))
+        for text, grade in ((positive, 1), (negative, 0)):
+            rows.append(Row(asked, str(docs.setdefault(text, len(docs))), grade, "", path, number))
+    return judged(_numbered(docs), _numbered(queries), rows)
+
+
+def _texts(path: Path, name: str, column: Any) -> list[str]:
+    import pyarrow as pa
+
+    kind = column.type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise DataError(f"column {name} holds no text", file=path, got=str(kind), expected="string")
+    if column.null_count:
+        line = column.is_null().to_pylist().index(True) + 1
+        raise DataError(f"column {name} has a gap", file=path, line=line, got="no value")
+    texts: list[str] = column.to_pylist()
+    return texts
+
+
+def _numbered(texts: dict[str, int]) -> tuple[list[str], list[str]]:
+    return [str(number) for number in texts.values()], list(texts)
