@@ -1,7 +1,7 @@
 """Datasets by name: present, intact, converted once and shared. Light to import; numbers load when asked for.
 
-A folder a kind of dataset: ``interactions``, ``images``, sentence ``pairs``, ``retrieval`` collections, ``questions`` on
-graphs.
+A folder a kind of dataset: ``interactions``, ``images``, sentence ``pairs``, ``retrieval`` collections, ``questions``
+about graphs.
 """
 
 from workloads.data.cache import cache_dir, default_data_root
