@@ -6,12 +6,12 @@ import resource
 import threading
 import time
 from pathlib import Path
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import psutil
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from workloads.contract import MID_RUN, Evaluation, Metrics, Objective, Runtime, Servable, Split, State
 from workloads.recommender import predictor
@@ -53,6 +53,11 @@ class Params(BaseModel):
     hang_at: int | None = None
     hog_at: int | None = None
     slow: float = 0.0
+
+    @model_serializer(mode="wrap")
+    def _as_recorded(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Unset, what came later is left out: the recorded runs keep their fingerprints."""
+        return {name: value for name, value in dump(self).items() if name != "hog_at" or value is not None}
 
 
 ToyParams: TypeAlias = Params

@@ -86,8 +86,8 @@ def test_the_whole_report(tmp_path: Path) -> None:
     )
     uri = "postgresql://me:s3cret@127.0.0.1:1/db"
     done = subprocess.run(
-        [sys.executable, "-c", code, "doctor", "--json", "--tracking", uri],
-        capture_output=True, text=True, check=False,
+        [sys.executable, "-c", code, "doctor", "--json"],
+        env={**os.environ, "MLFLOW_TRACKING_URI": uri}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     report = json.loads(done.stdout)
     assert done.stderr.strip() == "False False"  # nothing was started in the process that talks to the user
@@ -95,7 +95,7 @@ def test_the_whole_report(tmp_path: Path) -> None:
     sources = {name: setting["source"] for name, setting in report["settings"].items()}
     assert list(sources) == list(NAMES)
     assert [sources[name] for name in ("home", "storage", "tracking", "ray_address")] == [
-        "environment", "file", "flag", "default",
+        "environment", "file", "environment", "default",
     ]  # fmt: skip
     assert report["settings"]["tracking"]["value"] == "postgresql://me:***@127.0.0.1:1/db"
     levels: dict[str, set[str]] = {}
