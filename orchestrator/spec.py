@@ -34,10 +34,9 @@ class Resources(BaseModel):
     def _elastic(cls, values: dict[str, Any]) -> dict[str, Any]:
         """``workers="1:4"`` is ``min_workers=1, workers=4``; ``"4:4"`` is 4, fixed."""
         workers = values.get("workers")
-        if not isinstance(workers, str):
+        if not isinstance(workers, str) or ":" not in workers:
             return values
-        least, colon, most = workers.partition(":")
-        most = most if colon else least
+        least, _, most = workers.partition(":")
         if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
             raise ValueError(f"workers={workers} is not valid; allowed: a number, or MIN:MAX with 1 <= MIN <= MAX")
         return {**values, "workers": int(most), "min_workers": int(least) if least != most else None}

@@ -60,7 +60,7 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
         ("data ftech ml-100k", ("Unknown verb: got 'ftech'; allowed: fetch, list, verify", "Did you mean 'fetch'?")),
         ("run --trails 3", ("No such option", "--trails", "run --help")),
         ("sweep recommender --trails 3", ("No such option", "--trails", "--trials", "sweep --help")),
-        ("run recommender --workers two", ("workers=two is not valid; allowed: a number, or MIN:MAX",)),
+        ("run recommender --workers two", ("Resource workers is not valid: got 'two'",)),
         ("run recommender --seed", ("--seed", "requires an argument", "--help")),
         ("promote rec", ("Missing option '--to'", "promote --help")),
         ("ui --port 0", ("Invalid value for '--port'", "ui --help")),

@@ -164,7 +164,7 @@ def test_every_draw_is_handed_over_complete() -> None:
     seen: list[Any] = []
     spaces.probe(space, {"slow": 0.0}, Params, 0, seen.append)
     assert len(seen) == spaces.PROBES
-    assert all(set(complete) == set(Params.model_fields) for complete in seen)
+    assert all(set(complete) == set(Params().model_dump()) for complete in seen)
     assert {complete["momentum"] for complete in seen} == {0.0, 0.5}
 
 
