@@ -35,7 +35,7 @@ class Params(BaseModel):
         "for a source that hides its test scores (E-S1).",
     )
     split_seed: int = Field(default=0, ge=0, description="Seed of the parts that are carved from train.")
-    encoder: str = Field(
+    encoder: Annotated[str, AfterValidator(sources.check)] = Field(
         default=sources.TINY,
         min_length=1,
         description="minilm, bert-base (note), tiny (from scratch), a folder, or a name of the Hugging Face hub.",
@@ -111,12 +111,11 @@ class Params(BaseModel):
 
     @model_validator(mode="after")
     def _read(self) -> Self:
-        """Refuse a value that nothing would read, or that its loss has no use for, and an encoder that is not there."""
+        """Refuse a value that nothing would read, or that its loss has no use for."""
         if message := idle(self.model_dump()):
             raise ValueError(message)
         if self.loss == "bcl" and self.beta is not None and self.beta > 1:
             raise ValueError(f"beta={self.beta:g} of loss=bcl is not in [0, 1]")
-        sources.check(self.encoder)
         return self
 
     def of_loss(self) -> dict[str, Any]:

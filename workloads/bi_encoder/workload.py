@@ -22,6 +22,7 @@ from workloads.encoders.optimisation import adamw, load_optimizer_state, optimiz
 from workloads.encoders.packing import pack
 from workloads.encoders.pooling import cosine
 from workloads.encoders.text import encode, load_encoder
+from workloads.refusals import check_batch, check_split
 from workloads.seeding import derive
 
 
@@ -43,7 +44,7 @@ class BiEncoder:
             ValueError: the batch does not divide over the workers, or no pair can be an anchor of the loss.
             workloads.data.DataError: dataset or encoder are unknown, missing or damaged.
         """
-        _check_batch(params, runtime)
+        check_batch(params.batch_size, runtime)
         self.params, self.runtime = params, runtime
         texts = training_texts(load(params, runtime.data), runtime.holdout)
         self.tokenizer, encoder = load_encoder(
@@ -121,10 +122,7 @@ class BiEncoder:
         Raises:
             ValueError: the validation split of a refit, which has been trained on.
         """
-        if split == "validation" and not self.runtime.holdout:
-            raise ValueError(
-                "a refit has no validation split: it was trained on. Evaluate on test, or build with holdout"
-            )
+        check_split(split, self.runtime)
         part = self.data.test if split == "test" else self.data.validation
         vectors, device = self._vectors(part), self.runtime.device
         first, second = torch.from_numpy(part.pairs).to(device).unbind(1)
@@ -166,15 +164,6 @@ class BiEncoder:
     def servable(self) -> Servable:
         """The encoder with its tokenizer: vectors of sentences, or the similarity of pairs."""
         return servable(self.encoder, self.tokenizer, self.params.dataset)
-
-
-def _check_batch(params: BiEncoderParams, runtime: Runtime) -> None:
-    if params.batch_size % runtime.world_size:
-        nearest = max(1, round(params.batch_size / runtime.world_size)) * runtime.world_size
-        raise ValueError(
-            f"batch_size={params.batch_size} is the global batch and does not divide over {runtime.world_size} "
-            f"workers; the nearest that does is {nearest}"
-        )
 
 
 def _check_anchors(params: BiEncoderParams, train: Part) -> None:

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 
+from workloads.data.errors import DataError
+
 
 def held(path: Path) -> Path:
     """The file, or ``<path>.gz`` where only that one is there."""
@@ -39,3 +41,20 @@ def content(path: Path) -> bytes:
     """All of :func:`opened`."""
     with opened(path) as file:
         return file.read()
+
+
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a text file that hold something, without their ends, and their numbers from 1.
+
+    Raises:
+        DataError: a line is not UTF-8.
+        OSError: as :func:`opened`.
+    """
+    with opened(path) as file:
+        for number, raw in enumerate(file, 1):
+            try:
+                line = raw.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise DataError("the text is not UTF-8", file=path, line=number, got=repr(raw[:60])) from error
+            if line:
+                yield number, line

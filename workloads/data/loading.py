@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workloads.data.cache import cache_dir, file_lock
-from workloads.data.datasets import check, dataset, fingerprint, read
-from workloads.data.errors import CacheUnwritable, DataError
+from workloads.data.datasets import dataset
 from workloads.data.interactions.arrow import FORMAT, read_interactions, write_interactions
 from workloads.data.interactions.contents import Interactions
+from workloads.data.kept import converted, intact, place
 
 if TYPE_CHECKING:
     from workloads.data.images.convert import Corrupt
@@ -41,13 +37,7 @@ def load_interactions(name: str, root: Path, split: Split = "official", noise: f
         DataError: the dataset is unknown, of another kind, missing or damaged, or does not have what the split needs.
         CacheUnwritable: the cache can not be written.
     """
-    known = dataset(name)
-    if known.kind != "interactions":
-        raise DataError(f"dataset {name!r} has another kind", got=known.kind, expected="interactions")
-    check(name, root)
-    short = re.sub(r"[^\w.-]", "-", Path(name).name)
-    stem = f"{short}-{fingerprint(name, root)[:32]}-v{FORMAT}"
-    path = cache_dir() / "interactions" / f"{stem}.arrow"
+    path = place("interactions", name, intact(name, root, "interactions"), f"v{FORMAT}.arrow")
     data = _load(name, root, path)
     if split == "official" and len(data.test) and not noise:
         return data
@@ -108,26 +98,4 @@ def _variant(name: str, root: Path, path: Path, split: Split, noise: float) -> I
 
 @lru_cache(maxsize=_KEPT)
 def _load(name: str, root: Path, path: Path) -> Interactions:
-    if not dataset(name).files:  # generating is as quick as mapping
-        generated: Interactions = read(name, root)
-        return generated
-    with explained(path), file_lock(path.with_suffix(".lock")):
-        if (mapped := read_interactions(path)) is None:
-            write_interactions(path, read(name, root))
-            mapped = read_interactions(path)
-    if mapped is None:
-        raise DataError("the converted dataset can not be read back", file=path, fix="Check the disk")
-    return mapped
-
-
-@contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """What can not be written in the cache, as an error that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        raise CacheUnwritable(
-            f"the cache can not be written ({error.strerror or error})",
-            file=path.parent,
-            fix="Set ORCHESTRATOR_CACHE to a folder that can be written",
-        ) from error
+    return converted(name, root, path, read_interactions, write_interactions)

@@ -22,8 +22,8 @@ _EXPECTED = "minilm, bert-base, tiny, the absolute path of a folder, or a name o
 _TIMEOUT_S = 5.0
 
 
-def check(name: str) -> None:
-    """Refuse, before anything is built, an encoder that could not be loaded.
+def check(name: str) -> str:
+    """``name``, unless it is of an encoder that could not be loaded: refused before anything is built.
 
     What lies on this machine is looked at; a name of the hub that is not in its cache has to be answered for by the
     hub, within seconds.
@@ -32,13 +32,12 @@ def check(name: str) -> None:
         DataError: there is none of that name, a file of it is missing, or the hub can not be reached.
     """
     if name == TINY:
-        return
+        return name
     folder = _local(name)
     if folder is None:
         _check_hub(name, _HUB.get(name, name))
-        return
-    missing = _missing(folder)
-    if missing:
+        return name
+    if missing := _missing(folder):
         raise DataError(
             f"encoder {name!r} is not complete",
             file=folder,
@@ -46,6 +45,7 @@ def check(name: str) -> None:
             expected="config.json, tokenizer.json and model.safetensors",
             fix="Save it again, model and tokenizer, with save_pretrained of transformers 5",
         )
+    return name
 
 
 def folder_of(name: str) -> Path:

@@ -9,17 +9,13 @@ from numpy.typing import NDArray
 
 from workloads.contract import Runtime
 from workloads.lifelong.params import Params
+from workloads.refusals import check_batch
 from workloads.seeding import derive
 
 
 def check(params: Params, runtime: Runtime) -> None:
     """Raises ValueError where the batch does not divide over the workers, or a session would have no epoch."""
-    if params.batch_size % runtime.world_size:
-        nearest = max(1, round(params.batch_size / runtime.world_size)) * runtime.world_size
-        raise ValueError(
-            f"batch_size={params.batch_size} is the global batch and does not divide over {runtime.world_size} "
-            f"workers; the nearest that does is {nearest}"
-        )
+    check_batch(params.batch_size, runtime)
     if runtime.epochs <= params.split_sessions:
         raise ValueError(
             f"epochs={runtime.epochs} are too few for {params.split_sessions + 1} sessions, each of which needs one. "

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from workloads.contract import MID_RUN
 from workloads.data.datasets import check_kind
@@ -38,7 +38,7 @@ class Params(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    dataset: str = Field(
+    dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, "retrieval"))] = Field(
         default="synthetic-retrieval",
         min_length=1,
         description="Documents, queries and judgements: a name (`data list`), a folder in the form of BEIR, LoTTE or "
@@ -63,7 +63,7 @@ class Params(BaseModel):
         default=5, ge=2, le=1000, description="Clusters that stand for topics where the documents' ids name none."
     )
 
-    encoder: str = Field(
+    encoder: Annotated[str, AfterValidator(sources.check)] = Field(
         default=sources.TINY,
         min_length=1,
         description="minilm, bert-base, tiny (from scratch), a folder, or a name of the Hugging Face hub.",
@@ -133,18 +133,6 @@ class Params(BaseModel):
         default=None,
         description="Folder for the index, as Arrow files that are memory-mapped; by default it is in the checkpoints.",
     )
-
-    @field_validator("dataset")
-    @classmethod
-    def _of_its_kind(cls, name: str) -> str:
-        check_kind(name, "retrieval")
-        return name
-
-    @field_validator("encoder")
-    @classmethod
-    def _known_encoder(cls, name: str) -> str:
-        sources.check(name)
-        return name
 
     @field_validator("index")
     @classmethod

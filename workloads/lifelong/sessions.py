@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.data import fingerprint
-from workloads.data.cache import cache_dir, file_lock, replacing
-from workloads.data.loading import explained
+from workloads.data.cache import cache_dir, replacing
+from workloads.data.kept import made_once
 from workloads.data.retrieval.contents import Retrieval
 from workloads.lifelong.clusters import clusters
 
@@ -69,12 +69,13 @@ def load_sessions(name: str, root: Path, data: Retrieval, stream: Stream) -> Ses
     """
     identity = f"{VERSION} {stream} {fingerprint(name, root)} {len(data.docs)}"
     path = cache_dir() / "lifelong" / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.npz"
-    with explained(path), file_lock(path.with_suffix(".lock")):
-        if (known := _read(path)) is None:
-            known = build(data, stream)
-            with replacing(path) as file:
-                np.savez(file, session=known.session, topic=known.topic, main=known.main)
-    return known
+
+    def make() -> None:
+        found = build(data, stream)
+        with replacing(path) as file:
+            np.savez(file, session=found.session, topic=found.topic, main=found.main)
+
+    return made_once(path, _read, make)
 
 
 def build(data: Retrieval, stream: Stream) -> Sessions:

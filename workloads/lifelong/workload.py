@@ -31,6 +31,7 @@ from workloads.lifelong.reader import Reader
 from workloads.lifelong.replay import Asked, Look, choose_memory, choose_new, draw_memory, draw_new, remember
 from workloads.lifelong.selection import best, chosen
 from workloads.lifelong.serving import lineage_of, servable
+from workloads.refusals import check_split
 from workloads.schedule import stage_ends, stage_of
 from workloads.seeding import derive
 
@@ -246,10 +247,7 @@ class Lifelong:
         Raises:
             ValueError: the validation split of a refit, which has been trained on.
         """
-        if split == "validation" and not self.runtime.holdout:
-            raise ValueError(
-                "a refit has no validation split: it was trained on. Evaluate on test, or build with holdout"
-            )
+        check_split(split, self.runtime)
         if split not in self._judges:
             queries = self.data.queries.test if split == "test" else self.data.queries.validation
             self._judges[split] = Judge(self.data, queries)

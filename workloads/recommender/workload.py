@@ -23,6 +23,7 @@ from workloads.recommender.params import Params as RecommenderParams
 from workloads.recommender.prepared import History, prepared
 from workloads.recommender.samplers import sampler
 from workloads.recommender.tally import Tally
+from workloads.refusals import check_batch, check_split
 from workloads.seeding import derive
 
 if TYPE_CHECKING:
@@ -161,10 +162,7 @@ class Recommender:
         """The items to find and the items that are no candidates."""
         if split == "test":
             return self.data.test, self.data.known
-        if not self.runtime.holdout:
-            raise ValueError(
-                "a refit has no validation split: it was trained on. Evaluate on test, or build with holdout"
-            )
+        check_split(split, self.runtime)
         return self.data.validation, self.data.train
 
     def state_dict(self) -> State:
@@ -233,15 +231,9 @@ def _names(numbers: np.ndarray[Any, Any], ids: np.ndarray[Any, Any] | None) -> n
 
 
 def _check_batch(params: RecommenderParams, runtime: Runtime) -> None:
-    batch_size, world_size = params.batch_size, runtime.world_size
-    if batch_size % world_size:
-        nearest = max(1, round(batch_size / world_size)) * world_size
-        raise ValueError(
-            f"batch_size={batch_size} is the global batch and does not divide over {world_size} workers; "
-            f"the nearest that does is {nearest}"
-        )
-    if params.loss in OF_BATCH and (world_size > 1 or runtime.accumulate > 1):
+    check_batch(params.batch_size, runtime)
+    if params.loss in OF_BATCH and (runtime.world_size > 1 or runtime.accumulate > 1):
         raise ValueError(
             f"loss={params.loss} ranks the losses of a whole batch, which can not be split over "
-            f"{world_size} workers and {runtime.accumulate} micro-batches. Use one of each"
+            f"{runtime.world_size} workers and {runtime.accumulate} micro-batches. Use one of each"
         )

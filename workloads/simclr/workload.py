@@ -17,6 +17,7 @@ from workloads.distributed import gather, reduce_sum, wrap
 from workloads.losses.contrastive import alpha_from_auc
 from workloads.metrics.probe import false_negative_auc, linear_probe
 from workloads.normalisation import synchronised
+from workloads.refusals import check_batch, check_split
 from workloads.scores import two_view_scores
 from workloads.seeding import generator
 from workloads.simclr.batches import Batch, batches, steps_per_pass
@@ -49,7 +50,7 @@ class SimCLR:
                 or to evaluate on.
             workloads.data.DataError: the dataset is unknown, missing or damaged.
         """
-        _check_batch(params, runtime)
+        check_batch(params.batch_size, runtime, equal_parts=True)
         self.params, self.runtime = params, runtime
         self.data = prepared_images(
             params.dataset,
@@ -129,10 +130,7 @@ class SimCLR:
         Raises:
             ValueError: the validation split of a refit, which has been trained on.
         """
-        if split == "validation" and not self.runtime.holdout:
-            raise ValueError(
-                "a refit has no validation split: it was trained on. Evaluate on test, or build with holdout"
-            )
+        check_split(split, self.runtime)
         part = self.data.test if split == "test" else self.data.validation
         with_probe = self.params.eval_probe == "always" or (self.params.eval_probe == "test" and split == "test")
         seen = Frozen(self.features(part, torch.arange(len(part))), part.labels)
@@ -222,16 +220,6 @@ class SimCLR:
             classifier = linear_probe(bank.features, bank.labels, classes=len(self.data.classes))
         example = self.data.train.take(torch.arange(2)).cpu()
         return servable(self.model, self.params, self.data.classes, self.data.size, classifier, example)
-
-
-def _check_batch(params: SimCLRParams, runtime: Runtime) -> None:
-    size, parts = params.batch_size, runtime.world_size * runtime.accumulate
-    if size % parts:
-        nearest = max(1, round(size / parts)) * parts
-        raise ValueError(
-            f"batch_size={size} is the global batch and does not divide over {runtime.world_size} worker(s) x "
-            f"accumulate={runtime.accumulate}; the nearest that does is {nearest}"
-        )
 
 
 def _check_images(data: Prepared, params: SimCLRParams, runtime: Runtime) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from workloads.contract import MID_RUN
 from workloads.data.datasets import check_kind
@@ -61,7 +61,7 @@ class Params(BaseModel):
         default=100, ge=1, le=10_000, description="BM25's documents of a query that are ranked (100: as is usual)."
     )
 
-    encoder: str = Field(
+    encoder: Annotated[str, AfterValidator(sources.check)] = Field(
         default="tiny",
         min_length=1,
         description="minilm, bert-base, tiny (from scratch), a folder, or a name of the Hugging Face hub.",
@@ -129,12 +129,6 @@ class Params(BaseModel):
         description="Share of BM25's standardised score in the interpolated one, from 0 to 1; validation: the best "
         "of 21 by NDCG@10 there.",
     )
-
-    @field_validator("encoder")
-    @classmethod
-    def _known_encoder(cls, name: str) -> str:
-        sources.check(name)
-        return name
 
     @model_validator(mode="before")
     @classmethod

@@ -14,6 +14,7 @@ from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable
 from workloads.distributed import reduce_sum, without_sync, wrap
 from workloads.encoders.optimisation import adamw, warmup_linear
 from workloads.encoders.text import load_encoder
+from workloads.refusals import check_batch, check_split
 from workloads.seeding import derive
 from workloads.text_ranker.evaluation import Judge
 from workloads.text_ranker.groups import Groups, Trainer
@@ -154,10 +155,7 @@ class TextRanker:
         return Evaluation({**found.metrics, "truncated": cut}, found.units)
 
     def _judge(self, split: Split) -> Judge:
-        if split == "validation" and not self.runtime.holdout:
-            raise ValueError(
-                "a refit has no validation split: it was trained on. Evaluate on test, or build with holdout"
-            )
+        check_split(split, self.runtime)
         if split not in self._judges:
             queries = self.data.queries.test if split == "test" else self.data.queries.validation
             self._judges[split] = Judge(self.data.lists(queries, self.params.eval_candidates), self.runtime.device)
@@ -220,13 +218,7 @@ def _devices(runtime: Runtime) -> list[torch.device]:
 
 
 def _check(params: TextRankerParams, runtime: Runtime) -> None:
-    batch_size, world_size = params.batch_size, runtime.world_size
-    if batch_size % world_size:
-        nearest = max(1, round(batch_size / world_size)) * world_size
-        raise ValueError(
-            f"batch_size={batch_size} is the global batch and does not divide over {world_size} workers; "
-            f"the nearest that does is {nearest}"
-        )
+    check_batch(params.batch_size, runtime)
     if not runtime.holdout and params.bm25_weight == "validation":
         raise ValueError(
             "a refit trains on the validation part, where bm25_weight would be chosen. Set bm25_weight to what the "

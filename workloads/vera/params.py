@@ -95,7 +95,7 @@ class Params(BaseModel):
     eval_bins: int = Field(default=15, ge=2, le=1000, description="Bins of equal mass in the calibration error.")
     eval_resamples: int = Field(default=200, ge=20, le=100_000, description="Resamples of each bootstrap interval.")
 
-    encoder: str = Field(
+    encoder: Annotated[str, AfterValidator(sources.check)] = Field(
         default="tiny",
         min_length=1,
         description="Frozen, read once: minilm, bert-base, tiny (random), a folder, or a name of the Hugging Face hub.",
@@ -182,12 +182,6 @@ class Params(BaseModel):
     )
     weight_decay: float = Field(default=0.01, ge=0, le=1, description="Of AdamW.", json_schema_extra=MID_RUN)
     clip: float = Field(default=1.0, gt=0, le=1e6, description="Largest norm of the gradient.")
-
-    @field_validator("encoder")
-    @classmethod
-    def _known_encoder(cls, name: str) -> str:
-        sources.check(name)
-        return name
 
     @field_validator("eval_k")
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from workloads.data.cache import cache_dir, file_lock, replacing
+from workloads.data.cache import cache_dir, replacing
 from workloads.data.digests import digest
-from workloads.data.loading import explained
+from workloads.data.kept import made_once
 from workloads.encoders.sources import TINY, folder_of
 from workloads.encoders.text import TextEncoder, encode, load_encoder
 from workloads.encoders.tokens import Tokenizer
@@ -46,13 +47,13 @@ def read(
         return _read(tokenizer, encoder, texts, device)
     identity = [str(VERSION), digest(folder_of(name)), str(tokenizer.max_length), encoder.precision, *texts]
     path = cache_dir() / "vectors" / f"{hashlib.sha256(chr(0).join(identity).encode()).hexdigest()[:32]}.npy"
-    with explained(path), file_lock(path.with_suffix(".lock")):
-        if (known := _kept(path, len(texts), encoder.dim)) is not None:
-            return torch.from_numpy(known)
+
+    def make() -> None:
         found = _read(tokenizer, encoder, texts, device)
         with replacing(path) as file:
             np.save(file, found.numpy(), allow_pickle=False)
-    return found
+
+    return torch.from_numpy(made_once(path, partial(_kept, count=len(texts), dim=encoder.dim), make))
 
 
 def _read(tokenizer: Tokenizer, encoder: TextEncoder, texts: Sequence[str], device: torch.device) -> torch.Tensor:

@@ -14,6 +14,7 @@ from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable
 from workloads.distributed import reduce_sum, without_sync, wrap
 from workloads.encoders.optimisation import load_optimizer_state, optimizer_state
 from workloads.losses.evidential import group_rates, quantile_groups
+from workloads.refusals import check_batch
 from workloads.seeding import derive, generator
 from workloads.vera.batches import batches, micro_batches, steps_per_pass
 from workloads.vera.confidence import Ranked, confidence
@@ -196,13 +197,7 @@ def _index(queries: NDArray[np.int64], like: torch.Tensor) -> torch.Tensor:
 
 
 def _check(params: VeraParams, runtime: Runtime) -> None:
-    batch_size, world_size = params.batch_size, runtime.world_size
-    if batch_size % world_size:
-        nearest = max(1, round(batch_size / world_size)) * world_size
-        raise ValueError(
-            f"batch_size={batch_size} is the global batch and does not divide over {world_size} workers; "
-            f"the nearest that does is {nearest}"
-        )
+    check_batch(params.batch_size, runtime)
     if not runtime.holdout:
         raise ValueError(
             "a refit trains on the validation part, where VERA chooses k, the threshold and its maps. Set refit=false"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import zlib
 from functools import lru_cache, partial
@@ -13,12 +12,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.data.cache import cache_dir, file_lock
-from workloads.data.datasets import check, dataset, fingerprint, read
-from workloads.data.errors import DataError
+from workloads.data.datasets import dataset, read
 from workloads.data.images.convert import Corrupt, Images, Pixels, convert, refused
 from workloads.data.images.source import ImageSource
-from workloads.data.loading import explained
+from workloads.data.kept import intact, made_once, place
 
 FORMAT = 1
 """Version of the layout; it is part of the cache's folder names."""
@@ -46,13 +43,8 @@ def load_images(name: str, root: Path, size: int | None = None, corrupt: Corrupt
             :func:`~workloads.data.images.convert.convert`.
         workloads.data.CacheUnwritable: the cache can not be written.
     """
-    known = dataset(name)
-    if known.kind != "images":
-        raise DataError(f"dataset {name!r} has another kind", got=known.kind, expected="images")
-    check(name, root)
-    short = re.sub(r"[^\w.-]", "-", Path(name).name)
-    stem = f"{short}-{fingerprint(name, root)[:32]}-{size or 'own'}-v{FORMAT}"
-    images = _load(name, root, size, corrupt, cache_dir() / "images" / stem)
+    folder = place("images", name, intact(name, root, "images"), f"{size or 'own'}-v{FORMAT}")
+    images = _load(name, root, size, corrupt, folder)
     if images.skipped and corrupt == "refuse":  # they were skipped when the cache was written
         raise refused(images.skipped[0])
     return images
@@ -62,13 +54,7 @@ def load_images(name: str, root: Path, size: int | None = None, corrupt: Corrupt
 def _load(name: str, root: Path, size: int | None, corrupt: Corrupt, folder: Path) -> Images:
     if not dataset(name).files:  # a generated one is small, and made as quickly as mapped
         return convert(read(name, root), size, corrupt, lambda _part, shape: np.zeros(shape, np.uint8))
-    with explained(folder), file_lock(folder.with_name(f"{folder.name}.lock")):
-        if (mapped := _mapped(folder)) is None:
-            _write(folder, read(name, root), size, corrupt)
-            mapped = _mapped(folder)
-    if mapped is None:
-        raise DataError("the converted dataset can not be read back", file=folder, fix="Check the disk")
-    return mapped
+    return made_once(folder, _mapped, lambda: _write(folder, read(name, root), size, corrupt))
 
 
 def _write(folder: Path, source: ImageSource, size: int | None, corrupt: Corrupt) -> None:

@@ -8,8 +8,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from workloads.data.datasets import check, dataset, fingerprint, read
+from workloads.data.datasets import read
 from workloads.data.errors import DataError
+from workloads.data.kept import intact
 from workloads.data.pairs.contents import KIND, Pairs, SentencePairs
 
 PairSplit: TypeAlias = Literal["official", "dev"]
@@ -35,11 +36,7 @@ def load_pairs(name: str, root: Path, split: PairSplit = "official", *, seed: in
         DataError: the dataset is unknown, of another kind, missing or damaged, its test scores are hidden, or a part
             would be empty.
     """
-    known = dataset(name)
-    if known.kind != KIND:
-        raise DataError(f"dataset {name!r} has another kind", got=known.kind, expected="pairs of sentences")
-    check(name, root)
-    return _load(name, root, fingerprint(name, root), split, seed)
+    return _load(name, root, intact(name, root, KIND, "pairs of sentences"), split, seed)
 
 
 @lru_cache(maxsize=4)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 from pathlib import Path
 
 import pyarrow as pa
 
 from workloads.data.arrow_lists import read_lists, write_lists
-from workloads.data.cache import cache_dir, file_lock
-from workloads.data.datasets import check, dataset, fingerprint, read
-from workloads.data.errors import DataError
-from workloads.data.loading import explained
+from workloads.data.kept import converted, intact, place
 from workloads.data.questions.knowledge_graph import KIND, GraphQuestions
 
 FORMAT = 1
@@ -33,26 +29,13 @@ def load_questions(name: str, root: Path) -> GraphQuestions:
         DataError: the dataset is unknown, of another kind, missing or damaged.
         workloads.data.errors.CacheUnwritable: the cache can not be written.
     """
-    known = dataset(name)
-    if known.kind != KIND:
-        raise DataError(f"dataset {name!r} has another kind", got=known.kind, expected="questions over a graph")
-    check(name, root)
-    short = re.sub(r"[^\w.-]", "-", Path(name).name)
-    return _load(name, root, cache_dir() / "questions" / f"{short}-{fingerprint(name, root)[:32]}-v{FORMAT}.arrow")
+    path = place("questions", name, intact(name, root, KIND, "questions over a graph"), f"v{FORMAT}.arrow")
+    return _load(name, root, path)
 
 
 @lru_cache(maxsize=_KEPT)
 def _load(name: str, root: Path, path: Path) -> GraphQuestions:
-    if not dataset(name).files:  # generating is as quick as mapping
-        generated: GraphQuestions = read(name, root)
-        return generated
-    with explained(path), file_lock(path.with_suffix(".lock")):
-        if (mapped := _read(path)) is None:
-            _write(path, read(name, root))
-            mapped = _read(path)
-    if mapped is None:
-        raise DataError("the converted dataset can not be read back", file=path, fix="Check the disk")
-    return mapped
+    return converted(name, root, path, _read, _write)
 
 
 def _write(path: Path, data: GraphQuestions) -> None:

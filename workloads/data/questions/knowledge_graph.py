@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workloads.data.errors import DataError
-from workloads.data.files import held, opened
+from workloads.data.files import held, lines, opened
 from workloads.data.source import Dataset, SourceFile
 
 if TYPE_CHECKING:
@@ -194,18 +194,11 @@ def _questions(file: Path, graphs: Mapping[str, Graph]) -> Iterator[Question]:
 
 def _triples(file: Path) -> Iterator[tuple[str, str, str]]:
     expected = "subject, relation and object between tabs"
-    with opened(file) as stream:
-        for number, raw in enumerate(stream, 1):
-            try:
-                cells = raw.decode("utf-8").rstrip("\r\n").split("\t")
-            except UnicodeDecodeError:
-                raise DataError("the text is not UTF-8", file=file, line=number, got=repr(raw[:60])) from None
-            if cells == [""]:
-                continue
-            if len(cells) != 3 or not all(cells):
-                got = repr("\t".join(cells)[:60])
-                raise DataError("the line holds no triple", file=file, line=number, got=got, expected=expected)
-            yield cells[0], cells[1], cells[2]
+    for number, line in lines(file):
+        cells = line.split("\t")
+        if len(cells) != 3 or not all(cells):
+            raise DataError("the line holds no triple", file=file, line=number, got=repr(line[:60]), expected=expected)
+        yield cells[0], cells[1], cells[2]
 
 
 def _tables(folder: Path) -> list[str]:

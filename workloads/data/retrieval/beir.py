@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workloads.data.errors import DataError
-from workloads.data.files import held, opened
+from workloads.data.files import held, lines
 from workloads.data.retrieval.judged import Row, judged
 from workloads.data.source import Dataset, SourceFile
 
@@ -84,7 +84,7 @@ def _texts(file: Path, *, titled: bool) -> tuple[list[str], list[str]]:
     """Ids and texts of a file of JSON objects, a line each."""
     ids: dict[str, int] = {}
     texts = []
-    for number, line in _lines(file):
+    for number, line in lines(file):
         try:
             found = json.loads(line)
             name, text = found["_id"], found["text"]
@@ -106,7 +106,7 @@ def _texts(file: Path, *, titled: bool) -> tuple[list[str], list[str]]:
 def _rows(file: Path) -> Iterator[Row]:
     part = "" if file.name.startswith(JUDGEMENTS) else file.name.partition(".")[0]
     expected = f"{', '.join(_HEADER)} between tabs"
-    for number, line in _lines(file):
+    for number, line in lines(file):
         cells = line.split("\t")
         if number == 1:
             if tuple(cells) != _HEADER:
@@ -120,15 +120,3 @@ def _rows(file: Path) -> Iterator[Row]:
                 "the line holds no judgement", file=file, line=number, got=repr(line[:60]),
                 expected=f"{expected}, the score an integer",
             ) from None  # fmt: skip
-
-
-def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    """The lines that hold something, with their numbers from 1."""
-    with opened(file) as content:
-        for number, raw in enumerate(content, 1):
-            try:
-                line = raw.decode("utf-8").rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                raise DataError("the text is not UTF-8", file=file, line=number, got=repr(raw[:60])) from error
-            if line:
-                yield number, line

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.data.cache import cache_dir, file_lock, replacing
+from workloads.data.cache import cache_dir, replacing
 from workloads.data.datasets import fingerprint
 from workloads.data.errors import DataError
-from workloads.data.loading import explained
+from workloads.data.kept import made_once
 
 if TYPE_CHECKING:
     from workloads.data.retrieval.contents import Retrieval
@@ -96,13 +96,13 @@ def candidates(name: str, root: Path, data: Retrieval, depth: int, bm25: BM25 = 
     """
     identity = f"{VERSION} {bm25} {depth} {fingerprint(name, root)} {len(data.docs)} {len(data.queries)}"
     path = cache_dir() / "bm25" / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.npz"
-    with explained(path), file_lock(path.with_suffix(".lock")):
-        if (known := _read(path)) is not None:
-            return known
+
+    def make() -> None:
         found = search(data.docs.to_pylist(), data.queries.to_pylist(), depth, bm25)
         with replacing(path) as file:
             np.savez(file, docs=found.docs, scores=found.scores)
-    return found
+
+    return made_once(path, _read, make)
 
 
 def _read(path: Path) -> Candidates | None:

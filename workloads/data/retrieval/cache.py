@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 from pathlib import Path
 
 import pyarrow as pa
 
 from workloads.data.arrow_lists import read_lists, write_lists
-from workloads.data.cache import cache_dir, file_lock
-from workloads.data.datasets import check, dataset, fingerprint, read
 from workloads.data.errors import DataError
-from workloads.data.loading import explained
+from workloads.data.kept import converted, intact, place
 from workloads.data.retrieval.contents import Retrieval, Unknown
 
 FORMAT = 2
@@ -38,13 +35,7 @@ def load_retrieval(name: str, root: Path, unknown: Unknown = "refuse") -> Retrie
         DataError: the dataset is unknown, of another kind, missing or damaged, or has unknown judgements.
         workloads.data.errors.CacheUnwritable: the cache can not be written.
     """
-    known = dataset(name)
-    if known.kind != "retrieval":
-        raise DataError(f"dataset {name!r} has another kind", got=known.kind, expected="retrieval")
-    check(name, root)
-    short = re.sub(r"[^\w.-]", "-", Path(name).name)
-    path = cache_dir() / "retrieval" / f"{short}-{fingerprint(name, root)[:32]}-v{FORMAT}.arrow"
-    data = _load(name, root, path)
+    data = _load(name, root, place("retrieval", name, intact(name, root, "retrieval"), f"v{FORMAT}.arrow"))
     if data.n_unknown and unknown == "refuse":
         more = data.n_unknown - len(data.unknown[:_NAMED])
         got = "; ".join(data.unknown[:_NAMED]) + (f" and {more} more" if more else "")
@@ -57,16 +48,7 @@ def load_retrieval(name: str, root: Path, unknown: Unknown = "refuse") -> Retrie
 
 @lru_cache(maxsize=_KEPT)
 def _load(name: str, root: Path, path: Path) -> Retrieval:
-    if not dataset(name).files:  # generating is as quick as mapping
-        generated: Retrieval = read(name, root)
-        return generated
-    with explained(path), file_lock(path.with_suffix(".lock")):
-        if (mapped := _read(path)) is None:
-            _write(path, read(name, root))
-            mapped = _read(path)
-    if mapped is None:
-        raise DataError("the converted dataset can not be read back", file=path, fix="Check the disk")
-    return mapped
+    return converted(name, root, path, _read, _write)
 
 
 def _write(path: Path, data: Retrieval) -> None:

@@ -9,14 +9,14 @@ Multi-CPR (Long et al., SIGIR 2022) has ``corpus.tsv``, ``train.query.txt`` and 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workloads.data.errors import DataError
-from workloads.data.files import held, opened
+from workloads.data.files import held, lines
 from workloads.data.retrieval.beir import CORPUS, JUDGEMENTS, QUERIES, is_beir, judgement_files, read_beir
 from workloads.data.retrieval.judged import Row, judged
 from workloads.data.source import Dataset, SourceFile
@@ -113,7 +113,7 @@ def read_lotte(folder: Path, files: tuple[str, ...]) -> Retrieval:
     for kind in (kind for kind in LOTTE_KINDS if f"qas.{kind}.jsonl" in files):
         queries |= {f"{kind}-{name}": text for name, text in _pairs(held(folder / f"questions.{kind}.tsv")).items()}
         file = held(folder / f"qas.{kind}.jsonl")
-        for number, line in _lines(file):
+        for number, line in lines(file):
             try:
                 found = json.loads(line)
                 rows += [Row(f"{kind}-{found['qid']}", str(pid), 1, "", file, number) for pid in found["answer_pids"]]
@@ -140,7 +140,7 @@ def read_cpr(folder: Path, files: tuple[str, ...]) -> Retrieval:
             continue
         queries |= {f"{part}-{name}": text for name, text in _pairs(held(folder / f"{part}.query.txt")).items()}
         file = held(folder / f"qrels.{part}.tsv")
-        for number, line in _lines(file):
+        for number, line in lines(file):
             cells = line.split()
             if len(cells) != 4 or not cells[3].lstrip("-").isdigit():
                 raise DataError(
@@ -191,7 +191,7 @@ def _complete(folder: Path, docs: str, pairs: list[tuple[str, str]]) -> list[str
 def _pairs(file: Path) -> dict[str, str]:
     """Ids and texts of a file of two columns between a tab."""
     found: dict[str, str] = {}
-    for number, line in _lines(file):
+    for number, line in lines(file):
         name, tab, text = line.partition("\t")
         if not tab:
             expected = "an id and a text between a tab"
@@ -202,17 +202,6 @@ def _pairs(file: Path) -> dict[str, str]:
     if not found:
         raise DataError("the file is empty", file=file, got="no line", expected="an id and a text a line")
     return found
-
-
-def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    with opened(file) as content:
-        for number, raw in enumerate(content, 1):
-            try:
-                line = raw.decode("utf-8").rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                raise DataError("the text is not UTF-8", file=file, line=number, got=repr(raw[:60])) from error
-            if line.strip():
-                yield number, line
 
 
 FORMS = (

@@ -1,0 +1,78 @@
+"""What is made of a dataset once per machine: by the first process while others wait, from then on read by all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from workloads.data.cache import cache_dir, file_lock
+from workloads.data.datasets import check, dataset, fingerprint, read
+from workloads.data.errors import CacheUnwritable, DataError
+
+T = TypeVar("T")
+
+
+def intact(name: str, root: Path, kind: str, called: str = "") -> str:
+    """The fingerprint of a dataset that is of this kind, present and intact; ``called`` is what a user calls the kind.
+
+    Raises:
+        DataError: it is unknown, of another kind, missing or damaged.
+    """
+    known = dataset(name)
+    if known.kind != kind:
+        raise DataError(f"dataset {name!r} has another kind", got=known.kind, expected=called or kind)
+    check(name, root)
+    return fingerprint(name, root)
+
+
+def place(folder: str, name: str, fingerprint: str, ending: str) -> Path:
+    """Where in the cache what is made of a dataset is kept: it is known by its name, and told apart by its content."""
+    short = re.sub(r"[^\w.-]", "-", Path(name).name)
+    return cache_dir() / folder / f"{short}-{fingerprint[:32]}-{ending}"
+
+
+def converted(
+    name: str, root: Path, path: Path, mapped: Callable[[Path], T | None], write: Callable[[Path, T], None]
+) -> T:
+    """A dataset in the form that ``write`` gives it at ``path``; ``mapped`` is None where that is missing or damaged.
+
+    Raises:
+        DataError: as :func:`~workloads.data.datasets.read` and :func:`made_once`.
+        CacheUnwritable: the cache can not be written.
+    """
+    if not dataset(name).files:  # generating is as quick as mapping
+        generated: T = read(name, root)
+        return generated
+    return made_once(path, mapped, lambda: write(path, read(name, root)))
+
+
+def made_once(path: Path, kept: Callable[[Path], T | None], make: Callable[[], None]) -> T:
+    """What is kept at ``path``, a file or a folder; where ``kept`` gives None it is missing or damaged, and made.
+
+    Raises:
+        DataError: what has been made can not be read back.
+        CacheUnwritable: the cache can not be written.
+    """
+    with _explained(path), file_lock(path.with_name(f"{path.name}.lock")):
+        if (found := kept(path)) is None:
+            make()
+            found = kept(path)
+    if found is None:
+        raise DataError("what was made of the dataset can not be read back", file=path, fix="Check the disk")
+    return found
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """What can not be written in the cache, as an error that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise CacheUnwritable(
+            f"the cache can not be written ({error.strerror or error})",
+            file=path.parent,
+            fix="Set ORCHESTRATOR_CACHE to a folder that can be written",
+        ) from error
