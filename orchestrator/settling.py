@@ -22,7 +22,7 @@ from orchestrator.session import Result, Session
 from orchestrator.spec import ExperimentSpec, SweepSpec
 from orchestrator.storage import checkpoint, copies
 from orchestrator.training import worker
-from orchestrator.training.runs import Options
+from orchestrator.training.runs import Options, discard_checkpoints
 
 SHOWN = 15
 """Trials in the table at the end."""
@@ -120,8 +120,10 @@ def settle(result: Result, session: Session, spec: SweepSpec, study: Study, ledg
             | {f"best.{k}": str(best.user_attrs["params"][k]) for k in best.params},
         )
         session.tracker.files(session.folder.id, [folder / name for name in report.FILES])
-    if options.keep == "winner":  # its own folder has it
+    if options.keep != "all":  # the winner's own folder has it
         session.discard(folder / "trials")
+    if options.keep == "none":
+        discard_checkpoints(session, folder / WINNER)
     session.console.table(*table)
     code = PARTIAL if failed else DONE
     seconds = sum(map(_train_seconds, found))

@@ -119,8 +119,9 @@ class Table:
     ``by`` are the parameters that make a block, ``dataset`` first. ``values`` is a CSV of what was printed, its columns
     ``by``, ``method`` and the metrics; a cell may be empty. Where nothing was printed, ``blocks`` and ``metrics`` say
     what is run and shown. ``methods`` settle each row; ``common`` goes on top, and ``on`` what is particular to a
-    dataset, or to a ``dataset method``. ``extra`` are methods of ours that are run beside the published ones, each with
-    the published one that it is compared with, or None.
+    dataset, or to a ``dataset method``; ``epochs`` are those on a dataset, in place of the methods'. ``extra`` are
+    methods of ours that are run beside the published ones, each with the published one that it is compared with, or
+    None.
 
     Rows are ordered by ``compared_by``, and tested for it and each metric ``tested``: neighbours with each other, or,
     with a ``reference``, every row with that one. Metrics in ``lower`` are better when they are lower. ``reads_test``:
@@ -142,6 +143,7 @@ class Table:
     reference: str | None = None
     common: Mapping[str, Any] = field(default_factory=dict)
     on: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    epochs: Mapping[str, int] = field(default_factory=dict)
     extra: Mapping[str, str | None] = field(default_factory=dict)
     doubts: tuple[Doubt, ...] = ()
     measure: Measure | None = None
@@ -190,7 +192,8 @@ class Table:
     def _settings(self, where: Mapping[str, str], method: str) -> Method:
         chosen, dataset = self.methods[method], where["dataset"]
         here = {**self.common, **self.on.get(dataset, {}), **self.on.get(f"{dataset} {method}", {})}
-        return Method({**where, **chosen.params, **here}, chosen.searched, chosen.epochs, chosen.resources, chosen.only)
+        epochs = self.epochs.get(dataset, chosen.epochs)
+        return Method({**where, **chosen.params, **here}, chosen.searched, epochs, chosen.resources, chosen.only)
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def run(spec: ExperimentSpec, settings: Settings, local: bool, about: str) -> Do
     return _once(
         name,
         settings,
-        lambda: runs.run(spec, settings, runs.Options(local=local, name=name), Within()),
+        lambda: runs.run(spec, settings, runs.Options(local=local, name=name, keep="none"), Within()),
         lambda folder: runs.resume(folder, settings, Within()),
     )
 

@@ -29,5 +29,8 @@ TABLES = "tables"
 SEALED = "sealed"
 """The model and its values at the ends that an objective names (of sessions), below ``NNNN``, the epoch."""
 
+TRAIN = "train"
+"""Ray's folder below the run's own: a Train run's name is its resume key."""
+
 HALF_WRITTEN = ".checkpoint-*.partial"
 """Folders that a killed writer of checkpoints leaves, as a glob."""

@@ -18,9 +18,10 @@ from orchestrator.sharing import sharing
 from orchestrator.spec import ExperimentSpec, Resources
 from orchestrator.storage.disk import check_writable
 from orchestrator.storage.mirror import bring
+from orchestrator.storage.names import TRAIN
 from orchestrator.storage.records import RunFolder
 from orchestrator.training import messages, worker
-from orchestrator.training.train import INBOX, NAME, RETRIES, Stopped, cause, start
+from orchestrator.training.train import INBOX, RETRIES, Stopped, cause, start
 
 if TYPE_CHECKING:
     from orchestrator.training.reservation import Reserved
@@ -76,7 +77,7 @@ def follow(
 
     from orchestrator.training.reservation import reserve
 
-    home, lost, begun = folder / NAME, 0, False
+    home, lost, begun = folder / TRAIN, 0, False
     if worker.outcome_of(folder):
         if (home / INBOX).exists():  # its driver may have died before it read the last of them
             with (home / INBOX).open() as inbox:
@@ -121,7 +122,7 @@ def _watch(
     selected: Progress | None,
 ) -> Exception | None:
     """Start a group and hand over its rows until it has ended. Returns as ``Group.result``."""
-    home = folder / NAME
+    home = folder / TRAIN
     group = start(
         spec,
         home,

@@ -22,7 +22,7 @@ from orchestrator.settings import Settings
 from orchestrator.spec import ExperimentSpec, Resources
 from orchestrator.storage import records
 from orchestrator.storage.accounts import Book, mean_devices
-from orchestrator.storage.names import HISTORY
+from orchestrator.storage.names import HISTORY, SEALED, TRAIN
 from orchestrator.storage.records import RunFolder
 from orchestrator.training import delivery, messages, worker
 
@@ -36,6 +36,10 @@ SHOWN = 3
 """Metrics of a split in its line at the end."""
 
 
+KEPT = ("winner", "all", "none")
+"""What ``--keep`` knows."""
+
+
 @dataclass(frozen=True)
 class Options:
     """How to run, beside what to run."""
@@ -44,11 +48,11 @@ class Options:
     register: str | None = None
     name: str | None = None
     keep: str = "winner"
-    """Which checkpoints stay after a sweep: the winner's alone, or every trial's."""
+    """Which checkpoints stay: after a sweep the winner's alone or every trial's, after a run its own; or none."""
 
     def __post_init__(self) -> None:
-        if self.keep not in ("winner", "all"):
-            raise unknown("word for --keep", self.keep, ("winner", "all"))
+        if self.keep not in KEPT:
+            raise unknown("word for --keep", self.keep, KEPT)
         if self.register is not None:
             registry.check_name(self.register)
 
@@ -85,7 +89,7 @@ def resume(folder: RunFolder, settings: Settings, console: Console) -> Result:
 def _check_checkpoint(folder: RunFolder, spec: ExperimentSpec) -> None:
     from orchestrator.storage import checkpoint
 
-    found = checkpoint.latest(folder.checkpoints) or checkpoint.latest(folder.path / "train")
+    found = checkpoint.latest(folder.checkpoints) or checkpoint.latest(folder.path / TRAIN)
     if found is not None:
         checkpoint.read(found, spec.identity)
 
@@ -126,6 +130,8 @@ def _drive(
         if not complete:
             raise Interrupted(f"orchestrator run --resume {folder.id}")
         result = finish(session, spec, options.register, folder.path)
+        if options.keep == "none":
+            discard_checkpoints(session, folder.path)
         session.settle("finished", DONE, run_id=result.run_id, result=result.to_json())
     return result
 
@@ -209,6 +215,12 @@ class Follow:
         """How the run stands, by what ``book`` says it holds; any thread may ask."""
         best = None if self._best is None else {self._objective.metric: self._best}
         return Vitals(self._epoch, self._spec.plan.epochs, best=best, device_seconds=book.seconds())
+
+
+def discard_checkpoints(session: Session, folder: Path) -> None:
+    """Remove what a training in ``folder`` could be gone on with; the model that came of it stays."""
+    for path in (folder / "checkpoints", folder / TRAIN, folder / SEALED):
+        session.discard(path)
 
 
 def finish(session: Session, spec: ExperimentSpec, register: str | None, folder: Path) -> Result:

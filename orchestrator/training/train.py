@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 RETRIES = 3
 """Lost processes or nodes that a run survives; each goes on from the last checkpoint."""
 
-NAME = "train"
-"""Ray's folder below the run's own: a Train run's name is its resume key."""
-
 INBOX = "rows.jsonl"
 
 

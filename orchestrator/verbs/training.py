@@ -142,7 +142,7 @@ def sweep_command(
         bool, typer.Option("--retry-failed", help="With --resume: try failed trials again.")
     ] = False,
     keep: Annotated[
-        str | None, typer.Option("--keep", help="Checkpoints after the sweep: winner or all.  [default: winner]")
+        str | None, typer.Option("--keep", help="Checkpoints after the sweep: winner, all or none.  [default: winner]")
     ] = None,
     name: Name = None,
     register: Register = None,

@@ -106,7 +106,7 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
             "sweep --resume latest --more-trials -1",
             ("--more-trials is not valid: got -1; allowed: greater than",),
         ),
-        (f"{SWEEP} --keep none", ("Unknown word for --keep: got 'none'; allowed: all, winner",)),
+        (f"{SWEEP} --keep best", ("Unknown word for --keep: got 'best'; allowed: all, none, winner",)),
         (f"{SWEEP} --warm-start nothing", ("There is no sweep yet: got 'nothing'",)),
         (f"{SWEEP} objective=recall_at_20", ("The objective recall_at_20 needs a direction", "recall_at_20:max")),
         (f"{RUN} objective=recall_at_20:up", ("The objective recall_at_20 needs a direction: got 'recall_at_20:up'",)),

@@ -13,6 +13,7 @@ import torch
 from orchestrator.engine import Diverged, EpochReport, Progress, Row
 from orchestrator.session import Session
 from orchestrator.spec import ExperimentSpec
+from orchestrator.storage.names import TRAIN
 from orchestrator.training import follow, messages, train
 
 
@@ -40,8 +41,8 @@ def test_what_is_sent_is_received_once_and_whole(tmp_path: Path) -> None:
 
 def test_rows_that_a_dead_driver_did_not_read_are_delivered(tmp_path: Path) -> None:
     """Its run ended meanwhile, so nothing else would ever state them again."""
-    (tmp_path / train.NAME).mkdir()
-    with (tmp_path / train.NAME / train.INBOX).open("w") as out:
+    (tmp_path / TRAIN).mkdir()
+    with (tmp_path / TRAIN / train.INBOX).open("w") as out:
         messages.send(out, payload(1))
     (tmp_path / "outcome.json").write_text(json.dumps({"metrics": {}}))
     got: list[list[Row]] = []

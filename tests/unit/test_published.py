@@ -39,6 +39,13 @@ def test_every_table_of_every_workload_shows_what_it_compares() -> None:
             assert one.reference is None or one.reference in names, one.id
 
 
+def test_a_dataset_may_have_epochs_of_its_own() -> None:
+    vera = published()["vera-main"]
+    assert isinstance(vera, Table)
+    epochs = {place[0]: {row.settings.epochs for row in vera.rows(*place)} for place in vera.places}
+    assert epochs == {"pathquestion": {6}, "scifact": {20}}
+
+
 # -- how much is run -----------------------------------------------------------------------------------------
 
 

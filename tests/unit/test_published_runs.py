@@ -102,8 +102,9 @@ def ask(
 
 
 def test_a_table_of_ours_has_a_mean_a_spread_and_a_test_against_its_reference(
-    settings: Settings, capsys: pytest.CaptureFixture[str]
+    settings: Settings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("orchestrator.engine.CHECKPOINT_SECONDS", 0.0)
     told, code = ask("toy-main", settings)
     assert "published" not in capsys.readouterr().err
     assert code == DONE
@@ -119,6 +120,7 @@ def test_a_table_of_ours_has_a_mean_a_spread_and_a_test_against_its_reference(
     again, _ = ask("toy-main", settings)  # nothing is run twice
     assert [row["runs"] for row in again["rows"]] == [row["runs"] for row in told["rows"]]
     assert len(list(settings.storage.glob("parabola-synthetic-seed*"))) == 6
+    assert not list(settings.storage.glob("parabola-synthetic-seed*/checkpoints"))  # measured, nobody goes on from them
 
 
 def test_a_dataset_that_is_not_here_is_named_and_the_rest_is_run(settings: Settings) -> None:

@@ -505,8 +505,14 @@ def test_a_name_that_can_not_be(name: str, words: tuple[str, ...], sweep: Sweep)
 # Checkpoints
 
 
-@pytest.mark.parametrize(("keep", "kept"), [("winner", False), ("all", True)])
-def test_checkpoints_after_a_sweep(keep: str, kept: bool, sweep: Sweep) -> None:
-    result = sweep(trials=2, keep=keep, refit=False)
-    assert (result.folder / "trials").exists() is kept
+@pytest.mark.parametrize(
+    ("keep", "trials", "winner"), [("winner", False, True), ("all", True, True), ("none", False, False)]
+)
+def test_checkpoints_after_a_sweep(
+    keep: str, trials: bool, winner: bool, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.engine.CHECKPOINT_SECONDS", 0.0)
+    result = sweep(trials=2, keep=keep, checkpoint_every=1)
+    assert (result.folder / "trials").exists() is trials
+    assert bool(list((result.folder / "winner").glob("**/checkpoint-*"))) is winner
     assert (result.folder / "winner" / "outcome.json").exists()

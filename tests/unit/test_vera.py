@@ -209,3 +209,14 @@ def test_calibration_keeps_families_whole() -> None:
     assert len(calibration) == 100
     assert not set(pool.family[ranking]) & set(pool.family[calibration])
     assert all(np.array_equal(side, queries) for side in kept_back(pool, queries, 0, 7))
+
+
+def test_validation_calibrates_in_the_place_of_what_is_kept_back() -> None:
+    vera = build(calibration_part="validation")
+    parts = vera.data.parts
+    assert np.array_equal(vera.ranked_by, parts.train)
+    assert np.array_equal(vera.calibrated_by, parts.validation)
+    before = [side.clone() for side in vera.model.evidence.parameters()]
+    for epoch in range(1, vera.runtime.epochs + 1):
+        vera.train_epoch(epoch)
+    assert not all(torch.equal(*sides) for sides in zip(before, vera.model.evidence.parameters()))

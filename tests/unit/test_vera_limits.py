@@ -96,6 +96,10 @@ def test_scores_too_large_for_a_product(own: Path) -> None:
         ({"eps": 0.1}, "eps=0.1 has no effect with query_target=hybrid. Drop eps, or set query_target=eps"),
         ({"stage_patience": 2}, "or set stage_switch=plateau"),
         (
+            {"calibration_part": "validation", "calibration_share": 0.2},
+            "calibration_share=0.2 has no effect with calibration_part=validation. Drop calibration_share",
+        ),
+        (
             {"method": "edl", "confidence": "softmax"},
             "method=edl has no confidence=softmax. Set confidence to evidence",
         ),

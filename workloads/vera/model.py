@@ -19,9 +19,12 @@ START_A, START_B = -4.0, 1.0
 FURTHEST, UNIT = 20.0, 4.0
 """How far apart two scores are at most, as the evidential head sees them, and what counts as one there."""
 
-BESIDE = 0.1
+BESIDE = 0.03
 """What z is multiplied by where the evidential head sees the other candidates too: a few hundred queries tell how far
 a lead can be trusted, but not what each of many dimensions means."""
+
+LARGEST = 9.0
+"""Where VERA's outputs a and b stop growing: ``e^9`` is a μ within .0003 of 1."""
 
 
 class Seen(NamedTuple):
@@ -174,9 +177,14 @@ class Retriever(nn.Module):
         return Outputs(scores, read[params.cand_to_backbone], read[params.query_to_backbone], anchor)
 
     def _evidence(self, z: torch.Tensor, block: Block) -> Evidence:
-        """Note 2 (E-V8 for the priors)."""
-        a, b = self.evidence(z).unbind(1)
-        params = self.params
+        """Note 2 (E-V8 for the priors).
+
+        Above 0 VERA's a and b are exponentials of what the last layer gives: softplus is linear there, and a μ of .99,
+        which an easy query has, would need an a of a hundred.
+        """
+        params, (a, b) = self.params, self.evidence(z).unbind(1)
+        if params.method == "vera":
+            a, b = (torch.where(side > 0, side.clamp(0, LARGEST).expm1(), side) for side in (a, b))
         found = beta_parameters(a, b, params.prior_positive or 0.0, params.prior_negative or 0.0)
         return Evidence(*(block.spread(side, 1.0) for side in found))
 

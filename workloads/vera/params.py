@@ -27,7 +27,7 @@ Stages: TypeAlias = tuple[Factor, Factor, Factor]
 """A factor for each of the note's stages: the ranking, the evidence of candidates, the calibration of queries."""
 
 _VERA: Mapping[str, Any] = {
-    "calibration_share": 0.1, "query_target": "hybrid", "cand_weight": 0.2, "query_weight": 1.0, "cons_weight": 0.2,
+    "calibration_part": "train", "query_target": "hybrid", "cand_weight": 0.2, "query_weight": 1.0, "cons_weight": 0.2,
     "negative_weight": 0.05, "query_alpha": 0.7, "query_beta": 1.0, "stage_share": (0.5, 0.25, 0.25),
     "stage_lr": (1.0, 3.0, 3.0), "stage_backbone": (1.0, 0.0, 0.0), "stage_rank": (1.0, 1.0, 1.0),
     "stage_cand": (0.0, 1.0, 0.0), "stage_query": (0.0, 0.0, 1.0), "stage_cons": (0.0, 1.0, 1.0),
@@ -44,6 +44,7 @@ _OF_TARGET: Mapping[str, Mapping[str, Any]] = {
     "group": {"groups": "confidence", "group_bins": 20},
     "eps": {"eps": 0.03},
 }
+_OF_PART: Mapping[str, Mapping[str, Any]] = {"train": {"calibration_share": 0.1}}
 """What a choice reads, and the values that go with it where none is given."""
 
 _CONFIDENCE: Mapping[Method, tuple[Confidence, ...]] = {
@@ -72,6 +73,11 @@ class Params(BaseModel):
     )
     split_test: float = Field(
         default=0.5, gt=0, lt=1, description="Share of all queries that test, where the source has no test part."
+    )
+    calibration_part: Literal["train", "validation"] | None = Field(
+        default=None,
+        description="Where stages 2 and 3 learn: on queries kept back from training, or on those of validation, as a "
+        "recalibration does.",
     )
     calibration_share: float | None = Field(
         default=None,
@@ -208,6 +214,7 @@ class Params(BaseModel):
         if method in _CONFIDENCE:
             fill({"confidence": _CONFIDENCE[method][0]})
         fill(_OF_TARGET.get(str(values.get("query_target")), {}))
+        fill(_OF_PART.get(str(values.get("calibration_part")), {}))
         if values.get("stage_switch") == "plateau":
             fill({"stage_patience": 3})
         return values
@@ -216,13 +223,15 @@ class Params(BaseModel):
     def _no_idle_parameter(self) -> Self:
         """Refuse a value that nothing would read."""
         read = {**_OF_METHOD[self.method], **_OF_TARGET.get(self.query_target or "", {})}
+        read |= _OF_PART.get(self.calibration_part or "", {})
         if self.stage_switch == "plateau":
             read["stage_patience"] = 3
         for name in _OPTIONAL:
             value = getattr(self, name)
             if name not in read and value is not None:
                 fix = _READ_WITH.get(name) or " or ".join(f"method={m}" for m, own in _OF_METHOD.items() if name in own)
-                chosen = f"query_target={self.query_target}" if name in _READ_WITH else f"method={self.method}"
+                switch = fix.split("=")[0] if name in _READ_WITH else "method"
+                chosen = f"{switch}={getattr(self, switch)}"
                 raise ValueError(f"{name}={value} has no effect with {chosen}. Drop {name}, or set {fix}")
         if self.confidence not in _CONFIDENCE[self.method]:
             fix = " or ".join(_CONFIDENCE[self.method])
@@ -241,5 +250,6 @@ _READ_WITH = {
     "groups": "query_target=hybrid or group",
     "group_bins": "query_target=hybrid or group",
     "stage_patience": "stage_switch=plateau",
+    "calibration_share": "calibration_part=train",
 }
 _OPTIONAL = sorted({*_VERA, *_READ_WITH, *(name for own in _OF_METHOD.values() for name in own)})

@@ -136,6 +136,9 @@ class Predictor:
             seen = torch.cat([z * self.config["scales"]["beside"], self._lead(scores, list_of, count), among], 1)
         hidden = functional.gelu(functional.linear(seen, w["evidence.0.weight"], w["evidence.0.bias"]))
         a, b = functional.linear(hidden, w["evidence.2.weight"], w["evidence.2.bias"]).unbind(1)
+        if self.config["method"] == "vera":
+            largest = self.config["scales"]["largest"]
+            a, b = (torch.where(side > 0, side.clamp(0, largest).expm1(), side) for side in (a, b))
         positive, negative = self.config["priors"]
         alpha, beta = positive + functional.softplus(a), negative + functional.softplus(b)
         return (alpha.log() - beta.log() if self.config["method"] == "edl" else scores), alpha, beta

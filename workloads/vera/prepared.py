@@ -179,6 +179,14 @@ def _collection(params: Params, root: Path) -> tuple[Pool, Parts]:
     return of_collection(data, found, params.eval_candidates), Parts(*queries)
 
 
+def divided(data: Prepared, params: Params, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The queries to rank by, and those to calibrate by: of the validation part, or kept back from training."""
+    if params.calibration_part == "validation":
+        validation = data.parts.validation
+        return data.parts.train, validation[data.pool.lengths[validation] > 0]
+    return kept_back(data.pool, data.parts.train, params.calibration_share or 0.0, seed)
+
+
 def kept_back(
     pool: Pool, queries: NDArray[np.int64], share: float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

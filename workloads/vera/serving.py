@@ -9,7 +9,7 @@ import numpy as np
 
 from workloads.contract import Servable
 from workloads.vera.evaluation import Chosen
-from workloads.vera.model import BESIDE, FURTHEST, UNIT, Retriever
+from workloads.vera.model import BESIDE, FURTHEST, LARGEST, UNIT, Retriever
 from workloads.vera.params import Params
 from workloads.vera.prepared import Prepared
 
@@ -35,7 +35,7 @@ def servable(model: Retriever, data: Prepared, params: Params, choice: Chosen) -
             "method": params.method,
             "confidence": "softmax" if params.confidence == "mc_dropout" else params.confidence,
             "context": bool(params.evidence_context),
-            "scales": {"furthest": FURTHEST, "unit": UNIT, "beside": BESIDE},
+            "scales": {"furthest": FURTHEST, "unit": UNIT, "beside": BESIDE, "largest": LARGEST},
             "temperature": params.temperature,
             "priors": [params.prior_positive, params.prior_negative],
             "k": choice.k,

@@ -22,7 +22,7 @@ from workloads.vera.evaluation import Chosen, Judged, chosen, evaluation
 from workloads.vera.model import Retriever
 from workloads.vera.objectives import NAMES, Counts, losses, weights
 from workloads.vera.params import Params as VeraParams
-from workloads.vera.prepared import kept_back, prepared
+from workloads.vera.prepared import divided, prepared
 from workloads.vera.reading import Features, features, rank
 from workloads.vera.serving import servable
 from workloads.vera.stages import Stage, Stages
@@ -51,8 +51,7 @@ class Vera:
         self.params, self.runtime = params, runtime
         self.stages = Stages(params, runtime)
         self.data = prepared(params, runtime)
-        share = params.calibration_share or 0.0
-        self.ranked_by, self.calibrated_by = kept_back(self.data.pool, self.data.parts.train, share, runtime.seed)
+        self.ranked_by, self.calibrated_by = divided(self.data, params, runtime.seed)
         self.model = Retriever(self.data, params, runtime.seed).to(runtime.device)
         self.model.backbone.scale_to(self.data.numbers[self.data.block(self.ranked_by).place])
         self.replica = wrap(self.model, runtime)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from workloads.published import Curve, Figure, Line, Panel, Trained
-from workloads.vera.published.tables import COMMON, MAIN, REGIME
+from workloads.vera.published.tables import COMMON, MAIN, ON_EPOCHS, REGIME
 
+_EPOCHS = ON_EPOCHS[REGIME.dataset]
 _SHOWN = ("VERA", "evidential", "softmax", "temperature scaling")
 
 
@@ -34,7 +36,13 @@ RELIABILITY = Figure(
     "note 1, ours",
     REGIME,
     draw=diagrams,
-    panels=(Panel("confidence c", "calib/ece", tuple(Line(name, MAIN.methods[name]) for name in _SHOWN)),),
+    panels=(
+        Panel(
+            "confidence c",
+            "calib/ece",
+            tuple(Line(name, replace(MAIN.methods[name], epochs=_EPOCHS)) for name in _SHOWN),
+        ),
+    ),
     common={**COMMON, **MAIN.on[REGIME.dataset]},
     seeds=1,
 )

@@ -14,6 +14,8 @@ REGIME = Regime(
 """Without patience: the objective falls before the stage that it is about."""
 
 EPOCHS = 20
+ON_EPOCHS = {"pathquestion": 6}
+"""Where there are ten times as many queries to learn from, no method ranks better on validation for more."""
 
 COMMON: Mapping[str, Any] = {"encoder": "minilm", "eval_k": 1, "dropout": 0.5}
 """One k for all rows: the first with a base rate in [.3, .9] on validation; and for all rows the dropout that ranked
@@ -32,12 +34,15 @@ LOWER = ("calib/nll", "calib/brier", "calib/ece", "selective/score/aurc")
 TESTED = ("mrr", "ndcg_at_10", "calib/brier", "selective/score/aurc")
 
 
-STAGES = (0.7, 0.15, 0.15)
-"""Of VERA: on SciFact's validation part its ranking, and with it all else, was better than with half of the epochs."""
+_CHOSEN: Mapping[str, Any] = {
+    "stage_share": (0.85, 0.05, 0.1), "stage_lr": (1.0, 3.0, 5.0), "calibration_part": "validation"
+}  # fmt: skip
+"""Of VERA: it ranks by all training queries, as the baselines do, and calibrates by the validation part, which the maps
+of the baselines are fitted on. Chosen by cross-validation within that part."""
 
 
 def _vera(**params: Any) -> Method:
-    return Method({"method": "vera", "stage_share": STAGES, **params}, epochs=EPOCHS)
+    return Method({"method": "vera", **_CHOSEN, **params}, epochs=EPOCHS)
 
 
 def _softmax(**params: Any) -> Method:
@@ -66,6 +71,7 @@ MAIN = Table(
     reference="VERA",
     common=COMMON,
     on=ON,
+    epochs=ON_EPOCHS,
 )
 
 ABLATION = Table(
@@ -85,10 +91,23 @@ ABLATION = Table(
         "no L_cand": _vera(cand_weight=0.0),
         "no L_query": _vera(query_weight=0.0),
         "no L_cons": _vera(cons_weight=0.0),
-        "no stage 1": _vera(stage_share=(0.0, 0.5, 0.5), stage_backbone=(1.0, 1.0, 0.0)),
-        "no stage 2": _vera(stage_share=(0.5, 0.0, 0.5)),
-        "no stage 3": _vera(stage_share=(0.5, 0.5, 0.0)),
-        "all at once": _vera(stage_share=(0.0, 0.0, 1.0), stage_backbone=(1.0, 1.0, 1.0), calibration_share=0.0),
+        "no stage 1": _vera(
+            stage_share=(0.0, 0.85, 0.15),
+            stage_lr=(1.0, 1.0, 5.0),
+            stage_backbone=(1.0, 1.0, 0.0),
+            calibration_part="train",
+            calibration_share=0.0,
+        ),
+        "no stage 2": _vera(stage_share=(0.85, 0.0, 0.15)),
+        "no stage 3": _vera(stage_share=(0.85, 0.15, 0.0)),
+        "all at once": _vera(
+            stage_share=(0.0, 0.0, 1.0),
+            stage_lr=(1.0, 1.0, 1.0),
+            stage_backbone=(1.0, 1.0, 1.0),
+            stage_cand=(0.0, 0.0, 1.0),
+            calibration_part="train",
+            calibration_share=0.0,
+        ),
         "L_cand in stage 3 too": _vera(stage_cand=(0.0, 1.0, 1.0)),
         "KL(p||q) only": _vera(query_alpha=1.0, query_beta=0.0),
         "KL(q||p) only": _vera(query_alpha=0.0, query_beta=0.0),
@@ -97,7 +116,8 @@ ABLATION = Table(
         "p: group": _vera(query_target="group"),
         "groups by query type": _vera(groups="type"),
         "z alone in the evidential head": _vera(evidence_context=False),
-        "no queries kept back": _vera(calibration_share=0.0),
+        "calibrated by a tenth of the training queries": _vera(calibration_part="train", calibration_share=0.1),
+        "calibrated by the training queries": _vera(calibration_part="train", calibration_share=0.0),
         "L_query trains the backbone": _vera(query_to_backbone=True, stage_backbone=(1.0, 0.1, 0.1)),
     },
     compared_by="calib/nll",
@@ -108,4 +128,5 @@ ABLATION = Table(
     reference="VERA",
     common=COMMON,
     on=ON,
+    epochs=ON_EPOCHS,
 )
