@@ -15,6 +15,7 @@ import pytest
 
 from orchestrator.settings import NAMES, embedded_uri
 from orchestrator.tracking import store
+from orchestrator.tracking.fluent import unchanged
 from workloads import catalog
 
 if TYPE_CHECKING:
@@ -117,14 +118,8 @@ def toy_workload(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def mlflow_as_it_was() -> Iterator[None]:
     """MLflow keeps the store of a fluent call in globals and in the environment: none of it reaches the next test."""
-    names = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")
-    before = {name: os.environ.get(name) for name in names}
-    yield
-    if mlflow := sys.modules.get("mlflow"):
-        mlflow.set_tracking_uri(None)
-        mlflow.set_registry_uri(None)
-    for name, value in before.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    with unchanged("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
+        yield
+        if mlflow := sys.modules.get("mlflow"):
+            mlflow.set_tracking_uri(None)
+            mlflow.set_registry_uri(None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 
 from orchestrator.engine import Row
 from orchestrator.tracking.tracker import Tracker
+from tests.ports import free_port
 
 OWNER = "toy-20261121-083000-ab12"
 NOWHERE = "http://127.0.0.1:9"  # the discard port: refused at once
@@ -30,9 +30,7 @@ class Server:
         self.database = folder / "mlflow.db"
         with closing(sqlite3.connect(store)) as connection:
             connection.execute("VACUUM INTO ?", (str(self.database),))
-        with socket.socket() as unused:
-            unused.bind(("127.0.0.1", 0))
-            self._port = unused.getsockname()[1]
+        self._port = free_port()
         self.uri = f"http://127.0.0.1:{self._port}"
         self._folder = folder
         self.start()

@@ -21,15 +21,24 @@ def speaking_to(uri: str | None) -> Iterator[None]:
     """
     import mlflow
 
-    before = {name: os.environ.get(name) for name in _INHERITED}
-    mlflow.set_tracking_uri(uri)
-    mlflow.set_registry_uri(uri)
-    os.environ.setdefault(PICKLES, "false")
+    with unchanged(*_INHERITED):
+        mlflow.set_tracking_uri(uri)
+        mlflow.set_registry_uri(uri)
+        os.environ.setdefault(PICKLES, "false")
+        try:
+            yield
+        finally:
+            mlflow.set_tracking_uri(None)
+            mlflow.set_registry_uri(None)
+
+
+@contextmanager
+def unchanged(*names: str) -> Iterator[None]:
+    """Put variables of the environment back in the end, or away, as they stood."""
+    before = {name: os.environ.get(name) for name in names}
     try:
         yield
     finally:
-        mlflow.set_tracking_uri(None)
-        mlflow.set_registry_uri(None)
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.cluster.services import free_ports
+from tests.ports import free_ports
 
 PORTS = (
     "node-manager-port", "object-manager-port", "dashboard-agent-listen-port", "dashboard-agent-grpc-port",

@@ -6,7 +6,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,19 +17,10 @@ from typing import Any
 
 import psycopg2
 
+from tests.ports import free_port
+
 BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
 """Where Debian puts PostgreSQL's programs, the newest last."""
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of this machine on which nothing listens."""
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [int(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def until(condition: Callable[[], Any], seconds: float, why: Callable[[], object] = str) -> Any:
@@ -56,7 +46,7 @@ class Postgres:
         assert found is not None, "PostgreSQL is not installed (Debian: apt-get install postgresql)"
         self._binaries, self._folder, self._data = found, folder, folder / "data"
         self._user = "postgres" if os.geteuid() == 0 else None
-        (self.port,) = free_ports(1)
+        self.port = free_port()
         self.password = secrets.token_hex(8)
         folder.mkdir()
         folder.chmod(0o755)
@@ -118,7 +108,7 @@ class Mlflow:
         folder.mkdir()
         self.artifacts = folder / "artifacts"
         self.password = secrets.token_hex(8)
-        (self.port,) = free_ports(1)
+        self.port = free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None

@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from orchestrator.errors import UNAVAILABLE
-from tests.cluster.services import free_ports
 from tests.cluster.topology import User
 from tests.integration.commands import SPACES, Command
+from tests.ports import free_port
 
 SEARCH = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none", "--trials", "2", "--concurrency", "2"]
 LOOPBACK = ("127.", "::1", "::ffff:127.")
@@ -106,7 +106,7 @@ def test_a_cluster_that_is_started_here_listens_on_loopback(alone: Path) -> None
 
 
 def test_the_ui_listens_on_loopback(alone: Path) -> None:
-    (port,) = free_ports(1)
+    port = free_port()
     command = Command(alone, "ui", "--port", str(port))
     try:
         command.until(lambda: "MLflow UI:" in command.text())

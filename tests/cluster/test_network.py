@@ -19,7 +19,7 @@ import pytest
 
 from tests.cluster.nodes import Node
 from tests.cluster.services import until
-from tests.integration.commands import ROOT, SPACES, THIRD_PARTY, Command, Start, Store, trials
+from tests.integration.commands import ROOT, SPACES, THIRD_PARTY, Command, Start, Store, starting, trials
 
 NAME, OURS, THEIRS = "cut", "10.213.77.1", "10.213.77.2"
 EPOCHS, EPOCH_SECONDS = 60, 0.25
@@ -89,16 +89,8 @@ def cluster(cable: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Node
 
 @pytest.fixture
 def start(home: Path) -> Iterator[Start]:
-    started: list[Command] = []
-
-    def begin(*words: str) -> Command:
-        started.append(Command(home, *words))
-        return started[-1]
-
-    yield begin
-    for command in started:
-        if command.process.poll() is None:
-            command.kill()
+    with starting(home) as begin:
+        yield begin
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,11 @@ import pytest
 from orchestrator.observability.metrics import DEVICE_SECONDS, EPOCHS, PROMETHEUS, SPOOL, TRIALS
 from orchestrator.storage import accounts, records
 from orchestrator.storage.accounts import Span
-from tests.cluster.services import free_ports, until
+from tests.cluster.services import until
 from tests.dashboard import names
 from tests.integration.clusters import groups, logical
-from tests.integration.commands import SPACES, Command, Start
+from tests.integration.commands import SPACES, Start, starting
+from tests.ports import free_port
 
 CPUS, GPUS, EPOCHS_EACH = 4, 4, 5
 SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--cpus-per-worker", "1", "--scheduler", "none"]
@@ -28,7 +29,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 @pytest.fixture
 def port() -> int:
     """Where the cluster's one node exports metrics."""
-    return free_ports(1)[0]
+    return free_port()
 
 
 @pytest.fixture
@@ -39,16 +40,8 @@ def address(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.fixture
 def start(home: Path, address: str) -> Iterator[Start]:
-    started: list[Command] = []
-
-    def begin(*words: str) -> Command:
-        started.append(Command(home, *words, "--ray-address", address))
-        return started[-1]
-
-    yield begin
-    for command in started:
-        if command.process.poll() is None:
-            command.kill()
+    with starting(home, "--ray-address", address) as begin:
+        yield begin
 
 
 def scraped(port: int) -> Samples:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.integration.commands import SPACES, Command, Start, Store, trials
+from tests.integration.commands import SPACES, Start, Store, starting, trials
 
 GPUS = 2
 
@@ -28,16 +28,8 @@ TRAINING = ["recommender", "dataset=synthetic", "epochs=4", "backbone=mf", "refi
 
 @pytest.fixture
 def start(home: Path) -> Iterator[Start]:
-    started: list[Command] = []
-
-    def begin(*words: str) -> Command:
-        started.append(Command(home, *words, "--cpus-per-worker", "0.25"))
-        return started[-1]
-
-    yield begin
-    for command in started:
-        if command.process.poll() is None:
-            command.kill()
+    with starting(home, "--cpus-per-worker", "0.25") as begin:
+        yield begin
 
 
 def outcome(home: Path, name: str) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,21 @@ def typed(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 Start = Callable[..., Command]
 """The fixture ``start``: words in, a started command out."""
+
+
+@contextmanager
+def starting(home: Path, *always: str) -> Iterator[Start]:
+    """Starts ``orchestrator`` with some words, and ``always``; whatever still runs in the end is killed."""
+    started: list[Command] = []
+
+    def begin(*words: str, machine: Path = home) -> Command:
+        started.append(Command(machine, *words, *always))
+        return started[-1]
+
+    yield begin
+    for command in started:
+        if command.process.poll() is None:
+            command.kill()
 
 
 class Store:

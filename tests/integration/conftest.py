@@ -7,23 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.commands import THIRD_PARTY, Command, Start
+from tests.integration.commands import THIRD_PARTY, Start, starting
 from workloads import catalog
 
 
 @pytest.fixture
 def start(home: Path) -> Iterator[Start]:
     """Starts ``orchestrator`` with some words; whatever still runs at the test's end is killed."""
-    started: list[Command] = []
-
-    def begin(*words: str) -> Command:
-        started.append(Command(home, *words))
-        return started[-1]
-
-    yield begin
-    for command in started:
-        if command.process.poll() is None:
-            command.kill()
+    with starting(home) as begin:
+        yield begin
 
 
 @pytest.fixture

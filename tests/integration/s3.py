@@ -12,6 +12,8 @@ from pathlib import Path
 
 from pyarrow.fs import FileSelector, S3FileSystem
 
+from tests.ports import free_port
+
 BUCKET = "experiments"
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "secret-of-the-test", "AWS_REGION": "us-east-1"}
 
@@ -114,9 +116,3 @@ def _pump(source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
         end.close()
-
-
-def free_port() -> int:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        return int(unused.getsockname()[1])

@@ -15,7 +15,7 @@ from ray.util import placement_group
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from tests.integration.clusters import busy, groups, logical, named, soon
-from tests.integration.commands import SPACES, Command, Start, Store, trials
+from tests.integration.commands import SPACES, Start, Store, starting, trials
 
 TRIALS = 3
 SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--workers", "2", "--cpus-per-worker", "1"]
@@ -39,16 +39,8 @@ def address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def start(home: Path, address: str) -> Iterator[Start]:
-    started: list[Command] = []
-
-    def begin(*words: str) -> Command:
-        started.append(Command(home, *words, "--ray-address", address))
-        return started[-1]
-
-    yield begin
-    for command in started:
-        if command.process.poll() is None:
-            command.kill()
+    with starting(home, "--ray-address", address) as begin:
+        yield begin
     soon(lambda: len(groups()) == 1)
 
 

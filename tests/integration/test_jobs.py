@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ import orchestrator
 from orchestrator.jobs.job_state import EXIT_RECORD
 from orchestrator.provenance.record import CARRIED
 from orchestrator.provenance.source import unpack
+from tests.ports import free_port, free_ports
 
 ORCHESTRATOR = [sys.executable, "-m", "orchestrator"]
 SHORT = ["run", "recommender", "epochs=2", "--local", "--tracking", "none"]
@@ -36,7 +36,7 @@ class Head:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        ports = _free_ports(6)
+        ports = free_ports(6)
         self.address = f"http://127.0.0.1:{ports[1]}"
         (root / "token").write_text("0123456789abcdef" * 2)
         foreign = ("RAY_", "ORCHESTRATOR_", "MLFLOW_")
@@ -131,16 +131,6 @@ def stand_in(head: Head) -> Path:
         "sys.exit(7) if sys.argv[-1] == 'fail' else os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     return folder
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [int(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def _line(process: subprocess.Popen[str], start: str) -> str:
@@ -262,7 +252,7 @@ def test_without_the_token_it_says_which(head: Head) -> None:
 
 
 def test_where_no_ray_answers_is_told_within_seconds(head: Head) -> None:
-    (port,) = _free_ports(1)
+    port = free_port()
     started = time.monotonic()
     done = head.call("submit", "--address", f"http://127.0.0.1:{port}", "--", *SHORT)
     assert done.returncode == 3

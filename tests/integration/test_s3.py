@@ -16,7 +16,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,11 @@ import pytest
 
 from orchestrator.errors import UserError
 from orchestrator.storage import checkpoint, remote
-from tests.integration.commands import ROOT, SPACES, THIRD_PARTY, Command, Store
-from tests.integration.s3 import BUCKET, KEYS, Door, Server, free_port
+from tests.integration.commands import ROOT, SPACES, THIRD_PARTY, Command, Start, Store, starting
+from tests.integration.s3 import BUCKET, KEYS, Door, Server
+from tests.ports import free_port
 
 SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none"]
-Start = Callable[..., Command]
 
 
 @pytest.fixture(scope="module")
@@ -65,17 +65,13 @@ def home(tmp_path: Path, door: Door, prefix: str, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def start(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    started: list[Command] = []
+    with starting(home) as begin:
 
-    def begin(*words: str, machine: Path = home) -> Command:
-        monkeypatch.setenv("ORCHESTRATOR_HOME", str(machine))
-        started.append(Command(machine, *words))
-        return started[-1]
+        def on(*words: str, machine: Path = home) -> Command:
+            monkeypatch.setenv("ORCHESTRATOR_HOME", str(machine))
+            return begin(*words, machine=machine)
 
-    yield begin
-    for command in started:
-        if command.process.poll() is None:
-            command.kill()
+        yield on
 
 
 def told(command: Command, code: int = 0) -> Any:

@@ -26,6 +26,7 @@ from orchestrator.jobs.job_state import EXIT_RECORD, Lines, read, recorded
 from orchestrator.settings import Settings, resolve
 from orchestrator.storage import records
 from orchestrator.storage.records import RunFolder
+from tests.ports import free_port
 
 DRIVER = """
 import sys
@@ -46,7 +47,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS", "ORCHESTRATOR_STORAGE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
-    monkeypatch.setattr(dashboard, "DEFAULT_ADDRESS", f"http://127.0.0.1:{_free_port()}")
+    monkeypatch.setattr(dashboard, "DEFAULT_ADDRESS", f"http://127.0.0.1:{free_port()}")
     return resolve()
 
 
@@ -74,12 +75,6 @@ def driver(settings: Settings) -> Iterator[Driver]:
     process = Driver(settings, "sweep", "partial", 4)
     yield process
     process.kill()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _ended(settings: Settings, status: records.Status, code: int) -> RunFolder:
@@ -197,7 +192,7 @@ def test_an_unknown_id_names_where_was_looked(settings: Settings) -> None:
 
 
 def test_a_named_cluster_that_is_away_is_not_an_unknown_id(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    address = f"http://127.0.0.1:{_free_port()}"
+    address = f"http://127.0.0.1:{free_port()}"
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", address)
     with pytest.raises(UserError, match=address) as caught:
         control.find(settings, "sweep-recommender-20260101-000000-abcd", None)
@@ -273,7 +268,7 @@ def test_a_port_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_words_are_checked_before_anything_is_sent(words: list[str], said: str) -> None:
     with pytest.raises(UserError, match=re.escape(said)) as caught:
-        jobs.submit(words, address=f"127.0.0.1:{_free_port()}")
+        jobs.submit(words, address=f"127.0.0.1:{free_port()}")
     assert caught.value.code == 2
     assert "hunter2" not in str(caught.value)
 
