@@ -27,9 +27,10 @@ test-faults: $(READY)
 	$(BIN)/python -m pytest tests -m "faults and not cluster"
 
 # On the topology of deploy/, without containers: PostgreSQL, MLflow with passwords, a Ray head and two workers.
-# At most 20 minutes; PostgreSQL and Chromium must be installed (Debian: apt-get install postgresql chromium).
+# At most 20 minutes; what each fault cost is told at the end. PostgreSQL and Chromium must be installed (Debian:
+# apt-get install postgresql chromium).
 test-cluster: $(READY)
-	$(BIN)/python -m pytest tests/cluster
+	$(BIN)/python -m pytest tests/cluster -rP --show-capture=stdout
 
 test-unit: $(READY)
 	$(BIN)/python -m pytest tests/unit -n 2

@@ -98,6 +98,27 @@ def test_what_an_outage_at_the_end_keeps_back_is_synced(server: Server, home: Pa
     assert store.steps() == {next(home.glob("storage/*")).name: list(range(1, 21))}
 
 
+@pytest.mark.faults
+def test_the_models_of_sessions_that_an_outage_keeps_back_are_synced(server: Server, home: Path, start: Start) -> None:
+    store = Store(server.database.parent)
+    settings = ("max_length=16", "split_sessions=1", "n_new=2", "candidates=8", "epochs=2", "steps_per_epoch=2")
+    run = start("run", "lifelong", *settings, "--local", "--register", "kept", "--tracking", server.uri)
+    run.until(store.steps)
+    server.kill()
+    assert run.end() == 0, run.text()
+    server.start()
+    server.wait()
+    sync = start("sync", "latest")
+    assert sync.end() == 0, sync.text()
+    assert "registered as models:/kept/2" in sync.text()
+    query = "select version, value from model_version_tags where name = 'kept' and key = '{}' order by version"
+    assert store.query(query.format("session")) == [(1, "0"), (2, "1")]
+    assert store.query(query.format("orchestrator.parent")) == [(2, "1")]
+    (folder,) = home.glob("storage/*")
+    assert not (folder / "sealed").exists()
+    store.check()
+
+
 def sync_after(command: Command, server: Server, home: Path, start: Start) -> set[str]:
     """The end of a command whose MLflow is gone, and what ``sync`` makes of it; the names of the run's files."""
     assert command.end() == 0, command.text()
