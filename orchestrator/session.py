@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator import notify
 from orchestrator.console import Console
-from orchestrator.errors import DONE, FAILED, INTERRUPTED, Interrupted, UserError, mask, one_line
+from orchestrator.errors import DONE, Interrupted, UserError, mask, one_line
 from orchestrator.interrupts import Interrupts
 from orchestrator.notify import Notifier
 from orchestrator.observability.pulse import Pulse
@@ -28,7 +28,7 @@ from orchestrator.settings import Settings
 from orchestrator.storage import disk
 from orchestrator.storage.mirror import Mirror
 from orchestrator.storage.names import HISTORY, TRIALS
-from orchestrator.storage.records import RunFolder, Status, user
+from orchestrator.storage.records import RunFolder, Status, ending, user
 from orchestrator.tracking import lineage, store
 from orchestrator.tracking.client import End
 from orchestrator.tracking.system_metrics import SystemMetrics
@@ -237,10 +237,8 @@ class Session:
         )
 
     def _ending(self, error: BaseException | None) -> tuple[Status, int, dict[str, Any]]:
-        if isinstance(error, Interrupted | KeyboardInterrupt):
-            return "interrupted", INTERRUPTED, {}
         if error is not None:
-            return "failed", getattr(error, "code", FAILED), {"error": mask(one_line(error))}
+            return ending(error)
         assert self._status is not None, "a session ends with settle() or an exception"
         return self._status
 

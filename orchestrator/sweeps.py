@@ -59,7 +59,8 @@ def sweep(spec: SweepSpec, settings: Settings, options: Options, console: Consol
         provenance.command(),
         options.name,
     )
-    return _drive(folder, spec, settings, options, console, Again(), resuming=False)
+    with folder.guarded():
+        return _drive(folder, spec, settings, options, console, Again(), resuming=False)
 
 
 def resume(folder: RunFolder, settings: Settings, console: Console, again: Again) -> Result:
@@ -86,7 +87,8 @@ def resume(folder: RunFolder, settings: Settings, console: Console, again: Again
     preflight.services(settings, spec.resources, ray=not options.local)
     folder.hold()
     folder.update(spec={**folder.record["spec"], "sweep": spec.model_dump(mode="json")})
-    return _drive(folder, spec, settings, options, console, again, resuming=True)
+    with folder.guarded():
+        return _drive(folder, spec, settings, options, console, again, resuming=True)
 
 
 def _contract(spec: SweepSpec) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from orchestrator.errors import UNAVAILABLE, USAGE, UserError, nearest
+from orchestrator.errors import FAILED, INTERRUPTED, UNAVAILABLE, USAGE, Interrupted, UserError, mask, nearest, one_line
 from orchestrator.storage import copies, disk, lease, remote
 from orchestrator.storage.lease import Lease
 from orchestrator.storage.mirror import STOP, Mirror
@@ -95,6 +95,19 @@ class RunFolder:
             if self._lock:
                 self._lock.close()
                 self._lock = None
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Where an error leaves the body and the folder is held still, there was no session yet: say how it ended."""
+        try:
+            yield
+        except BaseException as error:
+            if self._lock:
+                if self._lease:
+                    self._lease.release()
+                status, code, values = ending(error)
+                self.release(status, code, **values)
+            raise
 
     def driven(self) -> bool:
         """Whether a live process holds the folder, here or elsewhere."""
@@ -217,6 +230,13 @@ def create(
         shutil.rmtree(path, ignore_errors=True)
         raise
     return folder
+
+
+def ending(error: BaseException) -> tuple[Status, int, dict[str, Any]]:
+    """What an error that ended a run is in its record: status, exit code, and the cause of a failure."""
+    if isinstance(error, Interrupted | KeyboardInterrupt):
+        return "interrupted", INTERRUPTED, {}
+    return "failed", getattr(error, "code", FAILED), {"error": mask(one_line(error))}
 
 
 def user() -> str:

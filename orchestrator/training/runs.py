@@ -68,7 +68,8 @@ def run(spec: ExperimentSpec, settings: Settings, options: Options, console: Con
         provenance.command(),
         options.name,
     )
-    return _drive(folder, spec, settings, options, console, resuming=False)
+    with folder.guarded():
+        return _drive(folder, spec, settings, options, console, resuming=False)
 
 
 def resume(folder: RunFolder, settings: Settings, console: Console) -> Result:
@@ -83,7 +84,8 @@ def resume(folder: RunFolder, settings: Settings, console: Console) -> Result:
     preflight.services(settings, spec.resources, ray=not options.local)
     _check_checkpoint(folder, spec)
     folder.hold()
-    return _drive(folder, spec, settings, options, console, resuming=True)
+    with folder.guarded():
+        return _drive(folder, spec, settings, options, console, resuming=True)
 
 
 def _check_checkpoint(folder: RunFolder, spec: ExperimentSpec) -> None:

@@ -89,6 +89,17 @@ def test_a_folder_has_one_driver(tmp_path: Path) -> None:
     assert (again.status(), again.record["ended"], again.record["exit_code"]) == ("running", None, None)
 
 
+@pytest.mark.parametrize(
+    ("error", "status", "code"), [(UserError("No such data"), "failed", 2), (KeyboardInterrupt(), "interrupted", 130)]
+)
+def test_what_ends_before_its_session_is_told_of(error: BaseException, status: str, code: int, tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    with pytest.raises(type(error)), folder.guarded():
+        raise error
+    again = records.open_folder(folder.path)
+    assert (again.status(), again.record["exit_code"]) == (status, code)
+
+
 def test_a_driver_that_dies_without_a_word_is_lost_and_can_be_taken_over(tmp_path: Path) -> None:
     driver = elsewhere(lambda: create(tmp_path))
     folder = records.find(tmp_path, "latest")
