@@ -24,7 +24,7 @@ test: test-unit
 
 # Processes and servers are killed, stopped or taken away for a while, and all goes on: many minutes.
 test-faults: $(READY)
-	$(BIN)/python -m pytest tests -m "faults and not cluster"
+	$(BIN)/python -m pytest tests -m "faults and not cluster" -n 2 --dist loadfile
 
 # On the topology of deploy/, without containers: PostgreSQL, MLflow with passwords, a Ray head and two workers.
 # At most 20 minutes; what each fault cost is told at the end. PostgreSQL and Chromium must be installed (Debian:
