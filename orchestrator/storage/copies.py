@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,12 +19,15 @@ from typing import Any
 
 from orchestrator.storage import lease, remote
 from orchestrator.storage.names import OUTCOME, RECORD
-from orchestrator.storage.remote import Remote
+from orchestrator.storage.remote import Remote, Stored
 
 MANIFEST = ".mirror.json"
 FORMAT = 1
 MARKS = ("checkpoint.json", OUTCOME, RECORD)
 """Files that say that others are whole: they are sent last."""
+
+_CHECKPOINT = re.compile(r"(?:.*/)?checkpoint-[^/]+(?=/)")
+"""A name's folder of a checkpoint."""
 
 HERE = ("lock", "process.json", "stack.txt", "given-up")
 """Files that mean something on this machine only, beside hidden and half-written ones."""
@@ -73,7 +77,7 @@ def gather(folder: Path, parts: Sequence[str] = ()) -> Stamps:
     place = remote.behind(folder)
     if place is None:
         return {}
-    missing = {n for n in place.files() if _travels(n) and _within(n, parts) and not (folder / n).exists()}
+    missing = {n for n in _whole(place.files()) if _within(n, parts) and not (folder / n).exists()}
     return _fetch(folder, place, missing)
 
 
@@ -88,11 +92,11 @@ def refresh(folder: Path, *, everything: bool) -> None:
     holds, delivered = manifest(folder)
     if int(theirs.get("holds", 0)) <= holds:  # ours has gone further, but for what others wrote in its time
         if everything:
-            missing = {n for n in place.files() if _travels(n) and n not in delivered and not (folder / n).exists()}
+            missing = {n for n in _whole(place.files()) if n not in delivered and not (folder / n).exists()}
             delivered |= _fetch(folder, place, missing)
             remember(folder, holds, delivered)
         return
-    stored = {name: found for name, found in place.files().items() if _travels(name)}
+    stored = _whole(place.files())
     files = scan(folder)
     for name in files.keys() - stored.keys():
         if everything or name in delivered:  # a look alone takes nothing away that nobody else has
@@ -242,6 +246,16 @@ def _remove(name: str, folder: Path, place: Remote, delivered: Stamps) -> None:
         place.remove_folder(top)
         for inside in [known for known in list(delivered) if known.startswith(f"{top}/")]:
             del delivered[inside]
+
+
+def _whole(stored: Mapping[str, Stored]) -> dict[str, Stored]:
+    """What may be brought: nothing of a checkpoint that lacks its mark, for its sender has died or is not done."""
+
+    def sealed(name: str) -> bool:
+        checkpoint = _CHECKPOINT.match(name)
+        return checkpoint is None or f"{checkpoint[0]}/checkpoint.json" in stored
+
+    return {name: found for name, found in stored.items() if _travels(name) and sealed(name)}
 
 
 def _travels(name: str) -> bool:

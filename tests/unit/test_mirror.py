@@ -128,6 +128,22 @@ def test_what_means_nothing_elsewhere_stays_here(name: str, machine: Callable[[s
     assert set(stored(bucket)) == {"record.json"}
 
 
+def test_a_checkpoint_whose_sender_died_on_the_way_is_not_brought(machine: Callable[[str], Path], bucket: Path) -> None:
+    folder = create(machine("one"))
+    for place in ("checkpoints/checkpoint-00000001", "trials/0/checkpoint-00000002"):
+        (folder.path / place).mkdir(parents=True)
+        (folder.path / place / "tensors.safetensors").write_text("x")
+    following = start(folder)
+    soon(lambda: len([name for name in stored(bucket) if name.endswith(".safetensors")]) == 2)
+    (folder.path / "checkpoints" / "checkpoint-00000001" / "checkpoint.json").write_text("{}")
+    soon(lambda: "checkpoints/checkpoint-00000001/checkpoint.json" in stored(bucket))
+    crash(folder, following)
+
+    there = records.find(machine("two"), folder.id).fetch()
+    brought = {path.parent.name for path in there.path.rglob("checkpoint-*/*")}
+    assert brought == {"checkpoint-00000001"}
+
+
 def test_a_checkpoint_is_whole_on_the_storage_before_it_says_so(
     machine: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
