@@ -10,7 +10,6 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -205,8 +204,7 @@ def _mlflow(settings: Settings) -> Iterator[Check]:
     if uri.startswith("sqlite:///"):
         yield _database(Path(uri.removeprefix("sqlite:///")), mine)
     elif uri.startswith("http"):
-        with urllib.request.urlopen(f"{uri.rstrip('/')}/version", timeout=NETWORK_SECONDS) as answer:
-            theirs = answer.read(100).decode(errors="replace").strip()
+        theirs = preflight.server_version(uri)
         same = theirs.partition(".")[0] == mine.partition(".")[0]
         fix = "Install the server's major version here, or upgrade the server"
         yield Check("mlflow", "ok" if same else "problem", f"{uri} runs {theirs!r}, and here is {mine}", fix)

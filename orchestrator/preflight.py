@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import base64
 import http.client
+import json
 import math
 import os
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
 
 from orchestrator.cluster import authenticate, check_fit, check_is_ray, check_reachable, this_machine
 from orchestrator.configuration import validate
@@ -76,10 +78,15 @@ def batch(params: Mapping[str, Any], resources: Resources, plan: Plan) -> None:
     )
 
 
-def services(settings: Settings, resources: Resources, *, ray: bool) -> None:
-    """Storage writable, tracking and cluster reachable, and, where the cluster is this machine, large enough."""
+def services(settings: Settings, resources: Resources, *, ray: bool, workload: str | None = None) -> None:
+    """Storage writable, tracking and cluster reachable, and, where the cluster is this machine, large enough.
+
+    Of a ``workload`` that is to be run, its experiment in MLflow is one that this user may write to.
+    """
     check_writable(settings.storage)
     tracking(settings)
+    if workload is not None:
+        _check_may_write(settings, settings.experiment or workload)
     if ray and settings.ray_address:
         authenticate()
         check_reachable(settings.ray_address)
@@ -99,17 +106,51 @@ def tracking(settings: Settings) -> None:
         _ask_server(uri.rstrip("/"))
 
 
+def server_version(address: str) -> str:
+    """What MLflow's server says it is. Raises OSError."""
+    uri, credentials = _credentials(address.rstrip("/"))
+    return _answer(f"{uri}/version", None, credentials)[:100].decode(errors="replace").strip()
+
+
+def _check_may_write(settings: Settings, experiment: str) -> None:
+    """With a server that asks for passwords, by a tag of ours: to ask for one's rights takes more rights than these.
+
+    Raises UserError (exit 3). A new experiment belongs to whoever makes it.
+    """
+    if settings.tracking is None or not settings.tracking.startswith("http"):
+        return
+    uri, credentials = _credentials(settings.tracking.rstrip("/"))
+    if not credentials:
+        return
+    user = os.environ.get("MLFLOW_TRACKING_USERNAME", "this user")
+    named = f"{uri}/api/2.0/mlflow/experiments/get-by-name?{urlencode({'experiment_name': experiment})}"
+    with suppress(OSError, ValueError, KeyError):  # what else is wrong shows when the run is opened
+        try:
+            number = json.loads(_answer(named, None, credentials))["experiment"]["experiment_id"]
+            tag = {"experiment_id": number, "key": "orchestrator", "value": "true"}
+            _answer(f"{uri}/api/2.0/mlflow/experiments/set-experiment-tag", json.dumps(tag).encode(), credentials)
+        except urllib.error.HTTPError as error:
+            if error.code == 403:
+                raise UserError(
+                    f"{user} may not write to the experiment {experiment!r} of MLflow at {uri}", code=UNAVAILABLE,
+                    fix="Name one of your own with MLFLOW_EXPERIMENT_NAME, or have the administrator grant EDIT on it",
+                ) from None  # fmt: skip
+
+
+def _answer(url: str, data: bytes | None, credentials: Mapping[str, str]) -> bytes:
+    """What an API path of MLflow answers: to a POST where there is ``data``. Raises OSError."""
+    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json", **credentials})
+    with urllib.request.urlopen(request, timeout=SERVER_SECONDS) as answer:
+        found: bytes = answer.read()
+    return found
+
+
 def _ask_server(address: str) -> None:
     uri = address
     try:
         uri, credentials = _credentials(address)
-        headers = {"Content-Type": "application/json", **credentials}
         # An API path: /health answers 200 even where the host check refuses every client.
-        request = urllib.request.Request(
-            f"{uri}/api/2.0/mlflow/experiments/search", data=b'{"max_results": 1}', headers=headers
-        )
-        with urllib.request.urlopen(request, timeout=SERVER_SECONDS):
-            return
+        _answer(f"{uri}/api/2.0/mlflow/experiments/search", b'{"max_results": 1}', credentials)
     except urllib.error.HTTPError as error:
         body = error.read(200).decode(errors="replace").strip()
         hint = {

@@ -45,7 +45,7 @@ class Again:
 def sweep(spec: SweepSpec, settings: Settings, options: Options, console: Console) -> Result:
     """Run a sweep to its end. Raises UserError, RunFailed (all trials failed) or Interrupted."""
     consent.give(spec.search.space, settings.home)
-    preflight.services(settings, spec.resources, ray=not options.local)
+    preflight.services(settings, spec.resources, ray=not options.local, workload=spec.workload)
     if spec.search.warm_start:
         # By their ids: what is latest now is not when this sweep has a folder.
         sources = tuple(records.find(settings.storage, source, "sweep").id for source in spec.search.warm_start)
@@ -84,7 +84,7 @@ def resume(folder: RunFolder, settings: Settings, console: Console, again: Again
     spec = _with_space(spec, folder, settings, again.space)
     _check_contract(folder, spec)
     spec = _with_more(spec, again.more_trials)
-    preflight.services(settings, spec.resources, ray=not options.local)
+    preflight.services(settings, spec.resources, ray=not options.local, workload=spec.workload)
     folder.hold()
     folder.update(spec={**folder.record["spec"], "sweep": spec.model_dump(mode="json")})
     with folder.guarded():

@@ -138,7 +138,7 @@ class Tracker:
         said = []
         if not delivered:
             said.append(
-                f"MLflow was not reachable ({self._trouble}): the values are kept in {self._journal.path}; "
+                f"MLflow has not taken everything ({self._trouble}): the values are kept in {self._journal.path}; "
                 f"deliver them with: orchestrator sync {self._owner}"
             )
         if self._journal.lost:

@@ -59,7 +59,7 @@ class Options:
 
 def run(spec: ExperimentSpec, settings: Settings, options: Options, console: Console) -> Result:
     """Run ``spec`` to its end and log its model. Raises UserError, RunFailed or Interrupted."""
-    preflight.services(settings, spec.resources, ray=not options.local)
+    preflight.services(settings, spec.resources, ray=not options.local, workload=spec.workload)
     folder = records.create(
         settings.storage,
         "run",
@@ -81,7 +81,7 @@ def resume(folder: RunFolder, settings: Settings, console: Console) -> Result:
     if folder.status() == "finished":
         raise UserError(f"{folder.id} has already finished", fix="Start a new run")
     preflight.dataset(spec.params, settings.data)
-    preflight.services(settings, spec.resources, ray=not options.local)
+    preflight.services(settings, spec.resources, ray=not options.local, workload=spec.workload)
     _check_checkpoint(folder, spec)
     folder.hold()
     with folder.guarded():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -17,6 +18,7 @@ from typing import Any
 
 import psycopg2
 
+from tests.integration.commands import ROOT
 from tests.ports import free_port
 
 BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
@@ -57,7 +59,7 @@ class Postgres:
             for path in (self._data, folder / "password"):
                 shutil.chown(path, self._user)
         self._run("initdb", "-D", self._data, "-U", "postgres", "-A", "scram-sha-256", "--no-sync",
-                  f"--pwfile={folder / 'password'}")  # fmt: skip
+                  "--locale=C.UTF-8", "--encoding=UTF8", f"--pwfile={folder / 'password'}")  # fmt: skip
 
     def uri(self, database: str = "mlflow") -> str:
         """Its address with the password; the driver is named because SQLAlchemy 2.1 takes another by default."""
@@ -93,35 +95,38 @@ class Postgres:
 
     def _run(self, program: str, *words: object) -> None:
         done = subprocess.run(
-            [self._binaries / program, *map(str, words)], user=self._user, cwd=self._data, text=True,
+            [self._binaries / program, *map(str, words)], cwd=self._data, text=True, user=self._user,
+            group=self._user, extra_groups=None if self._user is None else [],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
 
 
 class Mlflow:
-    """``mlflow server`` on PostgreSQL, asking for passwords; it can be killed and come back."""
+    """MLflow as it is deployed, on PostgreSQL and asking for passwords; it can be killed and come back.
 
-    user = "admin"
+    Nodes and users are ``training``, who is no administrator.
+    """
+
+    user, script = "training", ROOT / "deploy" / "docker" / "mlflow_server.py"
 
     def __init__(self, folder: Path, database: Postgres, environment: Mapping[str, str]) -> None:
         folder.mkdir()
         self.artifacts = folder / "artifacts"
-        self.password = secrets.token_hex(8)
+        self.password, self.admin_password = secrets.token_hex(8), secrets.token_hex(8)
         self.port = free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         settings = folder / "auth.ini"
-        settings.write_text(
-            "[mlflow]\ndefault_permission = READ\nadmin_username = admin\n"
-            f"database_uri = {database.uri('users')}\nauth_cache_ttl_seconds = 60\n"
-        )
+        deployed = self.script.with_name("auth.ini").read_text()
+        settings.write_text(re.sub("(?m)^database_uri = .*$", f"database_uri = {database.uri('users')}", deployed))
         self._environment = {
             **environment,
             "MLFLOW_BACKEND_STORE_URI": database.uri(),  # not among the words, which everyone can read
             "MLFLOW_AUTH_CONFIG_PATH": str(settings),
-            "MLFLOW_AUTH_ADMIN_PASSWORD": self.password,
+            "MLFLOW_AUTH_ADMIN_PASSWORD": self.admin_password,
+            **self.credentials,
             "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_hex(16),
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
             "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -134,15 +139,22 @@ class Mlflow:
 
     def start(self) -> None:
         options = {
-            "app-name": "basic-auth", "host": "127.0.0.1", "port": self.port, "workers": 2,
+            "host": "127.0.0.1", "port": self.port, "workers": 2,
             "allowed-hosts": f"127.0.0.1:{self.port}", "artifacts-destination": self.artifacts,
         }  # fmt: skip
         words = [f"--{name}={value}" for name, value in options.items()]
         with (self._folder / "server.log").open("a") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "mlflow", "server", "--serve-artifacts", *words],
+                [sys.executable, self.script, "--serve-artifacts", *words],
                 stdout=log, stderr=log, cwd=self._folder, start_new_session=True, env=self._environment,
             )  # fmt: skip
+
+    def make_account(self, name: str, password: str) -> None:
+        """An account for a person, as the administrator makes it."""
+        subprocess.run(
+            [sys.executable, self.script, "account", name], input=f"{password}\n", text=True, env=self._environment,
+            check=True, capture_output=True, start_new_session=True,
+        )  # fmt: skip
 
     def kill(self) -> None:
         """All its processes at once, with no chance to finish a request."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 
 import psutil
 import pytest
+from mlflow.server import get_app_client
+from mlflow.tracking import MlflowClient
 
 from orchestrator.errors import UNAVAILABLE
 from tests.cluster.topology import User
@@ -18,6 +21,7 @@ from tests.integration.commands import SPACES, Command
 from tests.ports import free_port
 
 SEARCH = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none", "--trials", "2", "--concurrency", "2"]
+PASSWORD = "a-long-password"
 LOOPBACK = ("127.", "::1", "::ffff:127.")
 
 
@@ -56,6 +60,37 @@ def test_mlflow_asks_for_its_password(user: User, monkeypatch: pytest.MonkeyPatc
         refused(command, "HTTP 401", "MLFLOW_TRACKING_PASSWORD")
 
 
+def test_the_doctor_has_the_password(user: User) -> None:
+    doctor = user.submit("doctor")
+    doctor.end()
+    assert "HTTP Error" not in doctor.text(), doctor.text()
+    assert re.search(r"ok +mlflow +.* runs '3\.", doctor.text()), doctor.text()
+
+
+def test_people_share_experiments_and_others_are_told_before_they_train(
+    user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By accounts as the deployed server makes them, and one without their role."""
+    server = user.topology.mlflow
+    words = ("run", "toy", "epochs=2", "refit=false", "--local")
+    first = user.start(*words)
+    assert first.end() == 0, first.text()
+    number = MlflowClient(server.uri, server.uri).get_experiment_by_name(user.experiment).experiment_id
+    with monkeypatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
+        patch.setenv("MLFLOW_TRACKING_PASSWORD", server.admin_password)
+        get_app_client("basic-auth", server.uri).create_user("guest", PASSWORD)
+    server.make_account("ada", PASSWORD)
+
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", PASSWORD)
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "guest")
+    refused(user.start(*words), f"guest may not write to the experiment '{user.experiment}'", "MLFLOW_EXPERIMENT_NAME")
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ada")
+    second = user.start(*words)
+    assert second.end() == 0, second.text()
+    assert len(MlflowClient(server.uri, server.uri).search_runs([number])) == 2
+
+
 def test_mlflow_answers_to_its_own_name_alone(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page elsewhere that has its name resolve to this machine (DNS rebinding) gets nothing."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", user.topology.mlflow.uri.replace("127.0.0.1", "localhost"))
@@ -88,6 +123,7 @@ def alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user without a cluster or a server: all that listens is started by the command."""
     for name in [name for name in os.environ if name.startswith(("RAY_", "MLFLOW_"))]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(home))  # a token is made there
     return home
 
 
@@ -98,7 +134,7 @@ def test_a_cluster_that_is_started_here_listens_on_loopback(alone: Path) -> None
         found = listening(command)
         assert {"gcs_server", "raylet"} <= set(found.values())
         check_loopback(found)
-        token = Path("~/.ray/auth_token").expanduser()
+        token = alone / ".ray" / "auth_token"
         assert token.stat().st_mode & 0o077 == 0
     finally:
         command.ctrl_c()

@@ -21,7 +21,8 @@ from tests.cluster.nodes import Node
 from tests.cluster.services import until
 from tests.integration.commands import ROOT, SPACES, THIRD_PARTY, Command, Start, Store, starting, trials
 
-NAME, OURS, THEIRS = "cut", "10.213.77.1", "10.213.77.2"
+NAME = f"cut{os.getpid()}"
+OURS, THEIRS = (f"10.213.{os.getpid() % 250}.{end}" for end in (1, 2))
 EPOCHS, EPOCH_SECONDS = 60, 0.25
 
 IMPATIENT = {
@@ -48,7 +49,7 @@ def cable() -> Iterator[None]:
     try:
         ip("netns", "add", NAME)
     except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"a network namespace can not be made here ({error})")
+        pytest.skip(f"a network namespace can not be made here ({getattr(error, 'stderr', None) or error})")
     try:
         ip("link", "add", NAME, "type", "veth", "peer", "name", "eth0", "netns", NAME)
         ip("address", "add", f"{OURS}/24", "dev", NAME)

@@ -37,7 +37,7 @@ def test_an_outage_costs_no_training_time_and_is_told_at_the_end(
     assert caught.value.code == UNAVAILABLE
     told = tracker.close(timeout=0)
     assert told is not None
-    for word in ("MLflow was not reachable (", str(tmp_path / JOURNAL), f"orchestrator sync {OWNER}"):
+    for word in ("MLflow has not taken everything (", str(tmp_path / JOURNAL), f"orchestrator sync {OWNER}"):
         assert word in told
     assert "\n" not in told
     kept = [json.loads(line) for line in (tmp_path / JOURNAL).read_text().splitlines()]

@@ -81,7 +81,7 @@ def test_mlflow_answers_to_the_name_that_the_nodes_call_it(where: str) -> None:
         server, port, asked_for = SERVICES["mlflow"]["environment"], 5000, SERVICES["mlflow"]["healthcheck"]["test"]
         assert urlsplit(asked_for[-1]).netloc == urlsplit(uri).netloc
         assert SERVICES["mlflow"]["ports"] == [f"127.0.0.1:{EXAMPLE['MLFLOW_PORT']}:{port}"]
-        assert f"localhost:{EXAMPLE['MLFLOW_PORT']}" in server["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")
+        assert "localhost:*" in server["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")  # MLFLOW_PORT may be another
         assert urlsplit(uri).hostname in SERVICES
     else:
         (uri,) = {v["value"] for v in NODE_IN_KUBERNETES["env"] if v["name"] == "MLFLOW_TRACKING_URI"}
@@ -96,6 +96,7 @@ def test_mlflow_answers_to_the_name_that_the_nodes_call_it(where: str) -> None:
         assert service["spec"]["selector"] == {"app.kubernetes.io/name": "mlflow"}
     assert urlsplit(uri).port == port == int(server["MLFLOW_PORT"])
     assert urlsplit(uri).netloc in server["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")
+    assert urlsplit(server["MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"]).scheme == "http"
     assert server["MLFLOW_SERVE_ARTIFACTS"] == "true"
 
 

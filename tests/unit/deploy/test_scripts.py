@@ -158,3 +158,9 @@ def test_the_account_of_training_is_no_administrator_and_takes_a_new_password(
         assert store.authenticate_user("training", password)
     assert not store.authenticate_user("training", "a-first-password")
     assert not store.get_user("training").is_admin
+    server.make_account("ada", "a-third-password")
+    (role,) = store.list_roles(["default"])
+    assert len(store.list_role_users(role.id)) == 2
+    assert [(may.resource_type, may.resource_pattern, may.permission) for may in role.permissions] == [
+        ("experiment", "*", "EDIT")
+    ]
