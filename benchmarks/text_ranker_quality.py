@@ -4,7 +4,7 @@ MiniLM on BM25's top 20 documents, at most 192 tokens, the epoch chosen on valid
 each loss with one seed, the two best on validation with three; ``top100``: these again on BM25's top 100; ``further``:
 others with one seed; ``cran``: as a bi-encoder, the losses that grades make a difference to, on Cranfield. A run that
 has been measured is not repeated, so that the script can be stopped and started, and several share the work; without a
-part it prints what there is.
+part it prints what there is: tables, the losses against each other, and the shares of sequences that were cut.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from orchestrator.results.statistics import over_units
+from orchestrator.results.statistics import Difference, holm, over_units
 from workloads.contract import Evaluation, Runtime
 from workloads.data import cache_dir, default_data_root
 from workloads.data.cache import file_lock, replacing
@@ -71,6 +71,18 @@ ON: dict[str, tuple[dict[str, Any], int]] = {
 }
 """Parameters and epochs. Cranfield's 90 training queries are too few for the new head of a cross-encoder, which was at
 .21 on validation after two epochs: there the losses are compared on a bi-encoder, which begins as a good ranker."""
+
+
+COMPARED: dict[str, list[tuple[str, str]]] = {
+    "cran": [
+        ("adaptive ranknet", "ranknet"),
+        ("adaptive ranknet, S = 0 of judged", "adaptive ranknet"),
+        ("ranknet, S = 0 of judged", "ranknet"),
+        ("adaptive margin", "margin"),
+        ("adaptive ranknet", "listwise"),
+    ],
+}
+"""Losses against each other: what one choice changes, and the first against the list's own loss."""
 
 
 def main() -> None:
@@ -186,6 +198,9 @@ def show() -> None:
         if rows:
             print(f"\n{dataset}, BM25's top {depth}\n")
             table(rows)
+            if depth == SHALLOW:
+                compare(rows, COMPARED.get(dataset, []))
+            cut(rows)
 
 
 def table(rows: Mapping[str, list[dict[str, Any]]]) -> None:
@@ -201,15 +216,43 @@ def table(rows: Mapping[str, list[dict[str, Any]]]) -> None:
             values = [mean_of([run["test"][f"{system}{metric}"] for run in runs]) for metric in KEPT]
             seen = mean_of([run["validation"][f"{system}ndcg_at_10"] for run in runs])
             weight = mean_of([run["test"]["bm25_weight"] for run in runs]) if system else ""
-            ours, theirs = (
-                np.mean([run["units"][f"{which}ndcg_at_10"] for run in runs], axis=0) for which in (system, "bm25_")
-            )
-            found = over_units(ours, theirs)
-            against = f"{found.value:+.4f}" + (
-                "" if found.p is None else f" [{found.low:+.4f}, {found.high:+.4f}], p = {found.p:.2g}"
-            )
+            against = difference(over_units(mean_units(runs, system), mean_units(runs, "bm25_")))
             shown = f"{name}, with BM25" if system else name
             print(f"| {shown} | {len(runs)} | {seen} | {' | '.join(values)} | {weight} | {against} |")
+
+
+def compare(rows: Mapping[str, list[dict[str, Any]]], pairs: Sequence[tuple[str, str]]) -> None:
+    """The losses against each other, alone: paired bootstrap over queries of the means over seeds."""
+    measured = [(one, other) for one, other in pairs if one in rows and other in rows]
+    if not measured:
+        return
+    print("\n| compared, NDCG@10 | validation | test | Holm's p |\n|---|---|---|---|")
+    found = [over_units(*(mean_units(rows[name], "") for name in pair)) for pair in measured]
+    corrected = holm([1.0 if one.p is None else one.p for one in found])
+    for pair, one, p in zip(measured, found, corrected):
+        seen = [statistics.mean(run["validation"]["ndcg_at_10"] for run in rows[name]) for name in pair]
+        print(f"| {' - '.join(pair)} | {seen[0] - seen[1]:+.4f} | {difference(one)} | {p:.2g} |")
+
+
+def cut(rows: Mapping[str, list[dict[str, Any]]]) -> None:
+    """The shares of sequences that were longer than ``max_length``, which depend on nothing but what is read."""
+    shares: dict[str, list[str]] = {}
+    for name, runs in rows.items():
+        share = " and ".join(f"{runs[0][split]['truncated']:.1%} of {split}" for split in ("validation", "test"))
+        shares.setdefault(share, []).append(name)
+    for share, names in shares.items():
+        print(f"\nSequences cut: {share} ({'; '.join(names)})")
+
+
+def mean_units(runs: Sequence[Mapping[str, Any]], system: str) -> Any:
+    """NDCG@10 of each test query, the mean over seeds."""
+    return np.mean([run["units"][f"{system}ndcg_at_10"] for run in runs], axis=0)
+
+
+def difference(found: Difference) -> str:
+    """The mean difference with interval and p."""
+    tested = "" if found.p is None else f" [{found.low:+.4f}, {found.high:+.4f}], p = {found.p:.2g}"
+    return f"{found.value:+.4f}{tested}"
 
 
 def mean_of(values: list[float]) -> str:

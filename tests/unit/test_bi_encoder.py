@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import optuna
 import pytest
 import torch
 from pydantic import ValidationError
 
+from search_spaces import bi_encoder as spaces
 from workloads.bi_encoder import prepared, reads
 from workloads.bi_encoder.batches import batches
 from workloads.bi_encoder.evaluation import evaluation
@@ -210,7 +212,10 @@ def test_a_constant_prediction_is_said_and_not_nan() -> None:
 
 def test_cut_sentences_are_counted() -> None:
     assert built().train_epoch(1)["truncated"] == 0.0
-    assert built(max_length=4).train_epoch(1)["truncated"] == 1.0
+    cut = built(max_length=4)
+    assert cut.train_epoch(1)["truncated"] == 1.0
+    assert [values(cut.evaluate(split))["truncated"] for split in ("validation", "test")] == [1.0, 1.0]
+    assert values(built().evaluate("test"))["truncated"] == 0.0
 
 
 def test_a_checkpoint_of_another_vocabulary_is_refused() -> None:
@@ -248,6 +253,22 @@ def test_a_loss_without_an_anchor_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_can_not_be_meant_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Params(**given)
+
+
+def test_a_dataset_goes_by_its_other_name_too() -> None:
+    assert Params(dataset="glue/stsb", split="dev").dataset == "glue-stsb"
+
+
+@pytest.mark.parametrize(
+    "preset", ["space", "tiny", "bert_base", "mse", "cosent", "cosine_embedding", "infonce", "dcl", "hcl", "bcl"]
+)
+def test_search_spaces_draw_valid_parameters(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workloads.encoders.sources._check_hub", lambda *_: None)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    drawn = [Params(**getattr(spaces, preset)(study.ask())) for _ in range(20)]
+    assert {one.encoder for one in drawn} == {"bert-base" if preset == "bert_base" else "tiny"}
+    if preset == "mse":
+        assert 0.1 in {one.lowest_cosine for one in drawn}
 
 
 def test_what_is_left_open_goes_with_encoder_and_loss() -> None:

@@ -53,6 +53,14 @@ def test_vectors_and_similarities_are_those_of_training(pooling: str) -> None:
     assert pairs["truncated"].tolist() == (cut | cut[::-1]).tolist()
 
 
+def test_rounding_takes_no_similarity_beyond_one(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "torch.nn.functional.cosine_similarity", lambda one, other, eps: torch.tensor([1.0000001, -1.0000001])
+    )
+    found = predictor.predict(pd.DataFrame({"sentence1": ["c1w0"] * 2, "sentence2": ["c1w0"] * 2}))
+    assert found["similarity"].tolist() == [1.0, -1.0]
+
+
 def test_one_pair_alone(predictor: Predictor) -> None:
     """E-S2: a batch of one keeps its dimension."""
     found = predictor.predict(pd.DataFrame({"sentence1": ["c1w0"], "sentence2": ["c1w0"]}))

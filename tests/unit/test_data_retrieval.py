@@ -68,7 +68,7 @@ def test_texts_and_judgements_of_three_parts(beir: Callable[..., Path], zipped: 
 
 
 def test_one_file_of_judgements_has_no_parts(beir: Callable[..., Path]) -> None:
-    data = load(beir(qrels="q0\td1\t1;q0\td1\t1;q1\td2\t-1"))
+    data = load(beir(qrels="q0\td1\t1.0;q0\td1\t1;q1\td2\t-1"))
     assert data.judgements.tolist() == [[0, 0, 1], [1, 1, 0]]
     assert not data.parts.any()
 
@@ -112,6 +112,12 @@ def test_unknown_ids_are_refused_by_name_or_skipped_and_counted(beir: Callable[.
     [
         ({"qrels": "q0 d1"}, "qrels.tsv, line 2: the line holds no judgement: got 'q0 d1'"),
         ({"qrels": "q0\td1\tgood"}, "line 2: the line holds no judgement"),
+        ({"qrels": "q0\td1\t1.5"}, "line 2: the line holds no judgement"),
+        ({"qrels": "q0\td1\tinf"}, "line 2: the line holds no judgement"),
+        (
+            {"train": "q1\td1\t1", "test": "q0\td2\t-1;q2\td2\t0"},
+            r"test.tsv: no query of the test part has a relevant document: .*got 2 judged queries, no grade above 0\. ",
+        ),
         ({"qrels": "q0\td1\t1;q0\td1\t2"}, "line 3: a pair is judged twice, and differently"),
         ({"qrels": "q0\td1\t0"}, "no document is judged relevant"),
         (
@@ -124,6 +130,18 @@ def test_damaged_judgements(beir: Callable[..., Path], qrels: dict[str, str], me
     folder = beir(**qrels)
     with pytest.raises(DataError, match=message):
         check_readable(str(folder), Path())
+
+
+def test_a_domain_of_multi_cpr_tests_on_its_dev_part(tmp_path: Path) -> None:
+    (tmp_path / "corpus.tsv").write_text("1\tcats\n2\tdogs\n")
+    for part in ("train", "dev"):
+        (tmp_path / f"{part}.query.txt").write_text("1\tcat\n")
+        (tmp_path / f"qrels.{part}.tsv").write_text("1\t0\t1\t1\n")
+    data = load(tmp_path)
+    assert [PARTS[part] for part in data.parts] == ["train", "test"]
+    (tmp_path / "qrels.dev.tsv").write_text("1\t0\t1\t-1\n")
+    with pytest.raises(DataError, match=r"qrels.dev.tsv: no query of the test part has a relevant document"):
+        load(tmp_path)
 
 
 def test_damaged_texts(beir: Callable[..., Path]) -> None:

@@ -32,7 +32,8 @@ def table(rows: list[Any]) -> Any:
 
 def write_csv(path: Path, rows: list[Any], separator: str = ",", header: bool = True) -> Path:
     lines = [separator.join(["sentence1", "sentence2", "score"])] * header
-    lines += [separator.join([one, f'"{other}"', str(score)]) for one, other, score in rows]
+    quote = '"' if separator == "," else ""
+    lines += [separator.join([one, f"{quote}{other}{quote}", str(score)]) for one, other, score in rows]
     text = ("\n".join(lines) + "\n").encode()
     path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
     return path
@@ -105,6 +106,29 @@ def test_hidden_test_scores_are_refused_before_training_and_dev_stands_in(tmp_pa
     assert texts(load_pairs(str(tmp_path), ROOT, "dev").test) == set(ROWS[40:50])
 
 
+@pytest.mark.parametrize("scores", ["no column", "empty"])
+def test_a_test_part_without_scores_hides_them(scores: str, tmp_path: Path) -> None:
+    """As GLUE's folder has it."""
+    write_csv(tmp_path / "train.tsv", ROWS[:40], "\t")
+    write_csv(tmp_path / "dev.tsv", ROWS[40:50], "\t")
+    names, end = (
+        (["sentence1", "sentence2"], "") if scores == "no column" else (["sentence1", "sentence2", "score"], "\t")
+    )
+    lines = ["\t".join(names), *(f"{one}\t{other}{end}" for one, other, _ in ROWS[50:])]
+    (tmp_path / "test.tsv").write_text("\n".join(lines) + "\n")
+    assert texts(load_pairs(str(tmp_path), ROOT, "dev").test) == set(ROWS[40:50])
+    with pytest.raises(DataError, match="hides the scores of its test part"):
+        load_pairs(str(tmp_path), ROOT)
+
+
+def test_a_quote_in_a_tsv_is_a_character_and_blank_lines_are_none(tmp_path: Path) -> None:
+    rows = [(f'"quoted {number}', f'what {number}"', 1.0) for number in range(40)]
+    file = write_csv(tmp_path / "pairs.tsv", rows, "\t")
+    file.write_text(file.read_text() + "\n\n")
+    data = load_pairs(str(file), ROOT)
+    assert set().union(*(texts(part) for part in (data.train, data.validation, data.test))) == set(rows)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -117,6 +141,8 @@ def test_hidden_test_scores_are_refused_before_training_and_dev_stands_in(tmp_pa
         (HEADER + "a,b\n", "line 2: the line has another number of fields: got 2 fields; expected 3"),
         ("sentence1,sentence2,grade\na,b,1\n", "the columns are wrong: got sentence1, sentence2, grade"),
         (HEADER, "has no pair"),
+        (HEADER + '"a\nb",c,1\n\nd,e,6\n', "line 5: the score is out of its bounds: got '6'"),
+        (HEADER + "a,b,1\nc," + "d" * 2**18 + ",1\n", "line 3: the line can not be read: got field larger than field"),
     ],
 )
 def test_what_is_wrong_is_named_by_its_line(text: str, message: str, tmp_path: Path) -> None:

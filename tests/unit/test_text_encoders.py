@@ -228,6 +228,43 @@ class TestSources:
         with pytest.raises(DataError, match="at most 38 tokens"):  # two places are the pad's
             load_encoder(str(folder), max_length=39)
 
+    @pytest.mark.parametrize("kind", ["distilbert", "gpt2"])
+    def test_dropout_goes_by_the_models_own_names(self, kind: str, tmp_path: Path, tokenizer: Tokenizer) -> None:
+        sizes = {"vocab_size": 60, "n_layer": 2, "n_head": 2, "n_embd": 32, "n_layers": 2, "n_heads": 2, "dim": 32}
+        config = transformers.AutoConfig.for_model(kind, **sizes)
+        transformers.AutoModel.from_config(config).save_pretrained(tmp_path)
+        (tmp_path / "tokenizer.json").write_text(tokenizer.definition)
+        _, encoder = load_encoder(str(tmp_path), max_length=12, dropout=0.3)
+        names = (
+            ("dropout", "attention_dropout") if kind == "distilbert" else ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+        )
+        assert {getattr(encoder.model.config, name) for name in names} == {0.3}
+        assert {module.p for module in encoder.modules() if isinstance(module, nn.Dropout)} == {0.3}
+
+    def test_a_model_that_has_no_dropout_or_a_decoder_is_refused(self, tmp_path: Path, tokenizer: Tokenizer) -> None:
+        (tmp_path / "tokenizer.json").write_text(tokenizer.definition)
+        (tmp_path / "model.safetensors").touch()
+        for kind, message in (
+            ("mamba", "no dropout that could be set: got dropout=0.3 for model type mamba. Leave dropout away"),
+            ("t5", "the model has a decoder too: got model type t5"),
+        ):
+            transformers.AutoConfig.for_model(kind).save_pretrained(tmp_path)
+            with pytest.raises(DataError, match=message):
+                load_encoder(str(tmp_path), max_length=12, dropout=0.3)
+
+    def test_a_tokenizer_of_another_model_is_refused(self, folder: Path) -> None:
+        larger = Tokenizer.of_words([*TEXTS, " ".join(f"word{number}" for number in range(40))], 90, 12)
+        (folder / "tokenizer.json").write_text(larger.definition)
+        with pytest.raises(DataError, match=f"tokens that the encoder does not: got a token {larger.size - 1}; .* 59"):
+            load_encoder(str(folder), max_length=12)
+
+    def test_what_the_hub_does_not_have_is_named(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (folder / "tokenizer.json").unlink()
+        monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda *_, **__: None)
+        monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(folder))
+        with pytest.raises(DataError, match=r"encoder 'someone/some-model' is not complete: got no tokenizer.json;"):
+            load_encoder("someone/some-model", max_length=12)
+
     @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
     def test_a_missing_file_is_named(self, folder: Path, missing: str) -> None:
         (folder / missing).unlink()

@@ -22,6 +22,7 @@ from workloads.testing import Conformance, values
 from workloads.text_ranker import prepared
 from workloads.text_ranker.evaluation import interpolated, standardised
 from workloads.text_ranker.groups import Groups, Trainer
+from workloads.text_ranker.model import Reader, score_pairs
 from workloads.text_ranker.objectives import Block, pairs, query_losses
 from workloads.text_ranker.params import Params
 from workloads.text_ranker.predictor import Predictor
@@ -196,6 +197,15 @@ def test_bm25_alone_and_the_model_alone_are_the_ends_of_the_weight() -> None:
         assert metrics["fused_ndcg_at_10"] == pytest.approx(metrics[f"{system}ndcg_at_10"])
 
 
+def test_a_measure_of_more_than_the_candidates_is_left_out() -> None:
+    metrics = {depth: build(eval_candidates=depth).evaluate("test").metrics for depth in (5, 20, 100)}
+    assert "recall_at_100" in metrics[100]
+    assert metrics[100].keys() - metrics[20].keys() == {
+        f"{system}{name}_at_100" for system in ("", "bm25_", "fused_") for name in ("ndcg", "mrr", "recall", "success")
+    }
+    assert "ndcg_at_10" in metrics[5]
+
+
 @pytest.mark.parametrize("params", [{}, {"scoring": "bi"}, {"pooling": "mean"}, {"scoring": "bi", "pooling": "max"}])
 def test_the_predictor_scores_as_the_workload_does(params: dict[str, Any]) -> None:
     ranker = build(**params)
@@ -221,6 +231,17 @@ def test_the_predictor_scores_as_the_workload_does(params: dict[str, Any]) -> No
         torch.from_numpy(scores[:1, :3]), torch.from_numpy(lists.bm25[:1, :3].copy()), ranker.bm25_weight
     )
     assert with_bm25["fused"][:3].tolist() == pytest.approx(together[0].tolist(), abs=1e-4)
+    tokenizer, unread = ranker.reader.tokenizer, ["", "\u200b", data.docs[0].as_py()]
+    places = np.array([(query, doc) for query in range(3) for doc in range(3)])
+    bare = tokenizer.bare(unread)
+    reader = Reader(tokenizer, prepared.Texts(bare, bare), ranker.params.scoring)
+    expected, _ = score_pairs(ranker.model.eval(), reader, places[:, 0], places[:, 1])
+    texts = {name: [unread[place] for place in side] for name, side in zip(("query", "document"), places.T)}
+    assert predictor.predict(pd.DataFrame(texts), batch_size=1)["score"].tolist() == pytest.approx(
+        expected.tolist(), abs=1e-4
+    )
+    if ranker.params.scoring == "bi":
+        assert not expected[:-1].any()
 
 
 def test_bad_input_of_the_predictor() -> None:

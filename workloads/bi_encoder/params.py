@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from workloads.bi_encoder.reads import LOSSES, idle, resolved
 from workloads.contract import MID_RUN
 from workloads.data.datasets import check_kind
+from workloads.data.pairs.contents import ALIASES, KIND
 from workloads.encoders import sources
 
 Loss: TypeAlias = Literal["mse", "cosent", "cosine_embedding", "infonce", "decoupled", "dcl", "hcl", "bcl"]
@@ -23,7 +24,7 @@ class Params(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, "sentence_pairs"))] = Field(
+    dataset: Annotated[str, AfterValidator(lambda name: check_kind(ALIASES.get(name, name), KIND))] = Field(
         default="synthetic-pairs",
         min_length=1,
         description="Pairs of sentences with scores from 0 to 5: a name (`data list`), or your own table or folder "

@@ -72,7 +72,7 @@ class Predictor:
         if _PAIR[0] in inputs.columns:
             one, other = (vectors[torch.from_numpy(side[paired]).to(self.device)] for side in (first, second))
             similarity = np.full(len(inputs), np.nan, np.float32)
-            similarity[paired] = functional.cosine_similarity(one, other, eps=_FLOOR).cpu().numpy()
+            similarity[paired] = functional.cosine_similarity(one, other, eps=_FLOOR).clamp(-1, 1).cpu().numpy()
             found["similarity"] = similarity
         return pd.DataFrame({**found, "truncated": cut[first] | (paired & cut[second])}, index=inputs.index)
 

@@ -119,6 +119,8 @@ class BiEncoder:
     def evaluate(self, split: Split) -> Evaluation:
         """Correlate cosines with scores; each different sentence is read once, shared out over the ranks.
 
+        ``truncated`` is the share of the part's sentences that are longer than ``max_length`` and were cut.
+
         Raises:
             ValueError: the validation split of a refit, which has been trained on.
         """
@@ -127,7 +129,8 @@ class BiEncoder:
         vectors, device = self._vectors(part), self.runtime.device
         first, second = torch.from_numpy(part.pairs).to(device).unbind(1)
         cosines = cosine(vectors.index_select(0, first), vectors.index_select(0, second))
-        return evaluation(cosines, torch.from_numpy(part.grades).to(device), self.runtime.rank)
+        found = evaluation(cosines, torch.from_numpy(part.grades).to(device), self.runtime.rank)
+        return Evaluation({**found.metrics, "truncated": float(part.tokens.cut.mean())}, found.units)
 
     def _vectors(self, part: Part) -> torch.Tensor:
         """Of each of the part's m texts, (m, d). A collective."""

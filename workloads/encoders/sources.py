@@ -37,14 +37,7 @@ def check(name: str) -> str:
     if folder is None:
         _check_hub(name, _HUB.get(name, name))
         return name
-    if missing := _missing(folder):
-        raise DataError(
-            f"encoder {name!r} is not complete",
-            file=folder,
-            got=f"no {' and no '.join(missing)}",
-            expected="config.json, tokenizer.json and model.safetensors",
-            fix="Save it again, model and tokenizer, with save_pretrained of transformers 5",
-        )
+    _check_complete(name, folder)
     return name
 
 
@@ -60,12 +53,13 @@ def folder_of(name: str) -> Path:
         return folder
     from huggingface_hub import snapshot_download
 
+    wanted = [*_FILES, "model*.safetensors", _WEIGHTS[1]]
     try:
-        return Path(
-            snapshot_download(_HUB.get(name, name), allow_patterns=[*_FILES, "model*.safetensors", _WEIGHTS[1]])
-        )
+        folder = Path(snapshot_download(_HUB.get(name, name), allow_patterns=wanted))
     except Exception as error:  # of the hub's library and of what it speaks HTTP with
         raise _unreachable(name, error) from error
+    _check_complete(name, folder)
+    return folder
 
 
 def _local(name: str) -> Path | None:
@@ -92,6 +86,17 @@ def _local(name: str) -> Path | None:
     if isinstance(config, str) and not _missing(Path(config).parent):
         return Path(config).parent
     return None
+
+
+def _check_complete(name: str, folder: Path) -> None:
+    if missing := _missing(folder):
+        raise DataError(
+            f"encoder {name!r} is not complete",
+            file=folder,
+            got=f"no {' and no '.join(missing)}",
+            expected="config.json, tokenizer.json and model.safetensors",
+            fix="Save it again, model and tokenizer, with save_pretrained of transformers 5",
+        )
 
 
 def _missing(folder: Path) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from workloads.encoders.tokens import Tokenizer, Tokens
 from workloads.seeding import derive
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
     from workloads.contract import Precision
 
@@ -32,6 +32,14 @@ _TINY = {
     "max_position_embeddings": 512, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "pad_token_id": 0,
 }  # fmt: skip
 _TINY_VOCABULARY = 4096
+
+_DROPOUTS = (
+    "hidden_dropout_prob", "attention_probs_dropout_prob",  # BERT and most others
+    "dropout", "attention_dropout", "hidden_dropout", "activation_dropout",  # DistilBERT, XLM, Funnel
+    "embedding_dropout", "mlp_dropout",  # ModernBERT
+    "resid_pdrop", "embd_pdrop", "attn_pdrop",  # GPT-2
+)  # fmt: skip
+"""What models call their dropout of hidden layers and attention."""
 
 _AT_ONCE = {"cpu": 2**12, "cuda": 2**17}
 """Tokens that are read at once without a gradient."""
@@ -114,8 +122,8 @@ def load_encoder(
         seed: of the initial weights of ``tiny``.
 
     Raises:
-        DataError: there is no such encoder, a file of it is missing or damaged, or it takes no texts as long as
-            ``max_length``.
+        DataError: there is no such encoder, a file of it is missing or damaged, it has a decoder, no dropout that could
+            be set, or fewer tokens than its tokenizer, or it takes no texts as long as ``max_length``.
     """
     if name == TINY:
         tokenizer = Tokenizer.of_words(texts, _TINY_VOCABULARY, max_length)
@@ -123,6 +131,7 @@ def load_encoder(
     else:
         folder = folder_of(name)
         tokenizer, model = _tokenizer(folder, max_length), _pretrained(folder, dropout)
+        _check_vocabulary(folder, tokenizer, model)
     encoder = TextEncoder(model, pooling, precision)
     limit = getattr(model.config, "max_position_embeddings", max_length + encoder.first_position)
     if max_length > limit - encoder.first_position:
@@ -143,21 +152,39 @@ def _tokenizer(folder: Path, max_length: int) -> Tokenizer:
 
 
 def _pretrained(folder: Path, dropout: float | None) -> PreTrainedModel:
-    from transformers import AutoModel
+    from transformers import AutoConfig, AutoModel
 
+    local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
+        config = AutoConfig.from_pretrained(folder, **local)
+        _check_kind(folder, config)
+        _set_dropout(folder, config, dropout)
         with _quiet():
             model: PreTrainedModel = AutoModel.from_pretrained(
-                folder,
-                dtype=torch.float32,
-                local_files_only=True,
-                use_safetensors=True,
-                trust_remote_code=False,
-                **_dropouts(dropout),
+                folder, config=config, dtype=torch.float32, use_safetensors=True, **local
             )
+    except DataError:
+        raise
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise DataError("the encoder can not be loaded", file=folder, got=str(error).splitlines()[0]) from error
     return model
+
+
+def _check_kind(folder: Path, config: PretrainedConfig) -> None:
+    if getattr(config, "is_encoder_decoder", False):
+        raise DataError(
+            "the model has a decoder too", file=folder, got=f"model type {config.model_type}",
+            expected="an encoder alone, such as BERT",
+        )  # fmt: skip
+
+
+def _check_vocabulary(folder: Path, tokenizer: Tokenizer, model: PreTrainedModel) -> None:
+    rows = len(cast("torch.Tensor", model.get_input_embeddings().weight))
+    if tokenizer.highest >= rows:
+        raise DataError(
+            "the tokenizer knows tokens that the encoder does not", file=folder, got=f"a token {tokenizer.highest}",
+            expected=f"tokens 0 to {rows - 1}", fix="Save the tokenizer and the model that belong together",
+        )  # fmt: skip
 
 
 @contextmanager
@@ -179,15 +206,22 @@ def _initial(config: dict[str, Any], seed: int, dropout: float | None) -> PreTra
 
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(derive(seed, "init"))
-        settings = AutoConfig.for_model(**{**config, **_dropouts(dropout)})
+        settings = AutoConfig.for_model(**config)
+        _set_dropout(None, settings, dropout)
         model: PreTrainedModel = AutoModel.from_config(settings)  # type: ignore[no-untyped-call]
     return model
 
 
-def _dropouts(dropout: float | None) -> dict[str, float]:
+def _set_dropout(folder: Path | None, config: PretrainedConfig, dropout: float | None) -> None:
+    """Set every dropout of :data:`_DROPOUTS` that the model has; None leaves them."""
     if dropout is None:
-        return {}
-    return {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+        return
+    own = [name for name in _DROPOUTS if hasattr(config, name)]
+    if not own:
+        got, fix = f"dropout={dropout:g} for model type {config.model_type}", "Leave dropout away"
+        raise DataError("the encoder has no dropout that could be set", file=folder, got=got, fix=fix)
+    for name in own:
+        setattr(config, name, dropout)
 
 
 @torch.no_grad()

@@ -120,6 +120,11 @@ class Tokenizer:
         """Entries of the vocabulary."""
         return int(self._tokenizer.get_vocab_size())
 
+    @property
+    def highest(self) -> int:
+        """The highest token id; -1 without any."""
+        return max(self._tokenizer.get_vocab().values(), default=-1)
+
     def __call__(self, texts: Sequence[str]) -> Tokens:
         """Tokenise with the special tokens of a single text, cut to ``max_length``."""
         return self.single(self.bare(texts))

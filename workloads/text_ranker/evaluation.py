@@ -10,17 +10,18 @@ from workloads.metrics.retrieval import ndcg, per_query, ranked_grades
 from workloads.text_ranker.prepared import Lists
 
 CUTOFFS = (10, 100)
-"""The k of every metric at k."""
+"""The k of every metric at k; one beyond the candidates is left out, except for the least."""
 
 WEIGHTS = tuple(step / 20 for step in range(21))
 """What is tried as BM25's share of the interpolated score."""
 
 
 class Judge:
-    """Lists on the device, and the metrics of scores of their candidates."""
+    """Lists on the device, and the metrics of scores of their candidates, of which there are ``depth`` at most."""
 
-    def __init__(self, lists: Lists, device: torch.device) -> None:
+    def __init__(self, lists: Lists, device: torch.device, depth: int) -> None:
         self.lists = lists
+        self.cutoffs = [k for k in CUTOFFS if k <= max(depth, CUTOFFS[0])]
         self.bm25, self.grades, self.judged = (
             torch.from_numpy(np.ascontiguousarray(side)).to(device) for side in (lists.bm25, lists.grades, lists.judged)
         )
@@ -34,7 +35,7 @@ class Judge:
         values = {
             f"{prefix}{name}": column.cpu().numpy()
             for prefix, system in systems.items()
-            for name, column in per_query(system, self.grades, self.judged, CUTOFFS).items()
+            for name, column in per_query(system, self.grades, self.judged, self.cutoffs).items()
         }
         metrics = {name: float(column.mean(dtype=np.float64)) for name, column in values.items()}
         metrics["bm25_weight"] = weight

@@ -56,7 +56,8 @@ class Predictor:
 
         Args:
             inputs: columns ``query`` and ``document``, a text each; rows of equal queries are ranked together. With a
-                column ``bm25``, BM25's score of the row, ranks go by both, with the weight found in training.
+                column ``bm25``, BM25's score of the row, ranks go by both, with the weight found in training. With
+                scoring bi a text without tokens has score 0 with any.
             batch_size: texts that are read at once.
 
         Returns:
@@ -94,11 +95,16 @@ class Predictor:
         return cosine
 
     def _vectors(self, texts: list[Any], batch_size: int) -> torch.Tensor:
-        """The pooled vectors of texts or pairs of texts, (n, d); texts of like length are read together."""
+        """The pooled vectors of texts or pairs of texts, (n, d); texts of like length are read together.
+
+        A text without tokens has the zero vector, as in training; a pair never does.
+        """
         order = sorted(range(len(texts)), key=lambda place: sum(map(len, texts[place])))
         vectors = torch.zeros(len(texts), self.model.config.hidden_size, device=self.device)
         for first in range(0, len(order), batch_size):
-            rows = order[first : first + batch_size]
+            rows = self._worded(texts, order[first : first + batch_size])
+            if not rows:
+                continue
             read = self.tokenizer.encode_batch_fast([texts[row] for row in rows])
             ids, types, mask = (
                 torch.tensor([getattr(one, side) for one in read], device=self.device)
@@ -108,6 +114,13 @@ class Predictor:
             hidden = self.model(input_ids=ids, attention_mask=mask, **typed).last_hidden_state
             vectors[rows] = self._pooled(hidden, mask.unsqueeze(2)).float()
         return vectors
+
+    def _worded(self, texts: list[Any], rows: list[int]) -> list[int]:
+        """Those of the rows whose text has a token beside the special ones, and all that are pairs of texts."""
+        if self.head is not None:
+            return rows
+        bare = self.tokenizer.encode_batch_fast([texts[row] for row in rows], add_special_tokens=False)
+        return [row for row, one in zip(rows, bare) if any(one.attention_mask)]
 
     def _pooled(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if self.config["pooling"] == "cls":

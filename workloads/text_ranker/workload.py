@@ -158,7 +158,8 @@ class TextRanker:
         check_split(split, self.runtime)
         if split not in self._judges:
             queries = self.data.queries.test if split == "test" else self.data.queries.validation
-            self._judges[split] = Judge(self.data.lists(queries, self.params.eval_candidates), self.runtime.device)
+            depth = self.params.eval_candidates
+            self._judges[split] = Judge(self.data.lists(queries, depth), self.runtime.device, depth)
         return self._judges[split]
 
     def _ranked(self, split: Split) -> tuple[torch.Tensor, float]:

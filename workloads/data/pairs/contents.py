@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 KIND = "sentence_pairs"
+ALIASES = {"glue/stsb": "glue-stsb"}
+"""Other names of datasets of pairs, which elsewhere would be paths."""
+
 HIGHEST = 5.0
 """Scores are from 0, unrelated, to 5, the same meaning."""
 

@@ -48,7 +48,7 @@ def _load(name: str, root: Path, fingerprint: str, split: PairSplit, seed: int) 
         data = SentencePairs(data.train, test=data.validation)
     elif data.test is not None and data.test.hidden:
         raise DataError(
-            f"the source of dataset {name!r} hides the scores of its test part (-1)",
+            f"the source of dataset {name!r} hides the scores of its test part (-1, or none)",
             fix="Set split=dev to test on its dev part and to carve a validation part from train",
         )
     if data.test is None:

@@ -7,9 +7,10 @@ scores are hidden (E-S1).
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from workloads.data.errors import DataError
 from workloads.data.files import content, held
@@ -23,6 +24,9 @@ COLUMNS = ("sentence1", "sentence2")
 _SCORES = ("score", "label", "similarity_score")
 _PARTS = {"train": ("train",), "validation": ("validation", "dev"), "test": ("test",)}
 _SHOWN = 60
+
+_Columns: TypeAlias = tuple[Sequence[int], list[str], list[str], list[Any]]
+"""Lines, or rows of Parquet, from 1; the first sentences, the second ones, and their scores as they stand there."""
 
 
 def is_pairs(path: Path) -> bool:
@@ -47,9 +51,11 @@ def own_pairs(name: str, path: Path) -> Dataset:
 def read_tables(folder: Path, files: dict[str, str], header: bool) -> SentencePairs:
     """Read the parts, of which ``files`` names one each.
 
+    A test part without a column of scores, or without any score, has hidden ones.
+
     Raises:
         DataError: naming file and line (of Parquet the row) of a missing column, a line with another number of
-            fields, a sentence that is empty, or a score that is no number from 0 to 5.
+            fields, a field that is too long, a sentence that is empty, or a score that is no number from 0 to 5.
     """
     return SentencePairs(**{part: _pairs(held(folder / file), header, part == "test") for part, file in files.items()})
 
@@ -87,8 +93,6 @@ def _part(folder: Path, part: str) -> Path | None:
 
 def _names(file: Path) -> list[str]:
     """The columns that a table says it has."""
-    import csv
-
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -99,37 +103,56 @@ def _names(file: Path) -> list[str]:
             raise DataError("it is no Parquet file, or damaged", file=file, got=str(error)[:_SHOWN]) from None
         return names
     first = content(file).partition(b"\n")[0].decode(errors="replace").removeprefix("\ufeff").rstrip("\r")
-    return next(csv.reader([first], delimiter=_separator(file)), [])
+    return next((names for _, names in _rows(file, first)), [])
 
 
-def _separator(file: Path) -> str:
-    return "\t" if ".tsv" in file.suffixes else ","
+def _rows(file: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a table of text that hold something, each with the line that it begins in.
+
+    Of a CSV a field is in quotes where it needs them; in a TSV a quote is a character like any other, as in GLUE's.
+    """
+    import csv
+    import io
+
+    lines, tabs, line = io.StringIO(text, newline=""), ".tsv" in file.suffixes, 1
+    reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(lines)
+    try:
+        for row in reader:
+            if row:
+                yield line, row
+            line = reader.line_num + 1
+    except csv.Error as error:
+        fix = None if tabs else "See whether quotes that begin there are closed"
+        raise DataError("the line can not be read", file=file, line=line, got=str(error), fix=fix) from None
 
 
 def _pairs(file: Path, header: bool, may_hide: bool) -> Pairs:
     import numpy as np
 
-    first, second, values = _parquet(file) if file.suffix == ".parquet" else _text(file, header)
-    before = int(header)  # lines
+    read = _parquet(file, may_hide) if file.suffix == ".parquet" else _text(file, header, may_hide)
+    places, first, second, values = read
     for texts, name in ((first, COLUMNS[0]), (second, COLUMNS[1])):
         empty = next((row for row, text in enumerate(texts) if not isinstance(text, str) or not text.strip()), None)
         if empty is not None:
-            raise _fault(file, empty, before, f"{name} is empty", repr(texts[empty]), "a sentence")
+            raise _fault(file, places[empty], f"{name} is empty", repr(texts[empty]), "a sentence")
     scores = np.array([_number(value) for value in values], np.float64)
-    if not (may_hide and len(scores) and (scores == HIDDEN).all()):
+    hidden = may_hide and (all(value in ("", None) for value in values) or (scores == HIDDEN).all())
+    if hidden:
+        scores = np.full(len(values), HIDDEN)
+    else:
         wrong = np.flatnonzero(~((scores >= 0) & (scores <= HIGHEST)))
         if len(wrong):
             row = int(wrong[0])
             expected = f"a number from 0 to {HIGHEST:g}"
-            raise _fault(file, row, before, "the score is out of its bounds", repr(values[row]), expected)
+            raise _fault(file, places[row], "the score is out of its bounds", repr(values[row]), expected)
     return Pairs(first, second, scores.astype(np.float32))
 
 
-def _fault(file: Path, row: int, before: int, what: str, got: str, expected: str) -> DataError:
-    """An error of a row from 0, which a table of text has ``before`` lines before."""
+def _fault(file: Path, place: int, what: str, got: str, expected: str) -> DataError:
+    """An error in a line, or in a row of Parquet, both from 1."""
     if file.suffix == ".parquet":
-        return DataError(f"in row {row + 1} {what}", file=file, got=got, expected=expected)
-    return DataError(what, file=file, line=row + 1 + before, got=got, expected=expected)
+        return DataError(f"in row {place} {what}", file=file, got=got, expected=expected)
+    return DataError(what, file=file, line=place, got=got, expected=expected)
 
 
 def _number(value: Any) -> float:
@@ -139,39 +162,37 @@ def _number(value: Any) -> float:
         return float("nan")
 
 
-def _parquet(file: Path) -> tuple[list[str], list[str], list[Any]]:
+def _parquet(file: Path, may_hide: bool) -> _Columns:
     from pyarrow import parquet
 
-    names = _names(file)
-    columns = (*COLUMNS, _score_of(file, names))
-    table = parquet.read_table(file, columns=list(columns))
-    first, second, scores = (table.column(name).to_pylist() for name in columns)
-    return first, second, scores
+    score = _score_of(file, _names(file), may_hide)
+    table = parquet.read_table(file, columns=[*COLUMNS, *([score] if score else [])])
+    first, second = (table.column(name).to_pylist() for name in COLUMNS)
+    scores = table.column(score).to_pylist() if score else [None] * len(first)
+    return range(1, len(first) + 1), first, second, scores
 
 
-def _text(file: Path, header: bool) -> tuple[list[str], list[str], list[Any]]:
-    """A table of text, in quotes where a field needs them."""
-    import csv
-    import io
-
+def _text(file: Path, header: bool, may_hide: bool) -> _Columns:
     try:
         text = content(file).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError("the file is no UTF-8 text", file=file, got=str(error)) from None
-    rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=_separator(file)))
-    names = rows.pop(0) if header and rows else [*COLUMNS, _SCORES[0]]
-    places = [names.index(name) for name in (*COLUMNS, _score_of(file, names)) if name in names]
-    for line, row in enumerate(rows, 1 + header):
+    rows = list(_rows(file, text))
+    names = rows.pop(0)[1] if header and rows else [*COLUMNS, _SCORES[0]]
+    score = _score_of(file, names, may_hide)
+    for line, row in rows:
         if len(row) != len(names):
             got, expected = f"{len(row)} fields", f"{len(names)}: {', '.join(names)}"
             raise DataError("the line has another number of fields", file=file, line=line, got=got, expected=expected)
-    first, second, scores = ([row[place] for row in rows] for place in places)
-    return first, second, scores
+    first, second = ([row[names.index(name)] for _, row in rows] for name in COLUMNS)
+    scores = [row[names.index(score)] if score else None for _, row in rows]
+    return [line for line, _ in rows], first, second, scores
 
 
-def _score_of(file: Path, names: list[str]) -> str:
+def _score_of(file: Path, names: list[str], may_hide: bool) -> str | None:
+    """The column of scores; None where there is none and there may be none."""
     found = next((name for name in _SCORES if name in names), None)
-    if found is None or not set(COLUMNS) <= set(names):
+    if (found is None and not may_hide) or not set(COLUMNS) <= set(names):
         expected = f"{', '.join(COLUMNS)} and one of {', '.join(_SCORES)}"
         raise DataError("the columns are wrong", file=file, got=", ".join(names)[:_SHOWN] or "none", expected=expected)
     return found

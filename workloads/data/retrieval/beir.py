@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from workloads.data.errors import DataError
 from workloads.data.files import held, lines
+from workloads.data.retrieval.contents import PARTS
 from workloads.data.retrieval.judged import Row, judged
 from workloads.data.source import Dataset, SourceFile
 
@@ -64,20 +65,43 @@ def read_beir(folder: Path, files: tuple[str, ...]) -> Retrieval:
     """Read a collection.
 
     Judgements of unknown documents or queries are left out and named in ``unknown``. A grade below 0 is 0, as for
-    trec_eval. A pair that is judged twice alike counts once.
+    trec_eval; 1.0 is 1. A pair that is judged twice alike counts once.
 
     Args:
         folder: where it lies.
         files: of judgements, below the folder.
 
     Raises:
-        DataError: a line that is no document, query or judgement, an id that occurs twice, a pair with two grades, or a
-            query that is judged in two parts.
+        DataError: a line that is no document, query or judgement, an id that occurs twice, a pair with two grades, a
+            query that is judged in two parts, or a test part in which nothing is relevant.
     """
     doc_ids, docs = _texts(held(folder / CORPUS), titled=True)
     query_ids, queries = _texts(held(folder / QUERIES), titled=False)
     rows = [row for file in files for row in _rows(held(folder / file))]
-    return judged((doc_ids, docs), (query_ids, queries), rows)
+    found = judged((doc_ids, docs), (query_ids, queries), rows)
+    if SPLIT_JUDGEMENTS["test"] in files:
+        check_test(held(folder / SPLIT_JUDGEMENTS["test"]), found)
+    return found
+
+
+def check_test(file: Path, data: Retrieval) -> None:
+    """Refuse a test part that nothing could be measured on: without it another one would be drawn.
+
+    Args:
+        file: of its judgements.
+        data: what was read of it and of the other parts.
+
+    Raises:
+        DataError: no query of it has a document of a grade above 0.
+    """
+    tested = data.parts == PARTS.index("test")
+    if not (tested & data.answered).any():
+        raise DataError(
+            "no query of the test part has a relevant document: its judgements are hidden or missing",
+            file=file,
+            got=f"{tested.sum()} judged queries, no grade above 0",
+            fix="Put the true judgements there, or remove the file to have a test part drawn from the other queries",
+        )
 
 
 def _texts(file: Path, *, titled: bool) -> tuple[list[str], list[str]]:
@@ -114,9 +138,16 @@ def _rows(file: Path) -> Iterator[Row]:
             continue
         try:
             query, doc, grade = cells
-            yield Row(query, doc, max(0, int(grade)), part, file, number)
+            yield Row(query, doc, _grade(grade), part, file, number)
         except ValueError:
             raise DataError(
                 "the line holds no judgement", file=file, line=number, got=repr(line[:60]),
                 expected=f"{expected}, the score an integer",
             ) from None  # fmt: skip
+
+
+def _grade(cell: str) -> int:
+    """An integer from 0, which may be written as 1.0. Raises ValueError."""
+    if not float(cell).is_integer():
+        raise ValueError(cell)
+    return max(0, int(float(cell)))

@@ -12,8 +12,8 @@ from workloads.data.errors import DataError
 from workloads.data.kept import converted, intact, place
 from workloads.data.retrieval.contents import Retrieval, Unknown
 
-FORMAT = 2
-"""Version of the layout; it is part of the cache's file names."""
+FORMAT = 3
+"""Version of the layout and of what the readers refuse; it is part of the cache's file names."""
 
 _KEPT = 8  # collections a process keeps mapped
 _NAMED = 3  # unknown judgements in a message

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.data.errors import DataError
 from workloads.data.files import held, lines
-from workloads.data.retrieval.beir import CORPUS, JUDGEMENTS, QUERIES, is_beir, judgement_files, read_beir
+from workloads.data.retrieval.beir import CORPUS, JUDGEMENTS, QUERIES, check_test, is_beir, judgement_files, read_beir
 from workloads.data.retrieval.judged import Row, judged
 from workloads.data.source import Dataset, SourceFile
 
@@ -130,7 +130,7 @@ def read_cpr(folder: Path, files: tuple[str, ...]) -> Retrieval:
     """Read a domain of Multi-CPR; ``dev`` is the test part.
 
     Raises:
-        DataError: a line has another form.
+        DataError: a line has another form, or nothing is relevant in the test part.
     """
     docs = _pairs(held(folder / CPR_DOCS))
     queries: dict[str, str] = {}
@@ -148,7 +148,10 @@ def read_cpr(folder: Path, files: tuple[str, ...]) -> Retrieval:
                     expected="query, 0, document, grade",
                 )  # fmt: skip
             rows.append(Row(f"{part}-{cells[0]}", cells[2], max(0, int(cells[3])), ours, file, number))
-    return judged((list(docs), list(docs.values())), (list(queries), list(queries.values())), rows)
+    found = judged((list(docs), list(docs.values())), (list(queries), list(queries.values())), rows)
+    if "qrels.dev.tsv" in files:
+        check_test(held(folder / "qrels.dev.tsv"), found)
+    return found
 
 
 def _topics(folder: Path) -> dict[str, tuple[str, ...]]:
