@@ -12,7 +12,12 @@ import optuna
 
 
 def space(trial: optuna.Trial) -> dict[str, Any]:
-    """The default: optimiser, the weights of note 6, the priors of E-V8, and how long each stage is."""
+    """The default: optimiser, the weights of note 6, the priors of E-V8, and how long each stage is.
+
+    Calibrates by queries that are kept back; held ``calibration_part=validation`` has no share to choose.
+    """
+    part = trial.suggest_categorical("calibration_part", ["train"])
+    share = {"calibration_share": trial.suggest_float("calibration_share", 0.05, 0.3)} if part == "train" else {}
     return {
         **_training(trial),
         "method": "vera",
@@ -24,7 +29,8 @@ def space(trial: optuna.Trial) -> dict[str, Any]:
         "query_alpha": trial.suggest_float("query_alpha", 0.5, 1.0),  # note 6: 0.7
         "query_beta": trial.suggest_float("query_beta", 0.0, 2.0),  # note 6: 1
         "prior_positive": trial.suggest_float("prior_positive", 0.01, 0.1, log=True),  # E-V8
-        "calibration_share": trial.suggest_float("calibration_share", 0.05, 0.3),
+        "calibration_part": part,
+        **share,
         "stage_share": _shares(trial),
     }
 

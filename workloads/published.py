@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -269,9 +269,10 @@ class Panel:
 class Figure:
     """A figure that runs redraw. ``draw`` is a kind, or the workload's own function.
 
-    ``common`` are parameters of all runs. ``blind``, where there are any, keep the test part out of training's sight:
-    they go on top unless the source's way was asked for. ``seeds``: the most that are needed. ``by``: further
-    parameters whose values a user may choose.
+    ``common`` are parameters of all runs, ``on`` those particular to a dataset, and ``epochs`` what it has in place of
+    the methods'. ``blind``, where there are any, keep the test part out of training's sight: they go on top unless the
+    source's way was asked for. ``seeds``: the most that are needed. ``by``: further parameters whose values a user may
+    choose.
     """
 
     id: str
@@ -284,6 +285,12 @@ class Figure:
     blind: Mapping[str, Any] = field(default_factory=dict)
     seeds: int | None = None
     by: tuple[str, ...] = ("dataset",)
+    on: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    epochs: Mapping[str, int] = field(default_factory=dict)
+
+    def line_on(self, dataset: str, line: Line) -> Line:
+        """A line with the epochs that a dataset has."""
+        return replace(line, method=replace(line.method, epochs=self.epochs.get(dataset, line.method.epochs)))
 
 
 @dataclass(frozen=True)

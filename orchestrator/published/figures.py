@@ -103,12 +103,19 @@ def redraw(
     if figure.seeds is not None:
         effort = replace(effort, seeds=min(effort.seeds, figure.seeds))
     sees_test = effort.as_published if figure.blind else None
-    common = {**figure.common, **({} if sees_test else figure.blind)}
+    blind = {} if sees_test else figure.blind
     named = where.get("dataset", ())
     here, missing = running.present(named or (figure.regime.dataset,), settings, named=bool(named))
     runner = Runner(figure.regime, settings, effort)
     work = [
-        _Work(runner, dataset, panel, line, common, bool(sees_test))
+        _Work(
+            runner,
+            dataset,
+            panel,
+            figure.line_on(dataset, line),
+            {**figure.common, **figure.on.get(dataset, {}), **blind},
+            bool(sees_test),
+        )
         for dataset in here
         for panel in figure.panels
         for line in _chosen(panel.lines, figure.by[1:], where, methods)

@@ -22,6 +22,9 @@ UNITS: Mapping[Split, str] = {"validation": VALIDATION_UNITS, "test": TEST_UNITS
 ON_WHAT = ("dataset", "split", "eval")
 """How parameters begin that say what is evaluated on; every other one may differ between two models."""
 
+LEARNT_FROM = ("calibration_part",)
+"""Parameters that name a part which a model learns its confidence from: on that split, its values flatter it."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -33,6 +36,7 @@ class Entry:
 
     source: str
     trial: int | None
+    split: Split
     workload: str
     data: str
     params: Mapping[str, Any]
@@ -48,13 +52,17 @@ class Entry:
     @property
     def evaluated_on(self) -> tuple[Any, ...]:
         """Equal where two models were evaluated on the very same examples."""
-        about = sorted((k, str(v)) for k, v in on_what(self.params).items())
+        about = sorted((k, str(v)) for k, v in on_what(self.params, self.split).items())
         return (self.workload, self.data, *about)
 
 
-def on_what(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters that say what a model is evaluated on."""
-    return {name: value for name, value in params.items() if name.startswith(ON_WHAT)}
+def on_what(params: Mapping[str, Any], split: Split = "validation") -> dict[str, Any]:
+    """The parameters that say what a model is evaluated on, and whether it has learnt from that very split."""
+    return {
+        name: value
+        for name, value in params.items()
+        if name.startswith(ON_WHAT) or (name in LEARNT_FROM and value == split)
+    }
 
 
 def entries(folder: RunFolder, split: Split, *, every: bool) -> list[Entry]:
@@ -74,7 +82,7 @@ def _run(folder: RunFolder, split: Split) -> Entry:
     spec = trials.spec(folder)
     plan = {name: spec["plan"].get(name) for name in PLAN_KEYS}
     params = {**spec["params"], **plan, "seed": spec["seed"], "id": folder.id}
-    return _entry(folder, None, params, frozenset(), _settled(folder, split), _units(folder.path, split))
+    return _entry(folder, split, None, params, frozenset(), _settled(folder, split), _units(folder.path, split))
 
 
 def _winner(folder: RunFolder, split: Split) -> Iterator[Entry]:
@@ -86,29 +94,32 @@ def _winner(folder: RunFolder, split: Split) -> Iterator[Entry]:
     if split == "validation":
         for number, metrics in enumerate(_over_seeds(best)):
             units = None if number else _units(folder.path / "winner", split)  # they are the first seed's
-            yield _trial(folder, best, number, metrics, units)
+            yield _trial(folder, split, best, number, metrics, units)
     else:
-        yield _trial(folder, best, 0, _settled(folder, split), _units(folder.path / "winner", split))
+        yield _trial(folder, split, best, 0, _settled(folder, split), _units(folder.path / "winner", split))
 
 
 def _trials(folder: RunFolder) -> Iterator[Entry]:
     for trial in ranked(trials.own(trials.study(folder)), trials.objectives(folder)[0]):
         for number, metrics in enumerate(_over_seeds(trial)):
-            yield _trial(folder, trial, number, metrics, None)
+            yield _trial(folder, "validation", trial, number, metrics, None)
 
 
-def _trial(folder: RunFolder, trial: Any, number: int, metrics: Mapping[str, float], units: Path | None) -> Entry:
+def _trial(
+    folder: RunFolder, split: Split, trial: Any, number: int, metrics: Mapping[str, float], units: Path | None
+) -> Entry:
     spec = trials.spec(folder)
     own = trial.user_attrs["params"]
     with suppress(UserError):  # the defaults of a workload that is not installed here stay unknown
         own = preflight.parameters(spec["workload"], own)
     plan = {name: spec["plan"].get(name) for name in PLAN_KEYS}
     params = {**own, **plan, "seed": number, "id": folder.id, "trial": trial.number}
-    return _entry(folder, trial.number, params, frozenset(trial.params), metrics, units)
+    return _entry(folder, split, trial.number, params, frozenset(trial.params), metrics, units)
 
 
 def _entry(
     folder: RunFolder,
+    split: Split,
     trial: int | None,
     params: Mapping[str, Any],
     searched: frozenset[str],
@@ -117,8 +128,9 @@ def _entry(
 ) -> Entry:
     data = str(trials.environment(folder).get("data") or params.get("dataset"))
     return Entry(
-        folder.id, trial, folder.record["workload"], data, params, searched, metrics, units, trials.objectives(folder)
-    )
+        folder.id, trial, split, folder.record["workload"], data, params, searched, metrics, units,
+        trials.objectives(folder),
+    )  # fmt: skip
 
 
 def _over_seeds(trial: Any) -> list[dict[str, float]]:

@@ -210,6 +210,20 @@ def test_an_index_in_files_is_that_in_memory_and_goes_on_after_a_crash(tmp_path:
     assert served.predict(pd.DataFrame({"query": ["said0x1 said0x2"]}), k=3)["rank"].tolist() == [1, 2, 3]
 
 
+def test_runs_that_share_a_folder_leave_each_other_s_index_alone(tmp_path: Path) -> None:
+    """Of one lineage: the same run again, and one that differs only in what may change mid-run."""
+    first = trained(index=str(tmp_path))
+    query = pd.DataFrame({"query": ["said0x1 said0x2"]})
+    before = served_by(first).predict(query)
+    others = [trained(index=str(tmp_path)), trained(index=str(tmp_path), lr=5e-3)]
+    assert len({one.index.folder for one in (first, *others)}) == 3
+    assert {one.index.lineage for one in others} == {first.index.lineage}
+    pd.testing.assert_frame_equal(served_by(first).predict(query), before)
+    changed = build(index=str(tmp_path), lr=5e-3, weight_decay=0.1)
+    changed.load_state_dict(first.state_dict())
+    np.testing.assert_array_equal(changed.index.vectors(), first.index.vectors())
+
+
 def served_by(workload: Lifelong) -> Predictor:
     return loaded(workload.servable())
 
@@ -269,10 +283,10 @@ def test_a_model_of_a_session_keeps_its_own_part_of_a_growing_index(tmp_path: Pa
     assert workload.index.folder is not None
     written = workload.index.folder / "session-0001.arrow"
     kept = read_segment(written)
-    docs, vectors = kept.docs, np.zeros_like(kept.vectors)
+    other = Index(workload.index.lineage, workload.index.dim, compatible != "no", tmp_path / "other")
+    other.append(1, kept.docs, np.zeros_like(kept.vectors))
     written.unlink()
-    other = Index(workload.index.lineage, workload.index.dim, compatible != "no", workload.index.folder)
-    other.append(1, docs, vectors)
+    (tmp_path / "other" / written.name).replace(written)
     with pytest.raises(ValueError, match=r"session-0001\.arrow is another one than the model belongs to"):
         loaded(early)
     written.unlink()

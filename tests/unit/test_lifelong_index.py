@@ -91,6 +91,36 @@ def test_files_that_earlier_models_read_outlive_a_resume(tmp_path: Path) -> None
     assert len(list(tmp_path.glob("session-*.arrow"))) == 3
 
 
+def test_another_index_in_the_folder_stays_and_the_state_knows_which_is_which(tmp_path: Path) -> None:
+    first, second = grown(tmp_path / "index"), grown(tmp_path / "index", sessions=1)
+    assert (first.folder, second.folder) == (tmp_path / "index", tmp_path / "index-2")
+    for index, length in ((first, 6), (second, 3)):
+        again = Index("ours", DIM, True, tmp_path / "index")
+        again.restore(index.state())
+        assert (len(again), again.folder) == (length, index.folder)
+    assert len(list((tmp_path / "index").glob("*.arrow"))) == 2
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_state_of_another_folder_is_copied(tmp_path: Path, old: bool) -> None:
+    """Population based training hands states on, with other values of what names the folder."""
+    theirs = grown(tmp_path / ("ours" if old else "theirs"), sessions=1)
+    state = theirs.state()
+    theirs.append(1, np.array([10, 11, 12]), rows(7, 3))
+    if old:  # a state of before
+        del state["folder"]
+    mine = Index("ours", DIM, True, tmp_path / "mine")
+    mine.restore(state)
+    assert mine.folder == tmp_path / "mine"
+    mine.append(1, np.array([12, 11, 10]), rows(1, 3))
+    np.testing.assert_array_equal(mine.vectors(), grown(None).vectors())
+    assert theirs.folder is not None
+    np.testing.assert_array_equal(read_segment(theirs.folder / "session-0001.arrow").vectors, rows(7, 3))
+    fresh = Index("ours", DIM, True, tmp_path / "fresh")
+    fresh.restore(mine.state())
+    assert len(fresh) == 6
+
+
 def test_half_a_file_that_a_crash_left_is_no_segment(tmp_path: Path) -> None:
     index = grown(tmp_path)
     (tmp_path / "session-0002.arrow").write_bytes((tmp_path / "session-0001.arrow").read_bytes()[:100])
@@ -124,8 +154,9 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
 
 def test_a_file_of_another_run_is_not_mixed_in(tmp_path: Path) -> None:
     state = grown(tmp_path).state()
-    other = Index("ours", DIM, True, tmp_path)
+    other = Index("ours", DIM, True, tmp_path / "other")
     other.append(0, np.array([2, 1, 0]), rows(5, 3))
+    (tmp_path / "other" / "session-0000.arrow").replace(tmp_path / "session-0000.arrow")
     with pytest.raises(DataError, match="not the one of the checkpoint"):
         Index("ours", DIM, True, tmp_path).restore(state)
     with pytest.raises(ValueError, match="belongs to another run"):

@@ -171,6 +171,17 @@ def test_stages_end_on_a_plateau_and_the_state_knows() -> None:
     assert seen == [1, 1, 2, 2, 3, 3]
 
 
+def test_the_state_says_the_stage_without_a_plateau_too() -> None:
+    vera = build(replace(RUNTIME, epochs=3), stage_share=(1.0, 1.0, 1.0))
+    seen = [vera.state_dict()["stages"]["stage"]]
+    for epoch in (1, 2, 3):
+        vera.train_epoch(epoch)
+        seen.append(vera.state_dict()["stages"]["stage"])
+    assert seen == [1, 2, 3, 3]
+    vera.stages.load_state_dict({"stage": 1, "began": 0, "best": None, "stale": 0})  # as it was once written
+    assert vera.stages.of(3).number == 3
+
+
 def test_the_learning_rate_falls_over_each_stage() -> None:
     vera = build(replace(RUNTIME, steps_per_epoch=5), stage_lr=(1.0, 1.0, 3.0), lr=1e-3)
     left = [[vera.stages.of(epoch).left(done) for done in (epoch - 1, epoch)] for epoch in (1, 2, 3, 4)]

@@ -111,7 +111,15 @@ def test_every_method_trains_and_is_measured(params: dict[str, Any]) -> None:
     assert np.isfinite([*metrics.values(), *found.metrics.values()]).all()
     for name in ("calib/ece", "calib/nll", "calib/brier", "selective/score/aurc", "selective/score/coverage_at_risk"):
         assert found.metrics[f"{name}_low"] <= found.metrics[f"{name}_high"]
-    for name in ("mrr", "ndcg_at_10", "calib/nll", "calib/brier", "selective/score/aurc", "calib/brier_at_1"):
+    for name in (
+        "mrr",
+        "ndcg_at_10",
+        "calib/nll",
+        "calib/brier",
+        "selective/score/aurc",
+        "calib/brier_at_1",
+        "quality",
+    ):
         assert found.units[name].mean() == pytest.approx(found.metrics[name], abs=1e-6)
     bins = found.tables["reliability"]
     assert bins["queries"].sum() == len(found.units["id"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from tests.small_vera import BASELINE, RUNTIME, build
 from workloads.testing import values
 from workloads.vera.confidence import confidence
 from workloads.vera.evaluation import Judged
+from workloads.vera.model import LARGEST, _grown
 from workloads.vera.params import Params
+from workloads.vera.prepared import divided
 from workloads.vera.reading import rank
 
 
@@ -75,6 +78,26 @@ def test_queries_without_a_positive_or_without_candidates_count_with_zero(tmp_pa
     assert np.isfinite(list(vera.evaluate("test").metrics.values())).all()
 
 
+def test_validation_without_candidates_calibrates_nothing(own: Path) -> None:
+    data = build(dataset=str(own), batch_size=4).data
+    indptr = np.zeros_like(data.pool.indptr)
+    blind = replace(data, pool=replace(data.pool, indptr=indptr))
+    with pytest.raises(ValueError, match=r"no validation query of dataset .* Set calibration_part=train"):
+        divided(blind, Params(calibration_part="validation"), 0)
+    assert len(divided(data, Params(calibration_part="validation"), 0)[1]) == 30
+
+
+def test_a_head_beyond_its_largest_still_learns() -> None:
+    side = torch.tensor([-1.0, 0.5, LARGEST, LARGEST + 2, 100.0], requires_grad=True)
+    grown = _grown(side)
+    torch.testing.assert_close(grown[1:3], side[1:3].expm1())
+    assert (grown.diff() > 0).all()
+    grown.sum().backward()
+    assert side.grad is not None
+    assert (side.grad[1:] > 0).all()
+    assert side.grad[2:].tolist() == pytest.approx([math.exp(LARGEST)] * 3, rel=1e-5)
+
+
 def test_scores_too_large_for_a_product(own: Path) -> None:
     vera = build(dataset=str(own), eval_candidates=50, batch_size=8)
     with torch.no_grad():
@@ -105,6 +128,19 @@ def test_scores_too_large_for_a_product(own: Path) -> None:
         ),
         ({"method": "softmax", "confidence": "mc_dropout", "dropout": 0}, "mc_dropout needs dropout"),
         ({"stage_share": (0, 0, 0)}, "leaves no stage to train in"),
+        (
+            {"calibration_part": "validation", "stage_backbone": (1, 0, 0.1)},
+            r"trains the ranking on validation queries. Set stage_rank=\[1,0,0\], or stage_backbone=\[1,0,0\]",
+        ),
+        (
+            {
+                "calibration_part": "validation",
+                "stage_backbone": (1, 0.1, 0),
+                "stage_rank": (1, 0, 0),
+                "cons_to_ranking": True,
+            },
+            "Set cons_to_ranking=false, or stage_backbone",
+        ),
         ({"eval_k": 0}, "eval_k=0 is not from 1 to 1000"),
         ({"dataset": "synthetic"}, "holds another kind of data: got interactions"),
         ({"query_alpha": 1.5}, "less than or equal to 1"),
@@ -125,6 +161,13 @@ def test_parameters_are_refused_with_what_to_do(params: dict[str, Any], message:
 def test_a_run_that_can_not_be_is_refused(runtime: dict[str, Any], params: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(replace(RUNTIME, **runtime), **params)
+
+
+def test_a_state_of_an_earlier_head_is_refused() -> None:
+    vera = build()
+    state = {name: side for name, side in vera.state_dict().items() if name != "head"}
+    with pytest.raises(ValueError, match=r"another version of VERA.* Start a new run"):
+        vera.load_state_dict(state)
 
 
 def test_a_state_of_another_width_is_refused() -> None:

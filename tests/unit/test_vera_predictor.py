@@ -10,12 +10,14 @@ import optuna
 import pandas as pd
 import pytest
 
+from orchestrator.results.entries import on_what
+from orchestrator.search.spaces import suggest
 from search_spaces import vera as spaces
 from tests.small_vera import BASELINE, build
 from workloads.vera.confidence import confidence
 from workloads.vera.params import Params
 from workloads.vera.predictor import Predictor
-from workloads.vera.published import ABLATION, MAIN
+from workloads.vera.published import ABLATION, MAIN, RELIABILITY
 from workloads.vera.reading import rank
 from workloads.vera.workload import Vera
 
@@ -29,6 +31,22 @@ def test_search_spaces_and_published_rows_are_experiments() -> None:
         for name in table.datasets:
             for row in table.rows(name):
                 assert Params(**{**row.settings.params, "encoder": "tiny"}).dataset == name
+
+
+def test_a_search_that_calibrates_by_validation_chooses_no_share() -> None:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    found = suggest(spaces.space, study.ask(), {"calibration_part": "validation"})
+    assert Params(**found).calibration_share is None
+    assert Params(**suggest(spaces.space, study.ask(), {})).calibration_share is not None
+
+
+def test_the_figure_runs_each_dataset_as_the_table_does() -> None:
+    for dataset in MAIN.datasets:
+        rows = {row.method: row.settings for row in MAIN.rows(dataset)}
+        for line in RELIABILITY.panels[0].lines:
+            params = {**line.method.params, **RELIABILITY.common, **RELIABILITY.on[dataset], "dataset": dataset}
+            assert params == rows[line.name].params
+            assert RELIABILITY.line_on(dataset, line).method.epochs == rows[line.name].epochs
 
 
 @pytest.mark.parametrize(
@@ -87,3 +105,12 @@ def test_what_a_predictor_refuses() -> None:
         predictor.predict(frame.assign(subject_degree="much"))
     assert len(predictor.predict(frame.head(0))) == 0
     assert predictor.predict(frame.assign(relation="never seen"))["confidence"].between(0, 1).all()
+
+
+def test_who_calibrates_by_validation_is_compared_there_with_its_like_alone() -> None:
+    plain, kept, flattered = (
+        Params(**given).model_dump(mode="json")
+        for given in ({"method": "softmax"}, {}, {"calibration_part": "validation"})
+    )
+    assert on_what(plain) == on_what(kept) != on_what(flattered)
+    assert on_what(plain, "test") == on_what(flattered, "test")

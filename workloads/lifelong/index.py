@@ -4,15 +4,19 @@ Each segment holds its rows' documents, their vectors and which session's model 
 file there that is memory-mapped, and ``index.json`` names the segments in their order; without, it is in memory and
 goes into checkpoints. What counts is what the checkpoint knows: files of later sessions were written by a run that
 died, and are removed. Files of earlier ones stay, also where all was written anew: the models of then still read them.
+A run has its folder to itself: where another index is already it takes the next free name, and the checkpoint knows it.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +65,11 @@ class Index:
             lineage: of the models.
             dim: d.
             compatible: whether later models read older rows.
-            folder: where its files go; None keeps it in memory.
+            folder: where its files go, or beside it with a number where another index is; None keeps it in memory.
             writes: whether this process, of several that hold the same index, writes the files.
         """
         self.lineage, self.dim, self.compatible, self.folder, self.writes = lineage, dim, compatible, folder, writes
+        self._asked, self._claimed = folder, False
         self._segments: list[Segment] = []
         self._locate()
 
@@ -111,6 +116,22 @@ class Index:
             found[known[here]] = self._segments[number].vectors[rows[here] - self._starts[number]]
         return torch.from_numpy(found.reshape(*docs.shape, self.dim))
 
+    def claim(self) -> None:
+        """Make the folder its own before anything is written there; what is in it already stays, and another is taken.
+
+        Raises:
+            OSError: the folder can not be made.
+        """
+        if self._claimed or self._asked is None or not self.writes:
+            return
+        for number in count(1):
+            self.folder = self._asked.with_name(f"{self._asked.name}-{number}") if number > 1 else self._asked
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError), (self.folder / MANIFEST).open("x") as file:
+                file.write(self._described([]))
+                break
+        self._claimed = True
+
     def append(self, session: int, docs: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
         """Add what the model of ``session`` wrote. Where models are not compatible it takes the place of all before.
 
@@ -122,10 +143,10 @@ class Index:
         if (kept and np.isin(docs, self.docs).any()) or len(np.unique(docs)) < len(docs):
             raise ValueError(f"a document arrives a second time in session {session}")
         segment = Segment(session, docs, vectors, _crc32(docs, vectors))
+        self.claim()
+        segment = self._written(segment)
         if self.folder is not None and self.writes:
-            write_segment(self.folder / segment.file, segment)
             self._write_manifest([*kept, segment])
-            segment = read_segment(self.folder / segment.file)
         self._segments = [*kept, segment]
         self._locate()
 
@@ -140,10 +161,12 @@ class Index:
         for segment in self._segments:
             held = {"session": segment.session, "crc32": segment.crc32, "docs": torch.from_numpy(segment.docs.copy())}
             segments.append(held if self.folder else held | {"vectors": torch.from_numpy(segment.vectors.copy())})
-        return {"lineage": self.lineage, "segments": segments}
+        folder = self.folder.name if self.folder and self._claimed else None
+        return {"lineage": self.lineage, "segments": segments, "folder": folder}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Be what :meth:`state` gave. Files of sessions after its last are removed.
+        """Be what :meth:`state` gave. Files of sessions after its last are removed; of a state that was another run's,
+        as population based training hands on, a copy is made, and nothing of that run's is touched.
 
         Raises:
             DataError: a file is missing, truncated or not the one that belongs to the checkpoint.
@@ -152,18 +175,23 @@ class Index:
         if state["lineage"] != self.lineage:
             raise ValueError("the checkpoint's index belongs to another run: its models can not read each other's rows")
         segments = []
+        theirs, own = self._folder_of(state)
         for held in state["segments"]:
-            if self.folder is None:
+            if theirs is None:
                 if "vectors" not in held:
                     raise ValueError("the checkpoint's index is in files: give the parameter index as before")
                 docs, vectors = held["docs"].cpu().numpy().copy(), held["vectors"].cpu().numpy().copy()
                 segments.append(Segment(held["session"], docs, vectors, held["crc32"]))
             else:
-                file = self.folder / _file(held["session"])
+                file = theirs / _file(held["session"])
                 found = read_segment(file)
                 if found.crc32 != held["crc32"]:
                     raise DataError("the index file is not the one of the checkpoint", file=file, fix=_ANEW)
                 segments.append(found)
+        self.folder, self._claimed = theirs, own
+        if not own:
+            self.claim()
+            segments = [self._written(segment) for segment in segments]
         self._segments = segments
         self._locate()
         if self.folder is not None and self.writes:
@@ -173,14 +201,35 @@ class Index:
                 if file.name > last:
                     file.unlink()
 
+    def _folder_of(self, state: Mapping[str, Any]) -> tuple[Path | None, bool]:
+        """Where the files of a state are, and whether that is this run's folder, or the one it took in its place.
+
+        Before a state knew its folder the lineage named it.
+        """
+        if self._asked is None:
+            return None, False
+        name = state.get("folder", self.lineage[:16])
+        own = re.fullmatch(re.escape(self._asked.name) + r"(-\d+)?", name or "") is not None
+        return self._asked.with_name(name or self._asked.name), own
+
+    def _written(self, segment: Segment) -> Segment:
+        """The segment as its file holds it, where there are files."""
+        if self.folder is None or not self.writes:
+            return segment
+        write_segment(self.folder / segment.file, segment)
+        return read_segment(self.folder / segment.file)
+
     def _write_manifest(self, segments: Sequence[Segment]) -> None:
         assert self.folder is not None
+        with replacing(self.folder / MANIFEST) as file:
+            file.write(self._described(segments).encode())
+
+    def _described(self, segments: Sequence[Segment]) -> str:
         content = {
             "format": FORMAT, "lineage": self.lineage, "compatible": self.compatible, "dim": self.dim,
             "segments": _listed(segments),
         }  # fmt: skip
-        with replacing(self.folder / MANIFEST) as file:
-            file.write(json.dumps(content, indent=1).encode())
+        return json.dumps(content, indent=1)
 
     def _locate(self) -> None:
         docs = self.docs

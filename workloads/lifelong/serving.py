@@ -17,13 +17,24 @@ from workloads.encoders.tokens import Tokenizer
 from workloads.lifelong.index import Index
 from workloads.lifelong.params import Params
 
+MID_RUN = {"lr", "weight_decay", "clip", "align_weight"}
+"""Parameters that may change while a run goes on."""
+
 
 def lineage_of(params: Params, runtime: Runtime, sessions: str) -> str:
-    """What tells the models of one run, and the index that they write, from all others; ``sessions``: the cut's
-    fingerprint."""
-    fixed = params.model_dump(mode="json", exclude={"index", "lr", "weight_decay", "clip", "align_weight"})
+    """What the models of one run, and the index that they write, have in common; ``sessions``: the cut's fingerprint.
+
+    Runs that differ only in what may change mid-run share it.
+    """
+    fixed = params.model_dump(mode="json", exclude={"index", *MID_RUN})
     named = [fixed, runtime.seed, runtime.epochs, runtime.holdout, sessions]
     return hashlib.sha256(f"{named} {fingerprint(params.dataset, runtime.data)}".encode()).hexdigest()
+
+
+def folder_of(params: Params, lineage: str) -> str:
+    """The name of the folder for a run's index: also of what may change mid-run, with the values of its start."""
+    values = params.model_dump_json(include=MID_RUN)
+    return hashlib.sha256(f"{lineage} {values}".encode()).hexdigest()[:16]
 
 
 def servable(

@@ -30,7 +30,7 @@ from workloads.lifelong.prepared import DEPTH, prepared, tokens
 from workloads.lifelong.reader import Reader
 from workloads.lifelong.replay import Asked, Look, choose_memory, choose_new, draw_memory, draw_new, remember
 from workloads.lifelong.selection import best, chosen
-from workloads.lifelong.serving import lineage_of, servable
+from workloads.lifelong.serving import folder_of, lineage_of, servable
 from workloads.refusals import check_split
 from workloads.schedule import stage_ends, stage_of
 from workloads.seeding import derive
@@ -74,7 +74,7 @@ class Lifelong:
         self.rankings: list[NDArray[np.int64]] = []
         self.work: list[Work] = []
         lineage = lineage_of(params, runtime, self.data.sessions.fingerprint)
-        folder = Path(params.index) / lineage[:16] if params.index else None
+        folder = Path(params.index) / folder_of(params, lineage) if params.index else None
         self.index = Index(lineage, self.encoder.dim, params.compatible != "no", folder, runtime.rank == 0)
         self.reader = Reader(self.encoder, self.tokens, len(self.data.data.docs), self.index, runtime)
         self._judges: dict[Split, Judge] = {}
@@ -105,6 +105,7 @@ class Lifelong:
         """Choose what the session is trained on, with the model as it is, and start its optimiser."""
         params, seed = self.params, self.runtime.seed
         self.session = session
+        self.index.claim()
         if params.update == "none" and session:
             return
         if params.update == "retrain" and session:

@@ -113,6 +113,7 @@ def evaluation(
         if judged.odds is not None:
             true = judged.odds.gather(1, top(ranked.scores, k)).sum(1)
             metrics[f"calib/truth_mae{suffix}"] = float((found - true).abs().mean())
+    columns["quality"] = columns["mrr"].double() - columns["calib/brier"]
     answered = found >= choice.threshold
     metrics |= {
         "k": float(choice.k),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ BESIDE = 0.03
 a lead can be trusted, but not what each of many dimensions means."""
 
 LARGEST = 9.0
-"""Where VERA's outputs a and b stop growing: ``e^9`` is a μ within .0003 of 1."""
+"""Where VERA's outputs a and b go on in a straight line: ``e^9`` is a μ within .0003 of 1."""
 
 
 class Seen(NamedTuple):
@@ -180,11 +181,11 @@ class Retriever(nn.Module):
         """Note 2 (E-V8 for the priors).
 
         Above 0 VERA's a and b are exponentials of what the last layer gives: softplus is linear there, and a μ of .99,
-        which an easy query has, would need an a of a hundred.
+        which an easy query has, would need an a of a hundred. From :data:`LARGEST` on the line goes on as it is there.
         """
         params, (a, b) = self.params, self.evidence(z).unbind(1)
         if params.method == "vera":
-            a, b = (torch.where(side > 0, side.clamp(0, LARGEST).expm1(), side) for side in (a, b))
+            a, b = (torch.where(side > 0, _grown(side), side) for side in (a, b))
         found = beta_parameters(a, b, params.prior_positive or 0.0, params.prior_negative or 0.0)
         return Evidence(*(block.spread(side, 1.0) for side in found))
 
@@ -202,3 +203,8 @@ class Retriever(nn.Module):
         of_query = torch.stack([entropy, block.listed.sum(1).clamp(min=1).log()], 1) / UNIT
         seen = torch.stack([2 * share.exp() - 1, (share - log1mexp(share)) / UNIT, ahead / UNIT], 2)
         return torch.cat([seen[block.row, block.column], of_query[block.row]], 1)
+
+
+def _grown(side: torch.Tensor) -> torch.Tensor:
+    low = side.clamp(0, LARGEST)
+    return low.expm1() + math.exp(LARGEST) * (side - low)

@@ -244,6 +244,23 @@ class Params(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _ranks_by_training_queries(self) -> Self:
+        """Refuse losses of the ranking in stages that learn from the validation part, which the run is selected by."""
+        if self.calibration_part != "validation":
+            return self
+        own = {"stage_rank": "stage_rank=[1,0,0]"} | (
+            {"stage_cons": "cons_to_ranking=false"} if self.cons_to_ranking else {}
+        )
+        for name, fix in own.items():
+            factors, moved = getattr(self, name), self.stage_backbone or ()
+            if any(factor and rate for factor, rate in zip(factors[1:], moved[1:])):
+                raise ValueError(
+                    f"calibration_part=validation with {name}={factors} and stage_backbone={moved} trains the ranking "
+                    f"on validation queries. Set {fix}, or stage_backbone=[1,0,0]"
+                )
+        return self
+
 
 _READ_WITH = {
     "eps": "query_target=eps",

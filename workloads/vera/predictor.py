@@ -138,7 +138,7 @@ class Predictor:
         a, b = functional.linear(hidden, w["evidence.2.weight"], w["evidence.2.bias"]).unbind(1)
         if self.config["method"] == "vera":
             largest = self.config["scales"]["largest"]
-            a, b = (torch.where(side > 0, side.clamp(0, largest).expm1(), side) for side in (a, b))
+            a, b = (torch.where(side > 0, _grown(side, largest), side) for side in (a, b))
         positive, negative = self.config["priors"]
         alpha, beta = positive + functional.softplus(a), negative + functional.softplus(b)
         return (alpha.log() - beta.log() if self.config["method"] == "edl" else scores), alpha, beta
@@ -197,6 +197,12 @@ class Predictor:
 
 def _sums(values: torch.Tensor, list_of: torch.Tensor, count: int) -> torch.Tensor:
     return values.new_zeros(count).index_add(0, list_of, values)
+
+
+def _grown(side: torch.Tensor, largest: float) -> torch.Tensor:
+    """Exponential up to ``largest``, and from there in a straight line."""
+    low = side.clamp(0, largest)
+    return low.expm1() + math.exp(largest) * (side - low)
 
 
 def _softmax(scores: torch.Tensor, list_of: torch.Tensor, count: int) -> torch.Tensor:

@@ -180,9 +180,18 @@ def _collection(params: Params, root: Path) -> tuple[Pool, Parts]:
 
 
 def divided(data: Prepared, params: Params, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The queries to rank by, and those to calibrate by: of the validation part, or kept back from training."""
+    """The queries to rank by, and those to calibrate by: of the validation part, or kept back from training.
+
+    Raises:
+        ValueError: there are none to calibrate by.
+    """
     if params.calibration_part == "validation":
         validation = data.parts.validation
+        if not (data.pool.lengths[validation] > 0).any():
+            raise ValueError(
+                f"calibration_part=validation finds no validation query of dataset {params.dataset!r} with candidates. "
+                "Set calibration_part=train"
+            )
         return data.parts.train, validation[data.pool.lengths[validation] > 0]
     return kept_back(data.pool, data.parts.train, params.calibration_share or 0.0, seed)
 

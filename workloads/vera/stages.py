@@ -74,10 +74,13 @@ class Stages:
         return Stage(number, began, length, **factors)
 
     def finish(self, epoch: int, loss: float) -> None:
-        """Take the loss of a finished epoch into account."""
+        """Take the loss of a finished epoch into account, and be in the stage of the next one."""
         if self.params.stage_switch == "plateau":
             patience = self.params.stage_patience or 1
             self.progress = advanced(self.progress, epoch, loss, self.ends, patience, _LEAST_GAIN)
+        else:
+            stage = stage_of(epoch + 1, self.ends)
+            self.progress = Progress(stage, (0, *self.ends)[stage - 1])
 
     def state_dict(self) -> State:
         """Where the run is, as plain numbers."""

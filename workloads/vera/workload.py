@@ -28,6 +28,7 @@ from workloads.vera.serving import servable
 from workloads.vera.stages import Stage, Stages
 
 _LEAST_IN_GROUP = 50  # queries (E-V1)
+_HEAD = 2  # of the evidential head: what its weights mean
 
 
 class Vera:
@@ -166,14 +167,20 @@ class Vera:
             "optimizer": optimizer_state(self.optimizer, self.model),
             "stages": self.stages.state_dict(),
             "chosen": self.chosen.state_dict(),
+            "head": _HEAD,
         }
 
     def load_state_dict(self, state: State) -> None:
         """Copy a state. Learning rates, weights of the losses and a k that is given stay those of the parameters.
 
         Raises:
-            ValueError: the state belongs to another dataset, encoder, width or method.
+            ValueError: the state belongs to another dataset, encoder, width or method, or to an earlier VERA.
         """
+        if state.get("head") != _HEAD:
+            raise ValueError(
+                "the checkpoint is of another version of VERA, to whose evidential head the same weights mean "
+                "something else. Start a new run"
+            )
         try:
             self.model.load_state_dict(state["model"])
         except (KeyError, RuntimeError) as error:

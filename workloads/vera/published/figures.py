@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from workloads.published import Curve, Figure, Line, Panel, Trained
-from workloads.vera.published.tables import COMMON, MAIN, ON_EPOCHS, REGIME
+from workloads.vera.published.tables import COMMON, MAIN, ON, ON_EPOCHS, REGIME
 
-_EPOCHS = ON_EPOCHS[REGIME.dataset]
 _SHOWN = ("VERA", "evidential", "softmax", "temperature scaling")
 
 
@@ -40,9 +38,11 @@ RELIABILITY = Figure(
         Panel(
             "confidence c",
             "calib/ece",
-            tuple(Line(name, replace(MAIN.methods[name], epochs=_EPOCHS)) for name in _SHOWN),
+            tuple(Line(name, MAIN.methods[name]) for name in _SHOWN),
         ),
     ),
-    common={**COMMON, **MAIN.on[REGIME.dataset]},
+    common=COMMON,
+    on=ON,
+    epochs=ON_EPOCHS,
     seeds=1,
 )

@@ -57,6 +57,7 @@ MAIN = Table(
     {
         "VERA": _vera(),
         "evidential": Method({"method": "edl"}, epochs=EPOCHS),
+        "evidential, Platt scaling": Method({"method": "edl", "recalibration": "platt"}, epochs=EPOCHS),
         "softmax": _softmax(),
         "temperature scaling": _softmax(recalibration="temperature"),
         "isotonic regression": _softmax(recalibration="isotonic"),
@@ -118,7 +119,9 @@ ABLATION = Table(
         "z alone in the evidential head": _vera(evidence_context=False),
         "calibrated by a tenth of the training queries": _vera(calibration_part="train", calibration_share=0.1),
         "calibrated by the training queries": _vera(calibration_part="train", calibration_share=0.0),
-        "L_query trains the backbone": _vera(query_to_backbone=True, stage_backbone=(1.0, 0.1, 0.1)),
+        "L_query trains the backbone": _vera(
+            query_to_backbone=True, stage_backbone=(1.0, 0.1, 0.1), stage_rank=(1.0, 0.0, 0.0)
+        ),
     },
     compared_by="calib/nll",
     blocks=(("pathquestion",), ("scifact",)),
