@@ -78,6 +78,17 @@ def batch(params: Mapping[str, Any], resources: Resources, plan: Plan) -> None:
     )
 
 
+def schedule(name: str, params: Mapping[str, Any], plan: Plan, refit: bool) -> None:
+    """The plan is one that these parameters can be trained by (``check_plan`` in the contract). Raises UserError."""
+    model = workload(name).load_params()
+    if not hasattr(model, "check_plan"):
+        return
+    try:
+        model.model_validate(dict(params)).check_plan(plan.epochs, refit)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
 def services(settings: Settings, resources: Resources, *, ray: bool, workload: str | None = None) -> None:
     """Storage writable, tracking and cluster reachable, and, where the cluster is this machine, large enough.
 

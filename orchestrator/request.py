@@ -36,6 +36,7 @@ def experiment(
     preflight.batch(params, devices, plan)
     refit = objectives.of(asked.workload, plan)[0].refit
     plan = plan if plan.refit is not None else plan.model_copy(update={"refit": refit})
+    preflight.schedule(asked.workload, params, plan, bool(plan.refit))
     return ExperimentSpec(workload=asked.workload, params=params, plan=plan, seed=asked.seed, resources=devices)
 
 
@@ -72,9 +73,13 @@ def sweep(
             fix=f"Use --workers {devices.workers}; with the cluster grows and shrinks how many trials run at once",
         )  # fmt: skip
 
+    selects_by = objectives.of(asked.workload, plan)
+    refit = selects_by[0].refit if plan.refit is None else bool(plan.refit)
+
     def check(complete: Mapping[str, Any]) -> None:
         preflight.dataset(complete, settings.data)
         preflight.batch(complete, devices, plan)
+        preflight.schedule(asked.workload, complete, plan, refit)
 
     survey = spaces.probe(space, fixed, params, asked.seed, check)
     if not survey.distributions:
@@ -83,7 +88,6 @@ def sweep(
         points = len(grid.points(space, fixed))
         asked_for = chosen.trials if "trials" in chosen.model_fields_set else points
         chosen = chosen.model_copy(update={"trials": min(points, asked_for)})
-    selects_by = objectives.of(asked.workload, plan)
     chosen, plan = strategy.settle(chosen, plan, devices, selects_by, survey, params, local=local)
     spec = SweepSpec(workload=asked.workload, fixed=fixed, plan=plan, seed=asked.seed, resources=devices, search=chosen)
     from orchestrator.placement import packing  # with PyTorch: only what is right so far waits for it

@@ -124,7 +124,8 @@ class Workload(Protocol):
     """Two attributes, six methods. Every method but ``servable`` may be a collective over the ranks."""
 
     Params: ClassVar[type[BaseModel]]
-    """Every hyperparameter: type, bounds, default and source."""
+    """Every hyperparameter: type, bounds, default and source. Where it has ``check_plan(epochs, refit)``, that raises
+    ValueError, in one sentence, for a plan that these values can not be trained by: asked before anything starts."""
 
     objective: Objective | tuple[Objective, ...]
     """What to select by; several objectives are a tuple."""

@@ -16,11 +16,7 @@ from workloads.seeding import derive
 def check(params: Params, runtime: Runtime) -> None:
     """Raises ValueError where the batch does not divide over the workers, or a session would have no epoch."""
     check_batch(params.batch_size, runtime)
-    if runtime.epochs <= params.split_sessions:
-        raise ValueError(
-            f"epochs={runtime.epochs} are too few for {params.split_sessions + 1} sessions, each of which needs one. "
-            f"Set epochs={params.split_sessions + 1} or more, or fewer split_sessions"
-        )
+    params.check_plan(runtime.epochs, not runtime.holdout)
 
 
 def steps_per_pass(queries: int, batch_size: int) -> int:

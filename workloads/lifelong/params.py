@@ -186,6 +186,14 @@ class Params(BaseModel):
                 )
         return self
 
+    def check_plan(self, epochs: int, refit: bool) -> None:
+        """Raises ValueError where a session would have no epoch."""
+        if epochs <= self.split_sessions:
+            raise ValueError(
+                f"epochs={epochs} are too few for {self.split_sessions + 1} sessions, each of which needs one. "
+                f"Set epochs={self.split_sessions + 1} or more, or fewer split_sessions"
+            )
+
 
 def _fitting(name: str, default: int, given: dict[str, Any]) -> int:
     """The default of a memory's size, or as many as are offered to it; a value that is no number is refused later."""

@@ -163,5 +163,13 @@ class Params(BaseModel):
             raise ValueError(f"bm25_weight={self.bm25_weight:g} is not in [0, 1]")
         return self
 
+    def check_plan(self, epochs: int, refit: bool) -> None:
+        """Raises ValueError for a refit that would have to choose."""
+        if refit and self.bm25_weight == "validation":
+            raise ValueError(
+                "a refit trains on the validation part, where bm25_weight would be chosen. Set bm25_weight to what the "
+                "selected run reports, or refit=false"
+            )
+
 
 _ALL = sorted({name for reads in _READS.values() for name in reads})

@@ -220,8 +220,4 @@ def _devices(runtime: Runtime) -> list[torch.device]:
 
 def _check(params: TextRankerParams, runtime: Runtime) -> None:
     check_batch(params.batch_size, runtime)
-    if not runtime.holdout and params.bm25_weight == "validation":
-        raise ValueError(
-            "a refit trains on the validation part, where bm25_weight would be chosen. Set bm25_weight to what the "
-            "selected run reports, or refit=false"
-        )
+    params.check_plan(runtime.epochs, not runtime.holdout)

@@ -219,6 +219,14 @@ class Params(BaseModel):
             fill({"stage_patience": 3})
         return values
 
+    def check_plan(self, epochs: int, refit: bool) -> None:
+        """Raises ValueError for a refit."""
+        if refit:
+            raise ValueError(
+                "a refit trains on the validation part, where VERA chooses k, the threshold and its maps. "
+                "Set refit=false"
+            )
+
     @model_validator(mode="after")
     def _no_idle_parameter(self) -> Self:
         """Refuse a value that nothing would read."""

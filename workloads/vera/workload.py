@@ -204,7 +204,4 @@ def _index(queries: NDArray[np.int64], like: torch.Tensor) -> torch.Tensor:
 
 def _check(params: VeraParams, runtime: Runtime) -> None:
     check_batch(params.batch_size, runtime)
-    if not runtime.holdout:
-        raise ValueError(
-            "a refit trains on the validation part, where VERA chooses k, the threshold and its maps. Set refit=false"
-        )
+    params.check_plan(runtime.epochs, not runtime.holdout)
