@@ -30,9 +30,8 @@ def tiny(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def bert_base(trial: optuna.Trial) -> dict[str, Any]:
-    """The note's settings (6.6) and encoder; the learning rate among those of BERT's authors."""
+    """The note's settings (6.6); hold ``encoder=bert-base``. The learning rate among those of BERT's authors."""
     return {
-        "encoder": "bert-base",
         "loss": "mse",
         "lr": trial.suggest_categorical("lr", [2e-5, 3e-5, 5e-5]),  # Devlin et al., 2019, A.3; note: 2e-5
         "batch_size": 32,
