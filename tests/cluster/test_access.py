@@ -126,7 +126,7 @@ def alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(home))  # a token is made there
     monkeypatch.setenv(
         "RAY_memory_monitor_refresh_ms", "0"
-    )  # what else runs on this machine is no fault of these tests
+    )  # what else runs here is no fault of these tests
     return home
 
 

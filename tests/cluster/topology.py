@@ -56,7 +56,7 @@ class Topology:
         environment = base | self.secrets | {
             "PYTHONPATH": f"{THIRD_PARTY}{os.pathsep}{ROOT}",
             "ORCHESTRATOR_CACHE": str(root / "cache"),
-            "RAY_memory_monitor_refresh_ms": "0",  # what else runs on this machine is no fault of these tests
+            "RAY_memory_monitor_refresh_ms": "0",  # what else runs here is no fault of these tests
         }  # fmt: skip
         self.head = started(Node(root / "head", "127.0.0.10", 0, environment))
         until(lambda: "Ray runtime started" in self.head.log(), 60, self.head.log)
