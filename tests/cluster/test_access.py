@@ -124,9 +124,7 @@ def alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in [name for name in os.environ if name.startswith(("RAY_", "MLFLOW_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(home))  # a token is made there
-    monkeypatch.setenv(
-        "RAY_memory_monitor_refresh_ms", "0"
-    )  # what else runs here is no fault of these tests
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "0")  # what else runs here is no fault of these tests
     return home
 
 
