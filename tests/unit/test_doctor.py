@@ -40,8 +40,10 @@ def server() -> Iterator[type[BaseHTTPRequestHandler]]:
         version: ClassVar[str] = version("mlflow")
         refuses: ClassVar[int] = 200
         uri: ClassVar[str] = ""
+        seen: ClassVar[list[str | None]] = []
 
         def do_GET(self) -> None:
+            self.seen.append(self.headers["Authorization"])
             self._say(200, self.version if self.path == "/version" else "")
 
         def do_POST(self) -> None:
@@ -263,6 +265,13 @@ def test_mlflow_servers(server: Any) -> None:
     server.refuses = 403
     level, text = one(doctor._mlflow, settings)
     assert (level, "--allowed-hosts" in text) == ("problem", True)
+
+
+def test_an_mlflow_server_with_passwords_is_asked_with_ones_own(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
+    assert one(doctor._mlflow, resolve({"tracking": server.uri}))[0] == "ok"
+    assert server.seen == ["Basic bWU6c2VjcmV0"]
 
 
 def test_tracking_that_is_off(settings: Settings) -> None:

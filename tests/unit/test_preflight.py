@@ -236,12 +236,15 @@ class Server(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def server(status: int) -> Iterator[tuple[str, type[Server]]]:
-    handler = type("Handler", (Server,), {"status": status, "seen": []})
+def server(handler: type[Any]) -> Iterator[tuple[str, type[Any]]]:
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as listening:
         threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{listening.server_port}", handler
         listening.shutdown()
+
+
+def answers(status: int) -> type[Server]:
+    return type("Handler", (Server,), {"status": status, "seen": []})
 
 
 def check(uri: str) -> None:
@@ -249,7 +252,7 @@ def check(uri: str) -> None:
 
 
 def test_a_server_that_answers_is_asked_for_what_the_writer_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    with server(200) as (uri, handler):
+    with server(answers(200)) as (uri, handler):
         check(f"{uri}/")
         monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "token")
         check(uri)
@@ -271,8 +274,50 @@ def test_a_server_that_answers_is_asked_for_what_the_writer_needs(monkeypatch: p
     ],
 )
 def test_a_server_that_refuses(status: int, words: tuple[str, ...]) -> None:
-    with server(status) as (uri, _):
+    with server(answers(status)) as (uri, _):
         refused(lambda: check(uri), f"MLflow at {uri} refuses", *words, code=UNAVAILABLE)
+
+
+class Experiments(BaseHTTPRequestHandler):
+    """A server with passwords that knows one experiment, whose tags this user may set or not."""
+
+    may_write = True
+    seen: ClassVar[list[str | None]] = []
+
+    def do_GET(self) -> None:
+        self._say(200, b'{"experiment": {"experiment_id": "7"}}')
+
+    def do_POST(self) -> None:
+        self._say(403 if self.path.endswith("set-experiment-tag") and not self.may_write else 200, b"{}")
+
+    def _say(self, status: int, text: bytes) -> None:
+        type(self).seen.append(self.headers["Authorization"])
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("may_write", [True, False])
+def test_an_experiment_that_one_may_not_write_to_is_told_before_training(
+    may_write: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
+    with server(type("Handler", (Experiments,), {"may_write": may_write, "seen": []})) as (uri, handler):
+        settings = resolve({"tracking": uri, "storage": str(tmp_path)})
+
+        def begin() -> None:
+            preflight.services(settings, Resources(), ray=False, workload="recommender")
+
+        if may_write:
+            begin()
+        else:
+            words = "me may not write to the experiment 'recommender'", "MLFLOW_EXPERIMENT_NAME", "EDIT"
+            refused(begin, *words, code=UNAVAILABLE)
+        assert handler.seen == ["Basic bWU6c2VjcmV0"] * 3
 
 
 @contextmanager

@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from workloads.contract import Runtime, Servable
+from workloads.contract import MID_RUN, Runtime, Servable
 from workloads.data import fingerprint
 from workloads.encoders.text import TextEncoder
 from workloads.encoders.tokens import Tokenizer
 from workloads.lifelong.index import Index
 from workloads.lifelong.params import Params
 
-MID_RUN = {"lr", "weight_decay", "clip", "align_weight"}
-"""Parameters that may change while a run goes on."""
+_FREE = {name for name, field in Params.model_fields.items() if field.json_schema_extra == MID_RUN}
 
 
 def lineage_of(params: Params, runtime: Runtime, sessions: str) -> str:
@@ -26,14 +25,14 @@ def lineage_of(params: Params, runtime: Runtime, sessions: str) -> str:
 
     Runs that differ only in what may change mid-run share it.
     """
-    fixed = params.model_dump(mode="json", exclude={"index", *MID_RUN})
+    fixed = params.model_dump(mode="json", exclude={"index", *_FREE})
     named = [fixed, runtime.seed, runtime.epochs, runtime.holdout, sessions]
     return hashlib.sha256(f"{named} {fingerprint(params.dataset, runtime.data)}".encode()).hexdigest()
 
 
 def folder_of(params: Params, lineage: str) -> str:
     """The name of the folder for a run's index: also of what may change mid-run, with the values of its start."""
-    values = params.model_dump_json(include=MID_RUN)
+    values = params.model_dump_json(include=_FREE)
     return hashlib.sha256(f"{lineage} {values}".encode()).hexdigest()[:16]
 
 

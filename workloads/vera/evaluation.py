@@ -89,8 +89,8 @@ def evaluation(
 ) -> Evaluation:
     """Metrics under the note's names. Those of calibration are of c^(k), and with ``_at_1`` of c^(1).
 
-    Every one of ``calib/...``, and what abstaining is measured by, has the ends of its bootstrap interval beside it,
-    ``_low`` and ``_high``. ``quality`` is ``mrr - calib/brier``, by which epochs and trials are chosen: a ranker that
+    Measures of order, of calibration and of abstaining have the ends of their bootstrap interval beside them, ``_low``
+    and ``_high``. ``quality`` is ``mrr - calib/brier``, by which epochs and trials are chosen: a ranker that
     fails every query and says so has no quality.
     """
     ranked_by_score = ranked_grades(ranked.scores, judged.grades)
@@ -98,14 +98,17 @@ def evaluation(
         "mrr": mrr(ranked_by_score, judged.judged),
         "ndcg_at_10": ndcg(ranked_by_score[:, :10], judged.judged),
     }
-    metrics = {name: float(column.double().mean()) for name, column in columns.items()}
+    metrics: dict[str, float] = {}
     found = success = torch.zeros(0)
+
+    def measured(name: str, measure: calibration.Measure, values: torch.Tensor) -> None:
+        low, high = calibration.bootstrap(measure, values, success, params.eval_resamples, source)
+        metrics.update({name: float(measure(values, success)), f"{name}_low": low, f"{name}_high": high})
+
     for suffix, k, mapped in (("_at_1", 1, choice.map_1), ("", choice.k, choice.map_k)):
         found, success = confidence(ranked, k, params, mapped), judged.success(ranked, k)
         for name, measure in _measures(params).items():
-            metrics[f"{name}{suffix}"] = float(measure(found, success))
-            low, high = calibration.bootstrap(measure, found, success, params.eval_resamples, source)
-            metrics |= {f"{name}{suffix}_low": low, f"{name}{suffix}_high": high}
+            measured(f"{name}{suffix}", measure, found)
         columns[f"calib/nll{suffix}"] = calibration.nll(found, success)
         columns[f"calib/brier{suffix}"] = calibration.brier(found, success)
         columns[f"selective/score/aurc{suffix}"] = calibration.aurc_influences(found, success)
@@ -115,13 +118,15 @@ def evaluation(
             metrics[f"calib/truth_mae{suffix}"] = float((found - true).abs().mean())
     columns["quality"] = columns["mrr"].double() - columns["calib/brier"]
     answered = found >= choice.threshold
+    measured("mrr", _average, columns["mrr"].double())
+    measured("ndcg_at_10", _average, columns["ndcg_at_10"].double())
+    measured("selective/score/coverage", _average, answered.double())
+    measured("selective/score/risk", _risk, answered.double())
     metrics |= {
         "k": float(choice.k),
         "quality": metrics["mrr"] - metrics["calib/brier"],
         "no_positive": float((judged.grades <= 0).all(1).double().mean()),
         "selective/score/threshold": choice.threshold,
-        "selective/score/coverage": float(answered.double().mean()),
-        "selective/score/risk": float((1 - success[answered]).mean()) if answered.any() else 0.0,
     }
     columns |= {"confidence": found, "success": success}
     if params.confidence == "evidence":
@@ -130,6 +135,15 @@ def evaluation(
     rows = {name: column.cpu().numpy() for name, column in columns.items()}
     tables = {"reliability": _reliability(found, success, params.eval_bins), "risk_coverage": _curve(found, success)}
     return Evaluation(metrics, {"id": judged.queries, **rows} if units else {}, tables)
+
+
+def _average(values: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    return values.mean(-1)
+
+
+def _risk(answered: torch.Tensor, success: torch.Tensor) -> torch.Tensor:
+    """The share of failures among what is answered, 0 where nothing is."""
+    return (answered * (1 - success)).sum(-1) / answered.sum(-1).clamp(min=1)
 
 
 def _measures(params: Params) -> dict[str, calibration.Measure]:

@@ -15,7 +15,8 @@ REGIME = Regime(
 
 EPOCHS = 20
 ON_EPOCHS = {"pathquestion": 6}
-"""Where there are ten times as many queries to learn from, no method ranks better on validation for more."""
+"""Where there are ten times as many queries to learn from: softmax, looked at on validation with one seed over 10 and
+20 epochs, ranked best at its fourth. The other methods were not looked at beyond six."""
 
 COMMON: Mapping[str, Any] = {"encoder": "minilm", "eval_k": 1, "dropout": 0.5}
 """One k for all rows: the first with a base rate in [.3, .9] on validation; and for all rows the dropout that ranked
@@ -38,7 +39,7 @@ _CHOSEN: Mapping[str, Any] = {
     "stage_share": (0.85, 0.05, 0.1), "stage_lr": (1.0, 3.0, 5.0), "calibration_part": "validation"
 }  # fmt: skip
 """Of VERA: it ranks by all training queries, as the baselines do, and calibrates by the validation part, which the maps
-of the baselines are fitted on. Chosen by cross-validation within that part."""
+of the baselines are fitted on. Chosen by 4-fold cross-validation in ten draws of SciFact's validation part."""
 
 
 def _vera(**params: Any) -> Method:
