@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
-from typing import TYPE_CHECKING
 
 from orchestrator.errors import UserError
 from workloads.catalog import catalog
-
-if TYPE_CHECKING:
-    from workloads.published import Published
+from workloads.published import Published, Table
 
 
 @cache
 def known() -> dict[str, Published]:
-    """By id, in the order of the catalog. Raises UserError where two workloads use one id."""
+    """By id: tables, then figures and computations, each in natural order. Raises UserError where two workloads use
+    one id."""
     found: dict[str, Published] = {}
     for name, entry in catalog().items():
         for one in entry.load_published():
             if one.id in found:
                 raise UserError(f"Two workloads publish {one.id}, one of them is {name}", fix="Rename one of the two")
             found[one.id] = one
-    return found
+    return dict(sorted(found.items(), key=lambda item: (not isinstance(item[1], Table), _natural(item[0]))))
+
+
+def _natural(name: str) -> list[tuple[str, int]]:
+    """Numbers in a name count as numbers: 6.9 stands before 6.10."""
+    return [(word, int(number or 0)) for word, number in re.findall(r"([^0-9]*)([0-9]*)", name)]

@@ -27,6 +27,7 @@ class WithPublished(TyperGroup):
 
         if found := super().get_command(ctx, cmd_name):
             return found
+        cmd_name = cmd_name if cmd_name in known() else cmd_name.replace("-figure-", "-fig")  # the older spelling
         if cmd_name not in known():
             raise unknown("table, figure or verb", cmd_name, self.list_commands(ctx))
         return _command(known()[cmd_name])

@@ -217,6 +217,22 @@ def test_the_command_line_knows_all_of_it_and_the_nearest_to_what_it_does_not(
     assert "--trials" not in capsys.readouterr().out
 
 
+def test_the_list_has_tables_then_figures_in_natural_order() -> None:
+    ids = list(known())
+    kinds = [isinstance(one, Table) for one in known().values()]
+    assert kinds == sorted(kinds, reverse=True)
+    assert ids.index("thesis-6.7") < ids.index("toy-main") < ids.index("thesis-fig3.4")
+    numbers = "3.4 3.5 3.6 4.2 4.3 4.4 4.5 5.3 5.4 6.8 6.8-trained 6.9 6.10".split()
+    assert [name for name in ids if name.startswith("thesis-fig")] == [f"thesis-fig{number}" for number in numbers]
+
+
+def test_the_older_spelling_of_a_figure_still_finds_it(capsys: pytest.CaptureFixture[str]) -> None:
+    for spelling in ("thesis-fig4.4", "thesis-figure-4.4", "thesis-fig6.9", "thesis-figure-6.9"):
+        app(["reproduce", spelling, "--help"], standalone_mode=False)
+        assert f"figure {spelling[-3:]}" in capsys.readouterr().out
+    assert not any("-figure-" in name for name in known())
+
+
 def test_one_id_of_two_workloads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(catalog.BUILT_IN, "other", catalog.BUILT_IN["toy"])
     catalog.catalog.cache_clear()

@@ -21,7 +21,7 @@ def _figure(
     seeds: int | None = None,
 ) -> Figure:
     return Figure(
-        f"thesis-figure-{number}", title, f"thesis {source}, figure {number}", THESIS, draw, panels,
+        f"thesis-fig{number}", title, f"thesis {source}, figure {number}", THESIS, draw, panels,
         common or {}, blind or {}, seeds, BY,
     )  # fmt: skip
 
@@ -69,7 +69,7 @@ _ALL = (
         Panel("score", "density", (Line("RNS", methods.BPR, _EPOCHS),)), seeds=1,
     ),
     Computation(
-        "thesis-figure-4.3", "Scores of true and false negatives, in theory", "thesis (4.7), (4.8), figure 4.3",
+        "thesis-fig4.3", "Scores of true and false negatives, in theory", "thesis (4.7), (4.8), figure 4.3",
         "recommender", measures.theory,
     ),
     _figure(
@@ -96,4 +96,4 @@ _ALL = (
 )  # fmt: skip
 
 FIGURES: Mapping[str, Figure | Computation] = {figure.id: figure for figure in _ALL}
-"""By id, such as ``thesis-figure-4.5``."""
+"""By id, such as ``thesis-fig4.5``."""
