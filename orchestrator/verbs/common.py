@@ -35,9 +35,9 @@ def planned(spec: ExperimentSpec | SweepSpec, settings: Settings, local: bool) -
     asked = PLANNING.get()
     if asked is None:
         return False
-    from orchestrator import planning
+    from orchestrator import forecast
 
-    planning.show(spec, settings, local=local, probe=asked.probe, as_json=asked.as_json)
+    forecast.show(spec, settings, local=local, probe=asked.probe, as_json=asked.as_json)
     return True
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator import planning
+from orchestrator import forecast
 from orchestrator.errors import RunFailed, UserError
 from orchestrator.placement import packing
 from orchestrator.placement.packing import PackRunner, capacities, pack_size, run_together
@@ -292,12 +292,12 @@ def test_a_probe_of_trials_together_tells_ones_share(
     from tests.toy import Clock
 
     clock = Clock()
-    for module in ("orchestrator.placement.packing", "orchestrator.planning", "tests.toy"):
+    for module in ("orchestrator.placement.packing", "orchestrator.forecast", "tests.toy"):
         monkeypatch.setattr(f"{module}.time", clock)
     (tmp_path / "mine.py").write_text(
         "def space(trial):\n    return {'lr': trial.suggest_float('lr', 0.1, 0.2), 'slow': 0.5}\n"
     )
-    found = planning.measure(sweep(), resolve({"tracking": "none"}), together=2)
+    found = forecast.measure(sweep(), resolve({"tracking": "none"}), together=2)
     assert (found.alone_seconds, found.epoch_seconds, found.start_seconds) == (0.5, 0.5, 0.5)
     assert PackedToys.trained == [[1, 1], [2, 2]]
 
@@ -307,7 +307,7 @@ def test_a_probe_that_fails_says_why(sweep: Callable[..., SweepSpec], tmp_path: 
     text = "def space(trial):\n    return {'lr': trial.suggest_float('lr', 0.1, 0.2), 'nan_at': NAN_AT}\n"
     (tmp_path / "mine.py").write_text(text.replace("NAN_AT", nan_at))
     with pytest.raises(RunFailed, match=r"^The probe failed: train/loss is nan at epoch 1$"):
-        planning.measure(sweep(), settings, together=2)
+        forecast.measure(sweep(), settings, together=2)
     (tmp_path / "mine.py").write_text(text.replace("NAN_AT", "2"))
     with pytest.raises(RunFailed, match=r"^The probe failed: train/loss is nan at epoch 2$"):
-        planning.measure(sweep(), settings)
+        forecast.measure(sweep(), settings)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator import cli, exits, planning
+from orchestrator import cli, exits, forecast
+from orchestrator.forecast import Probe
 from orchestrator.plan import Plan
-from orchestrator.planning import Probe
 from orchestrator.settings import resolve
 from orchestrator.spec import ExperimentSpec, Resources, Search, SweepSpec
 
@@ -31,8 +31,8 @@ def sweep(plan: dict[str, Any] | None = None, resources: dict[str, Any] | None =
     )
 
 
-def planned(spec: Any, probe: Probe | None = PROBE, nodes: Any = None, local: bool = False) -> planning.Plan:
-    return planning.plan(spec, NODES if nodes is None else nodes, probe, local=local)
+def planned(spec: Any, probe: Probe | None = PROBE, nodes: Any = None, local: bool = False) -> forecast.Forecast:
+    return forecast.plan(spec, NODES if nodes is None else nodes, probe, local=local)
 
 
 # By hand
@@ -76,15 +76,15 @@ def test_asha_leaves_a_third_at_each_rung() -> None:
     """Of 27 epochs the rungs are 3 and 9: 3 + 6/3 + 18/9 = 7 epochs a trial."""
     found = planned(sweep(scheduler="asha"))
     assert (found.epochs_at_most, found.epochs_expected) == (486, 18 * 7)
-    assert planning.survivors(sweep(scheduler="asha")) == pytest.approx(1 / 9)
+    assert forecast.survivors(sweep(scheduler="asha")) == pytest.approx(1 / 9)
 
 
 def test_hyperband_begins_some_at_later_rungs() -> None:
     """Optuna's brackets of 27 epochs take 9, 5 and 3 of 17 trials: stopped at 3 and 9, at 9, and never."""
     spec = sweep(scheduler="hyperband")
     expected = (9 * 7 + 5 * (9 + 18 / 3) + 3 * 27) / 17
-    assert planning.expected_share(spec) * 27 == pytest.approx(expected)
-    assert planning.survivors(spec) == pytest.approx((9 / 9 + 5 / 3 + 3) / 17)
+    assert forecast.expected_share(spec) * 27 == pytest.approx(expected)
+    assert forecast.survivors(spec) == pytest.approx((9 / 9 + 5 / 3 + 3) / 17)
     assert planned(spec).epochs_expected == math.ceil(18 * expected)
 
 
@@ -169,7 +169,7 @@ def test_the_table_says_it_in_words() -> None:
                        (1_449_999, "1.45 MB"), (999_999, "1 MB"), (2e12, "2 TB")]
 )  # fmt: skip
 def test_sizes(size: float, text: str) -> None:
-    assert planning._bytes(int(size)) == text
+    assert forecast._bytes(int(size)) == text
 
 
 # Measured
@@ -178,7 +178,7 @@ def test_sizes(size: float, text: str) -> None:
 def test_a_probe_times_the_second_epoch_and_weighs_a_checkpoint(toy_workload: str, tmp_path: Path) -> None:
     params = {"slow": 0.05}
     spec = ExperimentSpec(workload="toy", params=params, plan=Plan(epochs=400, patience=1, refit=True), seed=1)
-    found = planning.measure(spec, resolve({"tracking": "none"}))
+    found = forecast.measure(spec, resolve({"tracking": "none"}))
     assert 0.05 <= found.epoch_seconds < 0.5
     assert found.start_seconds >= 0.05
     assert 100 < found.checkpoint_bytes < 10_000
@@ -190,7 +190,7 @@ def test_of_a_sweep_the_spaces_first_draw_is_measured(toy_workload: str, tmp_pat
     )
     for scheduler in ("asha", "pbt"):
         spec = sweep(space=f"{tmp_path}/mine.py:space", scheduler=scheduler)
-        assert planning.measure(spec, resolve({"tracking": "none"})).epoch_seconds >= 0.05
+        assert forecast.measure(spec, resolve({"tracking": "none"})).epoch_seconds >= 0.05
 
 
 # As a command

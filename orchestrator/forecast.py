@@ -39,7 +39,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Forecast:
     """What ``orchestrator plan --json`` prints. Seconds, hours and bytes are None where nothing was measured.
 
     ``epochs_at_most`` counts every trial to its end; ``epochs_expected`` what the scheduler is known to leave of it.
@@ -95,7 +95,7 @@ class Plan:
 
 
 def show(spec: ExperimentSpec | SweepSpec, settings: Settings, *, local: bool, probe: bool, as_json: bool) -> None:
-    """Print the plan of ``spec``. Raises UserError (exit 3) with the arithmetic when it can not run here at all."""
+    """Print the forecast of ``spec``. Raises UserError (exit 3) with the arithmetic when it can not run here at all."""
     preflight.services(settings, spec.resources, ray=not local)
     if local or not settings.ray_address:
         here = cluster.this_machine()
@@ -112,8 +112,8 @@ def show(spec: ExperimentSpec | SweepSpec, settings: Settings, *, local: bool, p
     Console().table(f"{found.kind} of {found.workload}", ["", "plan"], found.rows())
 
 
-def plan(spec: ExperimentSpec | SweepSpec, nodes: list[cluster.Node], probe: Probe | None, *, local: bool) -> Plan:
-    """The plan of ``spec`` on ``nodes``."""
+def plan(spec: ExperimentSpec | SweepSpec, nodes: list[cluster.Node], probe: Probe | None, *, local: bool) -> Forecast:
+    """What ``spec`` would take on ``nodes``."""
     resources = spec.resources
     fitting = 1 if local else cluster.check_fit(nodes, resources)
     trials, seeds, refit = 1, 1, spec.plan.refit not in (False, "only")
@@ -137,7 +137,7 @@ def plan(spec: ExperimentSpec | SweepSpec, nodes: list[cluster.Node], probe: Pro
         expected_hours = hours * (probe.epoch_seconds * expected + alone)
         wall = search / len(capacities) + alone
         storage = probe.checkpoint_bytes * (kept * trials * seeds + worker.KEPT)
-    return Plan(
+    return Forecast(
         kind="sweep" if isinstance(spec, SweepSpec) else "run",
         workload=spec.workload,
         trials=trials,
