@@ -202,7 +202,10 @@ def occupations(name: str, root: Path) -> Any:
     known = dataset(name)
     if known.occupations is None:
         having = ", ".join(known.name for known in DATASETS.values() if known.occupations)
-        raise DataError(f"dataset {name} does not tell its users' occupations", got=name, expected=f"one of {having}")
+        raise DataError(
+            f"dataset {name} does not tell its users' occupations", got=name, expected=f"one of {having}",
+            fix="Set another bns_prior, or one of these datasets",
+        )  # fmt: skip
     for source in known.extras:
         if (damage := _damage(known, source, root, digest)) is not None:
             raise damage

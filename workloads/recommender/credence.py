@@ -15,9 +15,10 @@ import torch
 from workloads.ecdf import ecdf_at
 from workloads.recommender.product_density import look_up
 
-Mode: TypeAlias = Literal["thesis", "mean1", "bayes"]
+Mode: TypeAlias = Literal["thesis", "mean1", "bayes", "prior"]
 """What a credence is (E-3.27): (3.27) as printed, a density times a probability; the same divided by its mean, so
-that a learning rate keeps its meaning; or the posterior probability that it stands for, which rises with the score."""
+that a learning rate keeps its meaning; the posterior probability that it stands for, which rises with the score; or the
+prior (3.28) alone, which learns nothing: what the others have to be better than."""
 
 _AT_ONCE = {"cpu": 2**20}
 """Embedding entries gathered at once by :func:`interaction_scores`: what a CPU's caches hold; 2^26 elsewhere."""
@@ -112,8 +113,10 @@ def credence(scores: torch.Tensor, prior: torch.Tensor, distribution: ScoreDistr
         prior: :func:`prior_log_odds` of each interaction's item, (n,).
 
     Returns:
-        (n,), at least 0; at most 1 in mode ``bayes``, of mean 1 in mode ``mean1``.
+        (n,), at least 0; at most 1 in modes ``bayes`` and ``prior``, of mean 1 in mode ``mean1``.
     """
+    if mode == "prior":
+        return torch.sigmoid(prior.to(scores))
     place, prior = distribution.place(scores.detach()), prior.to(scores)
     if mode == "bayes":  # F p / (F p + (1 - F)(1 - p))
         return torch.sigmoid(place.log_below - place.log_above + prior)

@@ -6,12 +6,13 @@ only some losses or samplers read is None with the others.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from workloads.contract import MID_RUN
-from workloads.data.datasets import check_kind
+from workloads.data.datasets import check_kind, occupations
 from workloads.recommender.reads import SAMPLERS, fault, not_sequential, of_loss, resolved
 
 Backbone: TypeAlias = Literal["mf", "lightgcn"]
@@ -168,9 +169,10 @@ class Params(BaseModel):
         description="Loss in nats above which an interaction counts nothing with denoise_truncated_bpr; BPR starts at "
         "ln 2 = .69 (thesis 3.5.1 gives no value).",
     )
-    credence: Literal["mean1", "thesis", "bayes"] | None = Field(
+    credence: Literal["mean1", "thesis", "bayes", "prior"] | None = Field(
         default=None,
-        description="Form of bprac's credence: (3.27) over its mean, as printed, or the posterior (E-3.27).",
+        description="Form of bprac's credence: (3.27) over its mean, as printed, the posterior (E-3.27), or the prior "
+        "(3.28) alone, which does not look at the model.",
     )
     prior_var: float | Literal["fitted"] | None = Field(
         default=None,
@@ -269,6 +271,15 @@ class Params(BaseModel):
                 bounds = {"tau": "[0, 1)", "prior_var": "(0, 100]"}.get(name, f"[{least:g}, {most:g}]")
                 raise ValueError(f"{name}={value:g} of loss={self.loss}, sampler={self.sampler} is not in {bounds}")
         return self
+
+    def check_data(self, root: Path, holdout: bool = True) -> None:
+        """Refuse a dataset that does not tell what the prior of the sampler is taken from.
+
+        Raises:
+            workloads.data.DataError: the dataset does not tell its users' occupations, or their file is damaged.
+        """
+        if self.bns_prior == "occupation":
+            occupations(self.dataset, root)
 
     def of_loss(self) -> dict[str, Any]:
         """The parameters that the loss reads, by name."""

@@ -141,6 +141,7 @@ DENOISING: Mapping[str, Method] = {
     "BPRAC": _method(credence="thesis", **_BPRAC, epochs=200),
     "BPRAC, mean1": _method(credence="mean1", **_BPRAC, epochs=200),
     "BPRAC, bayes": _method(credence="bayes", **_BPRAC, epochs=200),
+    "BPRAC, prior alone": _method(credence="prior", **_BPRAC, epochs=200),
     "BPRAC, SGD": _sequential({**_BPRAC, "credence": "thesis", "lr": 0.05, "weight_decay": 0.01}, epochs=118),
 }
 """Tables 3.2 and 3.3; d = 27 and prior variances .6, .6, .2 are published (3.5.1), and for BPRAC lr .05 and T K = 10 x

@@ -17,11 +17,13 @@ _CLEAN: Mapping[str, Any] = {"split": "clean"}
 """Section 3.5.1: half of the five-star interactions are the test part, E-3.D."""
 
 _PRIORS: Mapping[str, Mapping[str, Any]] = {
-    f"yahoo-r3 {name}": {"prior_var": 0.2} for name in ("BPRAC", "BPRAC, mean1", "BPRAC, bayes", "BPRAC, SGD")
+    f"yahoo-r3 {name}": {"prior_var": 0.2} for name in methods.DENOISING if name.startswith("BPRAC")
 }
 
-_FORMS: Mapping[str, str | None] = {"BPRAC, mean1": None, "BPRAC, bayes": None, "BPRAC, SGD": "BPRAC"}
-"""The other forms of the credence (E-3.27), and the published rates to the letter."""
+_FORMS: Mapping[str, str | None] = {
+    "BPRAC, mean1": None, "BPRAC, bayes": None, "BPRAC, prior alone": None, "BPRAC, SGD": "BPRAC",
+}  # fmt: skip
+"""The other forms of the credence (E-3.27), what it is without learning, and the published rates to the letter."""
 
 _SCRAMBLED = "row labels are scrambled in the source; the values stand by the order of the blocks"
 _LABELS = (
