@@ -7,6 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from orchestrator.observability.metrics import DEVICE_SECONDS, EPOCHS, SPOOL, TRIALS
+
+PROMETHEUS = {name: f"ray_{name}" for name in (TRIALS, EPOCHS, DEVICE_SECONDS, SPOOL)}
+"""What each metric of ours is called where it is scraped."""
+
 FOLDER = Path(__file__).resolve().parents[1] / "deploy" / "grafana"
 
 

@@ -21,9 +21,6 @@ EPOCHS = "orchestrator_epochs"
 DEVICE_SECONDS = "orchestrator_device_seconds"
 SPOOL = "orchestrator_spool_depth"
 
-PROMETHEUS = {name: f"ray_{name}" for name in (TRIALS, EPOCHS, DEVICE_SECONDS, SPOOL)}
-"""What each is called where it is scraped."""
-
 
 class Exported:
     """One run's or sweep's metrics, while a Ray cluster is connected. Setting one takes microseconds.

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.observability.metrics import DEVICE_SECONDS, EPOCHS, PROMETHEUS, SPOOL, TRIALS
+from orchestrator.observability.metrics import DEVICE_SECONDS, EPOCHS, SPOOL, TRIALS
 from orchestrator.storage import accounts, records
 from orchestrator.storage.accounts import Span
 from tests.cluster.services import until
-from tests.dashboard import names
+from tests.dashboard import PROMETHEUS, names
 from tests.integration.clusters import groups, logical
 from tests.integration.commands import SPACES, Start, starting
 from tests.ports import free_port

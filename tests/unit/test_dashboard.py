@@ -6,8 +6,8 @@ import re
 
 import yaml
 
-from orchestrator.observability.metrics import DEVICE_SECONDS, EPOCHS, PROMETHEUS
-from tests.dashboard import FOLDER, dashboard, expressions, names
+from orchestrator.observability.metrics import DEVICE_SECONDS, EPOCHS
+from tests.dashboard import FOLDER, PROMETHEUS, dashboard, expressions, names
 
 SCHEDULER = {"ray_resources"}
 """Ray's own in C++, which no Python file names; the tests on a real cluster scrape them."""

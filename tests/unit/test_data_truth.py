@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from workloads.data import Interactions, load_interactions
-from workloads.data.interactions.truth import class_prior, false_negatives, false_positives, untrusted
+from workloads.data.interactions.truth import false_negatives, false_positives, untrusted
 from workloads.data.interactions.variants import with_noise
 
 LIKED = {(0, 0), (0, 1), (0, 2), (1, 3)}
@@ -31,30 +31,20 @@ def test_false_positives_are_in_train_and_not_liked(data: Interactions) -> None:
     assert false_positives(data).tolist() == [pair not in LIKED for pair in TRAIN]
 
 
-def test_the_class_prior_is_of_what_is_unlabelled(data: Interactions) -> None:
-    expected = []
-    for user in range(3):
-        unlabelled = [(user, item) for item in range(4) if (user, item) not in TRAIN]
-        expected.append(sum(pair in LIKED for pair in unlabelled) / len(unlabelled) if unlabelled else 0)
-    np.testing.assert_allclose(class_prior(data), expected)
-
-
 def test_injected_noise_is_false_without_a_truth() -> None:
     pairs = np.array(TRAIN, np.int32)
     noise = np.array([False, True, False, False, True])
     assert false_positives(Interactions(2, 4, pairs, pairs[:0], noise=noise)).tolist() == noise.tolist()
-    for measure in (false_positives, class_prior):
-        with pytest.raises(ValueError, match="known"):
-            measure(Interactions(2, 4, pairs, pairs[:0]))
+    with pytest.raises(ValueError, match="known"):
+        false_positives(Interactions(2, 4, pairs, pairs[:0]))
+    with pytest.raises(ValueError, match="not known"):
+        false_negatives(Interactions(2, 4, pairs, pairs[:0]), pairs[:, 0], pairs[:, 1])
 
 
 def test_the_generated_set_and_its_noise(tmp_path: Path) -> None:
     clean, noisy = (load_interactions("synthetic", tmp_path, noise=rate) for rate in (0.0, 0.25))
     assert not false_positives(clean).any()
     assert false_positives(noisy).mean() == pytest.approx(0.2, abs=1e-4)
-    prior = class_prior(clean)
-    assert (prior > 0).all()
-    assert (prior < 0.45).all()
 
 
 def test_what_was_rated_1_or_injected_is_not_to_be_trusted() -> None:

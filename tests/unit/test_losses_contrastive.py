@@ -21,7 +21,6 @@ from workloads.losses.contrastive import (
     dcl_loss,
     decoupled_loss,
     hcl_loss,
-    hcl_weights,
     infonce_loss,
 )
 from workloads.losses.pairwise import bpr_loss
@@ -130,17 +129,6 @@ def test_a_floor_that_does_not_bind_takes_no_gradient() -> None:
     negatives = torch.zeros(1, 3, requires_grad=True)
     torch.autograd.backward(dcl_loss(torch.zeros(1), negatives, torch.zeros(1, 0), tau=0.1).sum())
     torch.testing.assert_close(negatives.grad, torch.full((1, 3), 0.25))
-
-
-def test_hcl_weights() -> None:
-    _, negatives, _ = _scores(4)
-    weights = hcl_weights(negatives, 1.5, 0.5)
-    hard = (1.5 * negatives / 0.5).exp()
-    torch.testing.assert_close(weights, hard / hard.mean(1, keepdim=True))
-    torch.testing.assert_close(hcl_weights(negatives, 0), torch.ones_like(negatives))
-    masked = torch.tensor([[0.5, -math.inf, 0.5], [-math.inf] * 3])
-    torch.testing.assert_close(hcl_weights(masked, 2.0), torch.tensor([[1.0, 0, 1], [0, 0, 0]]))
-    torch.testing.assert_close(hcl_weights(masked, 0), torch.tensor([[1.0, 0, 1], [0, 0, 0]]))
 
 
 def _omega(phi: float, alpha: float, beta: float, tau: float) -> float:

@@ -222,7 +222,7 @@ def test_the_list_has_tables_then_figures_in_natural_order() -> None:
     kinds = [isinstance(one, Table) for one in known().values()]
     assert kinds == sorted(kinds, reverse=True)
     assert ids.index("thesis-6.7") < ids.index("toy-main") < ids.index("thesis-fig3.4")
-    numbers = "3.4 3.5 3.6 4.2 4.3 4.4 4.5 5.3 5.4 6.8 6.8-trained 6.9 6.10".split()
+    numbers = ["3.4", "3.5", "3.6", "4.2", "4.3", "4.4", "4.5", "5.3", "5.4", "6.8", "6.8-trained", "6.9", "6.10"]
     assert [name for name in ids if name.startswith("thesis-fig")] == [f"thesis-fig{number}" for number in numbers]
 
 

@@ -75,19 +75,6 @@ def dcl_loss(
     return _debiased(positive, negatives, extra, tau, 0, temperature, floor)
 
 
-def hcl_weights(negatives: torch.Tensor, beta: float, temperature: float = 1.0) -> torch.Tensor:
-    """Hardness weights x̂^β / mean x̂^β with x̂ = e^{x/t}; their mean is one. Thesis (5.52) with E-5.52.
-
-    Args:
-        negatives: (B, N).
-        beta: concentration; 0 gives ones.
-
-    Returns:
-        (B, N); 0 for masked samples.
-    """
-    return _log_hcl_weights(negatives, beta, temperature).exp()
-
-
 def hcl_loss(
     positive: torch.Tensor,
     negatives: torch.Tensor,
@@ -98,7 +85,17 @@ def hcl_loss(
     temperature: float = 1.0,
     floor: Floor = "minimum",
 ) -> torch.Tensor:
-    """DCL with hardness weights on the negatives; β = 0 is DCL. Thesis 5.6.1.4; Robinson et al., ICLR 2021."""
+    """DCL with hardness weights on the negatives, x̂^β / mean x̂^β with x̂ = e^{x/t}; β = 0 is DCL.
+
+    Thesis 5.6.1.4 and (5.52), with E-5.52; Robinson et al., ICLR 2021.
+
+    Args:
+        positive, negatives, extra, tau, floor: as for :func:`dcl_loss`.
+        beta: concentration, at least 0.
+
+    Returns:
+        (B,) in nats.
+    """
     return _debiased(positive, negatives, extra, tau, beta, temperature, floor)
 
 
@@ -171,6 +168,9 @@ def bcl_weights_at(unlabelled: torch.Tensor, *, alpha: float, beta: float, tau: 
         alpha: in [.5, 1], how well the scores separate the classes.
         beta: in [0, 1], the share of hard negatives aimed at; .5 only corrects the bias.
         tau: τ+ in [0, 1).
+
+    Returns:
+        Like ``unlabelled``, at least 0.
     """
     phi = bcl_phi(unlabelled, alpha, tau)
     denominator = _root(unlabelled, alpha, tau) / 2
@@ -185,9 +185,11 @@ def bcl_weights(negatives: torch.Tensor, *, alpha: float, beta: float, tau: floa
 
     Args:
         negatives: (B, N); those of -inf are left out of the row's distribution and weigh nothing that matters.
+        alpha, beta, tau: in [.5, 1], [0, 1] and [0, 1), as for :func:`bcl_weights_at`.
+        ties: see :data:`workloads.ecdf.Ties`.
 
     Returns:
-        (B, N).
+        (B, N), at least 0.
     """
     n, place = negatives.shape[1], ecdf(negatives, ties)
     masked = (negatives == -math.inf).sum(1, keepdim=True)  # they stand before all others: take their number off
@@ -210,6 +212,7 @@ def bcl_loss(
     Args:
         positive: (B,).
         negatives: (B, N); the empirical distribution is the anchor's own, so N should be 16 or more (E-6.30).
+        alpha, beta, tau, ties: as for :func:`bcl_weights`.
 
     Returns:
         (B,) in nats, at least 0.

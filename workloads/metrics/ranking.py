@@ -3,7 +3,7 @@
 Definitions. A user has a set of relevant items among its candidates (all items but the excluded ones); the list
 is the k candidates of highest score, ties by lower item number; n is the number of relevant candidates. Every
 function takes ``hits`` (U, k), True where the list's entry is relevant (False past the list's end), and ``n``
-(U,), at least 1, and gives one value a user, (U,).
+(U,), at least 1, and gives one value a user, (U,), float32 in [0, 1]. The thesis names them without a formula (E-4.M).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _COMPARED = {"cpu": 2**19, "cuda": 2**25}  # scores at once in auc: on a CPU wha
 
 
 def precision(hits: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    """Share of the k places that hit; k is the divisor also where the list is shorter."""
+    """Share of the k places that hit, Σ hits / k, (U,); k is the divisor also where the list is shorter."""
     return hits.float().mean(1)
 
 
 def recall(hits: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    """Share of the relevant items that are in the list."""
+    """Share of the relevant items that are in the list, Σ hits / n, (U,)."""
     return hits.sum(1) / n
 
 
 def f1(hits: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    """Harmonic mean of the user's precision and recall: 2 hits / (k + n)."""
+    """Harmonic mean of the user's precision and recall, 2 Σ hits / (k + n), (U,)."""
     return 2 * hits.sum(1) / (hits.shape[1] + n)
 
 
@@ -56,12 +56,12 @@ def map_interp(hits: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
 
 
 def mrr(hits: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    """1 / rank of the first hit; 0 without a hit."""
+    """1 / rank of the first hit, ranks from 1, (U,); 0 without a hit."""
     return (hits.float() / _ranks(hits)).amax(1)
 
 
 def hit(hits: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    """1 with at least one hit, else 0."""
+    """1 with at least one hit, else 0, (U,)."""
     return hits.any(1).float()
 
 

@@ -6,7 +6,8 @@ The list is ordered by score, ties by place among the candidates, and what is no
 judgements of several lengths are blocks, filled up with scores of -inf and grades of 0.
 
 Each function of one measure takes ``ranked`` (Q, k), the grades in the order of the list, and ``judged`` (Q, J), the
-grades of all judged documents in any order, and gives one value a query, (Q,), 0 where nothing is relevant.
+grades of all judged documents in any order, and gives one value a query, (Q,), float32 in [0, 1], 0 where nothing is
+relevant.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ def ndcg(ranked: torch.Tensor, judged: torch.Tensor) -> torch.Tensor:
 
 
 def mrr(ranked: torch.Tensor, judged: torch.Tensor) -> torch.Tensor:
-    """1 / rank of the first relevant document; 0 without one in the list."""
+    """1 / rank of the first relevant document, ranks from 1, (Q,); 0 without one in the list."""
     return ranking.mrr(ranked > 0, _relevant(judged))
 
 
 def recall(ranked: torch.Tensor, judged: torch.Tensor) -> torch.Tensor:
-    """Share of the relevant documents that are in the list."""
+    """Share of the relevant documents that are in the list, (Q,)."""
     return _over((ranked > 0).sum(1).float(), _relevant(judged).float())
 
 
 def success(ranked: torch.Tensor, judged: torch.Tensor) -> torch.Tensor:
-    """1 with a relevant document in the list, else 0."""
+    """1 with a relevant document in the list, else 0, (Q,)."""
     return ranking.hit(ranked > 0, _relevant(judged))
 
 
 def average_precision(ranked: torch.Tensor, judged: torch.Tensor) -> torch.Tensor:
-    """Sum of the precision at each relevant document of the list, over the number of relevant documents."""
+    """Sum of the precision at each relevant document of the list, over the number of relevant documents, (Q,)."""
     hits = ranked > 0
     precision = hits.cumsum(1) / torch.arange(1, hits.shape[1] + 1, device=hits.device)
     return _over((precision * hits).sum(1), _relevant(judged).float())

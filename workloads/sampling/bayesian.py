@@ -25,14 +25,31 @@ _COMPARED = 16
 
 
 def unbias(place: torch.Tensor, prior: torch.Tensor) -> torch.Tensor:
-    """P(true negative | score), from F(x) and P_fn. Thesis (4.14); where it is 0/0 the limit in F, 1 - P (E-4.14)."""
+    """P(true negative | score). Thesis (4.14); where it is 0/0 the limit in F, 1 - P (E-4.14).
+
+    Args:
+        place: F(x), in [0, 1].
+        prior: P_fn, in [0, 1], of the same shape.
+
+    Returns:
+        Of that shape, in [0, 1].
+    """
     against, for_it = (1 - place) * (1 - prior), place * prior
     total = against + for_it
     return torch.where(total > 0, against / total, 1 - prior)
 
 
 def risk(info: torch.Tensor, negative: torch.Tensor, lam: float) -> torch.Tensor:
-    """R(l|i) = info (1 - (1 + λ) unbias). Thesis (4.26) and (4.30)."""
+    """R(l|i) = info (1 - (1 + λ) unbias). Thesis (4.26) and (4.30).
+
+    Args:
+        info: (4.4), in [0, 1].
+        negative: :func:`unbias`, of the same shape.
+        lam: λ, at least 0.
+
+    Returns:
+        Of that shape, in [-λ, 1].
+    """
     return info * (1 - (1 + lam) * negative)
 
 
@@ -122,6 +139,7 @@ class BNS(FromCandidates):
         self._posterior_only, self._uniform_epochs = posterior_only, uniform_epochs
 
     def choose(self, view: View) -> torch.Tensor:
+        """Of each pair's candidates (C, B) that of the least risk, or of the largest unbias: nodes, (B,)."""
         if view.epoch <= self._uniform_epochs:
             return view.candidates[0]
         x = view.scores(view.candidates)
@@ -141,6 +159,7 @@ def group_prior(probabilities: torch.Tensor, groups: torch.Tensor) -> Prior:
     """By the group of the user, from (G, I) and each user's group (U,): BNS-4."""
 
     def prior(users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """P_fn of users (B,) with items (C, B): (C, B)."""
         return probabilities[groups.index_select(0, users), items]
 
     return prior
@@ -175,6 +194,7 @@ def oracle_prior(
     """
 
     def prior(users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """P_fn of users (B,) with items (C, B): (C, B)."""
         liked = false_negative(users.expand_as(items), items)
         return torch.where(liked, 0.64, 0.04 if otherwise is None else otherwise(users, items))
 

@@ -30,6 +30,7 @@ class DNS(FromCandidates):
     """Dynamic negative sampling: the best scored of the candidates. Zhang et al., SIGIR 2013; thesis 4.5.1.2, E-4.D."""
 
     def choose(self, view: View) -> torch.Tensor:
+        """Of each pair's candidates (C, B) the best scored: nodes, (B,)."""
         return largest(view.scores(view.candidates), view.candidates)
 
 
@@ -47,9 +48,11 @@ class AOBPR(Sampler):
         self._unobserved, self._observed, self._scale = unobserved, observed, scale
 
     def draw(self, users: torch.Tensor, counters: torch.Tensor, key: Key) -> torch.Tensor:
+        """Nothing, (0, B): the rank that is taken is drawn in the step."""
         return users.new_empty(0, len(users))
 
     def choose(self, view: View) -> torch.Tensor:
+        """Of each user's unobserved items in the order of their scores, that at the rank drawn: nodes, (B,)."""
         ranks = self._ranks(view)
         users, place = view.users.unique(return_inverse=True)  # type: ignore[no-untyped-call]
         chosen, items = torch.empty_like(ranks), view.item_table
@@ -64,7 +67,7 @@ class AOBPR(Sampler):
         return chosen + view.n_users
 
     def _ranks(self, view: View) -> torch.Tensor:
-        """From 0; the inverse of the truncated geometric distribution function, in float64 on every device."""
+        """(B,), from 0; the inverse of the truncated geometric distribution function, in float64 on every device."""
         counts = self._unobserved.counts.index_select(0, view.users)
         level = random_bits(view.key, view.counters).double() / 2**32
         ranks = -self._scale * torch.log1p(level * torch.expm1(-counts.double() / self._scale))

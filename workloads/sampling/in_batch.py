@@ -23,6 +23,7 @@ class InBatch(Sampler):
         self._observed = observed
 
     def draw(self, users: torch.Tensor, counters: torch.Tensor, key: Key) -> torch.Tensor:
+        """Nothing, (0, B): the negatives are the batch's items."""
         return users.new_empty(0, len(users))
 
     def masked(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:

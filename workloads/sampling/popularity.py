@@ -41,6 +41,7 @@ class Popularity(Sampler):
         self._all_left = bool((self._left[unobserved.counts > 0] > 0).all())
 
     def draw(self, users: torch.Tensor, counters: torch.Tensor, key: Key) -> torch.Tensor:
+        """An unobserved item each, (1, B)."""
         point = (random_bits(key, counters) * self._left.index_select(0, users)) >> 32
         start = self._observed.indptr.index_select(0, users)
         passed = torch.searchsorted(self._keys, users * self._span + point, right=True)

@@ -31,6 +31,7 @@ class SRNS(FromCandidates):
     def __init__(
         self, unobserved: Unobserved, *, memory: int, pool: int, alpha: float, warmup: int, temperature: float
     ) -> None:
+        """``memory`` and ``pool``: items a user; ``alpha``: at least 0; ``warmup``: epochs; ``temperature``: τ, above 0."""
         super().__init__(unobserved, pool)
         self._size = memory
         self._alpha, self._warmup, self._temperature = alpha, warmup, temperature
@@ -39,6 +40,7 @@ class SRNS(FromCandidates):
         self._past: list[torch.Tensor] = []  # the latest last
 
     def choose(self, view: View) -> torch.Tensor:
+        """Of each pair's renewed memory (S, B) the largest ``p_k + α_t std(p_k)``: nodes, (B,)."""
         drawn = view.candidates - self._n_users
         items = self._renewed(view.table, view.users, drawn, view.counters, view.key) + self._n_users
         nodes = torch.cat([view.items.unsqueeze(0), items])
@@ -48,6 +50,7 @@ class SRNS(FromCandidates):
         return largest(value, items)
 
     def begin(self, table: torch.Tensor, epoch: int, key: int) -> None:
+        """Keeps the epoch's embeddings (U + I, d) among the last five and renews every user's memory, (S, U)."""
         users = torch.arange(self._n_users, device=table.device)
         first = not self._past
         self._past = [*self._past, table.clone()][-HISTORY:]

@@ -16,7 +16,9 @@ def false_negatives(data: Interactions, users: NDArray[np.integer[Any]], items: 
     Raises:
         ValueError: the truth is not known.
     """
-    found: NDArray[np.bool_] = _truth(data)[users, items]
+    if data.truth is None:
+        raise ValueError("the truth of this dataset is not known: only a generated one tells what a user likes")
+    found: NDArray[np.bool_] = data.truth[users, items]
     return found
 
 
@@ -44,24 +46,3 @@ def untrusted(data: Interactions) -> NDArray[np.bool_]:
         raise ValueError("the dataset has no ratings, which tell the interactions that are not to be trusted")
     found: NDArray[np.bool_] = data.train_ratings <= 1  # noise has rating 0
     return found
-
-
-def class_prior(data: Interactions) -> NDArray[np.float64]:
-    """The share of false negatives among each user's items without an interaction in train, (n_users,).
-
-    This is the class prior that the thesis calls tau+; 0 for a user who has interacted with everything.
-
-    Raises:
-        ValueError: the truth is not known.
-    """
-    unlabelled = _truth(data).copy()
-    unlabelled[data.train[:, 0], data.train[:, 1]] = False
-    counts = data.n_items - np.bincount(data.train[:, 0], minlength=data.n_users)
-    prior: NDArray[np.float64] = unlabelled.sum(axis=1) / np.maximum(counts, 1)
-    return prior
-
-
-def _truth(data: Interactions) -> NDArray[np.bool_]:
-    if data.truth is None:
-        raise ValueError("the truth of this dataset is not known: only a generated one tells what a user likes")
-    return data.truth
