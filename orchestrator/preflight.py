@@ -52,12 +52,28 @@ def dataset(params: Mapping[str, Any], root: Path) -> str | None:
 
     try:
         datasets.check(name, root)
-        options = {option: params.get(f"dataset_{option}") for option in ("size", "corrupt", "unknown")}
+        options = {option: params.get(f"dataset_{option}") for option in ("size", "corrupt", "unknown", "noise")}
         check_readable(name, root, params.get("split"), **options)
         return datasets.fingerprint(name, root)
     except CacheUnwritable as error:
         raise UserError(str(error), code=UNAVAILABLE) from None
     except DataError as error:
+        raise UserError(str(error)) from None
+
+
+def data(name: str, params: Mapping[str, Any], root: Path, refit: bool | str | None = None) -> None:
+    """The dataset, which is there and intact, is one that these parameters can be trained on (``check_data`` in the
+    contract); with ``refit="only"`` nothing is held out of it. Raises UserError."""
+    model = workload(name).load_params()
+    if not hasattr(model, "check_data"):
+        return
+    from workloads.data.errors import CacheUnwritable
+
+    try:
+        model.model_validate(dict(params)).check_data(root, holdout=refit != "only")
+    except CacheUnwritable as error:
+        raise UserError(str(error), code=UNAVAILABLE) from None
+    except ValueError as error:
         raise UserError(str(error)) from None
 
 

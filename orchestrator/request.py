@@ -37,6 +37,7 @@ def experiment(
     refit = objectives.of(asked.workload, plan)[0].refit
     plan = plan if plan.refit is not None else plan.model_copy(update={"refit": refit})
     preflight.schedule(asked.workload, params, plan, bool(plan.refit))
+    preflight.data(asked.workload, params, settings.data, plan.refit)
     return ExperimentSpec(workload=asked.workload, params=params, plan=plan, seed=asked.seed, resources=devices)
 
 
@@ -80,6 +81,7 @@ def sweep(
         preflight.dataset(complete, settings.data)
         preflight.batch(complete, devices, plan)
         preflight.schedule(asked.workload, complete, plan, refit)
+        preflight.data(asked.workload, complete, settings.data)
 
     survey = spaces.probe(space, fixed, params, asked.seed, check)
     if not survey.distributions:

@@ -124,8 +124,11 @@ class Workload(Protocol):
     """Two attributes, six methods. Every method but ``servable`` may be a collective over the ranks."""
 
     Params: ClassVar[type[BaseModel]]
-    """Every hyperparameter: type, bounds, default and source. Where it has ``check_plan(epochs, refit)``, that raises
-    ValueError, in one sentence, for a plan that these values can not be trained by: asked before anything starts."""
+    """Every hyperparameter: type, bounds, default and source. Two methods it may have are asked before anything starts,
+    import no PyTorch, and raise ValueError in one sentence: ``check_plan(epochs, refit)`` for a plan that these values
+    can not be trained by, and ``check_data(root, holdout)`` for data that they can not be trained on. ``root`` is the
+    data root, under which the dataset is there and intact; without ``holdout`` no part is ever held out for validation.
+    """
 
     objective: Objective | tuple[Objective, ...]
     """What to select by; several objectives are a tuple."""

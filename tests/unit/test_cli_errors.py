@@ -106,6 +106,11 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
             "sweep --resume latest --more-trials -1",
             ("--more-trials is not valid: got -1; allowed: greater than",),
         ),
+        (
+            f"{RUN} sampler=bns bns_prior=occupation",
+            ("synthetic does not tell its users' occupations", "Set another bns_prior"),
+        ),
+        (f"{SWEEP} sampler=bns bns_prior=occupation", ("synthetic does not tell its users' occupations",)),
         ("run vera refit=true", ("a refit trains on the validation part", "Set refit=false")),
         ("sweep lifelong epochs=3 --trials 2", ("epochs=3 are too few for 5 sessions", "Set epochs=5 or more")),
         ("run text_ranker refit=true --local", ("where bm25_weight would be chosen", "or refit=false")),
@@ -184,6 +189,14 @@ def test_a_damaged_dataset(
     place = (f"{folder}/100k_train.csv", "orchestrator data fetch ml-100k")
     refused(f"{RUN} dataset=ml-100k", 2, *place, *words)
     refused(f"{SWEEP} dataset=ml-100k", 2, *place, *words)
+
+
+def test_more_noise_than_there_are_free_pairs(refused: Callable[..., str], tmp_path: Path) -> None:
+    table = tmp_path / "own.csv"
+    table.write_text("user,item\n" + "".join(f"{row % 4},{row // 4}\n" for row in range(19)))
+    words = ("too few pairs without an interaction for the noise: got 1; expected 15", "dataset_noise to at most 0.0666")
+    for verb in (RUN, SWEEP):
+        refused(f"{verb} dataset={table} dataset_noise=1", 2, *words)
 
 
 @pytest.mark.parametrize(

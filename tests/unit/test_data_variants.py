@@ -100,6 +100,30 @@ def test_a_clean_split_needs_ratings(tmp_path: Path) -> None:
             refuse("synthetic", tmp_path, split="clean")
 
 
+@pytest.mark.parametrize(("stray", "refused"), [(1, True), (2, True), (3, False), (40, False)])
+def test_ratings_off_the_scale_are_no_clean_test_part(stray: int, refused: bool, tmp_path: Path) -> None:
+    values = [55] * stray + [1 + row % 5 for row in range(150 - stray)]
+    table = tmp_path / "own.csv"
+    lines = (f"{row % 10},{row // 10},{value}" for row, value in enumerate(values))
+    table.write_text("\n".join(["user,item,rating", *lines]) + "\n")
+    if not refused:
+        assert len(load_interactions(str(table), tmp_path, "clean").test) == (stray + 1) // 2
+        return
+    for refuse in (load_interactions, check_readable):
+        with pytest.raises(DataError, match=rf"highest rating, 55,.*got {stray} of 150; .*2%\. Correct.*split=random"):
+            refuse(str(table), tmp_path, split="clean")
+    assert len(load_interactions(str(table), tmp_path, "random").test) == 30
+
+
+def test_a_rating_may_be_any_number_where_no_split_asks_for_the_highest(tmp_path: Path) -> None:
+    table = tmp_path / "own.csv"
+    table.write_text("user,item,rating\n" + "".join(f"{row % 4},{row // 4},{row - 9.5}\n" for row in range(20)))
+    data = load_interactions(str(table), tmp_path, "random")
+    assert data.train_ratings is not None
+    assert (data.train_ratings < 0).any()
+    assert len(data.train) == 16
+
+
 def test_the_split_is_the_same_on_every_machine() -> None:
     ratings = {(user, item): 1 + (user * item) % 5 for user in range(N_USERS) for item in range(N_ITEMS)}
     tests = [resplit(interactions(ratings), split).test for split in ("random", "clean")]
@@ -129,7 +153,7 @@ def test_noise_is_new_distinct_and_marked(ratings: dict[Any, int], rate: float, 
     clean = interactions(ratings, len(ratings) // 4)
     count = round(rate * len(clean.train))
     if count > N_USERS * N_ITEMS - len(ratings):
-        with pytest.raises(DataError, match="too few pairs for the noise"):
+        with pytest.raises(DataError, match=r"too few pairs .* for the noise.*Set dataset_noise to at most 0\.?\d*\.$"):
             with_noise(clean, rate, seed)
         return
     noisy = with_noise(clean, rate, seed)
@@ -145,6 +169,16 @@ def test_noise_is_new_distinct_and_marked(ratings: dict[Any, int], rate: float, 
     assert not noisy.train_ratings[noisy.noise].any()
     np.testing.assert_array_equal(noisy.test, clean.test)
     np.testing.assert_array_equal(with_noise(clean, rate, seed).train, noisy.train)
+
+
+@given(rated, st.integers(1, 9))
+def test_the_noise_that_is_offered_instead_fits(ratings: dict[Any, int], tenths: int) -> None:
+    clean = interactions(ratings)
+    try:
+        with_noise(clean, tenths / 10 * 20)
+    except DataError as error:
+        assert error.fix is not None
+        with_noise(clean, float(error.fix.rpartition(" ")[2]))
 
 
 def test_noise_can_take_every_free_pair() -> None:

@@ -120,6 +120,20 @@ def test_a_batch_divides_or_the_nearest_that_does_is_named(size: int, workers: i
     check(nearest)
 
 
+def test_parameters_may_refuse_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = []
+
+    def check_data(_self: Any, root: Path, holdout: bool) -> None:
+        asked.append((root, holdout))
+        if holdout:
+            raise ValueError("batch_size=64 is more than the 60 there are")
+
+    monkeypatch.setattr(preflight.workload("recommender").load_params(), "check_data", check_data)
+    refused(lambda: preflight.data("recommender", {}, tmp_path), "batch_size=64 is more than the 60 there are")
+    preflight.data("recommender", {}, tmp_path, "only")
+    assert asked == [(tmp_path, True), (tmp_path, False)]
+
+
 def test_a_workload_without_batches_has_nothing_to_divide() -> None:
     preflight.batch({}, Resources(workers=3), Plan())
 

@@ -52,22 +52,23 @@ def check_readable(
     size: int | None = None,
     corrupt: Corrupt | None = None,
     unknown: Unknown | None = None,
+    noise: float | None = None,
 ) -> None:
     """Refuse, before a worker starts, what :func:`~workloads.data.datasets.check` can not see.
 
-    That is: a damaged line or image where there is no checksum, a split that the dataset can not be given, and parts
-    that nothing could be judged by. Such a dataset is converted now, as by its first reader, images to ``size`` and by
-    the policy ``corrupt``, judgements by the policy ``unknown``.
+    That is: a damaged line or image where there is no checksum, a split or ``noise`` that the dataset can not be given,
+    and parts that nothing could be judged by. Such a dataset is converted now, as by its first reader, images to
+    ``size`` and by the policy ``corrupt``, judgements by the policy ``unknown``.
 
     Raises:
         DataError: as :func:`load_interactions`.
         CacheUnwritable: the cache can not be written.
     """
     known = dataset(name)
-    if known.kind == "interactions" and (split == "clean" or not known.verified):
+    if known.kind == "interactions" and (split == "clean" or noise or not known.verified):
         from workloads.data.interactions.splits import check_parts
 
-        data = load_interactions(name, root, "official" if split is None or split == "dev" else split)
+        data = load_interactions(name, root, "official" if split is None or split == "dev" else split, noise or 0.0)
         check_parts(data.train, data.test)
     if known.kind == "images" and not known.verified:
         from workloads.data.images.store import load_images

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
@@ -20,6 +21,9 @@ TEST_FRACTION = 0.2
 CLEAN_FRACTION = 0.5
 """Share of the interactions of highest rating that a clean test part holds."""
 
+HIGHEST_SHARE = 0.02
+"""Of all interactions, below which the highest rating is none of a scale: MovieLens has 21% of fives."""
+
 TEST_SEED = 0
 """Of every drawn test part: all runs are judged on the same one."""
 
@@ -37,7 +41,7 @@ def resplit(data: Interactions, split: Split, seed: int = TEST_SEED, clean_from:
             what lies below is left out.
 
     Raises:
-        DataError: ``clean`` without ratings.
+        DataError: ``clean`` without ratings, or where next to none are the highest.
     """
     if split == "official" and len(data.test):
         return data
@@ -55,6 +59,12 @@ def resplit(data: Interactions, split: Split, seed: int = TEST_SEED, clean_from:
                        test_times=None if data.test_times is None else data.test_times[good])  # fmt: skip
     ratings = np.concatenate([data.train_ratings, data.test_ratings])
     highest = np.flatnonzero(ratings == ratings.max())
+    if len(highest) < HIGHEST_SHARE * len(ratings):
+        raise DataError(
+            f"split=clean tests on the highest rating, {ratings.max():g}, and next to no interaction has it",
+            got=f"{len(highest)} of {len(ratings)}", expected=f"at least {HIGHEST_SHARE:.0%}",
+            fix="Correct the ratings that are off the scale, or use split=official or split=random",
+        )  # fmt: skip
     test = np.zeros(len(ratings), np.bool_)
     test[highest[_drawn(_pairs(data)[highest], CLEAN_FRACTION, seed)]] = True
     return _divided(data, test)
@@ -74,7 +84,11 @@ def with_noise(data: Interactions, rate: float, seed: int = TEST_SEED) -> Intera
     taken = distinct(encode(_pairs(data), data.n_items), *([] if data.truth is None else [np.flatnonzero(data.truth)]))
     free = data.n_users * data.n_items - len(taken)
     if count > free:
-        raise DataError("there are too few pairs for the noise", got=f"{free}", expected=f"{count} ({rate:g} of train)")
+        most = math.floor(1e4 * free / len(data.train)) / 1e4
+        raise DataError(
+            "there are too few pairs without an interaction for the noise", got=f"{free}",
+            expected=f"{count} ({rate:g} of train)", fix=f"Set dataset_noise to at most {most:g}",
+        )  # fmt: skip
     places = _distinct(count, free, seed)
     # The r-th code that is not taken: r, and one more for each taken code before it.
     codes = places + np.searchsorted(taken - np.arange(len(taken)), places, side="right")
