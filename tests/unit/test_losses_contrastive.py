@@ -291,4 +291,6 @@ def test_the_tail_is_kept() -> None:
 
 
 def test_alpha_from_auc() -> None:
-    assert [alpha_from_auc(auc) for auc in (0.0, 0.5, 0.7, 5 / 6, 1.0)] == pytest.approx([0.5, 0.5, 0.8, 1.0, 1.0])
+    aucs = (0.0, 0.5, 0.7, 5 / 6, 1.0)
+    assert [alpha_from_auc(auc) for auc in aucs] == pytest.approx([0.5, 0.5, 0.8, 1.0, 1.0])
+    assert [alpha_from_auc(auc, literal=True) for auc in aucs] == pytest.approx([0.5, 0.5, 0.7, 5 / 6, 1.0])

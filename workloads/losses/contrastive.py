@@ -221,9 +221,12 @@ def bcl_loss(
     return infonce_loss(positive, negatives + temperature * weights.log(), temperature)
 
 
-def alpha_from_auc(auc: float) -> float:
-    """α of classes that independent draws separate with this AUC: ``clip(1/2 + 3/2 (AUC - 1/2), 1/2, 1)`` (E-6.21)."""
-    return min(1.0, max(0.5, 0.5 + 1.5 * (auc - 0.5)))
+def alpha_from_auc(auc: float, *, literal: bool = False) -> float:
+    """α of classes that independent draws separate with this AUC: ``clip(1/2 + 3/2 (AUC - 1/2), 1/2, 1)`` (E-6.21).
+
+    ``literal`` takes the AUC itself, as the thesis calls α, in the same bounds.
+    """
+    return min(1.0, max(0.5, auc if literal else 0.5 + 1.5 * (auc - 0.5)))
 
 
 def _quadratic(alpha: float, tau: float) -> tuple[float, float]:

@@ -93,7 +93,7 @@ def draws(params: Params) -> tuple[int, int]:
 
 
 def settings(params: Params, density: float) -> dict[str, Any]:
-    """The parameters that the formula takes; ``alpha`` may still be "auc"."""
+    """The parameters that the formula takes; ``alpha`` may still be "auc" or "auc_literal"."""
     found = {name: value for name, value in params.of_loss().items() if name not in _COUNTS}
     if params.loss == "dpl":
         del found["positives"]

@@ -136,10 +136,15 @@ class Params(BaseModel):
     temperature: float | None = Field(
         default=None, gt=0, le=1e4, description="t, which divides every score (E-2.2: 1)."
     )
-    alpha: float | Literal["auc"] | None = Field(
+    alpha: float | Literal["auc", "auc_literal"] | None = Field(
         default=None,
-        description="α of bcl in [.5, 1], how well scores separate the classes; auc: from the validation AUC before "
-        "each epoch (E-6.21).",
+        description="α of bcl in [.5, 1], how well scores separate the classes; auc: the one that gives the validation "
+        "AUC before each epoch; auc_literal: that AUC itself, as the text calls it (E-6.21).",
+    )
+    ties: Literal["le", "mid"] | None = Field(
+        default=None,
+        description="Place of equal scores in bcl's empirical distribution: le, their last, as it is defined; mid, the "
+        "middle of theirs (E-6.30).",
     )
     beta: float | None = Field(
         default=None,

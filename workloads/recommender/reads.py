@@ -17,7 +17,7 @@ LOSSES: Mapping[str, Mapping[str, Any]] = {
     "dcl": _DEBIASED,
     "hcl": {**_DEBIASED, "beta": 0.5},
     "dpl": {"negatives": 10, "positives": 10, "tau": "density"},
-    "bcl": {**_CONTRASTIVE, "tau": "density", "alpha": "auc", "beta": 0.7},
+    "bcl": {**_CONTRASTIVE, "tau": "density", "alpha": "auc", "beta": 0.7, "ties": "le"},
     "gbpr": {"group": 3, "rho": 0.4},
     "mpr": {"lam": 0.5},
     "denoise_truncated": {"drop_rate": 0.2, "drop_steps": 30_000},
