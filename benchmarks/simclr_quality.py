@@ -1,36 +1,47 @@
 """kNN accuracy of ResNet-18 after 400 steps on the 10,000-image CIFAR-10 subset: InfoNCE, HCL and BCL, several seeds.
 
 Each (loss, seed) is written to ``results/simclr_quality.json`` as it ends; a run that was cut goes on from its last 40
-steps, and a second call runs what is missing. Settings are looked at on validation, with ``--try``; test is opened once
-a run, at its end. The images are JPEG-recompressed: nothing here stands beside a published table.
+steps, and a second call runs what is missing. A run belongs to its settings: another encoder, precision or number of
+steps has a file of results of its own, and no checkpoint of one is taken for another's. Settings are looked at on
+validation, with ``--try``; test is opened once a run, at its end. The images are JPEG-recompressed: nothing here stands
+beside a published table.
+
+    python benchmarks/simclr_quality.py --data DATA                                    # the README's, on two cores
+    python benchmarks/simclr_quality.py --data DATA --encoder resnet50 --epochs 100    # N = 510, 4,000 steps, on a GPU
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import math
 import time
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from harness import commit, machine
+from scipy import stats
 from torch.nn import functional
 
-from orchestrator.results.statistics import over_seeds
+from orchestrator.results.statistics import CONFIDENCE, Difference, over_seeds
 from workloads.augment import normalise
 from workloads.contract import Runtime
 from workloads.metrics.probe import in_top, knn_scores
 from workloads.simclr.workload import SimCLR
 
-RESULTS = Path(__file__).parent / "results" / "simclr_quality.json"
+RESULTS = Path(__file__).parent / "results"
 CHECKPOINTS = Path(__file__).resolve().parent.parent / ".cache" / "simclr_quality"
 
 LOSSES = ("infonce", "hcl", "bcl")
 STEPS, EPOCHS, EVALUATED = 40, 10, 5
 """Steps between two checkpoints, how many times over, and after how many of those validation is looked at."""
+
+MARGIN = 0.05
+"""How far above raw pixels and above the untrained encoder a trained one has to be."""
 
 SETTINGS: dict[str, Any] = {"dataset": "cifar-10-subset", "encoder": "resnet18", "batch_size": 256, "eval_k": 20}
 """The rest is the workload's default, the same for every loss and chosen by none: Adam at 1e-3 and t = 0.5 are the
@@ -39,60 +50,86 @@ thesis' (6.6.2.3), the cosine is SimCLR's."""
 KEPT = ("knn_top1", "knn_top5", "probe_top1", "alignment", "uniformity", "auc")
 
 
+class Asked(NamedTuple):
+    """What makes two runs of a loss and seed the same one."""
+
+    settings: dict[str, Any]
+    precision: Any
+    epochs: int
+
+    @property
+    def digest(self) -> str:
+        """Short, and another one where anything is."""
+        told = json.dumps([self.settings, self.precision, self.epochs, STEPS], sort_keys=True)
+        return hashlib.sha256(told.encode()).hexdigest()[:8]
+
+    @property
+    def results(self) -> Path:
+        """The file of results; the settings that the README shows have the plain name."""
+        own = "" if self == Asked(SETTINGS, "bf16", EPOCHS) else f"-{self.settings['encoder']}-{self.digest}"
+        return RESULTS / f"simclr_quality{own}.json"
+
+    def made(self, run: dict[str, Any]) -> bool:
+        """Whether a run that was kept had these settings."""
+        had = {name: run["params"][name] for name in self.settings}
+        return Asked(had, run["precision"], len(run["curve"])).digest == self.digest
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="the data root that holds cifar10")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--encoder", choices=["resnet18", "resnet34", "resnet50"], default=SETTINGS["encoder"])
     parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16")
-    parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"of {STEPS} steps, with --try")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"of {STEPS} steps")
     parser.add_argument("--try", nargs="*", metavar="KEY=VALUE", dest="tried", help="settings to look at on validation")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    asked = Asked({**SETTINGS, "encoder": arguments.encoder}, arguments.precision, arguments.epochs)
     if arguments.tried is not None:
-        look(arguments)
+        look(asked, arguments)
         return
-    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"runs": []}
+    results: dict[str, Any] = json.loads(asked.results.read_text()) if asked.results.exists() else {"runs": []}
     if "baselines" not in results:
-        results["baselines"] = baselines(arguments)
-        keep(results)
+        results["baselines"] = baselines(asked, arguments)
+        keep(asked, results)
     for seed in range(arguments.seeds):
         for loss in LOSSES:
-            if not any((run["loss"], run["seed"]) == (loss, seed) for run in results["runs"]):
-                results["runs"].append(train(loss, seed, arguments))
-                keep(results)
-    report(results)
+            if not any((run["loss"], run["seed"]) == (loss, seed) and asked.made(run) for run in results["runs"]):
+                results["runs"].append(train(loss, seed, asked, arguments))
+                keep(asked, results)
+    report({**results, "runs": [run for run in results["runs"] if asked.made(run)]})
 
 
-def workload(arguments: argparse.Namespace, seed: int, epochs: int = EPOCHS, **settings: Any) -> SimCLR:
+def workload(asked: Asked, data: Path, seed: int, **settings: Any) -> SimCLR:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     runtime = Runtime(
-        device=device, data=arguments.data, seed=seed, epochs=epochs, steps_per_epoch=STEPS,
-        precision=arguments.precision,
-    )  # fmt: skip
-    return SimCLR(SimCLR.Params(**{**SETTINGS, **settings}), runtime)
+        device=device, data=data, seed=seed, epochs=asked.epochs, steps_per_epoch=STEPS, precision=asked.precision
+    )
+    return SimCLR(SimCLR.Params(**{**asked.settings, **settings}), runtime)
 
 
-def look(arguments: argparse.Namespace) -> None:
+def look(asked: Asked, arguments: argparse.Namespace) -> None:
     """One shorter run, judged on validation alone; nothing is written."""
     settings = dict(word.split("=", 1) for word in arguments.tried)
-    built = workload(arguments, 100, arguments.epochs, **settings)
-    for epoch in range(1, arguments.epochs + 1):
+    built = workload(asked, arguments.data, 100, **settings)
+    for epoch in range(1, asked.epochs + 1):
         loss = built.train_epoch(epoch)["loss"]
     found = {name: round(value, 4) for name, value in built.evaluate("validation").metrics.items()}
-    print(json.dumps({**settings, "steps": STEPS * arguments.epochs, "loss": round(loss, 4), **found}), flush=True)
+    print(json.dumps({**settings, "steps": STEPS * asked.epochs, "loss": round(loss, 4), **found}), flush=True)
 
 
-def train(loss: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
+def train(loss: str, seed: int, asked: Asked, arguments: argparse.Namespace) -> dict[str, Any]:
     """A run from its last checkpoint to its end, measured on both splits."""
-    built, started = workload(arguments, seed, loss=loss), time.monotonic()
-    checkpoint = CHECKPOINTS / f"{loss}-{seed}.pt"
+    built, started = workload(asked, arguments.data, seed, loss=loss), time.monotonic()
+    checkpoint = CHECKPOINTS / f"{loss}-{seed}-{asked.digest}.pt"
     before, spent, curve = 0, 0.0, []
     if checkpoint.exists():
         kept = torch.load(checkpoint, weights_only=True)
         built.load_state_dict(kept["state"])
         before, spent, curve = kept["epoch"], kept["seconds"], kept["curve"]
-    for epoch in range(before + 1, EPOCHS + 1):
+    for epoch in range(before + 1, asked.epochs + 1):
         curve.append({"steps": epoch * STEPS, **built.train_epoch(epoch)})
         if epoch % EVALUATED == 0:
             curve[-1] |= {f"validation {name}": value for name, value in built.evaluate("validation").metrics.items()}
@@ -110,48 +147,80 @@ def train(loss: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]
         "curve": curve,
         "seconds": spent + time.monotonic() - started,
         "params": built.params.model_dump(),
-        "precision": arguments.precision,
+        "precision": asked.precision,
         "commit": commit(),
         "machine": machine(),
     }
 
 
 @torch.no_grad()
-def baselines(arguments: argparse.Namespace) -> dict[str, Any]:
+def baselines(asked: Asked, arguments: argparse.Namespace) -> dict[str, Any]:
     """kNN on test by raw pixels, and by the encoder before training."""
-    built = workload(arguments, 0)
+    built = workload(asked, arguments.data, 0)
     data = built.data
     pixels = [
         functional.normalize(normalise(part.take(torch.arange(len(part)))).flatten(1), dim=1)
         for part in (data.train, data.test)
     ]
     votes = knn_scores(pixels[0], data.train.labels, pixels[1], classes=len(data.classes))
-    untrained = [workload(arguments, seed).evaluate("test").metrics for seed in range(arguments.seeds)]
+    untrained = [workload(asked, arguments.data, seed).evaluate("test").metrics for seed in range(arguments.seeds)]
     return {
         "raw pixels": {"knn_top1": in_top(votes, data.test.labels, 1).mean().item()},
         "untrained": [{name: one[name] for name in KEPT} for one in untrained],
     }
 
 
-def keep(results: dict[str, Any]) -> None:
-    partial = RESULTS.with_suffix(".partial")
+def keep(asked: Asked, results: dict[str, Any]) -> None:
+    partial = asked.results.with_suffix(".partial")
     partial.write_text(json.dumps(results, indent=1) + "\n")
-    partial.replace(RESULTS)
+    partial.replace(asked.results)
 
 
 def report(results: dict[str, Any]) -> None:
     values = {loss: {run["seed"]: run["test"]["knn_top1"] for run in results["runs"] if run["loss"] == loss}
               for loss in LOSSES}  # fmt: skip
+    pixels = results["baselines"]["raw pixels"]["knn_top1"]
+    untrained = [one["knn_top1"] for one in results["baselines"]["untrained"]]
     print("\n| features | kNN top-1 on test, mean ± sd | runs |\n| --- | --- | --- |")
-    print(f"| raw pixels | {results['baselines']['raw pixels']['knn_top1']:.4f} | |")
-    print(told("untrained", [one["knn_top1"] for one in results["baselines"]["untrained"]]))
+    print(f"| raw pixels | {pixels:.4f} | |")
+    print(told("untrained", untrained))
     for loss, found in values.items():
         print(told(loss, list(found.values())))
+    for loss, found in values.items():
+        print(above(f"{loss} - raw pixels", one_sample([value - pixels for value in found.values()])))
+        print(above(f"{loss} - untrained", over_seeds(list(found.values()), untrained, "welch") if found else None))
     for one, other in combinations(LOSSES, 2):
-        found = over_seeds(list(values[one].values()), list(values[other].values()), "welch")
-        if found.low is not None and found.high is not None:
-            claim = "no ranking" if found.low <= 0 <= found.high else "a difference"
-            print(f"{one} - {other}: {found.value:+.4f}, 95% [{found.low:+.4f}, {found.high:+.4f}]: {claim}")
+        if values[one] and values[other]:
+            found = over_seeds(list(values[one].values()), list(values[other].values()), "welch")
+            if found.low is not None and found.high is not None:
+                claim = "no ranking" if found.low <= 0 <= found.high else "a difference"
+                print(f"{one} - {other}: {found.value:+.4f}, 95% [{found.low:+.4f}, {found.high:+.4f}]: {claim}")
+
+
+def one_sample(differences: list[float]) -> Difference | None:
+    """The mean over seeds of a difference to a constant, with Student's t interval; None without a seed."""
+    if not differences:
+        return None
+    value, count = fmean(differences), len(differences)
+    if count < 2:
+        return Difference(value, why="n < 2")
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) * stdev(differences) / math.sqrt(count)
+    return Difference(value, value - half, value + half)
+
+
+def above(name: str, found: Difference | None) -> str:
+    """Whether a difference is :data:`MARGIN` or more, and whether all of its interval is."""
+    if found is None:
+        return f"{name}: no run"
+    if found.low is None or found.high is None:
+        return f"{name}: {found.value:+.4f}, no interval ({found.why}); {MARGIN:+.2f} asked: {yes(found.value)}"
+    interval = f"95% [{found.low:+.4f}, {found.high:+.4f}]"
+    met = f"{yes(found.value)}, its lower end: {yes(found.low)}"
+    return f"{name}: {found.value:+.4f}, {interval}; {MARGIN:+.2f} asked: {met}"
+
+
+def yes(value: float) -> str:
+    return "yes" if value >= MARGIN else "NO"
 
 
 def told(name: str, values: list[float]) -> str:
