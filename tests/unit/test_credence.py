@@ -24,7 +24,7 @@ from workloads.recommender.credence import (
 )
 from workloads.recommender.product_density import REACH, log_density, look_up
 
-MODES: tuple[Mode, ...] = ("thesis", "mean1", "bayes")
+MODES: tuple[Mode, ...] = ("thesis", "mean1", "bayes", "prior")
 
 
 def _mixture(x: float, dim: int, variance: float) -> tuple[float, float]:
@@ -157,7 +157,8 @@ def test_credence_is_the_formula(mode: Mode) -> None:
     p = prior.sigmoid()
     f, F = (torch.tensor(part) for part in zip(*(_mixture(value, 5, 0.6) for value in x.tolist())))
     thesis = 2 * F * f * p
-    expected = {"thesis": thesis, "mean1": thesis / thesis.mean(), "bayes": F * p / (F * p + (1 - F) * (1 - p))}
+    bayes = F * p / (F * p + (1 - F) * (1 - p))
+    expected = {"thesis": thesis, "mean1": thesis / thesis.mean(), "bayes": bayes, "prior": p}
     found = credence(x, prior, GaussianFactors(5, 0.6), mode)
     torch.testing.assert_close(found, expected[mode].double(), rtol=1e-6, atol=1e-9)
 

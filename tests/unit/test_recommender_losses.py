@@ -19,6 +19,7 @@ from workloads.losses.contrastive import alpha_from_auc, bcl_weights_at
 from workloads.recommender import workload as module
 from workloads.recommender.batches import batches
 from workloads.recommender.credence import GaussianFactors, credence, prior_log_odds
+from workloads.recommender.objectives import OBJECTIVES, Scores, settings
 from workloads.recommender.params import Params
 from workloads.recommender.prepared import prepare
 from workloads.recommender.reads import LOSSES, MASKING
@@ -178,7 +179,7 @@ def test_a_batch_that_is_ranked_can_not_be_split(runtime: dict[str, int]) -> Non
 
 
 @pytest.mark.parametrize("prior_var", [0.6, "fitted"])
-@pytest.mark.parametrize("form", ["mean1", "thesis", "bayes"])
+@pytest.mark.parametrize("form", ["mean1", "thesis", "bayes", "prior"])
 def test_bprac_weighs_interactions_by_their_credence(form: Any, prior_var: Any) -> None:
     workload = build(replace(RUNTIME, steps_per_epoch=1), loss="bprac", credence=form, prior_var=prior_var)
     data, table = workload.data, workload.model.embedding.detach().double().clone()
@@ -196,13 +197,25 @@ def test_bprac_weighs_interactions_by_their_credence(form: Any, prior_var: Any) 
     assert 0 < found["ks"] < 1
 
 
-def test_alpha_follows_the_validation_auc() -> None:
-    workload = build(loss="bcl", negatives=4, lr=0.02)
+@pytest.mark.parametrize("form", ["auc", "auc_literal"])
+def test_alpha_follows_the_validation_auc(form: str) -> None:
+    workload = build(loss="bcl", negatives=4, lr=0.02, alpha=form)
     for epoch in (1, 2, 3):
-        auc = workload.evaluate("validation").metrics["auc"]
-        assert workload.train_epoch(epoch)["alpha"] == pytest.approx(alpha_from_auc(auc))
+        expected = alpha_from_auc(workload.evaluate("validation").metrics["auc"], literal=form == "auc_literal")
+        assert workload.train_epoch(epoch)["alpha"] == pytest.approx(expected)
     refit = build(replace(RUNTIME, holdout=False), loss="bcl", negatives=4)
     assert 0.5 <= refit.train_epoch(1)["alpha"] <= 1
+
+
+def test_bcl_places_ties_as_it_is_told() -> None:
+    """One negative is last by "<=", with a weight of .556, and in the middle by mid ranks (E-6.30)."""
+    given: dict[str, Any] = {"alpha": 0.9, "beta": 0.5, "tau": 0.1}
+    scores = Scores(torch.zeros(3), torch.zeros(3, 0), torch.zeros(3, 1), 0)
+    for ties, place in ({"ties": "mid"}, 0.5), ({"ties": "le"}, 1.0), ({}, 1.0):
+        weight = bcl_weights_at(torch.tensor(place), **given)
+        found = OBJECTIVES["bcl"](scores, **settings(Params(loss="bcl", negatives=1, **ties, **given), 0.05))
+        torch.testing.assert_close(found, torch.log1p(weight).expand(3))
+    assert weight.item() == pytest.approx(0.556, abs=1e-3)
 
 
 def test_tau_is_the_density() -> None:

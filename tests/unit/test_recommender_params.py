@@ -62,6 +62,8 @@ def test_every_parameter_is_described() -> None:
         ({"loss": "dpl", "tau": -0.1}, "tau=-0.1"),
         ({"loss": "dpl", "tau": "dense"}, "density"),
         ({"loss": "bcl", "alpha": 0.4}, r"alpha=0.4 .* is not in \[0.5, 1\]"),
+        ({"loss": "bcl", "alpha": "AUC"}, "'auc' or 'auc_literal'"),
+        ({"ties": "mid"}, "ties=mid has no effect with loss=bpr. Drop ties, or set loss=bcl"),
         ({"loss": "bcl", "beta": 1.5}, r"beta=1.5 .* is not in \[0, 1\]"),
         ({"sampler": "bns", "bns_lambda": -1}, "bns_lambda=-1"),
         ({"loss": "bprac", "prior_var": 0}, r"prior_var=0 .* is not in \(0, 100\]"),
