@@ -131,6 +131,8 @@ def run_epochs(
     for epoch in range(progress.epoch + 1, plan.epochs + 1):
         started = spent()
         metrics = _named(prefix, workload.train_epoch(epoch))
+        if bad := _not_finite(metrics):  # before a diverged model is evaluated, which may fail in its own way
+            raise Diverged(epoch, *bad, rows=tuple(rows))
         seen: dict[str, float] = {}
         evaluation = workload.evaluate("validation") if validate and plan.evaluates(epoch) else None
         if evaluation is not None:

@@ -266,6 +266,15 @@ def test_a_first_epoch_that_diverges_reports_nothing() -> None:
     assert caught.value.rows == ()
 
 
+def test_a_model_that_diverged_is_not_evaluated() -> None:
+    class Fragile(Toy):
+        def evaluate(self, split: Split) -> Evaluation:
+            raise RuntimeError("this is not for such a state")
+
+    with pytest.raises(Diverged, match="train/loss is nan at epoch 1"):
+        next(run_epochs(build(Fragile, nan_at=1), Plan(epochs=9)))
+
+
 def test_diverged_crosses_process_borders() -> None:
     rows = (Row(2, 1.5, {"train/loss": 0.5}),)
     copy = pickle.loads(pickle.dumps(Diverged(3, "train/loss", math.inf, rows)))

@@ -54,6 +54,11 @@ def test_a_label_among_the_first() -> None:
     assert probe.in_top(scores, labels, 3).tolist() == [1, 1, 1, 1]
 
 
+def test_what_is_not_a_number_is_wrong() -> None:
+    scores = torch.tensor([[torch.nan] * 3, [0.9, torch.nan, 0.1]])
+    assert probe.in_top(scores, torch.tensor([0, 0]), 3).tolist() == [0, 0]
+
+
 def test_the_linear_probe_is_at_its_optimum() -> None:
     """The gradient of the convex objective, written out on the features as they are given, is zero."""
     features, labels = _features(200)
@@ -68,6 +73,15 @@ def test_the_linear_probe_is_at_its_optimum() -> None:
     again = probe.linear_probe(features, labels, classes=3, l2=0.01, steps=500)
     assert torch.equal(weight, again[0])
     assert torch.equal(bias, again[1])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e38])
+def test_the_probe_of_features_that_are_not_finite_knows_nothing(bad: float) -> None:
+    features, labels = _features(50)
+    features[::2, 3] = bad
+    weight, bias = probe.linear_probe(features, labels, classes=3)
+    assert weight.isnan().all()
+    assert bias.isnan().all()
 
 
 def test_a_feature_that_never_varies_has_no_weight() -> None:

@@ -14,15 +14,20 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from orchestrator.engine import Diverged, run_epochs
+from orchestrator.plan import Plan
+from orchestrator.search.spaces import presets
 from workloads.contract import Runtime
 from workloads.data.images.prepared import Prepared, prepared_images
 from workloads.losses.contrastive import alpha_from_auc
 from workloads.simclr import workload as module
 from workloads.simclr.batches import Batch, batches, steps_per_pass
 from workloads.simclr.evaluation import spread
+from workloads.simclr.model import SimCLR as Model
 from workloads.simclr.objectives import OBJECTIVES, settings
 from workloads.simclr.optim import TRUST, Optimizer, learning_rate
 from workloads.simclr.params import Params
+from workloads.simclr.reads import FEATURES
 from workloads.simclr.workload import SimCLR
 
 RUNTIME = Runtime(device=torch.device("cpu"), data=Path(), seed=3, epochs=2)
@@ -46,7 +51,9 @@ def test_what_is_read_and_not_given_goes_with_the_choices() -> None:
     ("given", "message"),
     [
         ({"batch_size": 1}, "batch_size=1 leaves an image no negatives"),
-        ({"temperature": 0}, "greater than 0"),
+        ({"temperature": 0}, "greater than or equal to 0.001"),
+        ({"temperature": 1e-40}, "greater than or equal to 0.001"),
+        ({"subvector": 500}, "subvector=500 is more than the 128 features of encoder=tiny. Set it to at most 128"),
         ({"temperature": math.nan}, "finite number"),
         ({"loss": "hcl", "alpha": 0.9}, "alpha=0.9 has no effect with loss=hcl. Drop alpha, or set loss=bcl"),
         ({"momentum": 0.9}, "momentum=0.9 has no effect with optimizer=adam. Drop momentum, or set optimizer=sgd or"),
@@ -69,7 +76,6 @@ def test_bad_parameters_are_refused(given: dict[str, Any], message: str) -> None
         ({"batch_size": 2048}, {}, "batch_size=2048 is more than the 920 training images"),
         ({"batch_size": 255}, {"world_size": 2}, "does not divide over 2 worker.s. x accumulate=1; the"),
         ({"batch_size": 10}, {"accumulate": 4}, "does not divide over 1 worker.s. x accumulate=4; .* is 8"),
-        ({"projection": None, "subvector": 500}, {}, "subvector=500 is more than the 128 features of encoder=tiny"),
     ],
 )
 def test_what_can_not_be_trained_is_refused(params: dict[str, Any], runtime: dict[str, Any], message: str) -> None:
@@ -156,6 +162,48 @@ def test_evaluation_in_units_and_tables() -> None:
     assert list(found.tables["scores"]) == ["score", "true_negatives", "false_negatives"]
     assert {len(column) for column in found.tables["plane"].values()} == {512}
     assert set(found.tables["plane"]["label"]) <= set(_built().data.classes)
+
+
+def test_weights_that_are_no_numbers_are_wrong_and_have_no_plane() -> None:
+    built = _built(eval_probe="always")
+    with torch.no_grad():
+        next(built.model.encoder.parameters()).fill_(torch.nan)
+    found = built.evaluate("validation")
+    assert {found.metrics[name] for name in ("knn_top1", "knn_top5", "probe_top1", "probe_top5")} == {0.0}
+    assert not math.isfinite(found.metrics["alignment"])
+    assert list(found.tables) == ["scores"]
+
+
+def test_a_run_that_diverges_says_so() -> None:
+    wild = _built(optimizer="sgd", lr=100, weight_decay=1, schedule="constant", batch_size=64)
+    with pytest.raises(Diverged, match="is nan at epoch"):
+        list(run_epochs(wild, Plan(epochs=4)))
+
+
+@pytest.mark.parametrize("encoder", ["tiny", "resnet18"])
+@pytest.mark.parametrize("preset", sorted(presets("simclr")))
+def test_every_preset_has_a_model(preset: str, encoder: str) -> None:
+    """At both ends of its ranges, too."""
+    for end in ("low", "high"):
+        drawn = presets("simclr")[preset](_End(end))
+        params = Params(**drawn, encoder=encoder)
+        assert Model(params, seed=0).features == FEATURES[encoder]
+
+
+class _End:
+    """Instead of a trial: the least, or the greatest, of each range."""
+
+    def __init__(self, end: str) -> None:
+        self.end = end
+
+    def suggest_float(self, name: str, low: float, high: float, log: bool = False) -> float:
+        return low if self.end == "low" else high
+
+    def suggest_int(self, name: str, low: int, high: int, log: bool = False) -> int:
+        return low if self.end == "low" else high
+
+    def suggest_categorical(self, name: str, choices: list[Any]) -> Any:
+        return choices[0 if self.end == "low" else -1]
 
 
 def test_the_probe_is_fitted_when_it_is_asked_for() -> None:

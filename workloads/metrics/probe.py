@@ -1,7 +1,8 @@
 """What frozen features know: weighted kNN, a linear probe, alignment and uniformity, how scores separate classes.
 
-Labels are used here and nowhere in training. Everything is deterministic, in float32 or better, and batched on the
-device that the features are on.
+Labels are used here and nowhere in training. Everything is in float32 or better, batched on the device that the
+features are on, and deterministic on a CPU. CUDA adds the neighbours' votes in an order of its own, so that two classes
+whose votes are equal but for rounding may change places.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ def knn_scores(
 def in_top(scores: torch.Tensor, labels: torch.Tensor, k: int) -> torch.Tensor:
     """Whether the label is among the k classes of highest score, (Q,), float; of equal scores the lower class first.
 
+    A sample one of whose scores is NaN is wrong: nothing was told.
+
     Args:
         scores: (Q, classes).
         labels: (Q,), in [0, classes).
@@ -54,7 +57,7 @@ def in_top(scores: torch.Tensor, labels: torch.Tensor, k: int) -> torch.Tensor:
     own = scores.gather(1, labels.unsqueeze(1))
     before = torch.arange(scores.shape[1], device=scores.device) < labels.unsqueeze(1)
     ahead = ((scores > own) | ((scores == own) & before)).sum(1)
-    return (ahead < k).float()
+    return ((ahead < k) & ~scores.isnan().any(1)).float()
 
 
 def linear_probe(
@@ -71,12 +74,15 @@ def linear_probe(
         steps: iterations at most.
 
     Returns:
-        W (classes, d) and b (classes,) for features as they are given; logits are ``x Wᵀ + b``.
+        W (classes, d) and b (classes,) for features as they are given; logits are ``x Wᵀ + b``. NaN throughout where
+        features are not finite or too large to be standardised.
     """
     features = features.float()
     mean, deviation = features.mean(0), features.std(0, correction=0)
     scale = torch.where(deviation > 0, 1 / deviation, 0)  # what never varies says nothing
     inputs = (features - mean) * scale
+    if not inputs.isfinite().all():
+        return inputs.new_full((classes, inputs.shape[1]), torch.nan), inputs.new_full((classes,), torch.nan)
     weight = inputs.new_zeros(classes, inputs.shape[1], requires_grad=True)
     bias = inputs.new_zeros(classes, requires_grad=True)
     optimizer = torch.optim.LBFGS([weight, bias], max_iter=steps, history_size=10, line_search_fn="strong_wolfe")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +50,7 @@ def evaluation(
     ``knn_top1`` and ``knn_top5`` by weighted neighbours of features of length one; ``probe_top1`` and ``probe_top5`` by
     a linear classifier of the features; ``alignment``, ``uniformity`` and ``auc`` of the embeddings. Tables:
     ``scores``, densities of the cosines of true and false negatives (thesis figure 6.8), and ``plane``, features on
-    their first two principal components.
+    their first two principal components, which those that are not finite do not have.
     """
     units = _correct("knn", _votes(bank, seen, len(classes), params), seen.labels)
     if with_probe:
@@ -64,7 +63,9 @@ def evaluation(
         "auc": probe.false_negative_auc(views.first, views.labels),
     }
     metrics |= {name: value.item() for name, value in geometry.items()}
-    tables = {"scores": _scores(views), "plane": _plane(seen, classes)}
+    tables = {"scores": _scores(views)}
+    if seen.features.isfinite().all():
+        tables["plane"] = _plane(seen, classes)
     return Evaluation(metrics, {"id": np.arange(len(seen.labels)), **units}, tables)
 
 
@@ -84,7 +85,7 @@ def _scores(views: Views) -> Columns:
     return {name: column.cpu().numpy() for name, column in zip(names, probe.score_densities(views.first, views.labels))}
 
 
-def _plane(seen: Frozen, classes: tuple[str, ...]) -> Mapping[str, np.ndarray[Any, Any]]:
+def _plane(seen: Frozen, classes: tuple[str, ...]) -> Columns:
     rows = spread(len(seen.labels), SHOWN).to(seen.labels.device)
     x, y = probe.principal_plane(seen.features[rows]).T.cpu().numpy()
     return {"x": x, "y": y, "label": np.array(classes)[seen.labels[rows].cpu().numpy()]}

@@ -17,20 +17,11 @@ class SimCLR(nn.Module):
     """Images to features, and to embeddings of length one that the loss compares. Chen et al., ICML 2020, 2.1."""
 
     def __init__(self, params: Params, seed: int) -> None:
-        """Initialise from the seed alone.
-
-        Raises:
-            ValueError: DirectCLR's subvector is longer than the features.
-        """
+        """Initialise from the seed alone."""
         super().__init__()
         assert params.encoder is not None
         self.encoder = image_encoder(params.encoder, params.stem or "cifar", seed=seed)
         self.features = self.encoder.features
-        if params.subvector is not None and params.subvector > self.features:
-            raise ValueError(
-                f"subvector={params.subvector} is more than the {self.features} features of encoder={params.encoder}. "
-                f"Set it to at most {self.features}"
-            )
         self.subvector = params.subvector
         self.head = nn.Identity() if params.projection is None else _head(self.features, params.projection, seed)
 

@@ -66,7 +66,7 @@ class Params(BaseModel):
         "hcl (5.52), bcl (6.31).",
     )
     temperature: float = Field(
-        default=0.5, gt=0, le=100, description="t, which divides every cosine (0.5: thesis 6.6.2.3).",
+        default=0.5, ge=1e-3, le=100, description="t, which divides every cosine (0.5: thesis 6.6.2.3).",
         json_schema_extra=MID_RUN,
     )  # fmt: skip
     tau: float | Literal["classes"] | None = Field(
@@ -133,7 +133,7 @@ class Params(BaseModel):
 
     eval_k: int = Field(default=20, ge=1, le=10_000, description="Neighbours that vote in kNN.")
     eval_temperature: float = Field(
-        default=0.1, gt=0, le=100, description="Of a neighbour's vote e^(cos / t) (Wu et al., CVPR 2018: 0.07)."
+        default=0.1, ge=1e-3, le=100, description="Of a neighbour's vote e^(cos / t) (Wu et al., CVPR 2018: 0.07)."
     )
     eval_probe: Literal["always", "test", "never"] = Field(
         default="test",

@@ -20,6 +20,9 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {"adam": {}, "sgd": {"momentum": 0
 HEAD: Mapping[str, Any] = {"projection": 128}
 """Of the projection head, which DirectCLR (``subvector``) does not have."""
 
+FEATURES: Mapping[str, int] = {"tiny": 128, "resnet18": 512, "resnet34": 512, "resnet50": 2048}
+"""Dimensions of what an encoder gives."""
+
 EMBEDDED = "synthetic-images"
 """The dataset that needs no download, small enough for the smallest encoder."""
 
@@ -62,6 +65,12 @@ def trouble(values: Mapping[str, Any]) -> str | None:
         return (
             f"projection={values['projection']} has no effect with subvector={values['subvector']}, which has no "
             "projection head. Drop one of them"
+        )
+    features = FEATURES[values["encoder"]]
+    if values["subvector"] is not None and values["subvector"] > features:
+        return (
+            f"subvector={values['subvector']} is more than the {features} features of encoder={values['encoder']}. "
+            f"Set it to at most {features}"
         )
     most = 1.0 if values["loss"] == "bcl" else 100.0
     bounds = {**BOUNDS, "beta": (0.0, most, f"[0, {most:g}]")}
