@@ -288,6 +288,13 @@ class Figure:
     on: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     epochs: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def confined(self) -> Mapping[str, tuple[str, ...]]:
+        """The parameters for which none of its methods exists with any value, and those that there are."""
+        methods = [line.method for panel in self.panels for line in panel.lines]
+        every = [name for name in self.by if all(name in method.only for method in methods)]
+        return {name: tuple(dict.fromkeys(v for method in methods for v in method.only[name])) for name in every}
+
     def line_on(self, dataset: str, line: Line) -> Line:
         """A line with the epochs that a dataset has."""
         return replace(line, method=replace(line.method, epochs=self.epochs.get(dataset, line.method.epochs)))

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from orchestrator.console import Console
-from orchestrator.errors import RunFailed, unknown
+from orchestrator.errors import RunFailed, UserError, unknown
 from orchestrator.published import running
 from orchestrator.published.once import Done
 from orchestrator.published.running import Choice, Effort, Runner
@@ -120,6 +120,8 @@ def redraw(
         for panel in figure.panels
         for line in _chosen(panel.lines, figure.by[1:], where, methods)
     ]
+    if not work:
+        raise _nothing(figure, where)
     for one in work:  # all that can be wrong is said before anything runs
         runner.search_spec(one.method)
         for point in one.line.points:
@@ -206,7 +208,10 @@ def _history(done: Done) -> Iterator[dict[str, Any]]:
 def _chosen(
     lines: Sequence[Line], by: Sequence[str], where: Mapping[str, Sequence[str]], methods: Sequence[str]
 ) -> list[Line]:
-    """The lines asked for; a value that the figure does not have is put in their place. Raises UserError."""
+    """The lines asked for, of methods that exist there; a value that the figure does not have is put in their place.
+
+    Raises UserError for a name that no line has.
+    """
     names = {line.name.lower() for line in lines}
     for name in methods:
         if name.lower() not in names:
@@ -220,4 +225,17 @@ def _chosen(
             found = [line for line in found if line.where.get(name) in wanted]
         else:
             found = [replace(line, where={**line.where, name: value}) for value, line in product(wanted, found)]
-    return found
+    return [
+        line for line in found
+        if all(line.where.get(name, having[0]) in having for name, having in line.method.only.items())
+    ]  # fmt: skip
+
+
+def _nothing(figure: Figure, where: Mapping[str, Sequence[str]]) -> UserError:
+    """No line asked for has a method that exists there."""
+    asked = ", ".join(
+        f"{name}={value}" for name, values in where.items() for value in values if name in figure.confined
+    )
+    allowed = ", ".join(f"{name}={value}" for name, values in figure.confined.items() for value in values)
+    names = " and ".join(f"--{name.replace('_', '-')}" for name in figure.confined)
+    return UserError(f"No line of {figure.id} is for this", got=asked, allowed=allowed, fix=f"Leave {names} away")

@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from orchestrator.errors import unknown
 from orchestrator.options import Experiment, Json, Local, RayAddress, Storage, Tracking
 from orchestrator.verbs.common import resolved
-from workloads.published import Computation, Published
+from workloads.published import Computation, Figure, Published
 
 
 class WithPublished(TyperGroup):
@@ -75,8 +75,10 @@ def run_command(
     raise typer.Exit(code)
 
 
-def _values(name: str) -> Any:
+def _values(name: str, one: Published) -> Any:
     about = f"A value of {name}, of the source's or another; repeatable.  [default: its own]"
+    if isinstance(one, Figure) and name in one.confined:
+        about = f"A value of {name}: there is {' or '.join(one.confined[name])} here."
     return Annotated[list[str] | None, typer.Option(f"--{name.replace('_', '-')}", help=about)]
 
 
@@ -118,7 +120,7 @@ def _options(one: Published) -> dict[str, tuple[Any, Any]]:
     """The options that a table or figure has: how it is run is asked only where it is."""
     if isinstance(one, Computation):
         return OPTIONS
-    regime, values = one.regime, {name: (_values(name), None) for name in one.by}
+    regime, values = one.regime, {name: (_values(name, one), None) for name in one.by}
     return {**values, "seeds": (SEEDS, regime.seeds), "trials": (TRIALS, regime.trials), **WITH_RUNS, **OPTIONS}
 
 

@@ -14,6 +14,7 @@ import pytest
 from orchestrator.cli import app
 from orchestrator.console import Console
 from orchestrator.errors import DONE, PARTIAL, UserError
+from orchestrator.published.figures import _chosen
 from orchestrator.published.known import known
 from orchestrator.published.reproduce import Asked, reproduce
 from orchestrator.published.running import Effort, Runner
@@ -177,6 +178,27 @@ def test_a_figure_shows_values_on_test_over_a_parameter(settings: Settings) -> N
     assert len(set(curve["y"])) == 2
     assert all(sd > 0 for sd in curve["sd"])
     assert {file.suffix for file in Path(told["folder"]).iterdir()} == {".json", ".csv", ".md", ".svg", ".png"}
+
+
+def test_a_line_is_left_out_where_its_method_does_not_exist(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = known()["toy-values"]
+    assert isinstance(one, Figure)
+    (line,) = one.panels[0].lines
+    some = replace(line, name="some", method=replace(line.method, only={"size": ("8",)}))
+    figure = replace(one, by=("dataset", "size"), panels=(replace(one.panels[0], lines=(some, line)),))
+    assert figure.confined == {}
+    (chosen,) = _chosen(figure.panels[0].lines, ("size",), {"size": ("16",)}, ())
+    assert (chosen.name, chosen.where) == ("steep", {"size": "16"})
+    assert [one.name for one in _chosen(figure.panels[0].lines, ("size",), {}, ())] == ["some", "steep"]
+
+    app(["reproduce", "thesis-fig4.5", "--help"], standalone_mode=False)
+    assert "there is mf here" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(
+        UserError, match=r"thesis-fig4\.5 .* got backbone=lightgcn; allowed: backbone=mf\. Leave --backbone"
+    ):
+        ask("thesis-fig4.5", settings, where={"dataset": ("synthetic",), "backbone": ("lightgcn",)})
 
 
 def test_a_figure_over_epochs_has_a_value_for_each(settings: Settings) -> None:
