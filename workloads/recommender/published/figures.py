@@ -56,7 +56,8 @@ _ALL = (
     _figure(
         "3.4", "ROC of the credence", "3.5.2", measures.credence_roc,
         Panel("false positive rate", "true positive rate",
-              tuple(Line(name, methods.DENOISING[name]) for name in ("BPRAC", "BPRAC, mean1", "BPRAC, bayes"))),
+              tuple(Line(name, methods.DENOISING[name])
+                    for name in ("BPRAC", "BPRAC, mean1", "BPRAC, bayes", "BPRAC, prior alone"))),
         common=_CLEAN,
     ),
     _figure(
