@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from workloads.distributed import reduce_sum
 from workloads.losses.contrastive import alpha_from_auc
 from workloads.recommender.credence import (
     EmpiricalScores,
@@ -21,11 +20,11 @@ from workloads.recommender.credence import (
     prior_log_odds,
     sampled_scores,
 )
-from workloads.recommender.evaluation import evaluation, rank_users
+from workloads.recommender.evaluation import mean_auc
 from workloads.recommender.params import Params
 from workloads.recommender.prepared import History
 from workloads.recommender.quality import wrong_share
-from workloads.seeding import generator
+from workloads.seeding import derive, generator
 
 if TYPE_CHECKING:
     from workloads.recommender.workload import Recommender
@@ -50,15 +49,16 @@ def calibrate(workload: Recommender, epoch: int) -> Calibration:
 
 
 def _calibrated(workload: Recommender, epoch: int) -> Calibration:
-    if workload.settings.get("alpha") == "auc":
-        alpha = alpha_from_auc(_auc(workload))
+    form = workload.settings.get("alpha")
+    if form in ("auc", "auc_literal"):
+        alpha = alpha_from_auc(_auc(workload, epoch), literal=form == "auc_literal")
         return Calibration({**workload.settings, "alpha": alpha}, metrics={"alpha": alpha})
     if workload.params.loss == "bprac":
         return _credence(workload, epoch)
     return Calibration(workload.settings)
 
 
-def _auc(workload: Recommender) -> float:
+def _auc(workload: Recommender, epoch: int) -> float:
     """Of the validation part; of the training interactions in a refit, which has no other (E-6.21)."""
     data, runtime = workload.data, workload.runtime
     if runtime.holdout:
@@ -66,8 +66,9 @@ def _auc(workload: Recommender) -> float:
     else:
         nothing = History(np.empty((0, 2), np.int32), data.n_users, runtime.device)
         relevant, excluded = data.train, nothing
-    values = rank_users([workload.embeddings()], relevant, excluded, runtime.rank, runtime.world_size)[0]
-    return evaluation(reduce_sum(values), relevant, rank=1).metrics["auc"]
+    users, items = workload.embeddings()
+    key = derive(runtime.seed, "auc", epoch)
+    return mean_auc(users, items, relevant, excluded, data.unknown, key, runtime.rank, runtime.world_size)
 
 
 def score_distribution(

@@ -99,6 +99,14 @@ class Prepared:
         """Training interactions of each item, (I,)."""
         return torch.bincount(self.train.items, minlength=self.n_items)
 
+    @cached_property
+    def unknown(self) -> Unobserved:
+        """The items that users have neither in training nor in validation."""
+        if not len(self.validation.items):
+            return self.unobserved
+        indptr = torch.from_numpy(self.known.indptr).to(self.pairs.device)
+        return Unobserved(indptr, self.known.items, self.n_items)
+
     @property
     def density(self) -> float:
         """Share of all pairs of a user and an item that are training interactions (thesis tables 4.1 and 5.1)."""
