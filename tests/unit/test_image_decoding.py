@@ -18,6 +18,13 @@ def encoded(image: Image.Image, form: str = "PNG") -> bytes:
     return file.getvalue()
 
 
+def jpeg(progressive: bool) -> bytes:
+    values = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(values).save(file, "JPEG", progressive=progressive)
+    return file.getvalue()
+
+
 def pixels(image: Image.Image) -> list[tuple[int, ...]]:
     return [tuple(pixel) for pixel in np.asarray(image).reshape(-1, 3).tolist()]
 
@@ -76,6 +83,46 @@ def test_an_embedded_colour_profile_does_no_harm() -> None:
 def test_what_can_not_be_decoded_says_why(content: bytes, reason: str) -> None:
     with pytest.raises(Undecodable, match=reason):
         decode(content)
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("zeros", [1, 2, 50, 200, 400])
+def test_a_jpeg_whose_tail_is_zeros_is_damaged(zeros: int, progressive: bool) -> None:
+    """libjpeg goes on with what it makes up; Pillow notices only some of it."""
+    whole = jpeg(progressive)
+    assert decode(whole).size == (32, 32)
+    with pytest.raises(Undecodable, match=r"truncated|a JPEG without an end"):
+        decode(whole[:-zeros] + bytes(zeros))
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("behind", [b"\x00" * 9, b"\xff\xda\x00\x00 a camera's film"])
+def test_what_follows_a_jpeg_does_no_harm(behind: bytes, progressive: bool) -> None:
+    assert decode(jpeg(progressive) + behind).size == (32, 32)
+
+
+def test_the_end_of_a_thumbnail_is_not_the_image_s() -> None:
+    thumbnail = b"Exif\0\0" + jpeg(False)
+    segment = b"\xff\xe1" + (len(thumbnail) + 2).to_bytes(2, "big") + thumbnail
+    whole = jpeg(False)
+    behind = whole[:2] + segment + whole[2:]
+    assert decode(behind + b" ").size == (32, 32)
+    with pytest.raises(Undecodable):
+        decode(behind[:-300] + bytes(300))
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("Failed to decode"), NotImplementedError(), KeyError(7), IndexError("x")]
+)
+def test_whatever_a_reader_raises_is_a_damaged_image(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the readers of AVIF and DDS do."""
+
+    def broken(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("PIL.PngImagePlugin.PngImageFile.load", broken)
+    with pytest.raises(Undecodable, match=str(error) or type(error).__name__):
+        decode(encoded(Image.new("L", (2, 2))))
 
 
 def test_a_file_is_decoded_by_its_path(tmp_path: Path) -> None:

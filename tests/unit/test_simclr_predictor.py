@@ -121,6 +121,14 @@ def test_no_rows_and_no_classifier(trained: SimCLR) -> None:
     assert len(bare.predict(pd.DataFrame({"image": []}))) == 0
 
 
+def test_whatever_pillow_raises_is_told_by_the_row(served: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its readers of AVIF and DDS do."""
+    inputs = pd.DataFrame({"image": pd.Series([_encoded(_picture())])})
+    monkeypatch.setattr("PIL.PngImagePlugin.PngImageFile.load", lambda _: 1 / 0)
+    with pytest.raises(ValueError, match="row 0 of the input is no image that can be read: division by zero"):
+        served.predict(inputs)
+
+
 @pytest.mark.parametrize(
     ("image", "message"),
     [

@@ -102,8 +102,11 @@ def _pixels(image: Any, row: int, size: int) -> NDArray[np.uint8]:
         opened = _opened(image)
         opened.load()
         picture = _rgb(opened)
-    except (UnidentifiedImageError, OSError, ValueError, TypeError, SyntaxError, Image.DecompressionBombError) as error:
-        reason = "it is in no format that is known" if isinstance(error, UnidentifiedImageError) else str(error)
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow's readers of some fifty formats raise what they like
+        unknown = isinstance(error, UnidentifiedImageError)
+        reason = "it is in no format that is known" if unknown else str(error) or type(error).__name__
         raise ValueError(f"row {row} of the input is no image that can be read: {reason}") from None
     if picture.size != (size, size):
         picture = ImageOps.fit(picture, (size, size), method=Image.Resampling.BILINEAR)

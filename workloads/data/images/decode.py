@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 
 
+_MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")
+"""Of a JPEG, but for those that restart a scan; a 0xff among the data of a scan has a 0 behind it."""
+
+
 class Undecodable(ValueError):
     """An image that can not be decoded; the text says why."""
 
@@ -28,20 +33,42 @@ def decode(content: Content) -> Image.Image:
     camera noted is not applied, as by torchvision.
 
     Raises:
-        Undecodable: the content is no image, is cut off, or has pixels that are no 8 or 16 bit colours.
+        Undecodable: the content is no image, is cut off or without its end, or has pixels that are no 8 or 16 bit
+            colours.
     """
     if isinstance(content, np.ndarray):
         return Image.fromarray(content)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about metadata, and about large images
-            image = Image.open(content if isinstance(content, Path) else io.BytesIO(content))
+            data = content.read_bytes() if isinstance(content, Path) else content
+            image = Image.open(io.BytesIO(data))
             image.load()
+        if image.format in ("JPEG", "MPO") and not _ends(data):
+            raise Undecodable("it is damaged: a JPEG without an end")
         return _rgb(image)
     except UnidentifiedImageError:
         raise Undecodable("it is in no format that is known") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise Undecodable(str(error)) from None
+    except (Undecodable, MemoryError):
+        raise
+    except Exception as error:  # PIL's readers of some fifty formats raise what they like
+        raise Undecodable(str(error) or type(error).__name__) from None
+
+
+def _ends(content: bytes) -> bool:
+    """Whether a JPEG's scans are followed by its end. Without one libjpeg makes up what is missing, and says nothing.
+
+    From marker to marker: a segment tells its length, a scan's data last until the next marker. What comes after the
+    end, and a thumbnail within a segment, are not looked at.
+    """
+    if content.endswith(b"\xff\xd9"):  # as nearly all do
+        return True
+    place = 2  # behind the start of the image
+    while found := _MARKER.search(content, place):
+        if found[1] == b"\xd9":
+            return True
+        place = found.end() + int.from_bytes(content[found.end() : found.end() + 2], "big")
+    return False
 
 
 def square(image: Image.Image, size: int) -> NDArray[np.uint8]:

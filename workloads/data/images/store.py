@@ -17,8 +17,8 @@ from workloads.data.images.convert import Corrupt, Images, Pixels, convert, refu
 from workloads.data.images.source import ImageSource
 from workloads.data.kept import intact, made_once, place
 
-FORMAT = 1
-"""Version of the layout; it is part of the cache's folder names."""
+FORMAT = 2
+"""Version of the layout and of what is decoded; it is part of the cache's folder names."""
 
 _INDEX = "index.json"
 _CHECKED_BYTES = 4 << 30  # of a larger file only the size is checked when it is mapped

@@ -1,7 +1,8 @@
 """Encoded images in Parquet: columns ``image`` and ``label``, and ``label_name`` where the classes have names.
 
 ``image`` holds the bytes of an image file, or, as in the tables of the Hugging Face Hub, a struct with the field
-``bytes``; ``label`` is an integer from 0, or the name of the class itself.
+``bytes``; ``label`` is an integer from 0, or the name of the class itself. The classes are the labels that the train
+part has, in their order: a number that no image has is none.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ IMAGE, LABEL, LABEL_NAME = "image", "label", "label_name"
 TRAIN, TEST = "train.parquet", "test.parquet"
 
 LARGEST = 2**16 - 1
-"""Of the numbers that are labels: each number up to the largest is a class, whether or not it has images."""
+"""Of the numbers that are labels; what is larger counts or identifies something else."""
 
 _ROWS_AT_ONCE = 1024
 
@@ -43,21 +44,37 @@ def read_image_tables(folder: Path, files: tuple[str, ...] = (TRAIN, TEST)) -> I
     """Read the labels of a table, or of a train and a test part; the images are read when they are asked for.
 
     Raises:
-        DataError: a table is damaged, has not the columns, has an image without a label or no image at all.
+        DataError: a table is damaged, has not the columns, has an image without a label or no image at all; or the test
+            part has labels of another type than train, or a class that train does not have.
     """
     import numpy as np
 
     tables = [_columns(folder / file) for file in files]
-    named = [dict(zip(table["numbers"], table["names"])) for table in tables]
-    names = {number: name for table in reversed(named) for number, name in table.items()}
-    labels = [table["numbers"] for table in tables]
-    if tables[0]["textual"]:  # classes are numbered in the order of their names
-        names = dict(enumerate(sorted(set().union(*(table["names"] for table in tables)))))
-        number = {name: place for place, name in names.items()}
-        labels = [[number[name] for name in table["names"]] for table in tables]
-    classes = tuple(str(names.get(place, place)) for place in range(max(names) + 1))
-    listings = [_listing(folder / file, np.array(part, np.int64)) for file, part in zip(files, labels)]
+    names = dict(zip(tables[0]["labels"], tables[0]["names"]))
+    numbers = {label: number for number, label in enumerate(sorted(names))}
+    for file, table in zip(files[1:], tables[1:]):
+        _check_known(folder / file, table, tables[0]["textual"], numbers, folder / files[0])
+    listings = [
+        _listing(folder / file, np.array([numbers[label] for label in table["labels"]], np.int64))
+        for file, table in zip(files, tables)
+    ]
+    classes = tuple(str(names[label]) for label in numbers)
     return ImageSource(listings[0], listings[1] if len(listings) > 1 else empty_listing(), classes)
+
+
+def _check_known(file: Path, table: dict[str, Any], textual: bool, numbers: dict[Any, int], train: Path) -> None:
+    """Refuse a test part whose labels are none of the train part's."""
+    if table["textual"] != textual:
+        got, expected = ("names", "integers") if table["textual"] else ("integers", "names")
+        raise DataError(
+            f"the column {LABEL} has another type than in train", file=file, got=got, expected=f"{expected}, as {train}"
+        )
+    for row, label in enumerate(table["labels"], 1):
+        if label not in numbers:
+            raise DataError(
+                "the test part has a class that train does not have", file=file, line=row, got=repr(label),
+                expected=f"the classes of {train}",
+            )  # fmt: skip
 
 
 def _listing(file: Path, labels: NDArray[np.int64]) -> Listing:
@@ -65,7 +82,7 @@ def _listing(file: Path, labels: NDArray[np.int64]) -> Listing:
 
 
 def _columns(file: Path) -> dict[str, Any]:
-    """The labels of a table as ``numbers`` and ``names``, row by row, and whether they are ``textual``."""
+    """The ``labels`` of a table and the ``names`` of their classes, row by row, and whether labels are ``textual``."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -88,7 +105,7 @@ def _columns(file: Path) -> dict[str, Any]:
             expected = f"an integer from 0 to {LARGEST}, or a name"
             raise DataError("the image has no label", file=file, line=row, got=repr(label), expected=expected)
     names = labels if textual else table[LABEL_NAME].to_pylist() if LABEL_NAME in wanted else labels
-    return {"numbers": labels, "names": names, "textual": textual}
+    return {"labels": labels, "names": names, "textual": textual}
 
 
 def _contents(file: Path) -> Iterator[bytes]:
