@@ -12,6 +12,9 @@ from typing import IO, Any
 
 from orchestrator.errors import mask
 
+RATE_SECONDS = 1.0
+"""No throughput is told before so much has passed."""
+
 
 class Console:
     """Lines go to standard output, or to standard error when the output is for a machine (``--json``).
@@ -27,7 +30,7 @@ class Console:
         self._log: IO[str] | None = None
         self._shown = ""
         self._last = 0.0
-        self._started: tuple[float, int] | None = None
+        self._started = ("", 0.0, 0)
 
     def log_to(self, file: Path) -> None:
         """From now on every line is also kept in ``file``."""
@@ -44,13 +47,21 @@ class Console:
             with suppress(OSError):  # a full disk is said by what needs it
                 self._log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
+    def begin(self, unit: str, done: int = 0) -> None:
+        """Work on units of this name begins now, ``done`` of them done before: throughput counts from here."""
+        self._started = (unit, time.monotonic(), done)
+
     def progress(self, done: int, total: int, unit: str, detail: str = "") -> None:
-        """Show that ``done`` of ``total`` units are done."""
+        """Show that ``done`` of ``total`` units are done.
+
+        Where nobody said when they began, throughput counts from the first call: right for units that end one after
+        the other, not for those that end together.
+        """
         now = time.monotonic()
-        if self._started is None or done < self._started[1]:
-            self._started = (now, done)
-        since, first = self._started
-        rate = (done - first) / (now - since) if now > since and done > first else 0.0
+        if unit != self._started[0] or done < self._started[2]:
+            self.begin(unit, done)
+        _, since, first = self._started
+        rate = (done - first) / (now - since) if now - since >= RATE_SECONDS else 0.0
         left = f", {duration((total - done) / rate)} left" if rate and done < total else ""
         speed = f", {rate:.3g} {unit}s/s" if rate else ""
         text = f"{unit} {done}/{total}{speed}{left}{'  ' + detail if detail else ''}"

@@ -34,6 +34,7 @@ class Ledger:
         self._deadline = time.monotonic() + (spec.search.time_budget or float("inf"))
         self._done = sum(trial.state.is_finished() for trial in study.trials)
         self._trouble: str | None = None
+        self._at_work = False
         self._begun: set[int] = set()
         """The units whose MLflow run this process has opened and not ended."""
         self._live: set[int] = set()
@@ -160,6 +161,9 @@ class Ledger:
         self.book.close()
 
     def _open(self, trial: Trial, spec: ExperimentSpec) -> None:
+        if not self._at_work:
+            self._session.console.begin("trial", self._done)
+            self._at_work = True
         self.book.start(self._name(trial.unit), self._charged)
         self.budget.start(trial.unit)
         self._live.add(trial.unit)

@@ -75,13 +75,18 @@ class Driver:
             self.folder = records.create(storage, "sweep", "toy", {}, "orchestrator sweep toy", "sweep")
         self.tracker, self.lines, self.notes = Recorder(), list[str](), list[str]()
         self.trained: list[int] = []
+        self.work: list[tuple[Any, ...]] = []
         self.interrupted = False
         session = SimpleNamespace(
             folder=self.folder,
             tracker=self.tracker,
             settings=SimpleNamespace(data=Path("data")),
             interrupts=SimpleNamespace(asked=lambda: self.interrupted),
-            console=SimpleNamespace(say=self.lines.append, progress=lambda *of: None),
+            console=SimpleNamespace(
+                say=self.lines.append,
+                begin=lambda *of: self.work.append(("begin", *of)),
+                progress=lambda *of: self.work.append(of),
+            ),
             notify=lambda event, message, *more: self.notes.append(f"{event}: {message}"),
             trained_on=lambda *about: None,
             pulse=SimpleNamespace(trained=self.trained.append),
@@ -199,6 +204,19 @@ def test_every_end_is_told_to_all(drive: Drive) -> None:
     ]  # fmt: skip
     assert driver.lines[-1].startswith("trial 0 complete error 0.4")
     assert any("train/loss is nan at epoch 2" in line for line in driver.lines)
+
+
+def test_the_clock_starts_with_the_first_trial(drive: Drive) -> None:
+    """What ends together has no first end to count from."""
+    first = drive()
+    first.begin()
+    first.begin()
+    first.says(0, 9, 0.4, "epochs")
+    assert first.work == [("begin", "trial", 0), (1, 3, "trial")]
+    first.die()
+    second = drive()
+    second.begin()
+    assert second.work == [("begin", "trial", 1)]
 
 
 def test_it_says_how_the_sweep_stands(drive: Drive) -> None:
