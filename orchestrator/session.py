@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator import notify
 from orchestrator.console import Console
-from orchestrator.errors import DONE, Interrupted, UserError, mask, one_line
+from orchestrator.errors import DONE, Interrupted, UserError, mask
 from orchestrator.interrupts import Interrupts
 from orchestrator.notify import Notifier
 from orchestrator.observability.pulse import Pulse
@@ -198,7 +198,7 @@ class Session:
         told = disk.unwritable(self.settings.storage, error) if disk.is_full(error) else error
         status, code, values = self._ending(told)
         try:
-            self._notify_end(status, told, values)
+            self._notify_end(status, values)
             if error is not None and not isinstance(error, UserError | Interrupted):
                 with suppress(OSError), self.folder.log.open("a") as log:
                     log.write(mask("".join(traceback.format_exception(error))))
@@ -225,8 +225,8 @@ class Session:
         if told is not None and told is not error:
             raise told from error
 
-    def _notify_end(self, status: Status, error: BaseException | None, values: Mapping[str, Any]) -> None:
-        cause = f": {mask(one_line(error))}" if error is not None and status == "failed" else ""
+    def _notify_end(self, status: Status, values: Mapping[str, Any]) -> None:
+        cause = f": {values['error']}" if "error" in values else ""
         tracking, run_id = self.settings.tracking or "", values.get("run_id")
         self.notify(
             "failure" if status == "failed" else "finish",

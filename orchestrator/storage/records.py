@@ -21,7 +21,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from orchestrator.errors import FAILED, INTERRUPTED, UNAVAILABLE, USAGE, Interrupted, UserError, mask, nearest, one_line
+from orchestrator.errors import (
+    FAILED,
+    INTERRUPTED,
+    UNAVAILABLE,
+    USAGE,
+    Interrupted,
+    RunFailed,
+    UserError,
+    nearest,
+    one_line,
+)
 from orchestrator.storage import copies, disk, lease, remote
 from orchestrator.storage.lease import Lease
 from orchestrator.storage.mirror import STOP, Mirror
@@ -81,9 +91,8 @@ class RunFolder:
                 undone.callback(claim.release)
             self.stop_file.unlink(missing_ok=True)
             holds = int(self.record.get("holds", 0)) + 1  # how often it was taken: the copy that counts more is newer
-            self.update(
-                status="running", holds=holds, pid=os.getpid(), host=socket.gethostname(), ended=None, exit_code=None
-            )
+            begun = {"status": "running", "ended": None, "exit_code": None, "error": None}  # how it ended is over
+            self.update(**begun, holds=holds, pid=os.getpid(), host=socket.gethostname())
             self._lock, self._lease = lock, claim
             undone.pop_all()
 
@@ -233,10 +242,14 @@ def create(
 
 
 def ending(error: BaseException) -> tuple[Status, int, dict[str, Any]]:
-    """What an error that ended a run is in its record: status, exit code, and the cause of a failure."""
+    """What an error that ended a run is in its record: status, exit code, and the cause of a failure.
+
+    Ours are sentences; of any other one its class is half of what it says.
+    """
     if isinstance(error, Interrupted | KeyboardInterrupt):
         return "interrupted", INTERRUPTED, {}
-    return "failed", getattr(error, "code", FAILED), {"error": mask(one_line(error))}
+    kind = "" if isinstance(error, UserError | RunFailed) else f"{type(error).__name__}: "
+    return "failed", getattr(error, "code", FAILED), {"error": kind + one_line(error)}
 
 
 def user() -> str:

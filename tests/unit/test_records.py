@@ -89,6 +89,18 @@ def test_a_folder_has_one_driver(tmp_path: Path) -> None:
     assert (again.status(), again.record["ended"], again.record["exit_code"]) == ("running", None, None)
 
 
+def test_what_failed_and_was_then_finished_has_no_error(tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    with pytest.raises(KeyError), folder.guarded():
+        raise KeyError("linreg")
+    assert records.open_folder(folder.path).record["error"] == "KeyError: 'linreg'"
+    again = records.open_folder(folder.path)
+    again.hold()
+    assert again.record["error"] is None, "nor while it runs again"
+    again.release("finished", 0)
+    assert records.open_folder(folder.path).record["error"] is None
+
+
 @pytest.mark.parametrize(
     ("error", "status", "code"), [(UserError("No such data"), "failed", 2), (KeyboardInterrupt(), "interrupted", 130)]
 )

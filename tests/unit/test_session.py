@@ -42,7 +42,7 @@ def test_it_ends_as_it_was_settled(folder: RunFolder) -> None:
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (ValueError("broken"), ("failed", FAILED, "broken")),
+        (ValueError("broken"), ("failed", FAILED, "ValueError: broken")),
         (UserError("No such thing", code=3), ("failed", 3, "No such thing.")),
         (Interrupted("orchestrator run --resume one"), ("interrupted", INTERRUPTED, None)),
         (KeyboardInterrupt(), ("interrupted", INTERRUPTED, None)),
