@@ -139,14 +139,21 @@ def trial_rows(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 def progress(folder: RunFolder) -> dict[str, Any]:
-    """How far a sweep is: ``trials`` by state, ``target``, ``best`` so far, ``seconds_left`` (None: unknown)."""
+    """How far a sweep is: ``trials`` by state, ``target``, ``best`` so far, ``seconds_left`` (None: unknown).
+
+    Of one that nobody drives no trial is running: what its journal calls so was interrupted, and no time is left.
+    """
     target = trials.spec(folder)["search"]["trials"]
     try:
         found = trials.own(trials.study(folder))
     except UserError:  # it has only just begun
         return {"trials": {}, "target": target, "best": None, "seconds_left": None}
     objective = trials.objectives(folder)[0]
-    return standing(found, target, objective, trials.best(folder, found, objective))
+    told = standing(found, target, objective, trials.best(folder, found, objective))
+    if folder.status() == "running":
+        return told
+    states = {"interrupted" if state == "running" else state: count for state, count in told["trials"].items()}
+    return told | {"trials": states, "seconds_left": None}
 
 
 def standing(

@@ -126,6 +126,15 @@ def test_progress_counts_states_and_foretells_the_end(settings: Settings) -> Non
     )
 
 
+def test_of_one_that_nobody_drives_nothing_is_running(settings: Settings) -> None:
+    folder = sweep(settings.storage, "s", [(3.0,), (1.0,)], settled=False)
+    open_study(folder.path).ask()
+    folder.release("interrupted", 130)
+    told = listing.progress(folder)
+    assert (told["trials"], told["seconds_left"]) == ({"complete": 2, "interrupted": 1}, None)
+    assert listing.progress_as_text(told) == "3 of 3 trials: 2 complete, 1 interrupted; best: trial 1, error 1"
+
+
 def test_progress_of_what_has_only_begun(settings: Settings) -> None:
     folder = sweep(settings.storage, "s", [], settled=False)
     assert listing.progress(folder) == {"trials": {}, "target": 1, "best": None, "seconds_left": None}
