@@ -76,8 +76,9 @@ def alone(flag: str, words: list[str] | None, **options: Any) -> None:
         )  # fmt: skip
 
 
-def show_result(result: Result, as_json: bool, register: str | None) -> None:
+def show_result(result: Result, as_json: bool) -> None:
     from orchestrator.console import Console
+    from orchestrator.storage import records
     from orchestrator.storage.remote import behind
 
     if as_json:
@@ -89,8 +90,9 @@ def show_result(result: Result, as_json: bool, register: str | None) -> None:
         console.say(f"Results: {result.folder}" + (f", stored at {stored.uri}" if stored else ""))
         console.say("Next:")
         console.say("  orchestrator ui                      # the runs, in MLflow")
-        if register:
-            console.say(f"  orchestrator promote {register} --to champion")
+        if result.extra.get("registered_version"):  # under the name that was asked for when it began
+            name = records.open_folder(result.folder).record["spec"]["options"]["register"]
+            console.say(f"  orchestrator promote {name} --to champion")
     raise typer.Exit(result.exit_code)
 
 

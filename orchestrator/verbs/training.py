@@ -94,7 +94,7 @@ def run_command(
         from orchestrator.training import runs
 
         result = runs.run(spec, settings, runs.Options(local=local, register=register, name=name), console)
-    show_result(result, as_json, register)
+    show_result(result, as_json)
 
 
 @app.command("sweep")
@@ -222,7 +222,7 @@ def sweep_command(
 
         options = runs.Options(local=local, register=register, name=name, keep=keep or "winner")
         result = sweeps.sweep(spec, settings, options, console)
-    show_result(result, as_json, register)
+    show_result(result, as_json)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from orchestrator import cli, exits
+from orchestrator.session import Result
+from orchestrator.storage import records
 from orchestrator.storage.accounts import EVENTS
+from orchestrator.verbs.common import show_result
 from tests.finished import run, sweep
 
 pytestmark = pytest.mark.usefixtures("toy_workload")
@@ -107,3 +110,16 @@ def test_status_of_a_sweep_that_runs_says_how_far_it_is(home: Path, typed: Calla
     assert told["search"]["trials"] == {"complete": 1, "fail": 1}
     assert "search:     2 of 3 trials: 1 complete, 1 fail; best: trial 0, error 3" in typed("status s")[1]
     assert held.status() == "running"
+
+
+@pytest.mark.parametrize("version", ["3", None])
+def test_what_comes_next_after_a_resume_too(
+    version: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The name is the record's: a resume can not be asked for another. What could not be registered is not promoted."""
+    asked = {"sweep": {}, "options": {"register": "rec"}}
+    folder = records.create(tmp_path, "sweep", "toy", asked, "orchestrator sweep toy --register rec")
+    extra = {"registered_version": version}
+    result = Result(folder.id, None, "finished", {}, "models:/m-1", 1.0, 1.0, 1.0, folder.path, extra=extra)
+    assert exits.guarded(lambda: show_result(result, as_json=False)) == 0
+    assert ("orchestrator promote rec --to champion" in capsys.readouterr().out) is (version is not None)
