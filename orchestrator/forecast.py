@@ -43,7 +43,8 @@ class Forecast:
     """What ``orchestrator plan --json`` prints. Seconds, hours and bytes are None where nothing was measured.
 
     ``epochs_at_most`` counts every trial to its end; ``epochs_expected`` what the scheduler is known to leave of it.
-    ``at_once`` trials share ``processes``, of which ``fitting`` would fit.
+    Both count the refit too, of ``refit_epochs`` at most. ``at_once`` trials share ``processes``, of which ``fitting``
+    would fit.
     """
 
     kind: str
@@ -52,6 +53,7 @@ class Forecast:
     seeds: int
     epochs_at_most: int
     epochs_expected: int
+    refit_epochs: int
     workers: int
     cpus: float
     gpus: float
@@ -74,7 +76,7 @@ class Forecast:
         together = f" in {self.processes} process{'es' * (self.processes > 1)}" if packed else ""
         rows = [
             ["trials", f"{self.trials}" + (f" x {self.seeds} seeds" if self.seeds > 1 else "")],
-            ["epochs", f"{self.epochs_at_most} at most, about {self.epochs_expected} expected"],
+            ["epochs", self._epochs()],
             [f"a {'process' if packed else 'trial'} holds", each + (f", {self.gpus:g} GPU" if self.gpus else "")],
             ["at once", f"{self.at_once}{together} ({self.fitting} fit on {self.nodes} node{'s' * (self.nodes > 1)})"],
         ]
@@ -92,6 +94,14 @@ class Forecast:
             ["time", f"about {duration(self.wall_seconds_expected)}"],
             ["storage", _bytes(self.storage_bytes)],
         ]
+
+    def _epochs(self) -> str:
+        """``50 + 50 refit at most``; beside it what is expected, where that is less."""
+        refit = f" + {self.refit_epochs} refit" if self.refit_epochs else ""
+        text = f"{self.epochs_at_most - self.refit_epochs}{refit} at most"
+        if self.epochs_expected == self.epochs_at_most:
+            return text
+        return f"{text}, about {self.epochs_expected - self.refit_epochs}{refit} expected"
 
 
 def show(spec: ExperimentSpec | SweepSpec, settings: Settings, *, local: bool, probe: bool, as_json: bool) -> None:
@@ -144,6 +154,7 @@ def plan(spec: ExperimentSpec | SweepSpec, nodes: list[cluster.Node], probe: Pro
         seeds=seeds,
         epochs_at_most=epochs + settle,
         epochs_expected=expected + settle,
+        refit_epochs=settle,
         workers=resources.workers,
         cpus=resources.cpus_per_worker,
         gpus=resources.gpus_per_worker,

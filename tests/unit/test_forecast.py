@@ -157,7 +157,8 @@ def test_unmeasured_there_is_no_time_and_no_storage() -> None:
 def test_the_table_says_it_in_words() -> None:
     rows = dict(planned(sweep({"refit": True}, scheduler="asha", seeds=3)).rows())
     assert rows["trials"] == "18 x 3 seeds"
-    assert rows["epochs"] == "1485 at most, about 261 expected"
+    assert rows["epochs"] == "1458 + 27 refit at most, about 234 + 27 refit expected"
+    assert dict(planned(sweep()).rows())["epochs"] == "486 at most"
     assert rows["a trial holds"] == "1 worker of 1 CPU"
     assert rows["at once"] == "7 (7 fit on 2 nodes)"
     assert rows["CPU hours"] == "0.825 at most, about 0.145 expected"
@@ -226,7 +227,7 @@ def test_as_json_it_is_one_line(probe: str, type_line: Type, tmp_path: Path) -> 
 def test_as_a_table(type_line: Type) -> None:
     code, out, _ = type_line("plan run toy --tracking none --local epochs=5 --probe")
     assert code == 0
-    for word in ("run of toy", "epochs", "10 at most", "an epoch", "CPU hours", "storage"):
+    for word in ("run of toy", "epochs", "5 + 5 refit at most", "an epoch", "CPU hours", "storage"):
         assert word in out
 
 
