@@ -63,8 +63,8 @@ def promote(settings: Settings, request: Request) -> Event:
 def rollback(settings: Settings, model: str, alias: str, reason: str | None = None) -> Event:
     """Put the alias back to what it was before its last promotion; called again, before the one before that.
 
-    The version must still load and predict. Raises UserError (exit 5) when there is nothing to go back to, and Refusal
-    as :func:`promote` does.
+    The version must still load and predict. Raises UserError for an alias that never was one and (exit 5) when there
+    is nothing to go back to, and Refusal as :func:`promote` does.
     """
     registry.check_alias(alias)
     _check_reason(reason)
@@ -72,7 +72,10 @@ def rollback(settings: Settings, model: str, alias: str, reason: str | None = No
         book = Book(settings)
         known = {str(version.version): version for version in registry.versions(book.client, model)}
         current = registry.alias_version(book.client, model, alias)
-        back = _back(book.events(model, alias), current, model, alias)
+        events = book.events(model, alias)
+        if current is None and not events:
+            raise registry.unknown_alias(book.client, model, alias)
+        back = _back(events, current, model, alias)
         if back not in known:
             raise UserError(
                 f"Version {back} of {model}, to go back to, has been deleted", fix=_by_hand(model, alias), code=REFUSED

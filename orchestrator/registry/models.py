@@ -214,6 +214,12 @@ def alias_version(registry: Any, model: str, alias: str) -> str | None:
         raise  # an outage is no answer
 
 
+def unknown_alias(registry: Any, model: str, alias: str) -> UserError:
+    """The error for an alias that a model does not have, with those that it has."""
+    found = (registry.get_model_version(model, known.version).aliases for known in versions(registry, model))
+    return unknown(f"alias of {model}", alias, {name for names in found for name in names})
+
+
 def resolve(settings: Settings, reference: str) -> str:
     """``NAME@alias``, ``NAME/version`` or any ``models:/`` URI -> a URI that loads. Raises UserError."""
     if reference.startswith(("models:/", "runs:/")):
@@ -221,10 +227,9 @@ def resolve(settings: Settings, reference: str) -> str:
     registry = client(settings)
     name, at, alias = reference.partition("@")
     if at:
-        known = versions(registry, name)
+        versions(registry, name)
         if alias_version(registry, name, alias) is None:
-            aliases = sorted({a for v in known for a in registry.get_model_version(name, v.version).aliases})
-            raise unknown(f"alias of {name}", alias, aliases)
+            raise unknown_alias(registry, name, alias)
         return f"models:/{name}@{alias}"
     name, _, number = reference.partition("/")
     return f"models:/{name}/{version(registry, name, number or None).version}"

@@ -400,8 +400,15 @@ def test_refusals_are_nothing_to_go_back_from(settings: Settings, client: Any, r
     assert rollback(settings, "rec", "champion").version == held(client) == "1"
 
 
-def test_never_promoted(settings: Settings, rec: Callable[..., str]) -> None:
-    rec()
+def test_an_alias_that_never_was_one(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
+    client.set_registered_model_alias("rec", "champion", rec())
+    with pytest.raises(UserError, match="Unknown alias of rec: got 'champoin'; allowed: champion") as caught:
+        rollback(settings, "rec", "champoin")
+    assert caught.value.code == USAGE
+
+
+def test_never_promoted(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
+    client.set_registered_model_alias("rec", "champion", rec())
     with pytest.raises(UserError, match="nothing to go back to: got no promotion") as caught:
         rollback(settings, "rec", "champion")
     assert caught.value.code == REFUSED
