@@ -20,24 +20,27 @@ from orchestrator.search.ranking import front
 from orchestrator.search.study import Study
 from orchestrator.session import Result, Session
 from orchestrator.spec import ExperimentSpec, SweepSpec
-from orchestrator.storage import checkpoint, copies
+from orchestrator.storage import checkpoint, copies, winners
+from orchestrator.storage.names import HISTORY
+from orchestrator.storage.winners import WINNER
 from orchestrator.training import worker
 from orchestrator.training.runs import Options, discard_checkpoints
 
 SHOWN = 15
 """Trials in the table at the end."""
 
-WINNER = "winner"
-"""Below a sweep's folder: the outcome of its best trial, refitted or tested."""
-
 
 @dataclass(frozen=True)
 class Winner:
-    """What settles the sweep: its spec, and either the selection to refit or the checkpoint to test."""
+    """What settles the sweep: its spec, and either the selection to refit or the checkpoint to test.
+
+    ``before`` is the MLflow step at which its epoch 0 lies (see :mod:`orchestrator.storage.winners`).
+    """
 
     spec: ExperimentSpec
-    selected: Progress | None
-    checkpoint: Path | None
+    before: int
+    selected: Progress | None = None
+    checkpoint: Path | None = None
 
 
 def choose(session: Session, spec: SweepSpec, study: Study, ledger: Ledger) -> Winner:
@@ -63,28 +66,38 @@ def choose(session: Session, spec: SweepSpec, study: Study, ledger: Ledger) -> W
     if not (trained / worker.UNITS).exists():
         with suppress(OSError):  # it may have been trained on a node with a copy of its own
             copies.gather(trained)
-    _make_room(session, best.number, trained)
+    before = _make_room(session, best.number, trained) * spec.plan.epochs
+    opened = winners.tested(session.folder)
+    if opened and best.number not in opened:
+        session.console.say(
+            f"Test is opened again: trial {best.number} is model {len(opened) + 1} of this sweep to be evaluated on it"
+        )
     if not spec.plan.refit:
-        return Winner(winner, None, checkpoint.latest(trained))
+        return Winner(winner, before, checkpoint=checkpoint.latest(trained))
     selected = Progress(
         epoch=attributes["epoch"],
         best_epoch=attributes["best_epoch"],
         best_value=attributes["best_value"],
         best_metrics=attributes["best_metrics"],
     )
-    return Winner(winner, selected, None)
+    return Winner(winner, before, selected)
 
 
-def _make_room(session: Session, number: int, trained: Path) -> None:
-    """The winner's folder, without what an earlier winner of this sweep left, and with its trial's validation units."""
+def _make_room(session: Session, number: int, trained: Path) -> int:
+    """The winner's folder, without what an earlier winner of this sweep left, and with its trial's validation units.
+
+    Returns how many winners there were before this one.
+    """
     folder = session.folder.path / WINNER
-    mark = folder / "trial.json"
-    if folder.exists() and (not mark.exists() or json.loads(mark.read_text()) != number):
+    place = winners.crown(session.folder, number)
+    if folder.exists() and winners.holds(session.folder) != number:
+        (session.folder.path / HISTORY).write_text("")  # the rows are those of the winner
         session.discard(folder)
     folder.mkdir(exist_ok=True)
-    mark.write_text(json.dumps(number))
+    (folder / winners.MARK).write_text(json.dumps(number))
     if (trained / worker.UNITS).exists():
         shutil.copyfile(trained / worker.UNITS, folder / worker.UNITS)
+    return place
 
 
 def _why_none(study: Study) -> str:
@@ -106,17 +119,21 @@ def settle(result: Result, session: Session, spec: SweepSpec, study: Study, ledg
     rows = trials.rows(found, study.objectives, spec.search.seeds)
     report.write_trials(rows, folder)
     status = "partial" if failed else "finished"
+    opened = winners.settled(session.folder)
     report.write_page(session.folder, rows, {**result.to_json(), "status": status, "best_trial": best.number})
     (folder / "best.json").write_text(json.dumps({"trial": best.number, "params": best.user_attrs["params"]}, indent=1))
     table = _ranking(rows, study)
     if session.tracker:
+        had = winners.steps(session.folder, spec.plan.epochs)
         session.tracker.tag(
             session.folder.id,
             {
                 "orchestrator.best_trial": str(best.number),
+                "orchestrator.test_opened": str(opened),
                 "orchestrator.device_seconds": f"{ledger.budget.used:.1f}",
             }
-            | {"mlflow.note.content": _note(*table)}
+            | ({"orchestrator.winners": had} if had else {})
+            | {"mlflow.note.content": _note(*table) + (f"\n\nWinners, the last one the present: {had}." if had else "")}
             | {f"best.{k}": str(best.user_attrs["params"][k]) for k in best.params},
         )
         session.tracker.files(session.folder.id, [folder / name for name in report.FILES])
@@ -139,7 +156,7 @@ def settle(result: Result, session: Session, spec: SweepSpec, study: Study, ledg
             "folder": folder,
             "exit_code": code,
             "extra": {**result.extra, "trials": len(found), "failed": failed, "best_trial": best.number,
-                      "best_params": best.user_attrs["params"]},
+                      "test_opened": opened, "best_params": best.user_attrs["params"]},
         }
     )  # fmt: skip
     session.settle("partial" if failed else "finished", code, run_id=full.run_id, result=full.to_json())

@@ -19,14 +19,14 @@ from orchestrator.search.population import Population
 from orchestrator.search.study import JOURNAL, Study
 from orchestrator.session import Result, Session, adopt
 from orchestrator.settings import Settings
-from orchestrator.settling import WINNER, choose, settle
+from orchestrator.settling import Winner, choose, settle
 from orchestrator.sharing import sharing
-from orchestrator.spec import ExperimentSpec, SweepSpec
+from orchestrator.spec import SweepSpec
 from orchestrator.storage import records
 from orchestrator.storage.records import RunFolder
+from orchestrator.storage.winners import WINNER
 from orchestrator.training import worker
 from orchestrator.training.runs import Follow, Options, finish, in_process
-from workloads.catalog import catalog
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def _drive(
         session.pulse.of(ledger.vitals)
         place = _in_process if options.local else _on_ray
         winner = place(spec, session, study, ledger)
-        result = finish(session, winner, options.register, folder.path / WINNER)
+        result = finish(session, winner.spec, options.register, folder.path / WINNER, winner.before)
         return settle(result, session, spec, study, ledger, options)
 
 
@@ -209,8 +209,8 @@ def _study(spec: SweepSpec, folder: RunFolder, session: Session, again: Again) -
     return study
 
 
-def _in_process(spec: SweepSpec, session: Session, study: Study, ledger: Ledger) -> ExperimentSpec:
-    """Run the trials and settle the winner, whose spec it returns; so does :func:`_on_ray`."""
+def _in_process(spec: SweepSpec, session: Session, study: Study, ledger: Ledger) -> Winner:
+    """Run the trials and settle the winner, which it returns; so does :func:`_on_ray`."""
     device = worker.take_device(spec.resources)
     (size,) = packing.capacities(spec, fitting=1)
     ledger.share(size)
@@ -219,7 +219,7 @@ def _in_process(spec: SweepSpec, session: Session, study: Study, ledger: Ledger)
     finally:
         ledger.close()
     winner = choose(session, spec, study, ledger)
-    follow = Follow(session, winner.spec)
+    follow = Follow(session, winner.spec, winner.before)
     with ledger.book.holding("winner", winner.spec.resources):
         complete = in_process(
             winner.spec,
@@ -232,10 +232,10 @@ def _in_process(spec: SweepSpec, session: Session, study: Study, ledger: Ledger)
         )
     if not complete:
         raise Interrupted(f"orchestrator sweep --resume {session.folder.id}")
-    return winner.spec
+    return winner
 
 
-def _on_ray(spec: SweepSpec, session: Session, study: Study, ledger: Ledger) -> ExperimentSpec:
+def _on_ray(spec: SweepSpec, session: Session, study: Study, ledger: Ledger) -> Winner:
     from orchestrator.cluster import check_fit, check_storage, cluster
     from orchestrator.placement import packs as pack_placement
     from orchestrator.placement import tune as placement
@@ -256,7 +256,7 @@ def _on_ray(spec: SweepSpec, session: Session, study: Study, ledger: Ledger) -> 
             finally:
                 ledger.close()
             winner = choose(session, spec, study, ledger)
-            follow = Follow(session, winner.spec)
+            follow = Follow(session, winner.spec, winner.before)
             hold(1)
             with ledger.book.holding("winner", winner.spec.resources):
                 complete = placement.run_winner(
@@ -270,7 +270,7 @@ def _on_ray(spec: SweepSpec, session: Session, study: Study, ledger: Ledger) -> 
                 )
     if not complete:
         raise Interrupted(f"orchestrator sweep --resume {session.folder.id}")
-    return winner.spec
+    return winner
 
 
 def _at_once(spec: SweepSpec, capacities: Sequence[int], nodes: int) -> str:

@@ -16,7 +16,7 @@ from orchestrator.results import plots, trials
 from orchestrator.results.figures import of_sweep as draw
 from orchestrator.results.page import Plot, Section, Table, render
 from orchestrator.results.statistics import summary
-from orchestrator.storage import accounts
+from orchestrator.storage import accounts, winners
 from orchestrator.storage.names import HISTORY, TABLES
 from orchestrator.storage.records import RunFolder
 
@@ -152,8 +152,15 @@ def _winner(folder: RunFolder, found: Sequence[FrozenTrial]) -> Section:
         {"trial": str(best.number), **values, **best.params, "model": result.get("model_uri")},
         trials.command(folder, best),
         tables=_metrics(folder.path / "winner", objectives[0].metric),
-        notes=[] if settled else ["The test split is opened once, when the sweep settles."],
+        notes=_opened(folder) if settled else ["The test split is opened once, when the sweep settles."],
     )
+
+
+def _opened(folder: RunFolder) -> list[str]:
+    """How often a sweep that went on has opened test, where it is not once."""
+    count = len(winners.tested(folder))
+    again = f"The test split was opened for {count} models: the sweep went on after it had settled, to another winner."
+    return [again] if count > 1 else []
 
 
 def _measured(folder: Path) -> list[Section]:

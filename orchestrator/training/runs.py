@@ -182,10 +182,13 @@ def in_process(
 
 
 class Follow:
-    """Rows as they come: to the tracker, to the console, and to whoever asks how the run stands."""
+    """Rows as they come: to the tracker, to the console, and to whoever asks how the run stands.
 
-    def __init__(self, session: Session, spec: ExperimentSpec) -> None:
-        self._session, self._spec = session, spec
+    ``before`` is the MLflow step at which epoch 0 lies (see :mod:`orchestrator.storage.winners`).
+    """
+
+    def __init__(self, session: Session, spec: ExperimentSpec, before: int = 0) -> None:
+        self._session, self._spec, self._before = session, spec, before
         self._objective, *_ = selected_by = objectives.of(spec.workload, spec.plan)
         self._shown = ("loss", *(f"/{objective.metric}" for objective in selected_by))
         self._epoch = 0
@@ -195,7 +198,8 @@ class Follow:
         if not rows:
             return
         if self._session.tracker:
-            self._session.tracker.log(self._session.folder.id, rows)
+            steps = [Row(row.epoch + self._before, row.time, row.metrics) for row in rows]
+            self._session.tracker.log(self._session.folder.id, steps)
         with (self._session.folder.path / HISTORY).open("a") as stream:
             for row in rows:
                 stream.write(json.dumps({"epoch": row.epoch, "time": row.time, **row.metrics}) + "\n")
@@ -225,8 +229,11 @@ def discard_checkpoints(session: Session, folder: Path) -> None:
         session.discard(path)
 
 
-def finish(session: Session, spec: ExperimentSpec, register: str | None, folder: Path) -> Result:
-    """Log the outcome in ``folder``: test metrics, record, model; register it under ``register``."""
+def finish(session: Session, spec: ExperimentSpec, register: str | None, folder: Path, before: int = 0) -> Result:
+    """Log the outcome in ``folder``: test metrics, record, model; register it under ``register``.
+
+    ``before`` as in :class:`Follow`.
+    """
     outcome = worker.outcome_of(folder)
     assert outcome is not None
     devices = mean_devices(session.folder) if spec.resources.min_workers else spec.resources.devices
@@ -236,7 +243,7 @@ def finish(session: Session, spec: ExperimentSpec, register: str | None, folder:
     version = None
     if tracker:
         test = {name: value for name, value in outcome["metrics"].items() if name.startswith("test/")}
-        tracker.log(key, [Row(outcome["epochs"], outcome["time"], test)])
+        tracker.log(key, [Row(outcome["epochs"] + before, outcome["time"], test)])
         tracker.tag(
             key,
             {

@@ -136,7 +136,7 @@ def sweep_command(
     max_gpus: MaxGpus = None,
     resume: Resume = None,
     more_trials: Annotated[
-        int, typer.Option("--more-trials", help="With --resume: so many beyond those asked for.")
+        int, typer.Option("--more-trials", help="With --resume: so many more; a new winner opens test again.")
     ] = 0,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="With --resume: try failed trials again.")
