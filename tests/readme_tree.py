@@ -16,7 +16,8 @@ FOLDERS = {
 }
 REST = """\
 deploy/                         images, compose, KubeRay, Ray's launcher; README.md: from a laptop to each, and back
-docs/                           who may do what (access.md), screenshots
+docs/                           who may do what (access.md); what the workloads follow (sources.md), and what is done
+                                where that is wrong or silent (errata.md); screenshots
 tests/                          unit/ (numerics, conformance, engine), integration/ (real Ray, MLflow, signals),
                                 cluster/ (three nodes, PostgreSQL, a browser), gpu/ (two devices),
                                 third_party/ (a workload as somebody else would install it)
