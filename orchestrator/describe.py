@@ -20,9 +20,6 @@ from workloads.data.source import Dataset
 
 PIPED_WIDTH = 100  # columns, where there is no terminal to ask
 
-REMEDIES = {"missing": "orchestrator data fetch {}", "damaged": "orchestrator data verify {}"}
-"""What to do about a dataset's state."""
-
 TYPES = {
     "integer": "int",
     "number": "float",
@@ -88,8 +85,8 @@ def print_datasets(settings: Settings, as_json: bool) -> None:
     _print_table(("dataset", "kind", "state", "where", "summary"), (list(row.values()) for row in rows))
     print()
     for row in rows:
-        if row["state"] in REMEDIES:
-            print(f"{row['name']} is {row['state']}: {REMEDIES[row['state']].format(row['name'])}")
+        if command := remedy(datasets.DATASETS[row["name"]], row["state"]):
+            print(f"{row['name']} is {row['state']}: {command}")
 
 
 def verify_datasets(settings: Settings, names: Sequence[str]) -> int:
@@ -114,7 +111,8 @@ def verify_datasets(settings: Settings, names: Sequence[str]) -> int:
 
 
 def state(known: Dataset, root: Path) -> Literal["present", "missing", "damaged"]:
-    """Whether a dataset is below the data root and intact; a generated one always is."""
+    """Whether a dataset is below the data root and intact; one that is generated, or that a package fetches, is where
+    it can be."""
     try:
         datasets.check(known.name, root)
     except DataError:
@@ -123,6 +121,15 @@ def state(known: Dataset, root: Path) -> Literal["present", "missing", "damaged"
 
 
 def _where(known: Dataset, root: Path) -> str:
+def remedy(known: Dataset, state: str) -> str | None:
+    """The command that does something about a dataset's state."""
+    if state == "damaged":
+        return f"orchestrator data verify {known.name}"
+    if state == "missing":
+        return f"orchestrator data fetch {known.name}" if known.files else datasets.install(known)
+    return None
+
+
     return str(known.place(root)) if known.files else known.obtain or "generated"
 
 

@@ -26,7 +26,7 @@ from orchestrator.settings import NAMES, Settings
 from orchestrator.storage import disk, records
 from workloads.data.datasets import DATASETS
 
-Level = Literal["ok", "warning", "problem"]
+Level = Literal["ok", "note", "warning", "problem"]
 
 DISTRIBUTION = "ray-experiment-orchestrator"
 GIB = 2**30
@@ -46,7 +46,8 @@ print(json.dumps({"torch": torch.__version__, "build": torch.version.cuda or tor
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the report; ``fix`` is what to do, and left out where ``level`` is ok."""
+    """One line of the report; ``fix`` is what to do, and left out where ``level`` is ok. A note is of what is not here
+    and need not be."""
 
     name: str
     level: Level
@@ -237,8 +238,8 @@ def _storage(settings: Settings) -> Iterator[Check]:
 def _data(settings: Settings) -> Iterator[Check]:
     for known in DATASETS.values():
         state = describe.state(known, settings.data)
-        hint = f" ({describe.REMEDIES[state].format(known.name)})" if state in describe.REMEDIES else ""
-        yield Check("data", "problem" if state == "damaged" else "ok", f"{known.name} is {state}{hint}")
+        level: Level = "problem" if state == "damaged" else "note" if state == "missing" else "ok"
+        yield Check("data", level, f"{known.name} is {state}", describe.remedy(known, state) or "")
 
 
 def _runs(settings: Settings) -> Iterator[Check]:

@@ -50,13 +50,18 @@ def data_fetch(name: Annotated[str, typer.Argument(help="Dataset.")]) -> None:
     settings = resolved()
     try:
         fetched = datasets.fetch(name, settings.data)
+        datasets.check(name, settings.data)
     except DataUnreachable as error:
         raise UserError(str(error), code=3) from None
     except DataError as error:
         raise UserError(str(error)) from None
     for path in fetched:
         print(path)
-    print(f"{name} is present and intact below {settings.data}")
+    known = datasets.dataset(name)
+    if known.files:
+        print(f"{name} is present and intact: {known.place(settings.data)}")
+    else:
+        print(f"{name} has no files here to fetch: it is {known.obtain or 'generated'}")
 
 
 @data.command("verify")

@@ -27,6 +27,7 @@ from workloads.data import (
     occupations,
     verify,
 )
+from workloads.data.datasets import LAYOUTS, check_kind
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +56,33 @@ def test_the_catalogue_is_complete() -> None:
             assert {len(digest) for digest in (source.sha256, *source.also)} <= {0, 64}
             assert source.url.startswith("https://") != bool(known.obtain)
             assert (source.member or source.url).endswith(source.path) or known.obtain
+
+
+@pytest.mark.parametrize(("kind", "mine"), list(LAYOUTS.items()))
+def test_what_is_of_no_kind_is_told_what_would_do(kind: str, mine: str, tmp_path: Path) -> None:
+    fitting = [known.name for known in DATASETS.values() if known.kind == kind]
+    with pytest.raises(DataError) as caught:
+        check_kind("no-such-thing", kind)
+    assert str(caught.value) == (
+        f"Unknown dataset: got 'no-such-thing'; expected one of {', '.join(fitting)} or the path of your own."
+    )
+    with pytest.raises(DataError) as caught:
+        check_kind(str(tmp_path), kind)
+    assert str(caught.value) == f"{tmp_path}: what is there is no dataset; expected {mine}."
+    assert check_kind(str(tmp_path / "nothing"), kind) == str(tmp_path / "nothing")
+    with pytest.raises(DataError, match="there is nothing at this path"):
+        check(str(tmp_path / "nothing"), tmp_path)
+
+
+def test_every_kind_has_its_layouts() -> None:
+    assert set(LAYOUTS) == {known.kind for known in DATASETS.values()}
+
+
+def test_only_a_known_one_can_be_fetched(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        fetch("ml-10k", tmp_path)
+    assert "your own" not in str(caught.value)
+    assert str(caught.value).endswith("Did you mean 'ml-100k'?")
 
 
 def test_an_unknown_name_offers_the_nearest() -> None:

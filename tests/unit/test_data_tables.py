@@ -158,12 +158,12 @@ def test_a_user_and_an_item_that_are_only_in_test_have_numbers(tmp_path: Path) -
 def test_parts_that_nothing_could_be_judged_by(tmp_path: Path) -> None:
     path = tmp_path / "all.csv"
     path.write_text("user,item\n" + "".join(f"{n},{n}\n" for n in range(9)))
-    with pytest.raises(DataError, match="no user can give an item for validation: got at most 1 interaction of a user"):
+    with pytest.raises(DataError, match=r"all\.csv: no user can give an item for validation: got at most 1"):
         check_readable(str(path), tmp_path)
     path.write_text("user,item\n" + "".join(f"1,{n}\n" for n in range(4)))
     check_readable(str(path), tmp_path)
     path.write_text("user,item\n1,1\n")
-    with pytest.raises(DataError, match="the test part is empty"):
+    with pytest.raises(DataError, match=r"all\.csv: the test part is empty"):
         check_readable(str(path), tmp_path)
 
 
@@ -213,8 +213,11 @@ def test_a_relative_path_gets_the_absolute_one(tmp_path: Path, monkeypatch: pyte
 def test_a_path_where_nothing_is(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none.csv: the file of dataset .* is missing.*Correct"):
         check(str(tmp_path / "none.csv"), tmp_path)
-    with pytest.raises(DataError, match=r"there is no dataset.*\.parquet, \.csv"):
+    with pytest.raises(DataError, match=r"none: there is nothing at this path\. Correct the path"):
         dataset(str(tmp_path / "none"))
+    (tmp_path / "notes").touch()
+    with pytest.raises(DataError, match=r"there is no dataset.*\.parquet, \.csv"):
+        dataset(str(tmp_path / "notes"))
     (tmp_path / "train.csv").touch()
     with pytest.raises(DataError, match="does not hold the parts of a dataset; expected train and test"):
         dataset(str(tmp_path))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -172,11 +173,14 @@ def test_showing_parameters_imports_nothing_heavy() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_state_of_datasets(tiny: Path, settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_state_of_datasets(
+    tiny: Path, settings: Settings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def states() -> dict[str, str]:
         describe.print_datasets(settings, as_json=True)
         return {row["name"]: row["state"] for row in printed(capsys)}
 
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace())
     generated = [name for name, known in datasets.DATASETS.items() if not known.files]
     present = dict.fromkeys([*generated, "tiny"], "present")
     assert states() == dict.fromkeys(datasets.DATASETS, "missing") | present
@@ -190,6 +194,11 @@ def test_the_state_of_datasets(tiny: Path, settings: Settings, capsys: pytest.Ca
     assert "tiny is missing: orchestrator data fetch tiny" in text
     assert rows_of(text)["synthetic"].split()[1:4] == ["interactions", "present", "generated"]
     assert rows_of(text)["glue-stsb"].split()[2:5] == ["present", "fetched", "by"]
+
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as if the package were not installed
+    assert states()["glue-stsb"] == "missing"
+    describe.print_datasets(settings, as_json=False)
+    assert "glue-stsb is missing: pip install datasets" in capsys.readouterr().out
 
 
 def test_verify_reads_what_is_present_and_names_file_and_line(

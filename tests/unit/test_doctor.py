@@ -289,13 +289,13 @@ def test_storage(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_data(settings: Settings) -> None:
     assert found(doctor._data, settings)[:2] == [
-        ("ok", "synthetic is present. "), ("ok", "ml-100k is missing (orchestrator data fetch ml-100k). ")
+        ("ok", "synthetic is present. "), ("note", "ml-100k is missing. orchestrator data fetch ml-100k")
     ]  # fmt: skip
     file = settings.data / "ml-100k" / datasets.DATASETS["ml-100k"].files[0].path
     file.parent.mkdir(parents=True)
     file.write_text("user,item\n")
     assert found(doctor._data, settings)[1] == (
-        "problem", "ml-100k is damaged (orchestrator data verify ml-100k). "
+        "problem", "ml-100k is damaged. orchestrator data verify ml-100k"
     )  # fmt: skip
 
 

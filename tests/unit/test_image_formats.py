@@ -68,12 +68,45 @@ def test_a_test_part_is_called_test_or_val(tmp_path: Path, test: str) -> None:
     assert source.test.name(0) == str(tmp_path / test / "b" / "0.png")
 
 
+@pytest.mark.parametrize("unlabelled", [None, "images"])
+def test_val_is_the_test_part_where_test_has_no_labels(tmp_path: Path, unlabelled: str | None) -> None:
+    """As ImageNet's, whose images lie in the folder, and Tiny ImageNet's, where they lie in one of their own."""
+    class_folders(tmp_path / "train", {"a": 2, "b": 1})
+    class_folders(tmp_path / "val", {"b": 2})
+    (tmp_path / "test").mkdir()
+    Image.fromarray(picture("x", 0)).save(tmp_path / "test" / "0.png")
+    if unlabelled:
+        class_folders(tmp_path / "test", {unlabelled: 2})
+    source = read(str(tmp_path), tmp_path)
+    assert source.test.labels.tolist() == [1, 1]
+    assert source.test.name(0) == str(tmp_path / "val" / "b" / "0.png")
+
+
+def test_test_goes_before_val(tmp_path: Path) -> None:
+    for part in ("train", "test", "val"):
+        class_folders(tmp_path / part, {"a": 1})
+    assert read(str(tmp_path), tmp_path).test.name(0) == str(tmp_path / "test" / "a" / "0.png")
+
+
 def test_images_may_lie_deeper_and_hidden_folders_do_not_count(tmp_path: Path) -> None:
     class_folders(tmp_path / "a", {"images": 2})
     class_folders(tmp_path, {"b": 1, ".hidden": 1})
     source = read(str(tmp_path), tmp_path)
     assert source.classes == ("a", "b")
     assert source.train.labels.tolist() == [0, 0, 1]
+
+
+def test_pictures_below_a_folder_of_other_things_do_not_make_it_images(tmp_path: Path) -> None:
+    class_folders(tmp_path / "code" / "docs", {"figures": 1})  # three folders deep
+    assert not is_images(tmp_path)
+    class_folders(tmp_path / "half", {"a": 1, "b": 0})
+    assert is_images(tmp_path / "half")
+    class_folders(tmp_path / "half", {"c": 0})
+    assert not is_images(tmp_path / "half")
+    class_folders(tmp_path / "rated", {"plots": 2})
+    for part in ("train", "test"):
+        (tmp_path / "rated" / f"{part}.csv").write_text("user,item\n1,1\n1,2\n")
+    assert dataset(str(tmp_path / "rated")).kind == "interactions"
 
 
 def test_a_class_without_images_is_named(tmp_path: Path) -> None:
@@ -107,13 +140,13 @@ def test_an_empty_folder_says_what_a_dataset_is(tmp_path: Path) -> None:
 
 
 def test_parquet_in_two_parts_with_names(tmp_path: Path) -> None:
-    for part, labels in (("train", [1, 0, 1]), ("test", [0, 2])):
+    for part, labels in (("train", [1, 0, 2]), ("test", [0, 2])):
         images = [png(part, place) for place in range(len(labels))]
         names = [("ape", "bee", "cat")[label] for label in labels]
         table(tmp_path / f"{part}.parquet", image=images, label=labels, label_name=names)
     data = load_images(str(tmp_path), tmp_path)
     assert data.classes == ("ape", "bee", "cat")
-    assert data.train.labels.tolist() == [1, 0, 1]
+    assert data.train.labels.tolist() == [1, 0, 2]
     assert data.test.labels.tolist() == [0, 2]
     assert (data.test.images[1] == picture("test", 1).transpose(2, 0, 1)).all()
 
@@ -126,6 +159,31 @@ def test_one_table_with_the_hubs_structs_and_textual_labels(tmp_path: Path) -> N
     assert data.train.labels.tolist() == [1, 0, 1, 0]
     assert len(data.test.images) == 0
     assert (data.train.images[3] == picture("x", 3).transpose(2, 0, 1)).all()
+
+
+@pytest.mark.parametrize("labels", [[2, 1, 2, 1], [60_000, 0, 60_000, 0]])
+def test_a_class_is_a_label_that_there_is(tmp_path: Path, labels: list[int]) -> None:
+    table(tmp_path / "all.parquet", image=[png("x", place) for place in range(4)], label=labels)
+    source = read(str(tmp_path / "all.parquet"), tmp_path)
+    assert source.classes == (str(labels[1]), str(labels[0]))
+    assert source.train.labels.tolist() == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        (["a", "b"], [0, 1], "the column label has another type than in train: got integers; expected names, as"),
+        ([0, 1], ["a", "b"], "the column label has another type than in train: got names; expected integers, as"),
+        ([0, 2], [2, 1], "line 2: the test part has a class that train does not have: got 1; expected the classes of"),
+        (["a", "b"], ["c", "b"], "line 1: the test part has a class that train does not have: got 'c'"),
+    ],
+)
+def test_a_test_table_has_the_classes_of_train(tmp_path: Path, train: Any, test: Any, message: str) -> None:
+    for part, labels in (("train", train), ("test", test)):
+        table(tmp_path / f"{part}.parquet", image=[png(part, place) for place in range(2)], label=labels)
+    with pytest.raises(DataError) as caught:
+        load_images(str(tmp_path), tmp_path)
+    assert message in str(caught.value)
 
 
 def test_a_missing_image_is_a_corrupt_one(tmp_path: Path) -> None:
@@ -293,4 +351,4 @@ def test_the_tiny_archives_do_not_pass_for_the_real_ones(tmp_path: Path) -> None
 def test_a_reader_with_parts_of_its_own(tmp_path: Path) -> None:
     table(tmp_path / "one.parquet", image=[png("x", 0)], label=[3])
     source = partial(read_image_tables, files=("one.parquet",))(tmp_path)
-    assert source.classes == ("0", "1", "2", "3")
+    assert source.classes == ("3",)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,20 @@ OWN: tuple[tuple[Callable[[Path], bool], Callable[[str, Path], Dataset]], ...] =
 """The forms of a user's own data at an absolute path, each told by what lies there; otherwise it is interactions."""
 
 
+LAYOUTS: Mapping[str, str] = {
+    "images": "a folder with a sub-folder of image files for each class, or with such folders in train and test (or "
+    "val); Parquet with the columns image and label, one table or train.parquet and test.parquet",
+    "interactions": "a table with the columns user and item (.parquet, .csv, .tsv); a folder with two of them, train "
+    "and test, or with train.txt and test.txt, a user's items a line",
+    "retrieval": "a folder with corpus.jsonl, queries.jsonl and qrels.tsv or qrels/*.tsv; a collection of LoTTE or CPR, "
+    "or a folder of them; Parquet with the columns query, positive and negative",
+    "graph_questions": "a folder with questions.jsonl and a TSV of triples for each graph",
+    "sentence_pairs": "a table with the columns sentence1, sentence2 and score (.parquet, .csv, .tsv); a folder with "
+    "train and, where there are any, dev and test",
+}
+"""What a user's own data of each kind look like; the README of a workload has them in full."""
+
+
 def dataset(name: str) -> Dataset:
     """The dataset of that name, or at that absolute path.
 
@@ -91,31 +105,41 @@ def dataset(name: str) -> Dataset:
         path = Path(name)
         own = next((own for fits, own in OWN if path.is_absolute() and fits(path)), None)
         return own(name, path) if own else own_dataset(name)
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, DATASETS, n=1, cutoff=0.5)
-    raise DataError(
-        "Unknown dataset",
-        got=repr(name),
-        expected=f"one of {', '.join(sorted(DATASETS))} or the path of your own",
-        fix=f"Did you mean {close[0]!r}?" if close else None,
-    )
+    raise _unknown(name, sorted(DATASETS), " or the path of your own")
 
 
 def check_kind(name: str, *kinds: str) -> str:
-    """``name``, unless what it names is there and of none of these kinds. Needs no data root.
+    """``name``, unless it is none, or what it names is there and of none of these kinds. Needs no data root.
 
     Raises:
-        DataError: it is of another kind; the message names what would do.
+        DataError: it is unknown or of another kind; the message names what would do.
     """
-    known = None
-    with suppress(DataError):  # there is none: who checks or reads it says so
-        known = dataset(name) if name in DATASETS or os.path.exists(name) else None
-    if known is not None and known.kind not in kinds:
-        fitting = ", ".join(other.name for other in DATASETS.values() if other.kind in kinds)
-        expected = f"{' or '.join(kinds)}: {fitting}, or the path of your own"
-        raise DataError(f"dataset {name!r} holds another kind of data", got=known.kind, expected=expected)
+    fitting = [known.name for known in DATASETS.values() if known.kind in kinds]
+    if name not in DATASETS and not is_path(name):
+        raise _unknown(name, fitting, " or the path of your own")
+    if name in DATASETS:
+        kind = DATASETS[name].kind
+    elif not os.path.isabs(name) or not os.path.exists(name):  # who checks or reads it says so
+        return name
+    else:
+        try:
+            kind = dataset(name).kind
+        except DataError:
+            layouts = "; or ".join(LAYOUTS[kind] for kind in kinds)
+            raise DataError("what is there is no dataset", file=Path(name), expected=layouts) from None
+    if kind not in kinds:
+        expected = f"{' or '.join(kinds)}: {', '.join(fitting)}, or the path of your own"
+        raise DataError(f"dataset {name!r} holds another kind of data", got=kind, expected=expected)
     return name
+
+
+def _unknown(name: str, known: Sequence[str], path: str = "") -> DataError:
+    """What may be said instead of ``name``, with the nearest of it; a ``path`` where that would do, too."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    fix = f"Did you mean {close[0]!r}?" if close else None
+    return DataError("Unknown dataset", got=repr(name), expected=f"one of {', '.join(known)}{path}", fix=fix)
 
 
 def check(name: str, root: Path) -> None:
@@ -152,6 +176,8 @@ def fetch(name: str, root: Path) -> list[Path]:
     """
     from workloads.data.download import download
 
+    if name not in DATASETS and not is_path(name):
+        raise _unknown(name, sorted(DATASETS))
     known = dataset(name)
     damaged = [source for source in (*known.files, *known.extras) if _damage(known, source, root, sha256) is not None]
     for source in damaged:
@@ -212,7 +238,23 @@ def occupations(name: str, root: Path) -> Any:
     return known.occupations(known.place(root))
 
 
+def install(known: Dataset) -> str:
+    """The command that brings the packages which a dataset needs."""
+    return f"pip install {' '.join(known.needs)}"
+
+
+def _importable(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ValueError:  # it is loaded, and does not say from where
+        return True
+
+
 def _problems(known: Dataset, root: Path, digest_of: Callable[[Path], str]) -> Iterator[DataError]:
+    if missing := [package for package in known.needs if not _importable(package)]:
+        what = f"dataset {known.name} is read with the package {missing[0]}, which is missing"
+        yield DataError(what, fix=f"Install it: {install(known)}")
+        return
     found = (_damage(known, source, root, digest_of) for source in known.files)
     problems = [problem for problem in found if problem is not None]
     if not problems:

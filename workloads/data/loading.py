@@ -69,7 +69,7 @@ def check_readable(
         from workloads.data.interactions.splits import check_parts
 
         data = load_interactions(name, root, "official" if split is None or split == "dev" else split, noise or 0.0)
-        check_parts(data.train, data.test)
+        check_parts(data.train, data.test, [known.place(root) / source.path for source in known.files])
     if known.kind == "images" and not known.verified:
         from workloads.data.images.store import load_images
 

@@ -46,6 +46,7 @@ class Dataset:
 
     ``extras`` are files that training does without, and ``occupations`` reads from them a group 0, 1, ... of each
     user. ``obtain`` says where to get files that have no public address, or who fetches what has no files here.
+    ``needs`` are the packages, beyond those of every installation, that it can not be read without.
     ``clean_from`` is the lowest rating of the source's own test part that the split ``clean`` keeps; without it
     ``clean`` draws from the highest ratings.
     """
@@ -60,6 +61,7 @@ class Dataset:
     occupations: Callable[[Path], Any] | None = None
     folder: str = ""
     obtain: str = ""
+    needs: tuple[str, ...] = ()
     clean_from: float | None = None
 
     def place(self, root: Path) -> Path:

@@ -1,7 +1,7 @@
 """A folder with a sub-folder of image files for each class, as torchvision's ImageFolder reads it.
 
-Either the classes lie in the folder itself, or in its parts ``train`` and ``test`` (or ``val``, which is then the test
-part, as ImageNet's is in the literature).
+Either the classes lie in the folder itself, or in its parts ``train`` and ``test``; or ``val``, where ``test`` is
+missing or has no class of train: it is then the test part, as ImageNet's in the literature, whose own has no labels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,26 @@ _TESTS = ("test", "val")
 def parts(folder: Path) -> tuple[str, ...]:
     """The parts that the folder has; none where the classes lie in itself."""
     tests = [test for test in _TESTS if (folder / test).is_dir()]
-    return ("train", tests[0]) if tests and (folder / "train").is_dir() else ()
+    if not tests or not (folder / "train").is_dir():
+        return ()
+    if len(tests) > 1:
+        known = {path.name for path in _subfolders(folder / "train")}
+        tests.sort(key=lambda test: known.isdisjoint(path.name for path in _subfolders(folder / test)))
+    return ("train", tests[0])
+
+
+def is_class_folders(folder: Path) -> bool:
+    """Whether at least half of the classes that a folder, or its train part, would have hold images: right in them or
+    one folder deeper. Pictures somewhere below a folder of other things, such as ``train.csv``, do not make it one."""
+    divided = parts(folder)
+    try:
+        if not divided and any(folder.glob("train.*")):
+            return False
+        classes = _subfolders(folder / "train" if divided else folder)
+    except OSError:
+        return False
+    holding = sum(any(_is_image(file) for form in ("*", "*/*") for file in below.glob(form)) for below in classes)
+    return 0 < len(classes) <= 2 * holding
 
 
 def read_folders(folder: Path) -> ImageSource:
@@ -45,10 +64,18 @@ def read_folders(folder: Path) -> ImageSource:
 
 
 def _classes(folder: Path) -> tuple[str, ...]:
-    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    names = tuple(path.name for path in _subfolders(folder))
     if not names:
         raise DataError("the folder holds no class", file=folder, expected="a sub-folder of images for each class")
-    return tuple(names)
+    return names
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in ENDS and path.is_file()
 
 
 def _listing(folder: Path, classes: tuple[str, ...], numbers: dict[str, int]) -> Listing:
@@ -57,7 +84,7 @@ def _listing(folder: Path, classes: tuple[str, ...], numbers: dict[str, int]) ->
     files: list[Path] = []
     labels: list[int] = []
     for name in classes:
-        own = sorted(path for path in (folder / name).rglob("*") if path.suffix.lower() in ENDS and path.is_file())
+        own = sorted(path for path in (folder / name).rglob("*") if _is_image(path))
         if not own:
             expected = f"files that end in {', '.join(ENDS)}"
             raise DataError("the class has no image", file=folder / name, expected=expected)

@@ -6,17 +6,17 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from workloads.data.images.folders import ENDS, parts, read_folders
+from workloads.data.images.folders import is_class_folders, parts, read_folders
 from workloads.data.images.source import ImageSource
 from workloads.data.images.tables import TEST, TRAIN, holds_images, read_image_tables
 from workloads.data.source import Dataset, SourceFile
 
 
 def is_images(path: Path) -> bool:
-    """Whether a table of images, two of them, or sub-folders with image files lie at a path."""
+    """Whether a table of images, two of them, or class folders lie at a path."""
     if path.is_dir():
         tables = all((path / file).is_file() for file in (TRAIN, TEST)) and holds_images(path / TRAIN)
-        return tables or any(below.suffix.lower() in ENDS for below in path.glob("*/**/*"))
+        return tables or is_class_folders(path)
     return path.is_file() and holds_images(path)
 
 

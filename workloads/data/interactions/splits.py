@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,18 +48,22 @@ def hold_out(pairs: NDArray[np.integer[Any]], n_users: int, fraction: float = 0.
     return mask
 
 
-def check_parts(train: NDArray[np.integer[Any]], test: NDArray[np.integer[Any]]) -> None:
-    """Refuse interactions that leave nothing to be judged by.
+def check_parts(train: NDArray[np.integer[Any]], test: NDArray[np.integer[Any]], files: Sequence[Path] = ()) -> None:
+    """Refuse interactions that leave nothing to be judged by; ``files`` are those of train and test, or of both.
 
     Raises:
         DataError: the test part is empty, or no user has two interactions of which one could be held out.
     """
     if not len(test):
-        raise DataError("the test part is empty, so nothing can be measured", fix="Give it interactions")
+        raise DataError(
+            "the test part is empty, so nothing can be measured", file=files[-1] if files else None,
+            fix="Give it interactions",
+        )  # fmt: skip
     most = int(np.unique(train[:, 0], return_counts=True)[1].max()) if len(train) else 0
     if most < 2:
         raise DataError(
             "no user can give an item for validation",
+            file=files[0] if files else None,
             got=f"at most {most} interaction{'s' * (most != 1)} of a user in train",
             expected="a user with two",
             fix="Take a dataset with more interactions",

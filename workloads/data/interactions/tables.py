@@ -46,6 +46,8 @@ def own_dataset(name: str) -> Dataset:
     if path.is_dir():
         return _own(name, path, _parts(path))
     if not path.name.endswith(FORMS):
+        if not path.exists():
+            raise DataError("there is nothing at this path", file=path, fix="Correct the path")
         expected = f"a table ({', '.join(FORMS)}) or a folder with the parts train and test"
         raise DataError("there is no dataset", file=path, expected=expected)
     return _own(name, path.parent, (path.name,))

@@ -64,15 +64,11 @@ def read_glue(_folder: Path) -> SentencePairs:
     """GLUE's copy, from the cache of the package ``datasets`` or, where a network allows it, from the hub.
 
     Raises:
-        DataError: the package is missing, or it can not get the data.
+        DataError: the package can not get the data.
     """
     import numpy as np
+    from datasets import load_dataset
 
-    try:
-        from datasets import load_dataset
-    except ImportError:
-        fix = "Install it: pip install 'ray-experiment-orchestrator[text]', or use dataset=stsb"
-        raise DataError("dataset glue-stsb is read with the package datasets, which is missing", fix=fix) from None
     try:
         found = load_dataset("nyu-mll/glue", "stsb")
     except Exception as error:  # of that package and of what it speaks HTTP with
@@ -237,4 +233,5 @@ GLUE_STSB = Dataset(
     version="1",
     reader=read_glue,
     obtain="fetched by the package datasets",
+    needs=("datasets",),
 )
