@@ -27,6 +27,7 @@ from orchestrator.storage.records import RunFolder
 from orchestrator.storage.winners import WINNER
 from orchestrator.training import worker
 from orchestrator.training.runs import Follow, Options, finish, in_process
+from workloads.catalog import catalog
 
 
 @dataclass(frozen=True)
