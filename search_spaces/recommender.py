@@ -1,11 +1,14 @@
 """Search spaces of the recommender. Ranges around the published settings; sources stand beside them.
 
 The presets of a loss or a sampler search the optimiser and what the loss or the sampler reads; hold the rest as you
-like (``backbone=lightgcn``, ``sampler=dns``). "thesis" is Liu Bin's dissertation, E-x the project's errata.
+like (``backbone=lightgcn``, ``sampler=dns``). ``everything`` has what these leave at its default as well. "thesis" is
+Liu Bin's dissertation, E-x the project's errata. Published rows are searched in ``recommender_published.py`` instead.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import optuna
@@ -65,13 +68,12 @@ def decoupled(trial: optuna.Trial) -> dict[str, Any]:
 
 def dcl(trial: optuna.Trial) -> dict[str, Any]:
     """The debiased contrastive loss (thesis 5.6.1.4)."""
-    return {**_adam(trial), "loss": "dcl", **_contrastive(trial), "tau": _tau(trial)}
+    return {**_adam(trial), "loss": "dcl", **_debiased(trial)}
 
 
 def hcl(trial: optuna.Trial) -> dict[str, Any]:
     """DCL with hardness weights (thesis 5.6.1.4; the paper: β from 0 to 2)."""
-    beta = trial.suggest_float("beta", 0.0, 2.0)
-    return {**_adam(trial), "loss": "hcl", **_contrastive(trial), "tau": _tau(trial), "beta": beta}
+    return {**_adam(trial), "loss": "hcl", **_debiased(trial), "beta": trial.suggest_float("beta", 0.0, 2.0)}
 
 
 def dpl(trial: optuna.Trial) -> dict[str, Any]:
@@ -79,7 +81,7 @@ def dpl(trial: optuna.Trial) -> dict[str, Any]:
     return {
         **_adam(trial),
         "loss": "dpl",
-        "negatives": trial.suggest_int("negatives", 1, 15),
+        "negatives": trial.suggest_int("negatives", 1, 15, log=True),
         "positives": trial.suggest_int("positives", 0, 15),
         "tau": _tau(trial),
     }
@@ -87,18 +89,17 @@ def dpl(trial: optuna.Trial) -> dict[str, Any]:
 
 def hard_dpl(trial: optuna.Trial) -> dict[str, Any]:
     """DPL on dynamically sampled negatives (thesis table 5.3: τ+ of .3 and .25)."""
-    params = dpl(trial)
-    return {**params, "sampler": "dns", "candidates": trial.suggest_int("candidates", 2, 15)}
+    return {**dpl(trial), "sampler": "dns", "candidates": _candidates(trial)}
 
 
 def bcl(trial: optuna.Trial) -> dict[str, Any]:
-    """BCL: α from the validation AUC, β of E-6.B's grid, τ+ around the density."""
+    """BCL: α from the validation AUC or fixed (E-6.21), β of E-6.B's grid, τ+ around the density."""
     return {
         **_adam(trial),
         "loss": "bcl",
         **_contrastive(trial),
-        "alpha": "auc",
-        "beta": trial.suggest_categorical("beta", [0.5, 0.7, 0.9, 1.0]),
+        "alpha": trial.suggest_categorical("alpha", ["auc", "auc_literal", 0.7, 0.8, 0.9]),
+        "beta": trial.suggest_float("beta", 0.5, 1.0, step=0.1),
         "tau": _tau(trial),
     }
 
@@ -131,13 +132,8 @@ def mpr(trial: optuna.Trial) -> dict[str, Any]:
 
 def denoise(trial: optuna.Trial) -> dict[str, Any]:
     """DenoiseRec, truncated or reweighted (its paper: drop rates of .05 to .3, β of .05 to 1; no threshold given)."""
-    loss = trial.suggest_categorical("loss", ["denoise_truncated", "denoise_reweighted", "denoise_truncated_bpr"])
-    params = {**_adam(trial), "loss": loss}
-    if loss == "denoise_truncated":
-        return {**params, "drop_rate": trial.suggest_float("drop_rate", 0.05, 0.3)}
-    if loss == "denoise_truncated_bpr":
-        return {**params, "threshold": trial.suggest_float("threshold", 0.8, 4.0, log=True)}  # BPR starts at ln 2
-    return {**params, "beta": trial.suggest_float("beta", 0.05, 1.0, log=True)}
+    loss: str = trial.suggest_categorical("loss", [f"denoise_{form}" for form in _DENOISE])
+    return {**_adam(trial), "loss": loss, **_denoise(trial, loss.removeprefix("denoise_"))}
 
 
 def bprac(trial: optuna.Trial) -> dict[str, Any]:
@@ -165,14 +161,16 @@ def aobpr(trial: optuna.Trial) -> dict[str, Any]:
 
 def dns(trial: optuna.Trial) -> dict[str, Any]:
     """Dynamic negative sampling; candidates as for BNS (thesis figure 4.5)."""
-    return {**_adam(trial), "sampler": "dns", "candidates": trial.suggest_int("candidates", 2, 15)}
+    return {**_adam(trial), "sampler": "dns", "candidates": _candidates(trial)}
 
 
 def srns(trial: optuna.Trial) -> dict[str, Any]:
-    """SRNS; ranges around its paper's code (memory 8 to 20, α 5, τ 10)."""
+    """SRNS; ranges around its paper's code (memory 8 to 20, α 5 over 50 epochs, τ 10)."""
     return {
         **_adam(trial),
         "sampler": "srns",
+        "candidates": trial.suggest_int("candidates", 16, 128),
+        "srns_warmup": trial.suggest_int("srns_warmup", 10, 100),
         "srns_memory": trial.suggest_int("srns_memory", 4, 32, log=True),
         "srns_alpha": trial.suggest_float("srns_alpha", 0.1, 20.0, log=True),
         "srns_temperature": trial.suggest_float("srns_temperature", 0.5, 20.0, log=True),
@@ -182,6 +180,23 @@ def srns(trial: optuna.Trial) -> dict[str, Any]:
 def bns(trial: optuna.Trial) -> dict[str, Any]:
     """Bayesian negative sampling (thesis figure 4.5: λ from .1 to 15, candidates from 1 to 15)."""
     return {**_adam(trial), **_bns(trial)}
+
+
+def everything(trial: optuna.Trial) -> dict[str, Any]:
+    """Every knob there is under Adam, by loss, sampler and backbone: for hundreds of trials, or with these held.
+
+    Not in it: ``sampler=in_batch``, which can be held beside a loss that it goes with, and what reads the test part.
+    """
+    backbone = trial.suggest_categorical("backbone", ["mf", "lightgcn"])
+    loss = trial.suggest_categorical("loss", [*_LOSSES])
+    sampler = trial.suggest_categorical("sampler", [*_SAMPLERS])
+    params = {"backbone": backbone, "loss": loss, "sampler": sampler, **_adam(trial), **_schedule(trial)}
+    params["dim"] = trial.suggest_categorical("dim", [16, 32, 64, 128])  # thesis 4.5.1.2: 32; 3.5.1: 27
+    params["batch_size"] = trial.suggest_categorical("batch_size", [128, 512, 1024, 2048, 4096])
+    if backbone == "lightgcn":
+        params["layers"] = trial.suggest_int("layers", 1, 4)  # thesis 4.5.1.2: 1; LightGCN paper: up to 4
+    own = _SAMPLERS.get(sampler, lambda _trial: {})  # one that is held, such as in_batch, reads nothing here
+    return {**params, **_LOSSES[loss](trial), **own(trial)}
 
 
 def _adam(trial: optuna.Trial) -> dict[str, Any]:
@@ -196,16 +211,105 @@ def _bns(trial: optuna.Trial) -> dict[str, Any]:
     return {
         "sampler": "bns",
         "bns_lambda": trial.suggest_float("bns_lambda", 0.1, 15.0, log=True),
-        "candidates": trial.suggest_int("candidates", 2, 15),
+        "candidates": _candidates(trial),
         "bns_prior": trial.suggest_categorical("bns_prior", ["popularity", "users", "uninformative"]),
     }
 
 
 def _contrastive(trial: optuna.Trial) -> dict[str, Any]:
+    params: dict[str, Any] = {"temperature": trial.suggest_float("temperature", 0.25, 4.0, log=True)}  # E-2.2: 1
+    if _held(trial, "sampler") != "in_batch":  # there N is the batch
+        params["negatives"] = trial.suggest_int("negatives", 1, 256, log=True)
+    return params
+
+
+def _debiased(trial: optuna.Trial) -> dict[str, Any]:
+    """The positive and, of the estimate of g, up to nine more (5.6.1.4; E-DCL: 1, the positive itself; 0: none)."""
+    return {**_contrastive(trial), "positives": trial.suggest_int("positives", 0, 10), "tau": _tau(trial)}
+
+
+def _candidates(trial: optuna.Trial) -> int:
+    """Thesis figure 4.5; one is uniform sampling."""
+    found: int = trial.suggest_int("candidates", 1, 15)
+    return found
+
+
+_DENOISE = ("truncated", "reweighted", "truncated_bpr")
+
+
+def _denoise(trial: optuna.Trial, form: str) -> dict[str, Any]:
+    if form == "truncated":
+        return {
+            "drop_rate": trial.suggest_float("drop_rate", 0.05, 0.3),
+            "drop_steps": trial.suggest_int("drop_steps", 1_000, 50_000, log=True),  # the paper's code: 30,000
+        }
+    if form == "truncated_bpr":
+        return {"threshold": trial.suggest_float("threshold", 0.8, 4.0, log=True)}  # BPR starts at ln 2
+    return {"beta": trial.suggest_float("beta", 0.05, 1.0)}
+
+
+def _schedule(trial: optuna.Trial) -> dict[str, Any]:
+    """Thesis 4.5.1.2: x 0.1 every 20 epochs, for LightGCN; the code of its DPL: x 0.5 every 100."""
+    decay = trial.suggest_categorical("lr_decay", [1.0, 0.5, 0.1])
+    return {"lr_decay": decay} | (
+        {"lr_decay_every": trial.suggest_int("lr_decay_every", 20, 100, step=20)} if decay < 1 else {}
+    )
+
+
+def _whole_bns(trial: optuna.Trial) -> dict[str, Any]:
+    """Figure 4.5's λ and the warm start, the four priors of table 4.3 and E-4.16, and how exact F is (E-4.15)."""
     return {
-        "negatives": trial.suggest_int("negatives", 1, 256, log=True),
-        "temperature": trial.suggest_float("temperature", 0.25, 4.0, log=True),  # E-2.2: 1
+        "bns_lambda": trial.suggest_categorical("bns_lambda", [0.1, 0.5, 1.0, 5.0, 10.0, 15.0, "warm"]),
+        "bns_uniform_epochs": trial.suggest_int("bns_uniform_epochs", 0, 40, step=10),
+        **_posterior(trial),
     }
+
+
+def _posterior(trial: optuna.Trial) -> dict[str, Any]:
+    priors = ["popularity", "users", "uninformative"]
+    if str(_held(trial, "dataset")).startswith("ml-"):
+        priors.append("occupation")  # MovieLens alone tells it
+    params: dict[str, Any] = {
+        "candidates": _candidates(trial),
+        "bns_prior": trial.suggest_categorical("bns_prior", priors),
+        "ecdf": trial.suggest_categorical("ecdf", ["exact", "sampled", "batch"]),
+    }
+    if params["ecdf"] == "sampled":
+        params["ecdf_items"] = trial.suggest_int("ecdf_items", 32, 512, log=True)
+    return params
+
+
+def _held(trial: optuna.Trial, name: str) -> Any:
+    """What the command line holds a parameter at, where it does."""
+    return getattr(trial, "fixed", {}).get(name)
+
+
+_LOSSES: Mapping[str, Callable[[optuna.Trial], dict[str, Any]]] = {
+    "bpr": _adam,
+    "bce": _adam,
+    "infonce": infonce,
+    "decoupled": decoupled,
+    "dcl": dcl,
+    "hcl": hcl,
+    "dpl": dpl,
+    "bcl": lambda trial: {**bcl(trial), "ties": trial.suggest_categorical("ties", ["le", "mid"])},
+    "gbpr": gbpr,
+    "mpr": mpr,
+    **{f"denoise_{form}": partial(_denoise, form=form) for form in _DENOISE},
+    "bprac": lambda trial: {
+        "credence": trial.suggest_categorical("credence", ["mean1", "thesis", "bayes", "prior"]),
+        "prior_var": trial.suggest_categorical("prior_var", [0.2, 0.6, "fitted"]),
+    },
+}
+_SAMPLERS: Mapping[str, Callable[[optuna.Trial], dict[str, Any]]] = {
+    "uniform": _adam,
+    "popularity": _adam,
+    "aobpr": aobpr,
+    "dns": dns,
+    "srns": srns,
+    "bns": _whole_bns,
+    "bns_posterior": _posterior,
+}
 
 
 def _tau(trial: optuna.Trial) -> float:
