@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator import preflight
+from orchestrator import installed
 from orchestrator.errors import DONE, USAGE, unknown
 from orchestrator.plan import PLAN_KEYS, Plan
 from orchestrator.settings import Settings
-from workloads.catalog import catalog
+from workloads.catalog import broken, catalog
 from workloads.data import datasets
 from workloads.data.errors import DataError
 from workloads.data.files import held
@@ -32,12 +32,13 @@ BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveM
 
 
 def print_workloads(as_json: bool) -> None:
-    """Every workload of the catalog, third parties' included: name and summary."""
+    """Every workload of the catalog, third parties' included: name and summary, or why it can not be loaded."""
     rows = [{"name": name, "summary": entry.summary} for name, entry in sorted(catalog().items())]
+    rows += [{"name": name, "broken": f"can not be loaded: {why}"} for name, why in sorted(broken().items())]
     if as_json:
         print(json.dumps(rows))
         return
-    _print_table(("workload", "summary"), ([row["name"], row["summary"]] for row in rows))
+    _print_table(("workload", "summary"), (list(row.values()) for row in rows))
     print("\nEvery parameter of one: orchestrator workloads NAME")
 
 
@@ -47,8 +48,8 @@ def print_parameters(name: str, as_json: bool) -> None:
     As JSON, each is its JSON Schema (``type, default, minimum, enum, description`` ...) with its ``name`` and
     ``section`` (``params`` or ``plan``). Raises UserError for an unknown workload, with the nearest name.
     """
-    entry = preflight.workload(name)
-    params = list(_properties(entry.load_params().model_json_schema()))
+    entry = installed.entry(name)
+    params = list(_properties(installed.params(name).model_json_schema()))
     plan = [(key, schema) for key, schema in _properties(Plan.model_json_schema()) if key in PLAN_KEYS]
     if as_json:
         sections = {"params": params, "plan": plan}
@@ -120,7 +121,6 @@ def state(known: Dataset, root: Path) -> Literal["present", "missing", "damaged"
     return "present"
 
 
-def _where(known: Dataset, root: Path) -> str:
 def remedy(known: Dataset, state: str) -> str | None:
     """The command that does something about a dataset's state."""
     if state == "damaged":
@@ -130,6 +130,7 @@ def remedy(known: Dataset, state: str) -> str | None:
     return None
 
 
+def _where(known: Dataset, root: Path) -> str:
     return str(known.place(root)) if known.files else known.obtain or "generated"
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from orchestrator import installed
 from orchestrator.errors import UserError, unknown
 from orchestrator.plan import Plan
-from workloads.catalog import catalog
 from workloads.contract import Objective
 
 
@@ -16,7 +16,7 @@ class Unreported(UserError):
 
 def of(workload: str, plan: Plan) -> tuple[Objective, ...]:
     """The objectives of a run of ``workload`` by ``plan``; loads the workload's code. Raises UserError."""
-    return chosen(catalog()[workload].load().objective, plan.objective)
+    return chosen(installed.code(workload).objective, plan.objective)
 
 
 def chosen(own: Objective | tuple[Objective, ...], asked: tuple[str, ...]) -> tuple[Objective, ...]:

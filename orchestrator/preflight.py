@@ -15,42 +15,38 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
 
+from orchestrator import installed
 from orchestrator.cluster import authenticate, check_fit, check_is_ray, check_reachable, this_machine
 from orchestrator.configuration import validate
-from orchestrator.errors import UNAVAILABLE, UserError, unknown
+from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.plan import Plan
 from orchestrator.settings import Settings
 from orchestrator.spec import Resources
 from orchestrator.storage.disk import check_writable
-from workloads.catalog import Entry, catalog
 
 SERVER_SECONDS = 5.0
 """How long a tracking server may take to answer."""
 
 
-def workload(name: str) -> Entry:
-    """The catalog's entry; raises UserError with the nearest name."""
-    known = catalog()
-    if name not in known:
-        raise unknown("workload", name, known)
-    return known[name]
-
-
 def parameters(name: str, values: Mapping[str, Any], lines: Mapping[str, int] | None = None) -> dict[str, Any]:
     """Complete, checked parameters of a workload as plain JSON values."""
-    model = validate(workload(name).load_params(), values, "parameter", lines)
+    model = validate(installed.params(name), values, "parameter", lines)
     return model.model_dump(mode="json")
 
 
-def dataset(params: Mapping[str, Any], root: Path) -> str | None:
-    """Check that the parameters' dataset is present and intact; returns its fingerprint."""
-    name = params.get("dataset")
-    if name is None:
+def dataset(workload: str, params: Mapping[str, Any], root: Path) -> str | None:
+    """Check that the parameters' dataset is one that the workload reads, present and intact; returns its fingerprint.
+
+    None where the workload reads none of ours: what it then calls a dataset is its own.
+    """
+    name, kinds = params.get("dataset"), installed.entry(workload).data
+    if name is None or not kinds:
         return None
     from workloads.data import check_readable, datasets
     from workloads.data.errors import CacheUnwritable, DataError
 
     try:
+        datasets.check_kind(name, *kinds)
         datasets.check(name, root)
         options = {option: params.get(f"dataset_{option}") for option in ("size", "corrupt", "unknown", "noise")}
         check_readable(name, root, params.get("split"), **options)
@@ -64,7 +60,7 @@ def dataset(params: Mapping[str, Any], root: Path) -> str | None:
 def data(name: str, params: Mapping[str, Any], root: Path, refit: bool | str | None = None) -> None:
     """The dataset, which is there and intact, is one that these parameters can be trained on (``check_data`` in the
     contract); with ``refit="only"`` nothing is held out of it. Raises UserError."""
-    model = workload(name).load_params()
+    model = installed.params(name)
     if not hasattr(model, "check_data"):
         return
     from workloads.data.errors import CacheUnwritable
@@ -96,7 +92,7 @@ def batch(params: Mapping[str, Any], resources: Resources, plan: Plan) -> None:
 
 def schedule(name: str, params: Mapping[str, Any], plan: Plan, refit: bool) -> None:
     """The plan is one that these parameters can be trained by (``check_plan`` in the contract). Raises UserError."""
-    model = workload(name).load_params()
+    model = installed.params(name)
     if not hasattr(model, "check_plan"):
         return
     try:
@@ -119,7 +115,7 @@ def services(settings: Settings, resources: Resources, *, ray: bool, workload: s
         check_reachable(settings.ray_address)
         check_is_ray(settings.ray_address)
     else:
-        check_fit(this_machine(), resources)
+        check_fit(this_machine(), resources, here=True)
 
 
 def tracking(settings: Settings) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import notify
+from orchestrator import installed, notify
 from orchestrator.console import Console
 from orchestrator.errors import DONE, Interrupted, UserError, mask
 from orchestrator.interrupts import Interrupts
@@ -175,7 +175,8 @@ class Session:
 
     def trained_on(self, key: str, params: Mapping[str, Any]) -> None:
         """Say which dataset the run ``key`` is trained on."""
-        if self.tracker and (dataset := lineage.dataset(params, self.settings.data)):
+        ours = installed.entry(self.folder.record["workload"]).data
+        if self.tracker and ours and (dataset := lineage.dataset(params, self.settings.data)):
             self.tracker.input(key, dataset)
 
     def notify(self, event: notify.Kind, message: str, status: str = "running", **more: Any) -> None:

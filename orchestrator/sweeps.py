@@ -8,7 +8,7 @@ from typing import Any
 
 from optuna.distributions import BaseDistribution
 
-from orchestrator import objectives, preflight
+from orchestrator import installed, objectives, preflight
 from orchestrator.console import Console
 from orchestrator.errors import UNAVAILABLE, Interrupted, UserError
 from orchestrator.placement import packing
@@ -27,7 +27,6 @@ from orchestrator.storage.records import RunFolder
 from orchestrator.storage.winners import WINNER
 from orchestrator.training import worker
 from orchestrator.training.runs import Follow, Options, finish, in_process
-from workloads.catalog import catalog
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ def _with_more(spec: SweepSpec, more: int) -> SweepSpec:
 
 
 def _survey(spec: SweepSpec) -> spaces.Survey:
-    params = catalog()[spec.workload].load_params()
+    params = installed.params(spec.workload)
     return spaces.probe(spaces.load(spec.workload, spec.search.space), spec.fixed, params, spec.seed)
 
 
@@ -162,7 +161,8 @@ def _drive(
         "orchestrator.kind": "sweep",
         "orchestrator.workload": spec.workload,
         "orchestrator.fingerprint": spec.fingerprint(),
-        "orchestrator.data_fingerprint": preflight.dataset(warm_start.defaults(spec), settings.data) or "none",
+        "orchestrator.data_fingerprint": preflight.dataset(spec.workload, warm_start.defaults(spec), settings.data)
+        or "none",
     }
     params = {
         **spec.fixed,
@@ -196,7 +196,7 @@ def _study(spec: SweepSpec, folder: RunFolder, session: Session, again: Again) -
     space = spaces.load(spec.workload, spec.search.space)
     common = (folder.path, spec, objectives.of(spec.workload, spec.plan), space, survey.conditional)
     if spec.search.scheduler == "pbt":
-        changing = strategy.changeable(catalog()[spec.workload].load_params(), list(first))
+        changing = strategy.changeable(installed.params(spec.workload), list(first))
         return Population(*common, changeable=changing, distributions=first)
     study = Study(*common)
     if spec.search.warm_start and not study.trials:

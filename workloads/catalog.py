@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -23,13 +24,19 @@ GROUP = "orchestrator.workloads"
 class Entry:
     """Where a workload lives. ``params`` is apart from the class so that checking a name needs no PyTorch.
 
-    ``published`` is a tuple of what :mod:`workloads.published` describes; None where nothing is.
+    ``published`` is a tuple of what :mod:`workloads.published` describes; None where nothing is. ``spaces`` is a module
+    whose functions are search spaces; unset, ``search_spaces`` has one of the workload's name, if any. ``data`` are the
+    kinds of our datasets that its parameter ``dataset`` names: they are checked before anything starts. Without any,
+    that is a parameter like all others. ``predictor`` is the served model's file, beside the workload's module.
     """
 
     params: str
     workload: str
     summary: str
     published: str | None = None
+    spaces: str | None = None
+    data: tuple[str, ...] = ()
+    predictor: str = "predictor.py"
 
     def load_params(self) -> type[BaseModel]:
         return cast("type[BaseModel]", _load(self.params))
@@ -55,45 +62,82 @@ BUILT_IN = {
         "workloads.recommender.workload:Recommender",
         "Collaborative filtering from implicit feedback: matrix factorisation and LightGCN.",
         "workloads.recommender.published:PUBLISHED",
+        data=("interactions",),
     ),
     "simclr": Entry(
         "workloads.simclr.params:Params",
         "workloads.simclr.workload:SimCLR",
         "Contrastive learning of image encoders from two views of each image.",
         "workloads.simclr.published:PUBLISHED",
+        data=("images",),
     ),
     "text_ranker": Entry(
         "workloads.text_ranker.params:Params",
         "workloads.text_ranker.workload:TextRanker",
         "BM25's candidates put in order by a cross-encoder or a bi-encoder.",
         "workloads.text_ranker.published:PUBLISHED",
+        data=("retrieval",),
     ),
     "bi_encoder": Entry(
         "workloads.bi_encoder.params:Params",
         "workloads.bi_encoder.workload:BiEncoder",
         "Sentence embeddings whose cosine is the similarity of two sentences.",
+        data=("sentence_pairs",),
     ),
     "vera": Entry(
         "workloads.vera.params:Params",
         "workloads.vera.workload:Vera",
         "Retrieval that knows when it fails: ranking and confidence learnt apart, in stages.",
         "workloads.vera.published:PUBLISHED",
+        data=("graph_questions", "retrieval"),
     ),
     "lifelong": Entry(
         "workloads.lifelong.params:Params",
         "workloads.lifelong.workload:Lifelong",
         "Retrieval over documents that arrive in sessions, with an index that is only ever appended to.",
         "workloads.lifelong.published:PUBLISHED",
+        data=("retrieval",),
     ),
 }
 
 
 @cache
 def catalog() -> dict[str, Entry]:
-    """Every workload by name. An entry point's object is an :class:`Entry`."""
-    found = dict(BUILT_IN)
+    """Every workload by name: ours, and those of the installed packages that can be loaded."""
+    return BUILT_IN | {name: found for name, found in _offered().items() if isinstance(found, Entry)}
+
+
+def broken() -> dict[str, str]:
+    """What is wrong with the workloads that installed packages offer and that can not be loaded, by name."""
+    return {name: found for name, found in _offered().items() if isinstance(found, str)}
+
+
+def package(name: str) -> Distribution | None:
+    """The installed package that offers a workload; None for one of ours."""
+    points = [] if name in BUILT_IN else list(entry_points(group=GROUP, name=name))
+    return points[0].dist if points else None
+
+
+def _offered() -> dict[str, Entry | str]:
+    """The entry points of installed packages: each is an :class:`Entry`, or what is wrong with it."""
+    points: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=GROUP):
-        found[point.name] = point.load()
+        points.setdefault(point.name, []).append(point)
+    return {name: _loaded(name, same) for name, same in points.items()}
+
+
+def _loaded(name: str, points: Sequence[EntryPoint]) -> Entry | str:
+    offering = " and ".join(f"{point.dist.name} {point.dist.version}" for point in points if point.dist)
+    if name in BUILT_IN:
+        return f"{offering} offers it, and the name is one of ours"
+    if len(points) > 1:
+        return f"{offering} both offer it"
+    try:
+        found = points[0].load()
+    except Exception as error:  # somebody else's fault, and no other workload's trouble
+        return f"{type(error).__name__}: {error} (in {offering})"
+    if not isinstance(found, Entry):
+        return f"{points[0].value} is no workloads.catalog.Entry (in {offering})"
     return found
 
 

@@ -35,6 +35,13 @@ State: TypeAlias = dict[Any, Any]
 MID_RUN: dict[str, Any] = {"mid_run": True}
 """``json_schema_extra`` of a parameter that may change while a model trains: ``load_state_dict`` leaves it alone."""
 
+RESERVED = (
+    *("epochs", "patience", "evaluate_every", "checkpoint_every", "steps_per_epoch", "refit", "objective", "precision"),
+    *("accumulate", "decide_at", "workers", "min_workers", "gpus_per_worker", "cpus_per_worker", "max_gpus"),
+    *("seed", "workload"),
+)
+"""The engine's own settings, which stand beside the parameters: no parameter has one of these names."""
+
 
 @dataclass(frozen=True, slots=True)
 class Objective:
@@ -128,6 +135,11 @@ class Workload(Protocol):
     import no PyTorch, and raise ValueError in one sentence: ``check_plan(epochs, refit)`` for a plan that these values
     can not be trained by, and ``check_data(root, holdout)`` for data that they can not be trained on. ``root`` is the
     data root, under which the dataset is there and intact; without ``holdout`` no part is ever held out for validation.
+
+    No name is one of :data:`RESERVED`. ``batch_size`` is the global batch, which workers and micro-batches divide. Where
+    the catalog's entry names kinds of data, ``dataset``, ``dataset_size``, ``dataset_corrupt``, ``dataset_unknown``,
+    ``dataset_noise`` and ``split`` say what is read of ours. What begins with ``dataset``, ``split`` or ``eval`` says
+    what is evaluated on: models that differ there are not compared.
     """
 
     objective: Objective | tuple[Objective, ...]

@@ -6,7 +6,14 @@
         workload = Mine
         params = {"dataset": "synthetic", "batch_size": 64}
 
-Set ``data`` (a folder) when the parameters name a dataset that is on disk. Everything runs on the CPU.
+        @contextmanager
+        def spoiled_test(self):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(mine, "load_test", lambda: load_test()[::2])
+                yield
+
+``spoiled_test`` is a context manager under which the class, built anew, finds another test split: training must not
+notice. Set ``data`` (a folder) when the parameters name a dataset that is on disk. Everything runs on the CPU.
 """
 
 from __future__ import annotations
@@ -24,12 +31,12 @@ import pytest
 import torch
 
 from workloads import distributed
-from workloads.contract import Evaluation, Metrics, Objective, Packable, Runtime, Workload
+from workloads.contract import RESERVED, Evaluation, Metrics, Objective, Packable, Runtime, Workload
 from workloads.two_ranks import WORLD, together
 
 
 class Conformance:
-    """Subclass it, set ``workload`` and ``params``; pytest collects the tests."""
+    """Subclass it, set ``workload`` and ``params``, write ``spoiled_test``; pytest collects the tests."""
 
     workload: ClassVar[type[Any]]
     params: ClassVar[Mapping[str, Any]]
@@ -55,6 +62,9 @@ class Conformance:
 
     def test_is_a_workload(self) -> None:
         assert isinstance(self.build(), Workload)
+
+    def test_no_parameter_has_the_name_of_a_setting(self) -> None:
+        assert not set(self.workload.Params.model_fields) & set(RESERVED), "the engine sets these: rename yours"
 
     def test_same_seed_same_metrics(self) -> None:
         first, second = (_metrics(self.build()) for _ in range(2))
@@ -125,7 +135,7 @@ class Conformance:
         assert len(set(units["id"].tolist())) == len(units["id"])
 
     def test_training_never_reads_the_test_split(self) -> None:
-        """Training twice, once with :meth:`spoil_test` in force, must give the same weights."""
+        """Training twice, once with :meth:`spoiled_test` in force, must give the same weights."""
         plain = self.build()
         plain.train_epoch(1)
         with self.spoiled_test():
@@ -137,7 +147,7 @@ class Conformance:
 
     def spoiled_test(self) -> Any:
         """A context manager under which a newly built workload sees another test split. To be overridden."""
-        raise NotImplementedError("say how to spoil this workload's test split")
+        raise NotImplementedError(f"{type(self).__name__} needs spoiled_test(): see the example in workloads.testing")
 
     def test_state_is_tensors_and_json(self) -> None:
         workload = self.build()

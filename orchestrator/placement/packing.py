@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from orchestrator import engine
+from orchestrator import engine, installed
 from orchestrator.engine import EpochReport, Progress, Row
 from orchestrator.errors import UserError
 from orchestrator.experiment import Experiment
@@ -22,7 +22,6 @@ from orchestrator.spec import ExperimentSpec, SweepSpec
 from orchestrator.storage import checkpoint
 from orchestrator.storage.mirror import Carried
 from orchestrator.training import messages, worker
-from workloads.catalog import catalog
 from workloads.contract import Evaluation, Metrics, Pack, Packable, Servable, Split, State, Workload
 
 if TYPE_CHECKING:
@@ -38,8 +37,7 @@ def pack_size(spec: SweepSpec) -> int:
     """
     import torch
 
-    asked, entry = spec.search.pack, catalog()[spec.workload]
-    packable = entry.load()
+    asked, packable = spec.search.pack, installed.code(spec.workload)
     if not isinstance(packable, Packable):
         if isinstance(asked, int) and asked > 1:
             raise UserError(
@@ -52,7 +50,7 @@ def pack_size(spec: SweepSpec) -> int:
         return asked
     (params,) = spaces.draws(spaces.load(spec.workload, spec.search.space), spec.fixed, spec.seed, 1)
     device = torch.device("cuda" if spec.resources.gpus_per_worker else "cpu")
-    return packable.pack_size(entry.load_params()(**params), device)
+    return packable.pack_size(installed.params(spec.workload)(**params), device)
 
 
 def capacities(spec: SweepSpec, fitting: int) -> tuple[int, ...]:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator import installed
 from orchestrator.errors import UserError
 from orchestrator.objectives import chosen
 from orchestrator.provenance.record import SPEC
 from orchestrator.registry.models import EPOCH_TAG
 from orchestrator.results.entries import on_what
 from orchestrator.storage.names import OUTCOME, SEALED, VALIDATION_UNITS
-from workloads.catalog import catalog
 from workloads.contract import Objective
 
 if TYPE_CHECKING:
@@ -48,14 +48,14 @@ class Evidence:
     def objectives(self) -> tuple[Objective, ...]:
         """What the run selected by. Raises UserError where its workload is not installed."""
         assert self.spec is not None
-        name = self.spec["workload"]
-        if name not in catalog():
+        try:
+            workload = installed.code(self.spec["workload"])
+        except UserError as error:
             raise UserError(
-                f"What version {self.version} was selected by is not known here: its workload is not installed",
-                got=name,
-                fix="Install it, or promote without the gates better and guard",
-            )
-        return chosen(catalog()[name].load().objective, tuple(self.spec["plan"].get("objective", ())))
+                f"What version {self.version} was selected by is not known here: {error}",
+                fix="Install its workload, or promote without the gates better and guard",
+            ) from None
+        return chosen(workload.objective, tuple(self.spec["plan"].get("objective", ())))
 
 
 def gather(registry: Any, version: Any) -> Evidence:

@@ -105,7 +105,9 @@ def redraw(
     sees_test = effort.as_published if figure.blind else None
     blind = {} if sees_test else figure.blind
     named = where.get("dataset", ())
-    here, missing = running.present(named or (figure.regime.dataset,), settings, named=bool(named))
+    here, missing = running.present(
+        figure.regime.workload, named or (figure.regime.dataset,), settings, named=bool(named)
+    )
     runner = Runner(figure.regime, settings, effort)
     work = [
         _Work(

@@ -51,7 +51,7 @@ class Within(Console):
 
 def run(spec: ExperimentSpec, settings: Settings, local: bool, about: str) -> Done:
     """The run of ``spec``. Raises UserError, RunFailed or Interrupted."""
-    name = named(about, f"seed{spec.seed}", spec.fingerprint(), spec.params, settings)
+    name = named(about, f"seed{spec.seed}", spec.fingerprint(), spec.workload, spec.params, settings)
     return _once(
         name,
         settings,
@@ -63,7 +63,7 @@ def run(spec: ExperimentSpec, settings: Settings, local: bool, about: str) -> Do
 def sweep(spec: SweepSpec, settings: Settings, local: bool, about: str) -> Done:
     """The sweep of ``spec``. Raises UserError, RunFailed (all trials failed) or Interrupted."""
     identity = digest([spec.fingerprint(), spec.search.trials])
-    name = named(about, "search", identity, spec.fixed, settings)
+    name = named(about, "search", identity, spec.workload, spec.fixed, settings)
     return _once(
         name,
         settings,
@@ -72,9 +72,9 @@ def sweep(spec: SweepSpec, settings: Settings, local: bool, about: str) -> Done:
     )
 
 
-def named(about: str, part: str, identity: str, params: Mapping[str, Any], settings: Settings) -> str:
+def named(about: str, part: str, identity: str, workload: str, params: Mapping[str, Any], settings: Settings) -> str:
     """``about-part-1a2b3c4d5e``: another spec, or other data under the same name, gives another one."""
-    data = preflight.dataset(params, settings.data)
+    data = preflight.dataset(workload, params, settings.data)
     return f"{about[:70]}-{part}-{digest([identity, data])[:10]}"
 
 

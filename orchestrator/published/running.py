@@ -169,12 +169,14 @@ def check_reads_test(name: str, reads_test: bool, effort: Effort) -> None:
         )
 
 
-def present(datasets: Sequence[str], settings: Settings, *, named: bool) -> tuple[list[str], dict[str, str]]:
+def present(
+    workload: str, datasets: Sequence[str], settings: Settings, *, named: bool
+) -> tuple[list[str], dict[str, str]]:
     """The datasets that are here, and of the others what is wrong. Raises UserError where one was named, or none is."""
     here, missing = [], {}
     for dataset in datasets:
         try:
-            preflight.dataset({"dataset": dataset}, settings.data)
+            preflight.dataset(workload, {"dataset": dataset}, settings.data)
         except UserError as error:
             if named:
                 raise

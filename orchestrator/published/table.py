@@ -72,7 +72,7 @@ def run(
     if effort.as_published and not (table.reads_test or table.regime.refit):
         raise UserError(f"{table.id} takes no look at the test part as published", fix="Leave --as-published away")
     named = where.get("dataset", ())
-    here, missing = running.present(named or table.datasets, settings, named=bool(named))
+    here, missing = running.present(table.regime.workload, named or table.datasets, settings, named=bool(named))
     blocks = [_chosen(table.rows(*place), methods) for dataset in here for place in _places(table, dataset, where)]
     runner = Runner(table.regime, settings, effort)
     for rows in blocks:  # all that can be wrong is said before anything runs

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator import preflight
+from orchestrator import installed, preflight
 from orchestrator.cluster import slots, this_machine
 from orchestrator.errors import UserError
 from orchestrator.provenance import machine
@@ -66,7 +66,7 @@ def check_params(recorded: Recorded) -> None:
             f"{recorded.id} took over other trials' states (PBT), so it can not be repeated alone",
             fix="Reproduce its sweep",
         )
-    known = preflight.workload(spec.workload).load_params().model_fields
+    known = installed.params(spec.workload).model_fields
     asked = spec.params if isinstance(spec, ExperimentSpec) else spec.fixed
     if gone := sorted(set(asked) - set(known)):
         raise UserError(
@@ -103,7 +103,7 @@ def _unchanged(file: Path, kept: Path) -> bool:
 def _data(recorded: Recorded, settings: Settings) -> list[Difference]:
     spec = recorded.spec
     fixed = spec.params if isinstance(spec, ExperimentSpec) else spec.fixed
-    now = preflight.dataset({**preflight.parameters(spec.workload, {}), **fixed}, settings.data)
+    now = preflight.dataset(spec.workload, {**preflight.parameters(spec.workload, {}), **fixed}, settings.data)
     if recorded.data and now != recorded.data:
         raise UserError(
             f"The data of {recorded.id} are not the data here", got=f"{now}, recorded {recorded.data}",

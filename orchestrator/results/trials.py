@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import preflight
+from orchestrator import installed, preflight
 from orchestrator.errors import UserError
 from orchestrator.objectives import chosen
 from orchestrator.provenance.record import ENVIRONMENT
@@ -56,7 +56,7 @@ def objectives(folder: RunFolder) -> tuple[Objective, ...]:
     if known := folder.record.get("objectives"):
         return tuple(Objective(metric, direction) for metric, direction in known)
     asked = tuple(spec(folder)["plan"].get("objective") or ())
-    return chosen(preflight.workload(folder.record["workload"]).load().objective, asked)
+    return chosen(installed.code(folder.record["workload"]).objective, asked)
 
 
 def environment(folder: RunFolder) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from orchestrator import installed
 from orchestrator.configuration import validate
 from orchestrator.errors import UserError, one_line, unknown
 
@@ -45,7 +46,7 @@ def _one(distribution: Any) -> str:
 
 
 def load(workload: str, name: str) -> Space:
-    """``name`` is a preset of ``search_spaces/<workload>.py`` or ``file.py:function``. Raises UserError."""
+    """``name`` is one of the :func:`presets` or ``file.py:function``. Raises UserError."""
     file, colon, function = name.rpartition(":")
     if colon:
         return _from_file(Path(file), function)
@@ -62,17 +63,26 @@ def absolute(name: str) -> str:
 
 
 def presets(workload: str) -> dict[str, Space]:
-    """The search spaces of ``search_spaces/<workload>.py`` by name. Raises UserError when there is no such file."""
+    """The functions of the module that the workload's entry names, or of ``search_spaces/<workload>.py``, by name.
+
+    Raises UserError where there is no such module.
+    """
+    named = installed.entry(workload).spaces
     try:
-        module = importlib.import_module(f"search_spaces.{workload}")
-    except ModuleNotFoundError as error:
-        if error.name not in ("search_spaces", f"search_spaces.{workload}"):
+        return _functions(importlib.import_module(named or f"search_spaces.{workload}"))
+    except Exception as error:
+        if named:
+            raise UserError(
+                f"The search spaces of {workload}, {named}, can not be loaded: {type(error).__name__}: "
+                f"{one_line(error)}",
+                fix="Mend the package, or give another with --space file.py:function",
+            ) from error
+        if not isinstance(error, ModuleNotFoundError) or error.name != f"search_spaces.{workload}":
             raise
         raise UserError(
             f"The workload {workload} has no search space of its own",
-            fix="Give one with --space file.py:function",
+            fix="Give one with --space file.py:function, or name a module of them in its Entry",
         ) from None
-    return _functions(module)
 
 
 def suggest(space: Space, trial: Any, fixed: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,10 +153,13 @@ def _check_plain(values: Mapping[str, Any]) -> None:
 
 
 class _Fixing:
-    """An Optuna trial that answers for the fixed parameters itself, so that they are no dimension of the search."""
+    """An Optuna trial that answers for the fixed parameters itself, so that they are no dimension of the search.
+
+    ``fixed`` is there for a space that asks for one parameter or another by what is held.
+    """
 
     def __init__(self, trial: Any, fixed: Mapping[str, Any]) -> None:
-        self._trial, self._fixed = trial, fixed
+        self._trial, self.fixed = trial, fixed
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._trial, name)
@@ -154,7 +167,7 @@ class _Fixing:
             return attribute
 
         def suggest(name: str, *args: Any, **kwargs: Any) -> Any:
-            return self._fixed[name] if name in self._fixed else attribute(name, *args, **kwargs)
+            return self.fixed[name] if name in self.fixed else attribute(name, *args, **kwargs)
 
         return suggest
 

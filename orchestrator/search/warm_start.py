@@ -81,7 +81,7 @@ def _check(source: RunFolder, spec: SweepSpec, settings: Settings) -> None:
         raise UserError(
             f"{source.id} can not be learnt from", got=f"a sweep of {earlier.workload}", allowed=spec.workload
         )
-    then, now = (preflight.dataset(defaults(each), settings.data) for each in (earlier, spec))
+    then, now = (preflight.dataset(each.workload, defaults(each), settings.data) for each in (earlier, spec))
     if then != now:
         raise UserError(f"{source.id} can not be learnt from: it searched on other data", got=then, allowed=now)
 

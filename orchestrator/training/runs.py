@@ -80,7 +80,7 @@ def resume(folder: RunFolder, settings: Settings, console: Console) -> Result:
     settings = adopt(settings, folder)
     if folder.status() == "finished":
         raise UserError(f"{folder.id} has already finished", fix="Start a new run")
-    preflight.dataset(spec.params, settings.data)
+    preflight.dataset(spec.workload, spec.params, settings.data)
     preflight.services(settings, spec.resources, ray=not options.local, workload=spec.workload)
     _check_checkpoint(folder, spec)
     folder.hold()
@@ -104,7 +104,7 @@ def _drive(
     console: Console,
     resuming: bool,
 ) -> Result:
-    fingerprint = preflight.dataset(spec.params, settings.data)
+    fingerprint = preflight.dataset(spec.workload, spec.params, settings.data)
     tags = {
         "orchestrator.kind": "run",
         "orchestrator.workload": spec.workload,

@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator import installed
 from orchestrator.engine import Diverged, EpochReport, Progress, Row
 from orchestrator.experiment import Experiment, Outcome
 from orchestrator.registry import servable as servables
 from orchestrator.spec import ExperimentSpec, Resources
 from orchestrator.storage import checkpoint, disk, names
-from workloads.catalog import catalog
 from workloads.contract import Columns, Evaluation, Runtime, Servable, Workload
 
 if TYPE_CHECKING:
@@ -46,9 +46,8 @@ def experiment(
     on_sealed: Callable[[Workload, Row, Evaluation | None], None] = lambda workload, row, evaluation: None,
 ) -> Experiment:
     """The experiment of ``spec`` on this process' device."""
-    entry = catalog()[spec.workload]
-    params = entry.load_params()(**spec.params)
-    workload_class = entry.load()
+    params = installed.params(spec.workload)(**spec.params)
+    workload_class = installed.code(spec.workload)
 
     def build(holdout: bool) -> Workload:
         runtime = Runtime(

@@ -175,6 +175,11 @@ class DrawsFromTheClock(Toy):
         return {"loss": random.SystemRandom().random()}
 
 
+class SetsItsOwnEpochs(Toy):
+    class Params(Params):
+        epochs: int = 3
+
+
 class IgnoresItsSeed(Toy):
     def __init__(self, params: Params, runtime: Any) -> None:
         super().__init__(params, replace(runtime, seed=0))
@@ -294,6 +299,7 @@ class ServesNoTensors(Toy):
     ("check", "faulty"),
     [
         ("test_is_a_workload", LacksMethods),
+        ("test_no_parameter_has_the_name_of_a_setting", SetsItsOwnEpochs),
         ("test_same_seed_same_metrics", DrawsFromTheClock),
         ("test_another_seed_other_metrics", IgnoresItsSeed),
         ("test_global_random_state_plays_no_part", DrawsFromTorchsGlobalStream),
@@ -329,7 +335,7 @@ def test_a_suite_must_say_how_to_spoil_its_test_split() -> None:
         workload: ClassVar[type[Any]] = Toy
         params: ClassVar[Mapping[str, Any]] = {}
 
-    with pytest.raises(NotImplementedError, match="how to spoil"):
+    with pytest.raises(NotImplementedError, match=r"Silent needs spoiled_test\(\): see the example"):
         Silent().test_training_never_reads_the_test_split()
 
 

@@ -146,7 +146,7 @@ def test_a_metric_that_the_run_does_not_have_gets_the_nearest_name() -> None:
 
 def test_the_objective_of_a_workload_that_is_not_installed_is_not_known() -> None:
     other = evidence("2", spec={"workload": "theirs", "params": {}, "plan": {}})
-    with pytest.raises(UserError, match="its workload is not installed: got theirs"):
+    with pytest.raises(UserError, match="is not known here: Unknown workload: got 'theirs'"):
         list(verdicts.compare(Gates(better=True), None, other))
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,14 +15,17 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
-from orchestrator import cluster, preflight
+from orchestrator import cluster, installed, preflight, request
 from orchestrator.configuration import validate_part
 from orchestrator.errors import UNAVAILABLE, USAGE, UserError
 from orchestrator.plan import Plan
 from orchestrator.settings import resolve
 from orchestrator.spec import Resources
 from tests.pictures import class_folders
+from workloads import catalog
+from workloads.contract import RESERVED
 
 
 def refused(call: Callable[[], Any], *words: str, code: int = USAGE) -> str:
@@ -35,13 +39,19 @@ def refused(call: Callable[[], Any], *words: str, code: int = USAGE) -> str:
     return message
 
 
+class Taken(BaseModel):
+    """A parameter for how long to train, which is the plan's to say."""
+
+    epochs: int = 3
+    seed: int = 0
+    lr: float = 0.1
+
+
 # Names and parameters
 
 
 def test_an_unknown_workload_gets_the_nearest() -> None:
-    refused(
-        lambda: preflight.workload("recomender"), "Unknown workload: got 'recomender'", "Did you mean 'recommender'?"
-    )
+    refused(lambda: installed.entry("recomender"), "Unknown workload: got 'recomender'", "Did you mean 'recommender'?")
 
 
 def test_parameters_come_complete_and_as_plain_values() -> None:
@@ -54,20 +64,41 @@ def test_parameters_that_contradict() -> None:
     refused(lambda: preflight.parameters("recommender", {"layers": 2}), "layers=2 has no effect with backbone=mf")
 
 
+def test_a_parameter_may_not_have_the_name_of_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = catalog.Entry(f"{__name__}:Taken", "tests.toy:Toy", "Trains as long as it likes.")
+    monkeypatch.setitem(catalog.catalog(), "taken", taken)
+    words = ("The workload taken can not be run", "got epochs, seed.", "Rename them in")
+    refused(lambda: preflight.parameters("taken", {"epochs": "7"}), *words)
+    refused(lambda: request.experiment("taken", resolve(), overrides={"epochs": "7"}), *words)
+
+
+def test_the_names_that_the_contract_reserves_are_the_engines_own() -> None:
+    assert set(RESERVED) == {*Plan.model_fields, *Resources.model_fields, "seed", "workload"}
+
+
 # Data
 
 
+def test_what_a_workload_of_others_calls_a_dataset_is_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own = catalog.Entry("tests.toy:Params", "tests.toy:Toy", "Brings its data along.")
+    monkeypatch.setitem(catalog.catalog(), "own", own)
+    monkeypatch.setitem(catalog.catalog(), "ours", replace(own, data=("images",)))
+    assert preflight.dataset("own", {"dataset": "mydata"}, tmp_path) is None
+    refused(lambda: preflight.dataset("ours", {"dataset": "mydata"}, tmp_path), "Unknown dataset: got 'mydata'")
+    message = "dataset 'synthetic' holds another kind of data: got interactions; expected images"
+    refused(lambda: preflight.dataset("ours", {"dataset": "synthetic"}, tmp_path), message)
+
+
 def test_a_dataset_is_present_and_has_a_fingerprint(tmp_path: Path) -> None:
-    found = preflight.dataset({"dataset": "synthetic"}, tmp_path)
+    found = preflight.dataset("recommender", {"dataset": "synthetic"}, tmp_path)
     assert found is not None
     assert len(found) == 64
-    assert preflight.dataset({"lr": 1}, tmp_path) is None
+    assert preflight.dataset("recommender", {"lr": 1}, tmp_path) is None
 
 
 def test_an_unknown_dataset_gets_the_nearest(tmp_path: Path) -> None:
-    refused(
-        lambda: preflight.dataset({"dataset": "synthtic"}, tmp_path), "Unknown dataset", "'synthtic'", "'synthetic'?"
-    )
+    words = ("Unknown dataset", "'synthtic'", "'synthetic'?")
+    refused(lambda: preflight.dataset("recommender", {"dataset": "synthtic"}, tmp_path), *words)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +113,7 @@ def test_an_unknown_dataset_gets_the_nearest(tmp_path: Path) -> None:
 def test_a_dataset_of_another_kind_is_told_apart(workload: str, name: str, holds: str, expected: str) -> None:
     message = f"dataset {name!r} holds another kind of data: got {holds}; expected {expected}"
     refused(lambda: preflight.parameters(workload, {"dataset": name}), message)
-    fields = preflight.workload(workload).load_params()
+    fields = installed.params(workload)
     refused(lambda: validate_part(fields, {"dataset": name}, "parameter"), "Parameter dataset is not valid", message)
 
 
@@ -99,7 +130,7 @@ def test_so_is_ones_own_data_by_what_lies_there(tmp_path: Path) -> None:
 
 def test_a_missing_dataset_says_where_it_was_looked_for(tmp_path: Path) -> None:
     words = ("100k_train.csv", "missing", "orchestrator data fetch ml-100k", "ORCHESTRATOR_DATA", str(tmp_path))
-    refused(lambda: preflight.dataset({"dataset": "ml-100k"}, tmp_path), *words)
+    refused(lambda: preflight.dataset("recommender", {"dataset": "ml-100k"}, tmp_path), *words)
 
 
 # Batches
@@ -128,7 +159,7 @@ def test_parameters_may_refuse_data(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         if holdout:
             raise ValueError("batch_size=64 is more than the 60 there are")
 
-    monkeypatch.setattr(preflight.workload("recommender").load_params(), "check_data", check_data)
+    monkeypatch.setattr(installed.params("recommender"), "check_data", check_data)
     refused(lambda: preflight.data("recommender", {}, tmp_path), "batch_size=64 is more than the 60 there are")
     preflight.data("recommender", {}, tmp_path, "only")
     assert asked == [(tmp_path, True), (tmp_path, False)]
@@ -171,7 +202,7 @@ def test_more_than_the_machine_has(
     settings = resolve({"tracking": "none"})
     refused(
         lambda: preflight.services(settings, Resources(**asked), ray=True),
-        "The cluster is too small", "its 1 node(s) have", *words, code=UNAVAILABLE,
+        "This machine is too small", "allowed: what it has: ", *words, code=UNAVAILABLE,
     )  # fmt: skip
 
 

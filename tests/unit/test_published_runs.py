@@ -80,7 +80,13 @@ PUBLISHED = (
 
 @pytest.fixture(autouse=True)
 def published(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    entry = catalog.Entry(f"{__name__}:Params", f"{__name__}:Toy", "One number on a parabola.", f"{__name__}:PUBLISHED")
+    entry = catalog.Entry(
+        f"{__name__}:Params",
+        f"{__name__}:Toy",
+        "One number on a parabola.",
+        f"{__name__}:PUBLISHED",
+        data=("interactions",),
+    )
     monkeypatch.setitem(catalog.BUILT_IN, "toy", entry)
     for cached in (catalog.catalog, known):
         cached.cache_clear()

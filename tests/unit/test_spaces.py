@@ -52,12 +52,39 @@ def test_every_preset_of_every_workload_gives_valid_parameters(workload: str) ->
         assert spaces.probe(spaces.load(workload, name), {}, catalog()[workload].load_params(), seed=0)
 
 
+def test_everything_of_the_recommender_is_searched_but_data_and_device() -> None:
+    params = catalog()["recommender"].load_params()
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=2))
+    asked: dict[str, set[Any]] = {}
+    for _ in range(400):
+        found = spaces.suggest(spaces.load("recommender", "everything"), study.ask(), {"dataset": "ml-100k"})
+        for name, value in params(**found).model_dump().items():
+            asked.setdefault(name, set()).update([value] if name in found else [])
+    never = {name for name, values in asked.items() if not values}
+    assert never == {"dataset_noise", "split", "split_seed", "optimizer", "threads", "quality", "truth"}
+    assert {1, 15} <= asked["candidates"]
+    assert {"warm", "occupation", "sampled", "auc_literal", "mid"} <= set().union(*asked.values())
+    drawn = spaces.probe(spaces.load("recommender", "everything"), {"loss": "dcl"}, params, seed=0).text()
+    assert drawn["bns_prior"] == "one of popularity, users, uninformative"  # occupations are MovieLens' alone
+    assert drawn["positives"] == "int 0 to 10"
+
+
+@pytest.mark.parametrize("preset", ["infonce", "decoupled", "dcl", "hcl", "bcl", "everything"])
+def test_negatives_are_asked_for_only_where_they_are_drawn(preset: str) -> None:
+    space, params = spaces.load("recommender", preset), catalog()["recommender"].load_params()
+    fixed = {"sampler": "in_batch"} | ({"loss": "bcl"} if preset == "everything" else {})
+    assert "negatives" not in spaces.probe(space, fixed, params, seed=0).distributions
+    assert "negatives" in spaces.probe(space, {**fixed, "sampler": "dns"}, params, seed=0).distributions
+
+
 def test_an_unknown_preset_gets_the_nearest() -> None:
     refused(lambda: spaces.load("recommender", "spce"), "Unknown search space of recommender", "Did you mean 'space'?")
 
 
-def test_a_workload_without_presets() -> None:
-    refused(lambda: spaces.load("toy", "space"), "toy has no search space of its own", "--space file.py:function")
+def test_a_workload_without_presets(toy_workload: str) -> None:
+    refused(
+        lambda: spaces.load(toy_workload, "space"), "toy has no search space of its own", "--space file.py:function"
+    )
 
 
 # Files

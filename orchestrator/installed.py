@@ -1,0 +1,62 @@
+"""Workloads by name: one that is unknown, can not be loaded or does not keep the contract is told in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from pydantic import BaseModel
+
+from orchestrator.errors import UserError, one_line, unknown
+from workloads.catalog import Entry, broken, catalog, package
+from workloads.contract import RESERVED, Workload
+
+T = TypeVar("T")
+
+MEMBERS = ("Params", "objective", "train_epoch", "evaluate", "state_dict", "load_state_dict", "servable")
+"""What the class of a workload has: its attributes and methods by the contract."""
+
+
+def entry(name: str) -> Entry:
+    """The catalog's entry. Raises UserError: with the nearest name, or with what keeps it from being loaded."""
+    if name in catalog():
+        return catalog()[name]
+    if name in (faults := broken()):
+        raise _unusable(name, faults[name])
+    raise unknown("workload", name, {*catalog(), *faults})
+
+
+def params(name: str) -> type[BaseModel]:
+    """The model of a workload's parameters. Raises UserError, as for one that has the name of a setting of ours."""
+    model = _loading(name, entry(name).load_params)
+    if taken := [field for field in model.model_fields if field in RESERVED]:
+        raise UserError(
+            f"The workload {name} can not be run: settings of the engine have the names of its parameters",
+            got=", ".join(taken), fix=f"Rename them in {model.__module__}",
+        )  # fmt: skip
+    return model
+
+
+def code(name: str) -> type[Workload]:
+    """The class of a workload, with all that the contract asks for. Raises UserError."""
+    known = entry(name)
+    found = _loading(name, known.load)
+    if missing := [member for member in MEMBERS if not hasattr(found, member)]:
+        raise UserError(
+            f"The workload {name} can not be run: {known.workload} has not all of the contract",
+            got=f"no {', no '.join(missing)}", fix="See workloads.contract.Workload",
+        )  # fmt: skip
+    return found
+
+
+def _loading(name: str, load: Callable[[], T]) -> T:
+    try:
+        return load()
+    except Exception as error:
+        if package(name) is None:
+            raise  # ours
+        raise _unusable(name, f"{type(error).__name__}: {one_line(error)}") from error
+
+
+def _unusable(name: str, why: str) -> UserError:
+    return UserError(f"The workload {name} can not be loaded: {why}", fix="Mend or uninstall the package it comes from")
