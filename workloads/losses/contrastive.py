@@ -155,6 +155,7 @@ def bcl_phi(unlabelled: torch.Tensor, alpha: float, tau: float) -> torch.Tensor:
     """Φ(x̂) from Φ_UN(x̂): the root of ``a Φ² + b Φ = Φ_UN`` in [0, 1]. Thesis (6.28) and (6.29).
 
     Written ``2 Φ_UN / (b + √(b² + 4 a Φ_UN))``: exact for every α and τ+, a = 0 included, no cancellation (E-6.29).
+    Of any shape, α in [.5, 1], τ+ in [0, 1).
     """
     _, b = _quadratic(alpha, tau)
     return (2 * unlabelled / (b + _root(unlabelled, alpha, tau))).clamp_max(1)

@@ -66,7 +66,7 @@ def succeeds(positive: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
 
 
 def log1mexp(x: torch.Tensor) -> torch.Tensor:
-    """``ln(1 - e^x)`` of x < 0, exact at both ends, with a finite gradient (E-V5)."""
+    """``ln(1 - e^x)`` of x < 0, exact at both ends, with a finite gradient; of any shape (E-V5)."""
     near = x > -LN2
     small = (-torch.where(near, x, -1).expm1()).log()
     return torch.where(near, small, (-torch.where(near, -1, x).exp()).log1p())

@@ -92,7 +92,7 @@ def adaptive_ranknet_loss(
 
 
 def bounded(raw: torch.Tensor, low: float = BOUNDS[0], high: float = BOUNDS[1]) -> torch.Tensor:
-    """A learnable margin or σ: ``low + (high - low) sigmoid(raw)`` (E-R4, E-R5).
+    """A learnable margin or σ: ``low + (high - low) sigmoid(raw)``, of any shape (E-R4, E-R5).
 
     Without bounds a hinge's margin is minimised by shrinking it, and σ grows for ever once pairs are in order.
     """

@@ -19,7 +19,7 @@ def pearson(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def spearman(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Spearman's ρ: Pearson's r of the average ranks. Design note 6.4, E-S3."""
+    """Spearman's ρ of (n,) with (n,): Pearson's r of the average ranks. Design note 6.4, E-S3."""
     return pearson(average_ranks(x), average_ranks(y))
 
 

@@ -34,19 +34,19 @@ def f1(hits: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
 
 
 def ndcg(hits: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    """Binary gain, discount 1 / log2(rank + 1), divided by that of the user's own ideal list of min(k, n) hits."""
+    """Binary gain, discount 1 / log2(rank + 1), over that of the user's own ideal list of min(k, n) hits, (U,)."""
     discount = 1 / torch.arange(2, hits.shape[1] + 2, device=hits.device).log2()
     ideal = discount.cumsum(0)[_ideal_hits(hits, n) - 1]
     return hits.float() @ discount / ideal
 
 
 def map_min(hits: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    """Average precision: the sum over the hits of the precision at the hit, divided by min(k, n)."""
+    """Average precision: the sum over the hits of the precision at the hit, over min(k, n), (U,)."""
     return (_precision_at(hits) * hits).sum(1) / _ideal_hits(hits, n)
 
 
 def map_interp(hits: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    """Mean over the hits of the interpolated precision (the best at this rank or a later hit); 0 without a hit.
+    """Mean over the hits of the interpolated precision (the best at this rank or a later hit), (U,); 0 without a hit.
 
     The form at the level of the thesis' table 3.3, which no min(k, n) form can reach.
     """

@@ -23,7 +23,7 @@ ListMetric: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def ndcg(ranked: torch.Tensor, judged: torch.Tensor) -> torch.Tensor:
-    """Discounted gain over that of the ideal list of k; gain = grade, discount 1 / log2(rank + 1).
+    """Discounted gain over that of the ideal list of k, (Q,); gain = grade, discount 1 / log2(rank + 1).
 
     Järvelin and Kekäläinen, TOIS 2002, in the form of trec_eval's ``ndcg_cut``.
     """
