@@ -16,6 +16,7 @@ from workloads.recommender import batches as stream
 from workloads.recommender.batches import Batch, Draws, batches
 from workloads.recommender.prepared import Prepared, prepare
 from workloads.sampling.sampler import Uniform
+from workloads.sampling.srns import SRNS
 
 RUNTIME = Runtime(device=torch.device("cpu"), data=Path(), seed=3, epochs=2)
 
@@ -126,3 +127,23 @@ def test_micro_batches_are_the_batch() -> None:
         for name in ("nodes", "rows", "positions"):
             assert torch.equal(torch.cat([getattr(part, name) for part in parts], -1), getattr(batch, name))
         assert all(part.size == batch.size for part in parts)
+
+
+def test_a_sampler_that_draws_once_has_one_pool_for_all_negatives() -> None:
+    data = prepare(toy(), 0, True, RUNTIME.device)
+    sampler = SRNS(data.unobserved, memory=2, pool=3, alpha=1.0, warmup=1, temperature=1.0)
+    one, several = (
+        torch.cat([batch.nodes for batch in batches(data, Draws(sampler, negatives), 7, RUNTIME, 1)], 1)
+        for negatives in (1, 4)
+    )
+    assert torch.equal(one, several)
+    assert len(one) == 2 + 3
+    table, n = torch.randn(data.n_users + data.n_items, 4), data.n_users
+    sampler.begin(table, 1, 5)
+    draws = Draws(sampler, 4)
+    for batch in batches(data, draws, 7, RUNTIME, 1):
+        chosen = stream.choice(draws, batch, 1, n)
+        assert chosen is not None
+        nodes = chosen(table, batch.nodes)
+        assert nodes.shape == (2 + 4, batch.nodes.shape[1])
+        assert not data.unobserved.observed.contains(nodes[0], nodes[2:] - n).any()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from workloads.sampling.dynamic import AOBPR, DNS
 from workloads.sampling.lists import Lists
 from workloads.sampling.negatives import Unobserved, random_bits
 from workloads.sampling.popularity import Popularity
-from workloads.sampling.sampler import View
+from workloads.sampling.sampler import View, counters
 from workloads.sampling.srns import HISTORY, SRNS
 
 N_USERS, N_ITEMS, DIM = 5, 30, 4
@@ -165,6 +166,22 @@ def test_bns_is_algorithm_2(world: Any, candidates: int) -> None:
             assert int(chosen) - N_USERS == items[int(np.argmin(value))]
 
 
+@pytest.mark.parametrize("population", ["exact", "sampled", "batch"])
+@pytest.mark.parametrize("candidates", [3, 20])
+def test_bns_chooses_several_negatives_as_it_does_one(world: Any, population: Any, candidates: int) -> None:
+    """A pair's scores are looked at once for all its negatives; each is that of its own candidates."""
+    unobserved, observed, table = world
+    prior = torch.rand(N_ITEMS, generator=torch.Generator().manual_seed(1))
+    places = ScorePlaces(observed, N_ITEMS, population, 8)
+    sampler = BNS(unobserved, candidates, places, item_prior(prior), lambda epoch: 5.0)
+    first, count = view(sampler, table, 40), 7
+    users, items = first.users.repeat(count), first.items.repeat(count)
+    drawn = sampler.draw(users, counters(first.positions, count), 3) + N_USERS
+    seen = replace(first, users=users, items=items, candidates=drawn, count=count)
+    alone = [replace(first, candidates=part) for part in drawn.split(40, 1)]
+    assert torch.equal(sampler.choose(seen), torch.cat([sampler.choose(one) for one in alone]))
+
+
 def test_places_among_some_items_and_among_the_batch(world: Any) -> None:
     unobserved, observed, table = world
     seen, scores = view(DNS(unobserved, 3), table, 40), matrix(table)
@@ -268,6 +285,37 @@ def test_srns_renews_a_memory_by_score(world: Any) -> None:
         weights = np.exp(scores[user] / 2.0) * [item not in POSITIVES[user] for item in range(N_ITEMS)]
         counts = np.bincount(chosen[seen.users == user].numpy(), minlength=N_ITEMS)
         assert chi_square(counts, weights / weights.sum()) < quantile
+
+
+def test_srns_draws_several_negatives_from_one_pool_each_by_score(world: Any) -> None:
+    """As above for each of four negatives, which are drawn apart from one another."""
+    unobserved, _, table = world
+    sampler = SRNS(unobserved, memory=1, pool=N_ITEMS, alpha=0.0, warmup=1, temperature=2.0)
+    sampler.begin(table, 1, 1)
+    one, count, scores = view(sampler, table, 20_000), 4, matrix(table)
+    seen = replace(one, users=one.users.repeat(count), items=one.items.repeat(count), count=count)
+    chosen = (sampler.choose(seen) - N_USERS).view(count, -1)
+    for user, quantile in ((0, 54), (1, 57), (2, 18.5), (3, 51)):
+        weights = np.exp(scores[user] / 2.0) * [item not in POSITIVES[user] for item in range(N_ITEMS)]
+        shares = weights / weights.sum()
+        found = chosen[:, one.users == user]
+        for each in found:
+            assert chi_square(np.bincount(each.numpy(), minlength=N_ITEMS), shares) < quantile
+        again = (found[0] == found[1]).double().mean().item()
+        assert again == pytest.approx((shares**2).sum(), abs=0.04)
+
+
+@pytest.mark.parametrize("memory", [2, 3])
+def test_srns_takes_the_best_of_the_memory_for_each_of_several_negatives(world: Any, memory: int) -> None:
+    """With a small τ all memories of a pair are its best items, and so is every negative the one of the single."""
+    unobserved, _, table = world
+    sampler = SRNS(unobserved, memory=memory, pool=4, alpha=5.0, warmup=4, temperature=1e-3)
+    for epoch in (1, 2, 3):
+        sampler.begin(table + torch.randn(table.shape, generator=torch.Generator().manual_seed(epoch)), epoch, epoch)
+    one = view(sampler, table, 40, epoch=3)
+    assert sampler.once
+    seen = replace(one, users=one.users.repeat(3), items=one.items.repeat(3), count=3)
+    assert torch.equal(sampler.choose(seen), sampler.choose(one).repeat(3))
 
 
 def test_srns_goes_on_from_its_state(world: Any) -> None:

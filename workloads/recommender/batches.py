@@ -31,9 +31,14 @@ class Draws:
     of_item: bool = False
 
     @property
+    def rounds(self) -> int:
+        """How often the sampler draws for an interaction."""
+        return 1 if self.sampler.once else self.negatives
+
+    @property
     def width(self) -> int:
         """Nodes of an interaction."""
-        return 2 + self.extras + self.negatives * self.sampler.width
+        return 2 + self.extras + self.rounds * self.sampler.width
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,12 +156,12 @@ def _nodes(
     """The nodes of K passes at some positions, which hold these ``rows`` (K, b); (width, K, b)."""
     users, items = (side.index_select(0, rows.flatten()) for side in data.pairs)
     positions = positions.repeat(len(passes))
-    keys = _keys(passes, "negatives", rows, draws.negatives)
-    drawn = draws.sampler.draw(users.repeat(draws.negatives), counters(positions, draws.negatives), keys)
+    keys = _keys(passes, "negatives", rows, draws.rounds)
+    drawn = draws.sampler.draw(users.repeat(draws.rounds), counters(positions, draws.rounds), keys)
     parts = [users.unsqueeze(0), items.unsqueeze(0)]
     if draws.extras:
         parts.append(_extras(data, draws, passes, rows, positions))
-    parts.append(drawn.view(draws.negatives * draws.sampler.width, len(users)) + data.n_users)
+    parts.append(drawn.view(draws.rounds * draws.sampler.width, len(users)) + data.n_users)
     return torch.cat(parts).view(draws.width, *rows.shape)
 
 
@@ -198,7 +203,7 @@ def choice(draws: Draws, batch: Batch, epoch: int, n_users: int) -> Choose | Non
         view = View(
             users=pairs[0],
             items=pairs[1],
-            candidates=nodes[fixed:].reshape(sampler.width, count * nodes.shape[1]),
+            candidates=nodes[fixed:].reshape(sampler.width, draws.rounds * nodes.shape[1]),
             positions=batch.positions,
             key=batch.key,
             step=batch.step,

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from workloads.ordering import ascending
 from workloads.sampling.dynamic import largest, rows_at_once
 from workloads.sampling.lists import Lists
 from workloads.sampling.negatives import Unobserved, random_bits
@@ -70,14 +71,19 @@ class ScorePlaces:
         self._population, self._size = population, min(size, n_items)
 
     def __call__(self, view: View, x: torch.Tensor) -> torch.Tensor:
-        """F of the candidates' scores x (C, B), without gradient; a block of pairs at a time."""
+        """F of the candidates' scores x (C, B), without gradient; a block of pairs at a time.
+
+        A pair's scores are computed and put in order once for all of its negatives.
+        """
         members, columns = self._members(view)
         table = view.item_table if members is None else view.item_table.index_select(0, members)
-        size, result = len(table), torch.empty_like(x)
+        shape, pairs, size = x.shape, len(view.owners), len(table)
+        x, items_of = x.reshape(-1, pairs), (view.candidates - view.n_users).reshape(-1, pairs)
+        result = torch.empty_like(x)
         rows = rows_at_once(x.device, size)
-        for first in range(0, x.shape[1], rows):
+        for first in range(0, pairs, rows):
             part = slice(first, first + rows)
-            users, own = view.users[part], view.candidates[:, part] - view.n_users
+            users, own = view.owners[part], items_of[:, part]
             scores = view.table.index_select(0, users) @ table.T
             places, items = self._observed.expand(users)
             if columns is not None:
@@ -88,7 +94,7 @@ class ScorePlaces:
             scores[places, items] = math.inf
             left = size - torch.bincount(places, minlength=len(users))
             result[:, part] = _at_most(scores, torch.where(own >= 0, same, x[:, part])) / (left + 1)
-        return result
+        return result.view(shape)
 
     def _members(self, view: View) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """The items of the population and each item's place among them or -1; None where they are all items."""
@@ -109,7 +115,7 @@ class ScorePlaces:
 def _at_most(scores: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """How many of each row of ``scores`` (B, n) are at most each of ``x`` (C, B); (C, B)."""
     if len(x) > _COMPARED:
-        return torch.searchsorted(scores.sort(1).values, x.T.contiguous(), right=True).T.to(x)
+        return torch.searchsorted(ascending(scores), x.T.contiguous(), right=True).T.to(x)
     # A product with ones adds floats far quicker than a sum of booleans does.
     ones, flags = scores.new_ones(scores.shape[1]), torch.empty_like(scores)
     return torch.stack([torch.le(scores, row.unsqueeze(1), out=flags) @ ones for row in x])

@@ -24,10 +24,10 @@ class View:
     Where a positive has several negatives, all pairs come ``count`` times, one round after the other. Users and items
     are nodes of one numbering, in which item i is node ``n_users`` + i.
 
-    ``users``, ``items``: (B,). ``candidates``: what the sampler drew ahead, (C, B). ``positions``: (B / count,), of
-    the positives in their pass, whose ``key`` it is. ``step``: number of the step within the pass. ``batch``: positive
-    items of the whole batch, all workers', (b,). ``epoch``: from 1. ``table``: final embeddings of the nodes,
-    (U + I, d), without gradient.
+    ``users``, ``items``: (B,). ``candidates``: what the sampler drew ahead, (C, B), or (C, B / count) of one that draws
+    ``once``. ``positions``: (B / count,), of the positives in their pass, whose ``key`` it is. ``step``: number of the
+    step within the pass. ``batch``: positive items of the whole batch, all workers', (b,). ``epoch``: from 1.
+    ``table``: final embeddings of the nodes, (U + I, d), without gradient.
     """
 
     users: torch.Tensor
@@ -46,6 +46,11 @@ class View:
     def counters(self) -> torch.Tensor:
         """One for each pair of a pass, (B,), int64: draws made in a step are pure functions of these and the key."""
         return counters(self.positions, self.count)
+
+    @property
+    def owners(self) -> torch.Tensor:
+        """The users of the first round, which are those of every other, (B / count,)."""
+        return self.users[: len(self.positions)]
 
     @property
     def item_table(self) -> torch.Tensor:
@@ -102,12 +107,14 @@ class Sampler:
     """One negative for each pair of a user and a positive item.
 
     A sampler draws ``width`` items a pair ahead of the steps, for many steps at once. One that looks at the model
-    then chooses in each step (``dynamic``); the others' single item is the negative. A ``shared`` one draws nothing:
-    its negatives are the items of the batch, for all of its users.
+    then chooses in each step (``dynamic``); the others' single item is the negative. Where a positive has several
+    negatives it draws for each of them, or ``once`` for all. A ``shared`` one draws nothing: its negatives are the
+    items of the batch, for all of its users.
     """
 
     width = 1
     dynamic = False
+    once = False
     shared = False
 
     def draw(self, users: torch.Tensor, counters: torch.Tensor, key: Key) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from workloads.ordering import ascending
 from workloads.sampling.dynamic import largest, rows_at_once
 from workloads.sampling.negatives import Unobserved, random_bits, subset
 from workloads.sampling.sampler import FromCandidates, View, scores
@@ -24,14 +25,17 @@ class SRNS(FromCandidates):
 
     In the paper's code the user's next interaction finds the memory that the one before it left. Here each draws from
     the memory of the epoch's start and a pool of its own, so that nothing depends on how a batch is shared out; what
-    is kept changes by the epoch. Past scores are computed from kept copies of the embeddings, for any item, where the
+    is kept changes by the epoch. Several negatives of a positive share its pool, each with a memory of its own, drawn
+    from it and from what is kept. Past scores are computed from kept copies of the embeddings, for any item, where the
     code watches a random part of the items.
     """
+
+    once = True
 
     def __init__(
         self, unobserved: Unobserved, *, memory: int, pool: int, alpha: float, warmup: int, temperature: float
     ) -> None:
-        """``memory`` and ``pool``: items a user; ``alpha``: at least 0; ``warmup``: epochs; ``temperature``: τ, above 0."""
+        """``memory`` and ``pool``: items a user; ``alpha``: at least 0; ``warmup``: epochs; ``temperature``: τ, > 0."""
         super().__init__(unobserved, pool)
         self._size = memory
         self._alpha, self._warmup, self._temperature = alpha, warmup, temperature
@@ -41,13 +45,24 @@ class SRNS(FromCandidates):
 
     def choose(self, view: View) -> torch.Tensor:
         """Of each pair's renewed memory (S, B) the largest ``p_k + α_t std(p_k)``: nodes, (B,)."""
-        drawn = view.candidates - self._n_users
-        items = self._renewed(view.table, view.users, drawn, view.counters, view.key) + self._n_users
-        nodes = torch.cat([view.items.unsqueeze(0), items])
-        past = [_likelihood(scores(table, view.users, nodes)) for table in self._past]
+        items, values = self._union(view.table, view.owners, view.candidates - self._n_users)
+        if view.count == 1:  # of few items the past is asked
+            items = items.gather(0, self._noisy(values, view.counters, view.key).topk(self._size, dim=0).indices)
+            return largest(self._worth(view, items), items) + self._n_users
+        worth, chosen = self._worth(view, items), []
+        for counters in view.counters.view(view.count, -1):
+            noisy = self._noisy(values, counters, view.key)
+            least = ascending(noisy.T)[:, -self._size]  # of the memory: quicker than which it has
+            chosen.append(largest(worth.masked_fill(noisy < least, -math.inf), items))
+        return torch.cat(chosen) + self._n_users
+
+    def _worth(self, view: View, items: torch.Tensor) -> torch.Tensor:
+        """``p_k + α_t std(p_k)`` of items (n, b) with the step's pairs, (n, b)."""
+        pairs = items.shape[1]
+        nodes = torch.cat([view.items[:pairs].unsqueeze(0), items + self._n_users])
+        past = [_likelihood(scores(table, view.owners, nodes)) for table in self._past]
         alpha = self._alpha * min(1.0, (view.epoch - 1) / self._warmup)
-        value = _likelihood(scores(view.table, view.users, nodes)) + alpha * torch.stack(past).std(0, correction=0)
-        return largest(value, items)
+        return _likelihood(scores(view.table, view.owners, nodes)) + alpha * torch.stack(past).std(0, correction=0)
 
     def begin(self, table: torch.Tensor, epoch: int, key: int) -> None:
         """Keeps the epoch's embeddings (U + I, d) among the last five and renews every user's memory, (S, U)."""
@@ -56,23 +71,30 @@ class SRNS(FromCandidates):
         self._past = [*self._past, table.clone()][-HISTORY:]
         for part in torch.split(users, rows_at_once(table.device, (self._size + self.width) * table.shape[1])):
             drawn = subset(self._unobserved, part, part, key, self._size if first else self.width)
-            self._memory[:, part] = drawn if first else self._renewed(table, part, drawn, part, key)
+            if not first:
+                items, values = self._union(table, part, drawn)
+                drawn = items.gather(0, self._noisy(values, part, key).topk(self._size, dim=0).indices)
+            self._memory[:, part] = drawn
 
-    def _renewed(
-        self, table: torch.Tensor, users: torch.Tensor, drawn: torch.Tensor, counters: torch.Tensor, key: int
-    ) -> torch.Tensor:
-        """Memories (S, B) of users (B,): the best of the kept and items drawn (n, B) by score / τ + Gumbel noise."""
+    def _union(
+        self, table: torch.Tensor, users: torch.Tensor, drawn: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What memories are renewed from: the kept items and those drawn (n, b), and their scores / τ, (S + n, b)."""
         kept = self._memory.index_select(1, users)
         items = torch.cat([kept, drawn])
         values = scores(table, users, items + self._n_users) / self._temperature
-        numbers = torch.arange(len(items), device=users.device).unsqueeze(1)
-        # Counters from the far end, where those of the drawn items are not.
-        bits = random_bits(key, -1 - (counters * len(items) + numbers).flatten()).view(items.shape)
-        values -= (-((bits.double() + 0.5) / 2**32).log()).log().to(values)
         again = (drawn.unsqueeze(1) == kept).any(1)
-        again |= numbers[: len(drawn)] >= self._unobserved.counts.index_select(0, users)  # the first, repeated
+        numbers = torch.arange(len(drawn), device=users.device).unsqueeze(1)
+        again |= numbers >= self._unobserved.counts.index_select(0, users)  # the first, repeated
         values[len(kept) :].masked_fill_(again, -math.inf)
-        return items.gather(0, values.topk(self._size, dim=0).indices)
+        return items, values
+
+    def _noisy(self, values: torch.Tensor, counters: torch.Tensor, key: int) -> torch.Tensor:
+        """Values (n, b) + Gumbel noise, whose S largest are a renewed memory."""
+        numbers = torch.arange(len(values), device=values.device).unsqueeze(1)
+        # Counters from the far end, where those of the drawn items are not.
+        bits = random_bits(key, -1 - (counters * len(values) + numbers).flatten()).view(values.shape)
+        return values - (-((bits.double() + 0.5) / 2**32).log()).log().to(values)
 
     def state_dict(self) -> dict[str, Any]:
         return {"memory": self._memory, "past": list(self._past)}
