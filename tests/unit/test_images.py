@@ -249,6 +249,22 @@ def test_a_gpu_is_handed_the_same_images(folder: Path, monkeypatch: pytest.Monke
     assert torch.equal(torch.cat(streamed).cpu(), prepared(data).train.take(index))
 
 
+def test_splits_of_a_dataset_share_what_is_on_the_device(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class_folders(folder, {"a": 20, "b": 20})
+    moved = []
+    on_device = prepared_module._on_device
+    monkeypatch.setattr(prepared_module, "_on_device", lambda *given: moved.append(1) or on_device(*given))
+    splits = [
+        prepared_images(str(folder), folder, split_seed=seed, holdout=holdout, device=CPU)
+        for seed, holdout in ((0, True), (1, True), (0, False))
+    ]
+    assert len(moved) == 1
+    assert len({one.train.images.data_ptr() for one in splits}) == 1
+    Image.new("RGB", (8, 8), "red").save(folder / "b" / "1.png")
+    prepared_images(str(folder), folder, split_seed=0, holdout=True, device=CPU)
+    assert len(moved) == 2, "another content is another dataset"
+
+
 def test_the_generated_images_are_there_at_once() -> None:
     split = prepared_images("synthetic-images", Path(), split_seed=0, holdout=True, device=CPU)
     assert split is prepared_images("synthetic-images", Path(), split_seed=0, holdout=True, device=CPU)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,14 +20,16 @@ from torch import nn
 from orchestrator.engine import Diverged, run_epochs
 from orchestrator.plan import Plan
 from orchestrator.search.spaces import presets
+from tests.pictures import class_folders
 from workloads.contract import Runtime
 from workloads.data.images.prepared import Prepared, prepared_images
 from workloads.losses.contrastive import alpha_from_auc
 from workloads.simclr import workload as module
 from workloads.simclr.batches import Batch, batches, steps_per_pass
 from workloads.simclr.evaluation import spread
+from workloads.simclr.fit import settings
 from workloads.simclr.model import SimCLR as Model
-from workloads.simclr.objectives import OBJECTIVES, settings
+from workloads.simclr.objectives import OBJECTIVES
 from workloads.simclr.optim import TRUST, Optimizer, learning_rate
 from workloads.simclr.params import Params
 from workloads.simclr.reads import FEATURES
@@ -41,8 +46,8 @@ def _built(runtime: Runtime = RUNTIME, **params: Any) -> SimCLR:
 def test_what_is_read_and_not_given_goes_with_the_choices() -> None:
     assert (Params().encoder, Params().stem, Params().projection) == ("tiny", None, 128)
     real = Params(dataset="cifar-10", loss="bcl", optimizer="sgd")
-    assert (real.encoder, real.stem, real.momentum) == ("resnet18", "cifar", 0.9)
-    assert real.of_loss() == {"temperature": 0.5, "tau": "classes", "alpha": "auc", "beta": "classes"}
+    assert (real.encoder, real.momentum) == ("resnet18", 0.9)
+    assert real.of_loss() == {"temperature": 0.5, "tau": "classes", "alpha": "auc", "beta": "classes", "ties": "le"}
     assert Params(subvector=32).projection is None
     assert Params(**real.model_dump()) == real
 
@@ -95,6 +100,49 @@ def test_a_part_too_small_to_be_evaluated_is_refused(split: str, monkeypatch: py
         _built()
 
 
+@pytest.mark.parametrize(
+    ("params", "holdout", "message"),
+    [
+        (
+            {"batch_size": 921},
+            True,
+            "batch_size=921 is more than the 920 training images of dataset 'synthetic-images'",
+        ),
+        ({"batch_size": 1025}, False, "batch_size=1025 is more than the 1024 training images"),
+        ({"batch_size": 920}, True, None),
+        ({"batch_size": 1024}, False, None),
+        ({"dataset": "cifar-10", "batch_size": 60_000}, True, None),
+    ],
+)
+def test_too_few_images_are_refused_before_a_start(params: dict[str, Any], holdout: bool, message: str | None) -> None:
+    """But for datasets of the catalogue, which are large, and are not decoded for that."""
+    with pytest.raises(ValueError, match=message) if message else nullcontext():
+        Params(**params).check_data(Path(), holdout=holdout)
+
+
+def test_one_class_is_refused_before_a_start(tmp_path: Path) -> None:
+    class_folders(tmp_path / "pictures", {"a": 20})
+    one = {"dataset": str(tmp_path / "pictures"), "batch_size": 4, "encoder": "tiny"}
+    with pytest.raises(ValueError, match=r"tau=classes needs a dataset of several classes, .* has 1"):
+        Params(**one, loss="bcl").check_data(tmp_path)
+    Params(**one).check_data(tmp_path)
+    class_folders(tmp_path / "few", {"a": 8})
+    few = Params(**{**one, "dataset": str(tmp_path / "few")})
+    with pytest.raises(ValueError, match="has 1 images in its validation part, which can not be evaluated"):
+        few.check_data(tmp_path)
+    class_folders(tmp_path / "single", {"a": 1, "b": 1})
+    single = Params(**{**one, "dataset": str(tmp_path / "single"), "batch_size": 2})
+    with pytest.raises(ValueError, match="no class has two labelled images"):
+        single.check_data(tmp_path)
+
+
+def test_to_look_at_the_data_takes_no_pytorch() -> None:
+    code = (
+        "from pathlib import Path; from workloads.simclr.params import Params; Params().check_data(Path()); import sys"
+    )
+    assert subprocess.run([sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)"]).returncode == 0
+
+
 def test_images_that_were_skipped_are_counted_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def damaged(*args: Any, **kwargs: Any) -> Prepared:
         return replace(prepared_images(*args, **kwargs), skipped=("cat/7.png", "dog/1.png"))
@@ -107,11 +155,11 @@ def test_images_that_were_skipped_are_counted_and_named(monkeypatch: pytest.Monk
 
 def test_defaults_by_the_number_of_classes() -> None:
     found = settings(Params(loss="bcl"), classes=10)
-    assert found == {"temperature": 0.5, "tau": 0.1, "alpha": "auc", "beta": 0.9}
+    assert found == {"temperature": 0.5, "tau": 0.1, "alpha": "auc", "beta": 0.9, "ties": "le"}
     assert settings(Params(loss="bcl", tau=0.2, beta=0.5), classes=10)["tau"] == 0.2
-    with pytest.raises(ValueError, match="tau=classes needs a dataset of several classes, 'x' has 1"):
-        settings(Params(dataset="x", loss="dcl"), classes=1)
-    assert settings(Params(dataset="x"), classes=0) == {"temperature": 0.5}
+    with pytest.raises(ValueError, match="tau=classes needs a dataset of several classes, 'cifar-10' has 1"):
+        settings(Params(dataset="cifar-10", loss="dcl"), classes=1)
+    assert settings(Params(dataset="cifar-10"), classes=0) == {"temperature": 0.5}
 
 
 @pytest.mark.parametrize("loss", sorted(OBJECTIVES))
@@ -130,7 +178,62 @@ def test_alpha_is_calibrated_by_the_auc_of_validation() -> None:
     built = _built(loss="bcl")
     before = built.evaluate("validation").metrics["auc"]
     assert built.train_epoch(1)["alpha"] == alpha_from_auc(before)
+    assert _built(loss="bcl", alpha="auc_literal").train_epoch(1)["alpha"] == max(0.5, before)
     assert _built(loss="bcl", alpha=0.8).train_epoch(1)["alpha"] == 0.8
+
+
+def test_how_ties_count_reaches_the_loss() -> None:
+    """Embeddings that are all equal: by the definition their negatives weigh about half of what they do by halves."""
+    losses = []
+    for ties in ("le", "mid"):
+        built = _built(loss="bcl", alpha=0.9, beta=0.5, ties=ties)
+        equal = nn.functional.normalize(torch.ones(256, 2, 16), dim=2)
+        losses.append(built._loss(equal, used=built.settings).item())
+    assert losses[0] < losses[1] - 0.4
+    assert "ties" not in _built(loss="bcl", ties="mid").train_epoch(1)
+
+
+@pytest.mark.parametrize(
+    ("params", "side", "stem"),
+    [({}, 32, "cifar"), ({"dataset_size": 96}, 96, "imagenet"), ({"dataset_size": 96, "view_size": 32}, 32, "cifar"),
+     ({"dataset_size": 96, "stem": "cifar"}, 96, "cifar")],
+)  # fmt: skip
+def test_large_views_have_a_stem_that_pools(params: dict[str, Any], side: int, stem: str) -> None:
+    built = SimCLR(Params(encoder="resnet18", **params), RUNTIME)
+    assert (built.params.stem, built.recipe.size) == (stem, side)
+    assert built.model.encoder.layers.conv1.kernel_size == ((7, 7) if stem == "imagenet" else (3, 3))
+
+
+def test_views_may_be_smaller_than_the_images() -> None:
+    built = _built(dataset_size=24, view_size=12, batch_size=128)
+    (batch, *_) = batches(built.data.train, built.recipe, 128, RUNTIME, 1)
+    assert batch.views(built.recipe, torch.contiguous_format).shape == (256, 3, 12, 12)
+    assert built.train_epoch(1)["loss"] > 0
+    assert built.evaluate("validation").metrics["knn_top1"] > 0
+    assert built.servable().config["size"] == 24
+
+
+@pytest.mark.parametrize(("size", "at_once"), [(8, 512), (32, 512), (64, 128), (96, 56), (224, 32)])
+def test_large_images_are_encoded_fewer_at_once(size: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = _built()
+    seen: list[int] = []
+    built.data = replace(built.data, size=size)
+    hook = lambda _module, given: seen.append(len(given[0]))  # noqa: E731
+    built.model.encoder.register_forward_pre_hook(hook)
+    built.features(built.data.train, torch.arange(520))
+    assert seen[0] == at_once
+    assert sum(seen) == 520
+
+
+@pytest.mark.parametrize(("asked", "encoder", "resets"), [(True, "tiny", 1), (None, "tiny", 0), (False, "resnet18", 0)])
+def test_what_was_compiled_before_does_not_count(
+    asked: bool | None, encoder: str, resets: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: called.append("reset"))
+    monkeypatch.setattr(torch, "compile", lambda model: called.append("compile") or model)
+    _built(compile=asked, encoder=encoder)
+    assert called == ["reset", "compile"] * resets
 
 
 def test_training_reads_no_label_but_for_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,11 @@ def test_published_values_and_their_settings() -> None:
         "cifar-10": ("auc", 0.9), "stl-10": (0.75, 1.0), "cifar-100": (0.7, 1.0), "tiny-imagenet": (0.8, 1.0),
     }  # fmt: skip
     doubted = table.why(table.rows("stl-10")[-1])
-    assert "E-6.T" in {doubt.tag for doubt in doubted}
+    assert {"E-6.T", "6.6.5", "6.6.2.3"} <= {doubt.tag for doubt in doubted}
+    assert {dataset: one.view_size for dataset, one in bcl.items()} == {
+        "cifar-10": None, "stl-10": 32, "cifar-100": None, "tiny-imagenet": None,
+    }  # fmt: skip
+    assert "6.6.5" not in {doubt.tag for doubt in table.why(table.rows("cifar-10")[-1])}
 
 
 def test_figures_of_runs_are_experiments() -> None:

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 import torch
 
 from workloads.losses import contrastive
-from workloads.simclr.params import Params
 
 Objective: TypeAlias = Callable[..., torch.Tensor]
 """From the positive's score (A,), the negatives' (A, N) and, by name, what the loss reads, to one value an anchor."""
@@ -31,22 +30,3 @@ OBJECTIVES: Mapping[str, Objective] = {
     "bcl": contrastive.bcl_loss,
 }
 """The losses that a parameter ``loss`` can name."""
-
-
-def settings(params: Params, classes: int) -> dict[str, Any]:
-    """The parameters that the formula takes; ``alpha`` may still be "auc".
-
-    Raises:
-        ValueError: a default is to come from the number of classes and there are none.
-    """
-    by_classes = {"tau": 1 / max(1, classes), "beta": 1 - 1 / max(1, classes)}
-    found = params.of_loss()
-    for name, value in found.items():
-        if value == "classes":
-            if classes < 2:
-                raise ValueError(
-                    f"{name}=classes needs a dataset of several classes, {params.dataset!r} has {classes}. "
-                    f"Set {name} to a number"
-                )
-            found[name] = by_classes[name]
-    return found

@@ -6,6 +6,7 @@ Chen et al., ICML 2020 ("SimCLR"). A parameter that only some losses read is Non
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -44,8 +45,8 @@ class Params(BaseModel):
     )
     stem: Literal["cifar", "imagenet"] | None = Field(
         default=None,
-        description="First layer of a ResNet: cifar is 3x3 without pooling, for small images (SimCLR appendix B.9; "
-        "unset), imagenet 7x7 with it.",
+        description="First layer of a ResNet: cifar is 3x3 without pooling, for small images (SimCLR appendix B.9), "
+        "imagenet 7x7 with it; unset: cifar for views below 96 pixels.",
     )
     projection: int | None = Field(
         default=None,
@@ -74,10 +75,10 @@ class Params(BaseModel):
         description="τ+ in [0, 1), share of the anchor's class among the negatives; classes: 1 / C (thesis table 6.7).",
         json_schema_extra=MID_RUN,
     )
-    alpha: float | Literal["auc"] | None = Field(
+    alpha: float | Literal["auc", "auc_literal"] | None = Field(
         default=None,
-        description="α of bcl in [.5, 1], how well scores tell the classes; auc: from the validation images' labels "
-        "before each epoch (E-6.21).",
+        description="α of bcl in [.5, 1], how well scores tell the classes; auc: from the AUC of validation images "
+        "before each epoch (E-6.21), auc_literal: that AUC itself, as printed.",
         json_schema_extra=MID_RUN,
     )
     beta: float | Literal["classes"] | None = Field(
@@ -85,6 +86,12 @@ class Params(BaseModel):
         description="β, hardness of negatives: for bcl in [0, 1], classes: 1 - 1 / C (thesis 6.6.4); for hcl from 0 "
         "(5.52; its code: 1).",
         json_schema_extra=MID_RUN,
+    )
+
+    ties: Literal["le", "mid"] | None = Field(
+        default=None,
+        description="Equal scores of bcl: le, all of them are below (6.30); mid, half of them, so that a collapsed "
+        "encoder's negatives weigh 1 (E-6.30).",
     )
 
     optimizer: Literal["adam", "sgd", "lars"] = Field(
@@ -115,6 +122,12 @@ class Params(BaseModel):
         default=256, le=2**16, description="Images in a global batch, over all workers (thesis 6.6.3.2: 256)."
     )
 
+    view_size: int | None = Field(
+        default=None,
+        ge=8,
+        le=512,
+        description="Side of the views that train, in pixels; unset: the images'. Images are judged at their own.",
+    )
     crop: float = Field(
         default=0.2, gt=0, le=1, description="Least area of a random crop (SimCLR: 0.08; CIFAR as common: 0.2)."
     )
@@ -125,10 +138,10 @@ class Params(BaseModel):
         default=0.0, ge=0, le=1, description="Share of views that are blurred (SimCLR: 0.5; on CIFAR 0, appendix B.9)."
     )
     channels_last: bool = Field(
-        default=True, description="Keep images and weights channels last: quicker wherever it was measured."
+        default=True, description="Keep images and weights channels last, which convolutions in bf16 are made for."
     )
     compile: bool | None = Field(
-        default=None, description="Compile the model with torch.compile; unset: on CUDA, where it pays."
+        default=None, description="Compile the model with torch.compile; unset: a ResNet on CUDA."
     )
 
     eval_k: int = Field(default=20, ge=1, le=10_000, description="Neighbours that vote in kNN.")
@@ -166,6 +179,16 @@ class Params(BaseModel):
         if message := trouble(self.model_dump()):
             raise ValueError(message)
         return self
+
+    def check_data(self, root: Path, holdout: bool = True) -> None:
+        """Refuse a dataset of too few images, or classes, to train and judge with these values.
+
+        Raises:
+            ValueError: says how many there are; DataError where nothing can be held out.
+        """
+        from workloads.simclr.fit import check_data  # with NumPy
+
+        check_data(self, root, holdout)
 
     def of_loss(self) -> dict[str, Any]:
         """The parameters that the loss reads, by name."""

@@ -10,7 +10,7 @@ LOSSES: Mapping[str, Mapping[str, Any]] = {
     "decoupled": {},
     "dcl": {"tau": "classes"},
     "hcl": {"tau": "classes", "beta": 1.0},
-    "bcl": {"tau": "classes", "alpha": "auc", "beta": "classes"},
+    "bcl": {"tau": "classes", "alpha": "auc", "beta": "classes", "ties": "le"},
 }
 """By loss; all of them read ``temperature``."""
 
@@ -33,13 +33,22 @@ BOUNDS: Mapping[str, tuple[float, float, str]] = {
 """Least, greatest and how that is written, where a word may stand in the place of the number."""
 
 
+LARGE = 96
+"""Side of views, in pixels, from which a stem that keeps them all is too much."""
+
+
+def stem(encoder: str | None, side: int) -> str | None:
+    """The first layer of an encoder for views of ``side`` pixels, where none is asked for."""
+    if encoder == "tiny":
+        return None
+    return "imagenet" if side >= LARGE else "cifar"
+
+
 def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
     """``given``, with what its loss, optimiser, encoder and head read and it leaves open."""
     values = dict(given)
     if values.get("encoder") is None:
         values["encoder"] = "tiny" if values.get("dataset", EMBEDDED) == EMBEDDED else "resnet18"
-    if values.get("stem") is None and values["encoder"] != "tiny":
-        values["stem"] = "cifar"
     tables = [LOSSES.get(str(values.get("loss", "infonce"))), OPTIMIZERS.get(str(values.get("optimizer", "adam")))]
     if values.get("subvector") is None:
         tables.append(HEAD)

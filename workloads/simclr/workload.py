@@ -12,7 +12,7 @@ import torch
 from workloads import gradient_cache
 from workloads.augment import Draws, Recipe, normalise
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
-from workloads.data.images.prepared import Part, Prepared, prepared_images
+from workloads.data.images.prepared import Part, prepared_images
 from workloads.distributed import gather, reduce_sum, wrap
 from workloads.losses.contrastive import alpha_from_auc
 from workloads.metrics.probe import false_negative_auc, linear_probe
@@ -22,14 +22,19 @@ from workloads.scores import two_view_scores
 from workloads.seeding import generator
 from workloads.simclr.batches import Batch, batches, steps_per_pass
 from workloads.simclr.evaluation import Frozen, Views, evaluation, spread
+from workloads.simclr.fit import check_parts, settings
 from workloads.simclr.model import SimCLR as Model
-from workloads.simclr.objectives import OBJECTIVES, settings
+from workloads.simclr.objectives import OBJECTIVES
 from workloads.simclr.optim import Optimizer, learning_rate
 from workloads.simclr.params import Params as SimCLRParams
+from workloads.simclr.reads import stem
 from workloads.simclr.serving import servable
 
 ENCODED = 512
-"""Images that are encoded at once in evaluation."""
+"""Images of 32 pixels that are encoded at once in evaluation; of larger ones fewer, by their area."""
+
+LEAST_ENCODED = 32
+"""Images of any size."""
 
 
 class SimCLR:
@@ -61,14 +66,21 @@ class SimCLR:
             holdout=runtime.holdout,
             device=runtime.device,
         )
-        _check_images(self.data, params, runtime)
+        parts = self.data.train, self.data.validation, self.data.test
+        check_parts(params, *map(len, parts), holdout=runtime.holdout)
         self.settings = settings(params, len(self.data.classes))
-        self.recipe = Recipe(size=self.data.size, scale=(params.crop, 1.0), strength=params.strength, blur=params.blur)
+        view = params.view_size or self.data.size
+        self.recipe = Recipe(view, self.data.size, scale=(params.crop, 1.0), strength=params.strength, blur=params.blur)
+        params = self.params = params.model_copy(update={"stem": params.stem or stem(params.encoder, view)})
         layout = torch.channels_last if params.channels_last else torch.contiguous_format
         model = synchronised(Model(params, runtime.seed), runtime)
         self.model = model.to(runtime.device).to(memory_format=layout)
         self.replica = wrap(self.model, runtime)
-        compiled = params.compile if params.compile is not None else runtime.device.type == "cuda"
+        compiled = params.compile
+        if compiled is None:
+            compiled = runtime.device.type == "cuda" and params.encoder != "tiny"
+        if compiled:  # what earlier trials of this process compiled counts towards a limit, beyond which nothing is
+            torch.compiler.reset()
         self.network: Callable[[torch.Tensor], torch.Tensor] = torch.compile(self.replica) if compiled else self.replica
         self.layout = layout
         self.optimizer = Optimizer(self.model, params)
@@ -77,8 +89,8 @@ class SimCLR:
         """One pass, or ``runtime.steps_per_epoch`` steps of one.
 
         Returns:
-            The mean ``loss`` of a view; ``negatives`` (N), ``temperature``, ``learning_rate`` after the last step's,
-            by loss ``tau``, ``alpha`` and ``beta`` as they were used; ``skipped`` images where that is allowed.
+            The mean ``loss`` of a view; ``negatives`` (N), ``temperature``, ``learning_rate`` of the last step, by loss
+            ``tau``, ``alpha`` and ``beta`` as they were used; ``skipped`` images where that is allowed.
         """
         params, runtime, data = self.params, self.runtime, self.data
         steps = runtime.steps_per_epoch or steps_per_pass(len(data.train), params.batch_size)
@@ -93,7 +105,8 @@ class SimCLR:
             self.optimizer.step(lr)
         loss = reduce_sum(total).item() / (steps * runtime.world_size)
         skipped = {"skipped": len(data.skipped)} if params.dataset_corrupt == "skip" else {}
-        return {"loss": loss, "learning_rate": lr, "negatives": 2 * params.batch_size - 2, **used, **skipped}
+        told = {name: value for name, value in used.items() if not isinstance(value, str)}
+        return {"loss": loss, "learning_rate": lr, "negatives": 2 * params.batch_size - 2, **told, **skipped}
 
     def _embed(self, batch: Batch) -> torch.Tensor:
         """Embeddings of both views, (b, 2, d)."""
@@ -117,11 +130,12 @@ class SimCLR:
 
     def _calibrated(self) -> dict[str, Any]:
         """What the loss takes in this epoch: α by the AUC of the model as it stands (E-6.21). A collective."""
-        if self.settings.get("alpha") != "auc":
+        if self.settings.get("alpha") not in ("auc", "auc_literal"):
             return self.settings
         views = self._views(self.data.validation if self.runtime.holdout else self.data.train)
         auc = false_negative_auc(views.first, views.labels).item()
-        return {**self.settings, "alpha": self.runtime.agree(alpha_from_auc(auc))}
+        alpha = alpha_from_auc(auc, literal=self.settings["alpha"] == "auc_literal")
+        return {**self.settings, "alpha": self.runtime.agree(alpha)}
 
     @torch.no_grad()
     def evaluate(self, split: Split) -> Evaluation:
@@ -172,7 +186,8 @@ class SimCLR:
             shared: whether the ranks share the work, which makes it a collective.
         """
         rank, ranks = (self.runtime.rank, self.runtime.world_size) if shared else (0, 1)
-        blocks = [slice(start, start + ENCODED) for start in range(0, len(rows), ENCODED)]
+        at_once = min(ENCODED, max(LEAST_ENCODED, ENCODED * 32**2 // self.data.size**2))
+        blocks = [slice(start, start + at_once) for start in range(0, len(rows), at_once)]
         self.model.eval()
         found = [torch.empty(0, self.model.features, device=self.runtime.device)]
         for block, images in zip(blocks[rank::ranks], part.stream(rows[block] for block in blocks[rank::ranks])):
@@ -220,17 +235,3 @@ class SimCLR:
             classifier = linear_probe(bank.features, bank.labels, classes=len(self.data.classes))
         example = self.data.train.take(torch.arange(2)).cpu()
         return servable(self.model, self.params, self.data.classes, self.data.size, classifier, example)
-
-
-def _check_images(data: Prepared, params: SimCLRParams, runtime: Runtime) -> None:
-    if len(data.train) < params.batch_size:
-        raise ValueError(
-            f"batch_size={params.batch_size} is more than the {len(data.train)} training images of dataset "
-            f"{params.dataset!r}. Set it to at most {len(data.train)}"
-        )
-    for split, part in (("validation", data.validation), ("test", data.test)):
-        if len(part) < 2 and (split == "test" or runtime.holdout):
-            raise ValueError(
-                f"dataset {params.dataset!r} has {len(part)} images in its {split} part, which can not be evaluated: "
-                "two or more are needed. Give it more images of each class"
-            )

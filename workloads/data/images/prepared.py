@@ -13,16 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from workloads.data.datasets import fingerprint
-from workloads.data.errors import DataError
 from workloads.data.images.convert import Corrupt, Images, Pixels
+from workloads.data.images.parts import split
 from workloads.data.images.store import load_images
-from workloads.data.interactions.splits import hold_out
-
-VALIDATION_FRACTION = 0.1
-"""Share of each class' labelled training images that is held out for validation."""
-
-TEST_FRACTION = 0.2
-"""Share of each class that is the test part of a source without one, whatever the seed of the validation split."""
 
 _DEVICE_SHARE = 0.5  # of the device's free memory that a dataset may take
 _KEPT = 4  # splits a process keeps on its device
@@ -124,46 +117,47 @@ def _prepared(
     size: int | None,
     corrupt: Corrupt,
 ) -> Prepared:
-    return prepare(load_images(name, root, size, corrupt), split_seed, holdout, device)
+    data, placed = _placed(name, root, fingerprint, device, size, corrupt)
+    return prepare(data, split_seed, holdout, device, placed)
 
 
-def prepare(data: Images, split_seed: int, holdout: bool, device: torch.device) -> Prepared:
-    """Split, and move to the device what fits there.
+@lru_cache(maxsize=_KEPT)
+def _placed(
+    name: str, root: Path, _fingerprint: str, device: torch.device, size: int | None, corrupt: Corrupt
+) -> tuple[Images, tuple[torch.Tensor, torch.Tensor]]:
+    """A dataset and its images on the device, which all its splits share."""
+    data = load_images(name, root, size, corrupt)
+    return data, _on_device(data, device)
+
+
+def prepare(
+    data: Images,
+    split_seed: int,
+    holdout: bool,
+    device: torch.device,
+    placed: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> Prepared:
+    """Split, and move to the device what fits there, unless it is ``placed`` already: images of train and of test.
 
     Raises:
         workloads.data.DataError: nothing can be held out for validation.
     """
-    images, test_images = _on_device(data, device)
-    rows, test, judged = data.train.rows, data.test.rows, data.test
-    if not len(test):
-        chosen = _stratified(data.train.labels[rows], len(data.classes), TEST_FRACTION, seed=0)
-        rows, test, judged, test_images = rows[~chosen], rows[chosen], data.train, images
-    held = np.zeros(len(rows), np.bool_)
-    if holdout:
-        held = _stratified(data.train.labels[rows], len(data.classes), VALIDATION_FRACTION, split_seed)
-        if not held.any():
-            raise DataError("no class has two labelled images, so that none can be held out for validation")
+    images, test_images = placed or _on_device(data, device)
+    parts, judged = split(data, split_seed, holdout), data.test
+    if parts.carved:
+        judged, test_images = data.train, images
 
     def part(images: torch.Tensor, pixels: Pixels, rows: NDArray[np.int64]) -> Part:
         return Part(images, torch.from_numpy(rows), torch.from_numpy(pixels.labels[rows]).to(device))
 
     return Prepared(
-        part(images, data.train, rows[~held]),
-        part(images, data.train, rows[held]),
-        part(test_images, judged, test),
+        part(images, data.train, parts.train),
+        part(images, data.train, parts.validation),
+        part(test_images, judged, parts.test),
         data.classes,
         data.size,
         data.skipped,
     )
-
-
-def _stratified(labels: NDArray[np.int64], n_classes: int, fraction: float, seed: int) -> NDArray[np.bool_]:
-    """Which images to hold out: a share of each class, at least one where there are two, of the labelled ones."""
-    labelled = np.flatnonzero(labels >= 0)
-    pairs = np.stack([labels[labelled], labelled], axis=1)
-    mask = np.zeros(len(labels), np.bool_)
-    mask[labelled] = hold_out(pairs, n_classes, fraction, seed)
-    return mask
 
 
 def _on_device(data: Images, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
