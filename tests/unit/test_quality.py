@@ -32,8 +32,8 @@ def test_sampling_quality_is_4_27_and_4_28() -> None:
     assert SamplingQuality.measures(quality.sums() * 2) == pytest.approx(expected)
 
 
-def test_nothing_sampled_has_no_quality() -> None:
-    assert all(map(math.isnan, SamplingQuality.measures(SamplingQuality().sums()).values()))
+def test_where_nothing_was_sampled_nothing_is_false_and_nothing_learnt() -> None:
+    assert SamplingQuality.measures(SamplingQuality().sums()) == {"tnr": 1, "inf": 0}
 
 
 def test_information_does_not_overflow() -> None:

@@ -160,6 +160,22 @@ def test_a_user_who_has_all_of_a_batch_has_no_loss(monkeypatch: pytest.MonkeyPat
         assert torch.isfinite(workload.model.embedding).all()
 
 
+@pytest.mark.parametrize("loss", sorted(IN_BATCH))
+def test_a_batch_without_negatives_has_a_defined_quality(loss: str) -> None:
+    """All of them are the users' own: no negative is false, and nobody learns anything."""
+    params = Params(loss=loss, sampler="in_batch", dim=4, batch_size=1, quality=True)
+    found = Recommender(params, replace(RUNTIME, steps_per_epoch=9)).train_epoch(1)
+    assert (found["tnr"], found["inf"], found["fnr"]) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("loss", [loss for loss in sorted(LOSSES) if "temperature" in LOSSES[loss]])
+def test_the_smallest_temperature_trains_on(loss: str) -> None:
+    workload = build(loss=loss, temperature=1e-3, negatives=8, lr=0.05)
+    for epoch in range(1, 6):
+        assert np.isfinite(list(workload.train_epoch(epoch).values())).all()
+    assert torch.isfinite(workload.model.embedding).all()
+
+
 def test_truncation_drops_more_with_each_step() -> None:
     workload = build(replace(RUNTIME, steps_per_epoch=1), loss="denoise_truncated", drop_rate=0.4, drop_steps=2)
     for step in range(3):
@@ -322,6 +338,10 @@ def limits(loss: str) -> list[dict[str, Any]]:
         ends = ((0.5, 0.0, 0.0), (1.0, 1.0, 0.0), (1.0, 0.0, 0.999), (0.5, 1.0, 0.5))
         found += [{"alpha": alpha, "beta": beta, "tau": tau} for alpha, beta, tau in ends]
     found += [{name: value} for name in ("rho", "lam") for value in (0.0, 1.0) if name in reads]
+    found += [{"temperature": value} for value in (1e-3, 1e4) if "temperature" in reads]
+    if "credence" in reads:
+        forms = ("mean1", "thesis", "bayes", "prior")
+        found += [{"credence": form, "prior_var": value} for form in forms for value in (1e-6, 100.0)]
     return found
 
 
@@ -334,8 +354,8 @@ def test_nothing_at_the_limits_is_nan(loss: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "prepared", lambda *_: data)
     samplers: tuple[dict[str, Any], ...] = (
         {}, {"sampler": "dns", "candidates": 100}, {"sampler": "bns", "candidates": 100, "bns_prior": "users"},
-        {"sampler": "srns", "srns_memory": 20}, {"sampler": "popularity"}, {"sampler": "aobpr", "aobpr_lambda": 1e-3},
-        {"sampler": "in_batch"},
+        {"sampler": "srns", "srns_memory": 20}, {"sampler": "srns", "srns_temperature": 1e-3},
+        {"sampler": "popularity"}, {"sampler": "aobpr", "aobpr_lambda": 1e-3}, {"sampler": "in_batch"},
     )  # fmt: skip
     for given in limits(loss):
         for sampler in samplers:

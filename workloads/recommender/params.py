@@ -134,7 +134,7 @@ class Params(BaseModel):
         "interactions (thesis 5.6.2.2; table 5.3: 0.3 and 0.25 with hard samples).",
     )
     temperature: float | None = Field(
-        default=None, gt=0, le=1e4, description="t, which divides every score (E-2.2: 1)."
+        default=None, ge=1e-3, le=1e4, description="t, which divides every score (E-2.2: 1)."
     )
     alpha: float | Literal["auc", "auc_literal"] | None = Field(
         default=None,
@@ -181,8 +181,8 @@ class Params(BaseModel):
     )
     prior_var: float | Literal["fitted"] | None = Field(
         default=None,
-        description="λ of bprac's prior N(0, λ) of the factors, in (0, 100] (thesis 3.5.1: .6, .6, .2); fitted: that "
-        "of the trained factors before each epoch (E-3.22).",
+        description="λ of bprac's prior N(0, λ) of the factors, in [1e-6, 100] (thesis 3.5.1: .6, .6, .2); fitted: "
+        "that of the trained factors before each epoch (E-3.22).",
     )
 
     candidates: int | None = Field(
@@ -222,7 +222,7 @@ class Params(BaseModel):
         default=None, ge=1, description="Epochs over which the spread's weight rises (its code: 50)."
     )
     srns_temperature: float | None = Field(
-        default=None, gt=0, le=1e4, description="τ of the memory's renewal by e^{score / τ} (its code: 10)."
+        default=None, ge=1e-3, le=1e4, description="τ of the memory's renewal by e^{score / τ} (its code: 10)."
     )
     quality: bool = Field(
         default=False, description="Measure TNR (4.27) and INF (4.28) of the sampled negatives in every epoch."
@@ -270,10 +270,10 @@ class Params(BaseModel):
             ("alpha", self.alpha, 0.5, 1.0),
             ("beta", self.beta, 0.0, 1.0 if self.loss == "bcl" else 100.0),
             ("bns_lambda", self.bns_lambda, 0.0, 1e6),
-            ("prior_var", self.prior_var, 5e-324, 100.0),
+            ("prior_var", self.prior_var, 1e-6, 100.0),
         ):
             if isinstance(value, float) and not least <= value <= most:
-                bounds = {"tau": "[0, 1)", "prior_var": "(0, 100]"}.get(name, f"[{least:g}, {most:g}]")
+                bounds = {"tau": "[0, 1)"}.get(name, f"[{least:g}, {most:g}]")
                 raise ValueError(f"{name}={value:g} of loss={self.loss}, sampler={self.sampler} is not in {bounds}")
         return self
 

@@ -42,11 +42,11 @@ class SamplingQuality:
     def measures(sums: torch.Tensor) -> dict[str, float]:
         """``tnr``, the share of true negatives, and ``inf``, the mean of ±info, minus for a false one.
 
-        Both are NaN when nothing was sampled.
+        1 and 0 where nothing was sampled, as where all of a batch are the user's own items: no negative is false.
         """
         true_negatives, signed, count = sums.tolist()
         if not count:
-            return {"tnr": float("nan"), "inf": float("nan")}
+            return {"tnr": 1.0, "inf": 0.0}
         return {"tnr": true_negatives / count, "inf": signed / count}
 
 
