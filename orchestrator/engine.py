@@ -50,6 +50,10 @@ class Diverged(Exception):
         return (Diverged, (self.epoch, self.metric, self.value, self.rows))
 
 
+class NoResult(objectives.Unreported):
+    """What a workload's method has returned is not what the contract says: so it is in every trial."""
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How far a stream has come: plain numbers, so that a checkpoint carries it as JSON."""
@@ -117,7 +121,8 @@ def run_epochs(
     is no validation split. ``every_epoch`` reports each epoch by itself. ``clock`` tells the seconds that training is
     charged with, where they are not those that pass: a member of a pack pays its share. Checkpoints go by it.
 
-    Raises :class:`Diverged` when a metric is NaN or infinite, UserError when validation does not report an objective.
+    Raises :class:`Diverged` when a metric is NaN or infinite, UserError when validation does not report an objective
+    or a method returns no metrics.
     """
     spent = clock or time.monotonic
     progress = resume or Progress()
@@ -130,15 +135,16 @@ def run_epochs(
     saved_epoch = progress.epoch
     for epoch in range(progress.epoch + 1, plan.epochs + 1):
         started = spent()
-        metrics = _named(prefix, workload.train_epoch(epoch))
+        metrics = named(prefix, workload, "train_epoch", workload.train_epoch(epoch))
         if bad := _not_finite(metrics):  # before a diverged model is evaluated, which may fail in its own way
             raise Diverged(epoch, *bad, rows=tuple(rows))
         seen: dict[str, float] = {}
-        evaluation = workload.evaluate("validation") if validate and plan.evaluates(epoch) else None
-        if evaluation is not None:
-            seen = _named("validation", evaluation)
+        evaluation = None
+        if validate and plan.evaluates(epoch):
+            evaluation = workload.evaluate("validation")
+            seen = named("validation", workload, "evaluate", evaluation)
         if validate and epoch in chosen[0].sealed_at:
-            metrics |= _named("test", workload.evaluate("test"))
+            metrics |= named("test", workload, "evaluate", workload.evaluate("test"))
         if bad := _not_finite(metrics | seen):
             raise Diverged(epoch, *bad, rows=tuple(rows))
         progress = _advance(progress, epoch, seen, chosen, spent() - started)
@@ -171,9 +177,19 @@ def better(value: float, than: float | None, objective: Objective) -> bool:
     return value > than if objective.direction == "max" else value < than
 
 
-def _named(split: str, result: Metrics | Evaluation) -> dict[str, float]:
+def named(split: str, workload: Workload, method: str, result: Metrics | Evaluation) -> dict[str, float]:
+    """The scalars of what a method has returned, under their full names. Raises :class:`NoResult`."""
     metrics = result.metrics if isinstance(result, Evaluation) else result
-    return {f"{split}/{name}": float(value) for name, value in metrics.items()}
+    try:
+        if isinstance(metrics, Mapping) and (method != "evaluate" or isinstance(result, Evaluation)):
+            return {f"{split}/{name}": float(value) for name, value in metrics.items()}
+    except (TypeError, ValueError):
+        pass  # a value that is no number
+    kinds = {"train_epoch": "a mapping of names to numbers, or an Evaluation", "evaluate": "an Evaluation of numbers"}
+    raise NoResult(
+        f"{type(workload).__module__}.{type(workload).__qualname__}.{method} has returned no result",
+        got=" ".join(repr(result).split())[:200], allowed=kinds[method],
+    )  # fmt: skip
 
 
 def _not_finite(metrics: Mapping[str, float]) -> tuple[str, float] | None:

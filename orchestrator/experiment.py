@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 
-from orchestrator.engine import End, EpochReport, Progress, Row, run_epochs
+from orchestrator.engine import End, EpochReport, Progress, Row, named, run_epochs
 from orchestrator.plan import Plan
 from orchestrator.storage.checkpoint import Checkpoint
 from workloads.contract import Columns, Evaluation, State, Workload
@@ -191,7 +191,7 @@ class Experiment:
             workload.load_state_dict(self._best)
             epochs = progress.best_epoch
         test = workload.evaluate("test")
-        metrics = dict(selected.best_metrics) | {f"test/{name}": float(v) for name, v in test.metrics.items()}
+        metrics = dict(selected.best_metrics) | named("test", workload, "evaluate", test)
         ended = selected.ended(self.plan) or "epochs"
         self.outcome = Outcome(workload, epochs, self._phase == "refit", ended, metrics, seconds, test, self._units)
 

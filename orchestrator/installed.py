@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import sys
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -47,6 +51,41 @@ def code(name: str) -> type[Workload]:
             got=f"no {', no '.join(missing)}", fix="See workloads.contract.Workload",
         )  # fmt: skip
     return found
+
+
+def predictor(name: str) -> Path:
+    """The file of the served model. Raises UserError for one that could not serve, whatever the weights."""
+    file = _loading(name, lambda: entry(name).folder) / entry(name).predictor
+    try:
+        tree = ast.parse(file.read_bytes(), str(file))
+    except OSError as error:
+        raise _unservable(
+            name, f"{file} can not be read ({error.strerror})", "Write it, or name it in the Entry"
+        ) from None
+    except (SyntaxError, ValueError) as error:
+        where = f", line {error.lineno}," if isinstance(error, SyntaxError) else ""
+        raise _unservable(name, f"{file}{where} is no Python: {one_line(error)}", "Correct it") from None
+    if absent := sorted(module for module in _imported(tree) if not _is_installed(module)):
+        raise _unservable(name, f"{file} imports {', '.join(absent)}, not installed here", "Install it, or do without")
+    if not any(isinstance(node, ast.ClassDef) and node.name == "Predictor" for node in tree.body):
+        raise _unservable(name, f"{file} has no class Predictor", "See workloads.contract.Servable")
+    return file
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    """The packages that a module imports as it is loaded, come what may."""
+    imports = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
+    imports |= {"." * node.level + (node.module or "") for node in tree.body if isinstance(node, ast.ImportFrom)}
+    return {name if name.startswith(".") else name.partition(".")[0] for name in imports}
+
+
+def _is_installed(module: str) -> bool:
+    """Nothing is, beside a file that stands alone."""
+    return not module.startswith(".") and (module in sys.modules or find_spec(module) is not None)
+
+
+def _unservable(name: str, why: str, fix: str) -> UserError:
+    return UserError(f"The model of {name} could not be served: {why}", fix=fix)
 
 
 def _loading(name: str, load: Callable[[], T]) -> T:

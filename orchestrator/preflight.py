@@ -104,8 +104,11 @@ def schedule(name: str, params: Mapping[str, Any], plan: Plan, refit: bool) -> N
 def services(settings: Settings, resources: Resources, *, ray: bool, workload: str | None = None) -> None:
     """Storage writable, tracking and cluster reachable, and, where the cluster is this machine, large enough.
 
-    Of a ``workload`` that is to be run, its experiment in MLflow is one that this user may write to.
+    Of a ``workload`` that is to be run, the predictor is one that could serve, and its experiment in MLflow one that
+    this user may write to.
     """
+    if workload is not None:
+        installed.predictor(workload)
     check_writable(settings.storage)
     tracking(settings)
     if workload is not None:

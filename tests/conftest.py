@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from orchestrator.tracking.tracker import Tracker
     from tests.toy import Clock
 
+PREDICTOR = "third_party/toy_predictor.py"
+
 # PyTorch reads it when it is imported, later: one thread, so that bitwise claims hold and neighbours are left alone.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -108,7 +110,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def toy_workload(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The catalog's name of the toy, as if a third party had installed it."""
-    entry = catalog.Entry("tests.toy:Params", "tests.toy:Toy", "One number on a parabola.")
+    entry = catalog.Entry("tests.toy:Params", "tests.toy:Toy", "One number on a parabola.", predictor=PREDICTOR)
     monkeypatch.setitem(catalog.BUILT_IN, "toy", entry)
     catalog.catalog.cache_clear()
     yield "toy"

@@ -11,7 +11,7 @@ from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import UserError, unknown
+from orchestrator.errors import UserError, one_line, unknown
 from orchestrator.provenance import record as provenance
 from orchestrator.registry import servable
 from orchestrator.settings import Settings
@@ -29,6 +29,10 @@ EPOCH_TAG = "orchestrator.epoch"
 
 PARENT_TAG = "orchestrator.parent"
 """The tag of a version that says which version of the same run it was trained on from."""
+
+
+class Unservable(Exception):
+    """The predictor of a model does not do, on the model's own example."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,11 @@ def _log(settings: Settings, run_id: str, files: Path, outcome: str) -> str:
 
     meta = servable.read(files)
     example = pd.DataFrame(meta["example"])
-    output = predictor(files).predict(example, **meta["params"])
+    try:
+        output = predictor(files).predict(example, **meta["params"])
+        requirements = [f"{name}=={installed(name)}" for name in ("mlflow", "safetensors", *meta["requirements"])]
+    except Exception as error:
+        raise Unservable(f"{type(error).__name__}: {one_line(error)}") from error
     mlflow_client = client(settings)
     ended = mlflow_client.get_run(run_id).info
     try:
@@ -124,9 +132,7 @@ def _log(settings: Settings, run_id: str, files: Path, outcome: str) -> str:
                 artifacts={"files": str(files)},
                 signature=infer_signature(example, output, params=meta["params"]),
                 input_example=(example, meta["params"]) if meta["params"] else example,  # a pair without is lost
-                pip_requirements=[
-                    f"{name}=={installed(name)}" for name in ("mlflow", "safetensors", *meta["requirements"])
-                ],
+                pip_requirements=requirements,
                 tags={OUTCOME_TAG: outcome},
             )
     finally:
@@ -187,8 +193,11 @@ def versions(registry: Any, model: str) -> list[Any]:
     found = list(registry.search_model_versions(f"name = '{model}'")) if "'" not in model else []
     if not found:
         known = [m.name for m in registry.search_registered_models()]
+        register = f"Register one: orchestrator run ... --register {model}"
         if model in known:
-            raise UserError(f"{model} has no version", fix=f"Register one: orchestrator run ... --register {model}")
+            raise UserError(f"{model} has no version", fix=register)
+        if not known:
+            raise UserError("There is no registered model yet", got=repr(model), fix=register)
         raise unknown("registered model", model, known)
     return found
 

@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from orchestrator import preflight
-from orchestrator.errors import UNAVAILABLE, UserError, one_line
+from orchestrator import installed, preflight
+from orchestrator.errors import FAILED, UNAVAILABLE, UserError, one_line
 from orchestrator.registry import models as registry
 from orchestrator.registry.models import Logged
 from orchestrator.session import Session, adopt, open_tracker
@@ -39,6 +39,8 @@ def deliver(session: Session, outcome: Path, register: str | None) -> Logged | N
     """
     folder, tracker = session.folder, session.tracker
     assert tracker is not None
+    if folder.record.get(OWED):  # it was tried before, and may have failed for its predictor, which is mended by now
+        _renew(outcome, installed.predictor(folder.record["workload"]))
     folder.update(**{OWED: {"outcome": outcome.relative_to(folder.path).as_posix(), "register": register}})
     if not tracker.flush():
         return None
@@ -46,8 +48,16 @@ def deliver(session: Session, outcome: Path, register: str | None) -> Logged | N
     trouble: tuple[type[Exception], ...] = (Foreign, *registry.trouble())
     try:
         logged = _log(session.settings, run_id, outcome, register)
+    except registry.Unservable as error:
+        again = f"orchestrator {folder.record['kind']} --resume {folder.id}"
+        raise UserError(
+            f"The model can not be logged, its predictor fails on its own example: {one_line(error)}",
+            fix=f"It is kept; mend the predictor and go on with: {again}", code=FAILED,
+        ) from error  # fmt: skip
     except trouble as error:
         cause, later = one_line(error), f"orchestrator sync {folder.id}"
+        if register and isinstance(error, Foreign):
+            raise
         if register and registry.refused(error):
             raise UserError(
                 f"The model could not be registered: {cause}", fix=f"It is kept; {later}", code=UNAVAILABLE
@@ -74,9 +84,8 @@ def _check_files(outcome: Path) -> None:
 
     A run's folder on shared storage, or one that was handed over, may be anybody's.
     """
-    if link := next((path for path in outcome.rglob("*") if path.is_symlink()), None):
-        raise Foreign(f"{link} is a link, and what it points at would be sent", fix="Remove it")
-    for code in (outcome / "model" / "predictor.py", *outcome.glob(f"{SEALED}/*/model/predictor.py")):
+    _check_links(outcome)
+    for code in _predictors(outcome):
         if code.read_bytes() not in _installed():
             raise Foreign(
                 f"{code} is not the code of a workload that is installed here",
@@ -84,12 +93,29 @@ def _check_files(outcome: Path) -> None:
             )
 
 
+def _check_links(outcome: Path) -> None:
+    if link := next((path for path in outcome.rglob("*") if path.is_symlink()), None):
+        raise Foreign(f"{link} is a link, and what it points at would be sent", fix="Remove it")
+
+
+def _predictors(outcome: Path) -> list[Path]:
+    return [outcome / "model" / "predictor.py", *outcome.glob(f"{SEALED}/*/model/predictor.py")]
+
+
+def _renew(outcome: Path, predictor: Path) -> None:
+    """Have the models below ``outcome`` served by the workload's predictor as it is now, where theirs is gone."""
+    _check_links(outcome)
+    for code in _predictors(outcome):
+        if code.read_bytes() not in _installed():
+            shutil.copyfile(predictor, code)
+
+
 @cache
 def _installed() -> frozenset[bytes]:
     """The source files beside the modules of workloads: a predictor is one of them."""
     found: set[bytes] = set()
     for entry in catalog().values():
-        with suppress(ImportError):  # a broken one is nobody else's trouble
+        with suppress(Exception):  # a broken one is nobody else's trouble
             found.update(file.read_bytes() for file in entry.folder.glob("*.py"))
     return frozenset(found)
 
@@ -144,6 +170,12 @@ def _complete(settings: Settings, folder: RunFolder, run_id: str, owed: dict[str
         raise UserError(f"The model that {folder.id} owes lies outside its folder", got=outcome)
     try:
         logged = _log(settings, run_id, outcome, name)
+    except registry.Unservable as error:
+        raise UserError(
+            f"The values of {folder.id} are delivered, the model is not: its predictor fails on its own example: "
+            f"{one_line(error)}",
+            code=FAILED,
+        ) from error
     except registry.trouble() as error:
         raise UserError(
             f"The values of {folder.id} are delivered, the model is not: {one_line(error)}",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator import installed
 from orchestrator.engine import Diverged, EpochReport, Progress, Row
+from orchestrator.errors import UserError
 from orchestrator.experiment import Experiment, Outcome
 from orchestrator.registry import servable as servables
 from orchestrator.spec import ExperimentSpec, Resources
@@ -163,14 +164,25 @@ def take_device(resources: Resources) -> torch.device:
 def write_outcome(outcome: Outcome, folder: Path) -> None:
     """Leave the model, the test units and, last, ``outcome.json``, whose presence says that all is there.
 
-    Raises UserError (exit 3) where ``folder`` can not be written.
+    Raises UserError where ``folder`` can not be written (exit 3), or the predictor not be read.
     """
+    served = _servable(outcome.workload)
     with disk.writing(folder):
-        _write_outcome(outcome, folder)
+        _write_outcome(outcome, served, folder)
 
 
-def _write_outcome(outcome: Outcome, folder: Path) -> None:
-    export(outcome.workload.servable(), folder / MODEL)
+def _servable(workload: Workload) -> Servable:
+    """What it serves. Raises UserError where the predictor can not be read: no fault of the storage."""
+    served = workload.servable()
+    try:
+        served.predictor.read_bytes()
+    except OSError as error:
+        raise UserError(f"The predictor {served.predictor} can not be read", got=error.strerror) from None
+    return served
+
+
+def _write_outcome(outcome: Outcome, served: Servable, folder: Path) -> None:
+    export(served, folder / MODEL)
     write_table(outcome.test.units, folder / TEST_UNITS)
     write_table(outcome.validation_units, folder / UNITS)
     for name, columns in outcome.test.tables.items():
@@ -195,8 +207,9 @@ def write_sealed(folder: Path, workload: Workload, row: Row, evaluation: Evaluat
     :func:`write_outcome` does.
     """
     place = folder / names.SEALED / f"{row.epoch:04d}"
+    served = _servable(workload)
     with disk.writing(folder):
-        export(workload.servable(), place / MODEL)
+        export(served, place / MODEL)
         write_table(evaluation.units if evaluation else {}, place / UNITS)
         values = {"epochs": row.epoch, "metrics": dict(row.metrics), "time": row.time}
         (place / OUTCOME).write_text(json.dumps(values))

@@ -10,7 +10,7 @@ from tests.toy import Toy
 from workloads.catalog import Entry
 from workloads.contract import Servable
 
-ENTRY = Entry("tests.toy:Params", "toy_plugin:Plugin", "A parabola.")
+ENTRY = Entry("tests.toy:Params", "toy_plugin:Plugin", "A parabola.", predictor="toy_predictor.py")
 
 
 class Plugin(Toy):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from orchestrator.engine import Diverged, EpochReport, Progress, Row, better, run_epochs
+from orchestrator.engine import Diverged, EpochReport, NoResult, Progress, Row, better, run_epochs
 from orchestrator.objectives import Unreported
 from orchestrator.plan import Plan
 from tests.toy import BEST_EPOCH, Clock, Params, Toy
@@ -273,6 +273,26 @@ def test_a_model_that_diverged_is_not_evaluated() -> None:
 
     with pytest.raises(Diverged, match="train/loss is nan at epoch 1"):
         next(run_epochs(build(Fragile, nan_at=1), Plan(epochs=9)))
+
+
+@pytest.mark.parametrize(
+    ("method", "returned", "expected"),
+    [
+        ("train_epoch", None, "got None; allowed: a mapping of names to numbers, or an Evaluation."),
+        ("train_epoch", {"loss": "low"}, "got {'loss': 'low'}; allowed: a mapping of names to numbers"),
+        ("evaluate", None, "got None; allowed: an Evaluation of numbers."),
+        ("evaluate", {"error": 0.5}, "got {'error': 0.5}; allowed: an Evaluation of numbers."),
+        ("evaluate", Evaluation({"error": None}), "allowed: an Evaluation of numbers."),  # type: ignore[dict-item]
+    ],
+)
+def test_what_is_no_result_is_told_with_its_class(
+    method: str, returned: Any, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Toy, method, lambda self, what: returned)
+    with pytest.raises(NoResult) as caught:
+        list(run_epochs(build(), Plan(epochs=2)))
+    assert f"tests.toy.Toy.{method} has returned no result: got " in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_diverged_crosses_process_borders() -> None:

@@ -86,6 +86,7 @@ def published(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "One number on a parabola.",
         f"{__name__}:PUBLISHED",
         data=("interactions",),
+        predictor="../third_party/toy_predictor.py",
     )
     monkeypatch.setitem(catalog.BUILT_IN, "toy", entry)
     for cached in (catalog.catalog, known):
