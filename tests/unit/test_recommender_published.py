@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -179,6 +179,22 @@ def test_the_credence_is_judged_by_the_ratings_of_training_interactions(model: A
     assert found.auc == pytest.approx(auc, abs=1e-6)
     area = torch.trapezoid(found.true_positives, found.false_positives).item()
     assert area == pytest.approx(auc, abs=1e-6)
+
+
+def test_the_prior_alone_is_a_row_that_no_training_changes(model: Any) -> None:
+    folder, params, root = model
+    found = trust.judge(folder, {**params, "credence": "prior"}, root)
+    data = load_interactions(params["dataset"], root)
+    assert data.train_ratings is not None
+    popularity = np.bincount(data.train[:, 1], minlength=9)[data.train[:, 1]]
+    good, bad = (popularity[(data.train_ratings > 1) == keep] for keep in (True, False))
+    assert found.auc == pytest.approx(np.mean([(g > b) + 0.5 * (g == b) for g in good for b in bad]), abs=1e-6)
+    weights = load_file(folder / "weights.safetensors")
+    save_file({name: -3 * weight for name, weight in weights.items()}, folder / "weights.safetensors")
+    assert trust.judge(folder, {**params, "credence": "prior"}, root).auc == found.auc
+    for table in ("thesis-3.2", "thesis-3.3"):
+        assert row(table, "ml-100k", "mf", "BPRAC, prior alone").settings.params["credence"] == "prior"
+    assert "BPRAC, prior alone" in {line.name for line in cast(Figure, FIGURES["thesis-fig3.4"]).panels[0].lines}
 
 
 def test_without_ratings_there_is_nothing_to_judge_by(model: Any) -> None:
