@@ -27,6 +27,7 @@ from orchestrator.storage.records import RunFolder
 from orchestrator.storage.winners import WINNER
 from orchestrator.training import worker
 from orchestrator.training.runs import Follow, Options, finish, in_process
+from workloads.data import left_out
 
 
 @dataclass(frozen=True)
@@ -157,12 +158,13 @@ def _drive(
 ) -> Result:
     decide_at = samplers.rungs(spec.plan.epochs, spec.search.scheduler)
     spec = spec.model_copy(update={"plan": spec.plan.model_copy(update={"decide_at": decide_at})})
+    defaults = warm_start.defaults(spec)
+    fingerprint = preflight.dataset(spec.workload, defaults, settings.data)
     tags = {
         "orchestrator.kind": "sweep",
         "orchestrator.workload": spec.workload,
         "orchestrator.fingerprint": spec.fingerprint(),
-        "orchestrator.data_fingerprint": preflight.dataset(spec.workload, warm_start.defaults(spec), settings.data)
-        or "none",
+        "orchestrator.data_fingerprint": fingerprint or "none",
     }
     params = {
         **spec.fixed,
@@ -175,9 +177,11 @@ def _drive(
         f"{spec.search.sampler}, {spec.search.scheduler}"
         + (f", {spec.search.seeds} seeds each" if spec.search.seeds > 1 else "")
     )
+    if fingerprint and (missing := left_out(defaults, settings.data)):
+        console.say(missing)
     folder.update(objectives=[[o.metric, o.direction] for o in objectives.of(spec.workload, spec.plan)])
     with Session(folder, settings, console, resuming=resuming, params=params, tags=tags) as session:
-        session.trained_on(folder.id, warm_start.defaults(spec))
+        session.trained_on(folder.id, defaults)
         if session.tracker:  # no parameter: those MLflow never changes, and --more-trials does
             session.tracker.tag(folder.id, {"search.trials": str(spec.search.trials)})
         study = _study(spec, folder, session, again)

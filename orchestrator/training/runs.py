@@ -25,6 +25,7 @@ from orchestrator.storage.accounts import Book, mean_devices
 from orchestrator.storage.names import HISTORY, SEALED, TRAIN
 from orchestrator.storage.records import RunFolder
 from orchestrator.training import delivery, messages, worker
+from workloads.data import left_out
 
 if TYPE_CHECKING:
     import torch
@@ -114,6 +115,8 @@ def _drive(
     }
     folder.update(objectives=[[o.metric, o.direction] for o in objectives.of(spec.workload, spec.plan)])
     console.say(f"Run {folder.id}: {spec.workload} on {_devices(spec, options.local)}")
+    if fingerprint and (missing := left_out(spec.params, settings.data)):
+        console.say(missing)
     with Session(folder, settings, console, resuming=resuming, params=flat_params(spec), tags=tags) as session:
         session.trained_on(folder.id, spec.params)
         follow = Follow(session, spec)

@@ -21,6 +21,7 @@ from orchestrator.settings import Settings, resolve
 from orchestrator.storage import records
 from orchestrator.tracking.fluent import speaking_to
 from tests.integration.commands import typed
+from tests.pictures import class_folders
 
 
 def encoded(image: Image.Image) -> bytes:
@@ -100,6 +101,21 @@ def test_a_file_that_is_no_image_is_refused_by_its_row(
     pd.DataFrame({"image": [image, image, image, b"no image"]}).to_parquet(asked)
     with pytest.raises(UserError, match=r"shapes/1 refuses rows 3 to 4: row 4 of the input is no image"):
         prediction.predict(registry, "shapes/1", str(asked), None, {})
+
+
+@pytest.mark.parametrize("verb", [["run", "simclr"], ["sweep", "simclr", "--trials", "1"]])
+def test_images_that_are_left_out_are_told_once(verb: list[str], tmp_path: Path) -> None:
+    class_folders(tmp_path / "pictures", {"a": 20, "b": 20})
+    for name in ("a/3.png", "b/7.png"):
+        (tmp_path / "pictures" / name).write_bytes(b"no image")
+    words = [f"dataset={tmp_path / 'pictures'}", "dataset_corrupt=skip", "encoder=tiny", "batch_size=8", "epochs=1"]
+    done = typed(tmp_path / "home", *verb, *words, "refit=false", "--local", "--tracking", "none")
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stdout.splitlines() if line.startswith("Warning: ")]
+    assert told == [
+        f"Warning: 2 images can not be decoded and are left out, the first of them {tmp_path}/pictures/a/3.png "
+        "(it is in no format that is known)"
+    ]
 
 
 def test_what_can_not_be_trained_is_said_in_one_sentence(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from workloads.data.datasets import DATASETS, check, dataset, fetch, fingerprint
 from workloads.data.errors import CacheUnwritable, DataError, DataUnreachable
 from workloads.data.interactions.contents import Interactions
 from workloads.data.interactions.tables import absolute
-from workloads.data.loading import check_readable, load_interactions
+from workloads.data.loading import check_readable, left_out, load_interactions
 from workloads.data.source import Dataset, SourceFile
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "default_data_root",
     "fetch",
     "fingerprint",
+    "left_out",
     "load_interactions",
     "occupations",
     "verify",

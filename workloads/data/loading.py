@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workloads.data.datasets import dataset
 from workloads.data.interactions.arrow import FORMAT, read_interactions, write_interactions
@@ -86,6 +87,22 @@ def check_readable(
         from workloads.data.pairs.splits import load_pairs
 
         load_pairs(name, root, "dev" if split == "dev" else "official")
+
+
+def left_out(params: Mapping[str, Any], root: Path) -> str | None:
+    """A sentence about the images of a run's dataset that are left out (``dataset_corrupt=skip``); None without one.
+
+    A dataset of known checksums has none that can not be decoded.
+    """
+    name = params.get("dataset")
+    if name is None or params.get("dataset_corrupt") != "skip" or dataset(name).verified:
+        return None
+    from workloads.data.images.store import load_images
+
+    skipped = load_images(name, root, params.get("dataset_size"), "skip").skipped
+    many = f"{len(skipped)} images can not be decoded and are left out, the first of them"
+    one = "1 image can not be decoded and is left out:"
+    return f"Warning: {one if len(skipped) == 1 else many} {skipped[0]}" if skipped else None
 
 
 @lru_cache(maxsize=_KEPT)
