@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 
@@ -21,6 +22,23 @@ app = typer.Typer(
 )
 for group in (training, models, results, reproducing, storing, services):
     app.add_typer(group.app)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"orchestrator {version('ray-experiment-orchestrator')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """The options of no verb."""
 
 
 def main() -> None:

@@ -150,8 +150,9 @@ def places(available: Sequence[Node], resources: Resources) -> int:
     return workers
 
 
-def check_fit(available: Sequence[Node], resources: Resources) -> int:
-    """At least one trial must fit; returns how many do. Raises UserError (exit 3) with the arithmetic."""
+def check_fit(available: Sequence[Node], resources: Resources, *, here: bool = False) -> int:
+    """At least one trial must fit; returns how many do. Raises UserError (exit 3) with the arithmetic, which speaks of
+    this machine where no cluster is asked for (``here``)."""
     fitting = slots(available, resources)
     if fitting < 1:
         need = f"{resources.cpus_per_worker:g} CPU"
@@ -159,9 +160,9 @@ def check_fit(available: Sequence[Node], resources: Resources) -> int:
             need += f" + {resources.gpus_per_worker:g} GPU"
         has = "; ".join(f"{node['CPU']:g} CPU, {node['GPU']:g} GPU" for node in available) or "no node"
         raise UserError(
-            "The cluster is too small",
+            "This machine is too small" if here else "The cluster is too small",
             got=f"{'at least ' if resources.min_workers else ''}{resources.least} worker(s) of {need} each",
-            allowed=f"what its {len(available)} node(s) have: {has}",
+            allowed=f"what it has: {has}" if here else f"what its {len(available)} node(s) have: {has}",
             fix="Ask for fewer with --workers, --cpus-per-worker or --gpus-per-worker",
             code=UNAVAILABLE,
         )

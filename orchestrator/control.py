@@ -89,17 +89,19 @@ def find(settings: Settings, reference: str, address: str | None) -> RunFolder |
         return folder
     from orchestrator.jobs.dashboard import Dashboard, configured_address, dashboard_address
 
-    where = f"the jobs at {dashboard_address(address)}"
+    where, named = f"the jobs at {dashboard_address(address)}", address or configured_address()
     try:
         dashboard = Dashboard(address)
         job = next(iter(dashboard.jobs()), None) if reference == "latest" else dashboard.job(reference)
         if job is not None:
             return dashboard, job
     except UserError as error:
-        if address or configured_address():
+        if named:
             raise
         where += f" ({error.got})"
     known = [folder.id for folder in records.folders(settings.storage)]
+    if reference == "latest" and not known and not named:
+        raise UserError("There is no run, sweep or job yet", fix=f"Looked in {settings.storage}")
     close = nearest(reference, known)
     raise UserError(
         "Unknown run, sweep or job",

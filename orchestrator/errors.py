@@ -108,6 +108,14 @@ def unknown(kind: str, name: str, known: Iterable[str], cls: type[UserError] = U
     )
 
 
+def goes_on(resume: str, given: Iterable[str]) -> UserError:
+    """The error for what stands beside ``resume`` and can not be asked anew."""
+    return UserError(
+        f"{resume} goes on with what was asked for, so nothing else can be asked", got=" ".join(given),
+        fix=f"Keep only {resume}",
+    )  # fmt: skip
+
+
 def _list(allowed: object) -> str:
     if isinstance(allowed, str):
         return allowed

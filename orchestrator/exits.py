@@ -51,7 +51,7 @@ def _ended(error: BaseException) -> int:
         case typer.Abort() | KeyboardInterrupt():
             return INTERRUPTED
         case USAGE_ERROR():
-            return _say(f"error: {_usage(error)}", USAGE)
+            return _say(_usage(error), USAGE)
         case SystemExit(__context__=BrokenPipeError()) | BrokenPipeError():  # as typer and rich say it, or print itself
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of a pipe has seen enough
             return DONE
@@ -67,8 +67,11 @@ def _say(text: str, code: int) -> int:
 
 
 def _usage(error: Any) -> str:
-    """click's message as ours: the nearest verb is offered."""
+    """click's message as ours: the nearest verb is offered. Where nothing was said at all it is the help."""
     message = str(error.format_message())
+    if message.startswith("Usage: "):
+        return message
     if message.startswith("No such command"):
-        return str(unknown("verb", message.split("'")[1], error.ctx.command.list_commands(error.ctx)))
-    return f"{message.rstrip('.')}. See: {error.ctx.command_path if error.ctx else 'orchestrator'} --help"
+        return "error: " + str(unknown("verb", message.split("'")[1], error.ctx.command.list_commands(error.ctx)))
+    message = message.replace(": Value error, ", ": ").rstrip(".")
+    return f"error: {message}. See: {error.ctx.command_path if error.ctx else 'orchestrator'} --help"

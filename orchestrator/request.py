@@ -6,13 +6,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator import objectives, preflight
+from orchestrator import installed, objectives, preflight
 from orchestrator.cluster import this_machine
 from orchestrator.configuration import Document, read_experiment, split_keys, validate, validate_part
 from orchestrator.errors import UserError
 from orchestrator.plan import PLAN_KEYS, Plan
 from orchestrator.settings import Settings
 from orchestrator.spec import ExperimentSpec, Resources, Search, SweepSpec
+
+RESOURCES = ("workers", "gpus_per_worker", "cpus_per_worker", "max_gpus")
+
+
+def by_name(given: Mapping[str, Any], *, python: bool = False) -> dict[str, Any]:
+    """What :func:`experiment` takes of the flags of a verb, or of a call's keywords, by their names; :func:`sweep` of
+    one that has ``trials``. With ``python`` errors speak of keywords, not of flags."""
+    found = {name: given[name] for name in ("seed", "local")} | {"python": python}
+    found["config"] = Path(given["config"]) if given["config"] else None
+    found["resources"] = {name: given[name] for name in RESOURCES}
+    if "trials" in given:
+        pack = given["pack"]
+        search = {name: given[name] for name in Search.model_fields} | {"warm_start": tuple(given["warm_start"] or ())}
+        search["pack"] = int(pack) if isinstance(pack, str) and pack.isdigit() else pack
+        found["search"] = {name: value for name, value in search.items() if value not in (None, ())}
+    return found
 
 
 def experiment(
@@ -24,13 +40,14 @@ def experiment(
     seed: int | None = None,
     resources: Mapping[str, Any] | None = None,
     local: bool = False,
+    python: bool = False,
 ) -> ExperimentSpec:
     """One experiment. Raises UserError for the first thing that is wrong, data included."""
     if stray := next((key for key in overrides or () if key.startswith("search.")), None):
         raise UserError(f"{stray} is a setting of sweeps", fix="Leave it away, or use orchestrator sweep")
-    asked = _Asked(workload, config, overrides or {}, seed, resources or {})
+    asked = _Asked("run", workload, config, overrides or {}, seed, resources or {}, python)
     params = preflight.parameters(asked.workload, asked.params, asked.lines("params"))
-    preflight.dataset(params, settings.data)
+    preflight.dataset(asked.workload, params, settings.data)
     devices = asked.resources(settings, whole_machine=True, local=local)
     plan = asked.plan()
     preflight.batch(params, devices, plan)
@@ -51,12 +68,13 @@ def sweep(
     resources: Mapping[str, Any] | None = None,
     search: Mapping[str, Any] | None = None,
     local: bool = False,
+    python: bool = False,
 ) -> SweepSpec:
     """One sweep; its search space is drawn from, so that what no trial could run is refused here."""
     from orchestrator.search import grid, spaces, strategy
 
-    asked = _Asked(workload, config, overrides or {}, seed, resources or {})
-    params = preflight.workload(asked.workload).load_params()
+    asked = _Asked("sweep", workload, config, overrides or {}, seed, resources or {}, python)
+    params = installed.params(asked.workload)
     fixed = validate_part(params, asked.params, "parameter", asked.lines("params"))
     plan = asked.plan()
     if plan.refit == "only":
@@ -78,7 +96,7 @@ def sweep(
     refit = selects_by[0].refit if plan.refit is None else bool(plan.refit)
 
     def check(complete: Mapping[str, Any]) -> None:
-        preflight.dataset(complete, settings.data)
+        preflight.dataset(asked.workload, complete, settings.data)
         preflight.batch(complete, devices, plan)
         preflight.schedule(asked.workload, complete, plan, refit)
         preflight.data(asked.workload, complete, settings.data)
@@ -103,19 +121,23 @@ class _Asked:
 
     def __init__(
         self,
+        verb: str,
         workload: str | None,
         config: Path | None,
         overrides: Mapping[str, Any],
         seed: int | None,
         resources: Mapping[str, Any],
+        python: bool,
     ) -> None:
+        self._python = python
         self._file = read_experiment(config) if config else Document({}, {})
         self._dotted = {key: value for key, value in overrides.items() if key.startswith(("resources.", "search."))}
         name = workload or self._file.values.get("workload")
         if name is None:
-            raise UserError("No workload is named", fix="orchestrator run WORKLOAD key=value ..., or --config FILE")
+            line = f"orchestrator {verb} WORKLOAD key=value ..., or --config FILE"
+            raise UserError("No workload is named", fix=f"{verb}(WORKLOAD, ...), or config=FILE" if python else line)
         self.workload = str(name)
-        known = preflight.workload(self.workload).load_params().model_fields
+        known = installed.params(self.workload).model_fields
         params, plan = split_keys({k: v for k, v in overrides.items() if k not in self._dotted}, known, PLAN_KEYS)
         self.params = {**self.section("params"), **params}
         self._plan = {**self.section("plan"), **plan}
@@ -151,7 +173,8 @@ class _Asked:
             values["cpus_per_worker"] = max(1.0, machine["CPU"] // max(1, int(most)))
         found = validate(Resources, values, "resource", self.lines("resources"))
         if local and found.workers > 1:
-            raise UserError("--local runs in one process", got=f"workers={found.workers}", fix="Leave --local away")
+            what, fix = ("local=True", "Set local=False") if self._python else ("--local", "Leave --local away")
+            raise UserError(f"{what} runs in one process", got=f"workers={found.workers}", fix=fix)
         return found
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import RunFailed, UserError, one_line, unknown
 from orchestrator.registry import models as registry
-from orchestrator.registry.tables import FORMATS, STREAM, columns_of, empty, frames, output, typed
+from orchestrator.registry.tables import FORMATS, STREAM, WORDS, columns_of, empty, frames, output, typed
 from orchestrator.settings import Settings
 from orchestrator.tracking.fluent import speaking_to
 
@@ -81,6 +81,8 @@ def _check_params(model: str, spec: Any, params: Mapping[str, Any]) -> dict[str,
     known = {param.name: param for param in spec or ()}
     given = {}
     for name, value in params.items():
+        if not known:
+            raise UserError(f"{model} takes no parameters", got=f"{name}={value}", fix="Leave it away")
         if name not in known:
             raise unknown(f"parameter of {model}", name, known)
         kind, many = known[name].dtype.name, bool(known[name].shape)
@@ -88,7 +90,8 @@ def _check_params(model: str, spec: Any, params: Mapping[str, Any]) -> dict[str,
         try:
             given[name] = TypeAdapter(list[target] if many else target).validate_python(value)
         except ValidationError:
-            allowed = f"a list of {kind}" if many else kind
+            word = WORDS.get(kind, kind)
+            allowed = f"a list, each {word}" if many else word
             raise UserError(f"Parameter {name} of {model} is not valid", got=repr(value), allowed=allowed) from None
     return given
 

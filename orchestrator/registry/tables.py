@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 BATCH_ROWS = 8192  # held in memory and given to the model at once
 FORMATS = (".parquet", ".csv", ".jsonl")
 STREAM = "-"
+WORDS = {
+    "boolean": "true or false",
+    **dict.fromkeys(("integer", "long"), "a whole number"),
+    **dict.fromkeys(("float", "double"), "a number"),
+    "string": "text",
+    "binary": "bytes, or base64 text",
+    "datetime": "a date, or a date and time, as 2024-05-01T12:00",
+}
+"""What each of MLflow's types is to a reader."""
 INTEGERS, NUMBERS = ("integer", "long"), ("integer", "long", "float", "double")
 
 
@@ -127,9 +136,8 @@ def typed(found: pd.DataFrame, columns: Sequence[Any], name: str, before: int) -
         if bad.any():
             row = int(bad.to_numpy().argmax())
             got = reprlib.repr(values.tolist()[row]) if values.notna().iloc[row] else "nothing"
-            allowed = "bytes, or base64 text" if kind == "binary" else kind
             raise UserError(
-                f"Column {column.name} of {name} is wrong in row {before + row + 1}", got=got, allowed=allowed
+                f"Column {column.name} of {name} is wrong in row {before + row + 1}", got=got, allowed=WORDS[kind]
             )
         frame[column.name] = checked.astype(column.type.to_pandas()) if kind in NUMBERS else checked
     return frame

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from orchestrator.errors import UserError, mask
+from orchestrator.errors import UserError, goes_on, mask
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,10 +70,7 @@ def split_words(words: list[str] | None) -> tuple[str | None, list[str]]:
 def alone(flag: str, words: list[str] | None, **options: Any) -> None:
     named = (name for name, value in options.items() if value is not None and value is not False)
     if given := [*(words or []), *(f"--{name.replace('_', '-')}" for name in named)]:
-        raise UserError(
-            f"{flag} goes on with what was asked for, so nothing else can be asked", got=" ".join(given),
-            fix=f"Keep only {flag}",
-        )  # fmt: skip
+        raise goes_on(flag, given)
 
 
 def show_result(result: Result, as_json: bool) -> None:

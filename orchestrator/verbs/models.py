@@ -40,7 +40,9 @@ def promote(
     as_json: Json = False,
     tracking: Tracking = None,
 ) -> None:
-    """Point an alias at a version that passes its gates; it always has to load and predict first.
+    """Point an alias at a version that passes its gates.
+
+    It always has to load and predict first.
 
     Example: orchestrator promote rec-ml-100k --to champion
     """
@@ -73,7 +75,12 @@ def rollback(
 
 @app.command()
 def promotions(model: Model, as_json: Json = False, tracking: Tracking = None) -> None:
-    """Every promotion, refusal and rollback of a model: who, when, why."""
+    """List a model's promotions, refusals and rollbacks.
+
+    Who, when, why.
+
+    Example: orchestrator promotions rec-ml-100k
+    """
     settings = resolved(tracking=tracking)
     reachable(settings)
     from orchestrator.promotion import aliases
@@ -102,7 +109,9 @@ def predict(
     params: Annotated[list[str] | None, typer.Argument(metavar="key=value ...", show_default=False)] = None,
     tracking: Tracking = None,
 ) -> None:
-    """Use what the registry holds; key=value are the model's own parameters, such as k=10.
+    """Use a registered model on a file of rows.
+
+    key=value are the model's own parameters, such as k=10.
 
     Example: orchestrator predict rec-ml-100k@champion --input users.csv --output top.parquet
     """

@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from orchestrator.errors import unknown
 from orchestrator.options import Experiment, Json, Local, RayAddress, Storage, Tracking
 from orchestrator.verbs.common import resolved
-from workloads.published import Computation, Figure, Published
+from workloads.published import Computation, Figure, Published, Table
 
 
 class WithPublished(TyperGroup):
@@ -57,7 +57,9 @@ def run_command(
     storage: Storage = None,
     ray_address: RayAddress = None,
 ) -> None:
-    """Run a run, a trial or a sweep once more from its record, and compare the metrics; exit 1 when they differ.
+    """Repeat a run, trial or sweep, and compare.
+
+    It is run once more from its record; exit 1 when the metrics differ.
 
     Example: orchestrator reproduce run latest --check
     """
@@ -73,6 +75,13 @@ def run_command(
     if as_json:
         print(json.dumps(told), flush=True)
     raise typer.Exit(code)
+
+
+def _methods(one: Table | Figure) -> Any:
+    """The option that takes rows of a table or lines of a figure by their names, which its help lists."""
+    names = list(one.methods) if isinstance(one, Table) else [line.name for panel in one.panels for line in panel.lines]
+    about = f"One of: {'; '.join(dict.fromkeys(names))}. Repeatable.  [default: all]"
+    return Annotated[list[str] | None, typer.Option("--method", metavar="NAME", help=about)]
 
 
 def _values(name: str, one: Published) -> Any:
@@ -94,12 +103,6 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
 """Of whatever is published: the type and the default of each."""
 
 WITH_RUNS: dict[str, tuple[Any, Any]] = {
-    "method": (
-        Annotated[
-            list[str] | None, typer.Option("--method", help="A row or line by its name; repeatable.  [default: all]")
-        ],
-        None,
-    ),
     "as_published": (
         Annotated[
             bool, typer.Option("--as-published", help="Look at the test part as the source does; the runs say so.")
@@ -121,7 +124,8 @@ def _options(one: Published) -> dict[str, tuple[Any, Any]]:
     if isinstance(one, Computation):
         return OPTIONS
     regime, values = one.regime, {name: (_values(name, one), None) for name in one.by}
-    return {**values, "seeds": (SEEDS, regime.seeds), "trials": (TRIALS, regime.trials), **WITH_RUNS, **OPTIONS}
+    effort = {"method": (_methods(one), None), "seeds": (SEEDS, regime.seeds), "trials": (TRIALS, regime.trials)}
+    return {**values, **effort, **WITH_RUNS, **OPTIONS}
 
 
 def _command(one: Published) -> Any:

@@ -25,7 +25,10 @@ def status(
     as_json: Json = False,
     storage: Storage = None,
 ) -> None:
-    """How a run, a sweep or a job stands."""
+    """How a run, a sweep or a job stands.
+
+    Example: orchestrator status latest --wait
+    """
     from orchestrator import control
 
     raise typer.Exit(control.status(resolved(storage=storage), reference, wait=wait, address=address, as_json=as_json))
@@ -38,7 +41,10 @@ def logs(
     address: Address = None,
     storage: Storage = None,
 ) -> None:
-    """The log of a run, a sweep or a job."""
+    """The log of a run, a sweep or a job.
+
+    Example: orchestrator logs latest --follow
+    """
     from orchestrator import control
 
     control.logs(resolved(storage=storage), reference, follow=follow, address=address)
@@ -46,15 +52,25 @@ def logs(
 
 @app.command()
 def stop(reference: Reference = "latest", address: Address = None, storage: Storage = None) -> None:
-    """Stop a run, a sweep or a job cleanly; it can be resumed."""
+    """Stop a run, a sweep or a job cleanly; it can be resumed.
+
+    Example: orchestrator stop latest
+    """
     from orchestrator import control
 
     control.stop(resolved(storage=storage), reference, address=address)
 
 
 @app.command()
-def sync(reference: Reference = "latest", storage: Storage = None, tracking: Tracking = None) -> None:
-    """Deliver what an MLflow outage kept back."""
+def sync(
+    reference: Annotated[str, typer.Argument(metavar="ID", help="Id of a run or a sweep, or latest.")] = "latest",
+    storage: Storage = None,
+    tracking: Tracking = None,
+) -> None:
+    """Deliver what an MLflow outage kept back.
+
+    Example: orchestrator sync latest
+    """
     settings = resolved(storage=storage, tracking=tracking)
     from orchestrator.storage import records
     from orchestrator.training import delivery
@@ -75,7 +91,10 @@ def ls(
     as_json: Json = False,
     storage: Storage = None,
 ) -> None:
-    """Runs and sweeps, the newest first."""
+    """Runs and sweeps, the newest first.
+
+    Example: orchestrator ls --kind sweep --status finished
+    """
     from orchestrator.results import listing
 
     rows, known = listing.listed(resolved(storage=storage), kind=kind, workload=workload, status=status, limit=limit)
@@ -90,7 +109,12 @@ def top(
     storage: Storage = None,
     ray_address: RayAddress = None,
 ) -> None:
-    """The cluster, what runs on it, and what ended within the hour; live on a terminal."""
+    """The cluster and what runs on it, live on a terminal.
+
+    Also what ended within the hour.
+
+    Example: orchestrator top --once
+    """
     from orchestrator.observability import top as view
 
     view.top(resolved(storage=storage, ray_address=ray_address), once=once, as_json=as_json, every=every)
@@ -103,7 +127,10 @@ def best(
     as_json: Json = False,
     storage: Storage = None,
 ) -> None:
-    """The winner of a sweep, or the best so far of one that runs."""
+    """The winner of a sweep, or the best so far of one that runs.
+
+    Example: orchestrator best latest --top 5
+    """
     from orchestrator.results import listing
     from orchestrator.storage import records
 
@@ -131,7 +158,12 @@ def compare(
     as_json: Json = False,
     storage: Storage = None,
 ) -> None:
-    """Runs and sweeps by any parameter: mean, spread and significance over seeds."""
+    """Runs and sweeps by any parameter, over seeds.
+
+    Mean, spread and significance of the difference.
+
+    Example: orchestrator compare latest --by loss,lr
+    """
     from orchestrator.results import compare, comparison
 
     folders = _found(references, storage)
@@ -149,7 +181,12 @@ def report(
     as_json: Json = False,
     storage: Storage = None,
 ) -> None:
-    """One HTML page about a run or a sweep, or that compares several; it opens offline."""
+    """One HTML page about a run or a sweep, or several.
+
+    Several are compared; the page opens offline.
+
+    Example: orchestrator report latest --output report.html
+    """
     from orchestrator.results import comparison
 
     write(comparison.report(_found(references, storage)), output)
@@ -165,7 +202,12 @@ def accounts(
     as_json: Json = False,
     storage: Storage = None,
 ) -> None:
-    """GPU and CPU hours, from when devices were taken until they were given back."""
+    """GPU and CPU hours by trial, sweep, workload, person or day.
+
+    Counted from when devices were taken until they were given back.
+
+    Example: orchestrator accounts --by person --since 2026-01-01
+    """
     from orchestrator.storage import accounts, records
 
     moment = None if since is None else accounts.moment(since)

@@ -12,7 +12,12 @@ from orchestrator.options import Json, RayAddress, Tracking
 from orchestrator.verbs.common import resolved
 
 app = typer.Typer()
-data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Datasets: list, fetch, verify.")
+data = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Datasets: list, fetch, verify.",
+    epilog="Example: orchestrator data fetch ml-100k",
+)
 app.add_typer(data, name="data")
 
 
@@ -21,7 +26,9 @@ def workloads(
     name: Annotated[str | None, typer.Argument(help="Workload to show every parameter of.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the workloads, or every parameter of one: type, default, bounds, source.
+    """List the workloads, or every parameter of one.
+
+    Of a parameter: type, default, bounds, source.
 
     Example: orchestrator workloads recommender
     """
@@ -35,7 +42,10 @@ def workloads(
 
 @data.command("list")
 def data_list(as_json: Json = False) -> None:
-    """Which datasets there are, and which are present."""
+    """Which datasets there are, and which are present.
+
+    Example: orchestrator data list
+    """
     from orchestrator import describe
 
     describe.print_datasets(resolved(), as_json)
@@ -43,7 +53,10 @@ def data_list(as_json: Json = False) -> None:
 
 @data.command("fetch")
 def data_fetch(name: Annotated[str, typer.Argument(help="Dataset.")]) -> None:
-    """Download a dataset from its official source and verify it."""
+    """Download a dataset from its official source and verify it.
+
+    Example: orchestrator data fetch ml-100k
+    """
     from workloads.data import datasets
     from workloads.data.errors import DataError, DataUnreachable
 
@@ -68,7 +81,12 @@ def data_fetch(name: Annotated[str, typer.Argument(help="Dataset.")]) -> None:
 def data_verify(
     names: Annotated[list[str] | None, typer.Argument(help="Datasets.  [default: all that are present]")] = None,
 ) -> None:
-    """Read every byte of datasets and say what is wrong with them; exit 2 when something is."""
+    """Read every byte of datasets and say what is wrong.
+
+    Exit 2 when something is.
+
+    Example: orchestrator data verify ml-100k
+    """
     from orchestrator import describe
 
     raise typer.Exit(describe.verify_datasets(resolved(), names or []))
@@ -76,7 +94,12 @@ def data_verify(
 
 @app.command()
 def doctor(as_json: Json = False, tracking: Tracking = None, ray_address: RayAddress = None) -> None:
-    """What works here and what to do about what does not; exit 3 when something does not."""
+    """What works here, and what to do about what does not.
+
+    Exit 3 when something does not.
+
+    Example: orchestrator doctor
+    """
     from orchestrator import doctor as checks
 
     raise typer.Exit(checks.run(resolved(tracking=tracking, ray_address=ray_address), as_json))
@@ -88,7 +111,10 @@ def ui(
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     tracking: Tracking = None,
 ) -> None:
-    """Open MLflow's UI on the right store."""
+    """Open MLflow's UI on the right store.
+
+    Example: orchestrator ui --port 5001
+    """
     from orchestrator import ui as server
 
     server.serve(resolved(tracking=tracking), host, port)
@@ -131,7 +157,10 @@ def jobs_command(
     address: Annotated[str | None, typer.Option("--address", help="Dashboard, http://HOST:8265.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the jobs of the cluster, newest first."""
+    """List the jobs of the cluster, newest first.
+
+    Example: orchestrator jobs --address http://head:8265
+    """
     from orchestrator.jobs import submission as jobs
 
     jobs.list_jobs(address=address, as_json=as_json)

@@ -24,7 +24,9 @@ def clean(
     storage: Storage = None,
     tracking: Tracking = None,
 ) -> None:
-    """Show, then remove what nobody needs: orphaned checkpoints, half-written files, runs left RUNNING in MLflow.
+    """Show, then remove what nobody needs.
+
+    That is: orphaned checkpoints, half-written files, runs left RUNNING in MLflow.
 
     Exit 1 when something could not be removed; it is named, and the rest is.
 

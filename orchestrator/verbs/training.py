@@ -49,21 +49,23 @@ def run_command(
     storage: Storage = None,
     ray_address: RayAddress = None,
 ) -> None:
-    """Run one experiment: select on validation, refit, open test once, log the model.
+    """Run one experiment, from selection to a logged model.
+
+    Select on validation, refit, open the test split once, log the model.
 
     Example: orchestrator run recommender dataset=ml-100k backbone=lightgcn epochs=50 --register rec
     """
+    given = dict(locals())
+    from orchestrator import request
     from orchestrator.configuration import read_overrides
     from orchestrator.console import Console
 
     settings = resolved(tracking=tracking, experiment=experiment, storage=storage, ray_address=ray_address)
-    console = Console(json=as_json)
+    console, asked = Console(json=as_json), request.by_name(given)
     if resume is not None:
         alone(
-            "--resume", words, config=config, seed=seed, local=local, workers=workers,
-            gpus_per_worker=gpus_per_worker, cpus_per_worker=cpus_per_worker, max_gpus=max_gpus,
-            register=register, name=name,
-        )  # fmt: skip
+            "--resume", words, config=config, seed=seed, local=local, register=register, name=name, **asked["resources"]
+        )
         from orchestrator.storage import records
 
         folder = records.find(settings.storage, resume, "run")
@@ -72,23 +74,7 @@ def run_command(
         result = runs.resume(folder, settings, console)
     else:
         workload, pairs = split_words(words)
-        from orchestrator import request
-
-        resources = {
-            "workers": workers,
-            "gpus_per_worker": gpus_per_worker,
-            "cpus_per_worker": cpus_per_worker,
-            "max_gpus": max_gpus,
-        }
-        spec = request.experiment(
-            workload,
-            settings,
-            config=config,
-            overrides=read_overrides(pairs),
-            seed=seed,
-            resources=resources,
-            local=local,
-        )
+        spec = request.experiment(workload, settings, overrides=read_overrides(pairs), **asked)
         if planned(spec, settings, local):
             return
         from orchestrator.training import runs
@@ -152,34 +138,19 @@ def sweep_command(
     storage: Storage = None,
     ray_address: RayAddress = None,
 ) -> None:
-    """Search hyperparameters; the winner, by validation, is evaluated once on test.
+    """Search hyperparameters, and settle the winner.
+
+    The winner, by validation, is evaluated once on test.
 
     Example: orchestrator sweep recommender dataset=ml-100k --trials 64 --register rec-ml-100k
     """
+    given = dict(locals())
+    from orchestrator import request
     from orchestrator.configuration import read_overrides
     from orchestrator.console import Console
 
     settings = resolved(tracking=tracking, experiment=experiment, storage=storage, ray_address=ray_address)
-    console = Console(json=as_json)
-    search = {
-        "trials": trials,
-        "space": space,
-        "sampler": sampler,
-        "scheduler": scheduler,
-        "seeds": seeds,
-        "warm_start": warm_start or None,
-        "concurrency": concurrency,
-        "pack": int(pack) if pack and pack.isdigit() else pack,
-        "time_budget": time_budget,
-        "max_device_hours": max_device_hours,
-        "trial_timeout": trial_timeout,
-    }
-    resources = {
-        "workers": workers,
-        "gpus_per_worker": gpus_per_worker,
-        "cpus_per_worker": cpus_per_worker,
-        "max_gpus": max_gpus,
-    }
+    console, asked = Console(json=as_json), request.by_name(given)
     if resume is not None:
         again_from = space if space and ":" in space else None  # a file may have moved; a preset is what it was
         alone(
@@ -191,8 +162,8 @@ def sweep_command(
             register=register,
             name=name,
             keep=keep,
-            **search | {"space": None if again_from else space},
-            **resources,
+            **asked["search"] | {"space": None if again_from else space},
+            **asked["resources"],
         )
         from orchestrator import sweeps
         from orchestrator.storage import records
@@ -203,18 +174,7 @@ def sweep_command(
         if more_trials or retry_failed:
             raise UserError("--more-trials and --retry-failed go on with a sweep", fix="Name it with --resume ID")
         workload, pairs = split_words(words)
-        from orchestrator import request
-
-        spec = request.sweep(
-            workload,
-            settings,
-            config=config,
-            overrides=read_overrides(pairs),
-            seed=seed,
-            resources=resources,
-            search=search,
-            local=local,
-        )
+        spec = request.sweep(workload, settings, overrides=read_overrides(pairs), **asked)
         if planned(spec, settings, local):
             return
         from orchestrator import sweeps
@@ -231,12 +191,17 @@ def plan(
     probe: Annotated[bool, typer.Option("--probe", help="Train two epochs to measure one.")] = False,
     as_json: Json = False,
 ) -> None:
-    """What a run or sweep would take: trials, devices, hours, storage. Starts nothing.
+    """Say what a run or sweep would take; start nothing.
+
+    Trials, devices, hours and storage; hours and storage with --probe.
 
     Example: orchestrator plan sweep recommender dataset=ml-100k --trials 64 --probe
     """
     if not words or words[0] not in ("run", "sweep"):
-        raise UserError("What is to be planned?", got=" ".join(words or ["nothing"]), allowed="run ..., sweep ...")
+        raise UserError(
+            "A plan is of a run or a sweep", got=" ".join(words) if words else None,
+            fix="Such as: orchestrator plan run recommender epochs=10",
+        )  # fmt: skip
     if any(word.partition("=")[0] == "--resume" for word in words):
         raise UserError("A plan is of what begins", got="--resume", fix="Leave it away")
     asked = PLANNING.set(Planning(probe, as_json))

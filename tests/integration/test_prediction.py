@@ -174,9 +174,9 @@ def test_an_empty_input_gives_an_empty_output_with_its_columns(
     [
         ("a.csv", "users,age\n1,2\n", "lacks the column user, which the model needs: got users, age. Rename users"),
         ("a.jsonl", '{"User": 1}\n', "lacks the column user, which the model needs: got User. Rename User"),
-        ("a.csv", "user\n1\n2\nx\n", "Column user of .*a.csv is wrong in row 3: got 'x'; allowed: long"),
-        ("a.csv", "user,b\n1,2\n,3\n", "Column user of .*a.csv is wrong in row 2: got nothing; allowed: long"),
-        ("a.jsonl", '{"user": 1}\n{"user": 1.5}\n', "wrong in row 2: got 1.5; allowed: long"),
+        ("a.csv", "user\n1\n2\nx\n", "Column user of .*a.csv is wrong in row 3: got 'x'; allowed: a whole number"),
+        ("a.csv", "user,b\n1,2\n,3\n", "Column user of .*a.csv is wrong in row 2: got nothing; allowed: a whole number"),
+        ("a.jsonl", '{"user": 1}\n{"user": 1.5}\n', "wrong in row 2: got 1.5; allowed: a whole number"),
         ("a.jsonl", '{"user": 1}\n{"user": 36893488147419103232}\n', "wrong in row 2: got 36893488147419103232"),
         ("a.jsonl", '{"user": 1}\n\n{"user": 2\n', r'Line 3 of .*a.jsonl is not a JSON object: got \{"user": 2'),
         ("a.jsonl", "[1, 2]\n", r"Line 1 of .*a.jsonl is not a JSON object: got \[1, 2\]"),
@@ -204,7 +204,7 @@ def test_a_wrong_input_is_one_sentence(
     ("model", "params", "message"),
     [
         ("rec", {"kk": "1"}, "Unknown parameter of rec: got 'kk'; allowed: exclude_seen, k, unknown. Did you mean 'k'"),
-        ("rec", {"k": "ten"}, "Parameter k of rec is not valid: got 'ten'; allowed: long"),
+        ("rec", {"k": "ten"}, "Parameter k of rec is not valid: got 'ten'; allowed: a whole number"),
         ("rec", {"exclude_seen": "perhaps"}, "Parameter exclude_seen of rec is not valid: got 'perhaps'"),
         ("rec", {"k": "0"}, "rec refuses rows 1 to 2: k must be at least 1, got 0"),
         ("rec", {"unknown": "error"}, "rec refuses rows 1 to 2: the model, .* does not know user 100000"),

@@ -6,12 +6,14 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import typer
 
 from orchestrator import cli, exits, preflight
 from orchestrator.plan import Plan
@@ -66,6 +68,9 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
         ("ui --port 0", ("Invalid value for '--port'", "ui --help")),
         ("run", ("No workload is named", "--config FILE")),
         ("run epochs=5", ("No workload is named",)),
+        ("sweep --local", ("No workload is named. orchestrator sweep WORKLOAD key=value",)),
+        ("compare --test foo latest", ("Invalid value for '--test': 'foo' is not one of 'welch', 'permutation'",)),
+        ("status", ("There is no run, sweep or job yet. Looked in ",)),
         ("run recomender", ("Unknown workload: got 'recomender'; allowed: ", "Did you mean 'recommender'?")),
         ("sweep recomender", ("Unknown workload: got 'recomender'", "Did you mean 'recommender'?")),
         ("workloads recomender", ("Unknown workload: got 'recomender'", "Did you mean 'recommender'?")),
@@ -194,7 +199,7 @@ def test_a_damaged_dataset(
 def test_more_noise_than_there_are_free_pairs(refused: Callable[..., str], tmp_path: Path) -> None:
     table = tmp_path / "own.csv"
     table.write_text("user,item\n" + "".join(f"{row % 4},{row // 4}\n" for row in range(19)))
-    words = ("too few pairs without an interaction for the noise: got 1; expected 15", "dataset_noise to at most 0.0666")
+    words = ("too few pairs without an interaction for the noise: got 1; expected 15", "at most 0.0666")
     for verb in (RUN, SWEEP):
         refused(f"{verb} dataset={table} dataset_noise=1", 2, *words)
 
@@ -225,7 +230,7 @@ def test_a_search_space(text: str, words: tuple[str, ...], refused: Callable[...
     ("line", "words"),
     [
         (f"{RUN} --cpus-per-worker 4096", ("too small: got 1 worker(s) of 4096 CPU each; allowed: ", "Ask for fewer")),
-        (f"{RUN} --gpus-per-worker 512", ("too small: got 1 worker(s) of ", "512 GPU each")),
+        (f"{RUN} --gpus-per-worker 512", ("This machine is too small: got 1 worker(s) of ", "512 GPU each")),
         (f"run recommender {NONE} --workers 512", ("too small: got 512 worker(s)",)),
         (f"{SWEEP} --cpus-per-worker 4096", ("too small",)),
         (f"run recommender {NONE} --ray-address 127.0.0.1:9", ("No Ray answers at 127.0.0.1:9", "ray start --head")),
@@ -342,6 +347,52 @@ def test_resume_stands_alone(verb: str, more: str, refused: Callable[..., str]) 
     refused(f"{verb} --resume latest {more}", 2, "--resume goes on with what was asked for", f"got {word}", "Keep only")
 
 
+# Help
+
+
+@pytest.mark.parametrize("line", ["", "data", "reproduce"])
+def test_no_word_at_all_is_answered_with_the_help(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exits.guarded(lambda: cli.app(line.split(), standalone_mode=False)) == 2
+    assert capsys.readouterr().err.startswith("Usage: ")
+
+
+@pytest.mark.parametrize("group", ["", "data"])
+def test_every_summary_is_whole(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exits.guarded(lambda: cli.app([*group.split(), "--help"], standalone_mode=False))
+    text = capsys.readouterr().out
+    assert "..." not in text.partition("Commands:")[2]
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_every_verb_has_an_example() -> None:
+    def verbs(command: Any, words: str) -> Iterator[tuple[str, Any]]:
+        for name, found in getattr(command, "commands", {}).items():
+            yield from verbs(found, f"{words} {name}") if hasattr(found, "commands") else [(f"{words} {name}", found)]
+
+    for words, verb in verbs(typer.main.get_command(cli.app), "orchestrator"):
+        example = verb.help.partition("Example: ")[2]
+        assert example.startswith(f"{words} ") or example == words, words
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exits.guarded(lambda: cli.app(["--version"], standalone_mode=False)) == 0
+    assert capsys.readouterr().out == f"orchestrator {version('ray-experiment-orchestrator')}\n"
+
+
+@pytest.mark.parametrize(("one", "names"), [("thesis-5.2", ("BPR; ", "InfoNCE; ")), ("thesis-fig4.2", ("RNS. ",))])
+def test_the_help_of_what_is_published_names_its_methods(
+    one: str, names: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    exits.guarded(lambda: cli.app(["reproduce", one, "--help"], standalone_mode=False))
+    text = capsys.readouterr().out
+    assert all(name in text for name in names), text
+
+
+def test_a_job_is_no_id_for_sync(capsys: pytest.CaptureFixture[str]) -> None:
+    exits.guarded(lambda: cli.app(["sync", "--help"], standalone_mode=False))
+    assert "Id of a run or a sweep, or latest." in capsys.readouterr().out
+
+
 # The registry
 
 
@@ -349,7 +400,7 @@ def test_resume_stands_alone(verb: str, more: str, refused: Callable[..., str]) 
     "line", ["promote recc --to champion", "predict recc@champion --input -", "predict recc --input -"]
 )
 def test_an_unknown_model(line: str, refused: Callable[..., str], database: Path) -> None:
-    refused(line, 2, "Unknown registered model: got 'recc'")
+    refused(line, 2, "There is no registered model yet: got 'recc'", "--register recc")
 
 
 # As processes
