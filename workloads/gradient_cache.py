@@ -22,7 +22,8 @@ def backward(
 
     First all embeddings without graph; then the loss and its gradient to them; then each micro-batch once more, with
     that gradient. Loss and gradient are those of one pass, but for batch normalisation, whose statistics are a
-    micro-batch's: twice the forward work, and a batch limited by the embeddings alone.
+    micro-batch's. Twice the forward work; the batch is then limited by what the loss itself takes: the embeddings,
+    and of a contrastive one the scores of all pairs, O(B²).
 
     Args:
         parts: the micro-batches; one is an ordinary backward.

@@ -48,6 +48,21 @@ def test_two_workers_over_nccl_train_what_one_does(home: Path, start: Start) -> 
     assert Store(home).tag("orchestrator.workers") == ["2"]
 
 
+def test_two_workers_of_simclr_train_what_one_does(home: Path, start: Start) -> None:
+    """Negatives, batch statistics and the calibration of α cross the GPUs; only the order of additions differs.
+
+    Compared is the geometry of the embeddings, which moves little with it, and not single neighbours.
+    """
+    words = ["simclr", "dataset_size=16", "encoder=tiny", "loss=bcl", "lr=1e-4", "epochs=3", "batch_size=256"]
+    found = {}
+    for name, workers in (("alone", "1"), ("together", "2")):
+        run = start("run", *words, "refit=false", "--workers", workers, "--gpus-per-worker", "1", "--name", name)
+        assert run.end(300) == 0, run.text()
+        found[name] = outcome(home, name)
+    for metric in ("test/alignment", "test/uniformity", "test/auc"):
+        assert found["together"][metric] == pytest.approx(found["alone"][metric], rel=2e-2, abs=2e-3)
+
+
 def test_groups_of_two_take_turns_on_the_node(home: Path, start: Start) -> None:
     words = ["--space", "mf", "--trials", "3", "--scheduler", "asha", "--workers", "2", "--gpus-per-worker", "1"]
     sweep = start("sweep", *TRAINING, *words)

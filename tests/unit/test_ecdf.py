@@ -41,6 +41,16 @@ def test_long_rows_are_ordered(ties: Ties) -> None:
     assert torch.equal(ecdf(scores.to(torch.bfloat16).float(), ties).bfloat16(), ecdf(scores.to(torch.bfloat16), ties))
 
 
+@pytest.mark.parametrize("anchors", [4, 512])
+def test_a_batch_of_256_has_the_bits_of_all_comparisons(anchors: int) -> None:
+    """N = 510, as thesis 6.6.3.2 trains: by sorting, what the authors' comparison of all pairs counts in float32."""
+    source = torch.Generator().manual_seed(6)
+    scores = torch.rand(anchors, 510, generator=source) * 2 - 1
+    scores[:, 7] = scores[:, 3]
+    counted = [(row.unsqueeze(0) <= row.unsqueeze(1)).float().sum(1) / 510 for row in scores]
+    assert torch.equal(ecdf(scores), torch.stack(counted))
+
+
 def test_ends_and_ties() -> None:
     scores = torch.tensor([[2.0, 1.0, 2.0, 5.0]])
     assert ecdf(scores).tolist() == [[0.75, 0.25, 0.75, 1.0]]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,15 @@ def test_to_look_at_the_data_takes_no_pytorch() -> None:
         "from pathlib import Path; from workloads.simclr.params import Params; Params().check_data(Path()); import sys"
     )
     assert subprocess.run([sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)"]).returncode == 0
+
+
+def test_trials_of_many_shapes_in_one_process_stay_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch compiles a function for so many modules and no more: what earlier trials left must not count."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    with torch._dynamo.config.patch(recompile_limit=2, fail_on_recompile_limit_hit=True):
+        for projection in (4, 5, 6, 7):
+            built = _built(compile=True, projection=projection)
+            built.network(torch.zeros(2, 3, 8, 8))
 
 
 def test_images_that_were_skipped_are_counted_and_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,9 +38,12 @@ def test_a_gpu_learns_what_a_cpu_learns(loss: str) -> None:
     assert seen[0] == pytest.approx(seen[1], rel=1e-2)
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("params", [{"compile": True}, {"channels_last": False}])
-def test_options_of_speed_change_no_numbers(params: dict[str, Any]) -> None:
-    plain, quick = _built(CUDA), _built(CUDA, **params)
+def test_options_of_speed_change_no_numbers(params: dict[str, Any], accumulate: int) -> None:
+    """In micro-batches, too, whose embeddings are computed once without and once with a graph."""
+    runtime = replace(CUDA, accumulate=accumulate)
+    plain, quick = _built(runtime), _built(runtime, **params)
     assert quick.train_epoch(1)["loss"] == pytest.approx(plain.train_epoch(1)["loss"], rel=1e-3)
 
 
