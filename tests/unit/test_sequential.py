@@ -485,6 +485,45 @@ def test_mpr_draws_its_further_positives_from_the_others() -> None:
     assert trained.train_epoch(1)["loss"] == pytest.approx(np.mean(losses), abs=5 * error)
 
 
+@pytest.mark.parametrize(("sampler", "more"), [("dns", {}), ("bns", {}), ("aobpr", {"aobpr_lambda": 1e-3})])
+def test_mpr_draws_both_negatives_with_the_sampler(sampler: Any, more: dict[str, Any]) -> None:
+    """As in batches. With every item for a candidate both are one item, and with λ = 0 the loss is ln 2."""
+    settings = Settings(loss="mpr", sampler=sampler, candidates=20, lam=0.0, lr=0.0, triples=500, **more)
+    trained, _ = model([[4]], 10, settings, sd=1.5)
+    assert trained.train_epoch(1)["loss"] == pytest.approx(math.log(2), rel=1e-6)
+
+
+def test_mprs_two_negatives_are_drawn_apart() -> None:
+    """Two uniform ones, over all pairs of them."""
+    trained, table = model([[4]], 10, Settings(loss="mpr", lam=0.0, lr=0.0, triples=DRAWN), sd=1.5)
+    x = np.delete(scores_of(table), 4)
+    losses = [np.log1p(np.exp(other - one)) for one in x for other in x]
+    error = np.std(losses) / math.sqrt(DRAWN)
+    assert trained.train_epoch(1)["loss"] == pytest.approx(np.mean(losses), abs=5 * error)
+
+
+def test_scores_of_all_items_follow_each_of_mprs_steps() -> None:
+    """A step moves five items; the copy that all scores are computed from moves with them."""
+    trained, table = model(random_lists(20, 30), 30, Settings(loss="mpr", sampler="bns", lr=0.1))
+    trained.train_epoch(1)
+    np.testing.assert_array_equal(trained._tables.mirror[: table.shape[1]], table[20:].numpy().T)
+
+
+@pytest.mark.parametrize("lists", [[[0], [0]], [[0], [1]], [[0], [0], [0]]])
+def test_gbprs_group_is_the_user_and_others(lists: list[list[int]]) -> None:
+    """|G| = 2: the user and one other who has the item, as in batches; the user twice where there is no other."""
+    trained, table = model(lists, 2, Settings(loss="gbpr", group=2, rho=1.0, lr=0.0, triples=DRAWN), sd=1.5)
+    users, items = table[: len(lists)].double(), table[len(lists) :].double()
+    losses = []
+    for user, (item,) in enumerate(lists):
+        others = [other for other, owned in enumerate(lists) if owned == [item] and other != user] or [user]
+        group = torch.stack([(users[[user, other]] @ items[item]) for other in others])
+        own, negative = group[:, 0], (users[user] @ items[1 - item]).expand(len(others))
+        losses.append(pairwise.gbpr_loss(own, group, negative, rho=1.0).numpy())
+    found, each = trained.train_epoch(1)["loss"], np.concatenate(losses)
+    assert found == pytest.approx(np.mean([one.mean() for one in losses]), abs=5 * np.std(each) / math.sqrt(DRAWN))
+
+
 def test_another_seed_or_epoch_draws_anew() -> None:
     lists = random_lists(20, 30)
     found = []

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from workloads.recommender.sequential.choice import Bayes, bayesian, hardest, ranked, reflect, score_all
 from workloads.recommender.sequential.compiled import Int, Real, compiled, inlined
-from workloads.recommender.sequential.draws import UNIFORM, Floats, Ints, Pairs, Proposal, below, has, propose
+from workloads.recommender.sequential.draws import Floats, Ints, Pairs, Proposal, below, has, propose
 from workloads.recommender.sequential.updates import (
     GBPR,
     MPR,
@@ -53,7 +53,7 @@ class Keys(NamedTuple):
     negatives: np.uint64
     extra: np.uint64
     second: np.uint64
-    """MPR's further negatives."""
+    """The candidates of MPR's further negatives."""
 
 
 class Tables(NamedTuple):
@@ -79,7 +79,8 @@ class Block(NamedTuple):
     negatives: Ints
     """The chosen ones."""
     second: Ints
-    """(B, 1): MPR's further negatives."""
+    """(B, count), of MPR's further negatives; else (0, 0)."""
+    second_counts: NDArray[np.int64]
     margins: Floats
     """x_ui - x_uj before the step."""
     likelihoods: Floats
@@ -113,7 +114,7 @@ def train(
         truth; the same two by the planted truth.
     """
     n_items = len(tables.items)
-    block = _block(max(1, min(_BLOCK, _CANDIDATES // proposal.number)), proposal.number)
+    block = _block(max(1, min(_BLOCK, _CANDIDATES // proposal.number)), proposal.number, rule.loss == MPR)
     scores = np.empty(n_items if tables.mirror.size else 0, np.float32)
     tally = np.zeros(5)
     for start in range(first, last, len(block.rows)):
@@ -133,16 +134,15 @@ def train(
             _steps(tables.users, tables.items, block, size, choice, rule)
         else:
             if rule.loss == MPR:
-                other = Proposal(UNIFORM, 1, False, proposal.weights, proposal.share, proposal.alias, proposal.scale)
                 propose(
-                    other,
+                    proposal,
                     feedback.observed,
                     block.users[:size],
                     n_items,
                     keys.second,
                     start,
                     block.second,
-                    np.empty(size, np.int64),
+                    block.second_counts,
                 )
             _careful_steps(tables, feedback, keys, start, size, choice, bayes, rule, block, scores)
         tally[0] += _loss(block.likelihoods, block.credence, size, credence.size > 0)
@@ -154,7 +154,8 @@ def train(
 
 
 @compiled
-def _block(size: Int, count: Int) -> Block:
+def _block(size: Int, count: Int, twice: bool) -> Block:
+    further = size if twice else 0
     return Block(
         np.empty(size, np.int64),
         np.empty(size, np.int32),
@@ -163,7 +164,8 @@ def _block(size: Int, count: Int) -> Block:
         np.empty((size, count), np.int32),
         np.empty(size, np.int64),
         np.empty(size, np.int32),
-        np.empty((size, 1), np.int32),
+        np.empty((further, count), np.int32),
+        np.empty(further, np.int64),
         np.empty(size, np.float32),
         np.empty(size, np.float32),
     )
@@ -215,17 +217,8 @@ def _careful_steps(
     group, several = np.empty(max(1, rule.group), np.int32), np.empty(5, np.int32)
     old, mixed = np.empty(W.shape[1], np.float32), np.empty(W.shape[1], np.float32)
     for b in range(size):
-        user, item, other = np.int64(block.users[b]), np.int64(block.items[b]), np.int64(block.candidates[b, 0])
-        if choice == HARDEST:
-            other = hardest(W, H, user, block.candidates, b, block.counts[b])
-        elif choice != FIRST:
-            score_all(W[user], tables.mirror, scores)
-            if choice == RANKED:
-                other = ranked(scores, observed, user, other)
-            else:
-                other = bayesian(
-                    scores, observed, feedback.truth, bayes, user, item, block.candidates, b, block.counts[b]
-                )
+        user, item = np.int64(block.users[b]), np.int64(block.items[b])
+        other = _chosen(tables, feedback, user, item, block.candidates, b, block.counts[b], choice, bayes, scores)
         block.negatives[b] = other
         weight = block.credence[b]
         if rule.loss == GBPR:
@@ -233,7 +226,10 @@ def _careful_steps(
             block.margins[b] = _difference(W[user], H[item], H[other])
             block.likelihoods[b] = several_users(W, H, group, item, other, rule, weight, old, mixed)
         elif rule.loss == MPR:
-            several[0], several[3], several[4] = item, other, block.second[b, 0]
+            second = _chosen(
+                tables, feedback, user, item, block.second, b, block.second_counts[b], choice, bayes, scores
+            )
+            several[0], several[3], several[4] = item, other, second
             several[1] = _further(observed, block.rows[b], user, keys.extra, start + b, 1)
             several[2] = _further(observed, block.rows[b], user, keys.extra, start + b, 2)
             block.margins[b] = _difference(W[user], H[item], H[other])
@@ -245,6 +241,34 @@ def _careful_steps(
         if tables.mirror.size:
             reflect(H, tables.mirror, item)
             reflect(H, tables.mirror, other)
+            if rule.loss == MPR:
+                for place in (1, 2, 4):
+                    reflect(H, tables.mirror, np.int64(several[place]))
+
+
+@compiled
+def _chosen(
+    tables: Tables,
+    feedback: Feedback,
+    user: Int,
+    item: Int,
+    candidates: Ints,
+    b: Int,
+    count: Int,
+    choice: Int,
+    bayes: Bayes,
+    scores: Floats,
+) -> Int:
+    """The negative of triple b among its candidates."""
+    first = np.int64(candidates[b, 0])
+    if choice == HARDEST:
+        return hardest(tables.users, tables.items, user, candidates, b, count)
+    if choice == FIRST:
+        return first
+    score_all(tables.users[user], tables.mirror, scores)
+    if choice == RANKED:
+        return ranked(scores, feedback.observed, user, first)
+    return bayesian(scores, feedback.observed, feedback.truth, bayes, user, item, candidates, b, count)
 
 
 @inlined
@@ -257,12 +281,14 @@ def _row(feedback: Feedback, key: np.uint64, position: Int) -> Int:
 
 @compiled
 def _group(feedback: Feedback, user: Int, item: Int, key: np.uint64, position: Int, out: Ints) -> None:
-    """The user and others who have the item, with replacement."""
+    """The user and others who have the item, with replacement; the user alone where there is no other."""
     first = feedback.item_indptr[item]
     n = feedback.item_indptr[item + 1] - first
     out[0] = user
     for place in range(1, len(out)):
-        out[place] = feedback.item_users[first + below(key, position, place, n)]
+        drawn = first + below(key, position, place, max(1, n - 1))
+        # In ascending order what is not below the user lies one further without it.
+        out[place] = feedback.item_users[drawn + (n > 1 and feedback.item_users[drawn] >= user)]
 
 
 @inlined

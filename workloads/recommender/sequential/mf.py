@@ -62,7 +62,7 @@ class Settings:
     lr: float = 0.01
     reg: float = 0.01
     candidates: int = 5
-    """|M_u| of dns (drawn with replacement) and bns (without)."""
+    """|M_u| of dns and bns, drawn without replacement (E-4.30)."""
     power: float = 0.75
     """popularity: weights pop^power."""
     aobpr_lambda: float = 100.0
