@@ -19,6 +19,7 @@ from orchestrator import describe
 from orchestrator.errors import UserError
 from orchestrator.plan import PLAN_KEYS, Plan
 from orchestrator.settings import Settings, resolve
+from orchestrator.verbs.services import data_fetch
 from workloads import catalog
 from workloads.data import DataError, Dataset, SourceFile, datasets
 from workloads.recommender.params import Params
@@ -199,6 +200,14 @@ def test_the_state_of_datasets(
     assert states()["glue-stsb"] == "missing"
     describe.print_datasets(settings, as_json=False)
     assert "glue-stsb is missing: pip install datasets" in capsys.readouterr().out
+
+
+def test_nothing_to_fetch_is_said_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    data_fetch("synthetic")
+    assert capsys.readouterr().out == "synthetic has no files here to fetch: it is generated\n"
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match="the package datasets, which is missing"):
+        data_fetch("glue-stsb")
 
 
 def test_verify_reads_what_is_present_and_names_file_and_line(
