@@ -62,9 +62,10 @@ def predictor(name: str) -> Path:
         raise _unservable(
             name, f"{file} can not be read ({error.strerror})", "Write it, or name it in the Entry"
         ) from None
-    except (SyntaxError, ValueError) as error:
-        where = f", line {error.lineno}," if isinstance(error, SyntaxError) else ""
-        raise _unservable(name, f"{file}{where} is no Python: {one_line(error)}", "Correct it") from None
+    except SyntaxError as error:
+        raise _unservable(name, f"{file}, line {error.lineno}, is no Python: {error.msg}", "Correct it") from None
+    except ValueError as error:
+        raise _unservable(name, f"{file} is no Python: {one_line(error)}", "Correct it") from None
     if absent := sorted(module for module in _imported(tree) if not _is_installed(module)):
         raise _unservable(name, f"{file} imports {', '.join(absent)}, not installed here", "Install it, or do without")
     if not any(isinstance(node, ast.ClassDef) and node.name == "Predictor" for node in tree.body):

@@ -1,0 +1,16 @@
+"""Linear regression, as a workload of one's own: ``pip install -e .`` beside the orchestrator, and it is there.
+
+    orchestrator run linreg epochs=20 lr=0.1
+    orchestrator sweep linreg --trials 8 --register slopes
+
+This module is imported to list the workloads, so it imports nothing heavy.
+"""
+
+from workloads.catalog import Entry
+
+ENTRY = Entry(
+    params="linreg.params:Params",
+    workload="linreg.workload:LinReg",
+    summary="Linear regression on three planted slopes.",
+    spaces="linreg.spaces",
+)

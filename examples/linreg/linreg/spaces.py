@@ -1,0 +1,7 @@
+"""Search spaces: each function is one, for ``--space NAME``; ``space`` is the default."""
+
+import optuna
+
+
+def space(trial: optuna.Trial) -> dict[str, float]:
+    return {"lr": trial.suggest_float("lr", 1e-3, 0.3, log=True)}

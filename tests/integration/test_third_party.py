@@ -1,0 +1,133 @@
+"""A workload of one's own, from its package to the registry; what is wrong with one is told, and troubles no other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from tests.integration.commands import Store, typed
+from tests.projects import EXAMPLE, installed
+from workloads import catalog
+
+Typed = Callable[..., "CompletedProcess[str]"]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of the example, to be broken."""
+    return Path(shutil.copytree(EXAMPLE, tmp_path / "linreg"))
+
+
+@pytest.fixture
+def told(database: Path, home: Path, project: Path, tmp_path: Path) -> Iterator[Typed]:
+    """Types a command; each time the copy is installed anew, as it is by now."""
+
+    def run(*words: str) -> CompletedProcess[str]:
+        with ExitStack() as stack:
+            if project.exists():
+                stack.enter_context(installed(project, tmp_path / "metadata"))
+            return typed(home, *words)
+
+    yield run
+    catalog.catalog.cache_clear()
+
+
+def edit(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+def test_the_example_runs_searches_its_own_space_and_predicts(told: Typed, home: Path, tmp_path: Path) -> None:
+    listed = told("workloads", "--json")
+    assert {"name": "linreg", "summary": "Linear regression on three planted slopes."} in json.loads(listed.stdout)
+    run = told("run", "linreg", "epochs=20", "--local", "--register", "slopes", "--json")
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["metrics"]["test/mse"] < 0.02
+    sweep = told("sweep", "linreg", "--trials", "2", "epochs=2", "--local", "--json")
+    assert sweep.returncode == 0, sweep.stderr
+    assert set(json.loads(sweep.stdout)["best_params"]) == {"lr"}
+    (tmp_path / "x.csv").write_text("x1,x2,x3\n1,1,2\n")
+    answer = told("predict", "slopes/1", "--input", str(tmp_path / "x.csv"))
+    assert answer.returncode == 0, answer.stderr
+    assert json.loads(answer.stdout.splitlines()[-1])["y"] == pytest.approx(2 - 1 + 1, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "expected"),
+    [
+        ("__init__.py", '"""Linear', 'import no\n"""Linear', "can not be loaded: ModuleNotFoundError: No module named"),
+        ("params.py", "import BaseModel", "import BaseModle", "can not be loaded: ImportError: cannot import name"),
+        ("params.py", "    lr:", "    epochs: int = 3\n    lr:", "settings of the engine have the names of its"),
+        ("workload.py", "def evaluate(", "def evalaute(", "linreg.workload:LinReg has not all of the contract: got no"),
+        ("workload.py", "import torch", "import trch", "can not be loaded: ModuleNotFoundError: No module named"),
+        ("predictor.py", "class Predictor", "class Server", "has no class Predictor"),
+        ("predictor.py", "import numpy", "import nowhere", "imports nowhere, not installed here"),
+        ("predictor.py", "def predict(", "def predict[", "predictor.py, line 13, is no Python"),
+        ("workload.py", 'return {"loss"', 'loss = {"loss"', "linreg.workload.LinReg.train_epoch has returned no res"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_package_is_told_in_its_name(
+    file: str, old: str, new: str, expected: str, told: Typed, project: Path, home: Path
+) -> None:
+    edit(project / "linreg" / file, old, new)
+    run = told("run", "linreg", "--local", "epochs=7")
+    assert run.returncode == 2, run.stderr
+    assert expected in run.stderr
+    assert "a fault of ours" not in run.stderr
+    if "train_epoch" not in expected:
+        assert not (home / "storage").exists() or not list((home / "storage").iterdir()), "it was begun"
+    assert told("workloads", "recommender").returncode == 0
+
+
+def test_a_package_that_can_not_be_loaded_is_listed(told: Typed, project: Path) -> None:
+    (project / "linreg" / "__init__.py").write_text("import nowhere")
+    listed = told("workloads")
+    assert listed.returncode == 0
+    assert "No module named 'nowhere' (in linreg 1.0)" in " ".join(listed.stdout.split())
+
+
+def test_a_missing_predictor_is_missed_before_the_first_epoch(told: Typed, project: Path) -> None:
+    (project / "linreg" / "predictor.py").unlink()
+    run = told("run", "linreg", "--local", "epochs=2")
+    assert run.returncode == 2
+    assert "predictor.py can not be read (No such file or directory)" in run.stderr
+    assert "storage" not in run.stderr
+
+
+def test_a_name_of_ours_stays_ours(told: Typed, project: Path) -> None:
+    edit(project / "pyproject.toml", "linreg = ", "recommender = ")
+    listed = json.loads(told("workloads", "--json").stdout)
+    assert {"name": "recommender", "summary": catalog.BUILT_IN["recommender"].summary} in listed
+    assert {
+        "name": "recommender",
+        "broken": "can not be loaded: linreg 1.0 offers it, and the name is one of ours",
+    } in listed
+
+
+def test_a_predictor_that_fails_is_mended_and_a_resume_registers(told: Typed, project: Path, home: Path) -> None:
+    predictor = project / "linreg" / "predictor.py"
+    edit(predictor, 'config["columns"]', 'config["colums"]')
+    run = told("run", "linreg", "epochs=2", "--local", "--register", "slopes", "--name", "first")
+    assert run.returncode == 1, run.stderr
+    assert "its predictor fails on its own example: KeyError: 'colums'" in run.stderr
+    assert "orchestrator run --resume first" in run.stderr
+    edit(predictor, 'config["colums"]', 'config["columns"]')
+    resumed = told("run", "--resume", "first")
+    assert resumed.returncode == 0, resumed.stderr
+    assert Store(home).query("select name, version from model_versions") == [("slopes", 1)]
+
+
+def test_a_resume_without_the_package_says_so(told: Typed, project: Path) -> None:
+    edit(project / "linreg" / "predictor.py", 'config["columns"]', 'config["colums"]')
+    assert told("run", "linreg", "epochs=2", "--local", "--name", "first").returncode == 1
+    shutil.rmtree(project)
+    resumed = told("run", "--resume", "first")
+    assert resumed.returncode == 2
+    assert "Unknown workload: got 'linreg'" in resumed.stderr
