@@ -66,8 +66,8 @@ class SimCLR:
             holdout=runtime.holdout,
             device=runtime.device,
         )
-        parts = self.data.train, self.data.validation, self.data.test
-        check_parts(params, *map(len, parts), holdout=runtime.holdout)
+        train, validation, test = map(len, (self.data.train, self.data.validation, self.data.test))
+        check_parts(params, train, validation, test, runtime.holdout)
         self.settings = settings(params, len(self.data.classes))
         view = params.view_size or self.data.size
         self.recipe = Recipe(view, self.data.size, scale=(params.crop, 1.0), strength=params.strength, blur=params.blur)
