@@ -76,6 +76,14 @@ def test_the_bootstrap_rejects_as_often_as_it_says() -> None:
     assert 0.01 <= np.mean(np.array(ps) < 0.05) <= 0.10
 
 
+def test_a_side_without_spread_is_compared_in_silence(recwarn: pytest.WarningsRecorder) -> None:
+    """A row that no training changes, beside one that does."""
+    found = statistics.over_seeds([0.6573] * 5, [0.6567, 0.6571, 0.6563, 0.6566, 0.6568], "welch")
+    assert found.p is not None
+    assert found.p < 0.05
+    assert not recwarn.list
+
+
 def test_units_that_are_empty_or_equal() -> None:
     assert statistics.over_units([1.0, np.nan, 2.0], [0.0, 1.0, np.nan]).why == "fewer than 2 common units"
     assert statistics.over_units([1.0, 2.0], [1.0, 2.0]).why == "every unit is equal"
