@@ -20,7 +20,8 @@ docs/                           who may do what (access.md); what the workloads 
                                 where that is wrong or silent (errata.md); screenshots
 tests/                          unit/ (numerics, conformance, engine), integration/ (real Ray, MLflow, signals),
                                 cluster/ (three nodes, PostgreSQL, a browser), gpu/ (two devices),
-                                third_party/ (a workload as somebody else would install it)
+                                third_party/ (a toy as somebody else would install it, to be disturbed)
+examples/                       linreg/: a workload in a package of one's own, to be copied
 benchmarks/                     ours beside the peers, in one run, as ratios
 constraints.txt                 exact versions the results were made with; constraints-lower.txt: the lowest allowed"""
 
