@@ -140,7 +140,8 @@ class Session:
         self.interrupts.__enter__()  # from here on a stop is a clean one: half a tracker could not be closed
         self.folder.update(tracking=_kept(self.settings.tracking), experiment=self.settings.experiment)
         self._mirror = self.folder.mirror()
-        sources = provenance.sources(apart=(self.settings.home, self.settings.storage))
+        apart = (self.settings.home, self.settings.storage)
+        sources = provenance.sources(apart=apart, workload=self.folder.record["workload"])
         data = self._tags.get("orchestrator.data_fingerprint")
         record = provenance.write(self.folder.path, self.folder.record["spec"], sources, data)
         self.tracker = open_tracker(self.settings, self.folder, resuming=self._resuming)

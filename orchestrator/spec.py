@@ -130,7 +130,7 @@ class Search(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    space: str = Field("space", description="Preset of search_spaces/, or file.py:function.")
+    space: str = Field("space", description="One of the workload's search spaces, or file.py:function.")
     trials: int = Field(16, ge=1, le=1_000_000, description="Trials in all; of a grid, at most (unset: every point).")
     sampler: Sampler = Field("tpe", description="Optuna sampler: tpe, gp, cmaes, random, or grid.")
     scheduler: Scheduler = Field(

@@ -43,7 +43,8 @@ def submit(
     """
     _check(words, working_dir)
     settings = resolve({"queue": queue, "priority": priority})
-    sources = provenance.sources(working_dir, (settings.home, settings.storage))
+    workload = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), None)
+    sources = provenance.sources(working_dir, (settings.home, settings.storage), workload)
     dashboard, console = Dashboard(address), Console(json=as_json)
     job = dashboard.submit(
         shlex.join(["python", "-m", "orchestrator", *words]),

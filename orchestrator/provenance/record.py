@@ -20,7 +20,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from orchestrator.provenance import machine
+from orchestrator.provenance import machine, package
 from orchestrator.provenance.scrub import scrub, scrub_variables, scrub_words
 from orchestrator.provenance.source import Source, capture, pack, unpack
 
@@ -56,15 +56,18 @@ def packages() -> dict[str, str]:
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 
-def sources(directory: Path | None = None, apart: Sequence[Path] = ()) -> tuple[Source, ...]:
-    """The repository around ``directory`` (default: the working directory) and our own, as they are now.
+def sources(
+    directory: Path | None = None, apart: Sequence[Path] = (), workload: str | None = None
+) -> tuple[Source, ...]:
+    """The repository around ``directory`` (default: the working directory), our own, and that of a ``workload`` of
+    somebody else's, as they are now.
 
     What lies below ``apart`` is no source: the home and the storage, where they are in a repository.
 
     In a submitted job they are the client's; where the cluster runs a checkout of its own, that one is added, under
     a name of its own.
     """
-    here = capture(directory or Path.cwd(), Path(__file__).resolve().parents[1], apart)
+    here = capture(directory or Path.cwd(), Path(__file__).resolve().parents[1], apart, package.folder(workload))
     carried = unpack(os.environ.get(CARRIED, "")) if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") else ()
     found = {sent.name: sent for sent in carried}
     for source in here:
@@ -103,7 +106,9 @@ def tags(found: Sequence[Source]) -> dict[str, str]:
     }
 
 
-def environment(found: Sequence[Source], options: Mapping[str, Any], data: str | None = None) -> dict[str, Any]:
+def environment(
+    found: Sequence[Source], options: Mapping[str, Any], data: str | None = None, workload: str | None = None
+) -> dict[str, Any]:
     """What ``environment.json`` holds; the differences are files beside it. ``data`` is the dataset's fingerprint."""
     return {
         "format": FORMAT,
@@ -117,6 +122,7 @@ def environment(found: Sequence[Source], options: Mapping[str, Any], data: str |
         "variables": variables(),
         "code": code(found),
         "sources": [_described(number, source) for number, source in enumerate(found)],
+        "package": package.described(workload),
         "packages": packages(),
     }
 
@@ -150,7 +156,8 @@ def write(folder: Path, asked: Mapping[str, Any], found: Sequence[Source], data:
         if source.diff:
             text = source.diff.encode("utf-8", "surrogateescape")  # of files that are not UTF-8
             (folder / diff_name(number, source.name)).write_bytes(text)
-    _write_json(file, environment(found, asked.get("options", {}), data))
+    workload = (asked.get("experiment") or asked.get("sweep") or {}).get("workload")
+    _write_json(file, environment(found, asked.get("options", {}), data, workload))
     return files(folder)
 
 
@@ -173,7 +180,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def _described(number: int, source: Source) -> dict[str, Any]:
-    names = ("name", "commit", "branch", "url", "dirty", "changed", "untracked", "left_out")
+    names = ("name", "commit", "branch", "url", "dirty", "changed", "untracked", "left_out", "package")
     return {name: getattr(source, name) for name in names} | {
         "diff": diff_name(number, source.name) if source.diff else None
     }

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from orchestrator.provenance import package
 from orchestrator.provenance.git import Git
 from orchestrator.provenance.patch import fitting, new_file, sections
 from orchestrator.provenance.scrub import SECRET_FILES, scrub, secret_file
@@ -37,7 +38,8 @@ DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames", 
 class Source:
     """A repository as it stood. ``dirty`` is None where git was too slow to tell; ``diff`` applies to ``commit``.
 
-    ``diff`` holds whole files, the untracked ones too, scrubbed; ``left_out`` says which it lacks, and why.
+    ``diff`` holds whole files, the untracked ones too, scrubbed; ``left_out`` says which it lacks, and why. ``package``
+    is where in it the project lies that brings the workload, where that is somebody else's.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Source:
     untracked: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     diff: str = ""
+    package: str | None = None
 
     def cut(self, limit: int) -> Source:
         """With a difference of at most ``limit`` characters: the files that fit."""
@@ -58,9 +61,16 @@ class Source:
         return replace(self, diff=kept, left_out=(*self.left_out, *left))
 
 
-def capture(directory: Path, own: Path, apart: Sequence[Path] = (), seconds: float = SECONDS) -> tuple[Source, ...]:
-    """The repository around ``directory`` (``project``) and the one that the package ``own`` is checked out from
-    (``orchestrator``), where there are any; one, where they are the same. Never raises.
+def capture(
+    directory: Path,
+    own: Path,
+    apart: Sequence[Path] = (),
+    workload: Path | None = None,
+    seconds: float = SECONDS,
+) -> tuple[Source, ...]:
+    """The repository around ``directory`` (``project``), the one that the package ``own`` is checked out from
+    (``orchestrator``) and that of the code in the folder ``workload`` (``workload``), where there are any; one, where
+    they are the same. Never raises.
 
     What lies below ``apart`` is no source: runs and their results.
     """
@@ -72,7 +82,15 @@ def capture(directory: Path, own: Path, apart: Sequence[Path] = (), seconds: flo
     top = here.text("rev-parse", "--show-toplevel") or (str(directory) if here.text("rev-parse", "--git-dir") else "")
     if top and top != roots.get("orchestrator"):
         roots = {"project": top, **roots}
-    return tuple(_capture(name, Path(root), apart, deadline) for name, root in roots.items())
+    theirs = ""
+    if workload and Git(workload, deadline).text("ls-files", "--", "*.py"):
+        theirs = Git(workload, deadline).text("rev-parse", "--show-toplevel")
+        if theirs not in roots.values():
+            roots["workload"] = theirs
+    found = {root: _capture(name, Path(root), apart, deadline) for name, root in roots.items()}
+    if workload and theirs:
+        found[theirs] = replace(found[theirs], package=package.project(workload, Path(theirs)))
+    return tuple(found.values())
 
 
 def pack(sources: Sequence[Source], limit: int) -> str:

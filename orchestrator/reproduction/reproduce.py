@@ -62,7 +62,7 @@ def run(
         lines = commands(found, settings)
         print("\n".join(lines))
         return {"id": found.id, "run_id": found.run_id, "script": lines}, DONE
-    now = provenance.sources(apart=(settings.home, settings.storage))
+    now = provenance.sources(apart=(settings.home, settings.storage), workload=found.spec.workload)
     unequal = differences.all_of(found, settings, now)
     local = bool(found.environment.get("options", {}).get("local", found.kind == "trial"))
     spec = _here(found, settings, local, unequal, space)

@@ -32,6 +32,7 @@ def commands(found: Recorded, settings: Settings) -> list[str]:
     for number, source in enumerate(sources):
         lines += _clone(found, number, source)
     lines += _environment(found.environment, [source["name"] for source in sources])
+    lines += _package(found.environment.get("package"), sources)
     if sources:
         lines.append(shlex.join(["cd", sources[0]["name"]]))
     if found.kind == "run" and isinstance(found.spec, ExperimentSpec):
@@ -75,6 +76,18 @@ def _environment(recorded: Mapping[str, Any], sources: Sequence[str]) -> Iterato
     for name, value in recorded.get("variables", {}).items():
         if name.startswith(ARITHMETIC) and name.isidentifier() and HIDDEN not in value:
             yield f"export {name}={shlex.quote(value)}"
+
+
+def _package(package: Mapping[str, Any] | None, sources: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The package that brings the workload, where that is somebody else's: from its repository, or as pip had it."""
+    places = [f"./{source['name']}/{source['package']}" for source in sources if source.get("package")]
+    if places:
+        yield shlex.join(["pip", "install", "-e", places[0]])
+    elif package and package["requirement"]:
+        yield shlex.join(["pip", "install", "--", package["requirement"]])
+    elif package:
+        told = f"where {package['name']} {package['version']} was installed from, which brings the workload"
+        yield _comment(f"not recorded: {told}")
 
 
 def _where(settings: Settings) -> list[str]:

@@ -90,7 +90,7 @@ def sweep_command(
     trials: Annotated[
         int | None, typer.Option("--trials", help="Trials in all.  [default: 16; of a grid, every point]")
     ] = None,
-    space: Annotated[str | None, typer.Option("--space", help="Preset of search_spaces/, or file.py:function.")] = None,
+    space: Annotated[str | None, typer.Option("--space", help="One of the workload's, or file.py:function.")] = None,
     sampler: Annotated[
         str | None, typer.Option("--sampler", help="tpe, gp, cmaes, random, grid.  [default: tpe]")
     ] = None,

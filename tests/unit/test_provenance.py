@@ -16,6 +16,7 @@ import pytest
 from orchestrator.provenance import machine, source
 from orchestrator.provenance import record as provenance
 from orchestrator.provenance.source import Source, capture, pack, unpack
+from tests.projects import EXAMPLE, installed
 
 ELSEWHERE = Path("/nonexistent")
 
@@ -220,6 +221,48 @@ def test_the_project_comes_before_ours(repository: Path, tmp_path: Path) -> None
     git(ours, "commit", "-q", "-m", "ours")
     assert [found.name for found in capture(repository, ours / "orchestrator")] == ["project", "orchestrator"]
     assert [found.name for found in capture(ours, ours / "orchestrator")] == ["orchestrator"]
+
+
+def test_the_code_of_somebody_elses_workload_is_a_source(repository: Path, tmp_path: Path) -> None:
+    theirs = Path(shutil.copytree(EXAMPLE, tmp_path / "theirs" / "plugin"))
+    with installed(theirs, tmp_path / "metadata"):
+        assert provenance.sources(repository, workload="linreg")[0].package is None, "it is in no repository"
+        git(tmp_path, "init", "-q", "theirs")
+        git(theirs, "add", ".")
+        git(theirs, "commit", "-q", "-m", "theirs")
+        (workload,) = [one for one in provenance.sources(repository, workload="linreg") if one.name == "workload"]
+        assert (workload.commit, workload.package) == (git(theirs, "rev-parse", "HEAD"), "plugin")
+        there = provenance.sources(theirs, workload="linreg")
+        assert [(one.name, one.package) for one in there if one.name != "orchestrator"] == [("project", "plugin")]
+        assert {one.package for one in provenance.sources(theirs, workload="recommender")} == {None}
+
+
+@pytest.mark.parametrize(
+    ("files", "requirement"),
+    [
+        ({}, None),
+        ({"INSTALLER": "pip"}, "linreg==1.0"),
+        ({"INSTALLER": "pip", "direct_url.json": '{"url": "file:///here", "dir_info": {"editable": true}}'}, None),
+        (
+            {"INSTALLER": "pip", "direct_url.json": '{"url": "https://me:x@h/p.whl", "archive_info": {}}'},
+            "linreg @ https://***@h/p.whl",
+        ),
+        (
+            {
+                "INSTALLER": "pip",
+                "direct_url.json": '{"url": "https://h/r.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}}',
+            },
+            "linreg @ git+https://h/r.git@abc",
+        ),
+        ({"INSTALLER": "pip", "direct_url.json": "[]"}, "linreg==1.0"),
+    ],
+)
+def test_what_pip_had_a_package_from(files: dict[str, str | bytes], requirement: str | None, tmp_path: Path) -> None:
+    with installed(EXAMPLE, tmp_path):
+        write(tmp_path / "linreg-1.0.dist-info", files)
+        found = provenance.environment((), {}, workload="linreg")["package"]
+        assert found == {"name": "linreg", "version": "1.0", "requirement": requirement}
+    assert provenance.environment((), {}, workload="recommender")["package"] is None
 
 
 def test_ours_installed_below_a_project_is_no_checkout(repository: Path) -> None:

@@ -108,7 +108,7 @@ def test_other_code(known: Recorded, settings: Settings) -> None:
 def test_other_data_are_refused_with_both_digests(
     known: Recorded, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "dataset", lambda params, root: "there")
+    monkeypatch.setattr(preflight, "dataset", lambda workload, params, root: "there")
     with pytest.raises(UserError, match="there, recorded here") as refused:
         seen(replace(known, data="here"), settings)
     assert refused.value.code == USAGE
@@ -241,6 +241,29 @@ def test_a_repository_without_an_address_is_asked_for(scripted: Callable[..., tu
     assert code != DONE
     assert "CLONE_OF_MY_PROJECT: name a clone of the repository in this variable" in said
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("package", "place", "expected"),
+    [
+        (None, None, None),
+        ({"name": "mine", "version": "1.2", "requirement": "mine==1.2"}, None, "pip install -- mine==1.2"),
+        ({"name": "mine", "version": "1.2", "requirement": "mine==1.2"}, "in it", "pip install -e './project/in it'"),
+        (
+            {"name": "mine", "version": "1.2", "requirement": None},
+            None,
+            "# not recorded: where mine 1.2 was installed from, which brings the workload",
+        ),
+    ],
+)
+def test_the_package_of_somebody_elses_workload_is_installed(
+    package: dict[str, Any] | None, place: str | None, expected: str | None, known: Recorded, settings: Settings
+) -> None:
+    source = {"name": "project", "url": None, "commit": None, "diff": None, "left_out": [], "package": place}
+    lines = commands(changed(known, package=package, sources=[source]), settings)
+    assert [line for line in lines if "project/" in line or "mine" in line] == ([expected] if expected else [])
+    if expected:
+        assert lines.index(expected) < lines.index("cd project")
 
 
 def test_places_named_on_the_command_line_are_named_again(known: Recorded, tmp_path: Path) -> None:
