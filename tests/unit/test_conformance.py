@@ -148,6 +148,12 @@ class TestSequentialBPRACWithBNS(OneProcess):
     test_virtual_epochs_cover_the_same_stream = None  # type: ignore[assignment]
 
 
+class TestBatchedSGDWithDNS(RecommenderConformance):
+    params: ClassVar[Mapping[str, Any]] = {
+        "optimizer": "sgd_batched", "sampler": "dns", "dim": 8, "batch_size": 256, "lr": 0.05, "weight_decay": 0.01,
+    }  # fmt: skip
+
+
 class TestToy(Conformance):
     workload: ClassVar[type[Any]] = Toy
     params: ClassVar[Mapping[str, Any]] = {"lr": 0.05}

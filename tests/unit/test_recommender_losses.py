@@ -18,6 +18,7 @@ from workloads.data import DataError, Interactions, load_interactions
 from workloads.losses.contrastive import alpha_from_auc, bcl_weights_at
 from workloads.recommender import workload as module
 from workloads.recommender.batches import batches
+from workloads.recommender.calibration import calibrate
 from workloads.recommender.credence import GaussianFactors, credence, prior_log_odds
 from workloads.recommender.objectives import OBJECTIVES, Scores, settings
 from workloads.recommender.params import Params
@@ -383,3 +384,48 @@ def test_sequential_sgd_learns() -> None:
     assert workload.evaluate("test").metrics["ndcg_at_20"] > 3 * before
     assert workload.pack_shape() is None
     assert set(workload.state_dict()) == {"embedding"}
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_step_of_batched_sgd_by_hand(weighted: bool) -> None:
+    """(3.31), (3.32): the sum over the batch of c (gradient + reg Θ), for every row as often as a triple touches it."""
+    loss = {"loss": "bprac"} if weighted else {}
+    given: dict[str, Any] = {"optimizer": "sgd_batched", "lr": 0.05, "weight_decay": 0.02, **loss}
+    workload = build(replace(RUNTIME, steps_per_epoch=1), **given)
+    start = workload.model.embedding.detach().clone().double()
+    (batch,) = batches(workload.data, workload.draws, 256, workload.runtime, 1)
+    weights = calibrate(workload, 1).of(batch.rows)
+    c = torch.ones(256, dtype=torch.float64) if weights is None else weights.double()
+    user, item, negative = (start[row] for row in batch.nodes)
+    down = (c * torch.sigmoid((user * (negative - item)).sum(1))).unsqueeze(1)
+    expected = start.clone()
+    rows = ((user, item - negative), (item, user), (negative, -user))
+    for nodes, (own, step) in zip(batch.nodes, rows):
+        expected.index_add_(0, nodes, 0.05 * (down * step - 0.02 * c.unsqueeze(1) * own))
+    workload.train_epoch(1)
+    torch.testing.assert_close(workload.model.embedding.detach().double(), expected, rtol=1e-4, atol=1e-6)
+    assert set(workload.state_dict()) == {"embedding"}
+    assert workload.pack_shape() is None
+
+
+@pytest.mark.parametrize("given", [{}, {"sampler": "dns"}, {"loss": "mpr", "sampler": "dns"}, {"loss": "gbpr"}])
+def test_batched_and_compiled_sgd_learn_alike(given: dict[str, Any]) -> None:
+    """One learning curve, within the spread of seeds: the same algorithm, drawn by two programs."""
+    pytest.importorskip("numba")
+
+    def curve(seed: int, **optimizer: Any) -> list[tuple[float, float]]:
+        params = Params(dim=8, lr=0.1, weight_decay=0.01, **given, **optimizer)
+        workload = Recommender(params, replace(RUNTIME, seed=seed, holdout=False))
+        found = []
+        for last in (4, 8, 12):
+            losses = [workload.train_epoch(epoch)["loss"] for epoch in range(last - 3, last + 1)]
+            found.append((losses[-1], workload.evaluate("test").metrics["ndcg_at_20"]))
+        return found
+
+    batched, compiled = (
+        np.array([curve(seed, **optimizer) for seed in range(4)])
+        for optimizer in ({"optimizer": "sgd_batched", "batch_size": 256}, {"optimizer": "sgd"})
+    )
+    spread = np.sqrt((batched.var(0, ddof=1) + compiled.var(0, ddof=1)) / 2)
+    assert (np.abs(batched.mean(0) - compiled.mean(0)) < 2 * spread + 1e-3).all()
+    assert (compiled[:, -1, 1] > 0.15).all()  # from .03

@@ -38,6 +38,10 @@ class Calibration:
     weights: torch.Tensor | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
 
+    def of(self, rows: torch.Tensor) -> torch.Tensor | None:
+        """The weights of some interactions (b,), or None for ones."""
+        return None if self.weights is None else self.weights.index_select(0, rows)
+
 
 @torch.no_grad()
 def calibrate(workload: Recommender, epoch: int) -> Calibration:

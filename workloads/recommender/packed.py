@@ -142,7 +142,7 @@ class RecommenderPack:
 
 
 def _adam(member: Recommender) -> Adam:
-    assert member.optimizer is not None  # else it has no shape to be packed by
+    assert isinstance(member.optimizer, Adam)  # else it has no shape to be packed by
     return member.optimizer
 
 

@@ -73,10 +73,10 @@ class Params(BaseModel):
         le=8,
         description="Propagations of LightGCN (1: thesis 4.5.1.2); matrix factorisation has none.",
     )
-    optimizer: Literal["adam", "sgd"] = Field(
+    optimizer: Literal["adam", "sgd", "sgd_batched"] = Field(
         default="adam",
         description="adam: in batches. sgd: one triple after the other, compiled, for matrix factorisation on a CPU "
-        "(thesis algorithms 1 and 2).",
+        "(thesis algorithms 1 and 2). sgd_batched: its steps added up over a batch, on any device.",
     )
     threads: int | None = Field(
         default=None, ge=1, le=1024, description="Threads of sgd; only one is reproducible to the bit."

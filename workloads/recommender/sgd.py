@@ -1,4 +1,4 @@
-"""Sequential SGD behind the workload: its parameters and data in the form that the compiled loop takes."""
+"""Plain SGD behind the workload: in batches, and one triple at a time in the form that the compiled loop takes."""
 
 from __future__ import annotations
 
@@ -25,6 +25,30 @@ INITIAL = 0.1
 """Standard deviation of the initial tables, the root of the thesis' regularisation constant."""
 
 
+class BatchedSGD:
+    """Θ ← Θ - α Σ c (∂loss/∂Θ + reg Θ) over the triples of a batch, thesis (3.31) and (3.32), on any device.
+
+    A sum, not a mean: with small batches ``lr`` and ``reg`` are those of one triple after the other, but for the
+    triples of a batch, which do not see each other's steps. A triple decays the rows that it touches.
+    """
+
+    def __init__(self, parameter: torch.Tensor, reg: float) -> None:
+        """``parameter``: Θ, the table of all nodes (N, d). ``reg``: at least 0."""
+        self.parameter, self.reg = parameter, reg
+
+    def penalty(self, nodes: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+        """reg / 2 Σ c |Θ_n|², a scalar, of nodes (n, b), with the credence (b,) of their interactions or None for 1."""
+        squares = self.parameter.index_select(0, nodes.flatten()).square().sum(1).view(nodes.shape)
+        return self.reg / 2 * (squares if weights is None else squares * weights).sum()
+
+    @torch.no_grad()
+    def update(self, lr: float) -> None:
+        """One step along the parameter's gradient, which is dropped."""
+        assert self.parameter.grad is not None
+        self.parameter.sub_(self.parameter.grad, alpha=lr)
+        self.parameter.grad = None
+
+
 def check(workload: Recommender) -> None:
     """Refuse what a sequential epoch has no sense for.
 
@@ -35,7 +59,9 @@ def check(workload: Recommender) -> None:
     if find_spec("numba") is None:
         raise ValueError("optimizer=sgd needs numba, which is not installed. Install numba, or set optimizer=adam")
     if runtime.device.type != "cpu":
-        raise ValueError(f"optimizer=sgd runs on a CPU, not on {runtime.device.type}. Set optimizer=adam")
+        raise ValueError(
+            f"optimizer=sgd runs on a CPU, not on {runtime.device.type}. Set optimizer=sgd_batched or optimizer=adam"
+        )
     if runtime.world_size > 1 or runtime.accumulate > 1 or runtime.steps_per_epoch:
         raise ValueError(
             "optimizer=sgd takes one triple at a time, in whole passes: use one worker, "

@@ -63,16 +63,21 @@ class Recommender:
         self.sequential: SequentialMF | None = None
         if params.optimizer == "sgd":
             sgd.check(self)
-            initial = normal(self.data.n_users + self.data.n_items, params.dim, sgd.INITIAL, runtime.seed)
+        if params.optimizer == "adam":
+            initial = xavier(self.data.n_users, self.data.n_items, params.dim, runtime.seed)
         else:
-            initial = xavier(self.data.n_users, self.data.n_items, params.dim, runtime.seed).to(runtime.device)
+            initial = normal(self.data.n_users + self.data.n_items, params.dim, sgd.INITIAL, runtime.seed)
+        initial = initial.to(runtime.device)
         if params.backbone == "lightgcn":
             dtype = torch.bfloat16 if runtime.precision == "bf16" else torch.float32
             self.model: MatrixFactorisation = LightGCN(initial, self.data.graph, params.layers, dtype)
         else:
             self.model = MatrixFactorisation(initial)
         self.replica = wrap(self.model, runtime)
-        self.optimizer = Adam(self.model.embedding, params.weight_decay) if params.optimizer == "adam" else None
+        self.optimizer: Adam | sgd.BatchedSGD | None = None  # the compiled loop steps by itself
+        if params.optimizer != "sgd":
+            kind = Adam if params.optimizer == "adam" else sgd.BatchedSGD
+            self.optimizer = kind(self.model.embedding, params.weight_decay)
         negatives, extras = draws(params)
         self.draws = Draws(sampler(params, self.data, runtime.data), negatives, extras, of_item=params.loss == "gbpr")
         self.settings = settings(params, self.data.density)
@@ -114,16 +119,21 @@ class Recommender:
             parts = batch.split(runtime.accumulate)
             for part in parts:
                 with nullcontext() if part is parts[-1] else without_sync(self.replica):
-                    losses = self._losses(part, epoch, step, calibrated, tally)
-                    loss = losses.sum()
-                    # DDP averages over ranks: with this factor, to the mean over the global batch.
-                    torch.autograd.backward(loss * (runtime.world_size / batch.size))
+                    losses, nodes = self._losses(part, epoch, step, calibrated, tally)
+                    loss = cost = losses.sum()
+                    over = batch.size
+                    if isinstance(self.optimizer, sgd.BatchedSGD):
+                        cost, over = loss + self.optimizer.penalty(nodes, calibrated.of(part.rows)), 1
+                    # DDP averages over ranks: with this factor, to the mean (or sum) over the global batch.
+                    torch.autograd.backward(cost * (runtime.world_size / over))
                 tally.add(losses, loss)
             self.optimizer.update(lr)
         return {**tally.metrics(), **calibrated.metrics}
 
-    def _losses(self, part: Batch, epoch: int, step: int, calibrated: Calibration, tally: Tally) -> torch.Tensor:
-        """The loss of each interaction of a micro-batch, (b,)."""
+    def _losses(
+        self, part: Batch, epoch: int, step: int, calibrated: Calibration, tally: Tally
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss of each interaction of a micro-batch, (b,), and the nodes that it is of, (1 + n, b)."""
         extras, sampler = self.draws.extras, self.draws.sampler
         choose = choice(self.draws, part, epoch, self.data.n_users)
         shared = (part.items, sampler.masked(part.nodes[0], part.items - self.data.n_users)) if sampler.shared else None
@@ -134,7 +144,8 @@ class Recommender:
             tally.see(positive[0], negative, nodes[0], items - self.data.n_users)
         found = Scores(positive.squeeze(0), extra.T, negative.T, step)
         losses = OBJECTIVES[self.params.loss](found, **calibrated.settings)
-        return losses if calibrated.weights is None else losses * calibrated.weights.index_select(0, part.rows)
+        weights = calibrated.of(part.rows)
+        return losses if weights is None else losses * weights, nodes
 
     def learning_rate(self, epoch: int) -> float:
         """By the decay of the parameters, for an epoch from 1."""
@@ -171,7 +182,7 @@ class Recommender:
         No stream position: it follows from the epoch.
         """
         state: State = {"embedding": self.model.embedding.detach()}
-        if self.optimizer is not None:
+        if isinstance(self.optimizer, Adam):
             state["adam"] = self.optimizer.state_dict()
         if memory := self.draws.sampler.state_dict():
             state["sampler"] = memory
@@ -191,7 +202,7 @@ class Recommender:
                 f"{self.params.dataset!r} with dim={self.params.dim} has {tuple(self.model.embedding.shape)}"
             )
         self.model.embedding.copy_(state["embedding"])
-        if self.optimizer is not None:
+        if isinstance(self.optimizer, Adam):
             self.optimizer.load_state_dict(state["adam"])
         if "sampler" in state:
             self.draws.sampler.load_state_dict(state["sampler"])
