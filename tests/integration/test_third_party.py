@@ -11,6 +11,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
+from orchestrator.published import known
 from tests.integration.commands import Store, typed
 from tests.projects import EXAMPLE, installed
 from workloads import catalog
@@ -99,6 +100,29 @@ def test_a_missing_predictor_is_missed_before_the_first_epoch(told: Typed, proje
     assert run.returncode == 2
     assert "predictor.py can not be read (No such file or directory)" in run.stderr
     assert "storage" not in run.stderr
+
+
+def test_published_tables_that_can_not_be_loaded_are_no_others_trouble(told: Typed, project: Path) -> None:
+    edit(project / "linreg" / "__init__.py", "spaces=", 'published="linreg.nowhere:PUBLISHED", spaces=')
+    known.known.cache_clear()
+    listed = told("reproduce")
+    known.known.cache_clear()
+    assert listed.returncode == 0, listed.stderr
+    assert "thesis-3.2" in listed.stdout
+
+
+def test_a_registration_that_is_refused_for_its_code_is_no_success(told: Typed, project: Path) -> None:
+    """The predictor does not lie beside the workload's module: it could be anybody's."""
+    shutil.copyfile(project / "linreg" / "predictor.py", project / "elsewhere.py")
+    edit(project / "elsewhere.py", "class", "# Not the installed one.\nclass")
+    edit(
+        project / "linreg" / "workload.py",
+        'Path(__file__).with_name("predictor.py")',
+        f"Path({str(project / 'elsewhere.py')!r})",
+    )
+    run = told("run", "linreg", "epochs=1", "--local", "--register", "slopes")
+    assert run.returncode == 2, run.stderr
+    assert "not the code of a workload that is installed here" in run.stderr
 
 
 def test_a_name_of_ours_stays_ours(told: Typed, project: Path) -> None:
