@@ -198,7 +198,8 @@ def versions(registry: Any, model: str) -> list[Any]:
             raise UserError(f"{model} has no version", fix=register)
         if not known:
             raise UserError("There is no registered model yet", got=repr(model), fix=register)
-        raise unknown("registered model", model, known)
+        error = unknown("registered model", model, known)
+        raise error if error.fix else UserError(error.what, got=error.got, allowed=error.allowed, fix=register)
     return found
 
 

@@ -198,6 +198,7 @@ def test_the_confidence_asked_for_goes_before_the_files(settings: Settings, rec:
         (Request("rec", ""), "The alias is not valid"),
         (Request("recc", "champion"), "Unknown registered model: got 'recc'; allowed: rec. Did you mean 'rec'"),
         (Request("re'c", "champion"), "Unknown registered model"),
+        (Request("images", "champion"), "Unknown registered model: got 'images'; allowed: rec. Register one"),
         (to("7"), "Unknown version of rec: got '7'; allowed: 1"),
         (to("latest"), "Unknown version of rec: got 'latest'"),
         (to(force=True), "--force needs a reason"),
