@@ -136,8 +136,8 @@ class Workload(Protocol):
     can not be trained by, and ``check_data(root, holdout)`` for data that they can not be trained on. ``root`` is the
     data root, under which the dataset is there and intact; without ``holdout`` no part is ever held out for validation.
 
-    No name is one of :data:`RESERVED`. ``batch_size`` is the global batch, which workers and micro-batches divide. Where
-    the catalog's entry names kinds of data, ``dataset``, ``dataset_size``, ``dataset_corrupt``, ``dataset_unknown``,
+    No name is one of :data:`RESERVED`. ``batch_size`` is the global batch, which workers and micro-batches divide.
+    Where the catalog's entry names kinds of data, ``dataset``, ``dataset_size``, ``dataset_corrupt``, ``dataset_unknown``,
     ``dataset_noise`` and ``split`` say what is read of ours. What begins with ``dataset``, ``split`` or ``eval`` says
     what is evaluated on: models that differ there are not compared.
     """

@@ -175,7 +175,7 @@ def test_a_source_without_a_dev_part_has_none_to_test_on(tmp_path: Path) -> None
 class TestGLUE:
     def test_without_the_package_it_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "datasets", None)
-        with pytest.raises(DataError, match=r"the package datasets, which is missing\. Install it: pip install datasets"):
+        with pytest.raises(DataError, match=r"package datasets, which is missing\. Install it: pip install datasets"):
             load_pairs("glue-stsb", ROOT, "dev")
 
     def test_what_is_not_in_the_cache_is_one_sentence(self, monkeypatch: pytest.MonkeyPatch) -> None:

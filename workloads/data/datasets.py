@@ -84,7 +84,7 @@ LAYOUTS: Mapping[str, str] = {
     "val); Parquet with the columns image and label, one table or train.parquet and test.parquet",
     "interactions": "a table with the columns user and item (.parquet, .csv, .tsv); a folder with two of them, train "
     "and test, or with train.txt and test.txt, a user's items a line",
-    "retrieval": "a folder with corpus.jsonl, queries.jsonl and qrels.tsv or qrels/*.tsv; a collection of LoTTE or CPR, "
+    "retrieval": "a folder with corpus.jsonl, queries.jsonl and qrels.tsv or qrels/*.tsv; a collection of LoTTE or CPR "
     "or a folder of them; Parquet with the columns query, positive and negative",
     "graph_questions": "a folder with questions.jsonl and a TSV of triples for each graph",
     "sentence_pairs": "a table with the columns sentence1, sentence2 and score (.parquet, .csv, .tsv); a folder with "

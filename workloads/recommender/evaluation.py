@@ -122,7 +122,7 @@ def mean_auc(
         x, y = scores_of(table, chosen, torch.stack([wanted, other]) + nodes)
         found += torch.stack([(x > y).sum() + (x == y).sum() / 2, found.new_tensor(len(counters))])
     right, count = reduce_sum(found).tolist()
-    return right / count
+    return float(right / count)
 
 
 def _aucs(
