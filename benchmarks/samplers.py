@@ -2,7 +2,9 @@
 
 Matrix factorisation, d = 32, Adam, one thread, on ML-100K in batches of 1,024 and on generated data of Gowalla's size
 in batches of 8,192. Models are built once; a sample is the median of some epochs, in turn (A B A B). With
-``--device cuda`` both are trained on the GPU, in batches of 8,192.
+``--device cuda`` both are trained on the GPU, in batches of 8,192; with ``--peak`` a row says what share of the GPU's
+memory bandwidth BPR's epoch reaches. ``--only BCL`` measures the methods whose names begin so, and what they are
+compared with.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import Benchmark, arguments, data_root
+from harness import Benchmark, Row, arguments, data_root
 
 from workloads.contract import Runtime
 from workloads.recommender.params import Params
@@ -35,9 +37,28 @@ METHODS: dict[str, dict[str, Any]] = {
     "DPL, M = N = 10": {"loss": "dpl", "negatives": 10, "positives": 10},
     "InfoNCE, N = 64": {"loss": "infonce", "negatives": 64},
     "BCL, N = 64": {"loss": "bcl", "negatives": 64, "alpha": 0.9},
+    "BCL, N = 64, alpha = auc": {"loss": "bcl", "negatives": 64},
     "BPRAC": {"loss": "bprac"},
 }
 TOO_LARGE = {"BNS, exact"}  # every item for every interaction: on a GPU only
+
+
+BCL = {name for name in METHODS if name.startswith("BCL")}
+
+FLOAT, INDEX = 4, 8
+"""Bytes."""
+
+
+def bpr_bytes(interactions: int, nodes: int, dim: int, batch_size: int) -> int:
+    """What an epoch of BPR under Adam has to move at least, in bytes; what a cache keeps is counted all the same.
+
+    For each interaction three nodes written and read, their rows gathered, and their gradients scattered (read and
+    written); in each step the gradient cleared, and Adam's reads of table, gradient and two moments and writes of all
+    but the gradient.
+    """
+    steps = -(-interactions // batch_size)
+    rows = interactions * 3 * (2 * INDEX + 3 * dim * FLOAT)
+    return rows + steps * nodes * dim * FLOAT * (1 + 4 + 3)
 
 
 class Trained:
@@ -59,30 +80,57 @@ class Trained:
             found.append(time.perf_counter() - started)
         return statistics.median(found)
 
+    @property
+    def least_bytes(self) -> int:
+        """See :func:`bpr_bytes`."""
+        data, params = self._workload.data, self._workload.params
+        return bpr_bytes(self.interactions, data.n_users + data.n_items, params.dim, params.batch_size)
+
     def rate(self, epochs: int) -> float:
         """Examples a second."""
-        return self._workload.data.pairs.shape[1] / self.seconds(epochs)
+        return self.interactions / self.seconds(epochs)
+
+    @property
+    def interactions(self) -> int:
+        """In an epoch."""
+        return int(self._workload.data.pairs.shape[1])
 
 
 def main() -> None:
     parser = arguments("The recommender's losses and samplers, as ratios to BPR with uniform negatives.", rounds=3)
     parser.add_argument("--device", default="cpu", help="cpu or cuda.")
+    parser.add_argument("--peak", type=float, help="Memory bandwidth of the GPU, in GB/s, such as 3350 of an H100 SXM.")
+    parser.add_argument("--only", default="", help="How the names of the methods begin that are measured.")
     asked = parser.parse_args()
+    if asked.peak is not None and not asked.peak > 0:
+        parser.error("--peak is a bandwidth in GB/s, above 0")
+    chosen = {name for name in METHODS if name.lower().startswith(asked.only.lower())}
+    if not chosen:
+        parser.error(f"--only {asked.only} names none of: {'; '.join(METHODS)}")
+    chosen |= {"BPR"} | ({"DNS"} if any(name.startswith("BNS") for name in chosen) else set())
+    chosen |= {"InfoNCE, N = 64"} if chosen & BCL else set()
     torch.set_num_threads(1)
     device = torch.device(asked.device)
-    bench = Benchmark("samplers" if device.type == "cpu" else "samplers-gpu", asked.rounds, asked.patience)
+    name = "samplers" if device.type == "cpu" else "samplers-gpu"
+    part = f"-{asked.only.lower()}" if asked.only else ""  # which leaves the whole table's results alone
+    bench = Benchmark(name + part, asked.rounds, asked.patience)
     for place, dataset, batch_size, epochs in (
         (SMALL, "ml-100k", 1024 if device.type == "cpu" else 8192, 5),
         (LARGE, "synthetic-1m", 8192, 1),
     ):
-        methods = [name for name in METHODS if place == SMALL or device.type != "cpu" or name not in TOO_LARGE]
+        large = place == LARGE and device.type == "cpu"
+        methods = [name for name in METHODS if name in chosen and not (large and name in TOO_LARGE)]
         contestants = {}
         for name in methods:
             model = Trained(dataset, device, batch_size, METHODS[name])
             model.seconds(1)  # not counted: it builds what is built once
             contestants[f"{name}, {place}"] = partial(model.rate, epochs)
+            if name == "BPR":
+                bpr = model
         bench.run(contestants)
         _rows(bench, place, methods)
+        if asked.peak is not None:
+            _bandwidth(bench, place, bpr, asked.peak)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     bench.notes.append(f"Peak memory with all models at once: {peak:.1f} GiB.")
     bench.finish()
@@ -101,12 +149,20 @@ def _rows(bench: Benchmark, place: str, methods: list[str]) -> None:
         ("DPL, M = N = 10", bpr, None),
         ("InfoNCE, N = 64", bpr, None),
         ("BCL, N = 64", f"InfoNCE, N = 64, {place}", 1.5),
+        ("BCL, N = 64, alpha = auc", f"InfoNCE, N = 64, {place}", 1.5),
         ("BPRAC", bpr, 1.2),
     ):
         if name in methods:
             bench.compare(f"{name}, {place}", "ex/s", f"{name}, {place}", peer, at_least=times and 1 / times)
-    if place == SMALL:
+    if place == SMALL and "DPL, M = N = 10" in methods:
         bench.hold(f"DPL, M = N = 10, {place}", "ex/s", f"DPL, M = N = 10, {place}", at_least=5 * AUTHORS_DPL)
+
+
+def _bandwidth(bench: Benchmark, place: str, bpr: Trained, peak: float) -> None:
+    """The bytes that BPR's epoch has to move over its time, as a share of ``peak`` GB/s."""
+    seconds = bpr.interactions / bench.median(f"BPR, {place}")
+    reached = bpr.least_bytes / seconds / 1e9
+    bench.rows.append(Row(f"BPR, {place}: memory traffic, of the peak", "GB/s", reached, "--peak", peak))
 
 
 if __name__ == "__main__":
