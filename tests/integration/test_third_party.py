@@ -105,10 +105,10 @@ def test_a_missing_predictor_is_missed_before_the_first_epoch(told: Typed, proje
 def test_published_tables_that_can_not_be_loaded_are_no_others_trouble(told: Typed, project: Path) -> None:
     edit(project / "linreg" / "__init__.py", "spaces=", 'published="linreg.nowhere:PUBLISHED", spaces=')
     known.known.cache_clear()
-    listed = told("reproduce")
+    unknown = told("reproduce", "thesis-3.20")
     known.known.cache_clear()
-    assert listed.returncode == 0, listed.stderr
-    assert "thesis-3.2" in listed.stdout
+    assert unknown.returncode == 2
+    assert "Did you mean 'thesis-3.2'?" in unknown.stderr
 
 
 def test_a_registration_that_is_refused_for_its_code_is_no_success(told: Typed, project: Path) -> None:
