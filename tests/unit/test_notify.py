@@ -204,7 +204,7 @@ def test_a_command_that_hangs_ends_with_us(tmp_path: Path, monkeypatch: pytest.M
     until(lambda: not any(alive(int(pid)) for pid in file.read_text().split()))
 
 
-def until(condition: Callable[[], bool], seconds: float = 10) -> None:
+def until(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
