@@ -137,9 +137,9 @@ class Workload(Protocol):
     data root, under which the dataset is there and intact; without ``holdout`` no part is ever held out for validation.
 
     No name is one of :data:`RESERVED`. ``batch_size`` is the global batch, which workers and micro-batches divide.
-    Where the catalog's entry names kinds of data, ``dataset``, ``dataset_size``, ``dataset_corrupt``, ``dataset_unknown``,
-    ``dataset_noise`` and ``split`` say what is read of ours. What begins with ``dataset``, ``split`` or ``eval`` says
-    what is evaluated on: models that differ there are not compared.
+    Where the catalog's entry names kinds of data, ``dataset``, ``dataset_size``, ``dataset_corrupt``,
+    ``dataset_unknown``, ``dataset_noise`` and ``split`` say what is read of ours. What begins with ``dataset``,
+    ``split`` or ``eval`` says what is evaluated on: models that differ there are not compared.
     """
 
     objective: Objective | tuple[Objective, ...]
