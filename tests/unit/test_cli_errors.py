@@ -390,7 +390,7 @@ def test_the_help_of_what_is_published_names_its_methods(
 
 def test_a_job_is_no_id_for_sync(capsys: pytest.CaptureFixture[str]) -> None:
     exits.guarded(lambda: cli.app(["sync", "--help"], standalone_mode=False))
-    assert "Id of a run or a sweep, or latest." in capsys.readouterr().out
+    assert "job" not in capsys.readouterr().out
 
 
 # The registry
