@@ -23,13 +23,15 @@ class WithPublished(TyperGroup):
         return [*super().list_commands(ctx), *known()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        from orchestrator.published.known import known
+        from orchestrator.published.known import broken, known
 
         if found := super().get_command(ctx, cmd_name):
             return found
         cmd_name = cmd_name if cmd_name in known() else cmd_name.replace("-figure-", "-fig")  # the older spelling
         if cmd_name not in known():
-            raise unknown("table, figure or verb", cmd_name, self.list_commands(ctx))
+            faults = "; ".join(f"those of {name} can not be loaded: {why}" for name, why in broken().items())
+            kind = "table, figure or verb" + (f" ({faults})" if faults else "")
+            raise unknown(kind, cmd_name, self.list_commands(ctx))
         return _command(known()[cmd_name])
 
 

@@ -109,6 +109,7 @@ def test_published_tables_that_can_not_be_loaded_are_no_others_trouble(told: Typ
     known.known.cache_clear()
     assert unknown.returncode == 2
     assert "Did you mean 'thesis-3.2'?" in unknown.stderr
+    assert "those of linreg can not be loaded: No module named 'linreg.nowhere'" in unknown.stderr
 
 
 def test_a_registration_that_is_refused_for_its_code_is_no_success(told: Typed, project: Path) -> None:
