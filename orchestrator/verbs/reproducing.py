@@ -27,12 +27,12 @@ class WithPublished(TyperGroup):
 
         if found := super().get_command(ctx, cmd_name):
             return found
-        cmd_name = cmd_name if cmd_name in known() else cmd_name.replace("-figure-", "-fig")  # the older spelling
-        if cmd_name not in known():
-            faults = "; ".join(f"those of {name} can not be loaded: {why}" for name, why in broken().items())
+        name = cmd_name if cmd_name in known() else cmd_name.replace("-figure-", "-fig")  # the older spelling
+        if name not in known():
+            faults = "; ".join(f"those of {other} can not be loaded: {why}" for other, why in broken().items())
             kind = "table, figure or verb" + (f" ({faults})" if faults else "")
             raise unknown(kind, cmd_name, self.list_commands(ctx))
-        return _command(known()[cmd_name])
+        return _command(known()[name])
 
 
 app = typer.Typer()
