@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
 
-from orchestrator import installed
+from orchestrator import installed, redirects
 from orchestrator.cluster import authenticate, check_fit, check_is_ray, check_reachable, this_machine
 from orchestrator.configuration import validate
 from orchestrator.errors import UNAVAILABLE, UserError
@@ -165,10 +165,8 @@ def _check_may_write(settings: Settings, experiment: str) -> None:
 
 def _answer(url: str, data: bytes | None, credentials: Mapping[str, str]) -> bytes:
     """What an API path of MLflow answers: to a POST where there is ``data``. Raises OSError."""
-    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json", **credentials})
-    with urllib.request.urlopen(request, timeout=SERVER_SECONDS) as answer:
-        found: bytes = answer.read()
-    return found
+    headers = {"Content-Type": "application/json", **credentials}
+    return redirects.read(urllib.request.Request(url, data=data, headers=headers), SERVER_SECONDS)
 
 
 def _ask_server(address: str) -> None:
@@ -184,6 +182,11 @@ def _ask_server(address: str) -> None:
             403: "Name this host in the server's --allowed-hosts, or check the rights of the user",
         }.get(error.code, "Check the address and the server's log")
         raise UserError(f"MLflow at {uri} refuses: HTTP {error.code} {body}", fix=hint, code=UNAVAILABLE) from None
+    except redirects.RedirectRefused as error:
+        raise UserError(
+            f"MLflow at {uri} redirects to {error.target}, and a login is sent to no other address", code=UNAVAILABLE,
+            fix="If that is the server, name it with MLFLOW_TRACKING_URI or --tracking",
+        ) from None  # fmt: skip
     except (OSError, ValueError, http.client.HTTPException) as error:  # nobody, no address, not HTTP
         reason = str(getattr(error, "reason", error)).strip() or type(error).__name__
         raise UserError(

@@ -9,7 +9,6 @@ import os
 import re
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -17,6 +16,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+from orchestrator import redirects
 from orchestrator.cluster import authenticate
 from orchestrator.errors import FAILED, UNAVAILABLE, UserError
 from orchestrator.jobs.job_state import Job, Lines, read
@@ -162,9 +162,8 @@ class Dashboard:
     def _check_alive(self) -> None:
         """Ray's client waits without limit; this does not."""
         try:
-            with urllib.request.urlopen(f"{self.address}/api/version", timeout=ANSWER_SECONDS) as answer:
-                json.load(answer)["ray_version"]
-                return
+            json.loads(redirects.read(f"{self.address}/api/version", ANSWER_SECONDS))["ray_version"]
+            return
         except urllib.error.HTTPError as error:
             if error.code in (401, 403):  # it lives, and wants a token
                 return

@@ -1,0 +1,147 @@
+"""A login goes to the address that was named and to no other: two servers on loopback, one of which sends on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from orchestrator import preflight
+from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.jobs.dashboard import Dashboard
+from orchestrator.redirects import origin
+from orchestrator.settings import resolve
+
+SECRET = "hunter2"
+ANSWERS = {"/version": b"3.5.0", "/api/version": b'{"ray_version": "2.50.0", "version": "4"}', "/api/jobs/": b"[]"}
+
+
+@dataclass
+class Server:
+    """A server on loopback. Requests to the paths in ``moved`` are redirected to the base address there."""
+
+    url: str
+    code: int = 302
+    moved: dict[str, str] = field(default_factory=dict)
+    seen: list[tuple[str, str | None]] = field(default_factory=list)
+
+    def redirect(self, target: str, code: int = 302) -> None:
+        """Redirect every path to the same path below ``target``."""
+        self.code = code
+        self.moved[""] = target
+
+
+@contextmanager
+def serving() -> Iterator[Server]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"] or 0))
+            server.seen.append((self.path.partition("?")[0], self.headers["Authorization"]))
+            target = next((server.moved[path] for path in server.moved if self.path.startswith(path)), None)
+            if target is None:
+                self.send_response(200)
+                body = ANSWERS.get(self.path, b"{}")
+            else:
+                self.send_response(server.code)
+                self.send_header("Location", target + self.path)
+                body = b""
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        server = Server(f"http://127.0.0.1:{listening.server_port}")
+        threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True).start()
+        yield server
+        listening.shutdown()
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, Server]]:
+    """The server that is named, and another."""
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", SECRET)
+    with ExitStack() as stack:
+        yield stack.enter_context(serving()), stack.enter_context(serving())
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_the_preflight_sends_no_login_to_another_address(
+    code: int, host: str, servers: tuple[Server, Server]
+) -> None:
+    named, other = servers
+    target = other.url.replace("127.0.0.1", host)
+    named.redirect(target, code)
+    with pytest.raises(UserError) as caught:
+        preflight.tracking(resolve({"tracking": named.url}))
+    assert (caught.value.code, other.seen) == (UNAVAILABLE, [])
+    assert named.seen[0][1] == f"Bearer {SECRET}"  # it was there to be sent on
+    assert str(caught.value).startswith(f"MLflow at {named.url} redirects to {target}")
+    assert "MLFLOW_TRACKING_URI" in str(caught.value)
+    with pytest.raises(OSError, match=target):
+        preflight.server_version(named.url)
+    preflight._check_may_write(resolve({"tracking": named.url}), "mine")  # a question only: its answer may be missing
+    assert other.seen == []
+
+
+def test_the_preflight_follows_a_redirect_to_the_same_address(servers: tuple[Server, Server]) -> None:
+    named, _ = servers
+    named.moved["/version"] = f"{named.url}/below"
+    assert preflight.server_version(named.url) == "{}"
+    assert named.seen == [("/version", f"Bearer {SECRET}"), ("/below/version", f"Bearer {SECRET}")]
+
+
+def test_mlflows_own_client_sends_no_login_to_another_address(servers: tuple[Server, Server]) -> None:
+    from mlflow.tracking import MlflowClient
+
+    named, other = servers
+    named.redirect(other.url.replace("127.0.0.1", "localhost"))
+    MlflowClient(named.url).search_experiments()
+    path = "/api/2.0/mlflow/experiments/search"
+    assert (named.seen, other.seen) == ([(path, f"Bearer {SECRET}")], [(path, None)])
+
+
+def test_a_dashboard_that_redirects_to_another_address_is_refused(servers: tuple[Server, Server]) -> None:
+    named, other = servers
+    named.redirect(other.url)
+    with pytest.raises(UserError, match=f"got it redirects to {other.url}") as caught:
+        Dashboard(named.url)
+    assert (caught.value.code, other.seen) == (UNAVAILABLE, [])
+
+
+def test_rays_own_client_sends_no_token_to_another_address(
+    servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.dashboard.modules import dashboard_sdk
+
+    named, other = servers
+    header = {"authorization": f"Bearer {SECRET}"}
+    monkeypatch.setattr(dashboard_sdk, "get_auth_headers_if_auth_enabled", lambda headers: header)
+    dashboard = Dashboard(named.url)
+    named.moved["/api/jobs"] = other.url.replace("127.0.0.1", "localhost")
+    assert dashboard.jobs() == []
+    assert named.seen[-1] == ("/api/jobs/", f"Bearer {SECRET}")
+    assert other.seen == [("/api/jobs/", None)]
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://host/a?b", "http://host"),
+        ("https://me:pw@Host:443/a", "https://host"),
+        ("http://host:443/", "http://host:443"),
+        ("https://[::1]:8443/x", "https://[::1]:8443"),
+    ],
+)
+def test_an_origin_is_scheme_host_and_port(url: str, expected: str) -> None:
+    assert origin(url) == expected
