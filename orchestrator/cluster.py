@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -36,6 +37,9 @@ Node = dict[str, float]
 
 TOKEN = Path("~/.ray/auth_token")
 """Where Ray keeps this user's token."""
+
+TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+"""Where Ray looks before that."""
 
 STORAGE_SECONDS = 30.0
 """How long the nodes may take to look at the storage."""
@@ -72,6 +76,8 @@ def cluster(address: str | None) -> Iterator[list[Node]]:
         yield nodes()
         return
     try:
+        if not address:
+            make_token()
         with nullcontext() if address else _on_loopback():
             ray.init(
                 address=address or "local",
@@ -93,10 +99,10 @@ def cluster(address: str | None) -> Iterator[list[Node]]:
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """A cluster that starts here listens on 127.0.0.1 alone, and its token is this user's.
+    """A cluster that starts here listens on 127.0.0.1 alone.
 
-    Ray gives it the machine's own address, for the network to connect to, and refuses to be told otherwise but by
-    what it does on a Mac; the token's file it leaves readable.
+    Ray gives it the machine's own address, for the network to connect to, and accepts no other except by what it does
+    on a Mac.
     """
     from ray._private import ray_constants
 
@@ -105,8 +111,28 @@ def _on_loopback() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = open_to_others
-        with suppress(OSError):
-            TOKEN.expanduser().chmod(0o600)
+
+
+def make_token() -> None:
+    """Make the token of clusters that start here, where Ray would make it: Ray's own is readable until it is closed.
+
+    One that is there stays and is closed to others. Where the file cannot be made, Ray reports it.
+    """
+    if os.environ.get("RAY_AUTH_MODE", "token") != "token" or any(map(os.environ.get, TOKEN_VARIABLES)):
+        return
+    token = TOKEN.expanduser()
+    whole = token.with_name(f".{token.name}.{secrets.token_hex(4)}")
+    with suppress(OSError):
+        if not token.exists():
+            token.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                with open(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                    file.write(secrets.token_hex(32))
+                with suppress(FileExistsError):  # another cluster was first: its token is for both
+                    os.link(whole, token)  # whole at once: who starts now reads no half token
+            finally:
+                whole.unlink(missing_ok=True)
+        token.chmod(0o600)
 
 
 def nodes() -> list[Node]:

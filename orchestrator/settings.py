@@ -12,12 +12,12 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from orchestrator import notify
 from orchestrator.errors import UserError, unknown
-from orchestrator.storage import remote
+from orchestrator.storage import private, remote
 
 Source = Literal["flag", "environment", "file", "default"]
 
 NAMES: dict[str, tuple[str, str]] = {
-    "home": ("ORCHESTRATOR_HOME", "embedded home: MLflow store, run records, caches of the service"),
+    "home": (private.HOME_VARIABLE, "embedded home: MLflow store, run records, caches of the service"),
     "storage": ("ORCHESTRATOR_STORAGE", "where runs and sweeps keep checkpoints, logs and results: a folder, or a URI"),
     "data": ("ORCHESTRATOR_DATA", "root of the datasets"),
     "tracking": ("MLFLOW_TRACKING_URI", "MLflow tracking and registry, or none"),
@@ -80,7 +80,7 @@ def resolve(flags: Mapping[str, str | None] | None = None) -> Settings:
         sources[name] = "default"
         return default
 
-    home = _path(pick("home", "~/.orchestrator"))
+    home = _path(pick("home", private.DEFAULT_HOME))
     file = _read_file(home / "config.yaml")
     tracking = pick("tracking", embedded_uri(home))
     gates, target = pick("gates", None), pick("notify", None)

@@ -16,6 +16,7 @@ from orchestrator.published.table import Block, Measured, Reproduction
 from orchestrator.results import statistics
 from orchestrator.results.markdown import table as markdown_table
 from orchestrator.settings import Settings
+from orchestrator.storage import private
 from orchestrator.tracking import store
 from orchestrator.tracking.tracker import Tracker
 
@@ -142,7 +143,7 @@ def keep(
     Returns the folder, and one sentence where MLflow could not be reached: it is tried again by the next call.
     """
     folder = settings.home / FOLDER / name
-    folder.mkdir(parents=True, exist_ok=True)
+    private.make_folder(folder)
     written = {f"{told['id']}.json": json.dumps(told, indent=1), **texts}
     for file, text in written.items():
         (folder / file).write_bytes(text if isinstance(text, bytes) else f"{text}\n".encode())

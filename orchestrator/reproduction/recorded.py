@@ -19,7 +19,7 @@ from orchestrator.results import trials
 from orchestrator.session import adopt
 from orchestrator.settings import Settings
 from orchestrator.spec import ExperimentSpec, SweepSpec
-from orchestrator.storage import records
+from orchestrator.storage import private, records
 from orchestrator.storage.names import HISTORY, OUTCOME
 from orchestrator.storage.records import RunFolder
 from orchestrator.tracking.client import KEY
@@ -142,7 +142,7 @@ def _run_id(client: Any, reference: str) -> str:
 
 
 def _download(client: Any, run_id: str, files: Path) -> None:
-    files.mkdir(parents=True, exist_ok=True)
+    private.make_folder(files)
     wanted = (provenance.SPEC, provenance.SWEEP, provenance.ENVIRONMENT, provenance.SPACE, OUTCOME)
     for name in (file.path for file in client.list_artifacts(run_id)):
         if name in wanted or re.fullmatch(r"source(-[\w.-]+)?\.diff", name):

@@ -7,11 +7,13 @@ it names is to run their code; so what a user names is remembered, and nothing e
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.errors import UserError
+from orchestrator.storage import private
 
 NAMED = "spaces"
 """Below the home: empty files, called by the SHA-256 of the path and of the content of each file that was named."""
@@ -21,14 +23,15 @@ def give(space: str, home: Path) -> None:
     """Remember the file of ``file.py:function``, which the user has named; nothing for a preset."""
     for mark in _marks(space, home):
         with suppress(OSError):  # it is asked for again
-            mark.parent.mkdir(parents=True, exist_ok=True)
-            mark.touch()
+            private.make_folder(home)
+            mark.parent.mkdir(mode=0o700, exist_ok=True)  # who may write there decides what is run
+            mark.touch(mode=0o600)
 
 
 def check(space: str, home: Path, whose: str) -> None:
     """Raises UserError for a recorded search space whose file was never named here, neither there nor as it is."""
     marks = list(_marks(space, home))
-    if marks and not any(mark.exists() for mark in marks):
+    if marks and not any(map(os.path.exists, marks)):  # a folder of another user has none of mine
         raise UserError(
             f"The search space of {whose} is a file, and running it would run code that was never named here",
             got=space, fix=f"Read it; if you trust it, name it: --space {space}",

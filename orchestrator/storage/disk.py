@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from orchestrator.errors import UNAVAILABLE, UserError, one_line
-from orchestrator.storage import remote
+from orchestrator.storage import private, remote
 
 
 def drop_half_line(journal: Path) -> None:
@@ -50,7 +50,7 @@ def check_writable(storage: Path) -> None:
     """Raises UserError (exit 3) unless a file can be written and removed below ``storage``, and where it is stored."""
     probe = storage / f".probe-{os.getpid()}-{time.monotonic_ns()}"
     try:
-        storage.mkdir(parents=True, exist_ok=True)
+        private.make_folder(storage)
         probe.write_text("probe")
         probe.unlink()
     except OSError as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from orchestrator.errors import UNAVAILABLE, UserError
-from orchestrator.storage import copies, lease, remote
+from orchestrator.storage import copies, lease, private, remote
 from orchestrator.storage.lease import RENEW_SECONDS, Lease
 from orchestrator.storage.remote import Remote
 
@@ -139,7 +139,7 @@ class Carried:
         root, place = remote.run_folder(folder), remote.behind(folder)
         if root is None or place is None or lease.driven_here(root):
             return
-        folder.mkdir(parents=True, exist_ok=True)
+        private.make_folder(folder)
         (root / STOP).unlink(missing_ok=True)  # an earlier driver's; where it is meant now, it comes again
         with suppress(OSError):  # away: what is here will do, at the price of work done again
             brought = copies.gather(folder, parts)

@@ -32,7 +32,7 @@ from orchestrator.errors import (
     nearest,
     one_line,
 )
-from orchestrator.storage import copies, disk, lease, remote
+from orchestrator.storage import copies, disk, lease, private, remote
 from orchestrator.storage.lease import Lease
 from orchestrator.storage.mirror import STOP, Mirror
 from orchestrator.storage.names import RECORD
@@ -211,11 +211,15 @@ def create(
         raise UserError("The name can not be one", got=repr(name), allowed="letters, digits, . _ - (at most 100)")
     if name is not None and copies.has(storage, name):
         raise _in_use(name, kind)
+    try:
+        private.make_folder(storage)
+    except OSError as error:
+        raise disk.unwritable(storage, error) from None
     while True:
         made_up = f"{workload}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
         path = storage / (name or made_up)
         try:
-            path.mkdir(parents=True)
+            path.mkdir()
             break
         except FileExistsError:
             if name is not None:

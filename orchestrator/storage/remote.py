@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
 from orchestrator.errors import UNAVAILABLE, UserError, one_line
+from orchestrator.storage import private
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
@@ -99,7 +100,7 @@ class Remote:
         """Write ``file``, whole or not at all, from the object ``name``. Raises FileNotFoundError without one."""
         system, base = self._place()
         partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
-        file.parent.mkdir(parents=True, exist_ok=True)
+        private.make_folder(file.parent)
         try:
             with system.open_input_stream(f"{base}/{name}") as source, partial.open("wb") as stream:
                 shutil.copyfileobj(source, stream, 1 << 22)

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.storage import private
 from workloads.data.cache import file_lock
 
 SQLITE = "sqlite:///"
@@ -44,7 +45,7 @@ def ensure(uri: str) -> Path | None:
     if ready.exists() and database.exists():
         return artifacts
     try:
-        database.parent.mkdir(parents=True, exist_ok=True)
+        private.make_folder(database.parent)
         with file_lock(database.with_suffix(".lock")):
             if not (ready.exists() and database.exists()):
                 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore

@@ -39,7 +39,7 @@ class Server:
 @contextmanager
 def serving() -> Iterator[Server]:
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+        def answer(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"] or 0))
             server.seen.append((self.path.partition("?")[0], self.headers["Authorization"]))
             target = next((server.moved[path] for path in server.moved if self.path.startswith(path)), None)
@@ -54,7 +54,8 @@ def serving() -> Iterator[Server]:
             self.end_headers()
             self.wfile.write(body)
 
-        do_POST = do_GET
+        def __getattr__(self, name: str) -> Any:
+            return self.answer if name in ("do_GET", "do_POST") else super().__getattribute__(name)
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -76,9 +77,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, Server]]:
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_the_preflight_sends_no_login_to_another_address(
-    code: int, host: str, servers: tuple[Server, Server]
-) -> None:
+def test_the_preflight_sends_no_login_to_another_address(code: int, host: str, servers: tuple[Server, Server]) -> None:
     named, other = servers
     target = other.url.replace("127.0.0.1", host)
     named.redirect(target, code)

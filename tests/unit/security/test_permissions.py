@@ -1,0 +1,166 @@
+"""Ray's token and the home are this user's alone from the moment that they exist, whatever the umask."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import cluster
+from orchestrator.errors import UserError
+from orchestrator.published import report
+from orchestrator.reproduction import recorded
+from orchestrator.search import consent
+from orchestrator.settings import resolve
+from orchestrator.storage import disk, records
+from orchestrator.tracking import store
+
+
+@pytest.fixture(params=[0o022, 0o000], ids=["umask 022", "umask 000"])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+# Ray's token
+
+
+@pytest.fixture
+def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a token is made for a user who has none."""
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    return tmp_path / "user" / ".ray" / "auth_token"
+
+
+@pytest.fixture
+def begin(token: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[tuple[int, int, str]]]:
+    """Starts a cluster as far as ``ray.init``; returns the modes of folder and token, and the token, as found there."""
+
+    def call() -> list[tuple[int, int, str]]:
+        import ray
+
+        found = []
+
+        def init(**_: Any) -> None:
+            found.append((mode(token.parent), mode(token), token.read_text()) if token.exists() else (0, 0, ""))
+            raise ConnectionError("no cluster in this test")
+
+        monkeypatch.setattr(ray, "init", init)
+        with pytest.raises(UserError, match="no cluster in this test"), cluster.cluster(None):
+            pass
+        return found
+
+    return call
+
+
+def test_a_token_is_never_readable_by_others(umask: int, begin: Callable[[], list[tuple[int, int, str]]]) -> None:
+    (folder, file, text) = begin()[0]
+    assert (folder, file) == (0o700, 0o600)
+    assert len(bytes.fromhex(text)) == 32
+    assert begin()[0][2] == text  # the next cluster's, too
+
+
+def test_a_token_that_is_there_stays_and_is_closed_first(
+    token: Path, begin: Callable[[], list[tuple[int, int, str]]]
+) -> None:
+    token.parent.mkdir(parents=True)
+    token.write_text("mine")
+    token.parent.chmod(0o755)
+    token.chmod(0o644)
+    assert begin() == [(0o755, 0o600, "mine")]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("RAY_AUTH_MODE", "disabled"), ("RAY_AUTH_TOKEN", "t"), ("RAY_AUTH_TOKEN_PATH", "/elsewhere")]
+)
+def test_no_token_is_made_where_none_is_needed(
+    name: str, value: str, token: Path, begin: Callable[[], list[tuple[int, int, str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert begin() == [(0, 0, "")]
+
+
+def test_clusters_that_start_at_once_have_one_token(token: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(32):
+            pool.submit(cluster.make_token)
+    assert len(token.read_text()) == 64
+    assert [path.name for path in token.parent.iterdir()] == ["auth_token"]
+
+
+# The home
+
+
+def make_store() -> None:
+    store.ensure(resolve().tracking or "")
+
+
+def make_mirror() -> None:
+    disk.check_writable(resolve({"storage": "s3://bucket/runs"}).storage)
+
+
+def name_a_space() -> None:
+    space = Path(__file__).with_name("strangers.py")
+    consent.give(f"{space}:space", resolve().home)
+
+
+class Empty:
+    """A client of MLflow whose run has no files."""
+
+    def list_artifacts(self, _: str) -> list[Any]:
+        return []
+
+
+MAKERS: dict[str, Callable[[], Any]] = {
+    "storage": lambda: disk.check_writable(resolve().storage),
+    "run": lambda: records.create(resolve().storage, "run", "toy", {}, "orchestrator run toy", "one"),
+    "store": make_store,
+    "mirror": make_mirror,
+    "space": name_a_space,
+    "report": lambda: report.keep({"id": "t"}, {}, "t", resolve({"tracking": "none"})),
+    "record": lambda: recorded._download(Empty(), "id", resolve().home / "reproduced" / "id"),
+}
+"""Whatever may be the first to write into a home."""
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_home_that_is_made_is_this_users_alone(
+    name: str, umask: int, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "store":  # whose schema takes seconds
+        monkeypatch.setattr("mlflow.store.tracking.sqlalchemy_store.SqlAlchemyStore", lambda *_: None)
+    monkeypatch.setattr(disk.remote, "behind", lambda _: None)
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(home / "of" / "mine"))
+    MAKERS[name]()
+    assert mode(home / "of" / "mine") == 0o700
+    assert mode(home / "of") == 0o777 & ~umask
+
+
+@pytest.mark.parametrize("name", ["storage", "run", "space"])
+def test_a_home_that_is_there_stays_as_it_is(name: str, umask: int, home: Path) -> None:
+    home.mkdir()
+    home.chmod(0o775)
+    MAKERS[name]()
+    assert mode(home) == 0o775
+
+
+def test_a_storage_elsewhere_is_shared_as_the_umask_says(umask: int, tmp_path: Path) -> None:
+    disk.check_writable(tmp_path / "team" / "runs")
+    assert mode(tmp_path / "team" / "runs") == 0o777 & ~umask
+
+
+def test_nobody_else_can_name_a_search_space_here(umask: int, home: Path) -> None:
+    home.mkdir()
+    name_a_space()
+    assert mode(home / consent.NAMED) == 0o700
