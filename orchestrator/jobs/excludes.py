@@ -1,42 +1,78 @@
-"""What of a submitted working directory stays at home: bulk, secrets, other people's files. As gitignore patterns."""
+"""What of a submitted working directory is not sent: bulk, secrets, other people's files. As gitignore patterns."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
-from orchestrator.provenance.scrub import SECRET_FILES, secret_file
+from orchestrator.provenance.secret_files import SECRET_FILES, SECRET_FOLDERS, secret_file, secret_folder
 
-NAMED = (
-    *(".git", ".cache", "__pycache__", "/data", "mlruns", "mlflow.db", "node_modules"),
-    *(".ssh", ".aws", ".azure", ".docker", ".gnupg", ".huggingface", ".kaggle", ".kube", ".ray"),
-    *("**/.config/gcloud", "**/.config/gh", ".databrickscfg", ".s3cfg", ".boto", ".vault-token"),
-)
-"""Files and folders that stay, beside what .gitignore names."""
+BULK = (".git", ".cache", "__pycache__", "/data", "mlruns", "mlflow.db", "node_modules")
+"""Files and folders that are not sent, in addition to what .gitignore names."""
 
 ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")
 """What a folder holds that is a virtual environment, whatever it is called."""
 
 
-def of(folder: Path, apart: Sequence[Path] = ()) -> list[str]:
-    """The patterns for ``folder``: known names, secrets, environments, what lies ``apart`` (data, runs), links out.
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """What is not sent: gitignore ``patterns``, and the ``secret`` paths that they match, folders with a slash."""
+
+    patterns: list[str]
+    secret: tuple[str, ...]
+
+
+def of(folder: Path, apart: Sequence[Path] = ()) -> Excluded:
+    """What of ``folder`` is not sent: bulk, secrets, environments, what lies ``apart`` (data, runs), links out.
 
     Ray follows links, so that one to ``~/.ssh`` under another name would send that.
     """
-    root, others = folder.resolve(), {path.resolve() for path in apart}
-    return [*NAMED, *SECRET_FILES, *(_anchored(path.relative_to(root)) for path in _found(root, others))]
+    root = folder.resolve()
+    walked = _Walk(root, {path.resolve() for path in apart})
+    paths = [_anchored(path.relative_to(root)) for path in walked.paths()]
+    # A pattern also covers what a link within the folder leads to. It would cover folders of code of its name, too.
+    names = [_any_case(name) for name in SECRET_FILES if not any(fnmatch(each, name) for each in walked.folders)]
+    folders = [_any_case(f"**/{name}") for name in SECRET_FOLDERS]
+    return Excluded([*BULK, *folders, *names, *paths], tuple(sorted(walked.secret)))
 
 
-def _found(root: Path, apart: set[Path]) -> Iterator[Path]:
-    for where, folders, files in os.walk(root):
-        here = Path(where)
-        leaving = [here / name for name in (*folders, *files) if _leaves(here / name, root)]
-        closed = [here / name for name in folders if _is_environment(here / name) or here / name in apart]
-        secret = [here / name for name in files if secret_file(name)]  # of any case, unlike the patterns
-        yield from {*leaving, *closed, *secret}
-        folders[:] = [name for name in folders if name not in NAMED and here / name not in closed]
+class _Walk:
+    """One walk through ``root``; ``folders`` are the names, in lower case, of those that were entered."""
+
+    def __init__(self, root: Path, apart: set[Path]) -> None:
+        self._root = root
+        self._apart = apart
+        self.folders: set[str] = set()
+        self.secret: list[str] = []
+
+    def paths(self) -> Iterator[Path]:
+        """What is not sent, by path."""
+        for where, folders, files in os.walk(self._root):
+            here = Path(where)
+            entered = []
+            for name in folders:
+                path = here / name
+                inside = path.relative_to(self._root).as_posix()
+                if secret_folder(inside):
+                    self.secret.append(f"{inside}/")
+                    yield path
+                elif _leaves(path, self._root) or _is_environment(path) or path in self._apart:
+                    yield path
+                elif name not in BULK and f"/{inside}" not in BULK:
+                    entered.append(name)
+            self.folders.update(name.lower() for name in entered)
+            folders[:] = entered
+            for name in files:
+                path = here / name
+                if secret_file(name):
+                    self.secret.append(path.relative_to(self._root).as_posix())
+                    yield path
+                elif _leaves(path, self._root):
+                    yield path
 
 
 def _leaves(path: Path, root: Path) -> bool:
@@ -49,6 +85,11 @@ def _leaves(path: Path, root: Path) -> bool:
 
 def _is_environment(folder: Path) -> bool:
     return any((folder / name).exists() for name in ENVIRONMENTS)
+
+
+def _any_case(pattern: str) -> str:
+    """The pattern for letters of both cases."""
+    return re.sub("[a-z]", lambda letter: f"[{letter[0]}{letter[0].upper()}]", pattern)
 
 
 def _anchored(path: Path) -> str:

@@ -24,6 +24,9 @@ from orchestrator.settings import NAMES, Settings, resolve
 
 VERBS = ("run", "sweep", "promote", "rollback", "predict", "reproduce", "workloads", "data", "doctor", "sync")
 
+SHOWN = 5
+"""How many of the files that are not sent are named."""
+
 
 def submit(
     words: list[str],
@@ -46,15 +49,20 @@ def submit(
     workload = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), None)
     sources = provenance.sources(working_dir, (settings.home, settings.storage), workload)
     dashboard, console = Dashboard(address), Console(json=as_json)
+    kept = working_dir and excludes.of(working_dir, (settings.home, settings.storage, settings.data))
     job = dashboard.submit(
         shlex.join(["python", "-m", "orchestrator", *words]),
         new_id(words),
         metadata=_metadata(words, sources, settings),
         environment=_environment(settings) | provenance.carry(sources),
         working_dir=working_dir,
-        excludes=excludes.of(working_dir, (settings.home, settings.storage, settings.data)) if working_dir else (),
+        excludes=kept.patterns if kept else (),
     )
     console.say(f"Submitted {job.id} to {dashboard.address}")
+    if kept and kept.secret:
+        more = len(kept.secret) - SHOWN
+        names = ", ".join(kept.secret[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+        console.say(f"Not sent, for their names say that they are secret: {names}")
     if settings.notify:
         console.say("Whom it notifies is for ORCHESTRATOR_NOTIFY in the cluster's environment: yours, a secret, stays")
     code = DONE

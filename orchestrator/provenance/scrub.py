@@ -8,16 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from fnmatch import fnmatch
 
 HIDDEN = "***"
-
-SECRET_FILES = (
-    ".env", ".env.*", "*.env", ".netrc", "_netrc", ".pgpass", ".pypirc", ".npmrc", "auth_token", "id_rsa*",
-    "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx",
-    "*credentials*", "*secret*.json", "*secret*.y*ml", "*secret*.toml", "kubeconfig", "*.kubeconfig",
-)  # fmt: skip
-"""Names of files whose whole content is taken for secret."""
 
 TOKEN_FORMS = (
     r"(?:AKIA|ASIA|ABIA|ACCA|AGPA|AIDA|AROA|ANPA)[0-9A-Z]{16}",  # AWS
@@ -99,12 +91,6 @@ def scrub_variables(variables: Mapping[str, str]) -> dict[str, str]:
 def secret_name(name: str) -> bool:
     """Whether what has this name is a secret: ``HF_TOKEN``, ``--api-key``, ``db.password``."""
     return re.fullmatch(rf"-*(?:(?-i:{UPPER_NAME})|(?-i:{CAMEL_NAME})|(?i:{LOWER_NAME}))", name) is not None
-
-
-def secret_file(path: str) -> bool:
-    """Whether a file of this name is kept out of records, whatever is in it."""
-    name = path.rpartition("/")[2].lower()
-    return any(fnmatch(name, pattern) for pattern in SECRET_FILES)
 
 
 def _keys(lines: list[str]) -> list[str]:

@@ -13,7 +13,8 @@ from pathlib import Path
 from orchestrator.provenance import package
 from orchestrator.provenance.git import Git
 from orchestrator.provenance.patch import fitting, new_file, sections
-from orchestrator.provenance.scrub import SECRET_FILES, scrub, secret_file
+from orchestrator.provenance.scrub import scrub
+from orchestrator.provenance.secret_files import SECRET_FILES, SECRET_FOLDERS, secret_file
 
 SECONDS = 2.0
 """What all of git may take together: a start is not delayed longer by a repository however large."""
@@ -138,7 +139,8 @@ def _capture(name: str, root: Path, apart: Sequence[Path], deadline: float) -> S
     left = [] if whole else ["more: git status took too long or said too much"]
     files: list[str] = []
     if changed or not whole:
-        hidden = [f":(exclude,icase,glob)**/{pattern}" for pattern in SECRET_FILES]
+        secret = (*SECRET_FILES, *(f"{folder}/**" for folder in SECRET_FOLDERS))
+        hidden = [f":(exclude,icase,glob)**/{pattern}" for pattern in secret]
         output, whole_diff = git.read(*DIFF, commit or EMPTY_TREE, *paths, *hidden)
         files = sections(output.decode("utf-8", "surrogateescape"))
         if not whole_diff:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,6 +56,21 @@ def test_unset_they_are_the_clusters_to_say(sent: dict[str, Any], monkeypatch: p
     monkeypatch.setenv("ORCHESTRATOR_QUEUE", "mine")
     submission.submit(["sweep", "toy"], wait=False)
     assert sent["environment"]["ORCHESTRATOR_QUEUE"] == "mine"
+
+
+def test_secret_files_that_are_not_sent_are_named_in_one_line(
+    sent: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").touch()
+    submission.submit(["run", "toy"], working_dir=tmp_path, wait=False)
+    assert "secret" not in capsys.readouterr().out
+    for name in ("token.txt", *(f"{number}.pem" for number in range(6))):
+        (tmp_path / name).touch()
+    submission.submit(["run", "toy"], working_dir=tmp_path, wait=False)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "secret" in line]
+    assert lines == ["Not sent, for their names say that they are secret: 0.pem, 1.pem, 2.pem, 3.pem, 4.pem and 2 more"]
+    assert "*.[pP][eE][mM]" in sent["excludes"]
+    assert "/token.txt" in sent["excludes"]
 
 
 def test_another_priority_is_refused_before_anything_is_sent(sent: dict[str, Any]) -> None:

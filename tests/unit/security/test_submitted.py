@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import zipfile
 from pathlib import Path
 
@@ -9,8 +11,17 @@ import pytest
 from ray._private.runtime_env.packaging import create_package
 
 from orchestrator.jobs import excludes
+from orchestrator.provenance.secret_files import secret_file
+from orchestrator.provenance.source import capture
 
-CODE = ("train.py", "kept/data/code.py", "environment.yaml", "keys.py", "notes.keystore.md")
+CODE = (
+    "train.py", "kept/data/code.py", "environment.yaml", "keys.py", "notes.keystore.md", "tokenizer.json",
+    "token.py", "tokens.txt", "special_tokens_map.json", "token_embedding.pt", "test_auth.py", "auth.py",
+    "secrets.py", "credentials.py", "credentials/__init__.py", "token/model.py", "next_token/loss.py",
+    "passwords.py", "service_account.py", "deploy/service-account.yaml", "kubeconfig.py", "id_map.json",
+    "id_embeddings.npy", "keypoints.json", "answer_key.json", "envs/env.py", "state.json", "authors.json",
+    "monkey.json", "htpasswd.py", "conf/model.yaml", "docker/config.json",
+)  # fmt: skip
 BULK = ("data/big.bin", "mlruns/0/meta.yaml", "pkg/__pycache__/a.pyc", ".git/config", ".cache/huggingface/token")
 ENVIRONMENTS = (
     ".venv/pyvenv.cfg",
@@ -24,6 +35,14 @@ SECRETS = (
     ".pgpass", ".pypirc", ".npmrc", ".git-credentials", ".aws/config", ".ssh/known_hosts", ".docker/config.json",
     ".kube/config", "a/.config/gcloud/access_tokens.db", "gcp/My-Credentials.json", "auth_token", "store.p12",
     "client.key", "kubeconfig", "secrets.yaml", "config/db-secret.json", ".databrickscfg", ".vault-token",
+    "token.txt", "conf/token", "a/.token", "hf_token", "hf-token.txt", "b/token.json", "access_tokens.db",
+    "service-account.json", "my_service_account_2.json", "gcp-key.json", "kube.config", "prod.kubeconfig",
+    "kubeconfig.yaml", "auth.json", ".htpasswd", "x.tfstate", "x.tfstate.backup", "prod.tfvars",
+    "prod.auto.tfvars.json", ".envrc", ".env-prod", "aws_credentials", "credentials.csv", "credentials.bak",
+    "client_secret_1.json", "secrets.toml", "secret.txt", "password.txt", "api_key.txt", "openai-api-key",
+    "krb.keytab", ".pg_service.conf", "kaggle.json", "rclone.conf", "x-firebase-adminsdk-1.json", "basic_auth.ini",
+    "vpn.ovpn", "putty.ppk", "apple.p8", ".dockercfg", "id_ed25519_work", "code/Token.TXT", ".mlflow/credentials",
+    "Service-Account.JSON",
 )  # fmt: skip
 
 
@@ -36,7 +55,7 @@ def write(folder: Path, *names: str) -> None:
 def sent(folder: Path, *apart: Path) -> set[str]:
     """The files in the package that Ray makes of a folder."""
     package = folder.parent / "package.zip"
-    create_package(str(folder), package, include_gitignore=True, excludes=excludes.of(folder, apart))
+    create_package(str(folder), package, include_gitignore=True, excludes=excludes.of(folder, apart).patterns)
     with zipfile.ZipFile(package) as opened:
         return {name for name in opened.namelist() if not name.endswith("/")}
 
@@ -51,6 +70,40 @@ def project(tmp_path: Path) -> Path:
 def test_code_is_sent_and_nothing_else(project: Path) -> None:
     write(project, *BULK, *ENVIRONMENTS, *SECRETS)
     assert sent(project) == set(CODE)
+
+
+@pytest.mark.parametrize("path", SECRETS)
+def test_the_provenance_of_a_run_has_no_secret_file_either(path: str) -> None:
+    assert secret_file(path)
+
+
+@pytest.mark.parametrize("path", [*CODE, "a.env/x.py", "secretary.py"])
+def test_nor_does_it_lack_code(path: str) -> None:
+    assert not secret_file(path)
+
+
+def test_a_difference_leaves_out_the_files_that_a_package_lacks(project: Path) -> None:
+    """git matches the patterns by itself: a file that is hidden in one way only would be left out unsaid, or kept."""
+    write(project, *SECRETS)
+    git = ["git", "-C", str(project), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "-f", "."], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *words], check=True)
+    for path in (*SECRETS, *CODE):
+        (project / path).write_text("changed\n")
+    (source,) = capture(project, Path("/"), seconds=60)
+    assert set(re.findall(r"^\+\+\+ b/(.*)$", source.diff, re.MULTILINE)) == set(CODE)
+    assert {line.partition(":")[0] for line in source.left_out} == set(SECRETS)
+
+
+def test_a_secret_behind_a_link_within_stays(project: Path) -> None:
+    write(project, "conf/kubeconfig", "conf/My-Credentials.json")
+    (project / "alias").symlink_to(project / "conf")
+    assert sent(project) == {*CODE, "alias/model.yaml"}
+
+
+def test_what_was_left_out_is_named(project: Path) -> None:
+    write(project, "token.txt", "a/Server.PEM", ".aws/config", ".venv/pyvenv.cfg", ".venv/cacert.pem", "data/key.pem")
+    assert excludes.of(project).secret == (".aws/", "a/Server.PEM", "token.txt")
 
 
 def test_runs_and_data_within_it_stay(project: Path) -> None:
