@@ -9,6 +9,10 @@ from collections.abc import Iterable, Mapping
 DONE, FAILED, USAGE, UNAVAILABLE, PARTIAL, REFUSED, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 
 
+QUERY = re.compile(r"(?i)([?&](?:[\w.-]*(?:password|passwd|token|secret|signature|credential)|sig)=)[^&\s\"'<>]+")
+"""A secret in an address's query: S3, GCS and Azure put the right to one object there."""
+
+
 class UserError(Exception):
     """Something the user can mend: what is wrong, what was got, what is allowed, what to do.
 
@@ -87,7 +91,7 @@ def mask(text: str) -> str:
     """The text with the passwords and tokens of every address in it hidden: a library's message may hold one."""
     text = re.sub(r"://([^/\s:@]*):(?!\d+/)\S{0,300}@", r"://\1:***@", text)
     text = re.sub(r"://(?!git@)[^/\s:@]+@", "://***@", text)
-    return re.sub(r"(?i)([?&](?:password|token)=)[^&\s]+", r"\1***", text)
+    return QUERY.sub(r"\1***", text)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

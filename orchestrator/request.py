@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator import installed, objectives, preflight
 from orchestrator.cluster import this_machine
 from orchestrator.configuration import Document, read_experiment, split_keys, validate, validate_part
-from orchestrator.errors import UserError
+from orchestrator.errors import UserError, mask
 from orchestrator.plan import PLAN_KEYS, Plan
 from orchestrator.settings import Settings
 from orchestrator.spec import ExperimentSpec, Resources, Search, SweepSpec
@@ -140,6 +140,7 @@ class _Asked:
         known = installed.params(self.workload).model_fields
         params, plan = split_keys({k: v for k, v in overrides.items() if k not in self._dotted}, known, PLAN_KEYS)
         self.params = {**self.section("params"), **params}
+        _check_no_password(self.params)
         self._plan = {**self.section("plan"), **plan}
         self._resources = _given(resources)
         given = seed if seed is not None else self._file.values.get("seed", 0)
@@ -176,6 +177,16 @@ class _Asked:
             what, fix = ("local=True", "Set local=False") if self._python else ("--local", "Leave --local away")
             raise UserError(f"{what} runs in one process", got=f"workers={found.workers}", fix=fix)
         return found
+
+
+def _check_no_password(params: Mapping[str, Any]) -> None:
+    """Raises UserError for an address with a login: a record and MLflow keep parameters as they are."""
+    for name, value in params.items():
+        if isinstance(value, str) and mask(value) != value:
+            raise UserError(
+                f"The parameter {name} holds a password, and a run's record and MLflow show parameters",
+                fix="Let the workload read it from the environment",
+            )
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:

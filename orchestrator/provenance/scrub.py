@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from orchestrator.errors import QUERY
+
 HIDDEN = "***"
 
 TOKEN_FORMS = (
@@ -66,6 +68,7 @@ def scrub(text: str) -> str:
     """The text with ``***`` in the place of each secret; as many lines as before."""
     text = "".join(_keys(text.splitlines(keepends=True)))
     text = USERINFO.sub(rf"\1{HIDDEN}@", text)
+    text = QUERY.sub(rf"\1{HIDDEN}", text)
     text = WEBHOOK.sub(rf"\1{HIDDEN}", text)
     text = HEADER.sub(rf"\1{HIDDEN}", text)
     text = BEARER.sub(rf"\1{HIDDEN}", text)

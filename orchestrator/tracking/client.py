@@ -116,7 +116,9 @@ class Client:
             except (Refused, self._refusal, self._outage):
                 raise
             except Exception as error:  # rights, an object store's keys: metrics must not wait for those
-                raise Refused(f"{Path(path).name} is not on the run: {type(error).__name__}: {error}") from None
+                raise Refused(
+                    f"{Path(path).name} is not on the run: {type(error).__name__}: {one_line(error)}"
+                ) from None
 
     def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:

@@ -22,10 +22,13 @@ SECRET = "hunter2"
 ADDRESSES = (
     f"http://me:{SECRET}@host:5000/x", f"postgresql://me:{SECRET}@db/x", f"postgresql+psycopg2://me:a/{SECRET}@db:1/x",
     f"postgresql://me:a@{SECRET}@db/x", f"mysql://:{SECRET}@db", f"https://{SECRET}@host",
+    f"https://b.s3.amazonaws.com/m?X-Amz-Expires=60&X-Amz-Signature={SECRET}", f"s3://b?X-Amz-Security-Token={SECRET}&a=1",
+    f"https://a.blob.core.windows.net/c/m?sv=2024&sig={SECRET}", f"https://host/x?access_token={SECRET}",
 )  # fmt: skip
 HARMLESS = (
     "http://localhost:5000/#/models/rec@champion", "ssh://git@github.com/a/b", "models:/rec@champion",
-    "sqlite:////home/me@work/mlflow.db", "see https://registry.example:443/@scope/x and me@host",
+    "sqlite:////home/me@work/mlflow.db", "https://host/x?design=1&signal=2&token_type=a",
+    "see https://registry.example:443/@scope/x and me@host",
 )  # fmt: skip
 
 
@@ -94,6 +97,40 @@ def test_a_password_on_the_command_line_is_refused(
     said = capsys.readouterr().err
     assert "MLFLOW_TRACKING_URI" in said
     assert SECRET not in said
+
+
+@pytest.mark.parametrize("verb", ["run", "sweep"])
+def test_nor_is_one_taken_as_a_parameter(
+    verb: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, home: Path
+) -> None:
+    """A record and MLflow keep parameters as they are: what is resumed or repeated needs them."""
+    config = tmp_path / "experiment.yaml"
+    config.write_text(f"workload: recommender\nparams: {{dataset: '{ADDRESSES[1]}'}}\n")
+    for words in ([verb, "recommender", f"dataset={ADDRESSES[2]}"], [verb, "--config", str(config)]):
+        assert call([*words, "--tracking", "none"]) == USAGE
+        said = capsys.readouterr().err
+        assert "The parameter dataset holds a password" in said
+        assert SECRET not in said
+    assert not home.exists()
+
+
+def test_what_an_artifact_store_says_is_one_line_without_a_login(tmp_path: Path) -> None:
+    from orchestrator.tracking.client import Client, Refused
+
+    class Store:
+        def log_artifact(self, *_: str) -> None:
+            raise RuntimeError(f"Forbidden for url: {ADDRESSES[6]}\nat {ADDRESSES[0]}")
+
+    client = object.__new__(Client)
+    client._client, client._refusal, client._outage = Store(), KeyError, ConnectionError
+    file = tmp_path / "spec.json"
+    file.touch()
+    with pytest.raises(Refused) as caught:
+        client.files("run", [str(file)])
+    assert str(caught.value) == (
+        "spec.json is not on the run: RuntimeError: Forbidden for url: "
+        "https://b.s3.amazonaws.com/m?X-Amz-Expires=60&X-Amz-Signature=***"
+    )
 
 
 @pytest.mark.parametrize(
