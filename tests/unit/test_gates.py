@@ -293,6 +293,16 @@ def test_whoever_calls_the_alias_today_can_go_on(new: ModelSignature | None, tro
     assert trouble in found.note
 
 
+def test_an_optional_input_may_not_become_required() -> None:
+    optional, required = (
+        signature({"user": INTEGER, "age": LONG}, {"item": LONG}, optional=names) for names in (("age",), ())
+    )
+    found = verdicts.signature(optional, required)
+    assert (found.verdict, found.note) == ("refused", "its input age is required, before optional")
+    assert verdicts.signature(required, optional).verdict == "pass"
+    assert verdicts.signature(optional, optional).verdict == "pass"
+
+
 def test_tensors_must_be_alike() -> None:
     old, other = infer_signature(np.zeros((2, 3)), np.zeros(2)), infer_signature(np.zeros((2, 4)), np.zeros(2))
     assert verdicts.signature(old, old).verdict == "pass"

@@ -43,6 +43,8 @@ def there(count: int) -> torch.Tensor:
 
 QUERY = torch.tensor([Q], dtype=torch.float64)
 PLUS = torch.tensor([POSITIVE], dtype=torch.float64)
+ALONG_FIRST = torch.tensor([[1, 0, 0, 0]], dtype=torch.float64)
+"""A query with which distances between whole numbers are exact, on any CPU."""
 
 
 def test_pss_is_the_signed_length_along_the_query() -> None:
@@ -131,6 +133,24 @@ def test_the_memory_keeps_the_most_diverse_of_new_and_old() -> None:
     assert found.tolist() == [[5, 6, 3, 4, 0]]
     found = remember(params, torch.full((1, 5), -1), torch.tensor([[0, 1, 2]]), look, asked(), 0)
     assert found.tolist() == [[0, 1, 2, -1, -1]]
+
+
+def test_of_equal_diversity_the_new_and_the_first_are_kept() -> None:
+    """E-L1, E-L7: documents that are all alike, whose ISD is 0."""
+    look, alike = table([[2, 3, 0, 0]] * 6), asked(ALONG_FIRST)
+    old, new = torch.tensor([[5, 3, 4]]), torch.tensor([[2, 0, 1]])
+    params = Params(capacity=4, n_new=2, n_memory=2, alpha=0.5)
+    assert remember(params, old, new, look, alike, 0).tolist() == [[2, 0, 1, 5]]
+    assert choose_memory(params, old, new, look, alike).tolist() == [[5, 3]]
+    assert choose_new(params, np.array([[4, 1, 3, 0]]), look, alike).tolist() == [[4, 1]]
+
+
+def test_one_of_two_equal_pairs_is_the_new_one() -> None:
+    """E-L7: the same two documents come again; the ISD of all four is 2.5."""
+    look = table([[2, 3, 0, 0], [5, 0, 4, 0], [2, 3, 0, 0], [5, 0, 4, 0]])
+    params = Params(capacity=2, n_memory=2)
+    old, new = torch.tensor([[2, 3]]), torch.tensor([[0, 1]])
+    assert remember(params, old, new, look, asked(ALONG_FIRST), 0).tolist() == [[0, 1]]
 
 
 def test_choosing_new_documents_by_name() -> None:

@@ -184,6 +184,19 @@ def test_every_loss_falls_in_training(loss: str) -> None:
     assert rows[0].keys() - {"loss", "learning_rate", "negatives", "temperature"} == reported
 
 
+@pytest.mark.parametrize("temperature", [0.5, 0.1])
+def test_the_loss_is_that_of_all_views_as_anchors(temperature: float) -> None:
+    """NT-Xent by cross entropy over all 2b anchors: second views are anchors, too. Thesis 2.2.4.1."""
+    pairs = nn.functional.normalize(torch.randn(6, 2, 16, generator=torch.Generator().manual_seed(1)), dim=2)
+    views = torch.cat([pairs[:, 0], pairs[:, 1]])
+    logits = (views @ views.T / temperature).fill_diagonal_(-torch.inf)
+    other = (torch.arange(12) + 6) % 12
+    each = nn.functional.cross_entropy(logits, other, reduction="none")
+    assert each[:6].mean() != pytest.approx(each[6:].mean().item(), rel=1e-3)  # or one half would do for both
+    found = _built()._loss(pairs, {"temperature": temperature})
+    assert found.item() == pytest.approx(each.mean().item(), rel=1e-5)
+
+
 def test_alpha_is_calibrated_by_the_auc_of_validation() -> None:
     built = _built(loss="bcl")
     before = built.evaluate("validation").metrics["auc"]

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from tests.small_vera import RUNTIME, SMALL, build
 from workloads.data.questions.cache import load_questions
@@ -19,7 +20,8 @@ from workloads.data.questions.knowledge_graph import GraphQuestions
 from workloads.data.retrieval.cache import load_retrieval
 from workloads.data.retrieval.contents import Retrieval
 from workloads.testing import Conformance, values
-from workloads.vera import prepared, reading
+from workloads.vera import prepared, reading, workload
+from workloads.vera.batches import batches
 from workloads.vera.objectives import Counts, losses
 from workloads.vera.prepared import kept_back
 from workloads.vera.stages import Stage, Stages
@@ -95,6 +97,35 @@ def test_each_stage_trains_what_it_should() -> None:
     assert changed == [[True, True, False], [False, False, True], [False, False, True]]
 
 
+def test_each_stage_sees_its_own_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranking learns from those that are not kept back, the calibration from those that are."""
+    vera = build(replace(RUNTIME, epochs=3), stage_share=(1.0, 1.0, 1.0))
+    seen: list[NDArray[np.int64]] = []
+
+    def drawn(*given: Any) -> Iterator[NDArray[np.int64]]:
+        for batch in batches(*given):
+            seen.append(batch)
+            yield batch
+
+    monkeypatch.setattr(workload, "batches", drawn)
+    assert not set(vera.ranked_by) & set(vera.calibrated_by)
+    for epoch, own in ((1, vera.ranked_by), (2, vera.calibrated_by), (3, vera.calibrated_by)):
+        seen.clear()
+        assert values(vera.train_epoch(epoch))["stage"] == epoch
+        assert set(np.concatenate(seen)) <= set(own)
+
+
+def test_a_frozen_backbone_drops_no_units() -> None:
+    vera = build(replace(RUNTIME, epochs=3, steps_per_epoch=1), stage_share=(1.0, 1.0, 1.0), dropout=0.5)
+    drops: list[bool] = []
+    vera.model.backbone.dropout.register_forward_hook(lambda module, *_: drops.append(module.training))
+    for epoch, learns in ((1, True), (2, False), (3, False)):
+        drops.clear()
+        vera.train_epoch(epoch)
+        assert any(drops) == learns
+        assert not all(drops)  # validation is read as well, and without
+
+
 @pytest.mark.parametrize(
     ("params", "loss", "reached"),
     [
@@ -129,7 +160,7 @@ def test_one_matrix_a_query_is_the_formula() -> None:
     torch.testing.assert_close(backbone.met_by_query(query, candidate, block), backbone.met(query, candidate, block))
 
 
-@pytest.mark.parametrize("params", [{}, {"query_to_backbone": True}])
+@pytest.mark.parametrize("params", [{"dropout": 0.5}, {"query_to_backbone": True}])
 def test_a_frozen_backbone_is_read_once_and_trains_the_same(params: dict[str, Any]) -> None:
     """An epoch that reads each query three times, with z kept and with z read anew in every step."""
     runtime = replace(RUNTIME, steps_per_epoch=6)
