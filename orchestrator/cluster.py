@@ -111,27 +111,29 @@ def _on_loopback() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = open_to_others
+        with suppress(OSError):  # where a file system has no links, Ray has made it
+            TOKEN.expanduser().chmod(0o600)
 
 
 def make_token() -> None:
-    """Make the token of clusters that start here, where Ray would make it: Ray's own is readable until it is closed.
+    """Make the token of clusters that start here with mode 0600: Ray makes it with the umask.
 
-    One that is there stays and is closed to others. Where the file cannot be made, Ray reports it.
+    A token that exists is kept, and gets that mode. Where the file cannot be made, Ray reports it.
     """
-    if os.environ.get("RAY_AUTH_MODE", "token") != "token" or any(map(os.environ.get, TOKEN_VARIABLES)):
+    if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token" or any(map(os.environ.get, TOKEN_VARIABLES)):
         return
     token = TOKEN.expanduser()
-    whole = token.with_name(f".{token.name}.{secrets.token_hex(4)}")
+    complete = token.with_name(f".{token.name}.{secrets.token_hex(4)}")
     with suppress(OSError):
         if not token.exists():
             token.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
-                with open(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                with open(os.open(complete, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                     file.write(secrets.token_hex(32))
                 with suppress(FileExistsError):  # another cluster was first: its token is for both
-                    os.link(whole, token)  # whole at once: who starts now reads no half token
+                    os.link(complete, token)  # atomic: no other process reads half a token
             finally:
-                whole.unlink(missing_ok=True)
+                complete.unlink(missing_ok=True)
         token.chmod(0o600)
 
 

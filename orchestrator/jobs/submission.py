@@ -49,20 +49,20 @@ def submit(
     workload = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), None)
     sources = provenance.sources(working_dir, (settings.home, settings.storage), workload)
     dashboard, console = Dashboard(address), Console(json=as_json)
-    kept = working_dir and excludes.of(working_dir, (settings.home, settings.storage, settings.data))
+    excluded = working_dir and excludes.of(working_dir, (settings.home, settings.storage, settings.data))
     job = dashboard.submit(
         shlex.join(["python", "-m", "orchestrator", *words]),
         new_id(words),
         metadata=_metadata(words, sources, settings),
         environment=_environment(settings) | provenance.carry(sources),
         working_dir=working_dir,
-        excludes=kept.patterns if kept else (),
+        excludes=excluded.patterns if excluded else (),
     )
     console.say(f"Submitted {job.id} to {dashboard.address}")
-    if kept and kept.secret:
-        more = len(kept.secret) - SHOWN
-        names = ", ".join(kept.secret[:SHOWN]) + (f" and {more} more" if more > 0 else "")
-        console.say(f"Not sent, for their names say that they are secret: {names}")
+    if excluded and excluded.secret:
+        more = len(excluded.secret) - SHOWN
+        names = ", ".join(excluded.secret[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+        console.say(f"Not sent, because their names say that they are secret: {names}")
     if settings.notify:
         console.say("Whom it notifies is for ORCHESTRATOR_NOTIFY in the cluster's environment: yours, a secret, stays")
     code = DONE

@@ -1,6 +1,6 @@
 """Files and folders whose content is taken for secret by their names: they are neither recorded nor sent to a cluster.
 
-A broad word counts only with a suffix of data: ``credentials.json`` is left out, ``credentials.py`` is somebody's code.
+A broad word counts only with a suffix of data: ``credentials.json`` is left out, ``credentials.py`` is code.
 """
 
 from __future__ import annotations

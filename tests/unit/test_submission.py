@@ -68,7 +68,9 @@ def test_secret_files_that_are_not_sent_are_named_in_one_line(
         (tmp_path / name).touch()
     submission.submit(["run", "toy"], working_dir=tmp_path, wait=False)
     lines = [line for line in capsys.readouterr().out.splitlines() if "secret" in line]
-    assert lines == ["Not sent, for their names say that they are secret: 0.pem, 1.pem, 2.pem, 3.pem, 4.pem and 2 more"]
+    assert lines == [
+        "Not sent, because their names say that they are secret: 0.pem, 1.pem, 2.pem, 3.pem, 4.pem and 2 more"
+    ]
     assert "*.[pP][eE][mM]" in sent["excludes"]
     assert "/token.txt" in sent["excludes"]
 

@@ -160,7 +160,7 @@ def test_a_storage_elsewhere_is_shared_as_the_umask_says(umask: int, tmp_path: P
     assert mode(tmp_path / "team" / "runs") == 0o777 & ~umask
 
 
-def test_nobody_else_can_name_a_search_space_here(umask: int, home: Path) -> None:
+def test_no_other_user_can_name_a_search_space_here(umask: int, home: Path) -> None:
     home.mkdir()
     name_a_space()
     assert mode(home / consent.NAMED) == 0o700
