@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from orchestrator import private
 from orchestrator.errors import mask
 
 RATE_SECONDS = 1.0
@@ -34,7 +35,7 @@ class Console:
 
     def log_to(self, file: Path) -> None:
         """From now on every line is also kept in ``file``."""
-        self._log = file.open("a", buffering=1)
+        self._log = private.open_file(file, "a", buffering=1)
 
     def say(self, text: str = "") -> None:
         self._wipe()

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from orchestrator import notify
+from orchestrator import notify, private
 from orchestrator.errors import UserError, unknown
-from orchestrator.storage import private, remote
+from orchestrator.storage import remote
 
 Source = Literal["flag", "environment", "file", "default"]
 

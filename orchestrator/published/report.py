@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from orchestrator import private
 from orchestrator.console import Console
 from orchestrator.provenance import record as provenance
 from orchestrator.published.standing import Step
@@ -16,7 +17,6 @@ from orchestrator.published.table import Block, Measured, Reproduction
 from orchestrator.results import statistics
 from orchestrator.results.markdown import table as markdown_table
 from orchestrator.settings import Settings
-from orchestrator.storage import private
 from orchestrator.tracking import store
 from orchestrator.tracking.tracker import Tracker
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from orchestrator import private
 from orchestrator.errors import UNAVAILABLE, UserError, one_line
 from orchestrator.provenance import record as provenance
 from orchestrator.registry import models as registry
@@ -19,7 +20,7 @@ from orchestrator.results import trials
 from orchestrator.session import adopt
 from orchestrator.settings import Settings
 from orchestrator.spec import ExperimentSpec, SweepSpec
-from orchestrator.storage import private, records
+from orchestrator.storage import records
 from orchestrator.storage.names import HISTORY, OUTCOME
 from orchestrator.storage.records import RunFolder
 from orchestrator.tracking.client import KEY

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from orchestrator import private
 from orchestrator.errors import UserError
-from orchestrator.storage import private
 
 NAMED = "spaces"
 """Below the home: empty files, called by the SHA-256 of the path and of the content of each file that was named."""

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeGuard
 
+from orchestrator import private
 from orchestrator.errors import UNAVAILABLE, UserError, one_line
-from orchestrator.storage import private, remote
+from orchestrator.storage import remote
 
 
 def drop_half_line(journal: Path) -> None:

@@ -13,8 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from orchestrator import private
 from orchestrator.errors import UNAVAILABLE, UserError
-from orchestrator.storage import copies, lease, private, remote
+from orchestrator.storage import copies, lease, remote
 from orchestrator.storage.lease import RENEW_SECONDS, Lease
 from orchestrator.storage.remote import Remote
 

@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from orchestrator import private
 from orchestrator.errors import (
     FAILED,
     INTERRUPTED,
@@ -32,7 +33,7 @@ from orchestrator.errors import (
     nearest,
     one_line,
 )
-from orchestrator.storage import copies, disk, lease, private, remote
+from orchestrator.storage import copies, disk, lease, remote
 from orchestrator.storage.lease import Lease
 from orchestrator.storage.mirror import STOP, Mirror
 from orchestrator.storage.names import RECORD
@@ -76,7 +77,7 @@ class RunFolder:
         """Change the record, atomically on disk."""
         self.record.update(values)
         partial = self.path / f".record.{os.getpid()}"
-        partial.write_text(json.dumps(self.record, indent=1))
+        private.write(partial, json.dumps(self.record, indent=1))
         partial.replace(self.path / RECORD)
 
     def hold(self) -> None:

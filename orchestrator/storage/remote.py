@@ -17,8 +17,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
+from orchestrator import private
 from orchestrator.errors import UNAVAILABLE, UserError, one_line
-from orchestrator.storage import private
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem

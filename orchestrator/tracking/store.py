@@ -8,8 +8,8 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+from orchestrator import private
 from orchestrator.errors import UNAVAILABLE, UserError
-from orchestrator.storage import private
 from workloads.data.cache import file_lock
 
 SQLITE = "sqlite:///"
@@ -51,6 +51,7 @@ def ensure(uri: str) -> Path | None:
                 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
                 logging.getLogger("mlflow").setLevel(logging.WARNING)  # it may have been imported before quiet()
+                private.open_file(database, "ab").close()  # SQLite's other files take its mode
                 SqlAlchemyStore(uri, str(artifacts))
                 with closing(sqlite3.connect(database)) as connection:
                     connection.execute("PRAGMA journal_mode=WAL")  # the UI reads while a sweep writes

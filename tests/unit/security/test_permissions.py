@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from orchestrator import cluster
+from orchestrator.console import Console
 from orchestrator.errors import UserError
+from orchestrator.provenance import record as provenance
+from orchestrator.provenance.source import Source
 from orchestrator.published import report
 from orchestrator.reproduction import recorded
 from orchestrator.search import consent
 from orchestrator.settings import resolve
 from orchestrator.storage import disk, records
 from orchestrator.tracking import store
+from orchestrator.tracking.journal import Journal
 
 
 @pytest.fixture(params=[0o022, 0o000], ids=["umask 022", "umask 000"])
@@ -134,12 +140,17 @@ MAKERS: dict[str, Callable[[], Any]] = {
 """Whatever may be the first to write into a home."""
 
 
+def no_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store stays empty: its schema takes seconds."""
+    stub = SimpleNamespace(SqlAlchemyStore=lambda *_: None)
+    monkeypatch.setitem(sys.modules, "mlflow.store.tracking.sqlalchemy_store", stub)
+
+
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_home_that_is_made_is_this_users_alone(
     name: str, umask: int, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name == "store":  # whose schema takes seconds
-        monkeypatch.setattr("mlflow.store.tracking.sqlalchemy_store.SqlAlchemyStore", lambda *_: None)
+    no_schema(monkeypatch)
     monkeypatch.setattr(disk.remote, "behind", lambda _: None)
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(home / "of" / "mine"))
     MAKERS[name]()
@@ -153,6 +164,48 @@ def test_a_home_that_is_there_stays_as_it_is(name: str, umask: int, home: Path) 
     home.chmod(0o775)
     MAKERS[name]()
     assert mode(home) == 0o775
+
+
+FILES = ("log.txt", "record.json", "environment.json", "spec.json", "source.diff", "tracking.jsonl", "mlflow.db")
+"""What could hold a secret that no pattern knows."""
+
+
+def write_files(storage: Path) -> set[tuple[str, int]]:
+    """The names and modes of a run's files in a storage, and of the store in the home."""
+    folder = records.create(storage, "run", "toy", {}, "orchestrator run toy", "one").path
+    Console().log_to(folder / "log.txt")
+    source = Source("project", "abc", dirty=True, diff="diff --git a/x b/x\n")
+    provenance.write(folder, {"experiment": {"params": {}}}, (source,))
+    journal = Journal(folder / "tracking.jsonl")
+    make_store()
+    files = [*folder.iterdir(), *resolve().home.glob("mlflow.db")]
+    modes = {(file.name, mode(file)) for file in files if file.name in FILES}
+    journal.close()
+    return modes
+
+
+@pytest.mark.parametrize("before", [None, 0o755])
+def test_files_of_a_home_are_this_users_alone(
+    before: int | None, umask: int, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_schema(monkeypatch)
+    if before is not None:
+        home.mkdir()
+        home.chmod(before)
+    assert write_files(resolve().storage) == {(name, 0o600) for name in FILES}
+
+
+def test_files_of_a_home_that_is_shared_are_shared(umask: int, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_schema(monkeypatch)
+    home.mkdir()
+    home.chmod(0o775)
+    assert write_files(resolve().storage) == {(name, 0o666 & ~umask) for name in FILES}
+
+
+def test_files_of_a_storage_elsewhere_are_shared(umask: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_schema(monkeypatch)
+    found = write_files(tmp_path / "team")
+    assert found == {(name, 0o666 & ~umask) for name in FILES[:-1]} | {("mlflow.db", 0o600)}
 
 
 def test_a_storage_elsewhere_is_shared_as_the_umask_says(umask: int, tmp_path: Path) -> None:

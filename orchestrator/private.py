@@ -1,0 +1,46 @@
+"""The home is its user's alone: models that are code lie in it, logs, and the marks of what may be run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import IO, Any
+
+HOME_VARIABLE = "ORCHESTRATOR_HOME"
+DEFAULT_HOME = "~/.orchestrator"
+
+
+def home() -> Path:
+    """The embedded home of this environment."""
+    return Path(os.environ.get(HOME_VARIABLE) or DEFAULT_HOME).expanduser().absolute()
+
+
+def make_folder(folder: Path) -> None:
+    """Make ``folder`` and its missing parents; the home, where it is one of them, with mode 0700.
+
+    A home that exists keeps its mode: its user may share it. Raises OSError.
+    """
+    own = home()
+    if folder == own or own in folder.parents:
+        own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def open_file(file: Path, mode: str, buffering: int = -1) -> IO[Any]:
+    """``open`` that gives a new file below the home the mode 0600; elsewhere the umask decides.
+
+    It decides in a home to which others may write, too: that one is shared.
+    """
+    return open(file, mode, buffering, opener=_opener)
+
+
+def write(file: Path, content: str | bytes) -> None:
+    """Write a whole file with :func:`open_file`."""
+    with open_file(file, "wb") as stream:
+        stream.write(content if isinstance(content, bytes) else content.encode())
+
+
+def _opener(file: str, flags: int) -> int:
+    own = home()
+    closed = own in Path(file).absolute().parents and not own.stat().st_mode & 0o022
+    return os.open(file, flags, 0o600 if closed else 0o666)
