@@ -1,4 +1,4 @@
-"""The home is its user's alone: models that are code lie in it, logs, and the marks of what may be run."""
+"""Files of the home, which are for its user alone: models that are code, logs, marks of what may be run."""
 
 from __future__ import annotations
 
