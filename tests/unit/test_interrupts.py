@@ -217,13 +217,15 @@ def test_the_second_signal_ends_when_the_first_is_recorded(
     assert steps == ["recorded", f"ended with {INTERRUPTED}"]
 
 
-def ray_init() -> None:
-    """As Ray's ``init`` begins."""
+def ray_init(*signals: int) -> None:
+    """As Ray's ``init`` begins; then the ``signals`` arrive."""
 
     def handle(number: int, frame: Any) -> None:
         sys.exit(number)
 
     signal.signal(signal.SIGTERM, handle)
+    for number in signals:
+        signal.raise_signal(number)
 
 
 def test_our_handler_is_back_after_ray_init(tmp_path: Path) -> None:
@@ -238,8 +240,7 @@ def test_sigterm_in_the_middle_of_ray_init_is_a_stop(tmp_path: Path) -> None:
     recorded = threading.Event()
     with Interrupts(tmp_path / "stop", Console(), recorded.set) as heard:
         with pytest.raises(KeyboardInterrupt), sigterm_kept():
-            ray_init()
-            signal.raise_signal(signal.SIGTERM)
+            ray_init(signal.SIGTERM)
         assert heard.stopped
         assert recorded.wait(60)
         assert signal.getsignal(signal.SIGTERM) == heard._handle
@@ -249,8 +250,7 @@ def test_ray_init_keeps_its_own_way_where_nothing_of_ours_was_set() -> None:
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         with pytest.raises(SystemExit), sigterm_kept():
-            ray_init()
-            signal.raise_signal(signal.SIGTERM)
+            ray_init(signal.SIGTERM)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, before)

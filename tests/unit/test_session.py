@@ -103,9 +103,12 @@ def test_a_signal_before_there_is_a_tracker_ends_its_run_too(database: Path, mon
 
 
 def test_sigterm_while_it_connects_says_how_to_go_on(folder: RunFolder) -> None:
-    with pytest.raises(Interrupted, match="Go on with: orchestrator run --resume one"), opened(folder), sigterm_kept():
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # as Ray's ``init`` begins
+    def ray_init() -> None:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
         signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="Go on with: orchestrator run --resume one"), opened(folder), sigterm_kept():
+        ray_init()
     assert ended(folder) == ("interrupted", INTERRUPTED, None)
     assert not folder.driven()
 
