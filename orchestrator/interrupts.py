@@ -153,13 +153,14 @@ def sigterm_kept() -> Iterator[None]:
         yield
         return
     try:
-        yield
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, handler)
     except SystemExit:
         if not callable(handler):
             raise
         signal.alarm(0)  # Ray's core aborts the process 3 s after a SIGTERM that it has seen
-        signal.signal(signal.SIGTERM, handler)
+        signal.signal(signal.SIGTERM, handler)  # again: it may have come right before the handler was set
         handler(signal.SIGTERM, None)
         raise KeyboardInterrupt from None
-    finally:
-        signal.signal(signal.SIGTERM, handler)
