@@ -112,6 +112,18 @@ class Interrupts:
         self.stopped = self.stopped or self._stop_file.exists()
         return self.stopped
 
+    def stop(self, line: str) -> None:
+        """Do what the first signal does, and say ``line``. Any thread may."""
+        self.stopped = True
+        if self._recorder is None:
+            self._record()
+        self._wake(signal.SIGTERM)
+        self._stop_file.touch()
+        try:
+            self._console.say(line)
+        except RuntimeError:  # the signal came into the writing of another line, which Python lets nobody interrupt
+            os.write(sys.stderr.fileno(), f"{line}\n".encode())
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self._pressed is not None and now - self._pressed < ONE_PRESS_SECONDS:
@@ -120,14 +132,8 @@ class Interrupts:
             if self._recorder is not None:
                 self._recorder.join(RECORD_SECONDS)
             os._exit(INTERRUPTED)
-        self.stopped, self._pressed = True, now
-        self._wake(number)  # it may have been called by other than a signal
-        self._stop_file.touch()
-        told = "Stopping at the end of this epoch and saving. Once more to end at once."
-        try:
-            self._console.say(told)
-        except RuntimeError:  # the signal came into the writing of another line, which Python lets nobody interrupt
-            os.write(sys.stderr.fileno(), f"{told}\n".encode())
+        self._pressed = now
+        self.stop("Stopping at the end of this epoch and saving. Once more to end at once.")
 
     def _wake(self, number: int) -> None:
         if self._signals is not None:

@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,7 @@ class Head:
         """``orchestrator <words>`` as a user's process."""
         return subprocess.run(
             [*ORCHESTRATOR, *words], env=self.environment | environment, capture_output=True, text=True,
-            timeout=60, cwd=self.root,
+            timeout=180, cwd=self.root,
         )  # fmt: skip
 
     def start(self, *words: str) -> subprocess.Popen[str]:
@@ -109,8 +109,9 @@ class Head:
         )
 
 
-@pytest.fixture(scope="module")
-def head(initialised_store: Path) -> Iterator[Head]:
+@contextmanager
+def running(initialised_store: Path) -> Iterator[Head]:
+    """A head whose home has an empty MLflow store."""
     root = Path(tempfile.mkdtemp(prefix="jobs-"))  # short: Ray's socket paths have a limit
     (root / "home").mkdir()
     with closing(sqlite3.connect(initialised_store)) as connection:
@@ -123,6 +124,12 @@ def head(initialised_store: Path) -> Iterator[Head]:
     finally:
         head.kill()
         shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def head(initialised_store: Path) -> Iterator[Head]:
+    with running(initialised_store) as head:
+        yield head
 
 
 @pytest.fixture(scope="module")
@@ -294,6 +301,21 @@ def test_where_no_ray_answers_is_told_within_seconds(head: Head) -> None:
     assert done.returncode == 3
     assert f"127.0.0.1:{port}" in done.stderr
     assert time.monotonic() - started < 5
+
+
+@pytest.mark.faults
+def test_a_driver_saves_before_its_head_ends(initialised_store: Path) -> None:
+    """As a head's pod is deleted: Ray has its grace period, and gives the driver no signal."""
+    with running(initialised_store) as head:
+        watching = head.start("submit", "--", *ON_RAY)
+        run = _line(watching, "Run ").split()[1].rstrip(":")
+        _line(watching, "epoch ")
+        head.process.send_signal(signal.SIGTERM)
+        watching.communicate(timeout=180)
+        record = json.loads((head.root / "home" / "storage" / run / "record.json").read_text())
+        assert (record["status"], record["exit_code"]) == ("interrupted", 130)
+        assert record["ended"], "it was killed before it had saved"
+        assert Store(head.root / "home").query("select status from runs") == [("KILLED",)]
 
 
 @pytest.mark.faults

@@ -256,6 +256,41 @@ def test_ray_init_keeps_its_own_way_where_nothing_of_ours_was_set() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.parametrize("in_main", [True, False])
+def test_a_driver_whose_node_is_taken_away_stops_without_a_signal(
+    in_main: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from orchestrator.training import leaving
+
+    answers = iter([False, ConnectionError("the cluster does not answer"), True])
+
+    def leaves() -> bool:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    recorded = threading.Event()
+
+    def drive() -> None:
+        with Interrupts(tmp_path / "stop", Console(), recorded.set) as heard, leaving.driver_leaves(heard):
+            assert recorded.wait(60)
+            while not heard.asked():
+                time.sleep(0.01)
+
+    monkeypatch.setattr(leaving, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(leaving, "this_node", lambda: leaves)
+    driver = threading.Thread(target=drive)
+    if in_main:
+        drive()
+    else:
+        driver.start()
+        driver.join(60)
+    assert (tmp_path / "stop").exists()
+    assert "is being taken away" in capsys.readouterr().out
+    assert [thread.name for thread in threading.enumerate() if thread.name in ("leaving", "interrupts")] == []
+
+
 def test_a_press_in_the_middle_of_a_line_is_no_failure(tmp_path: Path) -> None:
     """As on a terminal that is slow: the signal comes into a write, and Python takes no other one to that stream."""
     script = f"""if True:
