@@ -80,7 +80,7 @@ def stale(settings: Settings) -> list[Stale]:
         if owner is None:
             continue
         folder = known.get(owner)
-        if folder is not None and folder.status() == "lost":
+        if folder is not None and folder.status() in ("lost", "interrupted"):  # the latter was killed while it saved
             found.append(Stale(run.info.run_id, owner, "its driver is gone"))
         elif folder is None and (
             run.data.tags.get("mlflow.user") == records.user() and run.info.start_time / 1000 < time.time() - DAY

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from orchestrator.errors import UNAVAILABLE, UserError, one_line
+from orchestrator.interrupts import sigterm_kept
 from orchestrator.spec import Resources
 from orchestrator.storage import remote
 
@@ -78,7 +80,7 @@ def cluster(address: str | None) -> Iterator[list[Node]]:
     try:
         if not address:
             make_token()
-        with nullcontext() if address else _on_loopback():
+        with sigterm_kept(), nullcontext() if address else _on_loopback():
             ray.init(
                 address=address or "local",
                 include_dashboard=None if address else False,
@@ -91,6 +93,9 @@ def cluster(address: str | None) -> Iterator[list[Node]]:
             f"No Ray cluster could be had at {address or 'this machine'}: {one_line(error)}",
             fix="Check RAY_ADDRESS or --ray-address; unset, a local cluster is started", code=UNAVAILABLE,
         ) from None  # fmt: skip
+    except KeyboardInterrupt:
+        ray.shutdown()  # what it had started
+        raise
     try:
         yield nodes()
     finally:
@@ -277,6 +282,8 @@ def check_is_ray(address: str) -> None:
     try:
         command = [sys.executable, "-c", RAY_PROBE, address]
         done = subprocess.run(command, capture_output=True, text=True, timeout=15, check=False)
+        if done.returncode == -signal.SIGTERM:  # whatever ends a job's processes by it means this one too
+            raise KeyboardInterrupt
         trouble = (done.stderr.splitlines() or ["no answer"])[-1] if done.returncode else None
     except subprocess.TimeoutExpired:
         trouble = "no answer within 15 s"

@@ -120,7 +120,7 @@ def _run(folder: RunFolder) -> dict[str, Any]:
         state = folder.status()
     record = folder.record
     result: Mapping[str, Any] = record.get("result") or {}
-    code = FAILED if state == "lost" else record.get("exit_code")
+    code = FAILED if state == "lost" else None if state == "running" else record.get("exit_code")
     return {
         "id": folder.id,
         "kind": record["kind"],

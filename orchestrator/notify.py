@@ -29,6 +29,7 @@ TRIES = 3
 TRY_SECONDS = 5.0
 PAUSE_SECONDS = 0.5
 """Before the second try; twice as long before the third."""
+NO_ANSWER = "did not answer in time"
 CLOSE_SECONDS = 3.0
 """How long the end waits for messages that are still under way."""
 
@@ -43,8 +44,10 @@ class Notifier:
         self._target, self._about = target, dict(about)
         self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._undelivered: list[dict[str, Any]] = []
-        self._cause = "did not answer in time"
+        self._cause = NO_ANSWER
         self._closing = threading.Event()
+        self._closed = False
+        self._starting = threading.Lock()  # held while a try begins: after the close none does
         self._child: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
 
@@ -63,14 +66,21 @@ class Notifier:
             self._thread.start()
 
     def close(self, seconds: float = CLOSE_SECONDS) -> str | None:
-        """Wait a little for what is under way; returns a line about what was not delivered."""
+        """Wait a little for what is under way; returns a line about what was not delivered.
+
+        A command that still runs is killed, and nothing is started or sent afterwards.
+        """
         if self._target is None or self._thread is None:
             return None
         self._closing.set()
         self._queue.put(None)
         self._thread.join(seconds)
-        if self._thread.is_alive() and self._child:
-            _kill(self._child)
+        with self._starting:
+            self._closed = True
+        if self._thread.is_alive():
+            self._cause = NO_ANSWER
+            if self._child:
+                _kill(self._child)
         if not self._undelivered:
             return None
         events = ", ".join(body["event"] for body in self._undelivered)
@@ -87,10 +97,14 @@ class Notifier:
                 if target.startswith(COMMAND):
                     self._call(shlex.split(target.removeprefix(COMMAND)), body)
                 else:
+                    self._check_open()
                     _post(target, body)
                 return True
             except Exception as error:  # whatever it is, training goes on
-                self._cause, again = _cause(error)
+                cause, again = _cause(error)
+            if self._closed:  # it was killed, or came too late
+                break
+            self._cause = cause
             if not again:
                 break
             if attempt < TRIES - 1:
@@ -99,9 +113,11 @@ class Notifier:
 
     def _call(self, words: list[str], body: bytes) -> None:
         quiet = subprocess.DEVNULL
-        self._child = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True
-        )  # a session of its own: Ctrl-C is not for it
+        with self._starting:
+            self._check_open()
+            self._child = subprocess.Popen(
+                words, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True
+            )  # a session of its own: Ctrl-C is not for it
         try:
             self._child.communicate(body, TRY_SECONDS)
         except subprocess.TimeoutExpired:
@@ -109,6 +125,10 @@ class Notifier:
             raise
         if self._child.returncode:
             raise subprocess.CalledProcessError(self._child.returncode, words[0])
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the notifier is closed")
 
 
 def check(target: str) -> str:
@@ -161,7 +181,7 @@ def _cause(error: Exception) -> tuple[str, bool]:
         return "can not be started", False
     reason = getattr(error, "reason", error)
     if isinstance(reason, TimeoutError | subprocess.TimeoutExpired):
-        return "did not answer in time", True
+        return NO_ANSWER, True
     return "can not be reached", True
 
 

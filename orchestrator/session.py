@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator import installed, notify
 from orchestrator.console import Console
-from orchestrator.errors import DONE, Interrupted, UserError, mask
+from orchestrator.errors import DONE, INTERRUPTED, Interrupted, UserError, mask
 from orchestrator.interrupts import Interrupts
 from orchestrator.notify import Notifier
 from orchestrator.observability.pulse import Pulse
@@ -123,7 +123,7 @@ class Session:
         self._mirror: Mirror | None = None
         standing = {"queue": settings.queue, "priority": settings.priority}
         self.pulse = Pulse(folder, lambda: self.tracker.unsent if self.tracker else 0, standing)
-        self.interrupts = Interrupts(folder.stop_file, console)
+        self.interrupts = Interrupts(folder.stop_file, console, self._foresee)
         about = {"id": folder.id, "kind": folder.record["kind"], "workload": folder.record["workload"]}
         self._notifier = Notifier(settings.notify, about)
 
@@ -148,6 +148,8 @@ class Session:
         if self.tracker:
             tags = {**self._tags, **identity_tags(sources)}
             self.tracker.start(self.folder.id, self.folder.id, params=self._params, tags=tags)
+            if self.interrupts.stopped:  # before there was a tracker
+                self.tracker.foresee(ENDS["interrupted"])
             self.tracker.files(self.folder.id, record)
             began = datetime.fromisoformat(self.folder.record["started"]).timestamp()
             self._system = SystemMetrics(partial(self.tracker.log, self.folder.id), began).__enter__()
@@ -194,10 +196,22 @@ class Session:
         """Say how it ended; written on the way out."""
         self._status = (status, code, values)
 
+    def _foresee(self) -> None:
+        """Write down the end that a kill would be, at once after a signal: Ray leaves a job that it stops 3 s."""
+        with suppress(OSError):
+            self.folder.foresee("interrupted", INTERRUPTED)
+        if self.tracker is not None:
+            with suppress(ValueError):  # it is closed already
+                self.tracker.foresee(ENDS["interrupted"])
+        if self._mirror is not None:
+            self._mirror.hurry()
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         told = disk.unwritable(self.settings.storage, error) if disk.is_full(error) else error
+        if isinstance(error, KeyboardInterrupt) and self.interrupts.stopped:  # it was connecting to Ray
+            told = Interrupted(f"orchestrator {self.folder.record['kind']} --resume {self.folder.id}")
         status, code, values = self._ending(told)
         try:
             self._notify_end(status, values)
@@ -212,6 +226,7 @@ class Session:
                     self.console.say(trouble)
         finally:  # whoever looks finds how it ended, also when the last seconds were cut short
             self.pulse.__exit__(kind, error, trace)
+            self.interrupts.end_recording()
             try:
                 self.folder.release(status, code, **values)
             except OSError as full:  # the storage takes no record either, which is the cause of all else

@@ -56,6 +56,7 @@ class Mirror:
         self._trouble = "nothing was tried"
         self._lost = False
         self._closing, self._ended = threading.Event(), threading.Event()
+        self._due = threading.Event()  # to look now for what has changed
         # Two: a large checkpoint may take longer than the lease lasts.
         self._threads = [threading.Thread(target=work, name="mirror", daemon=True) for work in (self._send, self._heed)]
         for thread in self._threads:
@@ -71,6 +72,11 @@ class Mirror:
     def finish(self) -> None:
         """No more will change: the thread ends by itself once all is delivered, or can not be."""
         self._closing.set()
+        self._due.set()
+
+    def hurry(self) -> None:
+        """Send what has changed now, not at the next look."""
+        self._due.set()
 
     def close(self) -> str | None:
         """Deliver what is left, and end. Returns one sentence when something could not be."""
@@ -97,6 +103,7 @@ class Mirror:
     def _send_until_closed(self) -> None:
         failures, failing_since = 0, None
         while not self._lost:
+            self._due.clear()
             closing = self._closing.is_set()  # asked before looking: all that was there until then is sent
             begun = time.monotonic()
             try:
@@ -110,12 +117,12 @@ class Mirror:
                 if failing_since and time.monotonic() - failing_since > PATIENCE_SECONDS:
                     return
                 pause = RETRY_SECONDS[min(failures, len(RETRY_SECONDS)) - 1]
-                time.sleep(min(pause, 1.0)) if closing else self._closing.wait(pause)
+                time.sleep(min(pause, 1.0)) if closing else self._due.wait(pause)
             else:
                 failures = 0
                 if closing:
                     return
-                self._closing.wait(max(LOOK_SECONDS, 4 * (time.monotonic() - begun)))
+                self._due.wait(max(LOOK_SECONDS, 4 * (time.monotonic() - begun)))
 
     def _heed(self) -> None:
         """Renew the lease, and look for a stop."""

@@ -14,6 +14,7 @@ import re
 import secrets
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -55,6 +56,7 @@ class RunFolder:
         self.path, self.record = path, record
         self._lock: IO[str] | None = None
         self._lease: Lease | None = None
+        self._updating = threading.Lock()
 
     @property
     def id(self) -> str:
@@ -75,10 +77,11 @@ class RunFolder:
 
     def update(self, **values: Any) -> None:
         """Change the record, atomically on disk."""
-        self.record.update(values)
-        partial = self.path / f".record.{os.getpid()}"
-        private.write(partial, json.dumps(self.record, indent=1))
-        partial.replace(self.path / RECORD)
+        with self._updating:
+            self.record.update(values)
+            partial = self.path / f".record.{os.getpid()}"
+            private.write(partial, json.dumps(self.record, indent=1))
+            partial.replace(self.path / RECORD)
 
     def hold(self) -> None:
         """Take the folder for this process.
@@ -96,6 +99,10 @@ class RunFolder:
             self.update(**begun, holds=holds, pid=os.getpid(), host=socket.gethostname())
             self._lock, self._lease = lock, claim
             undone.pop_all()
+
+    def foresee(self, status: Status, exit_code: int) -> None:
+        """Write down how it ends if its driver is killed from now on; it runs until :meth:`release`, or that."""
+        self.update(status=status, exit_code=exit_code)
 
     def release(self, status: Status, exit_code: int, **values: Any) -> None:
         """Write down how it ended, and let go of it."""
@@ -196,9 +203,16 @@ class RunFolder:
         return open_folder(self.path)
 
     def status(self) -> str:
-        """The recorded status; a run whose driver died without a word is ``lost`` (and resumable)."""
+        """The recorded status; a run whose driver died without a word is ``lost`` (and resumable).
+
+        One whose driver is about to end still runs: it may be saving.
+        """
         status = str(self.record["status"])
-        return "lost" if status == "running" and not self.driven() else status
+        if status != "running" and self.record.get("ended"):
+            return status
+        if self.driven():
+            return "running"
+        return "lost" if status == "running" else status
 
 
 def create(

@@ -39,6 +39,8 @@ class Tracker:
         self._resuming = resuming or not self._journal.empty()
         self._sender: Sender | None = None
         self._opened: dict[str, str] = {}
+        self._running: set[str] = set()
+        self._ending = threading.Lock()
         self._lost: dict[str, str] = {}
         self._refused: list[str] = []
         self._trouble: str | None = None
@@ -62,9 +64,11 @@ class Tracker:
     ) -> None:
         """Open the run ``key``, or take it up again."""
         values = {k: _text(v) for k, v in params.items()}
-        self._journal.put(
-            op="start", key=key, name=name, params=values, tags=dict(tags or {}), parent=parent, time=_now()
-        )
+        with self._ending:
+            self._running.add(key)
+            self._journal.put(
+                op="start", key=key, name=name, params=values, tags=dict(tags or {}), parent=parent, time=_now()
+            )
 
     def log(self, key: str, rows: Iterable[Row]) -> None:
         """Log whole rows; step is the epoch, time the epoch's own. What is not finite becomes a tag that says so."""
@@ -84,7 +88,18 @@ class Tracker:
         self._journal.put(op="files", key=key, paths=[str(path) for path in paths])
 
     def end(self, key: str, status: End) -> None:
-        self._journal.put(op="end", key=key, status=status, time=_now())
+        with self._ending:
+            self._running.discard(key)
+            self._journal.put(op="end", key=key, status=status, time=_now())
+
+    def foresee(self, status: End) -> None:
+        """Say of every run that is not ended how it is if this process is killed from now on. Any thread may.
+
+        Such a run takes values as before, and its own end replaces this one.
+        """
+        with self._ending:
+            for key in sorted(self._running):
+                self._journal.put(op="end", key=key, status=status, time=_now())
 
     @property
     def unsent(self) -> int:

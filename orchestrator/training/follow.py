@@ -48,7 +48,9 @@ def train(
 
     Returns False when it was stopped before its end. Raises RunFailed or UserError when a worker did.
     """
-    with cluster(settings.ray_address) as nodes, session.on_cluster():
+    from orchestrator.training.leaving import driver_leaves
+
+    with cluster(settings.ray_address) as nodes, session.on_cluster(), driver_leaves(session.interrupts):
         check_fit(nodes, spec.resources)
         check_storage(settings.storage)
         with sharing(folder.id, settings, spec.resources, 1, session.console.say):

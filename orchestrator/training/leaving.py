@@ -7,12 +7,19 @@ epoch, saves, and goes on elsewhere.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 
 from ray.exceptions import RayActorError
 
+from orchestrator.interrupts import Interrupts
+
 LOOK_SECONDS = 1.0
+
+ANSWER_SECONDS = 10.0
+"""How long the end waits for an answer of the cluster that is on its way."""
 
 
 class Preempted(RayActorError):  # type: ignore[misc]
@@ -57,3 +64,27 @@ def group_nodes() -> Callable[[], bool]:
 
     table = placement_group_table(get_current_placement_group())
     return leaving(set(table["bundles_to_node_id"].values()))
+
+
+@contextmanager
+def driver_leaves(interrupts: Interrupts) -> Iterator[None]:
+    """While active, a driver whose own node is being taken away stops as after a signal, of which it gets none.
+
+    Ray ends a head's node, and with it the drivers of its jobs, when the grace period is over.
+    """
+    leaves, ended = this_node(), threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(LOOK_SECONDS):
+            with suppress(Exception):  # of a cluster in trouble: it is asked again
+                if leaves():
+                    interrupts.stop("The node of this process is being taken away: stopping and saving")
+                    return
+
+    thread = threading.Thread(target=watch, name="leaving", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(ANSWER_SECONDS)

@@ -63,6 +63,10 @@ class Command:
         """As a terminal does it: to the whole group."""
         os.killpg(self.process.pid, signal.SIGINT)
 
+    def terminate(self) -> None:
+        """As ``kill`` does it, and Ray for a job that it stops: SIGTERM to the driver alone."""
+        self.process.terminate()
+
     def kill(self) -> None:
         """The driver alone, with no chance to tidy up."""
         os.kill(self.process.pid, signal.SIGKILL)

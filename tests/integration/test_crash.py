@@ -6,10 +6,13 @@ The toy workload takes its time by sleeping, so what happens does not depend on 
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
+from orchestrator.interrupts import ONE_PRESS_SECONDS
+from orchestrator.storage import records
 from tests.integration.commands import SPACES, Start, Store, trials, typed
 
 TRIALS = 5
@@ -95,13 +98,18 @@ def test_a_run_goes_on_when_a_train_worker_is_killed(home: Path, start: Start) -
     ],
     ids=["run-local", "run-ray", "sweep-ray"],
 )
-def test_ctrl_c_stops_cleanly_and_resumes(words: list[str], home: Path, start: Start) -> None:
+def test_sigterm_and_ctrl_c_stop_cleanly_and_it_resumes(words: list[str], home: Path, start: Start) -> None:
+    """The first driver gets a plain ``kill``, which Ray takes for its own, the second Ctrl-C."""
     store = Store(home)
     first = start(*words)
     first.until(lambda: any(len(steps) > 5 for steps in store.steps().values()))
-    first.ctrl_c()
-    assert first.end(60) == 130, first.text()
+    first.terminate()
+    assert first.end() == 130, first.text()
     assert "Traceback" not in first.text()
+    assert "SIGTERM" not in first.text(), "Ray has seen it"
+    (folder,) = records.folders(home / "storage")
+    assert (folder.record["status"], folder.record["exit_code"]) == ("interrupted", 130)
+    assert folder.record["ended"]
     resume = first.text().split("Go on with: orchestrator ")[1].splitlines()[0]
     assert store.query("select run_uuid from runs where status = 'RUNNING'") == []
     before = {key: max(steps) for key, steps in store.steps().items()}
@@ -109,12 +117,28 @@ def test_ctrl_c_stops_cleanly_and_resumes(words: list[str], home: Path, start: S
     second = start(*resume.split())
     second.until(lambda: any(steps[-1] > before.get(key, 10**9) for key, steps in store.steps().items()))
     second.ctrl_c()
-    assert second.end(60) == 130, second.text()
+    assert second.end() == 130, second.text()
     store.check()
     after = store.steps()
     assert after.keys() >= before.keys()
     for key, steps in after.items():
         assert steps == list(range(1, steps[-1] + 1)), f"{key}: a row was lost or doubled"
+
+
+@pytest.mark.usefixtures("database")
+def test_a_second_signal_while_it_saves_ends_it_at_once(home: Path, start: Start) -> None:
+    """Its epoch, and with it the saving, takes longer than any test."""
+    store = Store(home)
+    run = start("run", "toy", "epochs=2", "slow=3600", "--local")
+    run.until(lambda: store.query("select run_uuid from runs where status = 'RUNNING'"))
+    run.terminate()
+    run.until(lambda: not store.query("select run_uuid from runs where status = 'RUNNING'"))
+    (folder,) = records.folders(home / "storage")
+    assert (folder.record["status"], folder.record["exit_code"], folder.status()) == ("interrupted", 130, "running")
+    time.sleep(ONE_PRESS_SECONDS)
+    run.terminate()
+    assert run.end() == 130
+    assert records.find(home / "storage", folder.id).status() == "interrupted"
 
 
 @pytest.mark.usefixtures("third_party", "database")

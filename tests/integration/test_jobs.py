@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,14 @@ import orchestrator
 from orchestrator.jobs.job_state import EXIT_RECORD
 from orchestrator.provenance.record import CARRIED
 from orchestrator.provenance.source import unpack
+from tests.integration.commands import ROOT, THIRD_PARTY, Store
 from tests.ports import free_port, free_ports
 
 ORCHESTRATOR = [sys.executable, "-m", "orchestrator"]
 SHORT = ["run", "recommender", "epochs=2", "--local", "--tracking", "none"]
 LONG = ["run", "recommender", "epochs=1000000", "--local", "--tracking", "none"]
+ON_RAY = ["run", "recommender", "epochs=1000000", "--cpus-per-worker", "1"]
+SLOW = ["run", "toy", "epochs=2", "slow=3600", "--local"]
 
 
 class Head:
@@ -95,7 +100,7 @@ class Head:
         """``orchestrator <words>`` as a user's process."""
         return subprocess.run(
             [*ORCHESTRATOR, *words], env=self.environment | environment, capture_output=True, text=True,
-            timeout=60, cwd=self.root,
+            timeout=180, cwd=self.root,
         )  # fmt: skip
 
     def start(self, *words: str) -> subprocess.Popen[str]:
@@ -104,9 +109,14 @@ class Head:
         )
 
 
-@pytest.fixture(scope="module")
-def head() -> Iterator[Head]:
+@contextmanager
+def running(initialised_store: Path) -> Iterator[Head]:
+    """A head whose home has an empty MLflow store."""
     root = Path(tempfile.mkdtemp(prefix="jobs-"))  # short: Ray's socket paths have a limit
+    (root / "home").mkdir()
+    with closing(sqlite3.connect(initialised_store)) as connection:
+        connection.execute("VACUUM INTO ?", (str(root / "home" / "mlflow.db"),))
+    (root / "home" / "mlflow.ready").touch()
     head = Head(root)
     try:
         head.wait()
@@ -114,6 +124,12 @@ def head() -> Iterator[Head]:
     finally:
         head.kill()
         shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def head(initialised_store: Path) -> Iterator[Head]:
+    with running(initialised_store) as head:
+        yield head
 
 
 @pytest.fixture(scope="module")
@@ -219,9 +235,11 @@ def test_a_killed_entrypoint_is_lost(head: Head, stand_in: Path) -> None:
 
 
 def test_leave_a_job_find_it_again_and_stop_it(head: Head) -> None:
-    watching = head.start("submit", "--", *LONG)
+    store = Store(head.root / "home")
+    watching = head.start("submit", "--", *ON_RAY)
     job = _line(watching, "Submitted").split()[1]
     run = _line(watching, "Run ").split()[1].rstrip(":")
+    _line(watching, "epoch ")
     watching.send_signal(signal.SIGINT)
     rest, _ = watching.communicate(timeout=60)
     assert watching.returncode == 130
@@ -239,6 +257,31 @@ def test_leave_a_job_find_it_again_and_stop_it(head: Head) -> None:
     assert f"orchestrator run --resume {run}" in following.communicate(timeout=60)[0]  # it had the time to save
     assert "Nothing to stop" in head.call("stop", job).stdout
     assert json.loads(head.call("status", "--json", run).stdout)["status"] == "interrupted"
+    assert set(store.query("select status from runs")) == {("KILLED",)}
+
+
+def test_a_job_that_ray_kills_before_it_has_saved_was_interrupted(head: Head) -> None:
+    """A plain job has 3 s to end; this one's epoch takes longer than any test."""
+    store = Store(head.root / "home")
+    before = set(store.query("select run_uuid from runs"))
+    ray = [str(Path(sys.executable).with_name("ray")), "job", "submit", "--no-wait", "--submission-id", "slow"]
+    path = json.dumps({"env_vars": {"PYTHONPATH": f"{THIRD_PARTY}{os.pathsep}{ROOT}"}})
+    entrypoint = ["python", "-m", "orchestrator", *SLOW]
+    subprocess.run(
+        [*ray, "--runtime-env-json", path, "--", *entrypoint], env=head.environment, check=True, capture_output=True
+    )
+    following = head.start("logs", "-f", "slow")
+    run = _line(following, "Run ").split()[1].rstrip(":")
+    deadline = time.monotonic() + 120
+    while set(store.query("select run_uuid from runs")) == before:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    stopped = head.call("stop", "slow")
+    following.communicate(timeout=60)
+    told = json.loads(head.call("status", "--json", run).stdout)
+    assert (told["status"], told["exit_code"]) == ("interrupted", 130), stopped.stdout + stopped.stderr
+    assert told["ended"] is None, "it has saved: Ray has not killed it"
+    assert set(store.query("select status from runs")) == {("KILLED",)}
 
 
 def test_without_the_token_it_says_which(head: Head) -> None:
@@ -258,6 +301,21 @@ def test_where_no_ray_answers_is_told_within_seconds(head: Head) -> None:
     assert done.returncode == 3
     assert f"127.0.0.1:{port}" in done.stderr
     assert time.monotonic() - started < 5
+
+
+@pytest.mark.faults
+def test_a_driver_saves_before_its_head_ends(initialised_store: Path) -> None:
+    """As a head's pod is deleted: Ray has its grace period, and gives the driver no signal."""
+    with running(initialised_store) as head:
+        watching = head.start("submit", "--", *ON_RAY)
+        run = _line(watching, "Run ").split()[1].rstrip(":")
+        _line(watching, "epoch ")
+        head.process.send_signal(signal.SIGTERM)
+        watching.communicate(timeout=180)
+        record = json.loads((head.root / "home" / "storage" / run / "record.json").read_text())
+        assert (record["status"], record["exit_code"]) == ("interrupted", 130)
+        assert record["ended"], "it was killed before it had saved"
+        assert Store(head.root / "home").query("select status from runs") == [("KILLED",)]
 
 
 @pytest.mark.faults

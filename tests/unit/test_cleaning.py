@@ -300,10 +300,13 @@ def running(database: Path) -> Callable[..., str]:
 def test_runs_left_running_are_found_and_killed(running: Callable[..., str], settings: Settings) -> None:
     from mlflow.tracking import MlflowClient
 
-    lost, alive, done = (create(settings, name) for name in ("lost", "alive", "done"))
+    lost, saving, alive, done = (create(settings, name) for name in ("lost", "saving", "alive", "done"))
     lose(lost)
+    saving.foresee("interrupted", 130)
+    alive.foresee("interrupted", 130)
+    lose(saving)
     done.release("finished", 0)
-    expected = {running("lost"), running("lost", days=0), running("absent")}
+    expected = {running("lost"), running("lost", days=0), running("saving"), running("absent")}
     others = [
         running("alive"), running("done"), running(None),
         running("absent", user="somebody"), running("absent", days=0.5),

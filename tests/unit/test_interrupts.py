@@ -1,7 +1,8 @@
-"""Ctrl-C and a pipe's end: what they come into may make something else of them, and the exit code tells the truth."""
+"""Ctrl-C, SIGTERM and a pipe's end: what they come into may change them, and the exit code tells the truth."""
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import signal
@@ -12,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from orchestrator import interrupts
 from orchestrator.console import Console
 from orchestrator.errors import DONE, FAILED, INTERRUPTED, Interrupted, UserError
 from orchestrator.exits import guarded
-from orchestrator.interrupts import Interrupts
+from orchestrator.interrupts import Interrupts, sigterm_kept
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +91,17 @@ def test_a_press_that_a_destructor_swallowed_is_heard_by_what_comes_next(tmp_pat
     assert (tmp_path / "stop").exists()
 
 
+def test_sigterm_before_there_is_a_session_is_130_too(capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        assert guarded(lambda: signal.raise_signal(signal.SIGTERM)) == INTERRUPTED
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert capsys.readouterr().err == ""
+
+
 def test_an_error_without_ctrl_c_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     def broken() -> None:
         raise ImportError("numpy is too old\nsee below")
@@ -131,6 +143,152 @@ def test_once_stops_and_twice_ends(
         clock[0] += interrupts.ONE_PRESS_SECONDS
         signal.raise_signal(signal.SIGTERM)
         assert ended == [INTERRUPTED]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_to_record_is_recorded_while_the_main_thread_goes_on(number: int, tmp_path: Path, clock: Any) -> None:
+    recorded: list[threading.Thread] = []
+    done = threading.Event()
+
+    def record() -> None:
+        recorded.append(threading.current_thread())
+        done.set()
+
+    with Interrupts(tmp_path / "stop", Console(), record):
+        signal.raise_signal(number)
+        assert done.wait(60)
+        signal.raise_signal(number)  # the same press
+    assert recorded != [threading.main_thread()]
+    assert len(recorded) == 1
+
+
+def test_the_record_does_not_wait_for_a_call_of_c(tmp_path: Path) -> None:
+    """As of PyTorch, or of Ray while it connects: other threads run, and the main one looks for no signal."""
+    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    causes: list[str] = []
+
+    def free(cause: str) -> None:
+        causes.append(cause)
+        libc.pthread_mutex_unlock(mutex)
+
+    late = threading.Timer(60, free, ["too late"])
+    with Interrupts(tmp_path / "stop", Console(), lambda: free("recorded")):
+        libc.pthread_mutex_lock(mutex)
+        late.start()
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        libc.pthread_mutex_lock(mutex)  # until somebody frees it
+    late.cancel()
+    assert causes == ["recorded"]
+
+
+def test_without_a_signal_nothing_is_recorded_and_no_thread_stays(tmp_path: Path) -> None:
+    recorded: list[str] = []
+    with Interrupts(tmp_path / "stop", Console(), lambda: recorded.append("interrupted")) as heard:
+        thread = heard._recorder
+        (tmp_path / "stop").touch()  # as ``orchestrator stop`` does, which kills nobody
+        assert heard.asked()
+    assert recorded == []
+    assert thread is not None
+    assert not thread.is_alive()
+
+
+def test_the_second_signal_ends_when_the_first_is_recorded(
+    clock: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    going, steps = threading.Event(), []
+
+    def record() -> None:
+        assert going.wait(60)
+        steps.append("recorded")
+
+    def end(code: int) -> None:
+        steps.append(f"ended with {code}")
+
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(interrupts, "RECORD_SECONDS", 60)
+    (tmp_path / "stop").touch()
+    with Interrupts(tmp_path / "stop", Console(), record) as heard:
+        assert heard.asked()
+        signal.raise_signal(signal.SIGTERM)
+        assert steps == [], "after a stop that was asked for elsewhere it is the first signal"
+        clock[0] += interrupts.ONE_PRESS_SECONDS
+        going.set()
+        signal.raise_signal(signal.SIGTERM)
+    assert steps == ["recorded", f"ended with {INTERRUPTED}"]
+
+
+def ray_init(*signals: int) -> None:
+    """As Ray's ``init`` begins; then the ``signals`` arrive."""
+
+    def handle(number: int, frame: Any) -> None:
+        sys.exit(number)
+
+    signal.signal(signal.SIGTERM, handle)
+    for number in signals:
+        signal.raise_signal(number)
+
+
+def test_our_handler_is_back_after_ray_init(tmp_path: Path) -> None:
+    with Interrupts(tmp_path / "stop", Console()) as heard:
+        with sigterm_kept():
+            ray_init()
+        signal.raise_signal(signal.SIGTERM)
+        assert heard.asked()
+
+
+def test_sigterm_in_the_middle_of_ray_init_is_a_stop(tmp_path: Path) -> None:
+    recorded = threading.Event()
+    with Interrupts(tmp_path / "stop", Console(), recorded.set) as heard:
+        with pytest.raises(KeyboardInterrupt), sigterm_kept():
+            ray_init(signal.SIGTERM)
+        assert heard.stopped
+        assert recorded.wait(60)
+        assert signal.getsignal(signal.SIGTERM) == heard._handle
+
+
+def test_ray_init_keeps_its_own_way_where_nothing_of_ours_was_set() -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit), sigterm_kept():
+            ray_init(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("in_main", [True, False])
+def test_a_driver_whose_node_is_taken_away_stops_without_a_signal(
+    in_main: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from orchestrator.training import leaving
+
+    answers = iter([False, ConnectionError("the cluster does not answer"), True])
+
+    def leaves() -> bool:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    recorded = threading.Event()
+
+    def drive() -> None:
+        with Interrupts(tmp_path / "stop", Console(), recorded.set) as heard, leaving.driver_leaves(heard):
+            assert recorded.wait(60)
+            while not heard.asked():
+                time.sleep(0.01)
+
+    monkeypatch.setattr(leaving, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(leaving, "this_node", lambda: leaves)
+    driver = threading.Thread(target=drive)
+    if in_main:
+        drive()
+    else:
+        driver.start()
+        driver.join(60)
+    assert (tmp_path / "stop").exists()
+    assert "is being taken away" in capsys.readouterr().out
+    assert [thread.name for thread in threading.enumerate() if thread.name in ("leaving", "interrupts")] == []
 
 
 def test_a_press_in_the_middle_of_a_line_is_no_failure(tmp_path: Path) -> None:

@@ -200,13 +200,19 @@ def test_a_full_disk_and_an_outage_lose_reports_and_count_them(file: Path) -> No
     assert not file.exists()
 
 
-def test_what_waits_in_memory_goes_to_a_disk_that_has_room_again(file: Path) -> None:
+@pytest.mark.parametrize("room", [0, 30])  # nothing of the next line is written, or half of it
+def test_what_waits_in_memory_goes_to_a_disk_that_has_room_again(file: Path, room: int) -> None:
     queue = Journal(file)
-    with full_disk(file):
-        queue.put(**log("a", 1))
+    queue.put(**log("a", 1))
+    whole = file.read_bytes()
+    with full_disk(file, room):
+        queue.put(**log("a", 2))
+        assert file.read_bytes() == whole, "half a line is left behind"
+        queue.put(**log("a", 3))
     queue.close()
     assert queue.lost == 0
-    assert drain(Journal(file)) == [log("a", 1)]
+    assert [json.loads(line)["rows"][0][0] for line in file.read_text().splitlines()] == [1, 2, 3]
+    assert drain(Journal(file)) == [log("a", epoch) for epoch in (1, 2, 3)]
 
 
 def test_rows_of_runs_that_take_turns_meet_in_batches() -> None:

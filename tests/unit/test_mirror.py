@@ -158,6 +158,21 @@ def test_a_checkpoint_is_whole_on_the_storage_before_it_says_so(
     assert sent[-2:] == ["checkpoints/checkpoint-00000001/checkpoint.json", "record.json"]
 
 
+def test_what_is_due_now_is_not_kept_until_the_next_look(
+    machine: Callable[[str], Path], bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror, "LOOK_SECONDS", 3600)
+    folder = create(machine("one"))
+    following = start(folder)
+    soon(lambda: is_known(bucket))
+    folder.foresee("interrupted", 130)
+    following.hurry()
+    soon(lambda: '"status": "interrupted"' in stored(bucket).get("record.json", ""), 60)
+    folder.release("interrupted", 130)
+    assert following.close() is None
+    assert json.loads(stored(bucket)["record.json"])["ended"]
+
+
 def test_an_outage_costs_nothing_and_all_is_there_afterwards(
     machine: Callable[[str], Path], bucket: Path, away: list[bool]
 ) -> None:

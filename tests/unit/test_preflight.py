@@ -252,6 +252,13 @@ def test_a_cluster_that_does_not_answer(address: str) -> None:
     preflight.services(settings, Resources(), ray=False)
 
 
+def test_a_probe_of_ray_that_gets_sigterm_is_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray, which stops a job, signals each of its processes."""
+    monkeypatch.setattr(cluster, "RAY_PROBE", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)")
+    with pytest.raises(KeyboardInterrupt):
+        cluster.check_is_ray("127.0.0.1:9")
+
+
 # Storage and tracking
 
 

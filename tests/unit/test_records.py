@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import signal
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -68,6 +69,50 @@ def test_ids_never_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(records, "datetime", Now)
     monkeypatch.setattr(secrets, "token_hex", lambda _: next(names))
     assert [create(tmp_path).id for _ in range(2)] == ["toy-20261121-000000-aaaa", "toy-20261121-000000-bbbb"]
+
+
+def test_a_driver_that_is_killed_while_it_saves_was_interrupted(tmp_path: Path) -> None:
+    def begin() -> RunFolder:
+        folder = create(tmp_path)
+        folder.foresee("interrupted", 130)
+        return folder
+
+    driver = elsewhere(begin)
+    folder = records.find(tmp_path, "latest")
+    assert (folder.record["status"], folder.status()) == ("interrupted", "running")
+    with pytest.raises(UserError, match="is being driven by another process"):
+        folder.hold()
+    kill(driver)
+    again = records.find(tmp_path, "latest")
+    assert (again.status(), again.record["exit_code"]) == ("interrupted", 130)
+    again.hold()
+    assert (again.record["status"], again.record["exit_code"]) == ("running", None)
+
+
+def test_two_threads_change_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first is stopped right before its copy takes the record's place."""
+    folder = create(tmp_path)
+    standing, going, whole = threading.Event(), threading.Event(), Path.replace
+
+    def replace(self: Path, target: Path) -> Path:
+        if threading.current_thread() is first:
+            standing.set()
+            assert going.wait(60)
+        return whole(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    first = threading.Thread(target=lambda: folder.update(one=1))
+    second = threading.Thread(target=lambda: folder.update(two=2))
+    first.start()
+    assert standing.wait(60)
+    second.start()
+    second.join(0.1)  # as far as it comes
+    going.set()
+    first.join(60)
+    second.join(60)
+    record = json.loads((folder.path / "record.json").read_text())
+    assert (record["one"], record["two"]) == (1, 2)
+    assert [file.name for file in folder.path.glob(".record.*")] == []
 
 
 def test_a_release_is_the_truth_from_then_on(tmp_path: Path) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +15,13 @@ import pytest
 from orchestrator import session
 from orchestrator.console import Console
 from orchestrator.errors import DONE, FAILED, INTERRUPTED, UNAVAILABLE, Interrupted, UserError
+from orchestrator.interrupts import sigterm_kept
 from orchestrator.session import Session
 from orchestrator.settings import resolve
 from orchestrator.storage import records
+from orchestrator.storage.names import RECORD
 from orchestrator.storage.records import RunFolder
+from tests.tracked import statuses
 
 
 @pytest.fixture
@@ -52,6 +59,58 @@ def test_an_exception_is_its_end_and_passes_on(error: BaseException, expected: A
     with pytest.raises(type(error)), opened(folder):
         raise error
     assert ended(folder) == expected
+
+
+def soon(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_a_signal_is_recorded_at_once_and_the_true_end_replaces_it(database: Path) -> None:
+    """Ray kills a job 3 s after its SIGTERM: nothing in the body looks for a stop before the record has it."""
+    folder = records.create(resolve().storage, "run", "toy", {}, "orchestrator run toy", "one")
+    with opened(folder, None) as running:
+        assert running.tracker is not None
+        running.tracker.start("one/0", "trial-0", params={}, parent="one")
+        running.tracker.start("one/1", "trial-1", params={}, parent="one")
+        running.tracker.end("one/1", "FINISHED")
+        signal.raise_signal(signal.SIGTERM)
+        assert soon(lambda: json.loads((folder.path / RECORD).read_text())["status"] == "interrupted")
+        assert soon(lambda: statuses(database).get("one/0") == "KILLED")
+        assert statuses(database) == {"one": "KILLED", "one/0": "KILLED", "one/1": "FINISHED"}
+        assert ended(folder)[:2] == ("running", INTERRUPTED), "while it saves it is driven"
+        running.tracker.end("one/0", "FINISHED")
+        running.settle("finished", DONE)
+    assert ended(folder) == ("finished", DONE, None)
+    assert statuses(database) == {"one": "FINISHED", "one/0": "FINISHED", "one/1": "FINISHED"}
+
+
+def test_a_signal_before_there_is_a_tracker_ends_its_run_too(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = session.open_tracker
+
+    def pressed(*words: Any, **named: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return whole(*words, **named)
+
+    monkeypatch.setattr(session, "open_tracker", pressed)
+    folder = records.create(resolve().storage, "run", "toy", {}, "orchestrator run toy", "one")
+    with opened(folder, None) as running:
+        assert soon(lambda: statuses(database) == {"one": "KILLED"})
+        running.settle("interrupted", INTERRUPTED)
+    assert ended(folder)[:2] == ("interrupted", INTERRUPTED)
+
+
+def test_sigterm_while_it_connects_says_how_to_go_on(folder: RunFolder) -> None:
+    def ray_init() -> None:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+        signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="Go on with: orchestrator run --resume one"), opened(folder), sigterm_kept():
+        ray_init()
+    assert ended(folder) == ("interrupted", INTERRUPTED, None)
+    assert not folder.driven()
 
 
 @pytest.mark.parametrize("step", ["provenance.sources", "provenance.write", "open_tracker", "Interrupts.__enter__"])
