@@ -15,7 +15,7 @@ from orchestrator.search.study import JOURNAL
 from orchestrator.session import Result
 from orchestrator.settings import Settings
 from orchestrator.spec import ExperimentSpec, SweepSpec, digest
-from orchestrator.storage import records
+from orchestrator.storage import generations, records
 from orchestrator.storage.mirror import STOP
 from orchestrator.storage.records import RunFolder
 from orchestrator.training import runs
@@ -34,7 +34,7 @@ class Done:
 
     @property
     def id(self) -> str:
-        return self.folder.name
+        return generations.run_id(self.folder.name)
 
 
 class Within(Console):
