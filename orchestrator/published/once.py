@@ -84,7 +84,8 @@ def _once(name: str, settings: Settings, begin: Callable[[], Result], go_on: Cal
         folder = folder.fetch()
         return Done(folder.path, folder.record["result"], found=True)
     if folder is not None and _stillborn(folder):
-        shutil.rmtree(folder.path)
+        for each in generations.of_run(settings.storage, name):
+            shutil.rmtree(settings.storage / each)
         folder = None
     result = begin() if folder is None else go_on(folder)
     if (result.folder / STOP).exists():  # asked for when only its end was left, which then came first

@@ -85,7 +85,7 @@ class RunFolder:
         Raises UserError when another process drives it, here or elsewhere, and (exit 3) when it can not be written.
         """
         with ExitStack() as undone, self._writing():
-            lock = undone.enter_context((self.path / lease.LOCK).open("a+"))
+            lock: IO[str] = undone.enter_context((self.path / lease.LOCK).open("a+"))
             self._take_lock(lock)
             claim, stored = self._take_lease()
             if claim:
