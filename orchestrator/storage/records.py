@@ -96,7 +96,7 @@ class RunFolder:
                 lock = undone.enter_context(self._move(claim, holds, lock))
             self.stop_file.unlink(missing_ok=True)
             begun = {"status": "running", "ended": None, "exit_code": None, "error": None}  # how it ended is over
-            self.update(**begun, holds=holds, pid=os.getpid(), host=socket.gethostname())
+            self.update(**begun, holds=holds, generation=holds, pid=os.getpid(), host=socket.gethostname())
             self._lock, self._lease = lock, claim
             undone.pop_all()
 

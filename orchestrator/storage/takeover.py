@@ -23,8 +23,9 @@ def may_be_shared(folder: Path, record: Mapping[str, Any], stored: Mapping[str, 
     """
     of_this_host = record.get("host") == socket.gethostname()
     if claim is None:
-        # The server of a network file system forgets the locks of a host that it has not heard from for a while.
-        return "holds" in record and record["status"] == "running" and not of_this_host
+        # The server of a network file system forgets the locks of a host that it has not heard from for a while. A
+        # record of an earlier version has no generation: such a run goes on where it is.
+        return "generation" in record and record["status"] == "running" and not of_this_host
     if claim.predecessor is None:
         last, left_open = int(stored.get("holds", 0)), stored.get("status") == "running"
     else:

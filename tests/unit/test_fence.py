@@ -348,6 +348,18 @@ def test_where_the_driver_before_is_known_to_be_gone_its_folder_is_used(
     assert there.path == folder.path
 
 
+def test_a_run_of_an_earlier_version_goes_on_where_it_is(on_host: Callable[[str], None], tmp_path: Path) -> None:
+    on_host("one")
+    folder = records.create(tmp_path, "run", "toy", {"seed": 1}, "orchestrator run toy", "run")
+    del folder.record["generation"]
+    folder.update()
+    forget_lock(folder)
+    on_host("two")
+    there = records.find(tmp_path, "run")
+    there.hold()
+    assert there.path == folder.path
+
+
 def test_a_generation_on_a_file_system_is_claimed_once(on_host: Callable[[str], None], tmp_path: Path) -> None:
     on_host("one")
     folder = records.create(tmp_path, "run", "toy", {"seed": 1}, "orchestrator run toy", "run")
