@@ -17,7 +17,7 @@ from orchestrator.console import aligned
 from orchestrator.errors import UserError, one_line
 from orchestrator.registry.models import trouble
 from orchestrator.settings import Settings
-from orchestrator.storage import copies, lease, records, remote
+from orchestrator.storage import copies, generations, lease, records, remote
 from orchestrator.storage.lease import LOCK
 from orchestrator.storage.names import HALF_WRITTEN, HISTORY, OUTCOME, RECORD, STUDY
 from orchestrator.storage.records import SETTLED, RunFolder
@@ -26,6 +26,7 @@ from orchestrator.tracking.client import OWNER, PAGE
 from orchestrator.tracking.tracker import JOURNAL
 
 COPY = "copy of what is stored"
+OVERTAKEN = "folder of a driver that was overtaken"
 DAY = 86_400.0
 HOLDING = (STUDY, HISTORY, OUTCOME, JOURNAL)
 """Files of which one says that a run has come somewhere."""
@@ -100,6 +101,8 @@ def remove(found: Iterable[Orphan]) -> tuple[list[Orphan], list[str]]:
         try:
             if _remove(orphan):
                 gone.append(orphan)
+        except UserError:  # another machine has taken it up since
+            continue
         except OSError as error:
             troubles.append(f"{orphan.path} could not be removed: {error.strerror or error}")
     return gone, troubles
@@ -125,14 +128,20 @@ def _remove(orphan: Orphan) -> bool:
     with _alone(orphan.run) as alone:
         if not alone or not _still(orphan) or (place is not None and _leased(place)):
             return False
-        shutil.rmtree(orphan.path) if orphan.path.is_dir() else orphan.path.unlink(missing_ok=True)
-        if place is None or orphan.kind == COPY:
-            return True
-        if orphan.path == orphan.run:
-            remote.Remote(place.uri.rpartition("/")[0]).remove_folder(orphan.run.name)
+        if place is None or orphan.kind in (COPY, OVERTAKEN):
+            _drop(orphan.path)
+        elif orphan.path == orphan.run:
+            with lease.holding(place):
+                _drop(orphan.path)
+                remote.Remote(place.uri.rpartition("/")[0]).remove_folder(orphan.run.name)
         else:
+            _drop(orphan.path)
             copies.settle(orphan.run)
     return True
+
+
+def _drop(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _still(orphan: Orphan) -> bool:
@@ -158,6 +167,9 @@ def _in(path: Path, kept: bool) -> Iterator[Orphan]:
 
 def _of(folder: RunFolder, kept: bool) -> Iterator[Orphan]:
     path, status = folder.path, folder.record["status"]
+    if generations.is_superseded(path):
+        yield _orphan(OVERTAKEN, path, path)
+        return
     if _is_stored(path):
         yield _orphan(COPY, path, path)
         return

@@ -23,7 +23,7 @@ from orchestrator import cluster, describe, notify, preflight
 from orchestrator.cluster import RAY_PROBE
 from orchestrator.errors import DONE, UNAVAILABLE, UserError, mask
 from orchestrator.settings import NAMES, Settings
-from orchestrator.storage import disk, records
+from orchestrator.storage import conditional, disk, records, remote
 from workloads.data.datasets import DATASETS
 
 Level = Literal["ok", "note", "warning", "problem"]
@@ -233,6 +233,8 @@ def _storage(settings: Settings) -> Iterator[Check]:
     text = f"{settings.remote or settings.storage} can be written, {free / GIB:.1f} GiB free here"
     fix = "Free space, or choose another with ORCHESTRATOR_STORAGE"
     yield Check("storage", "ok" if free > LOW_SPACE else "warning", text, fix)
+    if settings.remote and (warning := conditional.warning(remote.Remote(settings.remote))):
+        yield Check("storage", "warning", warning)
 
 
 def _data(settings: Settings) -> Iterator[Check]:

@@ -26,7 +26,7 @@ from orchestrator.provenance import record as provenance
 from orchestrator.provenance.source import Source
 from orchestrator.settings import Settings
 from orchestrator.storage import disk
-from orchestrator.storage.mirror import Mirror
+from orchestrator.storage.mirror import Mirror, Watch
 from orchestrator.storage.names import HISTORY, TRIALS
 from orchestrator.storage.records import RunFolder, Status, ending, user
 from orchestrator.tracking import lineage, store
@@ -120,7 +120,7 @@ class Session:
         self._status: tuple[Status, int, dict[str, Any]] | None = None
         self.tracker: Tracker | None = None
         self._system: SystemMetrics | None = None
-        self._mirror: Mirror | None = None
+        self._mirror: Mirror | Watch | None = None
         standing = {"queue": settings.queue, "priority": settings.priority}
         self.pulse = Pulse(folder, lambda: self.tracker.unsent if self.tracker else 0, standing)
         self.interrupts = Interrupts(folder.stop_file, console, self._foresee)
@@ -140,6 +140,8 @@ class Session:
         self.interrupts.__enter__()  # from here on a stop is a clean one: half a tracker could not be closed
         self.folder.update(tracking=_kept(self.settings.tracking), experiment=self.settings.experiment)
         self._mirror = self.folder.mirror()
+        if warning := self.folder.warning():
+            self.console.say(warning)
         apart = (self.settings.home, self.settings.storage)
         sources = provenance.sources(apart=apart, workload=self.folder.record["workload"])
         data = self._tags.get("orchestrator.data_fingerprint")

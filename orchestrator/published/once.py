@@ -15,7 +15,7 @@ from orchestrator.search.study import JOURNAL
 from orchestrator.session import Result
 from orchestrator.settings import Settings
 from orchestrator.spec import ExperimentSpec, SweepSpec, digest
-from orchestrator.storage import records
+from orchestrator.storage import generations, records
 from orchestrator.storage.mirror import STOP
 from orchestrator.storage.records import RunFolder
 from orchestrator.training import runs
@@ -34,7 +34,7 @@ class Done:
 
     @property
     def id(self) -> str:
-        return self.folder.name
+        return generations.run_id(self.folder.name)
 
 
 class Within(Console):
@@ -84,7 +84,8 @@ def _once(name: str, settings: Settings, begin: Callable[[], Result], go_on: Cal
         folder = folder.fetch()
         return Done(folder.path, folder.record["result"], found=True)
     if folder is not None and _stillborn(folder):
-        shutil.rmtree(folder.path)
+        for each in generations.of_run(settings.storage, name):
+            shutil.rmtree(settings.storage / each)
         folder = None
     result = begin() if folder is None else go_on(folder)
     if (result.folder / STOP).exists():  # asked for when only its end was left, which then came first

@@ -17,14 +17,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from orchestrator.storage import lease, remote
+from orchestrator.storage import conditional, generations, lease, remote
+from orchestrator.storage.conditional import Changed, Objects
 from orchestrator.storage.names import OUTCOME, RECORD
 from orchestrator.storage.remote import Remote, Stored
 
 MANIFEST = ".mirror.json"
 FORMAT = 1
-MARKS = ("checkpoint.json", OUTCOME, RECORD)
-"""Files that say that others are whole: they are sent last."""
+MARKS = ("checkpoint.json", OUTCOME)
+"""Files that say that others are whole: they are sent after all others, and the run's record after these."""
 
 _CHECKPOINT = re.compile(r"(?:.*/)?checkpoint-[^/]+(?=/)")
 """A name's folder of a checkpoint."""
@@ -41,14 +42,29 @@ Stamps = dict[str, Stamp]
 """Files by their names relative to the run's folder; one that ends in a slash is a folder that is to go."""
 
 
-def deliver(folder: Path, place: Remote, delivered: Stamps, parts: Sequence[str] = ()) -> bool:
-    """Send what has changed since ``delivered``, which is kept up to date; True when something had. Raises OSError."""
+def deliver(
+    folder: Path,
+    place: Remote,
+    delivered: Stamps,
+    parts: Sequence[str] = (),
+    before: Callable[[], None] = lambda: None,
+) -> bool:
+    """Send what has changed since ``delivered``, which is kept up to date; True when something had.
+
+    ``before`` is called where there is something to send or remove. Raises OSError, and Overtaken where a later driver
+    has stored the record.
+    """
     files = scan(folder, parts)
     changed = [name for name, stamp in files.items() if delivered.get(name) != stamp]
+    if changed or any(name not in files for name in delivered):
+        before()
 
     def send(name: str) -> None:
         try:
-            place.send(folder / name, name)
+            if name == RECORD:
+                _send_record(folder / name, place)
+            else:
+                place.send(folder / name, name)
         except FileNotFoundError:
             if (folder / name).exists():
                 raise
@@ -116,6 +132,42 @@ def look(folder: Path) -> None:
         refresh(folder, everything=False)
 
 
+def look_for(storage: Path, run: str) -> None:
+    """:func:`look` at the run's folder that the storage has of the highest generation."""
+    place = remote.behind(storage)
+    if place is not None:
+        with suppress(OSError):
+            refresh(storage / (newest(place, run) or run), everything=False)
+
+
+def newest(place: Remote, run: str) -> str | None:
+    """The name of the run's folder with the highest generation that has a record, below ``place``. Raises OSError."""
+    names = generations.by_run(place.folders()).get(run, [])
+    return next((name for name in names if record(place / name) is not None), None)
+
+
+def is_superseded(place: Remote, holds: int) -> bool:
+    """Whether the storage has a record of the run by a later driver than the one with ``holds``. Raises OSError."""
+    storage, _, name = place.uri.rpartition("/")
+    latest = newest(Remote(storage), generations.run_id(name)) or name
+    theirs = record(Remote(storage) / latest) or {}
+    return generations.generation(latest) > generations.generation(name) or int(theirs.get("holds", 0)) > holds
+
+
+def drop_older(place: Remote) -> None:
+    """Remove what the storage has of the generations before ``place``'s, but what all share. Raises OSError."""
+    storage, _, name = place.uri.rpartition("/")
+    every = Remote(storage)
+    for older in generations.by_run(every.folders()).get(generations.run_id(name), []):
+        if generations.generation(older) >= generations.generation(name):
+            continue
+        if generations.generation(older):
+            every.remove_folder(older)
+        else:
+            for file in (every / older).files().keys() - {lease.NAME, RECORD}:
+                (every / older).remove(file)
+
+
 def has(storage: Path, name: str) -> bool:
     """Whether storage that is no folder has a run of that name; False too where it can not be asked."""
     place = remote.behind(storage)
@@ -125,18 +177,26 @@ def has(storage: Path, name: str) -> bool:
 
 
 def settle(folder: Path) -> int:
-    """Deliver what was kept back of a run that nobody drives; how many files those were. Raises OSError."""
+    """Deliver what was kept back of a run that nobody drives; how many files those were.
+
+    Raises OSError, and UserError where another process drives the run.
+    """
     place = remote.behind(folder)
     if place is None:
         return 0
     holds, delivered = manifest(folder)
-    if int((record(place) or {}).get("holds", 0)) > holds:  # others have gone on from what was stored
-        return 0
     left = len(undelivered(folder, delivered))
-    try:
-        deliver(folder, place, delivered)
-    finally:
-        remember(folder, holds, delivered)
+    if not left:
+        return 0
+    with lease.holding(place, holds):
+        if is_superseded(place, holds):
+            return 0
+        try:
+            deliver(folder, place, delivered)
+        except lease.Overtaken:
+            return 0
+        finally:
+            remember(folder, holds, delivered)
     return left
 
 
@@ -150,18 +210,19 @@ def record(place: Remote) -> dict[str, Any] | None:
 
 
 def records(storage: Path) -> dict[str, dict[str, Any]]:
-    """The stored records that have gone further than the copies here, by id. Raises OSError."""
+    """The stored records that have gone further than the copies here, by their folders' names. Raises OSError."""
     place = remote.behind(storage)
     if place is None:
         return {}
 
-    def further(name: str) -> dict[str, Any] | None:
-        found = record(place / name)
-        return found if found and int(found.get("holds", 0)) > manifest(storage / name)[0] else None
+    def further(names: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
+        for name in names:
+            if found := record(place / name):
+                return (name, found) if int(found.get("holds", 0)) > manifest(storage / name)[0] else None
+        return None
 
     with ThreadPoolExecutor(4 * PARALLEL) as pool:
-        names = place.folders()
-        return {name: found for name, found in zip(names, pool.map(further, names)) if found}
+        return dict(filter(None, pool.map(further, generations.by_run(place.folders()).values())))
 
 
 def scan(folder: Path, parts: Sequence[str] = ()) -> Stamps:
@@ -200,6 +261,30 @@ def remember(folder: Path, holds: int, delivered: Mapping[str, Stamp]) -> None:
         partial.replace(folder / MANIFEST)
 
 
+def _send_record(file: Path, place: Remote) -> None:
+    """Send the record to its folder, and on a store with conditional writes to the one that all generations share."""
+    content = file.read_bytes()
+    shared = lease.run_place(place)
+    store = conditional.objects(shared)
+    if store is None or place.uri != shared.uri:
+        place.send(file, RECORD)
+    if store is not None:
+        _publish(store, content)
+
+
+def _publish(store: Objects, content: bytes) -> None:
+    """Replace the shared record by ``content``, unless a later driver has written it. Raises OSError and Overtaken."""
+    holds = json.loads(content)["holds"]
+    while True:
+        stored = store.read(RECORD)
+        with suppress(ValueError, KeyError, TypeError):
+            if stored and int(json.loads(stored[0])["holds"]) > holds:
+                raise lease.Overtaken(store.place.uri)
+        with suppress(Changed):
+            store.write(RECORD, content, stored[1] if stored else None)
+            return
+
+
 def _fetch(folder: Path, place: Remote, names: set[str]) -> Stamps:
     """Bring the named objects."""
 
@@ -221,8 +306,11 @@ def _drop(folder: Path, name: str) -> None:
 
 def _each(work: Callable[[str], None], names: Iterable[str]) -> None:
     """Do it for every name, a few at once, the marks last; begins no more when one has failed, and raises that."""
-    ordered = sorted(names, key=lambda name: (name.rpartition("/")[2] in MARKS, name))
-    for mark, part in groupby(ordered, key=lambda name: name.rpartition("/")[2] in MARKS):
+
+    def turn(name: str) -> int:
+        return 2 if name == RECORD else 1 if name.rpartition("/")[2] in MARKS else 0
+
+    for mark, part in groupby(sorted(names, key=lambda name: (turn(name), name)), key=turn):
         with ThreadPoolExecutor(1 if mark else PARALLEL) as pool:
             asked = [pool.submit(work, name) for name in part]
             try:

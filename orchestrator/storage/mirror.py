@@ -15,8 +15,8 @@ from types import TracebackType
 
 from orchestrator import private
 from orchestrator.errors import UNAVAILABLE, UserError
-from orchestrator.storage import copies, lease, remote
-from orchestrator.storage.lease import RENEW_SECONDS, Lease
+from orchestrator.storage import copies, generations, lease, remote
+from orchestrator.storage.lease import RENEW_SECONDS, Lease, Overtaken
 from orchestrator.storage.remote import Remote
 
 STOP = "stop"
@@ -34,8 +34,9 @@ RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0)
 class Mirror:
     """Threads that keep ``place`` equal to ``folder`` until :meth:`close`. They never raise.
 
-    With a ``lease`` it is the driver's: it renews that and, when another driver has taken over, stops this one, which
-    then stores nothing more. A ``stop`` that was asked for on the storage appears in the run's folder, ``root``.
+    With a ``lease`` it is the driver's: it renews that, also before it sends anything, and when another driver has
+    taken over it stops this one, which then stores nothing more. A ``stop`` that was asked for on the storage appears
+    in the run's folder, ``root``.
     ``parts`` are the only files and folders right below that count; none means all.
     """
 
@@ -55,6 +56,7 @@ class Mirror:
         copies.remember(folder, holds, self._delivered)
         self._trouble = "nothing was tried"
         self._lost = False
+        self._has_older = generations.generation(folder.name) > 0
         self._closing, self._ended = threading.Event(), threading.Event()
         self._due = threading.Event()  # to look now for what has changed
         # Two: a large checkpoint may take longer than the lease lasts.
@@ -64,6 +66,8 @@ class Mirror:
 
     def discard(self, name: str) -> None:
         """The folder ``name`` goes from the storage with all that is in it, whoever put it there; at once if it can."""
+        if self._lost:
+            return
         try:
             self._place.remove_folder(name)
         except OSError:
@@ -83,15 +87,20 @@ class Mirror:
         self.finish()
         for thread in self._threads:
             thread.join()
+        try:
+            with suppress(OSError):
+                self._check_lease()  # it may have been lost since the last file was sent
+        except Overtaken:
+            self._lost = True
         if self._lost:
-            return f"{self._folder.name} was taken over by another driver; what this one did since is not stored"
+            return overtaken(self._folder)
+        if left := len(copies.undelivered(self._folder, self._delivered, self._parts)):
+            return (  # the lease is left to expire: its generation is not stored anywhere else
+                f"{left} file{'s' * (left > 1)} could not be stored ({self._trouble}); they are kept here, "
+                f"deliver them with: orchestrator sync {generations.run_id(self._root.name)}"
+            )
         if self._lease:
             self._lease.release()
-        if left := len(copies.undelivered(self._folder, self._delivered, self._parts)):
-            return (
-                f"{left} file{'s' * (left > 1)} could not be stored ({self._trouble}); they are kept here, "
-                f"deliver them with: orchestrator sync {self._root.name}"
-            )
         return None
 
     def _send(self) -> None:
@@ -107,8 +116,12 @@ class Mirror:
             closing = self._closing.is_set()  # asked before looking: all that was there until then is sent
             begun = time.monotonic()
             try:
-                if copies.deliver(self._folder, self._place, self._delivered, self._parts):
+                if copies.deliver(self._folder, self._place, self._delivered, self._parts, self._check_lease):
                     copies.remember(self._folder, self._holds, self._delivered)
+                self._drop_older()
+            except Overtaken:
+                self._give_up()
+                return
             except Exception as error:  # whatever it is, waiting is all that can be done
                 failures += 1
                 self._trouble = remote.reason(error)[0]
@@ -124,15 +137,65 @@ class Mirror:
                     return
                 self._due.wait(max(LOOK_SECONDS, 4 * (time.monotonic() - begun)))
 
+    def _check_lease(self) -> None:
+        """Renew the lease. Raises OSError, and Overtaken where another driver has taken the run over."""
+        if self._lease and not self._lease.kept(lambda: copies.is_superseded(self._place, self._holds)):
+            raise Overtaken(self._place.uri)
+
+    def _give_up(self) -> None:
+        """Stop the driver, which stores nothing more."""
+        self._lost = True
+        with suppress(OSError):
+            (self._root / STOP).touch()
+
+    def _drop_older(self) -> None:
+        """Once all of a generation of its own is stored, those before it are of no use."""
+        if self._lease and self._has_older:
+            copies.drop_older(self._place)
+            self._has_older = False
+
     def _heed(self) -> None:
         """Renew the lease, and look for a stop."""
         stop_file, storage = self._root / STOP, remote.behind(self._root)
         while not self._lost and not self._ended.wait(RENEW_SECONDS if self._lease else LISTEN_SECONDS):
             with suppress(OSError):
-                self._lost = self._lease is not None and not self._lease.kept()
+                try:
+                    self._check_lease()
+                except Overtaken:
+                    self._give_up()
+                    return
                 asked = storage is not None and not stop_file.exists() and storage.find(STOP) is not None
-                if self._lost or (asked and not self._closing.is_set()):
+                if asked and not self._closing.is_set():
                     stop_file.touch()
+
+
+class Watch:
+    """The counterpart of a :class:`Mirror` for a folder on a file system, which is its own storage.
+
+    It stops this driver when another one has gone on in a folder of a higher generation.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
+        self._thread.start()
+
+    def discard(self, name: str) -> None:
+        """Nothing to do: what is removed from the folder is removed from the storage."""
+
+    def close(self) -> str | None:
+        """End. Returns one sentence where another driver has taken over."""
+        self._closing.set()
+        self._thread.join()
+        return overtaken(self._folder) if generations.is_superseded(self._folder) else None
+
+    def _look(self) -> None:
+        while not self._closing.wait(RENEW_SECONDS):
+            with suppress(OSError):
+                if generations.is_superseded(self._folder):
+                    (self._folder / STOP).touch()
+                    return
 
 
 class Carried:
@@ -172,6 +235,11 @@ class Carried:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def overtaken(folder: Path) -> str:
+    run = generations.run_id(folder.name)
+    return f"{run} was taken over by another driver; what this one did since is not stored"
 
 
 def bring(folder: Path, mark: str, parts: Sequence[str] = ()) -> None:

@@ -34,9 +34,9 @@ from orchestrator.errors import (
     nearest,
     one_line,
 )
-from orchestrator.storage import copies, disk, lease, remote
+from orchestrator.storage import conditional, copies, disk, generations, lease, remote, takeover
 from orchestrator.storage.lease import Lease
-from orchestrator.storage.mirror import STOP, Mirror
+from orchestrator.storage.mirror import STOP, Mirror, Watch
 from orchestrator.storage.names import RECORD
 
 FORMAT = 1
@@ -60,7 +60,7 @@ class RunFolder:
 
     @property
     def id(self) -> str:
-        return self.path.name
+        return generations.run_id(self.path.name)
 
     @property
     def checkpoints(self) -> Path:
@@ -89,14 +89,18 @@ class RunFolder:
         Raises UserError when another process drives it, here or elsewhere, and (exit 3) when it can not be written.
         """
         with ExitStack() as undone, self._writing():
-            lock = undone.enter_context((self.path / lease.LOCK).open("a+"))
+            lock: IO[str] = undone.enter_context((self.path / lease.LOCK).open("a+"))
             self._take_lock(lock)
-            if claim := self._take_lease():
+            claim, stored = self._take_lease()
+            if claim:
                 undone.callback(claim.release)
+            # How often it was taken, which is its driver's generation: the copy that counts more is newer.
+            holds = claim.generation if claim else int(self.record.get("holds", 0)) + 1
+            if takeover.may_be_shared(self.path, self.record, stored, claim):
+                lock = undone.enter_context(self._move(claim, holds, lock))
             self.stop_file.unlink(missing_ok=True)
-            holds = int(self.record.get("holds", 0)) + 1  # how often it was taken: the copy that counts more is newer
             begun = {"status": "running", "ended": None, "exit_code": None, "error": None}  # how it ended is over
-            self.update(**begun, holds=holds, pid=os.getpid(), host=socket.gethostname())
+            self.update(**begun, holds=holds, generation=holds, pid=os.getpid(), host=socket.gethostname())
             self._lock, self._lease = lock, claim
             undone.pop_all()
 
@@ -168,27 +172,56 @@ class RunFolder:
                     ) from None
                 time.sleep(patience)
 
-    def _take_lease(self) -> Lease | None:
-        """The right to drive what is stored; None where the folder is the storage itself."""
-        place = remote.behind(self.path)
-        if place is None:
-            return None
-        claim = Lease(place)
-        try:
-            claim.take()
-            theirs = copies.record(place) or {}
-            if int(theirs.get("holds", 0)) > int(self.record.get("holds", 0)):
-                claim.release()
-                raise UserError(f"{self.id} has gone on elsewhere meanwhile", fix="Try again")
-        except OSError as error:
-            raise remote.unusable(place.uri, error) from None
-        return claim
+    def _take_lease(self) -> tuple[Lease | None, Mapping[str, Any]]:
+        """The right to drive what is stored, None where the folder is the storage itself; and the newest record there.
 
-    def mirror(self) -> Mirror | None:
-        """From now on the storage follows the folder that is held; None where the folder is the storage itself."""
+        Raises UserError where the run has gone further than this copy knows.
+        """
+        storage = remote.behind(self.path.parent)
+        if storage is None:
+            latest = generations.current(self.path.parent, self.id)
+            return None, self._check_is_newest(latest.name, _read(latest))
+        claim = Lease(storage / self.id)
+        claim.take(above=int(self.record.get("holds", 0)))
+        try:
+            name = copies.newest(storage, self.id) or self.path.name
+            return claim, self._check_is_newest(name, copies.record(storage / name) or {})
+        except OSError as error:
+            claim.release()
+            raise remote.unusable(storage.uri, error) from None
+        except BaseException:
+            claim.release()
+            raise
+
+    def _check_is_newest(self, name: str, theirs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """``theirs``, the record of the newest folder, ``name``. Raises UserError where it is ahead of what we hold."""
+        further = int(theirs.get("holds", 0)) > int(self.record.get("holds", 0))
+        ended = theirs.get("status") in SETTLED and self.record["status"] not in SETTLED
+        if generations.generation(name) > generations.generation(self.path.name) or further or ended:
+            raise UserError(f"{self.id} has gone on elsewhere meanwhile", fix="Try again")
+        return theirs
+
+    def _move(self, claim: Lease | None, number: int, lock: IO[str]) -> IO[str]:
+        """Go on in a folder of our own, of generation ``number`` or higher. Returns its lock, which is held.
+
+        The lock of the folder before is kept: without a record the new one does not count yet.
+        """
+        if claim:
+            self.path = takeover.rename(self.path, claim)
+            return lock
+        try:
+            self.path = takeover.copy(self.path, number)
+        except FileExistsError:
+            raise UserError(f"{self.id} is being driven by another process", fix="Wait for it") from None
+        ours = (self.path / lease.LOCK).open("a+")
+        self._take_lock(ours)
+        return ours
+
+    def mirror(self) -> Mirror | Watch:
+        """From now on the storage follows the folder that is held, as long as no other driver takes it over."""
         place = remote.behind(self.path)
         if place is None:
-            return None
+            return Watch(self.path)
         return Mirror(self.path, place, self.path, lease=self._lease, holds=self.record["holds"])
 
     def fetch(self) -> RunFolder:
@@ -201,6 +234,11 @@ class RunFolder:
         except OSError as error:
             raise remote.unusable(place.uri, error) from None
         return open_folder(self.path)
+
+    def warning(self) -> str | None:
+        """What the storage lacks, in one sentence; None where two drivers exclude each other for sure."""
+        place = remote.behind(self.path)
+        return None if place is None or self._lease is None or self._lease.exclusive else conditional.warning(place)
 
     def status(self) -> str:
         """The recorded status; a run whose driver died without a word is ``lost`` (and resumable).
@@ -224,7 +262,7 @@ def create(
     """
     if name is not None and not NAME.fullmatch(name):
         raise UserError("The name can not be one", got=repr(name), allowed="letters, digits, . _ - (at most 100)")
-    if name is not None and copies.has(storage, name):
+    if name is not None and (copies.has(storage, name) or generations.of_run(storage, name)):
         raise _in_use(name, kind)
     try:
         private.make_folder(storage)
@@ -255,7 +293,7 @@ def create(
     try:
         folder.hold()
     except BaseException:  # it never was; a folder without a record would keep its name for ever
-        shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(folder.path, ignore_errors=True)
         raise
     return folder
 
@@ -282,10 +320,11 @@ def user() -> str:
 def folders(storage: Path, kind: Kind | None = None) -> Iterator[RunFolder]:
     """All run folders, newest first. Of one that another machine drove last, there may only be the record here."""
     elsewhere = {name: RunFolder(storage / name, record) for name, record in _elsewhere(storage).items()}
-    moments = {name: _moment(folder.record) for name, folder in elsewhere.items()}
-    for file in storage.glob(f"*/{RECORD}"):
+    here = {file.parent.name: file for file in storage.glob(f"*/{RECORD}")}
+    moments = {}
+    for name, *_ in generations.by_run({*elsewhere, *here}).values():
         with suppress(FileNotFoundError):  # removed since
-            moments.setdefault(file.parent.name, file.stat().st_mtime)
+            moments[name] = _moment(elsewhere[name].record) if name in elsewhere else here[name].stat().st_mtime
     for name in sorted(moments, key=lambda name: moments[name], reverse=True):
         try:
             folder = elsewhere.get(name) or open_folder(storage / name)
@@ -298,9 +337,9 @@ def folders(storage: Path, kind: Kind | None = None) -> Iterator[RunFolder]:
 def find(storage: Path, reference: str, kind: Kind | None = None) -> RunFolder:
     """The folder for ``latest``, an id, or an MLflow run id. Raises UserError for an unknown one."""
     if NAME.fullmatch(reference):
-        copies.look(storage / reference)
-    if reference in {file.parent.name for file in storage.glob(f"*/{RECORD}")}:
-        named = open_folder(storage / reference)
+        copies.look_for(storage, reference)
+    if reference in {generations.run_id(file.parent.name) for file in storage.glob(f"*/{RECORD}")}:
+        named = open_folder(generations.current(storage, reference))
         if kind not in (None, named.record["kind"]):
             is_a = named.record["kind"]
             raise UserError(f"{reference} is a {is_a}, no {kind}", fix=f"Try: orchestrator {is_a} --resume {reference}")
@@ -330,8 +369,8 @@ def known(storage: Path, reference: str) -> RunFolder | None:
     try:
         return find(storage, reference)
     except UserError as error:
-        if error.code != USAGE or (storage / reference / RECORD).exists():  # away, or nobody can read it
-            raise
+        if error.code != USAGE or (generations.current(storage, reference) / RECORD).exists():
+            raise  # away, or nobody can read it
     return None
 
 
@@ -345,6 +384,13 @@ def open_folder(path: Path) -> RunFolder:
     if form != FORMAT:
         raise UserError(f"The record of {path} has another format", got=form, allowed=FORMAT)
     return RunFolder(path, record)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The record as it is on disk; empty where there is none that can be read."""
+    with suppress(UserError):
+        return open_folder(path).record
+    return {}
 
 
 def _elsewhere(storage: Path) -> dict[str, dict[str, Any]]:

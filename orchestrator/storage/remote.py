@@ -233,6 +233,18 @@ def reason(error: Exception) -> tuple[str, str]:
     return (said[1].strip() if said else one_line(error)), fix
 
 
+def s3_endpoint() -> str | None:
+    """The endpoint's URL as the environment names it; None for AWS."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    return endpoint if not endpoint or "://" in endpoint else f"https://{endpoint}"
+
+
+def s3_region() -> str | None:
+    """The region as the environment names it, any for an endpoint of one's own; None: the bucket is to be asked."""
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    return region or ("us-east-1" if s3_endpoint() else None)
+
+
 def _slug(uri: str) -> str:
     return quote(uri, safe="").replace("~", "%7E").replace("%", "~")
 
@@ -265,14 +277,11 @@ def _s3(bucket: str, request_seconds: float) -> FileSystem:
     from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem, resolve_s3_region
 
     options: dict[str, Any] = {}
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    if endpoint:
-        parts = urlsplit(endpoint if "://" in endpoint else f"https://{endpoint}")
+    if endpoint := s3_endpoint():
+        parts = urlsplit(endpoint)
         options = {"endpoint_override": f"{parts.netloc}{parts.path.rstrip('/')}", "scheme": parts.scheme}
-        region = region or "us-east-1"
     return S3FileSystem(
-        region=region or resolve_s3_region(bucket),
+        region=s3_region() or resolve_s3_region(bucket),
         connect_timeout=CONNECT_SECONDS,
         request_timeout=request_seconds,
         retry_strategy=AwsStandardS3RetryStrategy(max_attempts=1),  # who asks us tries again itself

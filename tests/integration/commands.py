@@ -29,13 +29,15 @@ SPACES = THIRD_PARTY / "toy_plugin.py"
 class Command:
     """A started command, its output in a file, in a process group of its own as a terminal gives it."""
 
+    program = ("-m", "orchestrator")
+
     def __init__(self, home: Path, *words: str) -> None:
         home.mkdir(exist_ok=True)
         self.output = home / f"output-{time.monotonic_ns()}.txt"
         path = os.pathsep.join([str(THIRD_PARTY), str(ROOT)])
         with self.output.open("w") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "orchestrator", *words],
+                [sys.executable, *self.program, *words],
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 cwd=home,

@@ -234,6 +234,45 @@ def test_the_second_of_two_drivers_is_refused_and_a_stop_reaches_the_first(
     assert record(server, prefix, "one")["status"] == "interrupted"
 
 
+class Hurried(Command):
+    """A command whose lease lasts five seconds."""
+
+    program = (
+        "-c",
+        "from orchestrator.storage import lease, mirror; lease.SECONDS = 5.0; mirror.RENEW_SECONDS = 0.5; "
+        "from orchestrator.cli import main; main()",
+    )
+
+
+@pytest.mark.faults
+def test_a_driver_that_wakes_up_leaves_its_successors_result(
+    home: Path, server: Server, prefix: str, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tmp_path / "there"
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(home))
+    first = Hurried(home, "run", "toy", "epochs=40", "slow=0.2", "--local", "--name", "one")
+    try:
+        first.until(lambda: [name for name in server.names(f"{prefix}/one/checkpoints") if name.endswith(".json")])
+        os.killpg(first.process.pid, signal.SIGSTOP)
+        stopped, code = time.monotonic(), 2
+        monkeypatch.setenv("ORCHESTRATOR_HOME", str(there))
+        while code == 2 and time.monotonic() - stopped < 120:  # refused until the lease has ended
+            second = Hurried(there, "run", "--resume", "one")
+            code = second.end()
+        assert code == 0, second.text()
+        assert record(server, prefix, "one")["status"] == "finished"
+        os.killpg(first.process.pid, signal.SIGCONT)
+        assert first.end() == 130, first.text()
+    finally:
+        if first.process.poll() is None:
+            first.kill()
+    assert "one was taken over by another driver" in first.text()
+    assert record(server, prefix, "one")["status"] == "finished"
+    for machine in (tmp_path / "third", there, home):
+        assert told(start("status", "one", "--json", machine=machine))["status"] == "finished"
+    assert [name for name in server.names(prefix) if name.startswith("one@2/model/")]
+
+
 @pytest.mark.faults
 def test_a_group_on_ray_train_saves_in_the_background(
     home: Path, server: Server, prefix: str, start: Start, tmp_path: Path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -218,6 +219,24 @@ def test_what_is_removed_here_is_removed_from_the_storage(
     assert (tmp_path / "bucket" / "one" / "tracking.jsonl").exists()
     assert remove([orphan]) == ([orphan], [])
     assert not (tmp_path / "bucket" / "one" / "tracking.jsonl").exists()
+
+
+def test_the_folder_of_a_driver_that_was_overtaken_goes_when_its_successor_has_ended(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "one")
+    folder = create(settings, "one")
+    write(folder, "history.jsonl")
+    lose(folder)
+    monkeypatch.setattr(socket, "gethostname", lambda: "two")
+    there = records.find(settings.storage, "one")
+    there.hold()
+    there.release("finished", 0)
+    (orphan,) = orphans(settings)
+    assert (orphan.kind, orphan.path) == (cleaning.OVERTAKEN, folder.path)
+    assert remove([orphan]) == ([orphan], [])
+    assert records.find(settings.storage, "one").path == there.path
+    assert orphans(settings) == []
 
 
 def test_what_a_run_needs_again_by_now_stays(settings: Settings) -> None:

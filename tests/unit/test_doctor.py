@@ -22,7 +22,7 @@ from orchestrator import doctor
 from orchestrator.doctor import Check
 from orchestrator.errors import UserError, mask
 from orchestrator.settings import NAMES, Settings, resolve
-from orchestrator.storage import records
+from orchestrator.storage import records, remote
 from workloads.data import datasets
 
 
@@ -285,6 +285,13 @@ def test_storage(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "file").touch()
     level, text = one(doctor._storage, resolve({"storage": str(tmp_path / "file" / "below")}))
     assert (level, "can not be written" in text) == ("problem", True)
+
+
+def test_a_storage_without_conditional_writes(settings: Settings, tmp_path: Path) -> None:
+    object.__setattr__(settings, "storage", remote.mirror_of(f"file://{tmp_path}/bucket", tmp_path / "home"))
+    lines = found(doctor._storage, settings)
+    assert [level for level, _ in lines] == ["ok", "warning"]
+    assert "no conditional writes" in lines[1][1]
 
 
 def test_data(settings: Settings) -> None:

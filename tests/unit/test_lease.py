@@ -81,6 +81,50 @@ def test_that_of_a_dead_process_of_this_machine_is_free_at_once(place: Remote, t
     Lease(place).take()
 
 
+def test_that_of_another_machine_does_not_end_with_a_process_of_this_one(place: Remote, tmp_path: Path) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    held(place, tmp_path, host="another", pid=dead.pid)
+    assert lease.valid(place)
+    with pytest.raises(UserError, match=f"got pid {dead.pid} on another"):
+        Lease(place).take()
+
+
+def test_nor_that_of_another_machine_with_the_same_name(
+    place: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    with monkeypatch.context() as there:
+        there.setattr(lease, "_kernel", lambda: "another start")
+        there.setattr(os, "getpid", lambda: dead.pid)
+        Lease(place).take()
+    assert lease.valid(place)
+
+
+def test_one_of_an_earlier_version_is_generation_0(place: Remote, tmp_path: Path) -> None:
+    held(place, tmp_path, age=70)
+    found = lease.holder(place)
+    assert found is not None
+    assert found.generation == 0
+    ours = Lease(place)
+    ours.take()
+    assert ours.generation == 1
+    assert json.loads(place.read(lease.NAME) or b"{}")["generation"] == 1
+    held(place, tmp_path)  # an earlier version takes it over
+    assert not ours.kept()
+
+
+@pytest.mark.parametrize(("generation", "kept"), [(1, True), (2, False), (3, False)])
+def test_a_predecessor_that_wakes_up_takes_nothing_over(generation: int, kept: bool, place: Remote) -> None:
+    ours = Lease(place)
+    ours.take(above=1)
+    woken = Lease(place)
+    woken.generation = generation
+    woken.renew()
+    assert ours.kept() is kept
+
+
 def test_of_two_who_write_at_once_the_last_has_it(
     place: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ import pytest
 
 from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.storage import copies, lease, mirror, records, remote
-from orchestrator.storage.mirror import Carried, Mirror, bring
+from orchestrator.storage.mirror import Carried, Mirror, Watch, bring
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.remote import Remote
 
@@ -70,12 +71,21 @@ def crash(folder: RunFolder, following: Mirror) -> None:
     assert folder._lock
     folder._lock.close()
     with suppress(OSError):
-        Remote(str(remote.uri_of(folder.path.parent))).remove(f"{folder.id}/{lease.NAME}")
+        end_process(folder)
+
+
+def end_process(folder: RunFolder) -> None:
+    """The lease of ``folder`` is that of a process of this machine that has ended."""
+    place = lease.run_place(remote.behind(folder.path) or pytest.fail("a plain path"))
+    told = json.loads(place.read(lease.NAME) or "{}")
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    place.write(lease.NAME, json.dumps(told | {"pid": ended.pid}).encode())
 
 
 def start(folder: RunFolder) -> Mirror:
     following = folder.mirror()
-    assert following is not None
+    assert isinstance(following, Mirror)
     return following
 
 
@@ -206,6 +216,7 @@ def test_what_could_not_be_stored_is_said_and_delivered_later(
     with pytest.raises(OSError, match="NETWORK"):
         copies.settle(folder.path)
     away[0] = False
+    end_process(folder)
     (bucket / "run" / "trials").mkdir()
     assert copies.settle(folder.path) == 3
     assert stored(bucket)["result"] == "x"
@@ -290,7 +301,7 @@ def test_a_look_takes_nothing_away_that_nobody_else_has(
     (folder.path / "result").write_text("undelivered")
     crash(folder, following)
     away[0] = False
-    (bucket / "run" / lease.NAME).unlink()
+    end_process(folder)
     there = records.find(machine("two"), "run").fetch()
     there.hold()
     start(there).close()
@@ -461,7 +472,9 @@ def test_beside_the_driver_and_on_a_plain_path_nothing_is_carried(
         assert Carried(place)._mirror is None
         assert not (place / copies.MANIFEST).exists()
     bring(tmp_path, "never")  # a plain path is everybody's: nothing to wait for
-    assert create(tmp_path / "storage").mirror() is None
+    following = create(tmp_path / "storage").mirror()
+    assert isinstance(following, Watch)
+    assert following.close() is None
 
 
 def test_only_its_parts_of_the_runs_folder_are_a_workers(machine: Callable[[str], Path], bucket: Path) -> None:

@@ -87,11 +87,15 @@ def test_nothing_is_installed_in_a_version_of_its_own() -> None:
 
 
 def test_the_training_image_has_all_that_the_project_needs() -> None:
+    install = next(
+        value for _, value in instructions(DEPLOY / "docker/ray.Dockerfile") if "requirements.py gpu" in value
+    )
+    extras = re.findall(r"requirements\.py (.*?) >", install)[-1].split()
     done = subprocess.run(
-        [sys.executable, DEPLOY / "docker/requirements.py", "gpu", "text"], cwd=ROOT, capture_output=True, text=True,
+        [sys.executable, DEPLOY / "docker/requirements.py", *extras], cwd=ROOT, capture_output=True, text=True,
         check=True,
     )  # fmt: skip
     needs = {canonicalize_name(Requirement(line).name): Requirement(line) for line in done.stdout.splitlines()}
-    assert {"ray", "torch", "mlflow", "optuna", "nvidia-ml-py", "datasets"} <= set(needs)
+    assert {"ray", "torch", "mlflow", "optuna", "nvidia-ml-py", "datasets", "boto3"} <= set(needs)
     for name, need in needs.items():
         assert need.specifier.contains(CONSTRAINTS[name]), f"{name} is not pinned"

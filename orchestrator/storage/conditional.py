@@ -1,0 +1,168 @@
+"""Conditional writes to an object on S3: only where there is none yet, or where it is still what was read.
+
+``pyarrow.fs`` has none, so these few small objects go through boto3 (the extra ``s3``), with ``If-None-Match: *`` and
+``If-Match: ETAG``. Other stores, and an installation without boto3, have none: :func:`reason_without` says so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+from urllib.parse import urlsplit
+
+from orchestrator.storage.remote import CONNECT_SECONDS, Remote, s3_endpoint, s3_region
+
+LIBRARY = "boto3"
+EXTRA = "ray-experiment-orchestrator[s3]"
+CHANGED = ("PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "412", "409")
+"""S3's answers to a conditional write where the object is not as was stated."""
+
+UNREACHABLE = ("EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ConnectionClosedError")
+
+
+class Changed(Exception):
+    """The object is not what the writer took it for: somebody else has written or removed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """The objects below a URI on S3, each with the tag of its content. Whatever is wrong is an OSError."""
+
+    place: Remote
+
+    def read(self, name: str) -> tuple[bytes, str] | None:
+        """The object's content and tag; None when there is none."""
+        try:
+            answer = self._call("get_object", name)
+            return answer["Body"].read(), answer["ETag"]
+        except Changed:  # no such key
+            return None
+        except _transport_errors() as error:
+            raise _os_error("get_object", error) from None
+
+    def write(self, name: str, content: bytes, tag: str | None) -> str:
+        """Replace the object that has ``tag``; None: write the first one. Returns its new tag. Raises Changed."""
+        condition = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag}
+        return str(self._call("put_object", name, Body=content, **condition)["ETag"])
+
+    def remove(self, name: str, tag: str) -> None:
+        """Remove the object that has ``tag``. Raises Changed."""
+        self._call("delete_object", name, IfMatch=tag)
+
+    def _call(self, operation: str, name: str, **more: Any) -> Any:
+        from botocore.exceptions import ClientError
+
+        location = urlsplit(self.place.uri)
+        key = f"{location.path.strip('/')}/{name}".lstrip("/")
+        try:
+            return getattr(_client(self.place), operation)(Bucket=location.netloc, Key=key, **more)
+        except ClientError as error:
+            if error.response["Error"]["Code"] in CHANGED:
+                raise Changed(name) from None
+            raise _os_error(operation, error) from None
+        except _transport_errors() as error:
+            raise _os_error(operation, error) from None
+
+
+def objects(place: Remote) -> Objects | None:
+    """The objects below ``place`` for conditional writes; None where there are none. Raises OSError."""
+    return None if reason_without(place) else Objects(place)
+
+
+def reason_without(place: Remote) -> str | None:
+    """Why ``place`` has no conditional writes; None where it has. Raises OSError when the store does not answer."""
+    location = urlsplit(place.uri)
+    if location.scheme != "s3":
+        return f"{location.scheme}:// has no conditional writes here"
+    if find_spec(LIBRARY) is None:
+        return f"{LIBRARY} is not installed"
+    if not _honours_conditions(location.netloc, location.path, s3_endpoint()):
+        return "the store does not honour If-Match and If-None-Match"
+    return None
+
+
+def warning(place: Remote) -> str | None:
+    """What follows from :func:`reason_without`, in one sentence; None where there is nothing to say."""
+    reason = reason_without(place)
+    if reason is None:
+        return None
+    fix = f". Install it: pip install '{EXTRA}'" if reason.startswith(LIBRARY) else ""
+    return (
+        f"{place.uri}: no conditional writes ({reason}); each driver that takes over stores in a folder of its own{fix}"
+    )
+
+
+@lru_cache
+def _honours_conditions(bucket: str, path: str, endpoint: str | None) -> bool:
+    """Whether the store refuses what a condition excludes, tried on an object that is removed again."""
+    del endpoint  # a part of the cache's key
+    place = Remote(f"s3://{bucket}{path}")
+    store, name = Objects(place), f".probe-{secrets.token_hex(8)}"
+    try:
+        tag = store.write(name, b"first", None)
+    except (Changed, NotImplementedError):
+        return False
+    try:
+        return _is_refused(store, name, None) and _is_refused(store, name, f'"{"0" * 32}"') and bool(tag)
+    except NotImplementedError:
+        return False
+    finally:
+        place.remove(name)
+
+
+def _is_refused(store: Objects, name: str, tag: str | None) -> bool:
+    try:
+        store.write(name, b"second", tag)
+    except Changed:
+        return True
+    return False
+
+
+def _client(place: Remote) -> Any:
+    environment = (s3_endpoint(), s3_region(), os.environ.get("AWS_ACCESS_KEY_ID"))
+    return _open_client(urlsplit(place.uri).netloc, place.request_seconds, environment)
+
+
+@lru_cache
+def _open_client(bucket: str, request_seconds: float, environment: tuple[str | None, ...]) -> Any:
+    import boto3
+    from botocore.config import Config
+
+    endpoint, region, _ = environment
+    if region is None:
+        from pyarrow.fs import resolve_s3_region
+
+        region = resolve_s3_region(bucket)
+    config = Config(
+        connect_timeout=CONNECT_SECONDS,
+        read_timeout=request_seconds,
+        retries={"total_max_attempts": 1},  # who asks us tries again itself
+        request_checksum_calculation="when_required",  # not every store knows those that are not
+        response_checksum_validation="when_required",
+        s3={"addressing_style": "path" if endpoint else "auto"},
+    )
+    return boto3.client("s3", endpoint_url=endpoint, region_name=region, config=config)
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    from botocore.exceptions import BotoCoreError, HTTPClientError
+
+    return (BotoCoreError, HTTPClientError)
+
+
+def _os_error(operation: str, error: Exception) -> OSError:
+    """As pyarrow words it, so that one table (``remote.REASONS``) explains both."""
+    code = type(error).__name__
+    if code == "ClientError":
+        code = error.response["Error"]["Code"]  # type: ignore[attr-defined]
+        if code in ("NotImplemented", "501"):
+            raise NotImplementedError(operation) from None
+    elif code in UNREACHABLE:
+        code = "NetworkConnection"
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", code).upper()
+    return OSError(f"AWS Error {words} during {operation} operation: {error}")

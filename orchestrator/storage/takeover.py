@@ -1,0 +1,63 @@
+"""Whether the driver before may still live, and the folder that its successor then goes on in."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from orchestrator.storage import copies, generations
+from orchestrator.storage.lease import Lease
+from orchestrator.storage.mirror import STOP
+from orchestrator.storage.names import RECORD
+
+
+def may_be_shared(folder: Path, record: Mapping[str, Any], stored: Mapping[str, Any], claim: Lease | None) -> bool:
+    """Whether an earlier driver may still write where ``folder``, whose lock we hold, is or is stored.
+
+    ``record`` is the folder's, ``stored`` the storage's, ``claim`` the lease that we took; without one the folder is
+    the storage.
+    """
+    of_this_host = record.get("host") == socket.gethostname()
+    if claim is None:
+        # The server of a network file system forgets the locks of a host that it has not heard from for a while. A
+        # record of an earlier version has no generation: such a run goes on where it is.
+        return "generation" in record and record["status"] == "running" and not of_this_host
+    if claim.predecessor is None:
+        last, left_open = int(stored.get("holds", 0)), stored.get("status") == "running"
+    else:
+        last, left_open = claim.predecessor.generation, not claim.predecessor.is_gone
+    was_this_copy = of_this_host and copies.manifest(folder)[0] == last  # our lock shows that its driver is gone
+    return left_open and not was_this_copy
+
+
+def rename(folder: Path, claim: Lease) -> Path:
+    """The copy of a stored run, under the name of the lease's generation; all of it is still to be stored."""
+    token = "" if claim.exclusive else claim.token
+    name = generations.folder_name(generations.run_id(folder.name), claim.generation, token)
+    renamed = folder.rename(folder.with_name(name))
+    copies.remember(renamed, 0, {})
+    return renamed
+
+
+def copy(folder: Path, number: int) -> Path:
+    """Copy all but the record to a folder of generation ``number`` or higher: it is not seen until it has a record.
+
+    Raises OSError, FileExistsError where another process claims the same generation.
+    """
+    run = generations.run_id(folder.name)
+    number = max(number, 1 + generations.generation(generations.of_run(folder.parent, run)[0]))
+    target = folder.with_name(generations.folder_name(run, number))
+    target.mkdir()
+    try:
+        for name in copies.scan(folder).keys() - {RECORD, STOP}:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # the other driver has removed it since
+                shutil.copy2(folder / name, target / name)
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
+    return target
