@@ -119,8 +119,9 @@ def run_epochs(
     holds that epoch's state (a report may come some epochs later); likewise ``on_sealed`` the values of each epoch of
     ``sealed_at``, and its evaluation on validation where there was one. Test is evaluated at these epochs, and only
     where ``on_sealed`` is given: it is None where the model is not the final one. ``validate`` is False in a refit,
-    where there is no validation split. ``every_epoch`` reports each epoch by itself. ``clock`` tells the seconds that training is
-    charged with, where they are not those that pass: a member of a pack pays its share. Checkpoints go by it.
+    where there is no validation split. ``every_epoch`` reports each epoch by itself. ``clock`` tells the seconds that
+    training is charged with, where they are not those that pass: a member of a pack pays its share. Checkpoints go by
+    it.
 
     Raises :class:`Diverged` when a metric is NaN or infinite, UserError when validation does not report an objective
     or a method returns no metrics.
