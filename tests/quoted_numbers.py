@@ -131,10 +131,12 @@ def _value(text: str) -> float:
 
 
 def _half(text: str) -> float:
-    """Half of a unit in the last digit that counts, and what floats lose: of 467,000 three zeros do not count."""
+    """Half of a unit in the last digit that counts, and what floats lose: of 467,000 three zeros do not count, of 1,000
+    two."""
     digits = text.partition(".")[2]
-    place = -len(digits) if digits else len(re.search(r"0*$", text)[0]) if "," in text else 0  # type: ignore[index]
-    return 0.5 * 10.0 ** min(place, 3) * (1 + 1e-6) + 1e-12
+    zeros = len(text) - len(text.rstrip("0,")) - text[len(text.rstrip("0,")) :].count(",") if "," in text else 0
+    place = -len(digits) if digits else min(zeros, 3, sum(map(str.isdigit, text)) - 2)
+    return 0.5 * 10.0**place * (1 + 1e-6) + 1e-12
 
 
 def quoted(text: str, artefacts: Artefacts) -> Iterator[Quoted]:

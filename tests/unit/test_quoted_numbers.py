@@ -86,7 +86,7 @@ def test_every_listed_number_is_on_its_page_and_follows_from_stored_ones() -> No
     [
         (".4336 ± .0024", ".4336 ± .0023"),  # the spread of one row
         ("**.8615 ± .0025**", "**.8615 ± .0026**"),
-        ("DCL with K = 3 .0029 / 1,236", "DCL with K = 3 .0028 / 1,270"),
+        (".0029 / 1,236, K = 10", ".0029 / 1,270, K = 10"),
         ("+.050 (.033 to .067)", "+.050 (.034 to .067)"),  # an interval
         ("7,518 |", "7,519 |"),
         ("16,800 / 1,650", "16,900 / 1,650"),
@@ -132,6 +132,7 @@ def folder(tmp_path: Path) -> Path:
         ("`orchestrator reproduce thesis-9.1`: .4138 ± .0019, published .3962", []),
         ("`orchestrator reproduce thesis-9.1`: .4138 ± .0018", [".4138 .0018"]),
         ("`orchestrator reproduce thesis-9`: .4138", [".4138"]),  # another table
+        ("`epoch.py`: 2,310,000, not 2,300,000 or 1,000", ["1,000", "2,300,000"]),
         ("nothing is named: .4138, table 4.2, E-4.16, `lr=.5`", [".4138"]),
         ("<!-- from: quality.md -->\nBCL by .030 (.018 to .041), p = .0002", []),
         ("<!-- from: quality.json -->\n.600 ± .141; 0.9", ["0.9"]),
