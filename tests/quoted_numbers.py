@@ -85,7 +85,7 @@ class Artefacts:
             for scale in _SCALES.get(quoted.unit, (1.0,))
             for name in quoted.artefacts
             for group in self._near(name, _value(quoted.numbers[0]) * scale, _half(quoted.numbers[0]) * scale)
-            if len(group) >= len(quoted.numbers)
+            if len(group) == len(quoted.numbers)
         )
 
     def _near(self, name: str, value: float, slack: float) -> Iterator[tuple[float, ...]]:
@@ -133,9 +133,10 @@ def _value(text: str) -> float:
 def _half(text: str) -> float:
     """Half of a unit in the last digit that counts, and what floats lose: of 467,000 three zeros do not count, of 1,000
     two."""
-    digits = text.partition(".")[2]
-    zeros = len(text) - len(text.rstrip("0,")) - text[len(text.rstrip("0,")) :].count(",") if "," in text else 0
-    place = -len(digits) if digits else min(zeros, 3, sum(map(str.isdigit, text)) - 2)
+    place = -len(text.partition(".")[2])
+    if "," in text and not place:
+        digits = text.replace(",", "").lstrip("+-")
+        place = min(len(digits) - len(digits.rstrip("0")), 3, len(digits) - 2)
     return 0.5 * 10.0**place * (1 + 1e-6) + 1e-12
 
 
@@ -192,8 +193,9 @@ def _scopes(text: str, artefacts: Artefacts) -> list[tuple[str, ...]]:
 
 
 def _numbers(text: str, line: int, artefacts: tuple[str, ...], *, whole: bool) -> Iterator[Quoted]:
+    text = _LABELS.sub(" ", text)
     unit = ""  # of 2.31 / 2.60 M both are millions
-    for match in reversed(list(GROUP.finditer(_LABELS.sub(" ", text)))):
+    for match in reversed(list(GROUP.finditer(text))):
         numbers = tuple(match[name] for name in ("first", "spread", "low", "high") if match[name])
         unit = match["unit"] or match["percent"] or unit * (text[match.end() :].lstrip().startswith("/"))
         if re.search(r"[.,]|\d\d" if whole else r"[.,]", numbers[0]):

@@ -52,7 +52,7 @@ class Objective:
     the selected number of epochs before it opens the test split. ``sealed_at`` are epochs (ends of sessions) at
     which the engine also evaluates the final model on test and seals the values: logged, never shown to whatever
     selects. A trial of a sweep is no final model and has none. A sweep's winner that is not refitted has the test
-    values of its end alone: what is to be known of earlier epochs belongs into the tables of that evaluation.
+    values of its end alone: what is to be known of earlier epochs belongs in the tables of that evaluation.
     """
 
     metric: str
