@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import commit, data_root, machine
+from harness import data_root, machine, origin, printed
 
 from orchestrator import run
 from workloads.bi_encoder.params import Params
@@ -50,7 +50,7 @@ def trained(settings: dict[str, Any], seed: int, threads: int) -> dict[str, Any]
     started = time.monotonic()
     done = run("bi_encoder", seed=seed, tracking="none", cpus_per_worker=threads, **{**COMMON, **settings})
     values = {f"{split}/{name}": done.metrics[f"{split}/{name}"] for split in ("validation", "test") for name in KEPT}
-    return {**values, "seconds": time.monotonic() - started, "commit": commit()}
+    return {**values, "seconds": time.monotonic() - started, **origin()}
 
 
 def main() -> None:
@@ -68,7 +68,8 @@ def main() -> None:
             if name.startswith(asked.only) and str(seed) not in runs:
                 runs[str(seed)] = trained(settings, seed, asked.threads)
                 RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    print("\n| MiniLM-L6 on STS-B | seeds | dev Spearman | test Spearman | test Pearson |\n|---|---|---|---|---|")
+    printed(__file__)
+    print("| MiniLM-L6 on STS-B | seeds | dev Spearman | test Spearman | test Pearson |\n|---|---|---|---|---|")
     columns = ("validation/spearman", "test/spearman", "test/pearson")
     print(f"| {ZERO_SHOT} | | " + " | ".join(f"{results[ZERO_SHOT][column]:.4f}" for column in columns) + " |")
     for name in ROWS:

@@ -72,8 +72,8 @@ class Row:
 class Benchmark:
     """Samples and rows of one script; :meth:`finish` prints the table and writes ``results/<name>.json``.
 
-    ``patience``: for how many seconds a sample that other processes disturb is put off or taken again. ``commit``: of
-    the code as it is when the benchmark begins.
+    ``patience``: for how many seconds a sample that other processes disturb is put off or taken again. ``before``: the
+    commit, the date, the machine and its load when the benchmark begins.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Benchmark:
     busy: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    commit: str | None = field(default_factory=lambda: commit())
+    before: dict[str, Any] = field(default_factory=lambda: origin())
 
     def run(self, contestants: Mapping[str, Contestant]) -> None:
         """Every contestant once a round, in turn (A B A B ...): a machine that drifts drifts for all."""
@@ -147,9 +147,8 @@ class Benchmark:
             print(f"\n{note}")
         result = {
             "benchmark": self.name,
-            "when": datetime.now(UTC).isoformat(timespec="seconds"),
-            "commit": self.commit,
-            "machine": machine(),
+            **self.before,
+            "load_after": load(),
             "versions": versions("torch", "numpy", "ray", "mlflow", "optuna"),
             "rounds": self.rounds,
             "rows": [asdict(row) | {"ratio": row.ratio, "target": row.target, "met": row.met} for row in self.rows],
@@ -259,6 +258,23 @@ def commit() -> str | None:
     if any(one.returncode for one in done):
         return None
     return done[0].stdout.strip() + ("-dirty" if done[1].stdout.strip() else "")
+
+
+def origin() -> dict[str, Any]:
+    """What every results file says of a measurement: when it began, of which commit, on which machine, how busy."""
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"when": when, "commit": commit(), "machine": machine(), "load": load()}
+
+
+def load() -> list[float]:
+    """The machine's load averages over 1, 5 and 15 minutes: processes that run or want to."""
+    return [round(value, 2) for value in os.getloadavg()]
+
+
+def printed(script: str) -> None:
+    """Head the tables of a script, whose output is stored as ``results/NAME.md``: command, date and commit."""
+    made = origin()
+    print(f"`python benchmarks/{Path(script).name}` printed this at {made['when']}, commit {made['commit']}.\n")
 
 
 def machine() -> dict[str, Any]:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness import commit, machine
+from harness import origin
 
 from orchestrator import run
 
@@ -96,8 +96,7 @@ def main() -> None:
             "sd": statistics.stdev(values) if len(values) > 1 else 0.0,
             "read_against": peer,
             "seconds": time.monotonic() - started,
-            "commit": commit(),
-            "machine": machine(),
+            **origin(),
         }
         file.write_text(json.dumps(results, indent=1))
     print("\n| settings | NDCG@20, mean ± sd | read against | s |\n| --- | --- | --- | --- |")

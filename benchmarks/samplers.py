@@ -143,7 +143,7 @@ def _rows(bench: Benchmark, place: str, methods: list[str]) -> None:
     for name, peer, times in (
         ("PNS", bpr, None),
         ("DNS", bpr, 1.5),
-        ("BNS, sampled", dns, 3 if place == LARGE else None),
+        ("BNS, sampled", dns, 3),
         ("BNS, exact", bpr, None),
         ("DPL, M = N = 5", bpr, 4),
         ("DPL, M = N = 10", bpr, None),

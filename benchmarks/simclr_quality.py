@@ -23,7 +23,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import torch
-from harness import commit, machine
+from harness import origin, printed
 from scipy import stats
 from torch.nn import functional
 
@@ -99,6 +99,7 @@ def main() -> None:
             if not any((run["loss"], run["seed"]) == (loss, seed) and asked.made(run) for run in results["runs"]):
                 results["runs"].append(train(loss, seed, asked, arguments))
                 keep(asked, results)
+    printed(__file__)
     report({**results, "runs": [run for run in results["runs"] if asked.made(run)]})
 
 
@@ -148,8 +149,7 @@ def train(loss: str, seed: int, asked: Asked, arguments: argparse.Namespace) -> 
         "seconds": spent + time.monotonic() - started,
         "params": built.params.model_dump(),
         "precision": asked.precision,
-        "commit": commit(),
-        "machine": machine(),
+        **origin(),
     }
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 import ray
-from harness import HERE, machine, versions
+from harness import HERE, origin, versions
 from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 
@@ -68,7 +68,7 @@ def main() -> None:
         "seconds": round(seconds, 1),
         "groups_left": left,
         "looks": [asdict(look) for look in looks],
-        "machine": machine(),
+        **origin(),
         "versions": versions("ray", "mlflow", "optuna", "torch"),
         "trouble": trouble,
     }

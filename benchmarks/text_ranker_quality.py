@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from harness import origin, printed
 from safetensors.torch import load_file, save_file
 
 from orchestrator.results.statistics import Difference, holm, over_units
@@ -105,6 +106,7 @@ def main() -> None:
     if arguments.part == "cran":
         for seed, name in product(seeds, GRADED):
             measure("cran", name, seed)
+    printed(__file__)
     show()
 
 
@@ -151,6 +153,7 @@ def measure(dataset: str, name: str, seed: int, depth: int = SHALLOW) -> None:
             "test": dict(tested.metrics),
             "units": units(tested),
             "seconds": time.monotonic() - started,
+            **origin(),
         },
     )
     print(f"{own}: NDCG@10 {tested.metrics['ndcg_at_10']:.4f}", flush=True)

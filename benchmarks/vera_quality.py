@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from harness import printed
 
 from workloads.contract import Runtime
 from workloads.data import DATASETS
@@ -33,6 +34,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
+    printed(__file__)
     print("| questions to train on | calibration_part | seeds | truth_mae | risk on validation | on test |")
     print("|---|---|---|---|---|---|")
     for topics in TOPICS:

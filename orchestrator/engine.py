@@ -106,7 +106,7 @@ def run_epochs(
     agree: Callable[[Any], Any] = lambda value: value,
     stop: Callable[[], bool] = lambda: False,
     on_best: Callable[[Evaluation], None] = lambda evaluation: None,
-    on_sealed: Callable[[Row, Evaluation | None], None] = lambda row, evaluation: None,
+    on_sealed: Callable[[Row, Evaluation | None], None] | None = None,
     prefix: str = "train",
     every_epoch: bool = False,
     clock: Callable[[], float] | None = None,
@@ -117,9 +117,11 @@ def run_epochs(
     on rank 0 (``agree`` tells the others); when it says yes the state is reported, due for a checkpoint, and
     the stream stops without ``ended``. ``on_best`` is given the evaluation of a new best epoch while the workload
     holds that epoch's state (a report may come some epochs later); likewise ``on_sealed`` the values of each epoch of
-    ``sealed_at``, and its evaluation on validation where there was one. ``validate`` is False in a refit, where there
-    is no validation split. ``every_epoch`` reports each epoch by itself. ``clock`` tells the seconds that training is
-    charged with, where they are not those that pass: a member of a pack pays its share. Checkpoints go by it.
+    ``sealed_at``, and its evaluation on validation where there was one. Test is evaluated at these epochs, and only
+    where ``on_sealed`` is given: it is None where the model is not the final one. ``validate`` is False in a refit,
+    where there is no validation split. ``every_epoch`` reports each epoch by itself. ``clock`` tells the seconds that
+    training is charged with, where they are not those that pass: a member of a pack pays its share. Checkpoints go by
+    it.
 
     Raises :class:`Diverged` when a metric is NaN or infinite, UserError when validation does not report an objective
     or a method returns no metrics.
@@ -130,6 +132,7 @@ def run_epochs(
         yield EpochReport((), progress, False, ended)
         return
     chosen = objectives.chosen(workload.objective, plan.objective)
+    sealed_at = chosen[0].sealed_at if on_sealed else ()
     rows: list[Row] = []
     reported, saved = time.monotonic(), spent()
     saved_epoch = progress.epoch
@@ -143,7 +146,7 @@ def run_epochs(
         if validate and plan.evaluates(epoch):
             evaluation = workload.evaluate("validation")
             seen = named("validation", workload, "evaluate", evaluation)
-        if validate and epoch in chosen[0].sealed_at:
+        if epoch in sealed_at:
             metrics |= named("test", workload, "evaluate", workload.evaluate("test"))
         if bad := _not_finite(metrics | seen):
             raise Diverged(epoch, *bad, rows=tuple(rows))
@@ -151,7 +154,7 @@ def run_epochs(
         if evaluation is not None and progress.best_epoch == epoch:
             on_best(evaluation)
         rows.append(Row(epoch, time.time(), metrics | seen))
-        if epoch in chosen[0].sealed_at:
+        if on_sealed and epoch in sealed_at:
             on_sealed(rows[-1], evaluation)
 
         ended = progress.ended(plan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -46,8 +47,9 @@ class Outcome:
 class Experiment:
     """Iterate over :meth:`stream`; when it is exhausted ``outcome`` is set, unless it was stopped or a trial.
 
-    ``on_sealed`` sees the final model on its way, at each of the ends that the objective names, with the values there;
-    what it makes of them it makes again when the epoch is done again, after a crash.
+    ``on_sealed`` sees the final model on its way, at each of the ends that the objective names, with the values there,
+    those on test among them: no other model is evaluated on test. What it makes of them it makes again when the epoch
+    is done again, after a crash.
 
     ``final`` is False for a trial of a sweep, which selects and never refits or opens test. At every yield
     :meth:`checkpoint` is the complete state of that moment, recent rows included: some may still be under way
@@ -158,7 +160,7 @@ class Experiment:
             agree=self.agree,
             stop=self.stop,
             on_best=lambda evaluation: self._keep_best(workload, evaluation),
-            on_sealed=lambda row, evaluation: self._pass_sealed(workload, row, evaluation),
+            on_sealed=partial(self.on_sealed, workload) if self._makes_final_model else None,
             prefix=prefix,
             every_epoch=self.every_epoch,
             clock=self.clock,
@@ -176,9 +178,10 @@ class Experiment:
         if not self.plan.refit:  # else nobody ever asks for the best weights
             self._best = _copy(workload.state_dict())
 
-    def _pass_sealed(self, workload: Workload, row: Row, evaluation: Evaluation | None) -> None:
-        if self.final and (self._phase == "refit" or not self.plan.refit):
-            self.on_sealed(workload, row, evaluation)
+    @property
+    def _makes_final_model(self) -> bool:
+        """Whether this phase trains the model that test is opened for."""
+        return self.final and (self._phase == "refit" or not self.plan.refit)
 
     def _finish(self, progress: Progress) -> None:
         workload, _ = self._now()

@@ -50,7 +50,9 @@ class Objective:
     ``metric`` is the name without a split; it is read on the validation split. ``refit`` says that holding the
     validation part out costs quality, so that the engine by default trains once more on train + validation for
     the selected number of epochs before it opens the test split. ``sealed_at`` are epochs (ends of sessions) at
-    which the engine also evaluates on test and seals the values: logged, never shown to whatever selects.
+    which the engine also evaluates the final model on test and seals the values: logged, never shown to whatever
+    selects. A trial of a sweep is no final model and has none. A sweep's winner that is not refitted has the test
+    values of its end alone: what is to be known of earlier epochs belongs in the tables of that evaluation.
     """
 
     metric: str

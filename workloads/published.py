@@ -198,7 +198,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Curve:
-    """A drawn line: ``y`` over ``x``, means over seeds with ``sd`` where there are several values.
+    """A drawn line: ``y`` over ``x``, means over seeds with ``sd`` where there are several values, at each x those
+    ``by_seed``.
 
     ``log`` are the axes with a logarithmic scale: ``x``, ``y`` or ``xy``. Of a figure that is run, what a function
     leaves empty is its panel's and its line's.
@@ -214,6 +215,7 @@ class Curve:
     dataset: str = ""
     note: str = ""
     log: Literal["", "x", "y", "xy"] = ""
+    by_seed: Sequence[Sequence[float]] = ()
 
 
 Cells: TypeAlias = Sequence[Mapping[str, Any]]

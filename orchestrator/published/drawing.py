@@ -11,6 +11,7 @@ from typing import Any
 from orchestrator.console import Console
 from orchestrator.console import show as shown
 from orchestrator.provenance import record as provenance
+from orchestrator.published import report
 from orchestrator.published.figures import Redrawn
 from orchestrator.results.markdown import table as markdown_table
 from workloads.published import Cells, Computation, Curve
@@ -177,6 +178,7 @@ def _table_csv(rows: Cells) -> str:
 def _markdown(found: Redrawn, told: Mapping[str, Any]) -> str:
     figure = found.figure
     lines = [f"## {figure.id}: {figure.title}", "", f"{figure.source}. `{told['command']}`", ""]
+    lines += [report.written(told), ""]
     lines += [f"{line}  " for line in _conditions(found)]
     for title, columns, rows in _tables(found):
         lines += ["", f"### {title}", "", markdown_table(columns, rows)]

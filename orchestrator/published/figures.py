@@ -69,7 +69,8 @@ class _Work:
     def curve(self, x: Sequence[float], values: Sequence[Sequence[float]]) -> Curve:
         """The line, with one value or more at each x."""
         found = [statistics.summary(one) for one in values]
-        return self.told(Curve(list(x), [one.mean for one in found], [one.spread for one in found]))
+        means, spreads = [one.mean for one in found], [one.spread for one in found]
+        return self.told(Curve(list(x), means, spreads, by_seed=[list(one) for one in values]))
 
     def told(self, curve: Curve) -> Curve:
         """A curve with all that it leaves to its line and panel."""

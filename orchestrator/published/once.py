@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 from orchestrator import preflight, sweeps
 from orchestrator.console import Console
 from orchestrator.errors import Interrupted
+from orchestrator.provenance.record import ENVIRONMENT
 from orchestrator.search.study import JOURNAL
 from orchestrator.session import Result
 from orchestrator.settings import Settings
@@ -35,6 +37,13 @@ class Done:
     @property
     def id(self) -> str:
         return generations.run_id(self.folder.name)
+
+    @property
+    def commits(self) -> set[str]:
+        """Of the code that it was run with, ``-dirty`` with changes; empty where that was not recorded."""
+        file = self.folder / ENVIRONMENT
+        sources = json.loads(file.read_text()).get("sources", ()) if file.exists() else ()
+        return {one["commit"][:12] + "-dirty" * bool(one.get("dirty")) for one in sources if one.get("commit")}
 
 
 class Within(Console):

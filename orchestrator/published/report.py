@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,19 @@ from orchestrator.tracking.tracker import Tracker
 
 FOLDER = "reproductions"
 """Below the home: a folder for each table or figure, and for each choice of its rows."""
+
+
+def origin(settings: Settings, workload: str) -> dict[str, Any]:
+    """When, and by which code, a record is written: the commit of each repository, ``-dirty`` with changes."""
+    sources = provenance.sources(apart=(settings.home, settings.storage), workload=workload)
+    commits = {one.name: one.commit and one.commit[:12] + "-dirty" * bool(one.dirty) for one in sources}
+    return {"when": datetime.now(UTC).isoformat(timespec="seconds"), "commits": commits}
+
+
+def written(told: Mapping[str, Any]) -> str:
+    """One sentence for a page: when and by which commit the record was written."""
+    commits = [f"{commit} of {name}" for name, commit in told["commits"].items() if commit]
+    return f"Written at {told['when']} by {', '.join(commits) or 'code outside of git'}."
 
 
 def record(found: Reproduction) -> dict[str, Any]:
@@ -57,6 +71,7 @@ def _row(found: Reproduction, block: Block, measured: Measured) -> dict[str, Any
         "epochs": choice.epochs if choice else None,
         "search": choice.search if choice else None,
         "runs": [done.id for done in measured.runs],
+        "commits": sorted({commit for done in measured.runs for commit in done.commits}),
         "failure": measured.failure,
         "doubts": [f"{doubt.tag}: {doubt.why}" for doubt in table.why(row)],
         "metrics": {metric: _value(found, measured, metric) for metric in table.columns} if measured.values else {},
@@ -108,7 +123,10 @@ def show(console: Console, told: Mapping[str, Any]) -> None:
 
 def markdown(told: Mapping[str, Any]) -> str:
     """Every metric as ``ours ± sd / published``, the order of the methods, and the doubts."""
-    lines = [f"## {told['id']}: {told['title']}", "", f"{told['source']}. `{told['command']}`", "", *_conditions(told)]
+    lines = [f"## {told['id']}: {told['title']}", "", f"{told['source']}. `{told['command']}`", "", written(told)]
+    if commits := sorted({commit for row in told["rows"] for commit in row["commits"]}):
+        lines.append(f"Its runs are of {', '.join(commits)}.")
+    lines += ["", *_conditions(told)]
     for place, rows in _blocks(told).items():
         metrics = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
         cells = []
@@ -117,6 +135,7 @@ def markdown(told: Mapping[str, Any]) -> str:
             cells.append([row["method"], *values, _note(row, None)])
         lines += ["", f"### {', '.join(place)}", "", markdown_table(["method", *metrics, "note"], cells)]
         lines += ["", *(f"- {line}" for line in [*_order(told, place), *_doubts(rows)])]
+        lines += ["", f"{told['compared_by']} by seed:", "", *(f"- {line}" for line in _by_seed(told, rows))]
     lines += ["", *(f"- Left out: {why}" for why in told["missing"].values())]
     return "\n".join(lines).rstrip()
 
@@ -208,6 +227,13 @@ def _note(row: Mapping[str, Any], value: Mapping[str, Any] | None) -> str:
 def _both(value: Mapping[str, Any]) -> str:
     spread = "" if value["sd"] is None else f" ± {value['sd']:.4f}"
     return f"{value['mean']:.4f}{spread}" + ("" if value["published"] is None else f" / {value['published']:.4f}")
+
+
+def _by_seed(told: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """``BPR: 0.41378, 0.41596``: of each row the values that its mean is of; the other metrics' are in the JSON."""
+    metric = told["compared_by"]
+    measured = [(row["method"], row["metrics"][metric]["values"]) for row in rows if metric in row["metrics"]]
+    return [f"{method}: {', '.join(f'{value:.5f}' for value in values)}" for method, values in measured]
 
 
 def _order(told: Mapping[str, Any], place: Place) -> list[str]:

@@ -56,15 +56,17 @@ def reproduce(asked: Asked, settings: Settings, effort: Effort, console: Console
 
 def _tell(asked: Asked, settings: Settings, effort: Effort, console: Console) -> Told:
     published = asked.published
+    workload = published.workload if isinstance(published, Computation) else published.regime.workload
+    origin = report.origin(settings, workload)  # of the code that runs, however long it takes
     if isinstance(published, Table):
         ran = table.run(published, settings, effort, console, where=asked.where, methods=asked.methods)
-        told = report.record(ran)
+        told = report.record(ran) | origin
         report.show(console, told)
         return told, {f"{published.id}.md": report.markdown(told), f"{published.id}.csv": report.as_csv(told)}
     if isinstance(published, Computation):
         found = figures.compute(published, effort)
     else:
         found = figures.redraw(published, settings, effort, console, where=asked.where, methods=asked.methods)
-    told = drawing.record(found)
+    told = drawing.record(found) | origin
     drawing.show(console, found)
     return told, drawing.files(found, told)

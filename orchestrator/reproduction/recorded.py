@@ -111,9 +111,14 @@ def _from_mlflow(settings: Settings, reference: str) -> Recorded:
         files=files,
         environment=_environment(files / provenance.ENVIRONMENT),
         data=_data(owner.get("orchestrator.data_fingerprint")),
-        metrics=outcome["metrics"] if outcome else {name: float(m.value) for name, m in last.items()},
+        metrics=outcome["metrics"] if outcome else {n: float(m.value) for n, m in last.items() if _repeats(kind, n)},
         epochs=max((int(m.step) for name, m in last.items() if name.startswith(("train/", "validation/"))), default=0),
     )
+
+
+def _repeats(kind: str, metric: str) -> bool:
+    """Whether a repetition has this metric. Trials of lifelong sweeps once had test values: test stays closed now."""
+    return kind != "trial" or not metric.startswith("test/")
 
 
 def parse(model: type[ExperimentSpec | SweepSpec], values: Mapping[str, Any], where: str) -> ExperimentSpec | SweepSpec:

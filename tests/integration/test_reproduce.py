@@ -139,8 +139,9 @@ def test_a_sweep_that_took_more_trials_is_repeated_with_all_of_them(
 
 @pytest.mark.parametrize("ended", ["complete", "pruned"])
 def test_a_trial_is_repeated_exactly_by_each_of_its_names(ended: str, swept: Result, settings: Settings) -> None:
-    """A pruned one up to where it was stopped; test stays closed."""
+    """A pruned one up to where it was stopped; test stays closed, also where an old record has a value of it."""
     child = next(run for run in children(settings, swept) if run.data.tags["orchestrator.state"] == ended)
+    MlflowClient(settings.tracking).log_metric(child.info.run_id, "test/error", 1.0, step=1)
     for name in (child.info.run_id, child.data.tags["orchestrator.key"]):
         told, code = again(settings, name)
         assert (told["kind"], told["verdict"], code) == ("trial", "equal", DONE)

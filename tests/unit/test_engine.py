@@ -169,11 +169,19 @@ def test_sealed_test_values_are_logged_and_not_shown_to_what_selects() -> None:
         objective = Objective("error", "min", sealed_at=(2, 4))
 
     workload = build(Sealed)
-    (report,) = run_epochs(workload, Plan(epochs=5, evaluate_every=5))
-    assert [row.epoch for row in report.rows if "test/error" in row.metrics] == [2, 4]
+    sealed: list[int] = []
+    (report,) = run_epochs(
+        workload, Plan(epochs=5, evaluate_every=5), on_sealed=lambda row, evaluation: sealed.append(row.epoch)
+    )
+    assert [row.epoch for row in report.rows if "test/error" in row.metrics] == sealed == [2, 4]
     assert workload.calls.count("test") == 2
     assert report.progress.best_epoch == 5
     assert not any(name.startswith("test/") for name in report.progress.best_metrics)
+
+    workload = build(Sealed)
+    (report,) = run_epochs(workload, Plan(epochs=5))
+    assert "test" not in workload.calls  # no one keeps the values
+    assert not any(name.startswith("test/") for row in report.rows for name in row.metrics)
 
 
 # Ends

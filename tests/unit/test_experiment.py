@@ -96,23 +96,35 @@ def test_the_last_epoch_may_be_the_best() -> None:
 
 
 @pytest.mark.parametrize(
-    ("refit", "final", "expected"), [(False, True, [1, 3, 6]), (True, True, [1, 3]), (False, False, [])]
+    ("refit", "final", "expected"),
+    [
+        (False, True, [1, 3, 6]),
+        (True, True, [1, 3]),
+        ("only", True, [1, 3, 6]),
+        (False, False, []),
+        (True, False, []),
+    ],
 )
-def test_the_final_model_is_shown_at_the_sealed_ends(
-    refit: bool, final: bool, expected: list[int], monkeypatch: pytest.MonkeyPatch
+def test_the_final_model_alone_is_sealed_and_evaluated_on_test(
+    refit: Any, final: bool, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the phase that makes it, and of no trial."""
+    """In the phase that makes it, and in no trial: neither the callback nor the stream has a test value there."""
     monkeypatch.setattr(Toy, "objective", Objective("error", "min", refit=True, sealed_at=(1, 3, 6)))
     seen: list[tuple[int, float, bool]] = []
 
     def look(workload: Workload, row: Row, evaluation: Evaluation | None) -> None:
         assert isinstance(workload, Toy)
-        assert ("test/error" in row.metrics) is (evaluation is not None)  # a refit seals nothing
+        assert row.metrics["test/error"] == error_on_test(workload)
         seen.append((row.epoch, float(workload.x), evaluation is not None))
 
-    for _ in Bench().experiment(refit, final=final, on_sealed=look).stream():
-        pass
+    bench = Bench()
+    reports = list(bench.experiment(refit, final=final, on_sealed=look).stream())
+    rows = [row.metrics for report in reports for row in report.rows]
     assert seen == [(epoch, float(toy(holdout=not refit, epochs=epoch).x), not refit) for epoch in expected]
+    opened = [values for values in rows if any(name.startswith("test/") for name in values)]
+    assert [values["test/error"] for values in opened] == [(x - TEST_OPTIMUM) ** 2 for _, x, _ in seen]
+    assert all(("refit/loss" in values) is (refit is True) for values in opened)
+    assert bench.calls("test") == len(expected) + final
 
 
 def test_refit_only_selects_nothing() -> None:

@@ -19,7 +19,7 @@ from orchestrator.engine import run_epochs
 from orchestrator.plan import Plan
 from workloads.contract import Runtime, Servable
 from workloads.data.errors import DataError
-from workloads.lifelong.evaluation import Judge
+from workloads.lifelong.evaluation import MEASURES, Judge
 from workloads.lifelong.index import Index, read_segment
 from workloads.lifelong.params import Params
 from workloads.lifelong.predictor import Predictor
@@ -392,9 +392,13 @@ def test_a_topic_that_no_query_of_the_split_has_is_left_out() -> None:
 
 def test_the_engine_seals_test_after_every_session_and_selects_the_last_epoch() -> None:
     workload = build(replace(RUNTIME, epochs=6))
-    reports = list(run_epochs(workload, Plan(epochs=6, refit=False)))
+    reports = list(run_epochs(workload, Plan(epochs=6, refit=False), on_sealed=lambda *_: None))
     rows = [row for report in reports for row in report.rows]
-    sealed = [row.epoch for row in rows if "test/average_mrr_at_10" in row.metrics]
-    assert sealed == list(workload.ends) == [3, 4, 6]
+    sealed = [row for row in rows if "test/average_mrr_at_10" in row.metrics]
+    assert [row.epoch for row in sealed] == list(workload.ends) == [3, 4, 6]
+    # A sweep's winner is evaluated once, at its end: the table has what each session's model was worth.
+    sessions = workload.evaluate("test").tables["sessions"]
+    for name in MEASURES:
+        assert sessions[name].tolist() == [row.metrics[f"test/{name}"] for row in sealed]
     assert reports[-1].progress.best_epoch == 6
     assert rows[4].metrics["validation/average_mrr_at_10"] == rows[3].metrics["validation/average_mrr_at_10"]

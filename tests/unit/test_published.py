@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -154,7 +155,12 @@ def told(tmp_path: Path) -> dict[str, Any]:
     )
     order = standing.order([(one.row.method, one.values, one.runs) for one in measured], known.compared_by)
     block = Block({"dataset": "ml-100k", "backbone": "mf"}, measured, tuple(order))
-    return report.record(Reproduction(known, Effort(seeds=2), (block,), {"ml-1m": "not here"}))
+    (tmp_path / "r0").mkdir(exist_ok=True)
+    (tmp_path / "r0" / "environment.json").write_text(
+        json.dumps({"sources": [{"name": "ours", "commit": "0123456789abcdef", "dirty": True}]})
+    )
+    found = report.record(Reproduction(known, Effort(seeds=2), (block,), {"ml-1m": "not here"}))
+    return found | {"when": "2026-11-22T19:00:00+00:00", "commits": {"ours": "fedcba987654", "theirs": None}}
 
 
 def test_the_record_says_what_was_reached_and_why_not(told: dict[str, Any]) -> None:
@@ -167,6 +173,15 @@ def test_the_record_says_what_was_reached_and_why_not(told: dict[str, Any]) -> N
     assert not below["metrics"]["ndcg_at_20"]["reached"]
     assert below["metrics"]["ndcg_at_20"]["doubts"] == ["E-4.16"]
     assert (failed["failure"], failed["metrics"], told["complete"]) == ("out of memory", {}, False)
+
+
+def test_the_record_and_its_page_have_commit_date_and_the_values_of_each_seed(told: dict[str, Any]) -> None:
+    assert told["rows"][0]["metrics"]["ndcg_at_20"]["values"] == [0.42, 0.44]
+    assert told["rows"][0]["commits"] == ["0123456789ab-dirty"]
+    text = report.markdown(told)
+    assert "Written at 2026-11-22T19:00:00+00:00 by fedcba987654 of ours." in text
+    assert "Its runs are of 0123456789ab-dirty." in text
+    assert "ndcg_at_20 by seed:\n\n- BPR, RNS: 0.42000, 0.44000\n- BPR, BNS: 0.05000, 0.07000" in text
 
 
 def test_csv_has_a_line_a_value(told: dict[str, Any]) -> None:

@@ -124,7 +124,15 @@ def test_a_table_of_ours_has_a_mean_a_spread_and_a_test_against_its_reference(
     assert {(step["better"], step["worse"]) for step in told["order"]} == {("steep", "flat"), ("searched", "flat")}
     assert all(step["difference"] > 0 for step in told["order"])
     folder = Path(told["folder"])
-    assert json.loads((folder / "toy-main.json").read_text())["workload"] == "toy"
+    stored = json.loads((folder / "toy-main.json").read_text())
+    assert stored["workload"] == "toy"
+    assert stored["when"] == told["when"]
+    assert all(row["commits"] == sorted(filter(None, told["commits"].values())) for row in stored["rows"])
+    page = (folder / "toy-main.md").read_text()
+    assert f"Written at {told['when']} by " in page
+    for row in told["rows"]:
+        values = row["metrics"]["error"]["values"]
+        assert f"- {row['method']}: {values[0]:.5f}, {values[1]:.5f}" in page
     again, _ = ask("toy-main", settings)  # nothing is run twice
     assert [row["runs"] for row in again["rows"]] == [row["runs"] for row in told["rows"]]
     assert len(list(settings.storage.glob("parabola-synthetic-seed*"))) == 6
@@ -184,6 +192,8 @@ def test_a_figure_shows_values_on_test_over_a_parameter(settings: Settings) -> N
     assert (curve["x"], curve["name"], curve["x_label"]) == ([0.1, 0.2], "steep", "lr")
     assert len(set(curve["y"])) == 2
     assert all(sd > 0 for sd in curve["sd"])
+    assert [sum(values) / 2 for values in curve["by_seed"]] == pytest.approx(curve["y"])
+    assert f"Written at {told['when']} by " in (Path(told["folder"]) / "toy-values.md").read_text()
     assert {file.suffix for file in Path(told["folder"]).iterdir()} == {".json", ".csv", ".md", ".svg", ".png"}
 
 

@@ -23,6 +23,7 @@ from orchestrator.training import delivery, runs
 from tests.finished import sweep as finished
 from tests.toy import Toy
 from tests.tracked import metrics, tags
+from workloads.contract import Objective
 
 EPOCHS = 4
 SPACE = """
@@ -148,6 +149,37 @@ def test_an_unbeaten_winner_opens_test_no_second_time(
     assert (again.extra["test_opened"], tags(database, "s")["orchestrator.test_opened"]) == (1, "1")
     assert logged(database, "test/error") == [(EPOCHS, settled.metrics["test/error"])]
     assert "opened again" not in out.getvalue()
+
+
+@pytest.mark.parametrize("refit", [False, True])
+def test_a_sweep_opens_test_for_its_winner_alone(
+    settings: Settings, database: Path, tmp_path: Path, out: io.StringIO, monkeypatch: pytest.MonkeyPatch, refit: bool
+) -> None:
+    """Also where the workload names epochs at which a final model is evaluated on test, as lifelong retrieval does."""
+    monkeypatch.setattr(Toy, "objective", Objective("error", "min", sealed_at=(1, 2, EPOCHS)))
+    monkeypatch.setattr(settling, "_ranking", lambda *of: ("", [], []))
+    opened: list[Toy] = []
+    evaluate = Toy.evaluate
+
+    def counted(self: Toy, split: Any) -> Any:
+        opened.extend([self] if split == "test" else [])
+        return evaluate(self, split)
+
+    monkeypatch.setattr(Toy, "evaluate", counted)
+    (tmp_path / "mine.py").write_text(SPACE)
+    spec = request.sweep(
+        "toy", settings, overrides={"epochs": EPOCHS, "refit": refit}, local=True,
+        search={"space": f"{tmp_path / 'mine.py'}:space", "scheduler": "none", "trials": 2},
+    )  # fmt: skip
+    found = sweeps.sweep(spec, settings, runs.Options(local=True, name="s"), console(out))
+    for trial in ("s/0", "s/1"):
+        rows = metrics(database, trial)
+        assert [step for name, step, *_ in rows if name == "validation/error"] == [1, 2, 3, 4]
+        assert not [name for name, *_ in rows if name.startswith("test/")]
+    steps = [step for step, _ in logged(database, "test/error")]
+    assert steps == ([1, 2, EPOCHS] if refit else [found.extra["epochs"]])
+    assert len(set(map(id, opened))) == 1
+    assert (found.extra["test_opened"], tags(database, "s")["orchestrator.test_opened"]) == (1, "1")
 
 
 # The record
