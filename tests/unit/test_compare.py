@@ -89,6 +89,32 @@ def test_one_seed_each_is_compared_by_its_units(tmp_path: Path) -> None:
     assert (row.p, row.difference.why) == (None, "n < 2")
 
 
+def test_few_units_are_compared_by_every_sign(tmp_path: Path) -> None:
+    units = np.array([0.3, 0.5, 0.2, 0.4, 0.6, 0.1])
+    a = run(tmp_path, "a", 0.35, lr=0.1, units=units)
+    b = run(tmp_path, "b", 0.45, lr=0.2, units=units + np.array([0.2, 0.1, 0.05, 0.15, 0.12, 0.03]))
+    found = compare([a, b])
+    (row,) = (row for row in found.rows if row.difference)
+    assert row.p == pytest.approx(2 / 2**6)
+    assert "Test: paired sign flips, exact, 6 units; two-sided" in found.notes[0]
+    assert "The paired test is over the units of one seed each: it says nothing of other seeds." in found.notes
+
+
+def test_rows_that_no_seed_changes_say_why_they_have_no_p(tmp_path: Path) -> None:
+    """Three times 0.1 and three times 0.3: no spread, which is no proof of a difference."""
+    folders = [
+        run(tmp_path, f"{error}-{seed}", error, seed=seed, lr=lr)
+        for lr, error in ((0.1, 0.1), (0.2, 0.3))
+        for seed in range(3)
+    ]
+    found = compare(folders)
+    assert [row.summary.spread for row in found.rows] == [0.0, 0.0]
+    for form in ("table", "markdown", "csv", "json", "html"):
+        assert "no spread" in comparison.text(found, form, folders)  # type: ignore[arg-type]
+    (record,) = (one for one in json.loads(comparison.text(found, "json"))["rows"] if one["lr"] == "0.2")
+    assert (record["p"], record["p_holm"], record["test"]) == (None, None, "no spread")
+
+
 def test_other_data_is_refused_unless_mixed(tmp_path: Path) -> None:
     a, b = run(tmp_path, "a", 1.0), run(tmp_path, "b", 2.0, data="d2", lr=0.2)
     with pytest.raises(UserError, match=r"a and b are of different data, .*: got d1 and d2. .*--mixed"):
