@@ -165,6 +165,15 @@ def test_equally_confident_queries_are_answered_together_or_not_at_all() -> None
     assert threshold_at_risk(c, z, 0.2) == pytest.approx(0.85)
 
 
+def test_ties_across_the_allowed_risk_are_not_split() -> None:
+    """Of two equally confident queries, one of which fails, half a failure each: the first alone would be allowed."""
+    c = torch.tensor([0.95, 0.9, 0.9, 0.9, 0.8, 0.8])
+    z = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 0.0])
+    assert coverage_at_risk(c, z, 0.12).item() == pytest.approx(4 / 6)
+    assert threshold_at_risk(c, z, 0.12) == pytest.approx(0.85)
+    assert coverage_at_risk(c, z, 0.17).item() == 1
+
+
 def test_bootstrap_interval_of_a_mean() -> None:
     c, z = drawn(400, seed=2)
     low, high = bootstrap(lambda c, z: brier(c, z).mean(-1), c, z, 2000, torch.Generator().manual_seed(0))

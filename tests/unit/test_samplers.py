@@ -316,6 +316,27 @@ def test_srns_is_score_and_spread(world: Any) -> None:
         assert item == best[int(np.argmax(value))]
 
 
+@pytest.mark.parametrize(("epoch", "share"), [(1, 0.0), (2, 0.25), (3, 0.5), (5, 1.0), (9, 1.0)])
+def test_srns_weighs_the_population_deviation_more_by_the_epoch(world: Any, epoch: int, share: float) -> None:
+    """p + α_t std(p): the deviation divides by the epochs kept, and α_t rises from 0 in the first epoch of training."""
+    unobserved, _, table = world
+    sampler = SRNS(unobserved, memory=3, pool=4, alpha=5.0, warmup=4, temperature=2.0)
+    source = torch.Generator().manual_seed(3)
+    tables = [torch.randn(table.shape, generator=source) for _ in range(3)]
+    for number, past in enumerate(tables, 1):
+        sampler.begin(past, number, key=number)
+    seen = view(sampler, table, N_USERS, epoch=epoch)
+    items = seen.candidates - N_USERS
+    worth = sampler._worth(seen, items)
+    for pair, (user, positive) in enumerate(zip(seen.users.tolist(), (seen.items - N_USERS).tolist())):
+        for row, item in enumerate(items[:, pair].tolist()):
+            now, *kept = (
+                1 / (1 + math.exp(scores[user, positive] - scores[user, item]))
+                for scores in map(matrix, [table, *tables])
+            )
+            assert worth[row, pair].item() == pytest.approx(now + 5.0 * share * np.std(kept, ddof=0), abs=1e-5)
+
+
 def test_srns_renews_a_memory_by_score(world: Any) -> None:
     """A memory of one item and a pool of all: items with probability e^{x/τ}, by chi-square at the 0.999 quantile."""
     unobserved, _, table = world
