@@ -34,7 +34,7 @@ class Gates(BaseModel):
 
     better: bool | str = Field(False, description="The metric to be better in; true: the run's objective.")
     margin: float = Field(0.0, ge=0, description="How much better, in the metric's unit.")
-    confidence: float = Field(0.95, gt=0.5, lt=1, description="Of better and guard, by a paired bootstrap.")
+    confidence: float = Field(0.95, gt=0.5, lt=1, description="Of better and guard, by a paired test over units.")
     guard: dict[str, float] = Field({}, max_length=20, description="Metric: tolerance. Not worse by more than that.")
     minimize: tuple[str, ...] = Field((), description="Guards of which less is better, beside the objectives.")
     latency_ms: float | None = Field(None, gt=0, description="Median milliseconds of a call with the input example.")

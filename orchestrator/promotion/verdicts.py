@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from orchestrator.errors import unknown
+from orchestrator.errors import UserError, unknown
 from orchestrator.promotion.cleanroom import Measured, Tried
 from orchestrator.promotion.evidence import Evidence, incomparable
 from orchestrator.promotion.gates import Gates
-from orchestrator.results.statistics import RESAMPLES, resampled_means
+from orchestrator.results.statistics import RESAMPLED_FROM, RESAMPLES, lower_bound, resampled_means, subset_means
 
 DRAWS = 300_000_000
 """Units times resamples: above this many fewer resamples are drawn, never below 1,000."""
@@ -105,22 +105,37 @@ def _difference(
         passed = sign * (value - old) >= bar
         return Verdict(name, old, value, "pass" if passed else "refused", "of the whole split, no value a unit")
     pairs = before.units[[metric]].join(after.units[[metric]], lsuffix="_before", rsuffix="_after").dropna()
-    if len(pairs) < 2:
-        return Verdict(name, old, value, "refused", "fewer than 2 units have a value")
     olds, news = (pairs[f"{metric}_{side}"].to_numpy(dtype="float64") for side in ("before", "after"))
     least = _least(sign * (news - olds), confidence)
+    if least is None:
+        return Verdict(name, old, value, "refused", str(_too_few(len(pairs), confidence)))
     passed = least > bar if gate == "better" else least >= bar
     wanted = f"above {bar:g}" if gate == "better" else f"from {bar:g}"
-    note = f"by {least:+.4g} or more at {confidence:.3g} over {len(pairs)} units; wanted {wanted}"
+    method = "paired sign flips, exact" if len(pairs) < RESAMPLED_FROM else "paired bootstrap"
+    note = f"by {least:+.4g} or more at {confidence:.3g} over {len(pairs)} units ({method}); wanted {wanted}"
     return Verdict(name, float(olds.mean()), float(news.mean()), "pass" if passed else "refused", note)
 
 
-def _least(differences: Any, confidence: float) -> float:
-    """One-sided lower bound of the mean paired difference, by the percentile bootstrap over the units; seeded."""
+def _least(differences: Any, confidence: float) -> float | None:
+    """One-sided lower bound of the mean paired difference, by the percentile bootstrap over the units, seeded.
+
+    Of fewer than 10 units by every sign flip, which is exact; None where they are too few for the confidence.
+    """
     import numpy as np
 
+    if len(differences) < RESAMPLED_FROM:
+        return lower_bound(subset_means(differences), 1 - confidence)
     resamples = max(1000, min(RESAMPLES, DRAWS // len(differences)))
     return float(np.quantile(resampled_means(differences, resamples), 1 - confidence))
+
+
+def _too_few(units: int, confidence: float) -> UserError:
+    """Of n units the rarest flip of signs has a probability of 2^-n."""
+    least = next((n for n in range(2, RESAMPLED_FROM) if 2.0**-n <= 1 - confidence + 1e-12), RESAMPLED_FROM)
+    return UserError(
+        f"So few units show nothing at a confidence of {confidence:.3g}", got=units, allowed=f"at least {least}",
+        fix="Validate on more units, or lower the gate's confidence",
+    )  # fmt: skip
 
 
 WIDER = {"integer": ("long", "double"), "float": ("double",)}

@@ -194,7 +194,7 @@ def _notes(
         if chosen_here and len(groups) > 2:
             notes.append("The reference is the best group, chosen by these very values: the p values flatter it.")
     if any(test.startswith("paired") for test in tests):
-        notes.append("The bootstrap resamples the units of one seed each: it says nothing of other seeds.")
+        notes.append("The paired test is over the units of one seed each: it says nothing of other seeds.")
     within = [
         name
         for name in dict.fromkeys(name for found in groups.values() for name in found[0].params)

@@ -14,6 +14,9 @@ CONFIDENCE = 0.95
 RESAMPLES = 10_000
 PERMUTATIONS = 200_000
 """More ways than this to deal the seeds into two groups are sampled, not counted out."""
+RESAMPLED_FROM = 10
+"""Units from which on they are resampled. Of fewer, every sign flip is counted: resampling rejects a true null at .05
+in .49 of all cases with 2 units, in .11 with 8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +45,9 @@ class Difference:
 
 def summary(values: Sequence[float]) -> Summary:
     """Of at least one value."""
+    if min(values) == max(values):  # the mean of three times 0.1, by division, is not 0.1
+        return Summary(len(values), float(values[0]), 0.0 if len(values) > 1 else None)
     mean = math.fsum(values) / len(values)
-    if len(values) < 2:
-        return Summary(len(values), mean, None)
     return Summary(len(values), mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)))
 
 
@@ -80,10 +83,13 @@ def over_seeds(a: Sequence[float], b: Sequence[float], test: TestName) -> Differ
 
 
 def over_units(a: Any, b: Any) -> Difference:
-    """One seed each, the same users, queries or pairs: paired bootstrap of the mean difference over the units.
+    """One seed each, the same users, queries or pairs: a paired test of the mean difference over the units.
 
-    ``a`` and ``b`` are arrays of one value a unit, in the same order. It tells these two models apart on other
-    units; it knows nothing of other seeds. The p value is twice the smaller share of resamples on one side of 0.
+    ``a`` and ``b`` are arrays of one value a unit, in the same order. From 10 units on they are resampled (paired
+    bootstrap); of fewer, every sign of their differences is counted, which is exact where those are symmetric about
+    their mean, as they are where both models are alike. It distinguishes these two models on other units; it says
+    nothing of other seeds. The p value is twice the smaller share of means on one side of 0, at least 2 / 2^n of n
+    units below 10: with 5 units it is never below .05, and there is no interval.
     """
     import numpy as np
 
@@ -94,11 +100,41 @@ def over_units(a: Any, b: Any) -> Difference:
     value = float(pairs.mean())
     if not pairs.any():
         return Difference(value, why="every unit is equal")
-    means = resampled_means(pairs)
-    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    few = len(pairs) < RESAMPLED_FROM
+    means = subset_means(pairs) if few else resampled_means(pairs)
     side = min(int((means <= 0).sum()), int((means >= 0).sum()))
-    p = min(1.0, 2 * (side + 1) / (RESAMPLES + 1))
-    return Difference(value, float(low), float(high), p, f"paired bootstrap, {len(pairs)} units")
+    p = min(1.0, 2 * (side + 1) / (len(means) + 1))
+    tail = (1 - CONFIDENCE) / 2
+    if not few:
+        low, high = np.quantile(means, [tail, 1 - tail]).tolist()
+        return Difference(value, low, high, p, f"paired bootstrap, {len(pairs)} units")
+    test = f"paired sign flips, exact, {len(pairs)} units"
+    below = lower_bound(-means[::-1], tail)
+    return Difference(value, lower_bound(means, tail), None if below is None else -below, p, test)
+
+
+def subset_means(values: Any) -> Any:
+    """The means of every subset of an array of n values that is not empty, ascending, (2^n - 1,).
+
+    Flipping the signs of a subset moves the sum below, to or above what it was as the subset's mean is above, at or
+    below 0. They cut the line into 2^n parts, each of which holds the centre of symmetry with equal probability
+    (Hartigan, JASA 1969).
+    """
+    import numpy as np
+
+    chosen = (np.arange(1, 2 ** len(values))[:, None] >> np.arange(len(values))) & 1
+    sums = chosen @ values
+    sums[np.abs(sums) <= 1e-12 * np.abs(values).sum()] = 0  # what rounding leaves
+    return np.sort(sums / chosen.sum(axis=1))
+
+
+def lower_bound(means: Any, risk: float) -> float | None:
+    """Below which the true mean lies with a probability of at most ``risk``, from :func:`subset_means`.
+
+    None where so few units have no such bound.
+    """
+    allowed = int(risk * (len(means) + 1) + 1e-9)  # 1 - .75 of 2^2 is 1, whatever the last digit
+    return float(means[allowed - 1]) if allowed else None
 
 
 def resampled_means(values: Any, resamples: int = RESAMPLES, seed: int = 0) -> Any:

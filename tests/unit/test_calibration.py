@@ -15,6 +15,7 @@ from workloads.metrics.calibration import (
     brier,
     coverage_at_risk,
     ece,
+    ece_interval,
     nll,
     reliability,
     selective_risk,
@@ -68,6 +69,43 @@ def test_ece_of_fewer_queries_than_bins() -> None:
 def test_ece_of_true_probabilities_falls_with_the_queries() -> None:
     assert ece(*drawn(100_000)).item() < 0.01
     assert ece(*drawn(100)).item() > 0.03
+
+
+COVERING = 88
+"""Of 100 intervals of 95% fewer hold the true value with a probability of .001."""
+
+
+@pytest.mark.parametrize(
+    ("slope", "n", "ties"),
+    [(1.0, 60, False), (1.0, 300, False), (1.0, 300, True), (0.8, 300, False), (0.2, 300, False)],
+)
+def test_the_interval_of_the_ece_holds_the_true_error(slope: float, n: int, ties: bool) -> None:
+    """Calibrated (slope 1: the error is 0, which no interval of resampled queries held), slightly and far too sure.
+
+    Success has the probability .5 + slope (c - .5), so that the error of confidences in [0, 1] is known.
+    """
+    source = torch.Generator().manual_seed(7)
+    covered = above = 0
+    for seed in range(100):
+        c, _ = drawn(n, seed, ties)
+        true = 0.5 + slope * (c - 0.5)
+        z = (torch.rand(n, generator=source, dtype=torch.float64) < true).double()
+        low, high = ece_interval(c, z, 15, 200, source)
+        sides = reliability(c, true, 15)
+        error = ((sides.confidence - sides.success).abs() * sides.queries).sum().item() / n
+        assert low <= ece(c, z, 15).item() <= high
+        covered += low <= error <= high
+        above += low > 0
+    assert covered >= COVERING
+    if slope == 1.0:
+        assert above <= 100 - COVERING  # a calibrated model is not found guilty
+    if slope == 0.2:
+        assert above >= COVERING  # and one that is far off is
+
+
+def test_the_interval_of_the_ece_of_one_query() -> None:
+    low, high = ece_interval(torch.tensor([0.7]), torch.tensor([1.0]), 15, 50, torch.Generator().manual_seed(0))
+    assert (low, high) == (0.0, 1.0)
 
 
 def test_aurc_is_the_mean_risk() -> None:
@@ -125,6 +163,15 @@ def test_equally_confident_queries_are_answered_together_or_not_at_all() -> None
     c, z = torch.tensor([0.9, 0.8, 0.8]), torch.tensor([1.0, 1.0, 0.0])
     assert coverage_at_risk(c, z, 0.2).item() == pytest.approx(1 / 3)
     assert threshold_at_risk(c, z, 0.2) == pytest.approx(0.85)
+
+
+def test_ties_across_the_allowed_risk_are_not_split() -> None:
+    """Of two equally confident queries, one of which fails, half a failure each: the first alone would be allowed."""
+    c = torch.tensor([0.95, 0.9, 0.9, 0.9, 0.8, 0.8])
+    z = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 0.0])
+    assert coverage_at_risk(c, z, 0.12).item() == pytest.approx(4 / 6)
+    assert threshold_at_risk(c, z, 0.12) == pytest.approx(0.85)
+    assert coverage_at_risk(c, z, 0.17).item() == 1
 
 
 def test_bootstrap_interval_of_a_mean() -> None:

@@ -14,6 +14,7 @@ from orchestrator.errors import UserError
 from orchestrator.results import comparison, markdown
 from orchestrator.results.compare import Comparison, compare
 from orchestrator.results.statistics import holm, over_seeds
+from orchestrator.storage.names import TEST_UNITS, VALIDATION_UNITS
 from orchestrator.storage.records import RunFolder
 from tests.finished import run, sweep
 
@@ -87,6 +88,63 @@ def test_one_seed_each_is_compared_by_its_units(tmp_path: Path) -> None:
     (row,) = (row for row in compare([a, c]).rows if row.difference)
     assert row.difference is not None
     assert (row.p, row.difference.why) == (None, "n < 2")
+
+
+def test_few_units_are_compared_by_every_sign(tmp_path: Path) -> None:
+    units = np.array([0.3, 0.5, 0.2, 0.4, 0.6, 0.1])
+    a = run(tmp_path, "a", 0.35, lr=0.1, units=units)
+    b = run(tmp_path, "b", 0.45, lr=0.2, units=units + np.array([0.2, 0.1, 0.05, 0.15, 0.12, 0.03]))
+    found = compare([a, b])
+    (row,) = (row for row in found.rows if row.difference)
+    assert row.p == pytest.approx(2 / 2**6)
+    assert "Test: paired sign flips, exact, 6 units; two-sided" in found.notes[0]
+    assert "The paired test is over the units of one seed each: it says nothing of other seeds." in found.notes
+
+
+def test_rows_that_no_seed_changes_say_why_they_have_no_p(tmp_path: Path) -> None:
+    """Three times 0.1 and three times 0.3: no spread, which is no proof of a difference."""
+    folders = [
+        run(tmp_path, f"{error}-{seed}", error, seed=seed, lr=lr)
+        for lr, error in ((0.1, 0.1), (0.2, 0.3))
+        for seed in range(3)
+    ]
+    found = compare(folders)
+    assert [row.summary.spread for row in found.rows] == [0.0, 0.0]
+    for form in ("table", "markdown", "csv", "json", "html"):
+        assert "no spread" in comparison.text(found, form, folders)  # type: ignore[arg-type]
+    (record,) = (one for one in json.loads(comparison.text(found, "json"))["rows"] if one["lr"] == "0.2")
+    assert (record["p"], record["p_holm"], record["test"]) == (None, None, "no spread")
+
+
+def test_units_of_other_examples_are_not_paired(tmp_path: Path) -> None:
+    """Their ids are the same numbers; the queries or users behind them are not."""
+    units = np.random.default_rng(0).normal(5, 3, 50)
+    a = run(tmp_path, "a", 5.0, lr=0.1, units=units)
+    other_data = run(tmp_path, "b", 5.5, lr=0.2, units=units + 0.5, data="d2")
+    other_split = run(tmp_path, "c", 5.5, lr=0.3, units=units + 0.5)
+    other_split.record["spec"]["experiment"]["params"]["split_seed"] = 7
+    same = run(tmp_path, "d", 5.5, lr=0.4, units=units + 0.5)
+    assert method_of(compare([a, other_data], mixed=True)) == "n < 2"
+    assert method_of(compare([a, other_split])) == "n < 2"
+    assert method_of(compare([a, same])) == "paired bootstrap, 50 units"
+
+
+def test_a_model_that_learnt_from_validation_is_not_paired_on_it(tmp_path: Path) -> None:
+    """Its values there flatter it; on test it is like any other."""
+    units = np.random.default_rng(0).normal(5, 3, 50)
+    plain = run(tmp_path, "a", 5.0, lr=0.1, units=units)
+    learnt = run(tmp_path, "b", 4.5, lr=0.2, units=units - 0.5)
+    for folder, part in ((plain, "train"), (learnt, "validation")):
+        folder.record["spec"]["experiment"]["params"]["calibration_part"] = part
+        (folder.path / TEST_UNITS).write_bytes((folder.path / VALIDATION_UNITS).read_bytes())
+    assert method_of(compare([plain, learnt])) == "n < 2"
+    assert method_of(compare([plain, learnt], split="test")) == "paired bootstrap, 50 units"
+
+
+def method_of(found: Comparison) -> str | None:
+    """The test of the one difference, or why there is none."""
+    (difference,) = (row.difference for row in found.rows if row.difference)
+    return difference.test or difference.why
 
 
 def test_other_data_is_refused_unless_mixed(tmp_path: Path) -> None:

@@ -224,6 +224,43 @@ def test_units_without_a_value_are_left_out_on_both_sides() -> None:
     assert better(evidence("1", np.full(N, np.nan)), evidence("2", values)).verdict == "refused"
 
 
+@pytest.mark.parametrize(("units", "confidence", "least"), [(1, 0.6, 2), (2, 0.95, 5), (4, 0.95, 5), (9, 0.999, 10)])
+def test_too_few_units_for_the_confidence_are_refused_with_what_helps(
+    units: int, confidence: float, least: int
+) -> None:
+    """Of 2^n signs the rarest has a probability of 1 / 2^n: 4 units cannot show anything at .95."""
+    old, new = evidence("1", np.zeros(units)), evidence("2", np.arange(1.0, units + 1))
+    for asked in ({}, {"better": False, "guard": {"error": 0.0}}):
+        found = better(old, new, confidence=confidence, **asked)
+        assert found.verdict == "refused"
+        assert found.note == (
+            f"So few units show nothing at a confidence of {confidence}: got {units}; allowed: at least {least}. "
+            "Validate on more units, or lower the gate's confidence."
+        )
+
+
+def test_few_units_are_judged_by_every_sign() -> None:
+    old, new = evidence("1", np.zeros(5)), evidence("2", np.array([0.2, 0.1, 0.4, 0.3, 0.5]))
+    found = better(old, new)
+    assert found.verdict == "pass"
+    assert found.note == "by +0.1 or more at 0.95 over 5 units (paired sign flips, exact); wanted above 0"
+    assert better(old, evidence("2", np.array([0.2, 0.1, 0.4, 0.3, -0.01]))).verdict == "refused"
+    same = better(old, old, better=False, guard={"error": 0.0})
+    assert same.verdict == "pass"  # an equal model is not worse
+    assert "over 400 units (paired bootstrap)" in better(evidence("1"), evidence("2", noise(1, 0.1))).note
+
+
+@pytest.mark.parametrize("units", [2, 5, 8])
+def test_few_units_let_an_equal_model_pass_no_more_often_than_they_say(units: int) -> None:
+    """300 draws without a difference at .95: three standard errors of .0126 above .05."""
+    rng = np.random.default_rng(units)
+    passed = [
+        better(evidence("1", rng.normal(size=units)), evidence("2", rng.normal(size=units))).verdict == "pass"
+        for _ in range(300)
+    ]
+    assert np.mean(passed) <= 0.05 + 3 * 0.0126
+
+
 def test_the_first_version_has_nothing_to_beat() -> None:
     found = list(verdicts.compare(Gates(better=True, guard={"error": 0}), None, evidence("1", np.ones(N))))
     assert [(verdict.verdict, verdict.before, verdict.after) for verdict in found] == [("first", None, 1.0)] * 2

@@ -119,6 +119,15 @@ def test_without_values_by_user_the_seeds_are_compared(tmp_path: Path) -> None:
     assert step.p == step.difference.p
 
 
+def test_deterministic_rows_have_a_reason_and_no_p(tmp_path: Path) -> None:
+    entrants: list[standing.Entrant] = [
+        ("a", {"auc": [0.1] * 3}, [done(tmp_path / "a")] * 3),
+        ("b", {"auc": [0.3] * 3}, [done(tmp_path / "b")] * 3),
+    ]
+    (step,) = standing.order(entrants, "auc")
+    assert (step.p, step.difference.p, step.difference.why) == (None, None, "no spread")
+
+
 def test_every_method_is_compared_with_the_reference_where_there_is_one(tmp_path: Path) -> None:
     means = {"b": 0.3, "full": 0.2, "a": 0.5, "c": 0.1}
     entrants: list[standing.Entrant] = [

@@ -232,10 +232,12 @@ def test_variants_of_bns(world: Any) -> None:
     unobserved, observed, table = world
     assert [warm_lambda(epoch) for epoch in (1, 11, 81, 200)] == pytest.approx([10, 9, 2, 2])
     places = ScorePlaces(observed, N_ITEMS, "exact")
-    warm = BNS(unobserved, 5, places, item_prior(torch.zeros(N_ITEMS)), warm_lambda, uniform_epochs=3)
+    prior = item_prior(torch.zeros(N_ITEMS))
+    plain = BNS(unobserved, 5, places, prior, warm_lambda)
+    warm = BNS(unobserved, 5, places, prior, warm_lambda, uniform_epochs=3)
     uniform, chosen = (view(warm, table, epoch=epoch) for epoch in (3, 4))
-    assert torch.equal(warm.choose(uniform), uniform.candidates[0])
-    assert not torch.equal(warm.choose(chosen), chosen.candidates[0])
+    assert not torch.equal(warm.choose(uniform), plain.choose(uniform))
+    assert torch.equal(warm.choose(chosen), plain.choose(chosen))
 
     popularity, by_group = torch.tensor([6, 3, 0]), torch.tensor([[6, 1, 0], [0, 2, 0]])
     expected = [[6 / 9 * 1.5, 3 / 9 * (1 - 0.5 / 2), 0], [6 / 9 * 0.5, 3 / 9 * (1 + 0.5 / 2), 0]]
@@ -245,6 +247,46 @@ def test_variants_of_bns(world: Any) -> None:
     assert liked(torch.tensor([1, 2]), torch.tensor([[0, 3]])).tolist() == [pytest.approx([0.04, 0.64])]
     other = oracle_prior(lambda users, items: items > users, item_prior(torch.tensor([0.3, 0.2, 0.1, 0.0])))
     assert other(torch.tensor([1, 2]), torch.tensor([[0, 3]])).tolist() == [pytest.approx([0.3, 0.64])]
+
+
+@pytest.mark.parametrize("candidates", [5, 12, N_ITEMS])
+def test_uniform_epochs_draw_every_unobserved_item_with_equal_probability(world: Any, candidates: int) -> None:
+    """BNS-2. Chi-square at the 0.999 quantile, per user. A candidate set holds 5, 12 or all of the user's items."""
+    unobserved, observed, table = world
+    places = ScorePlaces(observed, N_ITEMS, "exact")
+    sampler = BNS(unobserved, candidates, places, item_prior(torch.zeros(N_ITEMS)), warm_lambda, uniform_epochs=1)
+    seen = view(sampler, table, 50_000)
+    drawn = sampler.choose(seen) - N_USERS
+    for user, quantile in ((0, 54.1), (1, 56.9), (2, 18.5), (3, 51.2), (4, 1)):
+        free = np.array([item not in POSITIVES[user] for item in range(N_ITEMS)])
+        counts = np.bincount(drawn[seen.users == user].numpy(), minlength=N_ITEMS)
+        assert chi_square(counts, free / free.sum()) < quantile
+
+
+def test_a_uniform_draw_belongs_to_its_pair(world: Any) -> None:
+    """Whatever the batch, a pair gets the same item; of several negatives each is drawn for itself."""
+    unobserved, observed, table = world
+    places = ScorePlaces(observed, N_ITEMS, "exact")
+    sampler = BNS(unobserved, 12, places, item_prior(torch.zeros(N_ITEMS)), warm_lambda, uniform_epochs=1)
+    seen = view(sampler, table)
+    order = torch.randperm(400, generator=torch.Generator().manual_seed(0))
+    moved = replace(
+        seen,
+        users=seen.users[order],
+        items=seen.items[order],
+        candidates=seen.candidates[:, order],
+        positions=seen.positions[order],
+    )
+    assert torch.equal(sampler.choose(moved), sampler.choose(seen)[order])
+    several = replace(
+        seen,
+        users=seen.users.repeat(2),
+        items=seen.items.repeat(2),
+        candidates=seen.candidates.repeat(1, 2),
+        count=2,
+    )
+    first, second = sampler.choose(several).chunk(2)
+    assert not torch.equal(first, second)
 
 
 def test_srns_is_score_and_spread(world: Any) -> None:
@@ -272,6 +314,27 @@ def test_srns_is_score_and_spread(world: Any) -> None:
             for other in best
         ]
         assert item == best[int(np.argmax(value))]
+
+
+@pytest.mark.parametrize(("epoch", "share"), [(1, 0.0), (2, 0.25), (3, 0.5), (5, 1.0), (9, 1.0)])
+def test_srns_weighs_the_population_deviation_more_by_the_epoch(world: Any, epoch: int, share: float) -> None:
+    """p + α_t std(p): the deviation divides by the epochs kept, and α_t rises from 0 in the first epoch of training."""
+    unobserved, _, table = world
+    sampler = SRNS(unobserved, memory=3, pool=4, alpha=5.0, warmup=4, temperature=2.0)
+    source = torch.Generator().manual_seed(3)
+    tables = [torch.randn(table.shape, generator=source) for _ in range(3)]
+    for number, past in enumerate(tables, 1):
+        sampler.begin(past, number, key=number)
+    seen = view(sampler, table, N_USERS, epoch=epoch)
+    items = seen.candidates - N_USERS
+    worth = sampler._worth(seen, items)
+    for pair, (user, positive) in enumerate(zip(seen.users.tolist(), (seen.items - N_USERS).tolist())):
+        for row, item in enumerate(items[:, pair].tolist()):
+            now, *kept = (
+                1 / (1 + math.exp(scores[user, positive] - scores[user, item]))
+                for scores in map(matrix, [table, *tables])
+            )
+            assert worth[row, pair].item() == pytest.approx(now + 5.0 * share * np.std(kept, ddof=0), abs=1e-5)
 
 
 def test_srns_renews_a_memory_by_score(world: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -17,6 +17,21 @@ def test_the_spread_is_the_sample_standard_deviation() -> None:
     assert (found.n, found.mean) == (8, 5.0)
     assert found.spread == pytest.approx((32 / 7) ** 0.5)
     assert statistics.summary([3.0]).spread is None
+
+
+@pytest.mark.parametrize("value", [0.1, 0.7, 1 / 3, 1e-300, 123456.789])
+@pytest.mark.parametrize("n", [2, 3, 5, 10])
+def test_equal_values_have_no_spread(value: float, n: int) -> None:
+    """Three times 0.1 add up to more than 0.3: the mean by division is another number."""
+    found = statistics.summary([value] * n)
+    assert (found.mean, found.spread) == (value, 0.0)
+
+
+@pytest.mark.parametrize("test", ["welch", "permutation"])
+def test_two_rows_that_no_seed_changes_have_no_p(test: statistics.TestName) -> None:
+    found = statistics.over_seeds([0.1] * 3, [0.3] * 5, test)
+    assert (found.p, found.test, found.why) == (None, None, "no spread")
+    assert found.value == 0.1 - 0.3
 
 
 def test_welch() -> None:
@@ -74,6 +89,53 @@ def test_the_bootstrap_rejects_as_often_as_it_says() -> None:
     rng = np.random.default_rng(2)
     ps = [statistics.over_units(rng.normal(size=60), rng.normal(size=60)).p or 0.0 for _ in range(200)]
     assert 0.01 <= np.mean(np.array(ps) < 0.05) <= 0.10
+
+
+@pytest.mark.parametrize("n", [2, 5, 8])
+def test_few_units_reject_a_true_null_no_more_often_than_they_say(n: int) -> None:
+    """2,000 draws without a difference: at .05 the standard error of the share is .005; three of them above.
+
+    Resampling would reject .49 with 2 units, and .11 with 8. Of 2^n signs the least p is 2 / 2^n.
+    """
+    rng = np.random.default_rng(n)
+    ps = np.array([statistics.over_units(rng.normal(size=n), rng.normal(size=n)).p or 0.0 for _ in range(2000)])
+    assert np.mean(ps <= 0.05) <= 0.05 + 3 * 0.005
+    assert np.min(ps) == pytest.approx(2 / 2**n)
+    if n == 8:  # there are enough signs to reject about as often as allowed
+        assert np.mean(ps <= 0.05) >= 0.05 - 3 * 0.005
+
+
+def test_few_units_are_compared_by_every_sign() -> None:
+    differences = np.array([0.4, 0.1, -0.2, 0.3, 0.25, 0.6, 0.05])
+    signs = np.array(list(product((-1, 1), repeat=7)))
+    means = (signs * differences).mean(1)
+    found = statistics.over_units(differences, np.zeros(7))
+    assert found.p == pytest.approx(np.mean(np.abs(means) >= abs(differences.mean()) - 1e-12))
+    assert found.test == "paired sign flips, exact, 7 units"
+
+
+def test_the_interval_of_few_units_holds_what_the_test_does_not_reject() -> None:
+    differences = np.array([0.4, 0.1, -0.2, 0.3, 0.25, 0.6, 0.05, 0.33])
+    found = statistics.over_units(differences, np.zeros(8))
+    assert found.low is not None
+    assert found.high is not None
+    for inside, outside in ((found.low + 1e-6, found.low - 1e-6), (found.high - 1e-6, found.high + 1e-6)):
+        assert (statistics.over_units(differences, np.full(8, inside)).p or 0) > 0.05
+        assert (statistics.over_units(differences, np.full(8, outside)).p or 1) <= 0.05
+    none = statistics.over_units(differences[:5], np.zeros(5))  # 5 units have no interval of 95%
+    assert (none.low, none.high) == (None, None)
+    assert none.p is not None
+
+
+def test_sums_that_rounding_leaves_beside_zero_count_as_ties() -> None:
+    """0.1 + 0.2 - 0.3 is 5e-17: flipped or not, the three weigh alike."""
+    assert statistics.over_units([0.1, 0.2, -0.3], [0.0, 0.0, 0.0]).p == 1.0
+
+
+def test_from_ten_units_on_they_are_resampled() -> None:
+    rng = np.random.default_rng(0)
+    assert statistics.over_units(rng.normal(size=9), np.zeros(9)).test == "paired sign flips, exact, 9 units"
+    assert statistics.over_units(rng.normal(size=10), np.zeros(10)).test == "paired bootstrap, 10 units"
 
 
 def test_a_side_without_spread_is_compared_in_silence(recwarn: pytest.WarningsRecorder) -> None:

@@ -75,6 +75,19 @@ def test_recalibration_undoes_overconfidence(kind: str) -> None:
     assert (confidence(read, 1, params) - true).abs().mean() > 0.1
 
 
+@pytest.mark.parametrize("hits", [7, 10])
+def test_platt_scaling_has_smoothed_targets(hits: int) -> None:
+    """(N+ + 1) / (N+ + 2) and 1 / (N- + 2), Platt, 1999: the fit's mean is theirs, also where every query succeeds."""
+    true = torch.linspace(0.1, 0.9, 10, dtype=torch.float64)
+    success = torch.zeros(10, dtype=torch.float64)
+    success[-hits:] = 1
+    read = Ranked(torch.zeros(10, 1), Evidence(true.logit().exp().unsqueeze(1), torch.ones(10, 1)))
+    target = torch.where(success > 0, (hits + 1) / (hits + 2), 1 / (10 - hits + 2))
+    mapped = confidence(read, 1, Params(), fitted("platt", read, 1, Params(), success))
+    assert mapped.mean().item() == pytest.approx(target.mean().item(), abs=1e-4)
+    assert (true.logit() * (mapped - target)).mean().item() == pytest.approx(0, abs=1e-4)
+
+
 def test_temperature_of_a_softmax_is_that_of_its_scores() -> None:
     source = torch.Generator().manual_seed(0)
     scores = torch.randn(3000, 5, generator=source, dtype=torch.float64)

@@ -57,11 +57,45 @@ def ece(confidence: torch.Tensor, success: torch.Tensor, bins: int = 15) -> torc
     """Expected calibration error, ``Σ_b n_b/n |mean confidence - mean success|``, bins of equal mass; (...,).
 
     Naeini et al., AAAI 2015, with the bins of Nguyen and O'Connor, EMNLP 2015. It is above 0 for true probabilities
-    too, the more the fewer queries a bin has.
+    too, the more the fewer queries a bin has: see :func:`ece_interval`.
     """
     found = reliability(confidence, success, bins)
     gap = (found.confidence - found.success).abs() * found.queries
     return gap.sum(-1) / found.queries.sum(-1).clamp(min=1)
+
+
+def ece_interval(
+    confidence: torch.Tensor, success: torch.Tensor, bins: int, resamples: int, source: torch.Generator
+) -> tuple[float, float]:
+    """An interval that holds the calibration error of these bins with a probability of at least 95%.
+
+    The error is ``Σ w_b |g_b|`` of the bins' true gaps g and shares w; :func:`ece` is ``Σ w_b |g_b + h_b|`` with the
+    sampling errors h of the successes. Resampled queries carry h twice, so that nearly all their values lie above the
+    true one. By the triangle inequality ``ece - error`` is at most ``Σ w_b |h_b|``, and by convexity at least
+    ``Σ w_b s_b h_b`` with the signs s of g; the spread of that sum does not depend on the signs. h is drawn from
+    successes of known probability, as in the consistency resampling of Bröcker and Smith (Weather and Forecasting,
+    2007): the confidence or the bin's share, whichever varies more.
+
+    Args:
+        confidence: (n,).
+        success: (n,).
+        bins: as of :func:`ece`.
+        resamples: how many; draws come from ``source``, which is on the CPU.
+    """
+    n = len(confidence)
+    found = reliability(confidence, success, bins)
+    share = found.queries / max(1, n)
+    place = torch.arange(n, device=confidence.device) * len(share) // max(1, n)
+    observed = torch.empty_like(found.success[place])
+    observed[confidence.argsort(stable=True)] = found.success[place]
+    rate = torch.where((observed - 0.5).abs() < (confidence - 0.5).abs(), observed, confidence.to(observed.dtype))
+    drawn = (torch.rand(resamples, n, generator=source).to(rate.device) < rate).to(rate.dtype)
+    errors = reliability(confidence.expand(resamples, n), drawn, bins).success
+    errors = (errors - reliability(confidence, rate, bins).success).double() * share.double()
+    value = float(ece(confidence, success, bins))
+    below = float(errors.abs().sum(-1).quantile(0.975))
+    above = float(errors.sum(-1).abs().quantile(0.95))
+    return max(0.0, value - below), min(1.0, value + above)
 
 
 def selective_risk(confidence: torch.Tensor, success: torch.Tensor) -> torch.Tensor:

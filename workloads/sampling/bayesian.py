@@ -139,7 +139,7 @@ class BNS(FromCandidates):
         posterior_only: bool = False,
         uniform_epochs: int = 0,
     ) -> None:
-        """``lam``: λ of an epoch, from 1. ``uniform_epochs``: how many epochs take the first candidate."""
+        """``lam``: λ of an epoch, from 1. ``uniform_epochs``: how many epochs draw uniformly, as RNS does."""
         super().__init__(unobserved, candidates)
         self._places, self._prior, self._lam = places, prior, lam
         self._posterior_only, self._uniform_epochs = posterior_only, uniform_epochs
@@ -147,13 +147,23 @@ class BNS(FromCandidates):
     def choose(self, view: View) -> torch.Tensor:
         """Of each pair's candidates (C, B) that of the least risk, or of the largest unbias: nodes, (B,)."""
         if view.epoch <= self._uniform_epochs:
-            return view.candidates[0]
+            return self._any(view)
         x = view.scores(view.candidates)
         negative = unbias(self._places(view, x), self._prior(view.users, view.candidates - view.n_users))
         if self._posterior_only:
             return largest(negative, view.candidates)
         info = torch.sigmoid(x - view.positive())  # (4.4)
         return largest(-risk(info, negative, self._lam(view.epoch)), view.candidates)
+
+    def _any(self, view: View) -> torch.Tensor:
+        """One of each pair's candidates, with equal probability: nodes, (B,).
+
+        The set is uniform, its order is not: the first member is one of the first n - C + 1 items.
+        """
+        distinct = self._unobserved.counts.index_select(0, view.users).clamp_max(self.width)
+        # Counters from the far end, where those of the candidates are not.
+        row = (random_bits(view.key, -1 - view.counters) * distinct) >> 32
+        return view.candidates.gather(0, row.unsqueeze(0)).squeeze(0)
 
 
 def item_prior(probabilities: torch.Tensor) -> Prior:

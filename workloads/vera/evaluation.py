@@ -89,9 +89,10 @@ def evaluation(
 ) -> Evaluation:
     """Metrics under the note's names. Those of calibration are of c^(k), and with ``_at_1`` of c^(1).
 
-    Measures of order, of calibration and of abstaining have the ends of their bootstrap interval beside them, ``_low``
-    and ``_high``. ``quality`` is ``mrr - calib/brier``, by which epochs and trials are chosen: a ranker that
-    fails every query and says so has no quality.
+    Measures of order, of calibration and of abstaining have the ends of a 95% interval with them, ``_low`` and
+    ``_high``: of a bootstrap over queries, or of the ECE its own (:func:`calibration.ece_interval`). ``quality`` is
+    ``mrr - calib/brier``, by which epochs and trials are chosen: a ranker that fails every query and says so has no
+    quality.
     """
     ranked_by_score = ranked_grades(ranked.scores, judged.grades)
     columns: dict[str, torch.Tensor] = {
@@ -101,12 +102,20 @@ def evaluation(
     metrics: dict[str, float] = {}
     found = success = torch.zeros(0)
 
+    def ends(name: str, value: torch.Tensor, interval: tuple[float, float]) -> None:
+        metrics.update({name: float(value), f"{name}_low": interval[0], f"{name}_high": interval[1]})
+
     def measured(name: str, measure: calibration.Measure, values: torch.Tensor) -> None:
-        low, high = calibration.bootstrap(measure, values, success, params.eval_resamples, source)
-        metrics.update({name: float(measure(values, success)), f"{name}_low": low, f"{name}_high": high})
+        ends(
+            name,
+            measure(values, success),
+            calibration.bootstrap(measure, values, success, params.eval_resamples, source),
+        )
 
     for suffix, k, mapped in (("_at_1", 1, choice.map_1), ("", choice.k, choice.map_k)):
         found, success = confidence(ranked, k, params, mapped), judged.success(ranked, k)
+        interval = calibration.ece_interval(found, success, params.eval_bins, params.eval_resamples, source)
+        ends(f"calib/ece{suffix}", calibration.ece(found, success, params.eval_bins), interval)
         for name, measure in _measures(params).items():
             measured(f"{name}{suffix}", measure, found)
         columns[f"calib/nll{suffix}"] = calibration.nll(found, success)
@@ -149,7 +158,6 @@ def _risk(answered: torch.Tensor, success: torch.Tensor) -> torch.Tensor:
 def _measures(params: Params) -> dict[str, calibration.Measure]:
     risk = params.eval_risk
     return {
-        "calib/ece": partial(calibration.ece, bins=params.eval_bins),
         "calib/nll": _mean(calibration.nll),
         "calib/brier": _mean(calibration.brier),
         "selective/score/aurc": calibration.aurc,
