@@ -105,6 +105,14 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
+class Preset:
+    """Settings of a source under one name: parameters and keys of the plan, as ``key=value`` gives them."""
+
+    source: str
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Servable:
     """What the registry stores: weights and a standalone predictor, no pickle.
 
@@ -135,6 +143,7 @@ class Workload(Protocol):
     import no PyTorch, and raise ValueError in one sentence: ``check_plan(epochs, refit)`` for a plan that these values
     can not be trained by, and ``check_data(root, holdout)`` for data that they can not be trained on. ``root`` is the
     data root, under which the dataset is there and intact; without ``holdout`` no part is ever held out for validation.
+    A class attribute ``presets`` that it may have maps names to a :class:`Preset` each, for ``--preset NAME``.
 
     No name is one of :data:`RESERVED`. ``batch_size`` is the global batch, which workers and micro-batches divide.
     Where the catalog's entry names kinds of data, ``dataset``, ``dataset_size``, ``dataset_corrupt``,
