@@ -217,3 +217,16 @@ class Packable(Protocol):
     def pack(cls, members: Sequence[Any]) -> Pack:
         """A pack of workloads of one shape; their states move into storage that they share."""
         ...
+
+
+@runtime_checkable
+class Pretrained(Protocol):
+    """An optional capability of a workload: its model may be usable before any training."""
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether all weights that predict are pretrained ones.
+
+        The engine then evaluates on validation before the first epoch, as epoch 0, and may select that epoch.
+        """
+        ...
