@@ -268,8 +268,8 @@ def finish(session: Session, spec: ExperimentSpec, register: str | None, folder:
     _say_metrics(console, spec, outcome)
     if untouched:
         console.say(
-            "Training has made the pretrained weights worse, or no better: by validation no epoch comes before epoch 0, "
-            "which has trained nothing. The model is the untouched one"
+            "Training has made the pretrained weights worse, or no better: on validation no epoch is ahead of epoch 0, "
+            "before training. The model is the untouched one"
         )
     if register and version:
         console.say(f"Registered: models:/{register}/{version}")

@@ -92,7 +92,9 @@ def test_a_spec_holds_a_presets_settings_and_not_its_name(settings: Settings) ->
 
 
 def test_a_sweep_holds_a_preset_fixed(settings: Settings, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def space(trial):\n    return {'split_seed': trial.suggest_int('split_seed', 0, 3)}")
+    (tmp_path / "mine.py").write_text(
+        "def space(trial):\n    return {'split_seed': trial.suggest_int('split_seed', 0, 3)}"
+    )
     search = {"space": f"{tmp_path / 'mine.py'}:space"}
     spec = request.sweep("bi_encoder", settings, preset="note", overrides={"epochs": 4}, search=search)
     assert (spec.fixed["lowest_cosine"], spec.fixed["loss"], spec.plan.epochs) == (-1.0, "mse", 4)
