@@ -43,8 +43,10 @@ def params(name: str) -> type[BaseModel]:
 
 def presets(name: str) -> Mapping[str, Preset]:
     """The settings that a workload offers by name; empty where it offers none. Raises UserError as :func:`params`."""
-    offered: Mapping[str, Preset] = getattr(params(name), "presets", {})
-    return offered
+    offered = getattr(params(name), "presets", {})
+    if not isinstance(offered, Mapping):  # another's attribute that has this name
+        return {}
+    return {preset: settings for preset, settings in offered.items() if isinstance(settings, Preset)}
 
 
 def code(name: str) -> type[Workload]:

@@ -259,7 +259,8 @@ def finish(session: Session, spec: ExperimentSpec, register: str | None, folder:
                 "orchestrator.epochs": str(outcome["epochs"]),
                 "orchestrator.device_seconds": f"{outcome['train_seconds'] * devices:.1f}",
             }
-            | ({"orchestrator.untouched": "true"} if untouched else {}),
+            # Of a later winner it replaces what the tag said of an earlier one.
+            | ({"orchestrator.untouched": str(untouched).lower()} if untouched or before else {}),
         )
         provenance.write_spec(folder / provenance.SPEC, spec.model_dump(mode="json"))  # of a sweep, its winner's
         if logged := delivery.deliver(session, folder, register):

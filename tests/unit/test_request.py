@@ -12,6 +12,7 @@ from orchestrator import installed, request
 from orchestrator.errors import USAGE, UserError
 from orchestrator.settings import Settings, resolve
 from orchestrator.spec import Resources
+from tests.toy import Params
 from workloads import catalog
 
 
@@ -106,6 +107,14 @@ def test_an_unknown_preset_gets_the_nearest_name(settings: Settings, toy_workloa
 
     refused(asked("bi_encoder", "notes"), "Unknown preset of bi_encoder: got 'notes'; allowed: note.", "mean 'note'?")
     refused(asked(toy_workload, "note"), "Unknown preset of toy: got 'note'; allowed: none is known.")
+
+
+@pytest.mark.parametrize("presets", [["a", "list"], {"note": {"lr": 0.1}}])
+def test_an_attribute_of_another_meaning_offers_nothing(
+    presets: Any, toy_workload: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Params, "presets", presets, raising=False)
+    assert installed.presets(toy_workload) == {}
 
 
 @pytest.mark.parametrize("workload", sorted(catalog.BUILT_IN))

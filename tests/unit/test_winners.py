@@ -115,6 +115,7 @@ def test_a_shorter_second_winner_is_whole_in_mlflow(
     assert [step for step, _ in logged(database, "refit/loss")] == [1, 2, 3, 4, EPOCHS + 1, EPOCHS + 2]
     assert second.history()["epoch"].tolist() == [1, 2], "the first winner's rows are none of the second one's"
     found, old = tags(database, "s"), settled.extra["best_trial"]
+    assert found["orchestrator.untouched"] == "false", "whatever an earlier winner was"
     assert (found["orchestrator.test_opened"], second.extra["test_opened"]) == ("2", 2)
     assert found["orchestrator.winners"] == f"trial {old} from step 1, trial 2 from step 5"
     assert found["mlflow.note.content"].endswith(f"the present: {found['orchestrator.winners']}.")
