@@ -51,10 +51,15 @@ def print_parameters(name: str, as_json: bool) -> None:
     entry = installed.entry(name)
     params = list(_properties(installed.params(name).model_json_schema()))
     plan = [(key, schema) for key, schema in _properties(Plan.model_json_schema()) if key in PLAN_KEYS]
+    presets = installed.presets(name)
     if as_json:
         sections = {"params": params, "plan": plan}
         rows = [
             {"name": key, "section": section, **schema} for section, known in sections.items() for key, schema in known
+        ]
+        rows += [
+            {"name": key, "section": "preset", "source": preset.source, "settings": dict(preset.settings)}
+            for key, preset in presets.items()
         ]
         print(json.dumps(rows))
         return
@@ -62,6 +67,10 @@ def print_parameters(name: str, as_json: bool) -> None:
     _print_parameters("parameter", params)
     print("\nThe plan, which is the same for every workload:\n")
     _print_parameters("plan", plan)
+    if presets:
+        print("\nSettings of a source, by --preset NAME:\n")
+        lines = ([key, preset.source, _words(preset.settings)] for key, preset in presets.items())
+        _print_table(("preset", "source", "settings"), lines)
     print(f"\nSet them as key=value, such as: orchestrator run {name} epochs=10")
 
 
@@ -161,6 +170,12 @@ def _print_parameters(kind: str, known: Iterable[tuple[str, Mapping[str, Any]]])
     rows = ([name, _type(schema), _default(schema), _allowed(schema), schema.get("description", "")]
             for name, schema in known)  # fmt: skip
     _print_table((kind, "type", "default", "allowed", "meaning"), rows)
+
+
+def _words(settings: Mapping[str, Any]) -> str:
+    """As they are typed."""
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in settings.items()}
+    return " ".join(f"{key}={text}" for key, text in texts.items())
 
 
 def _options(schema: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

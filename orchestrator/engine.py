@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from orchestrator import objectives
 from orchestrator.plan import Plan
-from workloads.contract import Evaluation, Metrics, Objective, Workload
+from workloads.contract import Evaluation, Metrics, Objective, Pretrained, Workload
 
 REPORT_SECONDS = 1.0
 CHECKPOINT_SECONDS = 5.0
@@ -24,7 +24,10 @@ End = Literal["epochs", "patience"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """All values of one finished epoch, under their full names (``validation/ndcg_at_20``)."""
+    """All values of one finished epoch, under their full names (``validation/ndcg_at_20``).
+
+    Epoch 0 is the state before training, of a workload that starts from pretrained weights.
+    """
 
     epoch: int
     time: float
@@ -123,6 +126,9 @@ def run_epochs(
     training is charged with, where they are not those that pass: a member of a pack pays its share. Checkpoints go by
     it.
 
+    A workload that is :class:`~workloads.contract.Pretrained` is first evaluated as it comes: epoch 0, which trains
+    nothing and competes with all others. It is no epoch at which a scheduler decides.
+
     Raises :class:`Diverged` when a metric is NaN or infinite, UserError when validation does not report an objective
     or a method returns no metrics.
     """
@@ -136,9 +142,10 @@ def run_epochs(
     rows: list[Row] = []
     reported, saved = time.monotonic(), spent()
     saved_epoch = progress.epoch
-    for epoch in range(progress.epoch + 1, plan.epochs + 1):
+    first = 0 if resume is None and validate and is_pretrained(workload) else progress.epoch + 1
+    for epoch in range(first, plan.epochs + 1):
         started = spent()
-        metrics = named(prefix, workload, "train_epoch", workload.train_epoch(epoch))
+        metrics = named(prefix, workload, "train_epoch", workload.train_epoch(epoch)) if epoch else {}
         if bad := _not_finite(metrics):  # before a diverged model is evaluated, which may fail in its own way
             raise Diverged(epoch, *bad, rows=tuple(rows))
         seen: dict[str, float] = {}
@@ -172,6 +179,11 @@ def run_epochs(
                 saved, saved_epoch = spent(), epoch
         if ended or stopping:
             return
+
+
+def is_pretrained(workload: object) -> bool:
+    """Whether a workload says that it starts from pretrained weights."""
+    return isinstance(workload, Pretrained) and workload.pretrained
 
 
 def better(value: float, than: float | None, objective: Objective) -> bool:

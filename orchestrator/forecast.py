@@ -245,11 +245,11 @@ def _measure(specs: list[ExperimentSpec], data: Path) -> Probe:
     started = time.monotonic()
     device = worker.take_device(specs[0].resources)
     work = worker.experiment(specs[0], data, device, final=False)
-    moments = [time.monotonic() for _ in work.stream()]
+    ends = {report.epoch: time.monotonic() for report in work.stream()}
     with tempfile.TemporaryDirectory() as folder:
         written = worker.save(work, Path(folder))
         size = sum(file.stat().st_size for file in written.iterdir())
-    start, epoch = moments[0] - started, moments[-1] - moments[0]
+    start, epoch = ends[1] - started, ends[2] - ends[1]
     if len(specs) == 1:
         return Probe(epoch, epoch, start, size)
     start, shared = _measure_together(specs, data, device)
@@ -264,12 +264,14 @@ def _measure_together(specs: list[ExperimentSpec], data: Path, device: torch.dev
             home = {"folder": f"{folder}/{number}", "data": str(data), "keep": worker.KEPT, "save_at_rungs": False}
             runner.begin({"number": number, "spec": spec.model_dump(mode="json"), **home})
         while len(runner):
-            for unit, payload in runner.step():
+            news = runner.step()
+            for unit, payload in news:
                 if cause := payload.get("error"):
                     raise RunFailed("The probe", cause)
                 if payload["done"]:
                     runner.drop(unit)
-            moments.append(time.monotonic())
+            if any(payload["epoch"] for _, payload in news):  # not that of untouched weights alone
+                moments.append(time.monotonic())
     began, first, *_, last = moments
     return (first - began) / len(specs), (last - first) / len(specs)
 

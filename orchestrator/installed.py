@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from orchestrator.errors import UserError, one_line, unknown
 from workloads.catalog import Entry, broken, catalog, package
-from workloads.contract import RESERVED, Workload
+from workloads.contract import RESERVED, Preset, Workload
 
 T = TypeVar("T")
 
@@ -39,6 +39,14 @@ def params(name: str) -> type[BaseModel]:
             got=", ".join(taken), fix=f"Rename them in {model.__module__}",
         )  # fmt: skip
     return model
+
+
+def presets(name: str) -> Mapping[str, Preset]:
+    """The settings that a workload offers by name; empty where it offers none. Raises UserError as :func:`params`."""
+    offered = getattr(params(name), "presets", {})
+    if not isinstance(offered, Mapping):  # another's attribute that has this name
+        return {}
+    return {preset: settings for preset, settings in offered.items() if isinstance(settings, Preset)}
 
 
 def code(name: str) -> type[Workload]:

@@ -9,6 +9,10 @@ import typer
 
 Words = Annotated[list[str] | None, typer.Argument(metavar="[WORKLOAD] key=value ...", show_default=False)]
 Config = Annotated[Path | None, typer.Option("--config", help="YAML file; key=value words go on top of it.")]
+Preset = Annotated[
+    str | None,
+    typer.Option("--preset", metavar="NAME", help="A source's settings (`workloads NAME`); file and words go on top."),
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of everything random.  [default: 0]")]
 Local = Annotated[bool, typer.Option("--local", help="In this process, without Ray.")]
 Name = Annotated[str | None, typer.Option("--name", help="Its id.  [default: workload, time and four digits]")]

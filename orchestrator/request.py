@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator import installed, objectives, preflight
 from orchestrator.cluster import this_machine
 from orchestrator.configuration import Document, read_experiment, split_keys, validate, validate_part
-from orchestrator.errors import UserError, mask
+from orchestrator.errors import UserError, mask, unknown
 from orchestrator.plan import PLAN_KEYS, Plan
 from orchestrator.settings import Settings
 from orchestrator.spec import ExperimentSpec, Resources, Search, SweepSpec
@@ -22,6 +22,7 @@ def by_name(given: Mapping[str, Any], *, python: bool = False) -> dict[str, Any]
     one that has ``trials``. With ``python`` errors speak of keywords, not of flags."""
     found = {name: given[name] for name in ("seed", "local")} | {"python": python}
     found["config"] = Path(given["config"]) if given["config"] else None
+    found["preset"] = given["preset"]
     found["resources"] = {name: given[name] for name in RESOURCES}
     if "trials" in given:
         pack = given["pack"]
@@ -36,6 +37,7 @@ def experiment(
     settings: Settings,
     *,
     config: Path | None = None,
+    preset: str | None = None,
     overrides: Mapping[str, Any] | None = None,
     seed: int | None = None,
     resources: Mapping[str, Any] | None = None,
@@ -45,7 +47,7 @@ def experiment(
     """One experiment. Raises UserError for the first thing that is wrong, data included."""
     if stray := next((key for key in overrides or () if key.startswith("search.")), None):
         raise UserError(f"{stray} is a setting of sweeps", fix="Leave it away, or use orchestrator sweep")
-    asked = _Asked("run", workload, config, overrides or {}, seed, resources or {}, python)
+    asked = _Asked("run", workload, config, preset, overrides or {}, seed, resources or {}, python)
     params = preflight.parameters(asked.workload, asked.params, asked.lines("params"))
     preflight.dataset(asked.workload, params, settings.data)
     devices = asked.resources(settings, whole_machine=True, local=local)
@@ -63,6 +65,7 @@ def sweep(
     settings: Settings,
     *,
     config: Path | None = None,
+    preset: str | None = None,
     overrides: Mapping[str, Any] | None = None,
     seed: int | None = None,
     resources: Mapping[str, Any] | None = None,
@@ -73,7 +76,7 @@ def sweep(
     """One sweep; its search space is drawn from, so that what no trial could run is refused here."""
     from orchestrator.search import grid, spaces, strategy
 
-    asked = _Asked("sweep", workload, config, overrides or {}, seed, resources or {}, python)
+    asked = _Asked("sweep", workload, config, preset, overrides or {}, seed, resources or {}, python)
     params = installed.params(asked.workload)
     fixed = validate_part(params, asked.params, "parameter", asked.lines("params"))
     plan = asked.plan()
@@ -117,13 +120,14 @@ def sweep(
 
 
 class _Asked:
-    """File and overrides merged: a flag wins over ``key=value``, which wins over the file."""
+    """Preset, file and overrides merged: a flag wins over ``key=value``, that over the file, the file over a preset."""
 
     def __init__(
         self,
         verb: str,
         workload: str | None,
         config: Path | None,
+        preset: str | None,
         overrides: Mapping[str, Any],
         seed: int | None,
         resources: Mapping[str, Any],
@@ -139,14 +143,24 @@ class _Asked:
         self.workload = str(name)
         known = installed.params(self.workload).model_fields
         params, plan = split_keys({k: v for k, v in overrides.items() if k not in self._dotted}, known, PLAN_KEYS)
-        self.params = {**self.section("params"), **params}
+        preset_params, preset_plan = split_keys(self._preset(preset), known, PLAN_KEYS)
+        self.params = {**preset_params, **self.section("params"), **params}
         _check_no_password(self.params)
-        self._plan = {**self.section("plan"), **plan}
+        self._plan = {**preset_plan, **self.section("plan"), **plan}
         self._resources = _given(resources)
         given = seed if seed is not None else self._file.values.get("seed", 0)
         if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given < 2**31:
             raise UserError("The seed is not valid", got=repr(given), allowed="an integer from 0 to 2147483647")
         self.seed = given
+
+    def _preset(self, name: str | None) -> Mapping[str, Any]:
+        """What the workload's preset of this name sets."""
+        if name is None:
+            return {}
+        presets = installed.presets(self.workload)
+        if name not in presets:
+            raise unknown(f"preset of {self.workload}", name, presets)
+        return presets[name].settings
 
     def section(self, name: str) -> dict[str, Any]:
         """A section of the file, with what ``NAME.key=value`` overrides in it."""

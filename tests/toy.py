@@ -138,3 +138,9 @@ class Toy:
             params={},
             requirements=("numpy",),
         )
+
+
+class PretrainedToy(Toy):
+    """A toy whose start counts as trained before."""
+
+    pretrained = True

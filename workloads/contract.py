@@ -107,6 +107,14 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
+class Preset:
+    """Settings of a source under one name: parameters and keys of the plan, as ``key=value`` gives them."""
+
+    source: str
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Servable:
     """What the registry stores: weights and a standalone predictor, no pickle.
 
@@ -137,6 +145,7 @@ class Workload(Protocol):
     import no PyTorch, and raise ValueError in one sentence: ``check_plan(epochs, refit)`` for a plan that these values
     can not be trained by, and ``check_data(root, holdout)`` for data that they can not be trained on. ``root`` is the
     data root, under which the dataset is there and intact; without ``holdout`` no part is ever held out for validation.
+    A class attribute ``presets`` that it may have maps names to a :class:`Preset` each, for ``--preset NAME``.
 
     No name is one of :data:`RESERVED`. ``batch_size`` is the global batch, which workers and micro-batches divide.
     Where the catalog's entry names kinds of data, ``dataset``, ``dataset_size``, ``dataset_corrupt``,
@@ -209,4 +218,17 @@ class Packable(Protocol):
     @classmethod
     def pack(cls, members: Sequence[Any]) -> Pack:
         """A pack of workloads of one shape; their states move into storage that they share."""
+        ...
+
+
+@runtime_checkable
+class Pretrained(Protocol):
+    """An optional capability of a workload: its model may be usable before any training."""
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether all weights that predict are pretrained ones.
+
+        The engine then evaluates on validation before the first epoch, as epoch 0, and may select that epoch.
+        """
         ...

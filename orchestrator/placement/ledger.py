@@ -105,7 +105,7 @@ class Ledger:
         rows = list(messages.rows_from_json(payload.get("rows", [])))
         number, seed = self._study.trial_of(unit)
         self._curves.add(number, rows, seed)
-        self._session.pulse.trained(len(rows))
+        self._session.pulse.trained(sum(row.epoch > 0 for row in rows))
         if self._session.tracker:
             self._session.tracker.log(self._key(unit), rows)
         if cause := payload.get("error"):

@@ -86,6 +86,7 @@ class Member:
 
     def __init__(self, workload: Workload) -> None:
         self.workload, self.objective = workload, workload.objective
+        self.pretrained = engine.is_pretrained(workload)
         self.seconds = 0.0
         """Of training and evaluation, as they are asked for; of what was done together, a fair share."""
         self._prepared: dict[int | Split, tuple[_Result, float]] = {}
@@ -129,7 +130,7 @@ class _Trial:
     stream: Iterator[EpochReport]
     member: Member
     progress: Progress | None
-    """How far it has come; None until a restored stream has said so."""
+    """How far it has come; None until a stream that does not begin with epoch 1 has reported."""
     carried: Carried
     rows: list[Row] = field(default_factory=list)
     report: EpochReport | None = None
@@ -227,7 +228,9 @@ class PackRunner:
         carried = Carried(Path(config["folder"]))
         found = checkpoint.latest(Path(config["folder"]))
         stream = experiment.stream(checkpoint.read(found, spec.identity) if found else None)
-        return _Trial(config, experiment, stream, member, None if found else Progress(), carried)
+        # A pack trains ahead of the streams: not before one that evaluates untouched weights has done so.
+        progress = None if found or member.pretrained else Progress()
+        return _Trial(config, experiment, stream, member, progress, carried)
 
     def _advance(self) -> list[tuple[int, dict[str, Any]]]:
         said = []

@@ -201,12 +201,15 @@ class Follow:
         if not rows:
             return
         if self._session.tracker:
-            steps = [Row(row.epoch + self._before, row.time, row.metrics) for row in rows]
+            # A later winner's epoch 0 has no step of its own: there the earlier one's last epoch lies.
+            steps = [
+                Row(row.epoch + self._before, row.time, row.metrics) for row in rows if row.epoch or not self._before
+            ]
             self._session.tracker.log(self._session.folder.id, steps)
         with (self._session.folder.path / HISTORY).open("a") as stream:
             for row in rows:
                 stream.write(json.dumps({"epoch": row.epoch, "time": row.time, **row.metrics}) + "\n")
-        self._session.pulse.trained(len(rows))
+        self._session.pulse.trained(sum(row.epoch > 0 for row in rows))
         for row in rows:
             value = row.metrics.get(f"validation/{self._objective.metric}")
             if value is not None and better(value, self._best, self._objective):
@@ -244,22 +247,31 @@ def finish(session: Session, spec: ExperimentSpec, register: str | None, folder:
     key = session.folder.id
     model_uri: str | None = str(folder / worker.MODEL)
     version = None
+    untouched = outcome["epochs"] == 0  # only pretrained weights can be selected before any training
     if tracker:
         test = {name: value for name, value in outcome["metrics"].items() if name.startswith("test/")}
-        tracker.log(key, [Row(outcome["epochs"] + before, outcome["time"], test)])
+        step = (outcome["epochs"] or min(before, 1)) + before  # of a later winner step 0 is the earlier one's
+        tracker.log(key, [Row(step, outcome["time"], test)])
         tracker.tag(
             key,
             {
                 "orchestrator.refit": str(spec.plan.refit).lower(),
                 "orchestrator.epochs": str(outcome["epochs"]),
                 "orchestrator.device_seconds": f"{outcome['train_seconds'] * devices:.1f}",
-            },
+            }
+            # Of a later winner it replaces what the tag said of an earlier one.
+            | ({"orchestrator.untouched": str(untouched).lower()} if untouched or before else {}),
         )
         provenance.write_spec(folder / provenance.SPEC, spec.model_dump(mode="json"))  # of a sweep, its winner's
         if logged := delivery.deliver(session, folder, register):
             model_uri, version = logged.uri, logged.version
     train_seconds = float(outcome["train_seconds"])
     _say_metrics(console, spec, outcome)
+    if untouched:
+        console.say(
+            "Training has made the pretrained weights worse, or no better: on validation no epoch is ahead of epoch 0, "
+            "before training. The model is the untouched one"
+        )
     if register and version:
         console.say(f"Registered: models:/{register}/{version}")
     return Result(

@@ -16,6 +16,7 @@ from orchestrator.options import (
     Local,
     MaxGpus,
     Name,
+    Preset,
     RayAddress,
     Register,
     Resume,
@@ -34,6 +35,7 @@ app = typer.Typer()
 def run_command(
     words: Words = None,
     config: Config = None,
+    preset: Preset = None,
     seed: Seed = None,
     local: Local = False,
     workers: Workers = None,
@@ -64,7 +66,15 @@ def run_command(
     console, asked = Console(json=as_json), request.by_name(given)
     if resume is not None:
         alone(
-            "--resume", words, config=config, seed=seed, local=local, register=register, name=name, **asked["resources"]
+            "--resume",
+            words,
+            config=config,
+            preset=preset,
+            seed=seed,
+            local=local,
+            register=register,
+            name=name,
+            **asked["resources"],
         )
         from orchestrator.storage import records
 
@@ -87,6 +97,7 @@ def run_command(
 def sweep_command(
     words: Words = None,
     config: Config = None,
+    preset: Preset = None,
     trials: Annotated[
         int | None, typer.Option("--trials", help="Trials in all.  [default: 16; of a grid, every point]")
     ] = None,
@@ -157,6 +168,7 @@ def sweep_command(
             "--resume",
             words,
             config=config,
+            preset=preset,
             seed=seed,
             local=local,
             register=register,

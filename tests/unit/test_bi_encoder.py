@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -180,6 +181,21 @@ def test_it_learns_which_words_mean_the_same() -> None:
     assert after > 0.7
 
 
+def test_a_pretrained_encoder_can_be_taken_back_to_as_it_came(tmp_path: Path) -> None:
+    """Epoch 0 may be the best one: its state, with an optimiser that has done nothing, can be loaded again."""
+    scratch = built()
+    scratch.encoder.model.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(scratch.tokenizer.definition)
+    workload = built(encoder=str(tmp_path))
+    assert (scratch.pretrained, workload.pretrained) == (False, True)
+    untouched, saved = values(workload.evaluate("validation")), deepcopy(workload.state_dict())
+    assert untouched == values(scratch.evaluate("validation"))
+    workload.train_epoch(1)
+    assert values(workload.evaluate("validation")) != untouched
+    workload.load_state_dict(saved)
+    assert values(workload.evaluate("validation")) == untouched
+
+
 def test_dropout_is_drawn_anew_in_each_step_and_the_same_in_both_looks_at_a_micro_batch() -> None:
     workload = built(dropout=0.5)
     rows = np.arange(4)
@@ -273,6 +289,7 @@ def test_search_spaces_draw_valid_parameters(preset: str, monkeypatch: pytest.Mo
 
 def test_what_is_left_open_goes_with_encoder_and_loss() -> None:
     assert Params().lr == reads.OF_SCRATCH
+    assert Params().lowest_cosine == 0.0, "E-S0: with -1 a pretrained encoder becomes worse than it was"
     assert Params(loss="bcl").beta == 0.7
     assert Params(loss="infonce", temperature=0.1).temperature == 0.1
     assert Params(loss="mse").temperature is None

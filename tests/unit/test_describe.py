@@ -98,6 +98,7 @@ def test_every_parameter_and_every_plan_key_is_shown_once(capsys: pytest.Capture
     assert [row["name"] for row in rows if row["section"] == "params"] == list(Params.model_fields)
     assert [row["name"] for row in rows if row["section"] == "plan"] == list(PLAN_KEYS)
     defaults = {**Plan().model_dump(mode="json"), **Params().model_dump(mode="json")}
+    rows = [row for row in rows if row["section"] != "preset"]
     assert {row["name"]: row["default"] for row in rows} == {row["name"]: defaults[row["name"]] for row in rows}
     assert all(row["description"] for row in rows)
 
@@ -141,6 +142,18 @@ def test_odd_parameters_are_told_in_words(odd: str, capsys: pytest.CaptureFixtur
     assert cells["mixed"] == ["mixed", "int or str", "unset", ">= 1, auto, null"]
     assert cells["ratio"] == ["ratio", "float", "0.5", ">= 0, < 1", "A share [0, 1) of [bold]all[/bold]."]
     assert cells["sizes"] == ["sizes", "list", "[3, 4]"]
+
+
+def test_presets_are_shown_with_source_and_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    describe.print_parameters("bi_encoder", as_json=True)
+    (preset,) = [row for row in printed(capsys) if row["section"] == "preset"]
+    assert (preset["name"], preset["settings"]["lowest_cosine"], preset["settings"]["epochs"]) == ("note", -1.0, 5)
+    describe.print_parameters("bi_encoder", as_json=False)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--preset NAME" in text
+    assert "loss=mse lowest_cosine=-1.0" in text
+    describe.print_parameters("simclr", as_json=False)
+    assert "--preset" not in capsys.readouterr().out, "it offers none"
 
 
 @pytest.mark.parametrize("name", ["recommender", "odd"])

@@ -16,7 +16,7 @@ import torch
 from orchestrator.engine import Diverged, EpochReport, NoResult, Progress, Row, better, run_epochs
 from orchestrator.objectives import Unreported
 from orchestrator.plan import Plan
-from tests.toy import BEST_EPOCH, Clock, Params, Toy
+from tests.toy import BEST_EPOCH, Clock, Params, PretrainedToy, Toy
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Split
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -32,6 +32,50 @@ def rows_of(reports: list[EpochReport]) -> list[int]:
 
 def epochs_of(reports: list[EpochReport]) -> list[int]:
     return [report.epoch for report in reports]
+
+
+# Before training
+
+
+def test_pretrained_weights_are_evaluated_before_the_first_epoch() -> None:
+    workload = build(PretrainedToy)
+    best: list[float] = []
+    reports = list(
+        run_epochs(workload, Plan(epochs=2), on_best=lambda seen: best.append(seen.metrics["error"]), every_epoch=True)
+    )
+    assert rows_of(reports) == epochs_of(reports) == [0, 1, 2]
+    assert workload.calls == ["validation", "train 1", "validation", "train 2", "validation"]
+    assert reports[0].rows[0].metrics == {"validation/error": 9.0, "validation/x": 4.0}
+    assert reports[0].progress.best_value == best[0] == 9.0
+
+
+def test_pretrained_weights_that_training_makes_worse_are_the_best_epoch() -> None:
+    last = list(run_epochs(build(PretrainedToy, start=1.0), Plan(epochs=5, patience=2)))[-1]
+    assert (last.progress.best_epoch, last.progress.best_value) == (0, 0.0)
+    assert (last.epoch, last.ended) == (2, "patience"), "two evaluations that were no better than the start"
+
+
+def test_the_epochs_after_epoch_0_are_those_of_a_workload_without_it() -> None:
+    plain = [row.metrics for report in run_epochs(build(), Plan(epochs=4)) for row in report.rows]
+    with_0 = [row.metrics for report in run_epochs(build(PretrainedToy), Plan(epochs=4)) for row in report.rows]
+    assert with_0[1:] == plain
+
+
+@pytest.mark.parametrize("progress", [Progress(), Progress(epoch=2, best_epoch=2, best_value=0.5)])
+def test_a_resume_does_not_evaluate_epoch_0_again(progress: Progress) -> None:
+    assert rows_of(list(run_epochs(build(PretrainedToy), Plan(epochs=4), progress)))[0] == progress.epoch + 1
+
+
+def test_a_refit_has_no_epoch_0() -> None:
+    workload = build(PretrainedToy, holdout=False)
+    assert rows_of(list(run_epochs(workload, Plan(epochs=2), validate=False))) == [1, 2]
+
+
+def test_a_workload_may_say_that_this_time_it_is_not_pretrained() -> None:
+    class FromScratch(Toy):
+        pretrained = False
+
+    assert rows_of(list(run_epochs(build(FromScratch), Plan(epochs=2)))) == [1, 2]
 
 
 # Reports

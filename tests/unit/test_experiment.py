@@ -16,7 +16,7 @@ from orchestrator.plan import Plan
 from orchestrator.spec import ExperimentSpec
 from orchestrator.storage import checkpoint
 from orchestrator.training import worker
-from tests.toy import BEST_EPOCH, TEST_OPTIMUM, Params, Toy
+from tests.toy import BEST_EPOCH, TEST_OPTIMUM, Params, PretrainedToy, Toy
 from workloads.contract import Evaluation, Objective, Runtime, Workload
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -30,6 +30,7 @@ class Bench:
     """Builds experiments over toys and remembers every toy that was built."""
 
     params: dict[str, Any] = field(default_factory=dict)
+    cls: type[Toy] = Toy
     built: list[Toy] = field(default_factory=list)
 
     def experiment(self, refit: Any, **kwargs: Any) -> Experiment:
@@ -37,16 +38,16 @@ class Bench:
         return Experiment(self._build, plan, IDENTITY, **kwargs)
 
     def _build(self, holdout: bool) -> Workload:
-        self.built.append(toy(holdout=holdout, **self.params))
+        self.built.append(toy(self.cls, holdout=holdout, **self.params))
         return self.built[-1]
 
     def calls(self, name: str) -> int:
         return sum(workload.calls.count(name) for workload in self.built)
 
 
-def toy(*, holdout: bool = True, epochs: int = 0, **params: Any) -> Toy:
+def toy(cls: type[Toy] = Toy, *, holdout: bool = True, epochs: int = 0, **params: Any) -> Toy:
     """A toy that was trained for ``epochs`` by hand."""
-    workload = Toy(Params(**params), Runtime(torch.device("cpu"), Path(), seed=1, epochs=EPOCHS, holdout=holdout))
+    workload = cls(Params(**params), Runtime(torch.device("cpu"), Path(), seed=1, epochs=EPOCHS, holdout=holdout))
     for epoch in range(1, epochs + 1):
         workload.train_epoch(epoch)
     return workload
@@ -93,6 +94,23 @@ def test_without_a_refit_test_is_opened_on_the_best_epochs_state() -> None:
 def test_the_last_epoch_may_be_the_best() -> None:
     outcome = finish(Bench().experiment(False, plan={"epochs": BEST_EPOCH}))
     assert outcome.metrics["test/error"] == error_on_test(toy(epochs=BEST_EPOCH))
+
+
+@pytest.mark.parametrize("refit", [False, True])
+def test_pretrained_weights_that_training_makes_worse_are_the_model(refit: bool) -> None:
+    bench = Bench({"start": 1.0}, PretrainedToy)
+    outcome = finish(bench.experiment(refit))
+    assert (outcome.epochs, outcome.refitted) == (0, refit)
+    assert outcome.metrics["validation/error"] == 0.0
+    assert outcome.metrics["test/error"] == (1.0 - TEST_OPTIMUM) ** 2
+    assert float(bench.built[-1].x) == 1.0
+    assert bench.calls("train 1") == 1, "a refit for no epoch trains nothing"
+
+
+def test_with_refit_only_nothing_is_evaluated_before_training() -> None:
+    bench = Bench({"start": 1.0}, PretrainedToy)
+    assert finish(bench.experiment("only")).epochs == EPOCHS
+    assert bench.calls("validation") == 0
 
 
 @pytest.mark.parametrize(
@@ -228,11 +246,12 @@ def joined(reports: list[Values]) -> Values:
     return [row for report in reports for row in report]
 
 
+@pytest.mark.parametrize("cls", [Toy, PretrainedToy])
 @pytest.mark.parametrize("refit", [True, False, "only"])
-def test_from_every_checkpoint_on_it_equals_the_uninterrupted_run(refit: Any, tmp_path: Path) -> None:
+def test_from_every_checkpoint_on_it_equals_the_uninterrupted_run(refit: Any, cls: type[Toy], tmp_path: Path) -> None:
     params = {"slow": 0.4}  # three epochs a report
     plan = {"decide_at": (2,)}
-    whole = Bench(params).experiment(refit, plan=plan)
+    whole = Bench(params, cls).experiment(refit, plan=plan)
     reports: list[Values] = []
     folders = []
     for report in whole.stream():
@@ -244,7 +263,7 @@ def test_from_every_checkpoint_on_it_equals_the_uninterrupted_run(refit: Any, tm
     assert len(set(folders)) == len(folders)
 
     for index, folder in enumerate(folders):
-        bench = Bench(params)
+        bench = Bench(params, cls)
         resumed = bench.experiment(refit, plan=plan)
         first, *rest = (values(report) for report in resumed.stream(checkpoint.read(folder, IDENTITY)))
         assert first == joined(reports[max(0, index - 1) : index + 1]), "all rows since the checkpoint before"

@@ -16,16 +16,17 @@ GRADES = torch.tensor([5.0, 0.6, 2.5, 4.0, 2.5], dtype=torch.float64)
 
 def test_grades_on_the_scale_of_a_cosine() -> None:
     """E-S0; a hidden grade is no number (E-S1)."""
-    found = cosine_target(torch.tensor([0.0, 5.0, 2.5, 0.6, 4.2261], dtype=torch.float64))
+    found = cosine_target(torch.tensor([0.0, 5.0, 2.5, 0.6, 4.2261], dtype=torch.float64), -1.0)
     assert found.tolist() == pytest.approx([-1.0, 1.0, 0.0, -0.76, 0.6904399999999999], abs=1e-12)
     assert cosine_target(torch.tensor([-1.0, 5.1, math.nan])).isnan().all()
-    assert cosine_target(torch.tensor([0.0, 2.5, 5.0]), 0.0).tolist() == [0.0, 0.5, 1.0]
+    assert cosine_target(torch.tensor([-1.0, 5.1, math.nan]), -1.0).isnan().all()
+    assert cosine_target(torch.tensor([0.0, 2.5, 5.0])).tolist() == [0.0, 0.5, 1.0]
 
 
 def test_squared_error_to_the_target() -> None:
     expected = [(0.9 - 1) ** 2, (-0.2 + 0.76) ** 2, 0.16, (0.4 - 0.6) ** 2, 0.0]
-    assert cosine_mse_loss(COSINES, GRADES).tolist() == pytest.approx(expected)
-    assert cosine_mse_loss(COSINES, GRADES, 0.0)[0].item() == pytest.approx((0.9 - 1) ** 2)
+    assert cosine_mse_loss(COSINES, GRADES, -1.0).tolist() == pytest.approx(expected)
+    assert cosine_mse_loss(COSINES, GRADES)[1].item() == pytest.approx((-0.2 - 0.12) ** 2)
 
 
 @pytest.mark.parametrize("margin", [0.0, 0.3])

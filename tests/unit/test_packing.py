@@ -59,10 +59,17 @@ class PackableToy(Toy):
         return PackedToys(members)
 
 
+class PretrainedPackableToy(PackableToy):
+    """One whose start is evaluated before any epoch."""
+
+    pretrained = True
+
+
 @pytest.fixture(autouse=True)
 def packable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     entries = {
         "toy": catalog.Entry("tests.toy:Params", f"{__name__}:PackableToy", "To be packed."),
+        "pretrained": catalog.Entry("tests.toy:Params", f"{__name__}:PretrainedPackableToy", "Trained before."),
         "plain": catalog.Entry("tests.toy:Params", "tests.toy:Toy", "Not to be packed."),
     }
     for name, entry in entries.items():
@@ -131,6 +138,16 @@ def test_each_tells_what_it_tells_apart(tmp_path: Path) -> None:
         assert book.told[number][-1]["ended"] == "epochs"
         assert (tmp_path / str(number) / worker.UNITS).exists()
     assert max(len(epochs) for epochs in PackedToys.trained) == 3
+
+
+def test_a_pack_trains_no_member_before_its_untouched_weights_are_evaluated(tmp_path: Path) -> None:
+    book = Book(tmp_path, [spec_of(number, {}, workload="pretrained") for number in range(2)])
+    together(book, size=2)
+    for number in range(2):
+        assert book.rows(number) == apart(book, number)
+        assert [epoch for epoch, _ in book.rows(number)] == list(range(EPOCHS + 1))
+        assert [payload["epoch"] for payload in book.told[number]] == [3, EPOCHS], "epoch 0 is not one to decide at"
+    assert PackedToys.trained[0] == [1, 1]
 
 
 def test_who_is_stopped_makes_room(tmp_path: Path) -> None:

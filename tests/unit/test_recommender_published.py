@@ -23,6 +23,7 @@ from workloads.recommender.credence import GaussianFactors, credence, prior_log_
 from workloads.recommender.params import Params
 from workloads.recommender.published import scores, trust
 from workloads.recommender.published.figures import FIGURES
+from workloads.recommender.published.methods import AS_CODED
 from workloads.recommender.published.regime import THESIS
 from workloads.recommender.published.tables import TABLES
 
@@ -224,3 +225,8 @@ def test_false_negatives_score_higher_in_theory() -> None:
     normal = scores.in_theory(2000)["normal(0, 1)"]
     mean = torch.trapezoid(normal.x * normal.false, normal.x).item()
     assert mean == pytest.approx(1 / math.sqrt(math.pi), abs=0.01)  # of the larger of two standard normals
+
+
+def test_the_preset_of_dpls_code_is_the_row_of_the_table() -> None:
+    preset, row = Params.presets["dpl_code"].settings, AS_CODED["DPL, author's code"]
+    assert preset == {**row.params, "backbone": "mf", "epochs": row.epochs, "refit": "only"}

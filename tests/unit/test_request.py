@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator import request
+from orchestrator import installed, request
 from orchestrator.errors import USAGE, UserError
 from orchestrator.settings import Settings, resolve
 from orchestrator.spec import Resources
+from tests.toy import Params
+from workloads import catalog
 
 
 @pytest.fixture
@@ -71,6 +73,58 @@ def test_flags_win_over_words_and_words_over_the_file(settings: Settings, tmp_pa
     assert spec.seed == 4
     assert request.experiment(None, settings, config=file, seed=9).seed == 9
     assert request.experiment(None, settings, config=file, seed=0).seed == 0
+
+
+def test_a_preset_lies_below_what_is_given(settings: Settings, tmp_path: Path) -> None:
+    words = {"batch_size": "64", "patience": "1"}
+    spec = request.experiment("bi_encoder", settings, preset="note", overrides=words)
+    assert (spec.params["lowest_cosine"], spec.params["lr"], spec.params["batch_size"]) == (-1.0, 2e-5, 64)
+    assert (spec.plan.epochs, spec.plan.patience) == (5, 1)
+    file = yaml(tmp_path, "workload: bi_encoder\nparams: {lr: 0.5}\nplan: {epochs: 7}\n")
+    spec = request.experiment(None, settings, preset="note", config=file)
+    assert (spec.params["lowest_cosine"], spec.params["lr"], spec.plan.epochs) == (-1.0, 0.5, 7)
+
+
+def test_a_spec_holds_a_presets_settings_and_not_its_name(settings: Settings) -> None:
+    """So a resume and a reproduction need nothing of it."""
+    named = request.experiment("bi_encoder", settings, preset="note")
+    typed = request.experiment("bi_encoder", settings, overrides=installed.presets("bi_encoder")["note"].settings)
+    assert named == typed
+
+
+def test_a_sweep_holds_a_preset_fixed(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def space(trial):\n    return {'split_seed': trial.suggest_int('split_seed', 0, 3)}"
+    )
+    search = {"space": f"{tmp_path / 'mine.py'}:space"}
+    spec = request.sweep("bi_encoder", settings, preset="note", overrides={"epochs": 4}, search=search)
+    assert (spec.fixed["lowest_cosine"], spec.fixed["loss"], spec.plan.epochs) == (-1.0, "mse", 4)
+
+
+def test_an_unknown_preset_gets_the_nearest_name(settings: Settings, toy_workload: str) -> None:
+    def asked(workload: str, preset: str) -> Callable[[], Any]:
+        return lambda: request.experiment(workload, settings, preset=preset)
+
+    refused(asked("bi_encoder", "notes"), "Unknown preset of bi_encoder: got 'notes'; allowed: note.", "mean 'note'?")
+    refused(asked(toy_workload, "note"), "Unknown preset of toy: got 'note'; allowed: none is known.")
+
+
+@pytest.mark.parametrize("presets", [["a", "list"], {"note": {"lr": 0.1}}])
+def test_an_attribute_of_another_meaning_offers_nothing(
+    presets: Any, toy_workload: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Params, "presets", presets, raising=False)
+    assert installed.presets(toy_workload) == {}
+
+
+def test_every_preset_is_an_experiment(settings: Settings) -> None:
+    offered = [(workload, name) for workload in catalog.BUILT_IN for name in installed.presets(workload)]
+    assert {("bi_encoder", "note"), ("recommender", "dpl_code")} <= {*offered}
+    for workload, name in offered:
+        preset = installed.presets(workload)[name]
+        spec = request.experiment(workload, settings, preset=name)
+        assert preset.source
+        assert {**spec.plan.model_dump(), **spec.params}.items() >= preset.settings.items()
 
 
 def test_a_refit_that_was_asked_for_stays(settings: Settings) -> None:

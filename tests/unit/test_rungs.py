@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 
 from orchestrator.search.samplers import REDUCTION, rungs
 from orchestrator.search.study import Study
-from tests.searching import at_rung, begin, complete, rows, states, study
+from tests.searching import at_rung, attributes, begin, complete, rows, states, study
 from workloads.contract import Objective
 
 
@@ -40,6 +40,18 @@ def test_at_each_rung_the_weak_are_stopped(direction: Any, tmp_path: Path) -> No
         seen.append(value)
         promoted = value in sorted(seen)[: max(1, len(seen) // REDUCTION)]
         assert verdict == ("go on" if promoted else "pruned"), seen
+
+
+def test_untouched_weights_are_judged_at_no_rung(tmp_path: Path) -> None:
+    """Epoch 0 is the same for all trials: a rung compares what each was trained to, not its best value so far."""
+    running = study(tmp_path, decide_at=(3, 9), trials=3)
+    verdicts = []
+    for value in (2.0, 4.0, 3.0):
+        number = begin(running).number
+        assert running.report(number, rows((0, 0.5)), 0.5, False, attributes(0.5, 0, 0)) == "go on"
+        verdicts.append(running.report(number, rows((1, 5.0), (3, value)), 0.5, False, attributes(0.5, 3, 0)))
+    assert verdicts == ["go on", "pruned", "pruned"]
+    assert [trial.intermediate_values for trial in running.trials] == [{3: 2.0}, {3: 4.0}, {3: 3.0}]
 
 
 def reference(scheduler: str) -> optuna.Study:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -189,6 +190,23 @@ def test_the_weight_is_the_best_on_validation_and_is_kept_in_the_state() -> None
     given = build(eval_candidates=50, bm25_weight=0.3)
     given.load_state_dict(ranker.state_dict())
     assert given.bm25_weight == 0.3
+
+
+def test_a_pretrained_bi_encoder_is_measured_untouched_with_its_own_weight_of_bm25(tmp_path: Path) -> None:
+    """Epoch 0 may be the model: then its weight of BM25 must be the best one, too. A cross-encoder's head is new."""
+    scratch = build(scoring="bi")
+    scratch.model.encoder.model.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(scratch.reader.tokenizer.definition)
+    ranker = build(scoring="bi", encoder=str(tmp_path))
+    assert [scratch.pretrained, ranker.pretrained, build(encoder=str(tmp_path)).pretrained] == [False, True, False]
+    chosen, untouched = ranker.bm25_weight, values(ranker.evaluate("validation"))
+    ranker.choose_weight()
+    assert ranker.bm25_weight == chosen == untouched["bm25_weight"]
+    assert untouched["fused_ndcg_at_10"] >= max(untouched["ndcg_at_10"], untouched["bm25_ndcg_at_10"])
+    saved = deepcopy(ranker.state_dict())
+    ranker.train_epoch(1)
+    ranker.load_state_dict(saved)
+    assert values(ranker.evaluate("validation")) == untouched
 
 
 def test_bm25_alone_and_the_model_alone_are_the_ends_of_the_weight() -> None:

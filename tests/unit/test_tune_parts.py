@@ -16,6 +16,7 @@ from orchestrator.spec import ExperimentSpec
 from orchestrator.training import watch
 from orchestrator.training.leaving import Preempted
 from orchestrator.training.watch import GIVEN_UP, PROCESS, GivenUp, Watch
+from tests.toy import Toy
 
 
 class Book:
@@ -126,6 +127,19 @@ def test_an_actor_that_diverged_has_told_all_and_saves_nothing(actor: TrialActor
     actor.reset_config(config(tmp_path / "1"))
     assert not list((tmp_path / "0").glob("checkpoint-*")), "the state was that of no epoch that was told"
     assert [actor.step()["ended"] for _ in range(2)] == [None, "epochs"]
+    actor.cleanup()
+
+
+def test_untouched_weights_are_no_report_of_their_own(
+    actor: TrialActor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Toy, "pretrained", True, raising=False)
+    actor.setup(config(tmp_path / "0", start=1.0))
+    first = actor.step()
+    assert [epoch for epoch, _, _ in first["rows"]] == [0, 1, 2, 3]
+    assert (first["epoch"], first["best_epoch"], first["best_value"], first["ended"]) == (3, 0, 0.0, None)
+    last = actor.step()
+    assert (last["epoch"], last["best_epoch"], last["ended"]) == (8, 0, "epochs")
     actor.cleanup()
 
 

@@ -116,11 +116,43 @@ def test_a_shorter_second_winner_is_whole_in_mlflow(
     assert [step for step, _ in logged(database, "refit/loss")] == [1, 2, 3, 4, EPOCHS + 1, EPOCHS + 2]
     assert second.history()["epoch"].tolist() == [1, 2], "the first winner's rows are none of the second one's"
     found, old = tags(database, "s"), settled.extra["best_trial"]
+    assert found["orchestrator.untouched"] == "false", "whatever an earlier winner was"
     assert (found["orchestrator.test_opened"], second.extra["test_opened"]) == ("2", 2)
     assert found["orchestrator.winners"] == f"trial {old} from step 1, trial 2 from step 5"
     assert found["mlflow.note.content"].endswith(f"the present: {found['orchestrator.winners']}.")
     assert folder(settings).record["result"]["test_opened"] == 2
     assert out.getvalue().count("Test is opened again: trial 2 is model 2 of this sweep to be evaluated on it") == 1
+
+
+def test_a_second_winner_that_is_untouched_has_steps_of_its_own(
+    settings: Settings, tmp_path: Path, database: Path, resume: Callable[..., Result], out: io.StringIO,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Pretrained weights: the first winner is trained for all epochs, the second for none."""
+    monkeypatch.setattr(Toy, "pretrained", True, raising=False)
+    (tmp_path / "mine.py").write_text(SPACE)
+    spec = request.sweep(
+        "toy", settings, overrides={"epochs": EPOCHS}, local=True,
+        search={"space": f"{tmp_path / 'mine.py'}:space", "scheduler": "none", "trials": 2},
+    )  # fmt: skip
+    first = sweeps.sweep(spec, settings, runs.Options(local=True, name="s"), console(out))
+    assert (first.extra["epochs"], "orchestrator.untouched" in tags(database, "s")) == (EPOCHS, False)
+    assert "Training has made" not in out.getvalue()
+
+    evaluate = Toy.evaluate
+
+    def untouched_is_best(self: Toy, split: Any) -> Any:
+        found = evaluate(self, split)
+        error = 0.125 if split == "test" else 0.0 if self.epoch == 0 else 1e3
+        return type(found)({**found.metrics, "error": error}, found.units)
+
+    monkeypatch.setattr(Toy, "evaluate", untouched_is_best)
+    second = resume(more_trials=1)
+    assert (second.extra["best_trial"], second.extra["epochs"]) == (2, 0)
+    steps = [(EPOCHS, first.metrics["test/error"]), (EPOCHS + 1, 0.125)]
+    assert logged(database, "test/error") == steps
+    assert tags(database, "s")["orchestrator.untouched"] == "true"
+    assert out.getvalue().count("Training has made the pretrained weights worse") == 1
 
 
 def test_a_second_winner_that_dies_at_its_end_goes_on_at_its_own_steps(

@@ -21,6 +21,7 @@ from workloads.distributed import reduce_sum, wrap
 from workloads.encoders.optimisation import adamw, load_optimizer_state, optimizer_state, warmup_linear
 from workloads.encoders.packing import pack
 from workloads.encoders.pooling import cosine
+from workloads.encoders.sources import TINY
 from workloads.encoders.text import encode, load_encoder
 from workloads.refusals import check_batch, check_split
 from workloads.seeding import derive
@@ -61,6 +62,11 @@ class BiEncoder:
         self.encoder = encoder.to(runtime.device)
         self.replica = wrap(self.encoder, runtime)
         self.optimizer = adamw(self.encoder, self.lr, params.weight_decay)
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether the encoder is: the cosine of its vectors has no weights of its own."""
+        return self.params.encoder != TINY
 
     @property
     def lr(self) -> float:

@@ -8,19 +8,19 @@ HIGHEST = 5.0
 """Grades are from 0 to this."""
 
 
-def cosine_target(grades: torch.Tensor, lowest: float = -1.0) -> torch.Tensor:
-    """Grades of 0 to 5 on the scale of a cosine, linearly: ``grade 2/5 - 1``. Design note 2.4, E-S0; any shape.
+def cosine_target(grades: torch.Tensor, lowest: float = 0.0) -> torch.Tensor:
+    """Grades of 0 to 5 on the scale of a cosine, linearly: ``grade / 5``. Design note 2.4, E-S0; any shape.
 
-    A grade outside its bounds, such as the -1 of a hidden one, gives NaN and not -1.4 (E-S1).
+    A grade outside its bounds, such as the -1 of a hidden one, gives NaN and no target (E-S1).
 
     Args:
-        lowest: the cosine of grade 0; 0 is the other map of the note, and that of sentence-transformers.
+        lowest: the cosine of grade 0; -1 is the other map of the note, ``grade 2/5 - 1``.
     """
     inside = (grades >= 0) & (grades <= HIGHEST)
     return torch.where(inside, grades * ((1 - lowest) / HIGHEST) + lowest, torch.nan)
 
 
-def cosine_mse_loss(cosines: torch.Tensor, grades: torch.Tensor, lowest: float = -1.0) -> torch.Tensor:
+def cosine_mse_loss(cosines: torch.Tensor, grades: torch.Tensor, lowest: float = 0.0) -> torch.Tensor:
     """Squared difference of cosine and target. Design note 2.4 (E-S0).
 
     Args:

@@ -6,12 +6,13 @@ only some losses or samplers read is None with the others.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from workloads.contract import MID_RUN
+from workloads.contract import MID_RUN, Preset
 from workloads.data.datasets import check_kind, occupations
 from workloads.recommender.reads import SAMPLERS, fault, not_sequential, of_loss, resolved
 
@@ -28,6 +29,18 @@ LARGEST_BLOCK = 2**15
 """Users that are scored with as many items at once, by ``sampler=in_batch``: 4 GiB of float32."""
 
 
+PRESETS: Mapping[str, Preset] = {
+    "dpl_code": Preset(
+        "the code of DPL's author, for matrix factorisation on MovieLens-100K: table 5.2, DPL",
+        {
+            "backbone": "mf", "loss": "dpl", "sampler": "uniform", "negatives": 10, "positives": 10, "tau": 0.07,
+            "lr": 1e-3, "lr_decay": 0.5, "lr_decay_every": 100, "weight_decay": 1e-5, "batch_size": 1024, "dim": 32,
+            "epochs": 200, "refit": "only",
+        },
+    ),
+}  # fmt: skip
+
+
 class Params(BaseModel):
     """What an experiment with the recommender can set.
 
@@ -35,6 +48,7 @@ class Params(BaseModel):
     validation part of MovieLens-100K both backbones do well there, neither best.
     """
 
+    presets: ClassVar[Mapping[str, Preset]] = PRESETS
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, "interactions"))] = Field(

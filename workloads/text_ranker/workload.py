@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
 from workloads.distributed import reduce_sum, without_sync, wrap
 from workloads.encoders.optimisation import adamw, warmup_linear
+from workloads.encoders.sources import TINY
 from workloads.encoders.text import load_encoder
 from workloads.refusals import check_batch, check_split
 from workloads.seeding import derive
@@ -75,6 +76,13 @@ class TextRanker:
         self.bm25_weight = _UNKNOWN_WEIGHT if chosen else float(params.bm25_weight)
         self._judges: dict[Split, Judge] = {}
         self._scores: dict[Split, tuple[torch.Tensor, float]] = {}  # of the weights as they are
+        if self.pretrained:
+            self.choose_weight()
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether the encoder is and scores by itself; a cross-encoder's head is new."""
+        return self.params.encoder != TINY and self.params.scoring == "bi"
 
     def train_epoch(self, epoch: int) -> Metrics:
         """One pass over the training queries, or ``runtime.steps_per_epoch`` steps of one.

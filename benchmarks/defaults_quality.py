@@ -1,0 +1,61 @@
+"""What the shortest command of a workload gives on its real dataset: defaults, an encoder where there is one to choose.
+
+Each row is ``orchestrator run ROW --local`` in this process, one thread, seed 0; RESULTS.md sets the best row of each
+results page next to it. Rows that ``results/defaults_quality.json`` has are not run again; ``--only`` picks rows by the
+beginning of their words.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from pathlib import Path
+
+from harness import commit, machine
+
+from orchestrator import run
+
+RESULTS = Path(__file__).parent / "results" / "defaults_quality.json"
+
+LOSSES = (
+    "bpr", "bce", "infonce", "decoupled", "dcl", "hcl", "dpl", "bcl", "gbpr", "mpr", "denoise_truncated",
+    "denoise_reweighted", "denoise_truncated_bpr", "bprac",
+)  # fmt: skip
+
+ROWS: dict[str, str] = {
+    **{f"recommender dataset=ml-100k loss={loss}": "ndcg_at_20" for loss in LOSSES},
+    "recommender dataset=ml-100k loss=dpl epochs=200": "ndcg_at_20",
+    "recommender dataset=ml-100k epochs=150": "ndcg_at_20",
+    "recommender dataset=ml-100k backbone=lightgcn": "ndcg_at_20",
+    "recommender dataset=ml-100k sampler=dns": "ndcg_at_20",
+    "recommender dataset=ml-100k sampler=bns": "ndcg_at_20",
+    "bi_encoder dataset=stsb encoder=minilm epochs=2": "spearman",
+    "vera dataset=scifact encoder=minilm": "mrr",
+}
+"""The words of each command, and the metric that is shown of it."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="rows whose words begin so")
+    chosen = parser.parse_args()
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for row, metric in ROWS.items():
+        if row.startswith(chosen.only) and row not in results:
+            workload, *words = shlex.split(row)
+            settings = dict(word.split("=") for word in words)
+            done = run(workload, tracking="none", cpus_per_worker=1, **settings)
+            values = {f"{split}/{metric}": done.metrics[f"{split}/{metric}"] for split in ("validation", "test")}
+            about = {"seed": 0, "epochs": done.extra["epochs"], "seconds": round(done.wall_seconds, 1)}
+            results[row] = {**values, **about, "commit": commit(), "machine": machine()}
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    print("| shortest command | validation | test | epochs |\n| --- | --- | --- | --- |")
+    for row, metric in ROWS.items():
+        if found := results.get(row):
+            values = " | ".join(f"{found[f'{split}/{metric}']:.4f}" for split in ("validation", "test"))
+            print(f"| `{row}` | {values} | {found['epochs']} |")
+
+
+if __name__ == "__main__":
+    main()
