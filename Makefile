@@ -5,8 +5,8 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 LOWER = .venv-lower
-UNIT = $(BIN)/python -m pytest tests/unit -n 2 --dist loadfile
-INTEGRATION = $(BIN)/python -m pytest tests/integration -m "not faults" -n 2 --dist loadfile
+UNIT = $(BIN)/python -m pytest tests/unit -n 2 --dist worksteal
+INTEGRATION = $(BIN)/python -m pytest tests/integration -m "not faults" -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-unit test-integration test-faults test-cluster test-lower test-gpu lint format setup clean
 

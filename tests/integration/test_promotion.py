@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from orchestrator.promotion.moving import Refusal
 from orchestrator.registry import models as registry
 from orchestrator.settings import Settings, resolve
 from tests.integration.commands import typed
+from tests.stores import copy_store
 
 GATES = """
 rec:
@@ -33,9 +32,7 @@ rec:
 def trained(tmp_path_factory: pytest.TempPathFactory, initialised_store: Path) -> Path:
     """A home with two versions of ``rec``: the first hardly trained, the second well."""
     home = tmp_path_factory.mktemp("trained")
-    with closing(sqlite3.connect(initialised_store)) as connection:
-        connection.execute("VACUUM INTO ?", (str(home / "mlflow.db"),))
-    (home / "mlflow.ready").touch()
+    copy_store(initialised_store, home)
     for words in (("epochs=1",), ("epochs=15", "lr=0.02")):
         done = typed(home, "run", "recommender", *words, "--local", "--register", "rec")
         assert done.returncode == 0, done.stderr
@@ -119,7 +116,7 @@ def test_the_refusal_of_lost_files_as_typed(trained: Path, client: Any, spare: P
     ("code", "words"),
     [
         ("import orchestrator.errors", "ModuleNotFoundError"),  # there only because we are
-        ("import torch.nowhere", "ModuleNotFoundError"),
+        ("import mlflow.nowhere", "ModuleNotFoundError"),  # of a package that is there
         ("import os; os._exit(7)", "it ends the process that loads it: exit code 7"),
         ("raise ValueError('first\\nsecond')", "ValueError: first"),
     ],

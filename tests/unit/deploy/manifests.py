@@ -47,7 +47,11 @@ def build(name: str) -> list[Manifest]:
     found: list[Manifest] = []
     for resource in plan["resources"]:
         path = (folder / resource).resolve()
-        found += build(str(path.relative_to(KUBERAY))) if path.is_dir() else list(yaml.load_all(path.read_text(), yaml.CSafeLoader))
+        found += (
+            build(str(path.relative_to(KUBERAY)))
+            if path.is_dir()
+            else list(yaml.load_all(path.read_text(), yaml.CSafeLoader))
+        )
     found = copy.deepcopy(found)  # YAML's anchors are one object
     for patch in plan.get("patches", ()):
         operations = jsonpatch.JsonPatch(load(patch["patch"]))
