@@ -40,6 +40,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory, initialised_store: Path) -
     return home
 
 
+@pytest.fixture(autouse=True)
+def few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clean process predicts a few times only; what its calls take on average is not tested."""
+    monkeypatch.setattr(cleanroom, "CALLS", 3)
+
+
 @pytest.fixture
 def settings(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(trained))
@@ -67,7 +73,19 @@ def spare(client: Any) -> Iterator[Path]:
     kept.rename(files)
 
 
-def test_the_better_model_passes_and_the_worse_one_is_refused(settings: Settings, client: Any) -> None:
+def test_the_better_model_passes_and_the_worse_one_is_refused(
+    settings: Settings, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: dict[str, cleanroom.Tried] = {}
+    try_out = cleanroom.try_out
+
+    def once(client: Any, model: str, version: Any) -> cleanroom.Tried:
+        """Each version in one clean process, not in one for each promotion."""
+        if version.version not in tried:
+            tried[version.version] = try_out(client, model, version)
+        return tried[version.version]
+
+    monkeypatch.setattr(cleanroom, "try_out", once)
     first = promote(settings, Request("rec", "champion", "1"))
     gates = {gate["gate"]: gate["verdict"] for gate in first.gates}
     assert gates["better: ndcg_at_20"] == gates["signature"] == "first"
