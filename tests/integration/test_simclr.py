@@ -43,7 +43,7 @@ class Trained:
 def trained(tmp_path_factory: pytest.TempPathFactory, initialised_store: Path) -> Trained:
     home = tmp_path_factory.mktemp("trained")
     copy_store(initialised_store, home)
-    words = ["dataset_size=16", "loss=bcl", "epochs=2", "eval_probe=always", "--register", "shapes"]
+    words = ["dataset_size=16", "encoder=tiny", "loss=bcl", "epochs=2", "eval_probe=always", "--register", "shapes"]
     done = typed(home, "run", "simclr", *words, "--local", "--json")
     assert done.returncode == 0, done.stderr
     return Trained(home, home / "storage" / json.loads(done.stdout.splitlines()[-1])["id"])
