@@ -5,8 +5,10 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 LOWER = .venv-lower
+UNIT = $(BIN)/python -m pytest tests/unit -n 2 --dist worksteal
+INTEGRATION = $(BIN)/python -m pytest tests/integration -m "not faults" -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-unit test-faults test-cluster test-lower test-gpu lint format setup clean
+.PHONY: demo test test-unit test-integration test-faults test-cluster test-lower test-gpu lint format setup clean
 
 demo: $(READY)
 	$(BIN)/orchestrator sweep recommender dataset=synthetic epochs=40 --space mf --trials 12 --scheduler none --register demo
@@ -19,8 +21,12 @@ demo: $(READY)
 	@echo "  orchestrator run recommender backbone=lightgcn epochs=50   one experiment"
 	@echo "  orchestrator doctor                                        what works on this machine"
 
-test: test-unit
-	$(BIN)/python -m pytest tests/integration -m "not faults" -n 2 --dist loadfile
+# Both parts run, whatever the first one finds; the exit code is the worse of the two. Ctrl-C ends both.
+test: $(READY)
+	@trap 'exit 130' INT; \
+	code=0; $(UNIT) || code=$$?; \
+	other=0; $(INTEGRATION) || other=$$?; \
+	if [ $$other -gt $$code ]; then code=$$other; fi; exit $$code
 
 # Processes and servers are killed, stopped or taken away for a while, and all goes on: many minutes.
 test-faults: $(READY)
@@ -33,7 +39,10 @@ test-cluster: $(READY)
 	$(BIN)/python -m pytest tests/cluster -rP --show-capture=stdout
 
 test-unit: $(READY)
-	$(BIN)/python -m pytest tests/unit -n 2
+	$(UNIT)
+
+test-integration: $(READY)
+	$(INTEGRATION)
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest tests -m gpu

@@ -7,7 +7,6 @@ import signal
 import sqlite3
 import sys
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ import pytest
 from orchestrator.settings import NAMES, embedded_uri
 from orchestrator.tracking import store
 from orchestrator.tracking.fluent import unchanged
+from tests.stores import copy_store
 from workloads import catalog
 
 if TYPE_CHECKING:
@@ -61,20 +61,27 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def initialised_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty MLflow store: its schema takes seconds to make, so it is made once and copied."""
-    home = tmp_path_factory.mktemp("store")
+    """An empty MLflow store: its schema takes seconds to make, so it is made once for all workers and copied."""
+    from sqlalchemy import event
+    from sqlalchemy.engine import Engine
+
+    event.listen(Engine, "connect", _never_wait_for_the_disk)
+    base = tmp_path_factory.getbasetemp()
+    home = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "store"
     store.ensure(embedded_uri(home))
     return home / "mlflow.db"
+
+
+def _never_wait_for_the_disk(connection: object, _: object) -> None:
+    """A store of the tests need not survive a power cut."""
+    if isinstance(connection, sqlite3.Connection):
+        connection.execute("PRAGMA synchronous=OFF")
 
 
 @pytest.fixture
 def database(home: Path, initialised_store: Path) -> Path:
     """The SQLite file of this test's embedded store, ready to be written."""
-    home.mkdir()
-    with closing(sqlite3.connect(initialised_store)) as connection:
-        connection.execute("VACUUM INTO ?", (str(home / "mlflow.db"),))
-    (home / "mlflow.ready").touch()
-    return home / "mlflow.db"
+    return copy_store(initialised_store, home)
 
 
 @pytest.fixture

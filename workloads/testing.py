@@ -18,11 +18,12 @@ notice. Set ``data`` (a folder) when the parameters name a dataset that is on di
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,8 +32,23 @@ import pytest
 import torch
 
 from workloads import distributed
-from workloads.contract import RESERVED, Evaluation, Metrics, Objective, Packable, Runtime, Workload
+from workloads.contract import RESERVED, Evaluation, Metrics, Objective, Packable, Runtime, State, Workload
 from workloads.two_ranks import WORLD, together
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The workload as it is, trained for two epochs and evaluated; computed once for all tests of a class."""
+
+    metrics: dict[str, float]
+    """What :func:`_metrics` returns."""
+    rows: tuple[dict[str, float], ...]
+    """The metrics of both epochs of training."""
+    states: tuple[State, ...]
+    """The state after each of them."""
+    validation: tuple[dict[str, float], ...]
+    """Two evaluations on validation after them."""
+    test: Evaluation
 
 
 class Conformance:
@@ -46,6 +62,7 @@ class Conformance:
     """Relative difference allowed between two processes and one."""
     pack: ClassVar[tuple[Mapping[str, Any], ...]] = ({}, {}, {})
     """Of a workload that can be packed: what three members have beside ``params``, as different as a pack allows."""
+    _reference: ClassVar[Reference]
 
     @pytest.fixture(autouse=True)
     def _one_thread(self) -> Iterator[None]:
@@ -60,6 +77,21 @@ class Conformance:
         built: Workload = self.workload(self.workload.Params(**self.params), replace(base, **runtime))
         return built
 
+    def reference(self) -> Reference:
+        """Train and evaluate at the first call, and return the same to all tests of this class."""
+        cls = type(self)
+        if "_reference" not in cls.__dict__:
+            _seed_global_streams(1)
+            workload = self.build()
+            rows, states = [], []
+            for epoch in (1, 2):
+                rows.append(values(workload.train_epoch(epoch)))
+                states.append(copy.deepcopy(workload.state_dict()))
+            validation = tuple(values(workload.evaluate("validation")) for _ in range(2))
+            metrics = _flat(rows) | validation[0]
+            cls._reference = Reference(metrics, tuple(rows), tuple(states), validation, workload.evaluate("test"))
+        return cls._reference
+
     def test_is_a_workload(self) -> None:
         assert isinstance(self.build(), Workload)
 
@@ -67,47 +99,33 @@ class Conformance:
         assert not set(self.workload.Params.model_fields) & set(RESERVED), "the engine sets these: rename yours"
 
     def test_same_seed_same_metrics(self) -> None:
-        first, second = (_metrics(self.build()) for _ in range(2))
-        assert first == second
+        assert _metrics(self.build()) == self.reference().metrics
 
     def test_another_seed_other_metrics(self) -> None:
-        assert _metrics(self.build()) != _metrics(self.build(seed=8))
+        assert _metrics(self.build(seed=8)) != self.reference().metrics
 
     def test_global_random_state_plays_no_part(self) -> None:
-        random.seed(1)
-        np.random.seed(1)
-        torch.manual_seed(1)
-        first = _metrics(self.build())
-        random.seed(2)
-        np.random.seed(2)
-        torch.manual_seed(2)
-        assert _metrics(self.build()) == first
+        expected = self.reference().metrics
+        _seed_global_streams(2)
+        assert _metrics(self.build()) == expected
 
     def test_two_epochs_are_one_saved_restored_and_another(self) -> None:
-        whole = self.build()
-        expected = [values(whole.train_epoch(epoch)) for epoch in (1, 2)][1]
-
-        halfway = self.build()
-        halfway.train_epoch(1)
-        fresh = self.build()
-        fresh.load_state_dict(_through_plain_data(halfway.state_dict()))
-        assert values(fresh.train_epoch(2)) == expected
-        assert values(fresh.evaluate("validation")) == values(whole.evaluate("validation"))
-        _assert_equal(fresh.state_dict(), whole.state_dict())
+        whole, fresh = self.reference(), self.build()
+        fresh.load_state_dict(_through_plain_data(whole.states[0]))
+        assert values(fresh.train_epoch(2)) == whole.rows[1]
+        assert values(fresh.evaluate("validation")) == whole.validation[0]
+        _assert_equal(fresh.state_dict(), whole.states[1])
 
     def test_training_reduces_to_finite_constant_keys(self) -> None:
-        workload = self.build()
-        rows = [values(workload.train_epoch(epoch)) for epoch in (1, 2)]
-        seen = [values(workload.evaluate("validation")) for _ in range(2)]
+        reference = self.reference()
+        rows, seen = reference.rows, reference.validation
         for row in (*rows, *seen):
             assert all(math.isfinite(value) for value in row.values()), row
         assert rows[0].keys() == rows[1].keys()
-        assert seen[0].keys() == seen[1].keys() == values(workload.evaluate("test")).keys()
+        assert seen[0].keys() == seen[1].keys() == values(reference.test).keys()
 
     def test_objectives_are_measured(self) -> None:
-        workload = self.build()
-        workload.train_epoch(1)
-        seen = values(workload.evaluate("validation"))
+        workload, seen = self.build(), self.reference().validation[0]
         objectives = workload.objective if isinstance(workload.objective, tuple) else (workload.objective,)
         for objective in objectives:
             assert isinstance(objective, Objective)
@@ -115,8 +133,7 @@ class Conformance:
 
     @pytest.mark.parametrize("split", ["validation", "test"])
     def test_evaluate_changes_nothing(self, split: Any) -> None:
-        plain, looked = self.build(), self.build()
-        plain.train_epoch(1)
+        looked = self.build()
         looked.train_epoch(1)
         before = _copy(looked.state_dict())
         torch_stream, numpy_stream, python_stream = torch.get_rng_state(), np.random.get_state(), random.getstate()
@@ -126,48 +143,45 @@ class Conformance:
         assert torch.equal(torch.get_rng_state(), torch_stream)
         assert str(np.random.get_state()) == str(numpy_stream)
         assert random.getstate() == python_stream
-        assert values(looked.train_epoch(2)) == values(plain.train_epoch(2))
+        assert values(looked.train_epoch(2)) == self.reference().rows[1]
 
     def test_units_are_rows_with_an_id(self) -> None:
-        units = self.build().evaluate("test").units
+        units = self.reference().test.units
         assert next(iter(units)) == "id"
         assert len({len(column) for column in units.values()}) == 1
         assert len(set(units["id"].tolist())) == len(units["id"])
 
     def test_training_never_reads_the_test_split(self) -> None:
         """Training twice, once with :meth:`spoiled_test` in force, must give the same weights."""
-        plain = self.build()
-        plain.train_epoch(1)
+        plain = self.reference()
         with self.spoiled_test():
             spoiled = self.build()
-            spoiled.train_epoch(1)
-        assert values(plain.evaluate("validation")) == values(spoiled.evaluate("validation"))
-        _assert_equal(plain.state_dict(), spoiled.state_dict())
-        assert values(plain.evaluate("test")) != values(spoiled.evaluate("test")), "spoiled_test() spoiled nothing"
+            for epoch in (1, 2):
+                spoiled.train_epoch(epoch)
+        assert values(spoiled.evaluate("validation")) == plain.validation[0]
+        _assert_equal(spoiled.state_dict(), plain.states[1])
+        assert values(spoiled.evaluate("test")) != values(plain.test), "spoiled_test() spoiled nothing"
 
     def spoiled_test(self) -> Any:
         """A context manager under which a newly built workload sees another test split. To be overridden."""
         raise NotImplementedError(f"{type(self).__name__} needs spoiled_test(): see the example in workloads.testing")
 
     def test_state_is_tensors_and_json(self) -> None:
-        workload = self.build()
-        workload.train_epoch(1)
-        _through_plain_data(workload.state_dict())
+        _through_plain_data(self.reference().states[0])
 
     def test_loaded_state_keeps_the_parameters_learning_rate(self) -> None:
         if "lr" not in self.workload.Params.model_fields:
             pytest.skip("no learning rate of that name")
-        donor = self.build()
-        donor.train_epoch(1)
-        other = self.workload.Params(**{**self.params, "lr": donor.params.lr * 2})  # type: ignore[attr-defined]
+        donor = self.reference()
+        lr = self.workload.Params(**self.params).lr
+        other = self.workload.Params(**{**self.params, "lr": lr * 2})
         taken = self.workload(other, Runtime(device=torch.device("cpu"), data=self.data, seed=7, epochs=self.epochs))
-        taken.load_state_dict(donor.state_dict())
+        taken.load_state_dict(_through_plain_data(donor.states[0]))
         taken.train_epoch(2)
-        donor.train_epoch(2)
-        assert values(taken.evaluate("validation")) != values(donor.evaluate("validation"))
+        assert values(taken.evaluate("validation")) != donor.validation[0]
 
     def test_micro_batches_give_the_same_gradient(self) -> None:
-        whole, parts = _metrics(self.build()), _metrics(self.build(accumulate=2))
+        whole, parts = self.reference().metrics, _metrics(self.build(accumulate=2))
         _assert_close(whole, parts, self.tolerance)
 
     def test_virtual_epochs_cover_the_same_stream(self) -> None:
@@ -190,7 +204,7 @@ class Conformance:
     def test_two_processes_equal_one(self) -> None:
         first, second = together(_train_rank, self.workload, dict(self.params), self.data, self.epochs)
         assert first == second, "the ranks disagree"
-        _assert_close(_metrics(self.build()), first, self.tolerance)
+        _assert_close(self.reference().metrics, first, self.tolerance)
 
     def test_a_pack_gives_each_member_what_it_has_apart(self) -> None:
         """Members with parameters and seeds of their own, at different epochs, that come and go."""
@@ -219,9 +233,10 @@ class Conformance:
         """Three that one pack takes; skips where there is no packing."""
         base = Runtime(device=torch.device("cpu"), data=self.data, seed=7, epochs=self.epochs)
         params = [self.workload.Params(**{**self.params, **own}) for own in self.pack]
-        members = [self.workload(own, replace(base, seed=7 + place)) for place, own in enumerate(params)]
-        if not isinstance(members[0], Packable) or members[0].pack_shape() is None:
+        first = self.workload(params[0], base)
+        if not isinstance(first, Packable) or first.pack_shape() is None:
             pytest.skip("trains apart")
+        members = [self.workload(own, replace(base, seed=7 + place)) for place, own in enumerate(params)]
         assert len({member.pack_shape() for member in members}) == 1
         assert self.workload.pack_size(params[0], torch.device("cpu")) >= 1
         return members
@@ -247,8 +262,19 @@ def _train_rank(rank: int, workload: type[Any], params: Mapping[str, Any], data:
 
 def _metrics(workload: Workload) -> dict[str, float]:
     """Of two epochs and of the validation after them."""
-    rows = {f"{k}@{epoch}": v for epoch in (1, 2) for k, v in values(workload.train_epoch(epoch)).items()}
-    return rows | values(workload.evaluate("validation"))
+    rows = [values(workload.train_epoch(epoch)) for epoch in (1, 2)]
+    return _flat(rows) | values(workload.evaluate("validation"))
+
+
+def _seed_global_streams(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def _flat(rows: list[dict[str, float]]) -> dict[str, float]:
+    """Both epochs' metrics, each name with its epoch."""
+    return {f"{name}@{epoch}": value for epoch, row in enumerate(rows, 1) for name, value in row.items()}
 
 
 def _through_plain_data(state: Any) -> Any:

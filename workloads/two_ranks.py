@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +62,11 @@ class _Ranks:
     """The two processes; they end with the one that started them."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])  # PyTorch is imported once for all ranks
         self._folder = tempfile.TemporaryDirectory()
         self._pipes: list[Connection] = []
-        self._processes: list[SpawnProcess] = []
+        self._processes: list[ForkServerProcess] = []
         for rank in range(WORLD):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, theirs, self._stack(rank)), daemon=True)

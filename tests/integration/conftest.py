@@ -12,7 +12,7 @@ from workloads import catalog
 
 
 @pytest.fixture
-def start(home: Path) -> Iterator[Start]:
+def start(home: Path, database: Path) -> Iterator[Start]:
     """Starts ``orchestrator`` with some words; whatever still runs at the test's end is killed."""
     with starting(home) as begin:
         yield begin

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ import pytest
 import torch
 
 import orchestrator
+from tests.integration.commands import typed
 from workloads.data.pairs.splits import load_pairs
 from workloads.encoders.pooling import cosine, normalised
 from workloads.encoders.sources import folder_of
@@ -41,14 +40,15 @@ def test_minilm_reads_sentences_as_its_own_library_does() -> None:
     assert rounded == pytest.approx(exact, abs=0.002)
 
 
-def test_a_registered_model_embeds_and_compares(home: Path, database: Path) -> None:
+def test_a_registered_model_embeds_and_compares(home: Path, database: Path, tmp_path: Path) -> None:
     trained = orchestrator.run("bi_encoder", epochs=1, batch_size=160, register="pairs")
     assert trained.metrics["test/spearman"] > 0
     rows = [{"sentence": "c1w0 c2w0"}, {"sentence1": "c1w0 c2w0", "sentence2": "c1w0 c2w0"}]
-    words = [sys.executable, "-m", "orchestrator", "predict", "pairs@latest", "--input", "-"]
-    lines = "\n".join(map(json.dumps, rows))
-    told = subprocess.run(words, input=lines, capture_output=True, text=True, check=True).stdout
-    vector, pair = map(json.loads, told.splitlines())
+    table = tmp_path / "pairs.jsonl"
+    table.write_text("\n".join(map(json.dumps, rows)))
+    told = typed(home, "predict", "pairs@latest", "--input", str(table))
+    assert told.returncode == 0, told.stderr
+    vector, pair = map(json.loads, told.stdout.splitlines())
     assert np.shape(vector["vector"]) == (64,)
     assert pair["similarity"] == pytest.approx(1.0, abs=1e-5)
     assert (vector["similarity"], pair["vector"]) == (None, None)

@@ -38,7 +38,7 @@ def address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-def start(home: Path, address: str) -> Iterator[Start]:
+def start(home: Path, database: Path, address: str) -> Iterator[Start]:
     with starting(home, "--ray-address", address) as begin:
         yield begin
     soon(lambda: len(groups()) == 1)

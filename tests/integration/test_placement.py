@@ -1,4 +1,4 @@
-"""How many trials run at once: what is told beforehand against what a real scheduler of logical nodes places."""
+"""A real cluster of logical nodes: how many trials it places at once, and what each node measures of itself."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from orchestrator import cluster
+from orchestrator.engine import Row
 from orchestrator.placement.group_trial import request
 from orchestrator.spec import Resources
-from tests.integration.clusters import groups, logical, soon
+from orchestrator.tracking.system_metrics import SystemMetrics
+from tests.integration.clusters import groups, logical, named, soon
 
 NODES = [{"num_cpus": 4, "num_gpus": 2}, {"num_cpus": 2, "num_gpus": 1}, {"num_cpus": 3, "num_gpus": 0}]
 
@@ -61,6 +63,26 @@ def test_fractions_share_a_device_and_no_more_than_fit(unequal: str) -> None:
         assert sorted(devices.values()) == [2, 2, 2]
     finally:
         _remove(placed)
+
+
+def test_every_node_reports_its_own_system_metrics_while_it_is_used(unequal: str) -> None:
+    rows: list[Row] = []
+    with SystemMetrics(rows.extend, began=time.time(), interval=0.1) as system:
+        before = ray.available_resources()["CPU"]
+        with system.of_cluster():
+            assert soon(lambda: any(len(_measured(row)) == len(NODES) for row in rows), 60)
+            assert len(named("Monitors")) == len(NODES)
+            assert ray.available_resources()["CPU"] == before, "it takes nothing from the trials"
+        seen = len(rows)
+        assert soon(lambda: len(rows) > seen + 1)
+        assert _measured(rows[-1]) == {""}, "the driver's own machine again"
+        assert soon(lambda: not named("Monitors"))
+
+
+def _measured(row: Row) -> set[str]:
+    """The nodes whose CPU is among the values; "" is the driver's."""
+    end = "/cpu_utilization_percentage"
+    return {name.removesuffix(end).removeprefix("system").lstrip("/") for name in row.metrics if name.endswith(end)}
 
 
 def _ready() -> int:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from orchestrator.promotion.moving import Refusal
 from orchestrator.registry import models as registry
 from orchestrator.settings import Settings, resolve
 from tests.integration.commands import typed
+from tests.stores import copy_store
 
 GATES = """
 rec:
@@ -33,14 +32,18 @@ rec:
 def trained(tmp_path_factory: pytest.TempPathFactory, initialised_store: Path) -> Path:
     """A home with two versions of ``rec``: the first hardly trained, the second well."""
     home = tmp_path_factory.mktemp("trained")
-    with closing(sqlite3.connect(initialised_store)) as connection:
-        connection.execute("VACUUM INTO ?", (str(home / "mlflow.db"),))
-    (home / "mlflow.ready").touch()
+    copy_store(initialised_store, home)
     for words in (("epochs=1",), ("epochs=15", "lr=0.02")):
         done = typed(home, "run", "recommender", *words, "--local", "--register", "rec")
         assert done.returncode == 0, done.stderr
     (home / "gates.yaml").write_text(GATES)
     return home
+
+
+@pytest.fixture(autouse=True)
+def few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clean process predicts a few times only; what its calls take on average is not tested."""
+    monkeypatch.setattr(cleanroom, "CALLS", 3)
 
 
 @pytest.fixture
@@ -70,7 +73,19 @@ def spare(client: Any) -> Iterator[Path]:
     kept.rename(files)
 
 
-def test_the_better_model_passes_and_the_worse_one_is_refused(settings: Settings, client: Any) -> None:
+def test_the_better_model_passes_and_the_worse_one_is_refused(
+    settings: Settings, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: dict[str, cleanroom.Tried] = {}
+    try_out = cleanroom.try_out
+
+    def once(client: Any, model: str, version: Any) -> cleanroom.Tried:
+        """Each version in one clean process, not in one for each promotion."""
+        if version.version not in tried:
+            tried[version.version] = try_out(client, model, version)
+        return tried[version.version]
+
+    monkeypatch.setattr(cleanroom, "try_out", once)
     first = promote(settings, Request("rec", "champion", "1"))
     gates = {gate["gate"]: gate["verdict"] for gate in first.gates}
     assert gates["better: ndcg_at_20"] == gates["signature"] == "first"
@@ -119,7 +134,7 @@ def test_the_refusal_of_lost_files_as_typed(trained: Path, client: Any, spare: P
     ("code", "words"),
     [
         ("import orchestrator.errors", "ModuleNotFoundError"),  # there only because we are
-        ("import torch.nowhere", "ModuleNotFoundError"),
+        ("import mlflow.nowhere", "ModuleNotFoundError"),  # of a package that is there
         ("import os; os._exit(7)", "it ends the process that loads it: exit code 7"),
         ("raise ValueError('first\\nsecond')", "ValueError: first"),
     ],

@@ -20,7 +20,7 @@ from orchestrator.settings import Settings, resolve
 from orchestrator.spec import SweepSpec
 from orchestrator.storage import records
 from orchestrator.training import runs
-from tests.integration.commands import Command, Store, typed
+from tests.integration.commands import Store, typed
 
 LOCAL = runs.Options(local=True)
 SPACE = "def near(trial):\n    return {'lr': trial.suggest_float('lr', 0.05, 0.2)}\n"
@@ -159,18 +159,20 @@ def test_a_trial_that_failed_says_so(settings: Settings, quick: None, tmp_path: 
         again(settings, f"{failed.value.trial}/0")
 
 
-def test_as_a_user_types_it(home: Path, database: Path) -> None:
+@pytest.mark.usefixtures("third_party")
+def test_as_a_user_types_it(home: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a repository that is edited in between: repeated, and told."""
     (home / ".gitignore").write_text("*\n!mine.py\n")
     identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
     for words in (["init", "-q"], [*identity, "commit", "-q", "--allow-empty", "-m", "first"]):
         subprocess.run(["git", *words], cwd=home, check=True)
-    first = Command(home, "run", "toy", "epochs=3", "--local")
-    assert first.end() == DONE, first.text()
+    monkeypatch.chdir(home)
+    first = typed(home, "run", "toy", "epochs=3", "--local")
+    assert first.returncode == DONE, first.stderr
     (home / "mine.py").write_text("API_KEY = 'k1k2k3'\n")
-    second = Command(home, "reproduce", "run", "latest", "--json")
-    assert second.end() == DONE, second.text()
-    told = json.loads(second.text().splitlines()[-1])
+    second = typed(home, "reproduce", "run", "latest", "--json")
+    assert second.returncode == DONE, second.stderr
+    told = json.loads(second.stdout.splitlines()[-1])
     assert told["verdict"] == "equal"
     assert {"what": "uncommitted changes of project", "then": None, "now": "1 file"} in told["differences"]
     kept = home / "storage" / told["reproduction"]["id"] / "source.diff"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.commands import SPACES, Command, typed
+from tests.integration.commands import SPACES, typed
 
 
 def answer(home: Path, *words: str) -> Any:
@@ -22,8 +22,8 @@ def answer(home: Path, *words: str) -> Any:
 def test_a_sweep_is_told_as_it_was(home: Path) -> None:
     space = f"{SPACES}:some_diverge"
     words = ("--local", "--tracking", "none", "--scheduler", "none", "--trials", "6", "--name", "told")
-    done = Command(home, "sweep", "toy", "epochs=5", "--space", space, *words)
-    assert done.end() == 4, done.text()
+    done = typed(home, "sweep", "toy", "epochs=5", "--space", space, *words)
+    assert done.returncode == 4, done.stderr
 
     (listed,) = answer(home, "ls")
     assert (listed["id"], listed["status"], listed["trials_done"], listed["trials_target"]) == ("told", "partial", 6, 6)

@@ -24,9 +24,10 @@ import pytest
 
 from orchestrator.errors import UserError
 from orchestrator.storage import checkpoint, remote
-from tests.integration.commands import ROOT, SPACES, THIRD_PARTY, Command, Start, Store, starting
+from tests.integration.commands import ROOT, SPACES, THIRD_PARTY, Command, Start, Store, starting, typed
 from tests.integration.s3 import BUCKET, KEYS, Door, Server
 from tests.ports import free_port
+from tests.stores import copy_store
 
 SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none"]
 
@@ -52,14 +53,16 @@ def prefix(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def home(tmp_path: Path, door: Door, prefix: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, door: Door, prefix: str, initialised_store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where every command stores on S3, but for what it keeps here."""
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", door.endpoint)
     monkeypatch.setenv("ORCHESTRATOR_STORAGE", f"s3://{BUCKET}/{prefix}")
+    remote._open.cache_clear()  # of the last test's door
     # One MLflow for all machines.
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'home' / 'mlflow.db'}")
+    database = copy_store(initialised_store, tmp_path / "home")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{database}")
     return tmp_path / "home"
 
 
@@ -78,6 +81,13 @@ def told(command: Command, code: int = 0) -> Any:
     """What a command with ``--json`` said last."""
     assert command.end() == code, command.text()
     return json.loads(command.text().splitlines()[-1])
+
+
+def answer(home: Path, *words: str) -> Any:
+    """The same of a command in this process."""
+    done = typed(home, *words, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def record(server: Server, prefix: str, name: str) -> dict[str, Any]:
@@ -104,10 +114,12 @@ def gaps(home: Path) -> float:
     ],
     ids=["run-local", "sweep-local", "sweep-ray"],
 )
+@pytest.mark.usefixtures("third_party")
 def test_all_is_on_s3_and_seen_from_another_machine(
     words: list[str], home: Path, server: Server, prefix: str, start: Start, tmp_path: Path
 ) -> None:
-    result = told(start(*words, "--name", "one", "--json"))
+    words = [*words, "--name", "one"]
+    result = answer(home, *words) if "--local" in words else told(start(*words, "--json"))
     names = server.names(f"{prefix}/one")
     outcome = "winner/" if words[0] == "sweep" else ""
     assert names >= {"record.json", "log.txt", f"{outcome}outcome.json", f"{outcome}model/weights.safetensors"}
@@ -116,10 +128,10 @@ def test_all_is_on_s3_and_seen_from_another_machine(
     assert KEYS["AWS_SECRET_ACCESS_KEY"].encode() not in b"".join(server.read(f"{prefix}/one/{n}") for n in names)
 
     there = tmp_path / "there"
-    listed = told(start("ls", "--json", machine=there))
+    listed = answer(there, "ls")
     rows = listed["runs"] if isinstance(listed, dict) else listed
     assert [row["id"] for row in rows] == ["one"]
-    status = told(start("status", "one", "--json", machine=there))
+    status = answer(there, "status", "one")
     assert (status["status"], status["metrics"]) == ("finished", result["metrics"])
 
 
@@ -297,7 +309,6 @@ def far_cluster(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         pytest.skip("mounts of its own can not be had here (unshare)")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("PYTHONPATH", f"{THIRD_PARTY}:{ROOT}")
-    home.mkdir()
     (home.parent / "mlflow").mkdir()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home.parent / 'mlflow' / 'mlflow.db'}")
     address = f"127.0.0.1:{free_port()}"
@@ -358,17 +369,17 @@ def test_nodes_that_share_no_folder_share_the_storage(
         ("s3://key:secret@experiments/x", "holds a password"),
     ],
 )
-def test_a_storage_that_can_not_be_used_is_said_first(storage: str, said: str, home: Path, start: Start) -> None:
-    run = start("run", "toy", "--local", "--storage", storage)
-    assert run.end(20) == (2 if "@" in storage else 3)
-    (line,) = run.text().splitlines()
+@pytest.mark.usefixtures("third_party")
+def test_a_storage_that_can_not_be_used_is_said_first(storage: str, said: str, home: Path) -> None:
+    run = typed(home, "run", "toy", "--local", "--storage", storage)
+    assert run.returncode == (2 if "@" in storage else 3)
+    (line,) = (run.stdout + run.stderr).splitlines()
     assert said in line
     assert "secret" not in line
 
 
 @pytest.mark.parametrize("mute", [False, True], ids=["refused", "mute"])
 def test_an_endpoint_that_is_away_is_said_within_seconds(mute: bool, home: Path, door: Door) -> None:
-    remote._open.cache_clear()
     door.shut(mute=mute)
     begun = time.monotonic()
     with pytest.raises(UserError, match=r"can not be used: (nothing answers|no answer)"):

@@ -22,6 +22,7 @@ from orchestrator.storage import records
 from orchestrator.tracking.fluent import speaking_to
 from tests.integration.commands import typed
 from tests.pictures import class_folders
+from tests.stores import copy_store
 
 
 def encoded(image: Image.Image) -> bytes:
@@ -39,9 +40,10 @@ class Trained:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def trained(tmp_path_factory: pytest.TempPathFactory, initialised_store: Path) -> Trained:
     home = tmp_path_factory.mktemp("trained")
-    words = ["dataset_size=16", "loss=bcl", "epochs=2", "eval_probe=always", "--register", "shapes"]
+    copy_store(initialised_store, home)
+    words = ["dataset_size=16", "encoder=tiny", "loss=bcl", "epochs=2", "eval_probe=always", "--register", "shapes"]
     done = typed(home, "run", "simclr", *words, "--local", "--json")
     assert done.returncode == 0, done.stderr
     return Trained(home, home / "storage" / json.loads(done.stdout.splitlines()[-1])["id"])

@@ -218,7 +218,7 @@ def test_only_a_cluster_that_was_named_is_missed(
 ) -> None:
     """Whether it answers at first or not: what we tell Ray's client is not what the user named."""
     with HTTPServer(("127.0.0.1", 0), Ailing) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setattr(dashboard, "DEFAULT_ADDRESS", address)
         if named == "environment":

@@ -92,12 +92,13 @@ def test_what_was_taken_and_not_forgotten_is_there_for_the_next(file: Path) -> N
     assert drain(Journal(file)) == [log("a", epoch) for epoch in (1, 2, 3)]
 
 
-def test_hours_of_an_outage_cost_disk_and_no_memory(file: Path) -> None:
+def test_hours_of_an_outage_cost_disk_and_no_memory(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "WINDOW", journal.WINDOW // 8)
     queue = Journal(file)
     queue.put(**log("a", 0))
     tracemalloc.start()
     try:
-        for epoch in range(1, 20_001):
+        for epoch in range(1, 2_501):
             queue.put(**log("a", epoch))
         queue.finish()
         while queue.take():

@@ -30,6 +30,11 @@ KNOWN = {"apiVersion", "kind", "namespace", "resources", "images", "patches"}
 VARIABLE = re.compile(r"\$\{(\w+)(?:(:?\?)([^}]*))?\}")
 
 
+def load(text: str) -> Any:
+    """Parse YAML with libyaml, ten times as fast as the parser in Python."""
+    return yaml.load(text, yaml.CSafeLoader)
+
+
 @cache
 def build(name: str) -> list[Manifest]:
     """What `kubectl kustomize` prints, for the part of kustomize that is used here: JSON patches, images, namespace.
@@ -37,15 +42,19 @@ def build(name: str) -> list[Manifest]:
     It is made once: nobody changes what is given back.
     """
     folder = KUBERAY / name
-    plan = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    plan = load((folder / "kustomization.yaml").read_text())
     assert not set(plan) - KNOWN, f"{folder}: teach tests/unit/deploy/manifests.py what {set(plan) - KNOWN} means"
     found: list[Manifest] = []
     for resource in plan["resources"]:
         path = (folder / resource).resolve()
-        found += build(str(path.relative_to(KUBERAY))) if path.is_dir() else list(yaml.safe_load_all(path.read_text()))
+        found += (
+            build(str(path.relative_to(KUBERAY)))
+            if path.is_dir()
+            else list(yaml.load_all(path.read_text(), yaml.CSafeLoader))
+        )
     found = copy.deepcopy(found)  # YAML's anchors are one object
     for patch in plan.get("patches", ()):
-        operations = jsonpatch.JsonPatch(yaml.safe_load(patch["patch"]))
+        operations = jsonpatch.JsonPatch(load(patch["patch"]))
         meant = [manifest for manifest in found if _is(manifest, patch["target"])]
         assert meant, f"{folder}: a patch of {patch['target']} meets nothing"
         for manifest in meant:
@@ -102,7 +111,7 @@ def ray_clusters(name: str) -> Iterator[Manifest]:
 @cache
 def compose(file: str = "compose.yaml") -> Manifest:
     """A compose file as it stands, anchors resolved, variables not."""
-    found: Manifest = yaml.safe_load((DEPLOY / file).read_text())
+    found: Manifest = load((DEPLOY / file).read_text())
     return found
 
 

@@ -33,6 +33,9 @@ LOCAL_QUEUE = {
         },
     },
 }
+# Read once: each validation would read some megabytes of definitions again.
+kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
+
 METADATA = {"name", "namespace", "labels", "annotations"}
 """What may stand in any ``metadata`` here: the CRDs leave it open."""
 

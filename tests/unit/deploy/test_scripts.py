@@ -103,7 +103,7 @@ def server() -> Iterator[tuple[str, list[dict[str, str | None]]]]:
             pass
 
     listening = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=listening.serve_forever, daemon=True)
+    thread = threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{listening.server_port}/api", heard
     listening.shutdown()
