@@ -100,7 +100,7 @@ def test_ctrl_c_stops_cleanly_and_resumes(words: list[str], home: Path, start: S
     first = start(*words)
     first.until(lambda: any(len(steps) > 5 for steps in store.steps().values()))
     first.ctrl_c()
-    assert first.end(60) == 130, first.text()
+    assert first.end() == 130, first.text()
     assert "Traceback" not in first.text()
     resume = first.text().split("Go on with: orchestrator ")[1].splitlines()[0]
     assert store.query("select run_uuid from runs where status = 'RUNNING'") == []
@@ -109,7 +109,7 @@ def test_ctrl_c_stops_cleanly_and_resumes(words: list[str], home: Path, start: S
     second = start(*resume.split())
     second.until(lambda: any(steps[-1] > before.get(key, 10**9) for key, steps in store.steps().items()))
     second.ctrl_c()
-    assert second.end(60) == 130, second.text()
+    assert second.end() == 130, second.text()
     store.check()
     after = store.steps()
     assert after.keys() >= before.keys()

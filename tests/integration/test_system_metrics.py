@@ -20,7 +20,7 @@ def test_every_node_tells_of_itself_while_it_is_part_of_the_work(monkeypatch: py
     ):
         before = ray.available_resources()["CPU"]
         with system.of_cluster():
-            assert soon(lambda: any(len(nodes(row)) == 2 for row in rows), 60)
+            assert soon(lambda: any(len(nodes(row)) == 2 for row in rows))
             assert len(named("Monitors")) == 2
             assert ray.available_resources()["CPU"] == before, "it takes nothing from the trials"
         seen = len(rows)
