@@ -18,6 +18,7 @@ from typing import Any
 from orchestrator.engine import Row
 from orchestrator.tracking.tracker import Tracker
 from tests.ports import free_port
+from tests.waiting import HANG_SECONDS
 
 OWNER = "toy-20261121-083000-ab12"
 NOWHERE = "http://127.0.0.1:9"  # the discard port: refused at once
@@ -47,7 +48,7 @@ class Server:
 
     def wait(self) -> str:
         """Its address, once it answers."""
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + HANG_SECONDS
         while time.monotonic() < deadline:
             try:
                 with urllib.request.urlopen(f"{self.uri}/health", timeout=5):

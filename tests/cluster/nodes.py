@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from tests.ports import free_ports
+from tests.waiting import HANG_SECONDS
 
 PORTS = (
     "node-manager-port", "object-manager-port", "dashboard-agent-listen-port", "dashboard-agent-grpc-port",
@@ -64,7 +65,7 @@ class Node:
                 process.kill()
             except psutil.NoSuchProcess:
                 continue
-        self.process.wait(10)
+        self.process.wait(HANG_SECONDS)
         self.process = None
 
     def running(self) -> bool:

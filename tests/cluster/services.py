@@ -20,6 +20,7 @@ import psycopg2
 
 from tests.integration.commands import ROOT
 from tests.ports import free_port
+from tests.waiting import HANG_SECONDS
 
 BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
 """Where Debian puts PostgreSQL's programs, the newest last."""
@@ -168,7 +169,7 @@ class Mlflow:
 
     def wait(self) -> None:
         """Until it answers, and asks who is there."""
-        until(self._answers, 90, self.log)
+        until(self._answers, HANG_SECONDS, self.log)
 
     def _answers(self) -> bool:
         assert self._process is not None

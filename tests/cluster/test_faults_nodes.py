@@ -11,6 +11,7 @@ import pytest
 
 from tests.cluster.services import until
 from tests.cluster.topology import CPUS, STARTING_SECONDS, User
+from tests.waiting import HANG_SECONDS
 
 EPOCHS, EPOCH_SECONDS = 60, 0.25
 
@@ -30,7 +31,7 @@ def test_a_run_of_two_workers_goes_on_when_a_node_is_killed(cpus: int, user: Use
     user.topology.kill_node(victim)
     if cpus == CPUS:
         user.topology.start_node(victim)
-    assert run.end(200) == 0, run.text()
+    assert run.end() == 0, run.text()
     user.store.check()
     (steps,) = user.store.steps().values()
     assert steps == list(range(1, EPOCHS + 1)), "a row was lost or doubled"
@@ -40,4 +41,4 @@ def test_a_run_of_two_workers_goes_on_when_a_node_is_killed(cpus: int, user: Use
     silence = max(late - early for early, late in pairwise(times))
     print(f"\nnode killed: the next new epoch {silence:.1f} s after the last; rows lost 0, doubled 0")
     if cpus < CPUS:
-        assert len(until(user.topology.alive, 10)) == 2, "nobody started the node again"
+        assert len(until(user.topology.alive, HANG_SECONDS)) == 2, "nobody started the node again"

@@ -19,6 +19,7 @@ from tests.cluster.nodes import Node
 from tests.cluster.services import until
 from tests.cluster.topology import CPUS, Topology, User
 from tests.integration.commands import SPACES, trials
+from tests.waiting import HANG_SECONDS
 
 EPOCHS, EPOCH_SECONDS = 80, 0.25
 PACE = [f"epochs={EPOCHS}", f"slow={EPOCH_SECONDS}", "refit=false"]
@@ -38,7 +39,7 @@ def test_an_elastic_run_goes_on_with_fewer_workers(loss: Callable[[Topology, int
     run.until(lambda: _saved(user.home))
     lost = time.time()
     loss(user.topology, 1)
-    assert run.end(150) == 0, run.text()
+    assert run.end() == 0, run.text()
     _gone(user.topology.nodes[1])
     assert user.store.tag("orchestrator.workers") == ["2,1"], run.text()
     ((key, steps),) = user.store.steps().items()
@@ -58,7 +59,7 @@ def test_trials_of_a_preempted_node_save_and_go_on_elsewhere(user: User) -> None
     sweep.until(lambda: len([key for key in user.store.steps() if "/" in key]) == 2 * CPUS)
     lost, node = time.time(), user.topology.nodes[1]
     preempt(user.topology, 1)
-    assert sweep.end(150) == 0, sweep.text()
+    assert sweep.end() == 0, sweep.text()
     assert [row["state"] for row in trials(user.home)] == ["complete"] * 2 * CPUS
     user.store.check()
     children = {key: steps for key, steps in user.store.steps().items() if "/" in key}
@@ -120,7 +121,7 @@ def test_a_storage_that_takes_no_more(words: list[str], user: User) -> None:
         first = user.submit(*words, *PACE)
         first.until(lambda: _checkpoints(user.home))
         fill(storage)
-        assert first.end(60) == 3, first.text()
+        assert first.end() == 3, first.text()
         told = first.text()
         assert f"The storage {storage}" in told
         assert "can not be written" in told
@@ -159,7 +160,7 @@ def test_mlflows_artifacts_take_no_more(full: Callable[[Path], None], user: User
 
 def _gone(node: Node) -> None:
     """Its grace period is over: whoever comes next starts it again."""
-    until(lambda: not node.running(), 60, node.log)
+    until(lambda: not node.running(), HANG_SECONDS, node.log)
 
 
 def _saved(home: Path) -> list[Path]:

@@ -6,8 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
-import pytest
-
 from tests.cluster.topology import CPUS, NODES, STARTING_SECONDS, Job, User
 from tests.integration.commands import SPACES, trials
 
@@ -60,13 +58,13 @@ def test_a_sweep_survives_the_death_of_its_jobs_driver(user: User) -> None:
     first.until(lambda: first.completed() and len(writing(user)) > 1, STARTING_SECONDS)
     first.kill_driver()
     killed = time.time()
-    assert first.end(60) == 1, first.text()
+    assert first.end() == 1, first.text()
     assert "is lost" in first.text()
     done = first.completed()
     assert done < count
 
     second = user.submit("sweep", "--resume", "latest")
-    assert second.end(200) == 0, second.text()
+    assert second.end() == 0, second.text()
     assert second.completed() == count - done, "a finished trial was repeated"
     assert [row["trial"] for row in trials(user.home)] == list(range(count))
     told = check_rows(user, count, range(1, epochs + 1))
@@ -84,13 +82,12 @@ def test_a_sweep_does_not_notice_restarts_of_the_database(user: User) -> None:
         user.topology.restart_postgres()
         away += time.time() - started
         time.sleep(1)
-    assert job.end(200) == 0, job.text()
+    assert job.end() == 0, job.text()
     assert [row["state"] for row in trials(user.home)] == ["complete"] * count
     told = check_rows(user, count, range(1, epochs + 1))
     print(f"\nPostgreSQL restarted {RESTARTS} times, away for {away:.1f} s: {told}")
 
 
-@pytest.mark.timeout(600)
 def test_a_minute_without_mlflow_loses_no_row_of_eight_trials(user: User) -> None:
     count, epochs = 8, 150
     job = sweep(user, count, 8, epochs, 0.5)
@@ -103,7 +100,7 @@ def test_a_minute_without_mlflow_loses_no_row_of_eight_trials(user: User) -> Non
     back = time.time()
     job.until(lambda: sum(rows(user).values()) > 1.5 * sum(before.values()))
     delivered = time.time() - back
-    assert job.end(200) == 0, job.text()
+    assert job.end() == 0, job.text()
     assert [row["state"] for row in trials(user.home)] == ["complete"] * count
     told = check_rows(user, count, range(1, epochs + 1))
     print(f"\nMLflow away for {OUTAGE_SECONDS} s under {count} trials, rows {delivered:.1f} s after its return: {told}")

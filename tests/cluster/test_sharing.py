@@ -18,6 +18,7 @@ from tests.dashboard import PROMETHEUS, names
 from tests.integration.clusters import groups, logical
 from tests.integration.commands import SPACES, Start, starting
 from tests.ports import free_port
+from tests.waiting import HANG_SECONDS
 
 CPUS, GPUS, EPOCHS_EACH = 4, 4, 5
 SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--cpus-per-worker", "1", "--scheduler", "none"]
@@ -74,7 +75,6 @@ def at_once(spans: list[Span], moment: float) -> int:
     return sum(span.start <= moment < span.end for span in spans if span.unit.startswith("trial"))
 
 
-@pytest.mark.timeout(300)
 def test_neither_of_two_sweeps_starves_and_both_are_seen(home: Path, start: Start, port: int) -> None:
     first = start(*SWEEP, "--name", "first", "--trials", "999", "slow=0.2")
     first.until(lambda: first.completed() >= CPUS)
@@ -102,7 +102,7 @@ def test_neither_of_two_sweeps_starves_and_both_are_seen(home: Path, start: Star
 
     assert second.end() == 0, second.text()
     first.until(lambda: f"{CPUS} of {CPUS} at once: no other" in first.text())
-    until(lambda: not of(scraped(port), TRIALS, id="second"), 60, lambda: "what ended is exported for ever")
+    until(lambda: not of(scraped(port), TRIALS, id="second"), HANG_SECONDS, lambda: "what ended is exported for ever")
     first.ctrl_c()
     assert first.end() == 130, first.text()
     assert groups() == []

@@ -18,11 +18,12 @@ from mlflow import MlflowClient
 from tests.cluster.nodes import Node
 from tests.cluster.services import Mlflow, Postgres, until
 from tests.integration.commands import ROOT, THIRD_PARTY, Command, Store
+from tests.waiting import HANG_SECONDS
 
 NODES, CPUS = 2, 2
 """Worker nodes, and the logical CPUs of each; the head has none, so that all work is theirs."""
 
-STARTING_SECONDS = 200
+STARTING_SECONDS = 600
 """Until all processes of a sweep train: eight of them load PyTorch on what may be two cores."""
 
 Part = TypeVar("Part", Postgres, Mlflow, Node)
@@ -59,13 +60,13 @@ class Topology:
             "RAY_memory_monitor_refresh_ms": "0",  # what else runs here is no fault of these tests
         }  # fmt: skip
         self.head = started(Node(root / "head", "127.0.0.10", 0, environment))
-        until(lambda: "Ray runtime started" in self.head.log(), 60, self.head.log)
+        until(lambda: "Ray runtime started" in self.head.log(), HANG_SECONDS, self.head.log)
         self.nodes = [
             started(Node(root / f"node{number}", f"127.0.0.{10 + number}", CPUS, environment, self.head.address))
             for number in range(1, 1 + NODES)
         ]
         self.mlflow.wait()
-        until(lambda: len(self.alive()) == 1 + NODES, 60, lambda: [node.log() for node in self.nodes])
+        until(lambda: len(self.alive()) == 1 + NODES, HANG_SECONDS, lambda: [node.log() for node in self.nodes])
 
     @property
     def client_environment(self) -> dict[str, str]:
@@ -97,7 +98,7 @@ class Topology:
             ids = {identity for identity, ip in self.alive().items() if ip == node.ip}
             return len(ids) == 1 and not ids & before
 
-        until(there, 60, node.log)
+        until(there, HANG_SECONDS, node.log)
 
     def restart_postgres(self, mode: str = "fast") -> None:
         self.postgres.stop(mode)

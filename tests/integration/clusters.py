@@ -14,6 +14,7 @@ from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 
 from tests.integration.commands import ROOT, THIRD_PARTY
+from tests.waiting import HANG_SECONDS
 
 IDLE = ("IDLE", "DashboardAgent", "RuntimeEnvAgent")
 
@@ -60,7 +61,7 @@ def named(name: str) -> list[psutil.Process]:
     return [process for process in busy() if name in process.cmdline()[0]]
 
 
-def soon(condition: Callable[[], Any], seconds: float = 20) -> bool:
+def soon(condition: Callable[[], Any], seconds: float = HANG_SECONDS) -> bool:
     """Whether ``condition`` comes true in time: a cluster learns of a death a moment later."""
     deadline = time.monotonic() + seconds
     while not condition():

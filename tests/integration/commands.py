@@ -23,6 +23,8 @@ from orchestrator import cli, exits
 
 ROOT = Path(__file__).resolve().parents[2]
 THIRD_PARTY = ROOT / "tests" / "third_party"
+COMMAND_SECONDS = 600.0
+"""After so long a command has hung, on a machine with ten times the work that it has cores for as well."""
 SPACES = THIRD_PARTY / "toy_plugin.py"
 
 
@@ -48,7 +50,7 @@ class Command:
     def text(self) -> str:
         return self.output.read_text()
 
-    def until(self, condition: Callable[[], Any], seconds: float = 120) -> Any:
+    def until(self, condition: Callable[[], Any], seconds: float = COMMAND_SECONDS) -> Any:
         """Wait for a true ``condition()``; fails when the command ends first or time runs out."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -58,7 +60,7 @@ class Command:
             time.sleep(0.05)
         raise AssertionError(f"waited {seconds} s in vain:\n{self.text()}")
 
-    def end(self, seconds: float = 150) -> int:
+    def end(self, seconds: float = COMMAND_SECONDS) -> int:
         return self.process.wait(seconds)
 
     def ctrl_c(self) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from pyarrow.fs import FileSelector, S3FileSystem
 
 from tests.ports import free_port
+from tests.waiting import HANG_SECONDS
 
 BUCKET = "experiments"
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "secret-of-the-test", "AWS_REGION": "us-east-1"}
@@ -26,7 +27,7 @@ class Server:
         self._log = (folder / "s3.log").open("w")
         words = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
         self._process = subprocess.Popen(words, stdout=self._log, stderr=self._log, start_new_session=True)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + HANG_SECONDS
         while True:
             with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
                 break

@@ -44,7 +44,6 @@ def start(home: Path, database: Path, address: str) -> Iterator[Start]:
     soon(lambda: len(groups()) == 1)
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     "address",
     ["one node", *(pytest.param(asked, marks=pytest.mark.faults) for asked in ("dashboard", "two nodes"))],
@@ -88,7 +87,7 @@ def test_ctrl_c_is_heard_while_waiting(words: list[str], start: Start) -> None:
     waiting = start(*words)
     waiting.until(lambda: any(group["state"] == "PENDING" for group in groups()))
     waiting.ctrl_c()
-    assert waiting.end(30) == 130, waiting.text()
+    assert waiting.end() == 130, waiting.text()
     remove_placement_group(taken)
 
 
@@ -106,7 +105,7 @@ def test_a_trial_fails_alone(home: Path, start: Start) -> None:
 def test_a_silent_trial_is_given_up_and_frees_its_place(home: Path, start: Start) -> None:
     words = ["--trials", "1", "--scheduler", "none", "epochs=2", "slow=600", "--trial-timeout", "6"]
     sweep = start(*SWEEP, *words)
-    assert sweep.end(100) == 1, sweep.text()
+    assert sweep.end() == 1, sweep.text()
     assert "no report for 6 s; it hung at File" in sweep.text()
     assert "in train_epoch" in sweep.text()
 
@@ -135,7 +134,7 @@ def test_ctrl_c_saves_and_resumes(home: Path, start: Start) -> None:
     first = start(*SWEEP, "--trials", "2", "--scheduler", "none", "epochs=400", "slow=0.1", "checkpoint_every=400")
     first.until(lambda: any(len(steps) > 5 for steps in store.steps().values()))
     first.ctrl_c()
-    assert first.end(60) == 130, first.text()
+    assert first.end() == 130, first.text()
     assert "Traceback" not in first.text()
     assert _saved(home), "nothing was saved"
     assert soon(lambda: len(groups()) == 1 and not busy())
@@ -144,7 +143,7 @@ def test_ctrl_c_saves_and_resumes(home: Path, start: Start) -> None:
     second = start("sweep", "--resume", "latest")
     second.until(lambda: any(steps[-1] > before.get(key, 10**9) for key, steps in store.steps().items()))
     second.ctrl_c()
-    assert second.end(60) == 130, second.text()
+    assert second.end() == 130, second.text()
     store.check()
     for key, steps in store.steps().items():
         assert steps == list(range(1, steps[-1] + 1)), f"{key}: a row was lost or doubled"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -41,16 +40,17 @@ def said_of_mlflow(command: Command) -> list[str]:
     return [line for line in command.text().splitlines() if line.startswith("MLflow") or "not be logged" in line]
 
 
-def longest_wait(store: Store) -> float:
-    """Seconds, between two epochs of one trial."""
-    rows = store.query("select run_uuid, timestamp from metrics where key = 'train/loss' order by run_uuid, timestamp")
-    return max(late - early for (run, early), (same, late) in pairwise(rows) if run == same) / 1000
+def kept_rows(home: Path) -> int:
+    """How many epochs wait on disk for MLflow."""
+    (journal,) = home.glob(f"storage/*/{JOURNAL}")
+    operations = [json.loads(line) for line in journal.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return sum(len(operation.get("rows", ())) for operation in operations)
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize(("away", "epochs"), [(5, 20), (30, 150)], ids=["5s", "30s"])
 def test_training_never_waits_for_mlflow(
-    away: int, epochs: int, server: Server, start: Start, monkeypatch: pytest.MonkeyPatch
+    away: int, epochs: int, server: Server, home: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(server.database.parent)
     with logical(monkeypatch, [{"num_cpus": CONCURRENT}]) as address:
@@ -59,6 +59,7 @@ def test_training_never_waits_for_mlflow(
         server.kill()
         before = {key: max(steps) for key, steps in store.steps().items()}
         time.sleep(away)
+        sweep.until(lambda: kept_rows(home) >= CONCURRENT * away / EPOCH_SECONDS / 2)
         assert {key: max(steps) for key, steps in store.steps().items()} == before, "it was away"
         server.start()
         assert sweep.end() == 0, sweep.text()
@@ -68,7 +69,6 @@ def test_training_never_waits_for_mlflow(
     assert len(children) == TRIALS
     assert all(steps == list(range(1, epochs + 1)) for steps in children.values()), "a row was lost or doubled"
     assert {status for (status,) in store.query("select status from runs")} == {"FINISHED"}
-    assert longest_wait(store) < away / 2
 
 
 @pytest.mark.faults
@@ -129,7 +129,7 @@ def sync_after(command: Command, server: Server, home: Path, start: Start) -> se
     assert json.loads((folder / "record.json").read_text())["status"] == "finished"
 
     too_early = start("sync", "latest")
-    assert too_early.end(30) == 3, too_early.text()
+    assert too_early.end() == 3, too_early.text()
     assert f"No MLflow answers at {server.uri}" in too_early.text()
     assert (folder / JOURNAL).exists()
 

@@ -17,6 +17,7 @@ from orchestrator.placement.group_trial import request
 from orchestrator.spec import Resources
 from orchestrator.tracking.system_metrics import SystemMetrics
 from tests.integration.clusters import groups, logical, named, soon
+from tests.waiting import HANG_SECONDS
 
 NODES = [{"num_cpus": 4, "num_gpus": 2}, {"num_cpus": 2, "num_gpus": 1}, {"num_cpus": 3, "num_gpus": 0}]
 
@@ -59,7 +60,7 @@ def test_fractions_share_a_device_and_no_more_than_fit(unequal: str) -> None:
     resources = Resources(gpus_per_worker=0.4, cpus_per_worker=0.5)
     placed = [request(resources).to_placement_group() for _ in range(cluster.slots(cluster.nodes(), resources))]
     try:
-        devices = Counter(ray.get([_device(group) for group in placed], timeout=60))
+        devices = Counter(ray.get([_device(group) for group in placed], timeout=HANG_SECONDS))
         assert sorted(devices.values()) == [2, 2, 2]
     finally:
         _remove(placed)

@@ -28,6 +28,7 @@ from orchestrator.promotion import aliases
 from orchestrator.registry import prediction, tables
 from orchestrator.settings import Settings, resolve
 from tests.integration.commands import typed
+from tests.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 K = 3
@@ -267,7 +268,7 @@ def test_served_over_http(registered: Registered, settings: Settings, port: int)
     finally:
         if server.poll() is None:
             os.killpg(server.pid, signal.SIGTERM)
-        server.wait(20)
+        server.wait(HANG_SECONDS)
     assert answer is not None
     same(pd.DataFrame(json.loads(answer)["predictions"]), registered.items(np.array([7, 599])))
 
@@ -321,7 +322,7 @@ def test_the_ui_shows_the_embedded_store_until_ctrl_c(registered: Registered, po
     assert answer is not None
     assert json.loads(answer)["registered_model"]["aliases"] == [{"alias": "champion", "version": "1"}]
     os.killpg(started.pid, signal.SIGINT)
-    _, errors = started.communicate(timeout=20)
+    _, errors = started.communicate(timeout=HANG_SECONDS)
     assert (started.returncode, "Traceback" in errors) == (0, False)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), 1)
@@ -352,14 +353,14 @@ def ask(url: str, body: Any = None) -> bytes | None:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=HANG_SECONDS) as answer:
             found: bytes = answer.read()
             return found
     except OSError:
         return None
 
 
-def until(condition: Callable[[], bool], process: subprocess.Popen[Any], seconds: float = 60) -> None:
+def until(condition: Callable[[], bool], process: subprocess.Popen[Any], seconds: float = HANG_SECONDS) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, "the server ended"

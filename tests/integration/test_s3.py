@@ -28,6 +28,7 @@ from tests.integration.commands import ROOT, SPACES, THIRD_PARTY, Command, Start
 from tests.integration.s3 import BUCKET, KEYS, Door, Server
 from tests.ports import free_port
 from tests.stores import copy_store
+from tests.waiting import HANG_SECONDS
 
 SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none"]
 
@@ -171,7 +172,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint_on_another_machine(
     before = max(Store(home).steps()["one"], default=0)
     there = tmp_path / "there"
     second = start("run", "--resume", "one", machine=there)
-    second.until(lambda: list(there.glob("mirror/*/one/checkpoints/checkpoint-*")), seconds=30)
+    second.until(lambda: list(there.glob("mirror/*/one/checkpoints/checkpoint-*")))
     second.until(lambda: max(Store(home).steps()["one"]) > before)
     second.ctrl_c()
     assert second.end() == 130, second.text()
@@ -190,11 +191,12 @@ def test_trials_do_not_notice_that_the_endpoint_is_away(
     sweep.until(lambda: len(store.steps()) >= 2)
     door.shut(mute=seconds > 10)  # refused at once, or never answered
     since = {key: steps[-1] for key, steps in store.steps().items()}
+    # They go on while nothing answers: a trial that waited for the endpoint would not.
     sweep.until(lambda: all(steps[-1] >= since[k] + seconds / 0.2 for k, steps in store.steps().items() if k in since))
     door.open()
     assert sweep.end() == 0, sweep.text()
     assert "could not be stored" not in sweep.text()
-    assert gaps(home) < 2.5
+    assert gaps(home) < remote.REQUEST_SECONDS, "a trial waited for a request"
     store.check()
     assert all(steps == list(range(1, epochs + 1)) for key, steps in store.steps().items() if "/" in key)
     (here,) = home.glob("mirror/*/one")
@@ -242,7 +244,7 @@ def test_the_second_of_two_drivers_is_refused_and_a_stop_reaches_the_first(
     assert told(start("status", "one", "--json", machine=there))["status"] == "running"
     stop = start("stop", "one", machine=there)
     assert stop.end() == 0, stop.text()
-    assert first.end(60) == 130, first.text()
+    assert first.end() == 130, first.text()
     assert record(server, prefix, "one")["status"] == "interrupted"
 
 
@@ -320,7 +322,7 @@ def far_cluster(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     for number, words in enumerate((head, hidden)):
         log = (home.parent / f"ray-{number}.log").open("w")
         started.append(subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True))
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + HANG_SECONDS
         while "--block" not in (home.parent / f"ray-{number}.log").read_text():
             assert time.monotonic() < deadline, (home.parent / f"ray-{number}.log").read_text()
             time.sleep(0.2)
@@ -347,7 +349,7 @@ def test_nodes_that_share_no_folder_share_the_storage(
     first = start(*words)
     first.until(lambda: [name for name in server.names(f"{prefix}/two/train") if name.endswith("checkpoint.json")])
     first.ctrl_c()
-    assert first.end(60) == 130, first.text()
+    assert first.end() == 130, first.text()
     reached = max(json.loads(line)["epoch"] for line in server.read(f"{prefix}/two/history.jsonl").splitlines())
     second = start("run", "--resume", "two", *ray)
     second.until(lambda: re.search(r"epoch (\d+)/400", second.text()))
@@ -355,7 +357,7 @@ def test_nodes_that_share_no_folder_share_the_storage(
     assert int(further) >= reached
     second.until(lambda: int(re.findall(r"epoch (\d+)/400", second.text())[-1]) > reached)
     second.ctrl_c()
-    assert second.end(60) == 130, second.text()
+    assert second.end() == 130, second.text()
 
     refused = start(*SWEEP[:-1], "pbt", "epochs=8", "--trials", "4", *ray)
     assert refused.end() == 3, refused.text()
@@ -384,4 +386,5 @@ def test_an_endpoint_that_is_away_is_said_within_seconds(mute: bool, home: Path,
     begun = time.monotonic()
     with pytest.raises(UserError, match=r"can not be used: (nothing answers|no answer)"):
         remote.Remote(f"s3://{BUCKET}/x").check()
-    assert time.monotonic() - begun < 6
+    assert remote.CHECK_SECONDS <= 5
+    assert time.monotonic() - begun < HANG_SECONDS

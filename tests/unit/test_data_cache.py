@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import HANG_SECONDS
 from workloads.data import cache_dir, default_data_root, digests
 from workloads.data.cache import file_lock, replacing
 from workloads.data.digests import digest
@@ -52,7 +53,7 @@ def test_lock_excludes_other_processes(tmp_path: Path) -> None:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(HANG_SECONDS)
     assert counter.read_text() == "60"
 
 
@@ -68,7 +69,7 @@ def test_a_killed_writer_leaves_the_old_file_and_no_lock(tmp_path: Path) -> None
     path.write_bytes(b"old")
     process = SPAWN.Process(target=_die_while_writing, args=(path,))
     process.start()
-    process.join(60)
+    process.join(HANG_SECONDS)
     assert process.exitcode == -signal.SIGKILL
     assert path.read_bytes() == b"old"
     with file_lock(path.with_suffix(".lock")), replacing(path) as file:

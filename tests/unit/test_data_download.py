@@ -6,7 +6,6 @@ import dataclasses
 import io
 import socket
 import threading
-import time
 import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.tiny_dataset import FILES, lay_out, register
+from tests.waiting import HANG_SECONDS
 from workloads.data import DATASETS, DataError, DataUnreachable, SourceFile, check, check_readable, download, fetch
 
 
@@ -31,7 +31,7 @@ def server() -> Iterator[ThreadingHTTPServer]:
                 self.send_error(404)
                 return
             if way == "hang":
-                time.sleep(1.0)
+                self.server.over.wait()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -41,7 +41,7 @@ def server() -> Iterator[ThreadingHTTPServer]:
             pass
 
     web = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    web.asked = []
+    web.asked, web.over = [], threading.Event()
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for name, content in FILES.items():
@@ -49,6 +49,7 @@ def server() -> Iterator[ThreadingHTTPServer]:
     web.archive = packed.getvalue()
     threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
     yield web
+    web.over.set()
     web.shutdown()
     web.server_close()
 
@@ -94,7 +95,7 @@ def test_a_failure_changes_nothing(
     kind: type[DataError],
     message: str,
 ) -> None:
-    monkeypatch.setattr(download, "_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(download, "_TIMEOUT_S", 0.3 if way == "hang" else HANG_SECONDS)
     register(monkeypatch, f"{url}/{way}")
     train = root / "tiny" / "100k_train.csv"
     train.write_bytes(b"damaged")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.waiting import HANG_SECONDS
 from workloads.data import (
     DATASETS,
     CacheUnwritable,
@@ -148,9 +149,9 @@ def test_many_processes_at_once_convert_once(root: Path) -> None:
     processes = [context.Process(target=_load_in_child, args=arguments) for _ in range(4)]
     for process in processes:
         process.start()
-    seen = {queue.get(timeout=60) for _ in processes}
+    seen = {queue.get(timeout=HANG_SECONDS) for _ in processes}
     for process in processes:
-        process.join(60)
+        process.join(HANG_SECONDS)
     assert conversions(root) == 1
     data = read_and_count(root / "counted")
     assert seen == {hashlib.sha256(data.train.tobytes() + data.test.tobytes()).hexdigest()}

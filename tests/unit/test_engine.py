@@ -17,6 +17,7 @@ from orchestrator.engine import Diverged, EpochReport, NoResult, Progress, Row, 
 from orchestrator.objectives import Unreported
 from orchestrator.plan import Plan
 from tests.toy import BEST_EPOCH, Clock, Params, PretrainedToy, Toy
+from tests.waiting import HANG_SECONDS
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Split
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -407,7 +408,7 @@ class Group:
     """A process group of threads: ``agree`` gives rank 0's value to every rank, and fails where one is missing."""
 
     def __init__(self, size: int) -> None:
-        self._barrier = threading.Barrier(size, timeout=5)
+        self._barrier = threading.Barrier(size, timeout=HANG_SECONDS)
         self._value: Any = None
 
     def agree(self, rank: int) -> Callable[[Any], Any]:
@@ -436,7 +437,7 @@ def streams(slow: tuple[float, ...], agree: Callable[[int], Callable[[Any], Any]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(HANG_SECONDS)
     return seen
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
 import pytest
 
 from orchestrator import interrupts
@@ -22,6 +23,7 @@ from orchestrator.console import Console
 from orchestrator.errors import DONE, FAILED, INTERRUPTED, Interrupted, UserError
 from orchestrator.exits import guarded
 from orchestrator.interrupts import Interrupts, sigterm_kept
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -308,13 +310,16 @@ def test_a_press_in_the_middle_of_a_line_is_no_failure(tmp_path: Path) -> None:
     ) as process:
         assert process.stdout is not None
         room = fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)
-        while waiting_in(process.stdout) < room - 1000:
-            time.sleep(0.01)
-        time.sleep(0.2)  # by now it is in the middle of the next line
+        pipe, state = process.stdout, psutil.Process(process.pid).status
+
+        def in_a_line() -> bool:
+            """It has work for ever, so it sleeps only where the pipe has no room for what it writes."""
+            return waiting_in(pipe) >= room - 1000 and state() == psutil.STATUS_SLEEPING
+
+        until(in_a_line)
         process.send_signal(signal.SIGINT)
-        while not (tmp_path / "stop").exists():
-            time.sleep(0.01)
-        time.sleep(0.2)
+        until((tmp_path / "stop").exists)
+        until(in_a_line)
         output, errors = process.communicate()
     assert process.returncode == 0, errors
     assert f"{output}{errors}".count("Once more to end at once") == 1

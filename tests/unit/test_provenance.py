@@ -7,16 +7,18 @@ import os
 import re
 import shutil
 import subprocess
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator.provenance import git as git_calls
 from orchestrator.provenance import machine, source
 from orchestrator.provenance import record as provenance
 from orchestrator.provenance.source import Source, capture, pack, unpack
 from tests.projects import EXAMPLE, installed
+from tests.waiting import HANG_SECONDS
 
 ELSEWHERE = Path("/nonexistent")
 
@@ -27,6 +29,7 @@ def identity(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "none"))
     monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    monkeypatch.setattr(capture, "__defaults__", (*(capture.__defaults__ or ())[:-1], HANG_SECONDS))
     for who in ("AUTHOR", "COMMITTER"):
         monkeypatch.setenv(f"GIT_{who}_NAME", "a")
         monkeypatch.setenv(f"GIT_{who}_EMAIL", "a@example.org")
@@ -198,15 +201,27 @@ def test_no_repository_and_no_git(tmp_path: Path, repository: Path, monkeypatch:
 def test_a_slow_git_delays_no_longer_than_it_may(
     tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """git status that hangs, with a child that holds its output open: the commit is known, the rest is not."""
-    real = shutil.which("git")
+    """git status that hangs, with a child that holds its output open: the commit is known, the rest is not.
+
+    The time is over as soon as it hangs, so that no other call of git is too slow.
+    """
+    real, hung = shutil.which("git"), tmp_path / "hung"
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "git").write_text(f'#!/bin/sh\n[ "$1" = status ] && sleep 30\nexec {real} "$@"\n')
+    script = f'#!/bin/sh\n[ "$1" = status ] && touch {hung} && sleep 3600\nexec {real} "$@"\n'
+    (tmp_path / "bin" / "git").write_text(script)
     (tmp_path / "bin" / "git").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    started = time.monotonic()
-    (found,) = capture(repository, ELSEWHERE, seconds=0.5)
-    assert time.monotonic() - started < 3
+
+    class Timer(threading.Timer):
+        def run(self) -> None:
+            assert 0 < self.interval <= HANG_SECONDS
+            while not self.finished.wait(0.01):
+                if hung.exists():
+                    self.function()
+                    return
+
+    monkeypatch.setattr(git_calls.threading, "Timer", Timer)
+    (found,) = capture(repository, ELSEWHERE)
     assert found.commit
     assert found.dirty is None
     assert "more: git status took too long or said too much" in found.left_out

@@ -17,6 +17,7 @@ from orchestrator.storage import records
 from orchestrator.storage.names import PULSE
 from orchestrator.storage.records import RunFolder
 from tests.toy import Clock
+from tests.waiting import HANG_SECONDS
 
 VITALS = Vitals(
     done=3,
@@ -84,7 +85,7 @@ def test_it_goes_on_while_the_driver_is_busy(folder: RunFolder) -> None:
 
     with Pulse(folder, interval=0.01) as pulse:
         pulse.of(vitals)
-        assert all(beats.acquire(timeout=5) for _ in range(3))
+        assert all(beats.acquire(timeout=HANG_SECONDS) for _ in range(3))
 
 
 def test_what_it_can_not_say_costs_nothing(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ import pytest
 from orchestrator.errors import UNAVAILABLE, USAGE, UserError
 from orchestrator.storage import disk, records
 from orchestrator.storage.records import RunFolder
+from tests.waiting import HANG_SECONDS
 
 
 def create(storage: Path, kind: Any = "run", workload: str = "toy") -> RunFolder:
@@ -38,7 +39,7 @@ def elsewhere(action: Callable[[], Any]) -> Any:
 
     process = context.Process(target=drive, daemon=True)
     process.start()
-    assert ready.wait(20)
+    assert ready.wait(HANG_SECONDS)
     return process
 
 

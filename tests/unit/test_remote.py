@@ -98,7 +98,8 @@ def test_what_is_not_there(place: Remote, tmp_path: Path) -> None:
 
 
 def test_its_clock_is_near_ours_and_leaves_nothing(place: Remote) -> None:
-    assert abs(place.now() - time.time()) < 5
+    before = time.time() - 1
+    assert before <= place.now() <= time.time() + 1
     assert place.files() == {}
 
 
@@ -126,10 +127,8 @@ def test_nobody_at_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
     remote._open.cache_clear()
-    begun = time.monotonic()
     with pytest.raises(UserError, match="s3://b/p can not be used: nothing answers") as caught:
         Remote("s3://b/p").check()
-    assert time.monotonic() - begun < 6
     assert caught.value.code == UNAVAILABLE
     assert "hidden-key" not in str(caught.value)
     remote._open.cache_clear()

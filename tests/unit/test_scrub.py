@@ -128,6 +128,7 @@ def test_the_environment() -> None:
 
 @pytest.mark.parametrize("unit", ["token ", "a-", "a.b_", "://", 'token="', "login x password ", "-----BEGIN ", "A_"])
 def test_a_long_line_costs_little(unit: str) -> None:
-    started = time.monotonic()
+    """Of the processor: a search that is quadratic in the line's length takes minutes."""
+    started = time.process_time()
     scrub((unit * 200_000)[:200_000])
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from orchestrator.settings import resolve
 from orchestrator.sharing import LOST_SECONDS, Board, Claim, Share, shares
 from orchestrator.spec import Resources
 from tests.toy import Clock
+from tests.waiting import until
 
 NODE = {"CPU": 16.0, "GPU": 4.0}
 
@@ -166,13 +166,6 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharing, "INTERVAL_SECONDS", 0.01)
 
 
-def soon(condition: Any) -> bool:
-    deadline = time.monotonic() + 5
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    return bool(condition())
-
-
 @pytest.mark.usefixtures("fast")
 def test_who_comes_second_has_half_and_gives_it_back(store: Store) -> None:
     lines: list[str] = []
@@ -180,10 +173,10 @@ def test_who_comes_second_has_half_and_gives_it_back(store: Store) -> None:
         assert first.hold(4) == 4
         with Share(claim("b", 4), Board(), lines.append) as second:
             assert second.hold(4) == 2
-            assert soon(lambda: first.hold(4) == 2)
+            assert until(lambda: first.hold(4) == 2)
             second.hold(1)
-            assert soon(lambda: first.hold(4) == 3)
-        assert soon(lambda: first.hold(4) == 4)
+            assert until(lambda: first.hold(4) == 3)
+        assert until(lambda: first.hold(4) == 4)
     assert store.kept == {}
     assert lines[0] == "2 of 4 at once: 1 other claim on the cluster"
     assert lines[-1] == "4 of 4 at once: no other claim on the cluster"
@@ -201,9 +194,9 @@ def test_there_is_always_one_however_many_claim(store: Store) -> None:
 def test_a_head_that_is_away_costs_nothing(store: Store) -> None:
     with Share(claim("a", 4), Board(), lambda line: None) as share:
         Board().pin(claim("b", 4), 0)
-        assert soon(lambda: share.hold(4) == 2)
+        assert until(lambda: share.hold(4) == 2)
         store.away = True
-        assert soon(lambda: share.hold(4) == 4)
+        assert until(lambda: share.hold(4) == 4)
 
 
 @pytest.mark.usefixtures("fast")

@@ -19,6 +19,7 @@ from orchestrator.settings import Settings, resolve
 from orchestrator.storage import records
 from orchestrator.storage.names import PULSE
 from orchestrator.storage.records import RunFolder
+from tests.waiting import HANG_SECONDS
 
 CLUSTER = Usage("head:6379", 3, {"CPU": 16.0, "GPU": 4.0}, {"CPU": 12.0, "GPU": 2.5})
 
@@ -137,14 +138,14 @@ def test_a_head_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> N
     answer = threading.Event()
 
     def ask(address: str) -> Usage:
-        answer.wait(10)
+        answer.wait()
         return CLUSTER
 
     monkeypatch.setattr(usage, "usage", ask)
     watch = usage.Watch("head:6379", 0.01)
     assert watch.first(0.01).trouble == "no answer yet"
     answer.set()
-    assert watch.first(10) == CLUSTER
+    assert watch.first(HANG_SECONDS) == CLUSTER
     watch.close()
 
 

@@ -14,6 +14,7 @@ from orchestrator.engine import Row
 from orchestrator.tracking.names import MAX_NAME, MAX_PARAM, MAX_TAG, Names, fitting
 from orchestrator.tracking.tracker import Tracker
 from tests.tracked import OWNER, expected, metrics, query, row, rows, statuses, tags
+from tests.waiting import HANG_SECONDS
 
 AWKWARD = [
     "recall@10", "p(x)", "100%", "a//b", "/a", "../a", "..a", "a/", ".", "", "a\n", "a\tb", "x" * 300, "é/ü", "ν@1",
@@ -126,7 +127,7 @@ def test_a_value_that_is_no_number_costs_its_batch_and_no_more(
     tracker.log(OWNER, rows(1, 2))
     assert tracker.flush()
     tracker.log(OWNER, [Row(3, 1.7e9, {"train/loss": value})])
-    assert tracker.flush(timeout=10), "nobody waits for it to become a number"
+    assert tracker.flush(timeout=HANG_SECONDS), "nobody waits for it to become a number"
     tracker.log(OWNER, rows(4, 5))
     tracker.end(OWNER, "FINISHED")
     told = tracker.close()

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.tracking import tracker as tracking
 from orchestrator.tracking.tracker import JOURNAL, Tracker
 from tests.tracked import NOWHERE, OWNER, Server, abandon, expected, full_disk, metrics, query, rows, statuses
+from tests.waiting import FOR_EVER, HANG_SECONDS
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -23,14 +25,14 @@ def server(tmp_path_factory: pytest.TempPathFactory, initialised_store: Path) ->
 
 
 def test_an_outage_costs_no_training_time_and_is_told_at_the_end(
-    open_tracker: Callable[..., Tracker], tmp_path: Path
+    open_tracker: Callable[..., Tracker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun = time.monotonic()
+    """Whatever waited for MLflow would wait for ever."""
+    monkeypatch.setattr(tracking, "RETRY_SECONDS", (FOR_EVER,))
     tracker = open_tracker(uri=NOWHERE)
     tracker.start(OWNER, "run", params={"lr": 0.1})
     for epoch in range(1, 201):
         tracker.log(OWNER, rows(epoch, epoch))
-    assert time.monotonic() - begun < 2
     assert not tracker.flush(timeout=0.01)
     with pytest.raises(UserError, match=r"MLflow does not answer: got .*--tracking") as caught:
         tracker.run_id(OWNER, timeout=0.01)
@@ -83,20 +85,17 @@ def test_a_server_that_is_killed_and_comes_back_gets_every_value_once(
     tracker.start(OWNER, "run", params={"lr": 0.1})
     tracker.log(OWNER, rows(1, 50))
     assert tracker.flush()
-    waits = []
     for epoch in range(51, 151):
         if epoch == 70:
             server.kill()
         if epoch == 120:
+            assert tracker.unsent >= 50, "an epoch was delivered, or waited for"
             server.start()
-        begun = time.monotonic()
         tracker.log(OWNER, rows(epoch, epoch))
-        waits.append(time.monotonic() - begun)
         time.sleep(0.002)
-    assert max(waits) < 2
     server.wait()
     tracker.end(OWNER, "FINISHED")
-    assert tracker.close(timeout=60) is None
+    assert tracker.close(timeout=HANG_SECONDS) is None
     assert metrics(server.database) == expected(rows(1, 150))
     assert statuses(server.database) == {OWNER: "FINISHED"}
     assert not (tmp_path / JOURNAL).exists()
@@ -109,7 +108,7 @@ def test_a_server_takes_a_run_up_again(server: Server, open_tracker: Callable[..
         tracker.start(key, "trial", params={"lr": 0.1})
         tracker.log(key, rows(first, last))
         tracker.end(key, "FINISHED")
-        assert tracker.close(timeout=60) is None
+        assert tracker.close(timeout=HANG_SECONDS) is None
     assert metrics(server.database, key) == expected(rows(1, 60))
     assert statuses(server.database)[key] == "FINISHED"
 
@@ -117,18 +116,19 @@ def test_a_server_takes_a_run_up_again(server: Server, open_tracker: Callable[..
 def test_a_server_that_hangs_makes_no_run_twice(
     server: Server, open_tracker: Callable[..., Tracker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     tracker = open_tracker(uri=server.wait())
     tracker.start(f"{OWNER}/before", "before", params={})
     assert tracker.flush()
     server.pause()
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     try:
         tracker.start(f"{OWNER}/hung", "hung", params={"lr": 0.1})
         tracker.log(f"{OWNER}/hung", rows(1, 3))
         assert not tracker.flush(timeout=2.5)
     finally:
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", str(HANG_SECONDS))  # an answer takes as long as it takes
         server.go_on()
-    assert tracker.close(timeout=60) is None
+    assert tracker.close(timeout=HANG_SECONDS) is None
     assert f"{OWNER}/hung" in statuses(server.database), "and no key twice"
     assert metrics(server.database, f"{OWNER}/hung") == expected(rows(1, 3))
 
@@ -167,6 +167,6 @@ def test_a_request_that_is_too_large_is_sent_in_parts(server: Server, open_track
     key = f"{OWNER}/large"  # a server takes one million bytes
     tracker = open_tracker(uri=server.wait())
     tracker.start(key, "large", params={f"p{number:03d}": "ü" * 5900 for number in range(60)})
-    assert tracker.close(timeout=60) is None
+    assert tracker.close(timeout=HANG_SECONDS) is None
     found = query(server.database, "select count(*), min(length(value)) from params where key like 'p0%'")
     assert found == [(60, 5900)]

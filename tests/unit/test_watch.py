@@ -16,6 +16,7 @@ import pytest
 from orchestrator.training import watch
 from orchestrator.training.watch import GIVEN_UP, PROCESS, STACK, START_SECONDS, Watch
 from tests.toy import Clock
+from tests.waiting import HANG_SECONDS
 
 
 @pytest.fixture
@@ -170,7 +171,7 @@ def test_a_process_is_asked_for_its_stack_and_killed(tmp_path: Path, clock: Cloc
         "import faulthandler, signal, sys, time\n"
         f"faulthandler.register(signal.SIGUSR2, file=open({str(tmp_path / STACK)!r}, 'w'), all_threads=True)\n"
         "print('up', flush=True)\n"
-        "time.sleep(60)\n"
+        "time.sleep(3600)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -180,6 +181,6 @@ def test_a_process_is_asked_for_its_stack_and_killed(tmp_path: Path, clock: Cloc
     assert process.poll() is None, "its number was another's"
     killing = threading.Thread(target=watch._kill, args=(process.pid, created))
     killing.start()
-    assert process.wait(10) == -signal.SIGKILL
+    assert process.wait(HANG_SECONDS) == -signal.SIGKILL
     killing.join()
     watch._kill(process.pid, created)  # gone already

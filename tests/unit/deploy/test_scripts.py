@@ -18,6 +18,7 @@ import pytest
 from moto import mock_aws
 
 from tests.unit.deploy.manifests import DEPLOY, ROOT
+from tests.waiting import HANG_SECONDS
 
 SCRIPTS = DEPLOY / "docker"
 
@@ -57,7 +58,9 @@ exit {code}
         program.chmod(0o755)
 
     def durable(self, *words: str) -> int:
-        done = subprocess.run([sys.executable, SCRIPTS / "durable.py", *words], env=self._environment, timeout=30)
+        done = subprocess.run(
+            [sys.executable, SCRIPTS / "durable.py", *words], env=self._environment, timeout=HANG_SECONDS
+        )
         return done.returncode
 
     def asked(self) -> list[str]:
