@@ -26,12 +26,7 @@ LOSSES = (
 ROWS: dict[str, str] = {
     **{f"recommender dataset=ml-100k loss={loss}": "ndcg_at_20" for loss in LOSSES},
     "recommender dataset=ml-100k loss=dpl epochs=200": "ndcg_at_20",
-    "recommender dataset=ml-100k epochs=150": "ndcg_at_20",
-    "recommender dataset=ml-100k backbone=lightgcn": "ndcg_at_20",
-    "recommender dataset=ml-100k sampler=dns": "ndcg_at_20",
-    "recommender dataset=ml-100k sampler=bns": "ndcg_at_20",
     "bi_encoder dataset=stsb encoder=minilm epochs=2": "spearman",
-    "vera dataset=scifact encoder=minilm": "mrr",
 }
 """The words of each command, and the metric that is shown of it."""
 
