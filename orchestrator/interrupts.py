@@ -71,7 +71,7 @@ class Interrupts:
         self._signals: tuple[socket.socket, socket.socket] | None = None
         self._wakeup = -1
         self._recorder: threading.Thread | None = None
-        self.stopped = False
+        self.stopped = self.signalled = False
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python has no signal handlers
@@ -114,7 +114,7 @@ class Interrupts:
 
     def stop(self, line: str) -> None:
         """Do what the first signal does, and say ``line``. Any thread may."""
-        self.stopped = True
+        self.stopped = self.signalled = True
         if self._recorder is None:
             self._record()
         self._wake(signal.SIGTERM)
@@ -148,7 +148,7 @@ class Interrupts:
 
 
 @contextmanager
-def sigterm_kept() -> Iterator[None]:
+def keep_sigterm_handler() -> Iterator[None]:
     """A context for ``ray.init``, which sets a handler of SIGTERM that raises SystemExit wherever the driver is.
 
     The handler of before is set again afterwards, and gets a SIGTERM that came meanwhile. Raises KeyboardInterrupt

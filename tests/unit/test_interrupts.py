@@ -21,7 +21,7 @@ from orchestrator import interrupts
 from orchestrator.console import Console
 from orchestrator.errors import DONE, FAILED, INTERRUPTED, Interrupted, UserError
 from orchestrator.exits import guarded
-from orchestrator.interrupts import Interrupts, sigterm_kept
+from orchestrator.interrupts import Interrupts, keep_sigterm_handler
 
 
 @pytest.fixture(autouse=True)
@@ -230,7 +230,7 @@ def ray_init(*signals: int) -> None:
 
 def test_our_handler_is_back_after_ray_init(tmp_path: Path) -> None:
     with Interrupts(tmp_path / "stop", Console()) as heard:
-        with sigterm_kept():
+        with keep_sigterm_handler():
             ray_init()
         signal.raise_signal(signal.SIGTERM)
         assert heard.asked()
@@ -239,7 +239,7 @@ def test_our_handler_is_back_after_ray_init(tmp_path: Path) -> None:
 def test_sigterm_in_the_middle_of_ray_init_is_a_stop(tmp_path: Path) -> None:
     recorded = threading.Event()
     with Interrupts(tmp_path / "stop", Console(), recorded.set) as heard:
-        with pytest.raises(KeyboardInterrupt), sigterm_kept():
+        with pytest.raises(KeyboardInterrupt), keep_sigterm_handler():
             ray_init(signal.SIGTERM)
         assert heard.stopped
         assert recorded.wait(60)
@@ -249,7 +249,7 @@ def test_sigterm_in_the_middle_of_ray_init_is_a_stop(tmp_path: Path) -> None:
 def test_ray_init_keeps_its_own_way_where_nothing_of_ours_was_set() -> None:
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        with pytest.raises(SystemExit), sigterm_kept():
+        with pytest.raises(SystemExit), keep_sigterm_handler():
             ray_init(signal.SIGTERM)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
@@ -273,7 +273,7 @@ def test_a_driver_whose_node_is_taken_away_stops_without_a_signal(
     recorded = threading.Event()
 
     def drive() -> None:
-        with Interrupts(tmp_path / "stop", Console(), recorded.set) as heard, leaving.driver_leaves(heard):
+        with Interrupts(tmp_path / "stop", Console(), recorded.set) as heard, leaving.stop_with_node(heard):
             assert recorded.wait(60)
             while not heard.asked():
                 time.sleep(0.01)

@@ -74,7 +74,7 @@ def test_ids_never_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_driver_that_is_killed_while_it_saves_was_interrupted(tmp_path: Path) -> None:
     def begin() -> RunFolder:
         folder = create(tmp_path)
-        folder.foresee("interrupted", 130)
+        folder.provisional_end("interrupted", 130)
         return folder
 
     driver = elsewhere(begin)
