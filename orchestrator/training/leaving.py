@@ -72,7 +72,8 @@ def stop_with_node(interrupts: Interrupts) -> Iterator[None]:
 
     When the grace period is over, Ray ends a head's node and with it the drivers of its jobs.
     """
-    leaves, ended = this_node(), threading.Event()
+    leaves = this_node()
+    ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(LOOK_SECONDS):

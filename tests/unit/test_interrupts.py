@@ -164,7 +164,8 @@ def test_what_to_record_is_recorded_while_the_main_thread_goes_on(number: int, t
 
 def test_the_record_does_not_wait_for_a_call_of_c(tmp_path: Path) -> None:
     """As of PyTorch, or of Ray while it connects: other threads run, and the main one looks for no signal."""
-    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    libc = ctypes.CDLL(None)
+    mutex = ctypes.create_string_buffer(64)
     causes: list[str] = []
 
     def free(cause: str) -> None:
@@ -195,7 +196,8 @@ def test_without_a_signal_nothing_is_recorded_and_no_thread_stays(tmp_path: Path
 def test_the_second_signal_ends_when_the_first_is_recorded(
     clock: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    going, steps = threading.Event(), []
+    going = threading.Event()
+    steps: list[str] = []
 
     def record() -> None:
         assert going.wait(60)

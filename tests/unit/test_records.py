@@ -92,7 +92,9 @@ def test_a_driver_that_is_killed_while_it_saves_was_interrupted(tmp_path: Path) 
 def test_two_threads_change_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first is stopped right before its copy takes the record's place."""
     folder = create(tmp_path)
-    standing, going, whole = threading.Event(), threading.Event(), Path.replace
+    standing = threading.Event()
+    going = threading.Event()
+    whole = Path.replace
 
     def replace(self: Path, target: Path) -> Path:
         if threading.current_thread() is first:
