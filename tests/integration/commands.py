@@ -46,7 +46,7 @@ class Command:
     def text(self) -> str:
         return self.output.read_text()
 
-    def until(self, condition: Callable[[], Any], seconds: float = 120) -> Any:
+    def until(self, condition: Callable[[], Any], seconds: float = 600) -> Any:
         """Wait for a true ``condition()``; fails when the command ends first or time runs out."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -56,7 +56,7 @@ class Command:
             time.sleep(0.05)
         raise AssertionError(f"waited {seconds} s in vain:\n{self.text()}")
 
-    def end(self, seconds: float = 150) -> int:
+    def end(self, seconds: float = 600) -> int:
         return self.process.wait(seconds)
 
     def ctrl_c(self) -> None:
