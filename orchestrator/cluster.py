@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from orchestrator.errors import UNAVAILABLE, UserError, one_line
-from orchestrator.interrupts import sigterm_kept
+from orchestrator.interrupts import keep_sigterm_handler
 from orchestrator.spec import Resources
 from orchestrator.storage import remote
 
@@ -62,7 +62,7 @@ def cluster(address: str | None) -> Iterator[list[Node]]:
     """Connect, yield the resources of each live node, and disconnect (or stop the local cluster) at the end.
 
     A Ray that is already connected in this process (a notebook's) is used and left alone. Raises UserError
-    (exit 3) within seconds when nothing answers at ``address``.
+    (exit 3) within seconds when nothing answers at ``address``, KeyboardInterrupt for a SIGTERM while it connects.
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
@@ -80,7 +80,7 @@ def cluster(address: str | None) -> Iterator[list[Node]]:
     try:
         if not address:
             make_token()
-        with sigterm_kept(), nullcontext() if address else _on_loopback():
+        with keep_sigterm_handler(), nullcontext() if address else _on_loopback():
             ray.init(
                 address=address or "local",
                 include_dashboard=None if address else False,

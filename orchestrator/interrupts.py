@@ -65,13 +65,14 @@ class Interrupts:
     """
 
     def __init__(self, stop_file: Path, console: Console, record: Callable[[], None] = lambda: None) -> None:
-        self._stop_file, self._console, self._record = stop_file, console, record
+        self._stop_file, self._console = stop_file, console
+        self._record = record
         self._old: dict[int, Any] = {}
         self._pressed: float | None = None
         self._signals: tuple[socket.socket, socket.socket] | None = None
         self._wakeup = -1
         self._recorder: threading.Thread | None = None
-        self.stopped = False
+        self.stopped = self.signalled = False
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python has no signal handlers
@@ -114,7 +115,7 @@ class Interrupts:
 
     def stop(self, line: str) -> None:
         """Do what the first signal does, and say ``line``. Any thread may."""
-        self.stopped = True
+        self.stopped = self.signalled = True
         if self._recorder is None:
             self._record()
         self._wake(signal.SIGTERM)
@@ -148,7 +149,7 @@ class Interrupts:
 
 
 @contextmanager
-def sigterm_kept() -> Iterator[None]:
+def keep_sigterm_handler() -> Iterator[None]:
     """A context for ``ray.init``, which sets a handler of SIGTERM that raises SystemExit wherever the driver is.
 
     The handler of before is set again afterwards, and gets a SIGTERM that came meanwhile. Raises KeyboardInterrupt

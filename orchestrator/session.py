@@ -123,7 +123,7 @@ class Session:
         self._mirror: Mirror | Watch | None = None
         standing = {"queue": settings.queue, "priority": settings.priority}
         self.pulse = Pulse(folder, lambda: self.tracker.unsent if self.tracker else 0, standing)
-        self.interrupts = Interrupts(folder.stop_file, console, self._foresee)
+        self.interrupts = Interrupts(folder.stop_file, console, self._record_stop)
         about = {"id": folder.id, "kind": folder.record["kind"], "workload": folder.record["workload"]}
         self._notifier = Notifier(settings.notify, about)
 
@@ -151,7 +151,7 @@ class Session:
             tags = {**self._tags, **identity_tags(sources)}
             self.tracker.start(self.folder.id, self.folder.id, params=self._params, tags=tags)
             if self.interrupts.stopped:  # before there was a tracker
-                self.tracker.foresee(ENDS["interrupted"])
+                self.tracker.provisional_end(ENDS["interrupted"])
             self.tracker.files(self.folder.id, record)
             began = datetime.fromisoformat(self.folder.record["started"]).timestamp()
             self._system = SystemMetrics(partial(self.tracker.log, self.folder.id), began).__enter__()
@@ -198,21 +198,22 @@ class Session:
         """Say how it ended; written on the way out."""
         self._status = (status, code, values)
 
-    def _foresee(self) -> None:
+    def _record_stop(self) -> None:
         """Write down the end that a kill would be, at once after a signal: Ray leaves a job that it stops 3 s."""
         with suppress(OSError):
-            self.folder.foresee("interrupted", INTERRUPTED)
+            self.folder.provisional_end("interrupted", INTERRUPTED)
         if self.tracker is not None:
             with suppress(ValueError):  # it is closed already
-                self.tracker.foresee(ENDS["interrupted"])
+                self.tracker.provisional_end(ENDS["interrupted"])
         if self._mirror is not None:
-            self._mirror.hurry()
+            self._mirror.send_now()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         told = disk.unwritable(self.settings.storage, error) if disk.is_full(error) else error
-        if isinstance(error, KeyboardInterrupt) and self.interrupts.stopped:  # it was connecting to Ray
+        if error and self.interrupts.signalled and not isinstance(error, UserError | Interrupted) and told is error:
+            # What stops us may have stopped Ray, or broken off the connecting to it: no failure of the run's.
             told = Interrupted(f"orchestrator {self.folder.record['kind']} --resume {self.folder.id}")
         status, code, values = self._ending(told)
         try:

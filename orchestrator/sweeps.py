@@ -244,10 +244,10 @@ def _on_ray(spec: SweepSpec, session: Session, study: Study, ledger: Ledger) -> 
     from orchestrator.cluster import check_fit, check_storage, cluster
     from orchestrator.placement import packs as pack_placement
     from orchestrator.placement import tune as placement
-    from orchestrator.training.leaving import driver_leaves
+    from orchestrator.training.leaving import stop_with_node
 
     folder, settings = session.folder, session.settings
-    with cluster(settings.ray_address) as nodes, session.on_cluster(), driver_leaves(session.interrupts):
+    with cluster(settings.ray_address) as nodes, session.on_cluster(), stop_with_node(session.interrupts):
         capacities = packing.capacities(spec, check_fit(nodes, spec.resources))
         session.console.say(_at_once(spec, capacities, len(nodes)))
         check_storage(settings.storage)

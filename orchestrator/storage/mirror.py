@@ -78,7 +78,7 @@ class Mirror:
         self._closing.set()
         self._due.set()
 
-    def hurry(self) -> None:
+    def send_now(self) -> None:
         """Send what has changed now, not at the next look."""
         self._due.set()
 

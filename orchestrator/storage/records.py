@@ -104,8 +104,8 @@ class RunFolder:
             self._lock, self._lease = lock, claim
             undone.pop_all()
 
-    def foresee(self, status: Status, exit_code: int) -> None:
-        """Write down how it ends if its driver is killed from now on; it runs until :meth:`release`, or that."""
+    def provisional_end(self, status: Status, exit_code: int) -> None:
+        """Record how it ends if its driver is killed from now on; :meth:`release` records how it has ended."""
         self.update(status=status, exit_code=exit_code)
 
     def release(self, status: Status, exit_code: int, **values: Any) -> None:

@@ -92,10 +92,10 @@ class Tracker:
             self._running.discard(key)
             self._journal.put(op="end", key=key, status=status, time=_now())
 
-    def foresee(self, status: End) -> None:
-        """Say of every run that is not ended how it is if this process is killed from now on. Any thread may.
+    def provisional_end(self, status: End) -> None:
+        """End every open run with the status that it has if this process is killed from now on. Any thread may.
 
-        Such a run takes values as before, and its own end replaces this one.
+        Such a run takes values as before, and its own :meth:`end` replaces this one.
         """
         with self._ending:
             for key in sorted(self._running):

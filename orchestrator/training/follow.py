@@ -48,9 +48,9 @@ def train(
 
     Returns False when it was stopped before its end. Raises RunFailed or UserError when a worker did.
     """
-    from orchestrator.training.leaving import driver_leaves
+    from orchestrator.training.leaving import stop_with_node
 
-    with cluster(settings.ray_address) as nodes, session.on_cluster(), driver_leaves(session.interrupts):
+    with cluster(settings.ray_address) as nodes, session.on_cluster(), stop_with_node(session.interrupts):
         check_fit(nodes, spec.resources)
         check_storage(settings.storage)
         with sharing(folder.id, settings, spec.resources, 1, session.console.say):

@@ -67,12 +67,13 @@ def group_nodes() -> Callable[[], bool]:
 
 
 @contextmanager
-def driver_leaves(interrupts: Interrupts) -> Iterator[None]:
-    """While active, a driver whose own node is being taken away stops as after a signal, of which it gets none.
+def stop_with_node(interrupts: Interrupts) -> Iterator[None]:
+    """While active, a driver whose own node is being taken away stops as after a signal: Ray sends it none.
 
-    Ray ends a head's node, and with it the drivers of its jobs, when the grace period is over.
+    When the grace period is over, Ray ends a head's node and with it the drivers of its jobs.
     """
-    leaves, ended = this_node(), threading.Event()
+    leaves = this_node()
+    ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(LOOK_SECONDS):

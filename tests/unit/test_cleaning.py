@@ -321,8 +321,8 @@ def test_runs_left_running_are_found_and_killed(running: Callable[..., str], set
 
     lost, saving, alive, done = (create(settings, name) for name in ("lost", "saving", "alive", "done"))
     lose(lost)
-    saving.foresee("interrupted", 130)
-    alive.foresee("interrupted", 130)
+    saving.provisional_end("interrupted", 130)
+    alive.provisional_end("interrupted", 130)
     lose(saving)
     done.release("finished", 0)
     expected = {running("lost"), running("lost", days=0), running("saving"), running("absent")}

@@ -63,6 +63,17 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return resolve()
 
 
+def test_a_run_that_saves_after_a_signal_runs(settings: Settings) -> None:
+    folder = records.create(settings.storage, "run", "recommender", {}, "orchestrator run recommender")
+    folder.provisional_end("interrupted", 130)
+    told = control._run(folder)
+    assert (told["status"], told["exit_code"], told["resume"]) == ("running", None, None)
+    folder.release("interrupted", 130)
+    told = control._run(folder)
+    assert (told["status"], told["exit_code"]) == ("interrupted", 130)
+    assert told["resume"] == f"orchestrator run --resume {folder.id}"
+
+
 class Driver:
     """A process that drives a folder; each ``step`` lets it go on by a line."""
 

@@ -22,7 +22,7 @@ from orchestrator import interrupts
 from orchestrator.console import Console
 from orchestrator.errors import DONE, FAILED, INTERRUPTED, Interrupted, UserError
 from orchestrator.exits import guarded
-from orchestrator.interrupts import Interrupts, sigterm_kept
+from orchestrator.interrupts import Interrupts, keep_sigterm_handler
 from tests.waiting import until
 
 
@@ -166,7 +166,8 @@ def test_what_to_record_is_recorded_while_the_main_thread_goes_on(number: int, t
 
 def test_the_record_does_not_wait_for_a_call_of_c(tmp_path: Path) -> None:
     """As of PyTorch, or of Ray while it connects: other threads run, and the main one looks for no signal."""
-    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    libc = ctypes.CDLL(None)
+    mutex = ctypes.create_string_buffer(64)
     causes: list[str] = []
 
     def free(cause: str) -> None:
@@ -197,7 +198,8 @@ def test_without_a_signal_nothing_is_recorded_and_no_thread_stays(tmp_path: Path
 def test_the_second_signal_ends_when_the_first_is_recorded(
     clock: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    going, steps = threading.Event(), []
+    going = threading.Event()
+    steps: list[str] = []
 
     def record() -> None:
         assert going.wait(60)
@@ -232,7 +234,7 @@ def ray_init(*signals: int) -> None:
 
 def test_our_handler_is_back_after_ray_init(tmp_path: Path) -> None:
     with Interrupts(tmp_path / "stop", Console()) as heard:
-        with sigterm_kept():
+        with keep_sigterm_handler():
             ray_init()
         signal.raise_signal(signal.SIGTERM)
         assert heard.asked()
@@ -241,7 +243,7 @@ def test_our_handler_is_back_after_ray_init(tmp_path: Path) -> None:
 def test_sigterm_in_the_middle_of_ray_init_is_a_stop(tmp_path: Path) -> None:
     recorded = threading.Event()
     with Interrupts(tmp_path / "stop", Console(), recorded.set) as heard:
-        with pytest.raises(KeyboardInterrupt), sigterm_kept():
+        with pytest.raises(KeyboardInterrupt), keep_sigterm_handler():
             ray_init(signal.SIGTERM)
         assert heard.stopped
         assert recorded.wait(60)
@@ -251,7 +253,7 @@ def test_sigterm_in_the_middle_of_ray_init_is_a_stop(tmp_path: Path) -> None:
 def test_ray_init_keeps_its_own_way_where_nothing_of_ours_was_set() -> None:
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        with pytest.raises(SystemExit), sigterm_kept():
+        with pytest.raises(SystemExit), keep_sigterm_handler():
             ray_init(signal.SIGTERM)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
@@ -275,7 +277,7 @@ def test_a_driver_whose_node_is_taken_away_stops_without_a_signal(
     recorded = threading.Event()
 
     def drive() -> None:
-        with Interrupts(tmp_path / "stop", Console(), recorded.set) as heard, leaving.driver_leaves(heard):
+        with Interrupts(tmp_path / "stop", Console(), recorded.set) as heard, leaving.stop_with_node(heard):
             assert recorded.wait(60)
             while not heard.asked():
                 time.sleep(0.01)

@@ -169,8 +169,8 @@ def test_what_is_due_now_is_not_kept_until_the_next_look(
     folder = create(machine("one"))
     following = start(folder)
     until(lambda: is_known(bucket))
-    folder.foresee("interrupted", 130)
-    following.hurry()
+    folder.provisional_end("interrupted", 130)
+    following.send_now()
     until(lambda: '"status": "interrupted"' in stored(bucket).get("record.json", ""))
     folder.release("interrupted", 130)
     assert following.close() is None

@@ -263,7 +263,8 @@ def test_a_close_between_two_tries_is_the_end_of_them(
     starts: queue.SimpleQueue[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread stands right before its second try when the notifier is closed."""
-    before_second, closed = threading.Event(), threading.Event()
+    before_second = threading.Event()
+    closed = threading.Event()
 
     def split(text: str) -> list[str]:
         if not starts.empty() and threading.current_thread().name == "notify":
@@ -284,7 +285,8 @@ def test_a_close_between_two_tries_is_the_end_of_them(
 
 
 def test_a_webhook_is_not_called_again_after_the_close(hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
-    posting, closed = threading.Event(), threading.Event()
+    posting = threading.Event()
+    closed = threading.Event()
 
     def post(url: str, body: bytes) -> None:
         hook.gets += 1

@@ -75,7 +75,7 @@ def test_ids_never_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_driver_that_is_killed_while_it_saves_was_interrupted(tmp_path: Path) -> None:
     def begin() -> RunFolder:
         folder = create(tmp_path)
-        folder.foresee("interrupted", 130)
+        folder.provisional_end("interrupted", 130)
         return folder
 
     driver = elsewhere(begin)
@@ -93,7 +93,9 @@ def test_a_driver_that_is_killed_while_it_saves_was_interrupted(tmp_path: Path) 
 def test_two_threads_change_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first is stopped right before its copy takes the record's place."""
     folder = create(tmp_path)
-    standing, going, whole = threading.Event(), threading.Event(), Path.replace
+    standing = threading.Event()
+    going = threading.Event()
+    whole = Path.replace
 
     def replace(self: Path, target: Path) -> Path:
         if threading.current_thread() is first:

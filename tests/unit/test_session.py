@@ -14,8 +14,8 @@ import pytest
 
 from orchestrator import session
 from orchestrator.console import Console
-from orchestrator.errors import DONE, FAILED, INTERRUPTED, UNAVAILABLE, Interrupted, UserError
-from orchestrator.interrupts import sigterm_kept
+from orchestrator.errors import DONE, FAILED, INTERRUPTED, UNAVAILABLE, Interrupted, RunFailed, UserError
+from orchestrator.interrupts import keep_sigterm_handler
 from orchestrator.session import Session
 from orchestrator.settings import resolve
 from orchestrator.storage import records
@@ -102,12 +102,35 @@ def test_a_signal_before_there_is_a_tracker_ends_its_run_too(database: Path, mon
     assert ended(folder)[:2] == ("interrupted", INTERRUPTED)
 
 
+def break_after_a_signal(error: Exception) -> None:
+    signal.raise_signal(signal.SIGTERM)
+    raise error
+
+
+def test_what_breaks_after_a_signal_is_no_failure(folder: RunFolder) -> None:
+    """A signal to the whole group ends Ray too."""
+    with pytest.raises(Interrupted), opened(folder):
+        break_after_a_signal(RunFailed("one", "its worker was lost"))
+    assert ended(folder) == ("interrupted", INTERRUPTED, None)
+    assert "its worker was lost" in folder.log.read_text()
+
+
+def test_what_a_user_has_to_mend_is_told_after_a_signal_too(folder: RunFolder) -> None:
+    with pytest.raises(UserError, match="No space"), opened(folder):
+        break_after_a_signal(OSError(28, "No space left on device"))
+    assert ended(folder)[:2] == ("failed", UNAVAILABLE)
+
+
 def test_sigterm_while_it_connects_says_how_to_go_on(folder: RunFolder) -> None:
     def ray_init() -> None:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
         signal.raise_signal(signal.SIGTERM)
 
-    with pytest.raises(Interrupted, match="Go on with: orchestrator run --resume one"), opened(folder), sigterm_kept():
+    with (
+        pytest.raises(Interrupted, match="Go on with: orchestrator run --resume one"),
+        opened(folder),
+        keep_sigterm_handler(),
+    ):
         ray_init()
     assert ended(folder) == ("interrupted", INTERRUPTED, None)
     assert not folder.driven()
