@@ -24,6 +24,7 @@ import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -59,10 +60,18 @@ class Conformance:
     data: ClassVar[Path] = Path()
     epochs: ClassVar[int] = 2
     tolerance: ClassVar[float] = 2e-5
-    """Relative difference allowed between two processes and one."""
+    """Relative difference allowed between runs that add up in another order (micro-batches, two processes), of losses,
+    gradients and weights. A sum of n float32 values is exact to about 6e-8 sqrt(n), relative to its largest terms."""
+    ranked: ClassVar[tuple[str, ...]] = ()
+    """Patterns of the metrics of ranks, ties and thresholds. They jump where a last bit differs, and which bits do
+    depends on the processor: no tolerance fits, and such runs are compared by what is below them."""
+    compared: ClassVar[Mapping[str, Any]] = {}
+    """Parameters that such runs have in place of ``params``: a small learning rate, where training is long enough for
+    rounding to grow. Adam's first steps are signs, also of gradients that are nothing but rounding."""
     pack: ClassVar[tuple[Mapping[str, Any], ...]] = ({}, {}, {})
     """Of a workload that can be packed: what three members have beside ``params``, as different as a pack allows."""
     _reference: ClassVar[Reference]
+    _compared_reference: ClassVar[tuple[Workload, _Trained]]
 
     @pytest.fixture(autouse=True)
     def _one_thread(self) -> Iterator[None]:
@@ -73,9 +82,10 @@ class Conformance:
         torch.set_num_threads(threads)
 
     def build(self, **runtime: Any) -> Workload:
-        base = Runtime(device=torch.device("cpu"), data=self.data, seed=7, epochs=self.epochs)
-        built: Workload = self.workload(self.workload.Params(**self.params), replace(base, **runtime))
-        return built
+        return _build(self.workload, self.params, self.data, self.epochs, **runtime)
+
+    def build_to_compare(self, **runtime: Any) -> Workload:
+        return _build(self.workload, {**self.params, **self.compared}, self.data, self.epochs, **runtime)
 
     def reference(self) -> Reference:
         """Train and evaluate at the first call, and return the same to all tests of this class."""
@@ -91,6 +101,14 @@ class Conformance:
             metrics = _flat(rows) | validation[0]
             cls._reference = Reference(metrics, tuple(rows), tuple(states), validation, workload.evaluate("test"))
         return cls._reference
+
+    def compared_reference(self) -> tuple[Workload, _Trained]:
+        """Train on whole batches in one process at the first call, and return the same to all tests of this class."""
+        cls = type(self)
+        if "_compared_reference" not in cls.__dict__:
+            workload = self.build_to_compare()
+            cls._compared_reference = (workload, _trained(workload))
+        return cls._compared_reference
 
     def test_is_a_workload(self) -> None:
         assert isinstance(self.build(), Workload)
@@ -181,8 +199,8 @@ class Conformance:
         assert values(taken.evaluate("validation")) != donor.validation[0]
 
     def test_micro_batches_give_the_same_gradient(self) -> None:
-        whole, parts = self.reference().metrics, _metrics(self.build(accumulate=2))
-        _assert_close(whole, parts, self.tolerance)
+        _, whole = self.compared_reference()
+        self._assert_trained_alike(whole, _trained(self.build_to_compare(accumulate=2)))
 
     def test_virtual_epochs_cover_the_same_stream(self) -> None:
         workload = self.build(steps_per_epoch=1)
@@ -202,9 +220,47 @@ class Conformance:
             assert f"from {ours}" not in source
 
     def test_two_processes_equal_one(self) -> None:
-        first, second = together(_train_rank, self.workload, dict(self.params), self.data, self.epochs)
-        assert first == second, "the ranks disagree"
-        _assert_close(self.reference().metrics, first, self.tolerance)
+        """In training, and of one trained model in evaluation."""
+        alone, whole = self.compared_reference()
+        params = {**self.params, **self.compared}
+        ranks = together(_train_rank, self.workload, params, self.data, self.epochs, whole.state)
+        (first, first_seen), (second, second_seen) = ranks
+        assert first.rows == second.rows, "the ranks disagree"
+        assert values(first_seen) == values(second_seen), "the ranks disagree"
+        self._assert_trained_alike(whole, first)
+        self._assert_trained_alike(first, second)
+        self._assert_evaluated_alike(alone.evaluate("validation"), first_seen)
+
+    def _assert_trained_alike(self, one: _Trained, other: _Trained) -> None:
+        """The metrics of both epochs, and what they have led to: the optimiser's moments are sums of gradients."""
+        assert one.rows.keys() == other.rows.keys()
+        for key in one.rows:
+            if not self._is_ranked(key.partition("@")[0]):
+                assert one.rows[key] == pytest.approx(other.rows[key], rel=self.tolerance, abs=self.tolerance), key
+        tensors, others = _families(one.state), _families(other.state)
+        assert tensors.keys() == others.keys()
+        for family, tensor in tensors.items():
+            difference = torch.linalg.vector_norm(tensor - others[family])
+            assert difference <= self.tolerance * torch.linalg.vector_norm(tensor), family
+
+    def _assert_evaluated_alike(self, one: Evaluation, other: Evaluation) -> None:
+        """A last bit may change the rank of a few units, never of one in twenty; the means follow from the units."""
+        assert one.metrics.keys() == other.metrics.keys()
+        assert one.units.keys() == other.units.keys()
+        assert np.array_equal(one.units["id"], other.units["id"])
+        lost = dict.fromkeys(one.metrics, 0.0)
+        for name, column in one.units.items():
+            same = np.isclose(column, other.units[name], rtol=self.tolerance, atol=self.tolerance, equal_nan=True)
+            assert same.mean() > 0.95, f"unit {name}"
+            if name in lost:
+                lost[name] = float(np.nansum(column - other.units[name]) / max(1, (~np.isnan(column)).sum()))
+        for name, value in one.metrics.items():
+            if name in one.units or not self._is_ranked(name):
+                expected = other.metrics[name] + lost[name]
+                assert value == pytest.approx(expected, rel=self.tolerance, abs=self.tolerance), name
+
+    def _is_ranked(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self.ranked)
 
     def test_a_pack_gives_each_member_what_it_has_apart(self) -> None:
         """Members with parameters and seeds of their own, at different epochs, that come and go."""
@@ -247,17 +303,33 @@ def values(result: Metrics | Evaluation) -> dict[str, float]:
     return dict(result.metrics if isinstance(result, Evaluation) else result)
 
 
-def _train_rank(rank: int, workload: type[Any], params: Mapping[str, Any], data: Path, epochs: int) -> dict[str, float]:
-    runtime = Runtime(
-        device=torch.device("cpu"),
-        data=data,
-        seed=7,
-        epochs=epochs,
-        rank=rank,
-        world_size=WORLD,
-        agree=distributed.agree,
-    )
-    return _metrics(workload(workload.Params(**params), runtime))
+@dataclass(frozen=True)
+class _Trained:
+    """The metrics of two epochs and the state after them."""
+
+    rows: Mapping[str, float]
+    state: State
+
+
+def _build(workload: type[Any], params: Mapping[str, Any], data: Path, epochs: int, **runtime: Any) -> Workload:
+    base = Runtime(device=torch.device("cpu"), data=data, seed=7, epochs=epochs)
+    built: Workload = workload(workload.Params(**params), replace(base, **runtime))
+    return built
+
+
+def _train_rank(
+    rank: int, workload: type[Any], params: Mapping[str, Any], data: Path, epochs: int, state: State
+) -> tuple[_Trained, Evaluation]:
+    """What a rank trains, and what it sees of a model that another process has trained."""
+    built = _build(workload, params, data, epochs, rank=rank, world_size=WORLD, agree=distributed.agree)
+    trained = _trained(built)
+    built.load_state_dict(state)
+    return trained, built.evaluate("validation")
+
+
+def _trained(workload: Workload) -> _Trained:
+    rows = {f"{k}@{epoch}": v for epoch in (1, 2) for k, v in values(workload.train_epoch(epoch)).items()}
+    return _Trained(rows, _copy(workload.state_dict()))
 
 
 def _metrics(workload: Workload) -> dict[str, float]:
@@ -322,7 +394,22 @@ def _assert_equal(first: Any, second: Any, path: str = "state") -> None:
         assert first == second, path
 
 
-def _assert_close(first: Mapping[str, float], second: Mapping[str, float], tolerance: float) -> None:
-    assert first.keys() == second.keys()
-    for key in first:
-        assert first[key] == pytest.approx(second[key], rel=tolerance, abs=tolerance), key
+def _families(state: Any) -> dict[str, torch.Tensor]:
+    """A state's real numbers, in one vector for each kind: ``encoder``, ``optimizer/exp_avg``.
+
+    A tensor alone may be nothing but rounding, such as the gradient of a bias that a softmax takes away, and under Adam
+    that bias itself.
+    """
+    found: dict[str, list[torch.Tensor]] = {}
+
+    def add(part: Any, path: tuple[str, ...]) -> None:
+        if isinstance(part, torch.Tensor):
+            if part.is_floating_point():
+                family = path[0] if len(path) == 1 or "." in path[-1] else f"{path[0]}/{path[-1]}"
+                found.setdefault(family, []).append(part.double().flatten())
+        elif isinstance(part, Mapping | list | tuple):
+            for name, value in part.items() if isinstance(part, Mapping) else enumerate(part):
+                add(value, (*path, str(name)))
+
+    add(state, ())
+    return {family: torch.cat(parts) for family, parts in found.items()}

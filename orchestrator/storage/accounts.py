@@ -6,14 +6,13 @@ import json
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator.console import aligned, show
 from orchestrator.errors import UserError
 from orchestrator.spec import Resources
 from orchestrator.storage import disk
@@ -176,18 +175,6 @@ def table(folders: Iterable[RunFolder], by: By, since: float | None = None) -> t
     if by == "day":
         return sorted(rows, key=lambda row: str(row["day"])), silent
     return sorted(rows, key=lambda row: (-float(row["gpu_hours"]), -float(row["cpu_hours"]), str(row[by]))), silent
-
-
-def as_text(rows: Sequence[Mapping[str, Any]], by: By, silent: int) -> str:
-    """The rows of :func:`table` under their names, with their sum."""
-    lines = [[str(row[by]), *(show(float(row[key])) for key in ("gpu_hours", "cpu_hours")), str(row["runs"])]
-             for row in rows]  # fmt: skip
-    sums = [show(float(sum(row[key] for row in rows))) for key in ("gpu_hours", "cpu_hours")]
-    notes = [f"Without {silent} of before there were accounts."] if silent else []
-    if not rows:
-        return "\n".join(["No device hours.", *notes])
-    shown = aligned([[by.upper(), "GPU HOURS", "CPU HOURS", "RUNS"], *lines, ["in all", *sums, ""]])
-    return "\n".join([shown, *notes])
 
 
 def moment(text: str) -> float:

@@ -208,11 +208,12 @@ def accounts(
 
     Example: orchestrator accounts --by person --since 2026-01-01
     """
+    from orchestrator.results.device_hours import device_hours
     from orchestrator.storage import accounts, records
 
     moment = None if since is None else accounts.moment(since)
     rows, silent = accounts.table(records.folders(resolved(storage=storage).storage), by, moment)
-    print(json.dumps(rows) if as_json else accounts.as_text(rows, by, silent))
+    print(json.dumps(rows) if as_json else device_hours(rows, by, silent))
 
 
 def _found(references: list[str], storage: str | None) -> list[RunFolder]:

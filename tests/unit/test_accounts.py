@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import UserError
+from orchestrator.results.device_hours import device_hours
 from orchestrator.spec import Resources
 from orchestrator.storage import accounts, records
 from orchestrator.storage.accounts import BEAT_SECONDS, EVENTS, Book
@@ -188,7 +189,7 @@ def test_by_person_and_workload_and_those_before_there_were_accounts(
     ]
     assert silent == 1
     assert [row["workload"] for row in accounts.table(found, "workload")[0]] == ["toy"]
-    shown = accounts.as_text(rows, "person", silent).splitlines()
+    shown = device_hours(rows, "person", silent).splitlines()
     assert shown[-2].split() == ["in", "all", "0", "3"]
     assert "1 " in shown[-1]
 

@@ -25,6 +25,7 @@ from workloads.testing import Conformance, values
 
 class RecommenderConformance(Conformance):
     workload: ClassVar[type[Any]] = Recommender
+    ranked: ClassVar[tuple[str, ...]] = ("fnr", "tnr", "clamped", "ks")
 
     @contextmanager
     def spoiled_test(self) -> Iterator[None]:
@@ -285,6 +286,13 @@ class ScalesWithMicroBatches(Toy):
         super().__init__(params.model_copy(update={"lr": params.lr * runtime.accumulate}), runtime)
 
 
+class SumsMomentsOfMicroBatches(Toy):
+    """No metric of two epochs shows it."""
+
+    def state_dict(self) -> State:
+        return {**super().state_dict(), "velocity": self.velocity * self.runtime.accumulate}
+
+
 class StandsStill(Toy):
     def train_epoch(self, epoch: int) -> Metrics:
         metrics = super().train_epoch(epoch)
@@ -323,6 +331,7 @@ class ServesNoTensors(Toy):
         ("test_units_are_rows_with_an_id", UnitsWithoutAnId),
         ("test_units_are_rows_with_an_id", UnitsTwice),
         ("test_micro_batches_give_the_same_gradient", ScalesWithMicroBatches),
+        ("test_micro_batches_give_the_same_gradient", SumsMomentsOfMicroBatches),
         ("test_virtual_epochs_cover_the_same_stream", StandsStill),
         ("test_servable_is_plain", ServesFromItsOwnCode),
         ("test_servable_is_plain", ServesNoTensors),
@@ -353,3 +362,45 @@ def test_a_spoiled_test_that_spoils_nothing_is_found() -> None:
 
     with pytest.raises(AssertionError, match="spoiled nothing"):
         Gentle().test_training_never_reads_the_test_split()
+
+
+# Evaluation by two processes
+
+
+class Ranking(TestToy):
+    __test__ = False
+    ranked: ClassVar[tuple[str, ...]] = ("share_*",)
+
+
+def evaluated(**other: Any) -> Evaluation:
+    """Of 100 users: ``ndcg`` by user, ``share_right`` over them and a loss."""
+    ndcg = np.linspace(0, 1, 100)
+    metrics = {"ndcg": ndcg.mean(), "share_right": 0.5, "loss": 1.0}
+    units = {"id": np.arange(100), "ndcg": ndcg}
+    return Evaluation(metrics | other.get("metrics", {}), units | other.get("units", {}))
+
+
+def one_rank_flipped() -> dict[str, Any]:
+    ndcg = evaluated().units["ndcg"].copy()
+    ndcg[7] += 0.4
+    return {"units": {"ndcg": ndcg}, "metrics": {"ndcg": ndcg.mean(), "share_right": 0.51}}
+
+
+def test_a_rank_that_flips_between_processes_is_no_fault() -> None:
+    Ranking()._assert_evaluated_alike(evaluated(), evaluated(**one_rank_flipped()))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"units": {"ndcg": np.where(np.arange(100) % 2, evaluated().units["ndcg"], 0)}},  # one rank's half
+        {"units": {"id": np.arange(100)[::-1]}},
+        {"metrics": {"loss": 1.001}},
+        {"metrics": {"ndcg": 0.25}},  # the mean of other units
+        {"metrics": {"more": 1.0}},
+        {**one_rank_flipped(), "metrics": {}},
+    ],
+)
+def test_what_differs_between_processes_is_a_fault(other: dict[str, Any]) -> None:
+    with pytest.raises(AssertionError):
+        Ranking()._assert_evaluated_alike(evaluated(), evaluated(**other))

@@ -26,6 +26,8 @@ SMALL = {
 
 class LifelongConformance(Conformance):
     workload: ClassVar[type[Any]] = Lifelong
+    ranked: ClassVar[tuple[str, ...]] = ("*_at_*", "forgetting", "forward_transfer")
+    compared: ClassVar[Mapping[str, Any]] = {"lr": 1e-6}
 
     @pytest.fixture(autouse=True)
     def _watch_stands_still(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ def _first(part: Part, count: int) -> Part:
 
 class SimCLRConformance(Conformance):
     workload: ClassVar[type[Any]] = OfFewImages
+    ranked: ClassVar[tuple[str, ...]] = ("alpha", "auc")  # alpha is calibrated by an AUC
     tolerance: ClassVar[float] = 1e-4  # eight steps in float32; test_gather has one in float64, to 1e-9
     # Batch normalisation is not over micro-batches together: test_gradient_cache has the equality without it.
     test_micro_batches_give_the_same_gradient = None  # type: ignore[assignment]

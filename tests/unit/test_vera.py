@@ -30,8 +30,7 @@ from workloads.vera.workload import Vera
 
 class VeraConformance(Conformance):
     workload: ClassVar[type[Any]] = Vera
-    tolerance: ClassVar[float] = 1e-3
-    """Nearly equal confidences change places by their last digit; of the weights a test below is stricter."""
+    ranked: ClassVar[tuple[str, ...]] = ("threshold", "*_low", "*_high", "calib/ece*", "selective/*", "success_at_*")
 
     @contextmanager
     def spoiled_test(self) -> Iterator[None]:
