@@ -123,9 +123,10 @@ class Table:
     methods of ours that are run beside the published ones, each with the published one that it is compared with, or
     None.
 
-    Rows are ordered by ``compared_by``, and tested for it and each metric ``tested``: neighbours with each other, or,
-    with a ``reference``, every row with that one. Metrics in ``lower`` are better when they are lower. ``reads_test``:
-    training itself looks at the test part, as the source's does.
+    Rows are ordered by ``compared_by``, and tested for it and each metric ``tested``: the pairs ``named``, which the
+    source compares, then neighbours with each other; or, with a ``reference``, every row with that one. Metrics in
+    ``lower`` are better when they are lower. ``reads_test``: training itself looks at the test part, as the source's
+    does.
     """
 
     id: str
@@ -141,6 +142,7 @@ class Table:
     lower: tuple[str, ...] = ()
     tested: tuple[str, ...] = ()
     reference: str | None = None
+    named: tuple[tuple[str, str], ...] = ()
     common: Mapping[str, Any] = field(default_factory=dict)
     on: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     epochs: Mapping[str, int] = field(default_factory=dict)

@@ -102,6 +102,7 @@ def _step(step: Step) -> dict[str, Any]:
         "metric": step.metric, "better": step.better, "worse": step.worse,
         "difference": difference.value, "low": difference.low, "high": difference.high,
         "p": difference.p, "p_holm": step.p, "test": difference.test or difference.why,
+        "named": step.named, "pairs": step.pairs,
     }  # fmt: skip
 
 
@@ -248,11 +249,23 @@ def _order(told: Mapping[str, Any], place: Place) -> list[str]:
     tests = {step["test"] for step in steps if step["p_holm"] is not None}
     if tests:
         means = f"means of each {told['unit']} over the seeds, " if any("paired" in test for test in tests) else ""
-        lines.append(f"{', '.join(sorted(tests))}; {means}p corrected by Holm")
+        lines.append(f"{', '.join(sorted(tests))}; {means}p corrected by Holm{_over(steps)}")
     ours, theirs = (_ranked(told, place, name) for name in ("mean", "published"))
     if len(theirs) > 1 and theirs != [name for name in ours if name in theirs]:
         lines.append(f"published order: {' > '.join(theirs)}")
     return lines
+
+
+def _over(steps: Sequence[Mapping[str, Any]]) -> str:
+    """What the p values are corrected over, and which pairs were chosen by the values that they are tested with."""
+    named = max((step["pairs"] for step in steps if step["named"]), default=0)
+    chosen = [step for step in steps if not step["named"]]
+    if not chosen:
+        return ""
+    first = chosen[0]
+    since = f", from {first['better']} > {first['worse']} on," if named else ""
+    before = f" over the {named} named by the source; " if named else ": "
+    return f"{before}neighbours{since} are chosen by these very values, theirs is over all {first['pairs']} pairs"
 
 
 def _ranked(told: Mapping[str, Any], place: Place, by: str) -> list[str]:

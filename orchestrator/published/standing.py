@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 from orchestrator.published.once import Done
@@ -18,41 +18,60 @@ Entrant = tuple[str, Mapping[str, Sequence[float]], Sequence[Done]]
 
 @dataclass(frozen=True)
 class Step:
-    """``better`` ahead of ``worse`` by ``difference`` of the metric; ``p`` is corrected by Holm over the steps of one
-    order."""
+    """``better`` ahead of ``worse`` by ``difference`` of the metric.
+
+    A ``named`` pair was chosen before the values were seen, and ``p`` is corrected by Holm over the named pairs.
+    Neighbours of the order were chosen by the values that they are tested with: their ``p`` is corrected over all
+    pairs. ``pairs`` is over how many.
+    """
 
     metric: str
     better: str
     worse: str
     difference: Difference
     p: float | None
+    named: bool
+    pairs: int
 
 
-def order(entrants: Sequence[Entrant], metric: str, *, lower: bool = False, reference: str | None = None) -> list[Step]:
-    """From the best mean to the worst, a step for each two neighbours, or for each method and the ``reference``.
+def order(
+    entrants: Sequence[Entrant],
+    metric: str,
+    *,
+    lower: bool = False,
+    reference: str | None = None,
+    named: Sequence[tuple[str, str]] = (),
+) -> list[Step]:
+    """The ``named`` pairs, and from the best mean to the worst each two neighbours that are none of them.
 
-    Methods without values are left out. Each unit's value is its mean over the seeds, so that the units are resampled,
-    not the seeds; where runs keep no values by unit, the seeds are compared (Welch's t).
+    With a ``reference`` the named pairs are each method with that one, and there are no neighbours. Methods without
+    values are left out. Each unit's value is its mean over the seeds, so that the units are resampled, not the seeds;
+    where runs keep no values by unit, the seeds are compared (Welch's t).
     """
     having = [one for one in entrants if one[1]]
     ranked = sorted(having, key=lambda one: statistics.summary(one[1][metric]).mean, reverse=not lower)
-    pairs = list(pairwise(ranked)) if reference is None else _beside(ranked, reference)
+    pairs = list(combinations(ranked, 2))  # the better one first
+    wanted = {frozenset(pair) for pair in named}
+    if reference is not None:
+        wanted = {frozenset((reference, one[0])) for one in ranked if one[0] != reference}
+    claimed = [pair for pair in pairs if frozenset((pair[0][0], pair[1][0])) in wanted]
+    steps = _steps(claimed, metric, lower, named=True)
+    if reference is not None or len(claimed) == len(pairs):
+        return steps
+    neighbours = {(a[0], b[0]) for a, b in pairwise(ranked)} - {(a[0], b[0]) for a, b in claimed}
+    every = _steps(pairs, metric, lower, named=False) if neighbours else []
+    return steps + [step for step in every if (step.better, step.worse) in neighbours]
+
+
+def _steps(pairs: Sequence[tuple[Entrant, Entrant]], metric: str, lower: bool, *, named: bool) -> list[Step]:
+    """A step for each pair, p corrected by Holm over them."""
     differences = [_ahead(a, b, metric, lower) for a, b in pairs]
     tested = [number for number, difference in enumerate(differences) if difference.p is not None]
     corrected = dict(zip(tested, statistics.holm([differences[number].p or 0.0 for number in tested])))
     return [
-        Step(metric, a[0], b[0], difference, corrected.get(number))
+        Step(metric, a[0], b[0], difference, corrected.get(number), named, len(tested))
         for number, (difference, (a, b)) in enumerate(zip(differences, pairs))
     ]
-
-
-def _beside(ranked: Sequence[Entrant], reference: str) -> list[tuple[Entrant, Entrant]]:
-    """Each method and the reference, the better one first; nothing where the reference has no values."""
-    places = {one[0]: place for place, one in enumerate(ranked)}
-    if reference not in places:
-        return []
-    at = places[reference]
-    return [(ranked[min(at, place)], ranked[max(at, place)]) for place in range(len(ranked)) if place != at]
 
 
 def _ahead(better: Entrant, worse: Entrant, metric: str, lower: bool) -> Difference:

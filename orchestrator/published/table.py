@@ -89,7 +89,9 @@ def _block(table: Table, rows: Sequence[Row], runner: Runner, console: Console) 
     steps = [
         step
         for metric in dict.fromkeys((table.compared_by, *table.tested))
-        for step in standing.order(entrants, metric, lower=metric in table.lower, reference=table.reference)
+        for step in standing.order(
+            entrants, metric, lower=metric in table.lower, reference=table.reference, named=table.named
+        )
     ]
     return Block(rows[0].where, measured, tuple(steps))
 

@@ -22,6 +22,9 @@ EXTRA = "ray-experiment-orchestrator[s3]"
 CHANGED = ("PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "412", "409")
 """S3's answers to a conditional write where the object is not as was stated."""
 
+_HONOURS: dict[tuple[str, str | None], bool] = {}
+"""What was found out about buckets, by name and endpoint."""
+
 UNREACHABLE = ("EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ConnectionClosedError")
 
 
@@ -81,7 +84,10 @@ def reason_without(place: Remote) -> str | None:
         return f"{location.scheme}:// has no conditional writes here"
     if find_spec(LIBRARY) is None:
         return f"{LIBRARY} is not installed"
-    if not _honours_conditions(location.netloc, location.path, s3_endpoint()):
+    store = (location.netloc, s3_endpoint())
+    if store not in _HONOURS:
+        _HONOURS[store] = _honours_conditions(place)
+    if not _HONOURS[store]:
         return "the store does not honour If-Match and If-None-Match"
     return None
 
@@ -97,11 +103,8 @@ def warning(place: Remote) -> str | None:
     )
 
 
-@lru_cache
-def _honours_conditions(bucket: str, path: str, endpoint: str | None) -> bool:
+def _honours_conditions(place: Remote) -> bool:
     """Whether the store refuses what a condition excludes, tried on an object that is removed again."""
-    del endpoint  # a part of the cache's key
-    place = Remote(f"s3://{bucket}{path}")
     store, name = Objects(place), f".probe-{secrets.token_hex(8)}"
     try:
         tag = store.write(name, b"first", None)

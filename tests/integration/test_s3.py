@@ -166,7 +166,7 @@ def test_a_killed_sweep_goes_on_on_another_machine(
 def test_a_killed_run_goes_on_from_its_checkpoint_on_another_machine(
     home: Path, server: Server, prefix: str, start: Start, tmp_path: Path
 ) -> None:
-    first = start("run", "toy", "epochs=60", "slow=0.2", "--local", "--name", "one")
+    first = start("run", "toy", "epochs=400", "slow=0.2", "--local", "--name", "one")
     first.until(lambda: [name for name in server.names(f"{prefix}/one/checkpoints") if name.endswith(".json")])
     first.kill()
     before = max(Store(home).steps()["one"], default=0)

@@ -7,6 +7,7 @@ import io
 import json
 import math
 from collections.abc import Sequence
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,38 @@ def test_neighbours_are_compared_by_their_users_means_over_seeds(tmp_path: Path)
     expected = statistics.over_units(b.mean(0) + 1, a.mean(0))
     assert first.difference.value == pytest.approx(expected.value)
     assert (first.difference.p, second.difference.test) == (expected.p, "paired bootstrap, 40 units")
-    raw = [first.difference.p or 0.0, second.difference.p or 0.0]
-    assert [first.p, second.p] == statistics.holm(raw)
+    assert not first.named
+    outer = statistics.over_units(b.mean(0) + 1, np.full(40, 0.1))
+    raw = [first.difference.p or 0.0, second.difference.p or 0.0, outer.p or 0.0]
+    assert [first.p, second.p] == statistics.holm(raw)[:2]  # chosen among all pairs by these values
+
+
+def test_pairs_that_the_source_names_come_first_and_are_corrected_by_themselves(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    units = {name: rng.normal(mean, 1, 50) for name, mean in (("ours", 0.3), ("a", 0.6), ("b", 0.0), ("c", 0.1))}
+    entrants: list[standing.Entrant] = [
+        (name, {"auc": [float(of.mean())]}, [done(tmp_path / name, of, metric="auc")]) for name, of in units.items()
+    ]
+    pairs = [("ours", "a"), ("ours", "b"), ("ours", "absent")]
+    steps = standing.order(entrants, "auc", named=pairs)
+    ranked = sorted(units, key=lambda name: -units[name].mean())
+    assert [{step.better, step.worse} for step in steps if step.named] == [
+        pair for pair in map(set, combinations(ranked, 2)) if pair in ({"ours", "a"}, {"ours", "b"})
+    ]
+    assert all(ranked.index(step.better) < ranked.index(step.worse) for step in steps)
+    named, rest = [step for step in steps if step.named], [step for step in steps if not step.named]
+    assert [step.p for step in named] == statistics.holm([step.difference.p or 0.0 for step in named])
+    assert {step.pairs for step in named} == {2}
+    assert {step.pairs for step in rest} == {6}
+    assert [(step.better, step.worse) for step in rest] == [
+        pair for pair in pairwise(ranked) if set(pair) not in ({"ours", "a"}, {"ours", "b"})
+    ]
+
+
+def test_the_tables_name_pairs_of_published_methods() -> None:
+    for table in TABLES.values():
+        assert table.named or table.id == "thesis-4.5"
+        assert {name for pair in table.named for name in pair} <= set(table.methods) - set(table.extra)
 
 
 def test_without_values_by_user_the_seeds_are_compared(tmp_path: Path) -> None:
@@ -162,7 +193,8 @@ def told(tmp_path: Path) -> dict[str, Any]:
         Measured(bns, chosen, values(0.05, 0.07), (done(tmp_path / "b0"), done(tmp_path / "b1"))),
         Measured(bce, None, {}, (), "out of memory"),
     )
-    order = standing.order([(one.row.method, one.values, one.runs) for one in measured], known.compared_by)
+    entrants = [(one.row.method, one.values, one.runs) for one in measured]
+    order = standing.order(entrants, known.compared_by, named=known.named)
     block = Block({"dataset": "ml-100k", "backbone": "mf"}, measured, tuple(order))
     (tmp_path / "r0").mkdir(exist_ok=True)
     (tmp_path / "r0" / "environment.json").write_text(
@@ -205,9 +237,23 @@ def test_markdown_names_failures_doubts_and_another_order(told: dict[str, Any]) 
     assert "0.4300 ± 0.0141 / 0.3962" in text
     assert "BPR, RNS > BPR, BNS by 0.3700" in text
     assert "published order: BPR, BNS > BPR, RNS" in text
+    assert "Welch's t; p corrected by Holm\n" in text  # the one pair is named by the source
     assert "out of memory (BCE, RNS)" in text
     assert "Left out: not here" in text
     assert all(line.count("|") == 12 for line in text.splitlines() if line.startswith("|"))
+
+
+def test_neighbours_are_said_to_be_chosen_by_their_values(told: dict[str, Any]) -> None:
+    (step,) = told["order"]
+    assert (step["named"], step["pairs"]) == (True, 1)
+    other = {**step, "named": False, "pairs": 3, "worse": "BCE, RNS"}
+    text = report.markdown({**told, "order": [step, other]})
+    assert (
+        "p corrected by Holm over the 1 named by the source; neighbours, from BPR, RNS > BCE, RNS on, are chosen by these "
+        "very values, theirs is over all 3 pairs\n"
+    ) in text
+    text = report.markdown({**told, "order": [other]})
+    assert "p corrected by Holm: neighbours are chosen by these very values, theirs is over all 3 pairs\n" in text
 
 
 def test_a_doubt_about_everything_concerns_every_value() -> None:

@@ -76,11 +76,16 @@ def _table(
     compared_by: str = "ndcg_at_20",
     measure: Measure | None = None,
     reads_test: bool = False,
+    proposed: str | None = None,
+    named: tuple[tuple[str, str], ...] = (),
 ) -> Table:
+    """``proposed`` is the method that the table is there for: the source compares it with each of its others."""
+    if proposed is not None:
+        named = tuple((proposed, name) for name in rows if name != proposed and name not in (extra or {}))
     return Table(
         f"thesis-{number}", title, f"thesis {source}, table {number}", THESIS, rows, compared_by, BY,
         Path(__file__).with_name(f"table-{number}.csv"), common=common or {}, on=on or {}, extra=extra or {},
-        doubts=doubts, measure=measure, reads_test=reads_test,
+        doubts=doubts, measure=measure, reads_test=reads_test, named=named,
     )  # fmt: skip
 
 
@@ -88,24 +93,28 @@ _ALL = (
     _table(
         "3.2", "AUC of the credence against ratings of 1", "3.5.2", methods.DENOISING, _RATINGS, _DENSITY, _FILTER,
         common=_CLEAN, on=_PRIORS, extra=_FORMS, compared_by="credence_auc", measure=measures.credence_auc,
+        proposed="BPRAC",
     ),
     _table(
         "3.3", "Pairwise ranking from noisy positives", "3.5.2", methods.DENOISING,
         _RATINGS, _DENSITY, _FILTER, _MPR_FORM, _MAP,
         common=_CLEAN, on=_PRIORS, extra={"DenoiseRec, reweighted": None, **_FORMS}, compared_by="ndcg_at_10",
+        proposed="BPRAC",
     ),
     _table(
         "4.2", "Negative samplers", "4.5.2.1", {**methods.SAMPLING, **methods.SAMPLING_SGD},
         *_LABELS, _YAHOO_BPR, _NEARLY_DNS, _BUDGET, on=_RANDOM, extra=_of(methods.SAMPLING_SGD),
+        proposed="BNS",
     ),
     _table(
         "4.3", "Variants of BNS", "4.5.2.3", {**methods.VARIANTS, **methods.VARIANTS_SGD},
         _NEARLY_DNS, _BUDGET, Doubt("E-4.30", "is DNS but for the very top", methods=("BNS-3",)),
-        extra=_of(methods.VARIANTS_SGD),
+        extra=_of(methods.VARIANTS_SGD), proposed="BNS",
     ),
     _table(
         "4.4", "BNS with other losses", "4.5.2.4", methods.OTHER_LOSSES,
         Doubt(_NEARLY_DNS.tag, _NEARLY_DNS.why, methods=("BPR, BNS", "BCE, BNS", "InfoNCE, BNS")),
+        named=tuple((f"{loss}, BNS", f"{loss}, RNS") for loss in ("BPR", "BCE", "InfoNCE")),
     ),
     _table(
         "4.5", "Towards the optimal sampler: a prior that knows the test part", "4.5.2.5",
@@ -118,15 +127,16 @@ _ALL = (
         *_LABELS, _YAHOO_BPR, _BUDGET, _HCL, Doubt("E-5.T", _IMPOSSIBLE, _ML_1M_LIGHTGCN, ("DPL",), ("ndcg_at_10",)),
         Doubt("E-5.T", "suspect beside the best recall of the block",
               {"dataset": ("yahoo-r3",), "backbone": ("lightgcn",)}, ("HCL",), ("precision_at_5", "recall_at_5")),
-        on=_RANDOM, extra=_of(methods.AS_CODED),
+        on=_RANDOM, extra=_of(methods.AS_CODED), proposed="DPL",
     ),
     _table(
         "5.3", "DPL beside negative sampling", "5.6.2.3", methods.HARD, _NEARLY_DNS, _BUDGET,
-        on={"ml-1m DPL with hard samples": {"tau": 0.25}},
+        on={"ml-1m DPL with hard samples": {"tau": 0.25}}, proposed="DPL with hard samples",
     ),
     _table(
         "6.3", "BCL beside other contrastive losses", "6.6.3.1", methods.CONTRASTIVE,
         *_LABELS, _HCL, Doubt("E-5.T", _IMPOSSIBLE, _ML_1M_LIGHTGCN, ("BCL",), ("ndcg_at_10",)), on=_RANDOM,
+        proposed="BCL",
     ),
 )  # fmt: skip
 
