@@ -249,8 +249,8 @@ def test_neighbours_are_said_to_be_chosen_by_their_values(told: dict[str, Any]) 
     other = {**step, "named": False, "pairs": 3, "worse": "BCE, RNS"}
     text = report.markdown({**told, "order": [step, other]})
     assert (
-        "p corrected by Holm over the 1 named by the source; neighbours, from BPR, RNS > BCE, RNS on, are chosen by these "
-        "very values, theirs is over all 3 pairs\n"
+        "p corrected by Holm over the 1 named by the source; neighbours, from BPR, RNS > BCE, RNS on, are chosen by "
+        "these very values, theirs is over all 3 pairs\n"
     ) in text
     text = report.markdown({**told, "order": [other]})
     assert "p corrected by Holm: neighbours are chosen by these very values, theirs is over all 3 pairs\n" in text
