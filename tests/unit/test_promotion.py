@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +27,7 @@ from orchestrator.promotion.evidence import gather
 from orchestrator.promotion.moving import Refusal
 from orchestrator.registry import models as registry
 from orchestrator.settings import Settings, resolve
-from tests.waiting import HANG_SECONDS
+from tests.waiting import until
 
 GOOD = Tried(measured=Measured(1.0, 0.5, 2.0))
 
@@ -298,12 +300,18 @@ def test_of_two_at_once_one_has_the_alias_and_the_other_is_told(
     promote(settings, to("1"))
     others = ThreadPoolExecutor(1)
     second: list[Future[Event]] = []
-    move = type(client).set_registered_model_alias
+    waiting, move = threading.Event(), type(client).set_registered_model_alias
+
+    def sleep(seconds: float) -> None:
+        waiting.set()
+        time.sleep(seconds)
+
+    monkeypatch.setattr(moving, "time", SimpleNamespace(sleep=sleep))
 
     def slowly(self: Any, model: str, alias: str, version: str) -> None:
         if version == "2":
             second.append(others.submit(promote, settings, to("3")))
-            wait(second, timeout=HANG_SECONDS)  # until it has given way, or waits for us
+            until(lambda: second[0].done() or waiting.is_set())
         move(self, model, alias, version)
 
     monkeypatch.setattr(type(client), "set_registered_model_alias", slowly)

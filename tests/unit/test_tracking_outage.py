@@ -126,7 +126,7 @@ def test_a_server_that_hangs_makes_no_run_twice(
         tracker.log(f"{OWNER}/hung", rows(1, 3))
         assert not tracker.flush(timeout=2.5)
     finally:
-        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", str(HANG_SECONDS))  # an answer takes as long as it takes
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", f"{HANG_SECONDS:.0f}")  # an answer takes as long as it takes
         server.go_on()
     assert tracker.close(timeout=HANG_SECONDS) is None
     assert f"{OWNER}/hung" in statuses(server.database), "and no key twice"
