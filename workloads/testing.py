@@ -85,10 +85,11 @@ class Conformance:
         torch.set_num_threads(threads)
 
     def build(self, **runtime: Any) -> Workload:
-        return _build(self.workload, self.params, self.data, self.epochs, **runtime)
+        return _build(self.workload, self.params, self.data, {"epochs": self.epochs, **runtime})
 
     def build_to_compare(self, **runtime: Any) -> Workload:
-        return _build(self.workload, {**self.params, **self.compared}, self.data, self.epochs, **runtime)
+        params = {**self.params, **self.compared}
+        return _build(self.workload, params, self.data, {"epochs": self.epochs, **runtime})
 
     def reference(self) -> Reference:
         """Train and evaluate at the first call, and return the same to all tests of this class."""
@@ -315,9 +316,10 @@ class _Trained:
     state: State
 
 
-def _build(workload: type[Any], params: Mapping[str, Any], data: Path, epochs: int, **runtime: Any) -> Workload:
-    base = Runtime(device=torch.device("cpu"), data=data, seed=7, epochs=epochs)
-    built: Workload = workload(workload.Params(**params), replace(base, **runtime))
+def _build(workload: type[Any], params: Mapping[str, Any], data: Path, runtime: Mapping[str, Any]) -> Workload:
+    built: Workload = workload(
+        workload.Params(**params), Runtime(device=torch.device("cpu"), data=data, **{"seed": 7, **runtime})
+    )
     return built
 
 
@@ -325,7 +327,8 @@ def _train_rank(
     rank: int, workload: type[Any], params: Mapping[str, Any], data: Path, epochs: int, state: State
 ) -> tuple[_Trained, Evaluation]:
     """What a rank trains, and what it sees of a model that another process has trained."""
-    built = _build(workload, params, data, epochs, rank=rank, world_size=WORLD, agree=distributed.agree)
+    runtime = {"epochs": epochs, "rank": rank, "world_size": WORLD, "agree": distributed.agree}
+    built = _build(workload, params, data, runtime)
     trained = _trained(built)
     built.load_state_dict(state)
     return trained, built.evaluate("validation")

@@ -184,6 +184,9 @@ class Watch:
     def discard(self, name: str) -> None:
         """Nothing to do: what is removed from the folder is removed from the storage."""
 
+    def send_now(self) -> None:
+        """Nothing to do: what is written to the folder is on the storage."""
+
     def close(self) -> str | None:
         """End. Returns one sentence where another driver has taken over."""
         self._closing.set()
