@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from orchestrator import private
@@ -50,7 +50,6 @@ def ensure(uri: str) -> Path | None:
             if not (ready.exists() and database.exists()):
                 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-                logging.getLogger("mlflow").setLevel(logging.WARNING)  # it may have been imported before quiet()
                 private.open_file(database, "ab").close()  # SQLite's other files take its mode
                 SqlAlchemyStore(uri, str(artifacts))
                 with closing(sqlite3.connect(database)) as connection:
@@ -67,6 +66,8 @@ def ensure(uri: str) -> Path | None:
 
 
 def quiet() -> None:
-    """Set MLflow's switches before it is imported; what the user set stays."""
+    """Set MLflow's switches; what the user set stays. One that is imported already has read its logging level."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
+    with suppress(ValueError):  # MLflow itself refuses a level that is none
+        logging.getLogger("mlflow").setLevel(os.environ["MLFLOW_LOGGING_LEVEL"].upper())

@@ -69,9 +69,10 @@ def test_fractions_share_a_device_and_no_more_than_fit(unequal: str) -> None:
 def test_every_node_reports_its_own_system_metrics_while_it_is_used(unequal: str) -> None:
     rows: list[Row] = []
     with SystemMetrics(rows.extend, began=time.time(), interval=0.1) as system:
-        before = ray.available_resources()["CPU"]
+        before = ray.cluster_resources()["CPU"]
+        assert soon(lambda: ray.available_resources().get("CPU") == before), "the last test's are given back"
         with system.of_cluster():
-            assert soon(lambda: any(len(_measured(row)) == len(NODES) for row in rows), 60)
+            assert soon(lambda: any(len(_measured(row)) == len(NODES) for row in rows))
             assert len(named("Monitors")) == len(NODES)
             assert ray.available_resources()["CPU"] == before, "it takes nothing from the trials"
         seen = len(rows)
