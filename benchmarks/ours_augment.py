@@ -13,7 +13,7 @@ import torch
 from harness import data_root
 
 from workloads.augment import Recipe
-from workloads.data.images.prepared import prepared_images
+from workloads.data.images.resident import prepared_images
 from workloads.seeding import generator
 
 SIZE, BATCH = 32, 256

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from harness import data_root
 
-from orchestrator.placement.packing import PackRunner
-from orchestrator.plan import Plan
-from orchestrator.spec import ExperimentSpec
+from orchestrator.config.plan import Plan
+from orchestrator.config.spec import ExperimentSpec
+from orchestrator.sweeps.pack_plan import PackRunner
 from workloads.recommender.params import Params
 
 

@@ -27,7 +27,7 @@ from harness import origin, printed
 from scipy import stats
 from torch.nn import functional
 
-from orchestrator.results.statistics import CONFIDENCE, Difference, over_seeds
+from orchestrator.report.statistics import CONFIDENCE, Difference, over_seeds
 from workloads.augment import normalise
 from workloads.contract import Runtime
 from workloads.metrics.probe import in_top, knn_scores

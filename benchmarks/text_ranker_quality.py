@@ -24,7 +24,7 @@ import torch
 from harness import origin, printed
 from safetensors.torch import load_file, save_file
 
-from orchestrator.results.statistics import Difference, holm, over_units
+from orchestrator.report.statistics import Difference, holm, over_units
 from workloads.contract import Evaluation, Runtime
 from workloads.data import cache_dir, default_data_root
 from workloads.data.cache import file_lock, replacing

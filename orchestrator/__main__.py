@@ -1,4 +1,4 @@
-from orchestrator.cli import main
+from orchestrator.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator import request
 from orchestrator.console import Console
 from orchestrator.errors import UserError, goes_on
-from orchestrator.session import Result
-from orchestrator.settings import Settings, resolve
+from orchestrator.runs.session import Result
+from orchestrator.storage.settings import Settings, resolve
+from orchestrator.sweeps import request
 
 ADDRESSES = ("tracking", "experiment", "storage", "ray_address")
 
@@ -49,16 +49,16 @@ def run(
     one, by itself. Raises UserError, RunFailed and Interrupted.
     """
     given = dict(locals())
+    from orchestrator.runs import driver
     from orchestrator.storage import records
-    from orchestrator.training import runs
 
     settings = _settings(given)
     if resume is not None:
         _check_alone(run, given)
-        return runs.resume(records.find(settings.storage, resume, "run"), settings, Console())
+        return driver.resume(records.find(settings.storage, resume, "run"), settings, Console())
     asked = request.by_name(given, python=True)
     spec = request.experiment(workload, settings, overrides=settings_of_the_workload, **asked)
-    return runs.run(spec, settings, runs.Options(local=local, register=register, name=name), Console())
+    return driver.run(spec, settings, driver.Options(local=local, register=register, name=name), Console())
 
 
 def sweep(
@@ -101,9 +101,9 @@ def sweep(
     of its search space has moved.
     """
     given = dict(locals())
-    from orchestrator import sweeps
+    from orchestrator.runs import driver
     from orchestrator.storage import records
-    from orchestrator.training import runs
+    from orchestrator.sweeps import sweep as sweeps
 
     settings = _settings(given)
     if resume is not None:
@@ -115,14 +115,14 @@ def sweep(
         raise UserError("more_trials and retry_failed go on with a sweep", fix="Name it with resume=ID")
     asked = request.by_name(given, python=True)
     spec = request.sweep(workload, settings, overrides=settings_of_the_workload, **asked)
-    options = runs.Options(local=local, register=register, name=name, keep=keep)
+    options = driver.Options(local=local, register=register, name=name, keep=keep)
     return sweeps.sweep(spec, settings, options, Console())
 
 
 def load_model(reference: str, *, tracking: str | None = None) -> Any:
     """The MLflow model ``NAME@alias`` or ``NAME/version``."""
     from orchestrator.registry import models as registry
-    from orchestrator.tracking.fluent import speaking_to
+    from orchestrator.tracking.mlflow_globals import speaking_to
 
     settings = resolve({"tracking": tracking})
     uri = registry.resolve(settings, reference)

@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from orchestrator import private
 from orchestrator.errors import mask
+from orchestrator.provenance import private_files
 
 RATE_SECONDS = 1.0
 """No throughput is told before so much has passed."""
@@ -35,7 +35,7 @@ class Console:
 
     def log_to(self, file: Path) -> None:
         """From now on every line is also kept in ``file``."""
-        self._log = private.open_file(file, "a", buffering=1)
+        self._log = private_files.open_file(file, "a", buffering=1)
 
     def say(self, text: str = "") -> None:
         self._wipe()

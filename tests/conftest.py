@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.settings import NAMES, embedded_uri
+from orchestrator.storage.settings import NAMES, embedded_uri
 from orchestrator.tracking import store
-from orchestrator.tracking.fluent import unchanged
-from tests.stores import copy_store
+from orchestrator.tracking.mlflow_globals import unchanged
+from tests.support.stores import copy_store
 from workloads import catalog
 
 if TYPE_CHECKING:
     from orchestrator.tracking.tracker import Tracker
-    from tests.toy import Clock
+    from tests.support.toy import Clock
 
-PREDICTOR = "third_party/toy_predictor.py"
+PREDICTOR = "../third_party/toy_predictor.py"
 
 # PyTorch reads it when it is imported, later: one thread, so that bitwise claims hold and neighbours are left alone.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -88,7 +88,7 @@ def database(home: Path, initialised_store: Path) -> Path:
 def open_tracker(database: Path, tmp_path: Path) -> Iterator[Callable[..., Tracker]]:
     """Opens writers of one run folder, on the embedded store unless another ``uri`` is given."""
     from orchestrator.tracking.tracker import Tracker
-    from tests.tracked import OWNER, abandon
+    from tests.support.tracked import OWNER, abandon
 
     opened: list[Tracker] = []
 
@@ -105,11 +105,11 @@ def open_tracker(database: Path, tmp_path: Path) -> Iterator[Callable[..., Track
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The time of the engine and of the toy's slow epochs: it passes only where somebody sleeps."""
-    from orchestrator import engine
-    from tests import toy
+    from orchestrator.engine import loop
+    from tests.support import toy
 
     clock = toy.Clock()
-    monkeypatch.setattr(engine, "time", clock)
+    monkeypatch.setattr(loop, "time", clock)
     monkeypatch.setattr(toy, "time", clock)
     return clock
 
@@ -117,7 +117,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def toy_workload(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The catalog's name of the toy, as if a third party had installed it."""
-    entry = catalog.Entry("tests.toy:Params", "tests.toy:Toy", "One number on a parabola.", predictor=PREDICTOR)
+    entry = catalog.Entry(
+        "tests.support.toy:Params", "tests.support.toy:Toy", "One number on a parabola.", predictor=PREDICTOR
+    )
     monkeypatch.setitem(catalog.BUILT_IN, "toy", entry)
     catalog.catalog.cache_clear()
     yield "toy"

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from workloads.ordering import in_order
+from workloads.sorting import in_order
 
 Ties: TypeAlias = Literal["le", "mid"]
 """Equal scores: ``le`` counts all of them as in the thesis' definition, ``mid`` half of them."""

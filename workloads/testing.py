@@ -34,7 +34,7 @@ import torch
 
 from workloads import distributed
 from workloads.contract import RESERVED, Evaluation, Metrics, Objective, Packable, Runtime, State, Workload
-from workloads.two_ranks import WORLD, together
+from workloads.testing_distributed import WORLD, together
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from orchestrator import redirects
-from orchestrator.cluster import authenticate
+from orchestrator.cluster import redirects
+from orchestrator.cluster.connection import authenticate
 from orchestrator.errors import FAILED, UNAVAILABLE, UserError
 from orchestrator.jobs.job_state import Job, Lines, read
 

@@ -20,7 +20,7 @@ from orchestrator.jobs.job_state import Job
 from orchestrator.provenance import record as provenance
 from orchestrator.provenance.scrub import scrub_words
 from orchestrator.provenance.source import Source
-from orchestrator.settings import NAMES, Settings, resolve
+from orchestrator.storage.settings import NAMES, Settings, resolve
 
 VERBS = ("run", "sweep", "promote", "rollback", "predict", "reproduce", "workloads", "data", "doctor", "sync")
 
@@ -125,7 +125,7 @@ def _check(words: list[str], working_dir: Path | None) -> None:
 
 
 def _metadata(words: list[str], sources: Sequence[Source], settings: Settings) -> dict[str, str]:
-    from orchestrator.session import identity_tags
+    from orchestrator.runs.session import identity_tags
 
     tags = identity_tags(sources)
     metadata = {

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 
 from orchestrator.errors import REFUSED, UNAVAILABLE, UserError, one_line
-from orchestrator.promotion import gates, judging
-from orchestrator.promotion.audit import Book, Event, now
+from orchestrator.promotion import evaluate_gates, gates
+from orchestrator.promotion.alias_lock import Refusal, move
+from orchestrator.promotion.audit_log import Book, Event, now
+from orchestrator.promotion.gate_results import Verdict
 from orchestrator.promotion.gates import Gates
-from orchestrator.promotion.moving import Refusal, move
-from orchestrator.promotion.verdicts import Verdict
 from orchestrator.registry import models as registry
-from orchestrator.settings import Settings
 from orchestrator.storage.records import user
+from orchestrator.storage.settings import Settings
 
 REASON_LENGTH = 500
 """Characters; with a reason and all its gates an event fits into a tag of MLflow's."""
@@ -53,10 +53,10 @@ def promote(settings: Settings, request: Request) -> Event:
         if before == event.version:
             return replace(event, outcome="done")
         if request.force:
-            found = judging.force(book.client, request.model, wanted, target)
+            found = evaluate_gates.force(book.client, request.model, wanted, target)
         else:
             current = registry.version(book.client, request.model, before) if before else None
-            found = judging.judge(book.client, request.model, wanted, target, current)
+            found = evaluate_gates.judge(book.client, request.model, wanted, target, current)
         return _decide(book, event, found)
 
 
@@ -81,7 +81,7 @@ def rollback(settings: Settings, model: str, alias: str, reason: str | None = No
                 f"Version {back} of {model}, to go back to, has been deleted", fix=_by_hand(model, alias), code=REFUSED
             )
         event = Event(model, alias, "rollback", back, current, user(), now(), reason)
-        return _decide(book, event, judging.force(book.client, model, Gates(signature="any"), known[back]))
+        return _decide(book, event, evaluate_gates.force(book.client, model, Gates(signature="any"), known[back]))
 
 
 def history(settings: Settings, model: str) -> list[Event]:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import installed
+from orchestrator.config import workload_loader
+from orchestrator.config.objectives import chosen
 from orchestrator.errors import UserError
-from orchestrator.objectives import chosen
 from orchestrator.provenance.record import SPEC
 from orchestrator.registry.models import EPOCH_TAG
-from orchestrator.results.entries import on_what
+from orchestrator.report.samples import on_what
 from orchestrator.storage.names import OUTCOME, SEALED, VALIDATION_UNITS
 from workloads.contract import Objective
 
@@ -49,7 +49,7 @@ class Evidence:
         """What the run selected by. Raises UserError where its workload is not installed."""
         assert self.spec is not None
         try:
-            workload = installed.code(self.spec["workload"])
+            workload = workload_loader.code(self.spec["workload"])
         except UserError as error:
             raise UserError(
                 f"What version {self.version} was selected by is not known here: {error}",

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from orchestrator.configuration import Document, read_yaml, validate
+from orchestrator.config.parsing import Document, read_yaml, validate
 from orchestrator.errors import UserError
 
 DEFAULT = "default"

@@ -20,8 +20,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from orchestrator import private
-from orchestrator.provenance import machine, package
+from orchestrator.provenance import machine, package, private_files
 from orchestrator.provenance.scrub import scrub, scrub_variables, scrub_words
 from orchestrator.provenance.source import Source, capture, pack, unpack
 
@@ -156,7 +155,7 @@ def write(folder: Path, asked: Mapping[str, Any], found: Sequence[Source], data:
     for number, source in enumerate(found):
         if source.diff:
             text = source.diff.encode("utf-8", "surrogateescape")  # of files that are not UTF-8
-            private.write(folder / diff_name(number, source.name), text)
+            private_files.write(folder / diff_name(number, source.name), text)
     workload = (asked.get("experiment") or asked.get("sweep") or {}).get("workload")
     _write_json(file, environment(found, asked.get("options", {}), data, workload))
     return files(folder)
@@ -191,7 +190,7 @@ def _keep_space(folder: Path, asked: Mapping[str, Any]) -> None:
     """Keep a search space that is a file of the user's: the sweep can not be repeated without it."""
     space = str(asked.get("sweep", {}).get("search", {}).get("space", ""))
     if ":" in space and (file := Path(space.rpartition(":")[0])).is_file():
-        private.write(folder / SPACE, scrub(file.read_text(errors="replace")))
+        private_files.write(folder / SPACE, scrub(file.read_text(errors="replace")))
 
 
 def _resumed(file: Path, found: Sequence[Source]) -> None:
@@ -203,5 +202,5 @@ def _resumed(file: Path, found: Sequence[Source]) -> None:
 
 def _write_json(file: Path, value: Mapping[str, Any]) -> None:
     partial = file.with_name(f".{file.name}")
-    private.write(partial, json.dumps(value, indent=1))
+    private_files.write(partial, json.dumps(value, indent=1))
     partial.replace(file)

@@ -14,10 +14,10 @@ from typing import Any
 from orchestrator.errors import UserError, one_line, unknown
 from orchestrator.provenance import record as provenance
 from orchestrator.registry import servable
-from orchestrator.settings import Settings
 from orchestrator.storage.names import OUTCOME, SEALED, TABLES, TEST_UNITS, VALIDATION_UNITS
+from orchestrator.storage.settings import Settings
 from orchestrator.tracking import store
-from orchestrator.tracking.fluent import speaking_to
+from orchestrator.tracking.mlflow_globals import speaking_to
 
 RECORD_FILES = (provenance.SPEC, provenance.ENVIRONMENT, OUTCOME, VALIDATION_UNITS, TEST_UNITS)
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.errors import RunFailed, UserError, one_line, unknown
 from orchestrator.registry import models as registry
 from orchestrator.registry.tables import FORMATS, STREAM, WORDS, columns_of, empty, frames, output, typed
-from orchestrator.settings import Settings
-from orchestrator.tracking.fluent import speaking_to
+from orchestrator.storage.settings import Settings
+from orchestrator.tracking.mlflow_globals import speaking_to
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,7 +13,7 @@ from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, RandomSampler,
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial
 
-from orchestrator.spec import Sampler, Scheduler
+from orchestrator.config.spec import Sampler, Scheduler
 
 REDUCTION = 3
 """ASHA and Hyperband keep the best 1/REDUCTION at each rung."""

@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from orchestrator import installed
-from orchestrator.configuration import validate
+from orchestrator.config import workload_loader
+from orchestrator.config.parsing import validate
 from orchestrator.errors import UserError, one_line, unknown
 
 Space = Callable[[Any], Mapping[str, Any]]
@@ -67,7 +67,7 @@ def presets(workload: str) -> dict[str, Space]:
 
     Raises UserError where there is no such module.
     """
-    named = installed.entry(workload).spaces
+    named = workload_loader.entry(workload).spaces
     try:
         return _functions(importlib.import_module(named or f"search_spaces.{workload}"))
     except Exception as error:

@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from orchestrator.config.plan import Plan
+from orchestrator.config.spec import Resources, Search
 from orchestrator.errors import UserError
-from orchestrator.plan import Plan
 from orchestrator.search import spaces
-from orchestrator.spec import Resources, Search
 from workloads.contract import Objective
 
 POPULATION = 4

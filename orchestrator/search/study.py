@@ -21,12 +21,12 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from orchestrator import objectives
-from orchestrator.engine import Row
+from orchestrator.config import objectives
+from orchestrator.config.spec import SweepSpec
+from orchestrator.engine.loop import Row
 from orchestrator.errors import UserError, one_line
 from orchestrator.search import grid, samplers, spaces
 from orchestrator.search.ranking import ranked
-from orchestrator.spec import SweepSpec
 from orchestrator.storage import disk
 from orchestrator.storage.names import STUDY
 from workloads.contract import Objective

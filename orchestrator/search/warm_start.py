@@ -9,13 +9,13 @@ import optuna
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from orchestrator import preflight
+from orchestrator.cluster import preflight
+from orchestrator.config.spec import SweepSpec
 from orchestrator.errors import UserError
 from orchestrator.search.study import open_study
-from orchestrator.settings import Settings
-from orchestrator.spec import SweepSpec
 from orchestrator.storage import records
 from orchestrator.storage.records import RunFolder
+from orchestrator.storage.settings import Settings
 from workloads.contract import Objective
 
 

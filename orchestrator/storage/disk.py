@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeGuard
 
-from orchestrator import private
 from orchestrator.errors import UNAVAILABLE, UserError, one_line
+from orchestrator.provenance import private_files
 from orchestrator.storage import remote
 
 
@@ -51,7 +51,7 @@ def check_writable(storage: Path) -> None:
     """Raises UserError (exit 3) unless a file can be written and removed below ``storage``, and where it is stored."""
     probe = storage / f".probe-{os.getpid()}-{time.monotonic_ns()}"
     try:
-        private.make_folder(storage)
+        private_files.make_folder(storage)
         probe.write_text("probe")
         probe.unlink()
     except OSError as error:

@@ -22,7 +22,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from orchestrator import private
 from orchestrator.errors import (
     FAILED,
     INTERRUPTED,
@@ -34,10 +33,11 @@ from orchestrator.errors import (
     nearest,
     one_line,
 )
-from orchestrator.storage import conditional, copies, disk, generations, lease, remote, takeover
+from orchestrator.provenance import private_files
+from orchestrator.storage import conditional, disk, generations, lease, remote, sync_state, takeover
 from orchestrator.storage.lease import Lease
-from orchestrator.storage.mirror import STOP, Mirror, Watch
 from orchestrator.storage.names import RECORD
+from orchestrator.storage.object_sync import STOP, Mirror, Watch
 
 FORMAT = 1
 """Of the record, and of all beside it that has no format of its own: study, history, events, curves."""
@@ -80,7 +80,7 @@ class RunFolder:
         with self._updating:
             self.record.update(values)
             partial = self.path / f".record.{os.getpid()}"
-            private.write(partial, json.dumps(self.record, indent=1))
+            private_files.write(partial, json.dumps(self.record, indent=1))
             partial.replace(self.path / RECORD)
 
     def hold(self) -> None:
@@ -184,8 +184,8 @@ class RunFolder:
         claim = Lease(storage / self.id)
         claim.take(above=int(self.record.get("holds", 0)))
         try:
-            name = copies.newest(storage, self.id) or self.path.name
-            return claim, self._check_is_newest(name, copies.record(storage / name) or {})
+            name = sync_state.newest(storage, self.id) or self.path.name
+            return claim, self._check_is_newest(name, sync_state.record(storage / name) or {})
         except OSError as error:
             claim.release()
             raise remote.unusable(storage.uri, error) from None
@@ -230,7 +230,7 @@ class RunFolder:
         if place is None:
             return self
         try:
-            copies.refresh(self.path, everything=True)
+            sync_state.refresh(self.path, everything=True)
         except OSError as error:
             raise remote.unusable(place.uri, error) from None
         return open_folder(self.path)
@@ -262,10 +262,10 @@ def create(
     """
     if name is not None and not NAME.fullmatch(name):
         raise UserError("The name can not be one", got=repr(name), allowed="letters, digits, . _ - (at most 100)")
-    if name is not None and (copies.has(storage, name) or generations.of_run(storage, name)):
+    if name is not None and (sync_state.has(storage, name) or generations.of_run(storage, name)):
         raise _in_use(name, kind)
     try:
-        private.make_folder(storage)
+        private_files.make_folder(storage)
     except OSError as error:
         raise disk.unwritable(storage, error) from None
     while True:
@@ -337,7 +337,7 @@ def folders(storage: Path, kind: Kind | None = None) -> Iterator[RunFolder]:
 def find(storage: Path, reference: str, kind: Kind | None = None) -> RunFolder:
     """The folder for ``latest``, an id, or an MLflow run id. Raises UserError for an unknown one."""
     if NAME.fullmatch(reference):
-        copies.look_for(storage, reference)
+        sync_state.look_for(storage, reference)
     if reference in {generations.run_id(file.parent.name) for file in storage.glob(f"*/{RECORD}")}:
         named = open_folder(generations.current(storage, reference))
         if kind not in (None, named.record["kind"]):
@@ -347,7 +347,7 @@ def find(storage: Path, reference: str, kind: Kind | None = None) -> RunFolder:
     names = []
     for folder in folders(storage, kind):
         if reference in ("latest", folder.record.get("run_id")):
-            copies.look(folder.path)
+            sync_state.look(folder.path)
             return open_folder(folder.path)
         names.append(folder.id)
     if place := remote.behind(storage):  # is it unknown, or is nobody there to know it?
@@ -396,7 +396,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _elsewhere(storage: Path) -> dict[str, dict[str, Any]]:
     """The records, by id, of what another machine drove last; nothing where the storage is away or has none."""
     with suppress(OSError):
-        return {name: record for name, record in copies.records(storage).items() if record.get("format") == FORMAT}
+        return {name: record for name, record in sync_state.records(storage).items() if record.get("format") == FORMAT}
     return {}
 
 

@@ -17,8 +17,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
-from orchestrator import private
 from orchestrator.errors import UNAVAILABLE, UserError, one_line
+from orchestrator.provenance import private_files
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
@@ -100,7 +100,7 @@ class Remote:
         """Write ``file``, whole or not at all, from the object ``name``. Raises FileNotFoundError without one."""
         system, base = self._place()
         partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
-        private.make_folder(file.parent)
+        private_files.make_folder(file.parent)
         try:
             with system.open_input_stream(f"{base}/{name}") as source, partial.open("wb") as stream:
                 shutil.copyfileobj(source, stream, 1 << 22)

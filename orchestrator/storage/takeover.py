@@ -9,10 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from orchestrator.storage import copies, generations
+from orchestrator.storage import generations, sync_state
 from orchestrator.storage.lease import Lease
-from orchestrator.storage.mirror import STOP
 from orchestrator.storage.names import RECORD
+from orchestrator.storage.object_sync import STOP
 
 
 def may_be_shared(folder: Path, record: Mapping[str, Any], stored: Mapping[str, Any], claim: Lease | None) -> bool:
@@ -30,7 +30,7 @@ def may_be_shared(folder: Path, record: Mapping[str, Any], stored: Mapping[str, 
         last, left_open = int(stored.get("holds", 0)), stored.get("status") == "running"
     else:
         last, left_open = claim.predecessor.generation, not claim.predecessor.is_gone
-    was_this_copy = of_this_host and copies.manifest(folder)[0] == last  # our lock shows that its driver is gone
+    was_this_copy = of_this_host and sync_state.manifest(folder)[0] == last  # our lock shows that its driver is gone
     return left_open and not was_this_copy
 
 
@@ -39,7 +39,7 @@ def rename(folder: Path, claim: Lease) -> Path:
     token = "" if claim.exclusive else claim.token
     name = generations.folder_name(generations.run_id(folder.name), claim.generation, token)
     renamed = folder.rename(folder.with_name(name))
-    copies.remember(renamed, 0, {})
+    sync_state.remember(renamed, 0, {})
     return renamed
 
 
@@ -53,7 +53,7 @@ def copy(folder: Path, number: int) -> Path:
     target = folder.with_name(generations.folder_name(run, number))
     target.mkdir()
     try:
-        for name in copies.scan(folder).keys() - {RECORD, STOP}:
+        for name in sync_state.scan(folder).keys() - {RECORD, STOP}:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             with suppress(FileNotFoundError):  # the other driver has removed it since
                 shutil.copy2(folder / name, target / name)

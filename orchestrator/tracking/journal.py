@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from orchestrator import private
 from orchestrator.errors import UserError
+from orchestrator.provenance import private_files
 from orchestrator.storage import disk
 
 FORMAT = 1
@@ -41,7 +41,7 @@ class Journal:
         self.path = path
         self.lost = 0
         self.trouble: str | None = None
-        self._file = private.open_file(path, "a+b", buffering=0)
+        self._file = private_files.open_file(path, "a+b", buffering=0)
         self._size = os.fstat(self._file.fileno()).st_size
         self._start = self._taken = 0  # bytes that are delivered, and that are being delivered
         self._memory: deque[Operation] = deque()

@@ -49,7 +49,7 @@ def _counts(name: str, root: Path) -> dict[str, int]:
                 "interactions": len(found.train) + len(found.test),
             }
     if datasets.dataset(name).kind == "retrieval":
-        from workloads.data.retrieval.cache import load_retrieval
+        from workloads.data.retrieval.load import load_retrieval
 
         with suppress(DataError, CacheUnwritable):
             return load_retrieval(name, root, "skip").counts()

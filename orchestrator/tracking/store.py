@@ -8,8 +8,8 @@ import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
 
-from orchestrator import private
 from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.provenance import private_files
 from workloads.data.cache import file_lock
 
 SQLITE = "sqlite:///"
@@ -45,12 +45,12 @@ def ensure(uri: str) -> Path | None:
     if ready.exists() and database.exists():
         return artifacts
     try:
-        private.make_folder(database.parent)
+        private_files.make_folder(database.parent)
         with file_lock(database.with_suffix(".lock")):
             if not (ready.exists() and database.exists()):
                 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-                private.open_file(database, "ab").close()  # SQLite's other files take its mode
+                private_files.open_file(database, "ab").close()  # SQLite's other files take its mode
                 SqlAlchemyStore(uri, str(artifacts))
                 with closing(sqlite3.connect(database)) as connection:
                     connection.execute("PRAGMA journal_mode=WAL")  # the UI reads while a sweep writes

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from orchestrator.engine import Row
+from orchestrator.engine.loop import Row
 
 INTERVAL_SECONDS = 10.0
 ANSWER_SECONDS = 5.0

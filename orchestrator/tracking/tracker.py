@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from orchestrator.engine import Row
+from orchestrator.engine.loop import Row
 from orchestrator.errors import UNAVAILABLE, UserError, one_line
 from orchestrator.tracking.client import Client, End, Refused
 from orchestrator.tracking.journal import Journal, Operation, batches

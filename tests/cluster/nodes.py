@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.ports import free_ports
-from tests.waiting import HANG_SECONDS
+from tests.support.ports import free_ports
+from tests.support.waiting import HANG_SECONDS
 
 PORTS = (
     "node-manager-port", "object-manager-port", "dashboard-agent-listen-port", "dashboard-agent-grpc-port",

@@ -18,9 +18,9 @@ from typing import Any
 
 import psycopg2
 
-from tests.integration.commands import ROOT
-from tests.ports import free_port
-from tests.waiting import HANG_SECONDS
+from tests.support.commands import ROOT
+from tests.support.ports import free_port
+from tests.support.waiting import HANG_SECONDS
 
 BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
 """Where Debian puts PostgreSQL's programs, the newest last."""

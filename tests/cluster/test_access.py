@@ -17,8 +17,8 @@ from mlflow.tracking import MlflowClient
 
 from orchestrator.errors import UNAVAILABLE
 from tests.cluster.topology import User
-from tests.integration.commands import SPACES, Command
-from tests.ports import free_port
+from tests.support.commands import SPACES, Command
+from tests.support.ports import free_port
 
 SEARCH = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none", "--trials", "2", "--concurrency", "2"]
 PASSWORD = "a-long-password"

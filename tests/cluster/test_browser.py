@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from orchestrator.results.page import Section, Table, render
+from orchestrator.report.html import Section, Table, render
 from tests.cluster.browser import CHROMIUM, Browser, browser
 from tests.cluster.topology import User
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cluster.services import until
 from tests.cluster.topology import CPUS, STARTING_SECONDS, User
-from tests.waiting import HANG_SECONDS
+from tests.support.waiting import HANG_SECONDS
 
 EPOCHS, EPOCH_SECONDS = 60, 0.25
 

@@ -18,8 +18,8 @@ import pytest
 from tests.cluster.nodes import Node
 from tests.cluster.services import until
 from tests.cluster.topology import CPUS, Topology, User
-from tests.integration.commands import SPACES, trials
-from tests.waiting import HANG_SECONDS
+from tests.support.commands import SPACES, trials
+from tests.support.waiting import HANG_SECONDS
 
 EPOCHS, EPOCH_SECONDS = 80, 0.25
 PACE = [f"epochs={EPOCHS}", f"slow={EPOCH_SECONDS}", "refit=false"]

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from tests.cluster.topology import CPUS, NODES, STARTING_SECONDS, Job, User
-from tests.integration.commands import SPACES, trials
+from tests.support.commands import SPACES, trials
 
 SEARCH = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none", "refit=false"]
 OUTAGE_SECONDS, RESTARTS = 60, 3

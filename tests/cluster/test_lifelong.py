@@ -9,8 +9,8 @@ import pandas as pd
 
 from orchestrator.registry import models as registry
 from orchestrator.registry import prediction
-from orchestrator.settings import resolve
-from tests.integration.commands import Command, Store
+from orchestrator.storage.settings import resolve
+from tests.support.commands import Command, Store
 
 
 def test_every_session_is_a_version(home: Path, database: Path, tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ import pytest
 
 from tests.cluster.nodes import Node
 from tests.cluster.services import until
-from tests.integration.commands import ROOT, SPACES, THIRD_PARTY, Command, Start, Store, starting, trials
-from tests.waiting import HANG_SECONDS
+from tests.support.commands import ROOT, SPACES, THIRD_PARTY, Command, Start, Store, starting, trials
+from tests.support.waiting import HANG_SECONDS
 
 NAME = f"cut{os.getpid()}"
 OURS, THEIRS = (f"10.213.{os.getpid() % 250}.{end}" for end in (1, 2))

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.observability.metrics import DEVICE_SECONDS, EPOCHS, SPOOL, TRIALS
-from orchestrator.storage import accounts, records
-from orchestrator.storage.accounts import Span
+from orchestrator.runs.prometheus import DEVICE_SECONDS, EPOCHS, SPOOL, TRIALS
+from orchestrator.storage import records, usage_log
+from orchestrator.storage.usage_log import Span
 from tests.cluster.services import until
-from tests.dashboard import PROMETHEUS, names
-from tests.integration.clusters import groups, logical
-from tests.integration.commands import SPACES, Start, starting
-from tests.ports import free_port
-from tests.waiting import HANG_SECONDS
+from tests.support.clusters import groups, logical
+from tests.support.commands import SPACES, Start, starting
+from tests.support.dashboard import PROMETHEUS, names
+from tests.support.ports import free_port
+from tests.support.waiting import HANG_SECONDS
 
 CPUS, GPUS, EPOCHS_EACH = 4, 4, 5
 SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--cpus-per-worker", "1", "--scheduler", "none"]
@@ -107,7 +107,7 @@ def test_neither_of_two_sweeps_starves_and_both_are_seen(home: Path, start: Star
     assert first.end() == 130, first.text()
     assert groups() == []
 
-    spans = {name: accounts.spans(records.find(home / "storage", name)) for name in ("first", "second")}
+    spans = {name: usage_log.spans(records.find(home / "storage", name)) for name in ("first", "second")}
     began, ended = min(starts(spans["second"])), max(stops(spans["second"]))
     moments = [began + 0.1 * tenth for tenth in range(round((ended - began) / 0.1))]
     assert max(at_once(spans["second"], moment) for moment in moments) == CPUS // 2, "half is the second's"

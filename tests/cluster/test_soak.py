@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tests.integration.commands import ROOT
-from tests.waiting import HANG_SECONDS
+from tests.support.commands import ROOT
+from tests.support.waiting import HANG_SECONDS
 
 
 def test_nothing_grows_from_trial_50_on() -> None:

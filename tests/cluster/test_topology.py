@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from tests.cluster.topology import STARTING_SECONDS, User
-from tests.integration.commands import SPACES, trials
+from tests.support.commands import SPACES, trials
 
 SEARCH = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none"]
 

@@ -17,8 +17,8 @@ from mlflow import MlflowClient
 
 from tests.cluster.nodes import Node
 from tests.cluster.services import Mlflow, Postgres, until
-from tests.integration.commands import ROOT, THIRD_PARTY, Command, Store
-from tests.waiting import HANG_SECONDS
+from tests.support.commands import ROOT, THIRD_PARTY, Command, Store
+from tests.support.waiting import HANG_SECONDS
 
 NODES, CPUS = 2, 2
 """Worker nodes, and the logical CPUs of each; the head has none, so that all work is theirs."""

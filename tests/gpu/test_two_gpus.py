@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.integration.commands import SPACES, Start, Store, starting, trials
+from tests.support.commands import SPACES, Start, Store, starting, trials
 
 GPUS = 2
 

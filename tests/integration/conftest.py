@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.commands import THIRD_PARTY, Start, starting
+from tests.support.commands import THIRD_PARTY, Start, starting
 from workloads import catalog
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import orchestrator
-from tests.integration.commands import typed
+from tests.support.commands import typed
 from workloads.data.pairs.splits import load_pairs
 from workloads.encoders.pooling import cosine, normalised
 from workloads.encoders.sources import folder_of

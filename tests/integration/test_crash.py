@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.interrupts import ONE_PRESS_SECONDS
+from orchestrator.cluster.interrupts import ONE_PRESS_SECONDS
 from orchestrator.storage import records
-from tests.integration.commands import SPACES, Start, Store, trials, typed
+from tests.support.commands import SPACES, Start, Store, trials, typed
 
 TRIALS = 5
 SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none", "--trials", str(TRIALS)]

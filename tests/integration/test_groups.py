@@ -14,8 +14,8 @@ import ray
 from ray.util import placement_group
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
-from tests.integration.clusters import busy, groups, logical, named, soon
-from tests.integration.commands import SPACES, Start, Store, starting, trials
+from tests.support.clusters import busy, groups, logical, named, soon
+from tests.support.commands import SPACES, Start, Store, starting, trials
 
 TRIALS = 3
 SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--workers", "2", "--cpus-per-worker", "1"]

@@ -26,9 +26,9 @@ import orchestrator
 from orchestrator.jobs.job_state import EXIT_RECORD
 from orchestrator.provenance.record import CARRIED
 from orchestrator.provenance.source import unpack
-from tests.integration.commands import ROOT, THIRD_PARTY, Store
-from tests.ports import free_port, free_ports
-from tests.waiting import HANG_SECONDS
+from tests.support.commands import ROOT, THIRD_PARTY, Store
+from tests.support.ports import free_port, free_ports
+from tests.support.waiting import HANG_SECONDS
 
 ORCHESTRATOR = [sys.executable, "-m", "orchestrator"]
 SHORT = ["run", "recommender", "epochs=2", "--local", "--tracking", "none"]
@@ -323,7 +323,8 @@ def test_a_driver_saves_before_its_head_ends(initialised_store: Path) -> None:
 def test_a_job_is_lost_with_its_cluster(head: Head) -> None:
     """The last one: it kills the head."""
     impatient = (
-        "from orchestrator.jobs import dashboard as d; d.PATIENCE_SECONDS = 1; from orchestrator import cli; cli.main()"
+        "from orchestrator.jobs import dashboard as d; d.PATIENCE_SECONDS = 1; "
+        "from orchestrator.cli.app import main; main()"
     )
     watching = subprocess.Popen(
         [sys.executable, "-c", impatient, "submit", "--", *LONG],

@@ -11,17 +11,17 @@ import pytest
 
 import orchestrator
 from orchestrator.console import Console
-from orchestrator.engine import Row
+from orchestrator.engine.loop import Row
 from orchestrator.errors import RunFailed, UserError
+from orchestrator.promotion.alias_lock import Refusal
 from orchestrator.promotion.aliases import Request, promote
 from orchestrator.promotion.evidence import gather
-from orchestrator.promotion.moving import Refusal
 from orchestrator.registry import models as registry
 from orchestrator.registry import prediction
-from orchestrator.settings import Settings, resolve
+from orchestrator.runs import driver, worker
 from orchestrator.storage import records
 from orchestrator.storage.names import SEALED
-from orchestrator.training import runs, worker
+from orchestrator.storage.settings import Settings, resolve
 from workloads.contract import Evaluation, Workload
 
 SMALL: dict[str, Any] = {
@@ -63,7 +63,7 @@ def test_every_session_is_a_version_and_its_index_goes_with_it(
     settings = resolve()
     folder = records.known(settings.storage, "first")
     assert folder is not None
-    assert runs.resume(folder, settings, Console()).extra["registered_version"] == "3"
+    assert driver.resume(folder, settings, Console()).extra["registered_version"] == "3"
     assert sealed[-2:] == [3, 4]
     assert not (folder.path / SEALED).exists()
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.tracking.tracker import JOURNAL
-from tests.integration.clusters import logical
-from tests.integration.commands import SPACES, Command, Start, Store
-from tests.tracked import Server
+from tests.support.clusters import logical
+from tests.support.commands import SPACES, Command, Start, Store
+from tests.support.tracked import Server
 
 EPOCH_SECONDS = 0.2
 CONCURRENT, TRIALS = 4, 8

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.placement.packs import run_packs
-from orchestrator.plan import Plan
-from orchestrator.spec import ExperimentSpec, Search, SweepSpec
+from orchestrator.config.plan import Plan
+from orchestrator.config.spec import ExperimentSpec, Search, SweepSpec
+from orchestrator.runs import worker
 from orchestrator.storage import records
-from orchestrator.training import worker
-from tests.integration.clusters import busy, logical, named, soon
+from orchestrator.sweeps.pack import run_packs
+from tests.support.clusters import busy, logical, named, soon
 from workloads.recommender.params import Params
 
 EPOCHS, TRIALS = 24, 3

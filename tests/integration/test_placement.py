@@ -11,13 +11,13 @@ import ray
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from orchestrator import cluster
-from orchestrator.engine import Row
-from orchestrator.placement.group_trial import request
-from orchestrator.spec import Resources
+from orchestrator.cluster import connection
+from orchestrator.config.spec import Resources
+from orchestrator.engine.loop import Row
+from orchestrator.sweeps.group import request
 from orchestrator.tracking.system_metrics import SystemMetrics
-from tests.integration.clusters import groups, logical, named, soon
-from tests.waiting import HANG_SECONDS
+from tests.support.clusters import groups, logical, named, soon
+from tests.support.waiting import HANG_SECONDS
 
 NODES = [{"num_cpus": 4, "num_gpus": 2}, {"num_cpus": 2, "num_gpus": 1}, {"num_cpus": 3, "num_gpus": 0}]
 
@@ -46,7 +46,7 @@ def unequal() -> Iterator[str]:
 )
 def test_what_is_told_is_what_is_placed(asked: dict[str, float], expected: int, unequal: str) -> None:
     resources = Resources(**asked)
-    assert cluster.slots(cluster.nodes(), resources) == expected
+    assert connection.slots(connection.nodes(), resources) == expected
     placed = [request(resources).to_placement_group() for _ in range(expected + 2)]
     try:
         assert soon(lambda: _ready() >= expected), f"only {_ready()} were placed"
@@ -58,7 +58,7 @@ def test_what_is_told_is_what_is_placed(asked: dict[str, float], expected: int, 
 
 def test_fractions_share_a_device_and_no_more_than_fit(unequal: str) -> None:
     resources = Resources(gpus_per_worker=0.4, cpus_per_worker=0.5)
-    placed = [request(resources).to_placement_group() for _ in range(cluster.slots(cluster.nodes(), resources))]
+    placed = [request(resources).to_placement_group() for _ in range(connection.slots(connection.nodes(), resources))]
     try:
         devices = Counter(ray.get([_device(group) for group in placed], timeout=HANG_SECONDS))
         assert sorted(devices.values()) == [2, 2, 2]

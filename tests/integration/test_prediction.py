@@ -22,13 +22,13 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from orchestrator import ui
+from orchestrator.cli import ui
 from orchestrator.errors import UNAVAILABLE, USAGE, UserError
 from orchestrator.promotion import aliases
 from orchestrator.registry import prediction, tables
-from orchestrator.settings import Settings, resolve
-from tests.integration.commands import typed
-from tests.waiting import HANG_SECONDS
+from orchestrator.storage.settings import Settings, resolve
+from tests.support.commands import typed
+from tests.support.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 K = 3

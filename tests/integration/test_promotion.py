@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import REFUSED
-from orchestrator.promotion import cleanroom
+from orchestrator.promotion import isolated_check
+from orchestrator.promotion.alias_lock import Refusal
 from orchestrator.promotion.aliases import Request, promote
-from orchestrator.promotion.moving import Refusal
 from orchestrator.registry import models as registry
-from orchestrator.settings import Settings, resolve
-from tests.integration.commands import typed
-from tests.stores import copy_store
+from orchestrator.storage.settings import Settings, resolve
+from tests.support.commands import typed
+from tests.support.stores import copy_store
 
 GATES = """
 rec:
@@ -43,7 +43,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, initialised_store: Path) -
 @pytest.fixture(autouse=True)
 def few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clean process predicts a few times only; what its calls take on average is not tested."""
-    monkeypatch.setattr(cleanroom, "CALLS", 3)
+    monkeypatch.setattr(isolated_check, "CALLS", 3)
 
 
 @pytest.fixture
@@ -76,16 +76,16 @@ def spare(client: Any) -> Iterator[Path]:
 def test_the_better_model_passes_and_the_worse_one_is_refused(
     settings: Settings, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried: dict[str, cleanroom.Tried] = {}
-    try_out = cleanroom.try_out
+    tried: dict[str, isolated_check.Tried] = {}
+    try_out = isolated_check.try_out
 
-    def once(client: Any, model: str, version: Any) -> cleanroom.Tried:
+    def once(client: Any, model: str, version: Any) -> isolated_check.Tried:
         """Each version in one clean process, not in one for each promotion."""
         if version.version not in tried:
             tried[version.version] = try_out(client, model, version)
         return tried[version.version]
 
-    monkeypatch.setattr(cleanroom, "try_out", once)
+    monkeypatch.setattr(isolated_check, "try_out", once)
     first = promote(settings, Request("rec", "champion", "1"))
     gates = {gate["gate"]: gate["verdict"] for gate in first.gates}
     assert gates["better: ndcg_at_20"] == gates["signature"] == "first"
@@ -115,7 +115,7 @@ def test_the_better_model_passes_and_the_worse_one_is_refused(
 def test_a_version_whose_files_are_gone(lost: str, words: str, client: Any, spare: Path) -> None:
     target = spare / lost
     shutil.rmtree(target) if target.is_dir() else target.unlink()
-    tried = cleanroom.try_out(client, "rec", registry.version(client, "rec", "1"))
+    tried = isolated_check.try_out(client, "rec", registry.version(client, "rec", "1"))
     assert tried.measured is None
     assert words in str(tried.trouble)
     assert "\n" not in str(tried.trouble)
@@ -142,7 +142,7 @@ def test_the_refusal_of_lost_files_as_typed(trained: Path, client: Any, spare: P
 def test_a_model_that_only_works_here_does_not_work(code: str, words: str, client: Any, spare: Path) -> None:
     predictor = spare / "artifacts" / "model" / "predictor.py"
     predictor.write_text(predictor.read_text().replace("import numpy as np", f"import numpy as np\n{code}", 1))
-    tried = cleanroom.try_out(client, "rec", registry.version(client, "rec", "1"))
+    tried = isolated_check.try_out(client, "rec", registry.version(client, "rec", "1"))
     assert tried.measured is None
     assert words in str(tried.trouble)
 
@@ -150,8 +150,8 @@ def test_a_model_that_only_works_here_does_not_work(code: str, words: str, clien
 def test_a_model_that_hangs(client: Any, spare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     predictor = spare / "artifacts" / "model" / "predictor.py"
     predictor.write_text("import time\ntime.sleep(600)\n")
-    monkeypatch.setattr(cleanroom, "SECONDS", 1.0)
-    tried = cleanroom.try_out(client, "rec", registry.version(client, "rec", "1"))
+    monkeypatch.setattr(isolated_check, "SECONDS", 1.0)
+    tried = isolated_check.try_out(client, "rec", registry.version(client, "rec", "1"))
     assert tried.trouble == "it did not load and predict within 1 s"
 
 
@@ -163,7 +163,7 @@ def test_the_clean_process_sees_no_address_and_no_secret(
     predictor = spare / "artifacts" / "model" / "predictor.py"
     look = f"import os; open({str(tmp_path / 'seen')!r}, 'w').write('\\n'.join(os.environ) + os.getcwd())"
     predictor.write_text(predictor.read_text().replace("import numpy as np", f"import numpy as np\n{look}", 1))
-    tried = cleanroom.try_out(client, "rec", registry.version(client, "rec", "1"))
+    tried = isolated_check.try_out(client, "rec", registry.version(client, "rec", "1"))
     assert tried.measured is not None
     assert tried.measured.milliseconds > 0
     size = sum(file.stat().st_size for file in spare.rglob("*") if file.is_file()) / 1e6

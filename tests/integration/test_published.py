@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.integration.commands import Command, Store, typed
+from tests.support.commands import Command, Store, typed
 
 WORDS = (
     "reproduce",

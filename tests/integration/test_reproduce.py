@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from mlflow.tracking import MlflowClient
 
-from orchestrator import request, sweeps
+from orchestrator.config.spec import SweepSpec
 from orchestrator.console import Console
 from orchestrator.errors import DONE, FAILED, USAGE, RunFailed, UserError
-from orchestrator.reproduction import recorded, reproduce
-from orchestrator.session import Result
-from orchestrator.settings import Settings, resolve
-from orchestrator.spec import SweepSpec
+from orchestrator.reproduce import recorded_run, repeat_run
+from orchestrator.runs import driver
+from orchestrator.runs.session import Result
 from orchestrator.storage import records
-from orchestrator.training import runs
-from tests.integration.commands import Store, typed
+from orchestrator.storage.settings import Settings, resolve
+from orchestrator.sweeps import request, sweep
+from tests.support.commands import Store, typed
 
-LOCAL = runs.Options(local=True)
+LOCAL = driver.Options(local=True)
 SPACE = "def near(trial):\n    return {'lr': trial.suggest_float('lr', 0.05, 0.2)}\n"
 
 
@@ -42,7 +42,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def ran(settings: Settings, quick: None) -> Result:
     spec = request.experiment("toy", settings, overrides={"epochs": "4", "lr": "0.07"}, seed=5, local=True)
-    return runs.run(spec, settings, LOCAL, Console())
+    return driver.run(spec, settings, LOCAL, Console())
 
 
 @pytest.fixture
@@ -50,12 +50,12 @@ def swept(settings: Settings, quick: None, tmp_path: Path) -> Result:
     (tmp_path / "spaces.py").write_text(SPACE)
     search = {"space": f"{tmp_path / 'spaces.py'}:near", "trials": 6}
     spec = request.sweep("toy", settings, overrides={"epochs": "9"}, seed=5, search=search, local=True)
-    return sweeps.sweep(spec, settings, LOCAL, Console())
+    return sweep.sweep(spec, settings, LOCAL, Console())
 
 
 def again(settings: Settings, reference: str, **asked: Any) -> tuple[dict[str, Any], int]:
     options = {"check": False, "script": False, "tolerance": 0.0} | asked
-    return reproduce.run(settings, reference, console=Console(), **options)
+    return repeat_run.run(settings, reference, console=Console(), **options)
 
 
 def elsewhere(settings: Settings, tmp_path: Path) -> Settings:
@@ -86,7 +86,7 @@ def test_a_run_is_repeated_bitwise_and_linked(ran: Result, settings: Settings) -
 def test_a_run_is_known_by_its_mlflow_id_alone(ran: Result, settings: Settings, tmp_path: Path) -> None:
     far = elsewhere(settings, tmp_path)
     assert ran.run_id
-    known, here = recorded.find(far, ran.run_id), recorded.find(settings, ran.id)
+    known, here = recorded_run.find(far, ran.run_id), recorded_run.find(settings, ran.id)
     # The model and its outcome were not logged: see ``quick``. Its curves were.
     assert known.metrics["train/loss"]
     assert (known.spec, known.data, known.kind) == (here.spec, here.data, "run")
@@ -96,7 +96,7 @@ def test_a_run_is_known_by_its_mlflow_id_alone(ran: Result, settings: Settings, 
 def test_other_numbers_are_told_and_fail(
     ran: Result, settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("tests.toy.TEST_OPTIMUM", 1.500001)
+    monkeypatch.setattr("tests.support.toy.TEST_OPTIMUM", 1.500001)
     assert again(settings, ran.id, tolerance=1e-3)[0]["verdict"] == "within tolerance"
     told, code = again(settings, ran.id)
     assert (told["verdict"], code) == ("different", FAILED)
@@ -129,9 +129,9 @@ def test_a_sweep_that_took_more_trials_is_repeated_with_all_of_them(
     swept: Result, settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = records.find(settings.storage, swept.id)
-    more = sweeps.resume(folder, settings, Console(), sweeps.Again(more_trials=2))
+    more = sweep.resume(folder, settings, Console(), sweep.Again(more_trials=2))
     assert "refused" not in capsys.readouterr().out
-    known = recorded.find(elsewhere(settings, tmp_path), str(swept.run_id))
+    known = recorded_run.find(elsewhere(settings, tmp_path), str(swept.run_id))
     assert isinstance(known.spec, SweepSpec)
     assert (known.spec.search.trials, more.extra["trials"]) == (8, 8)
     assert MlflowClient(settings.tracking).get_run(swept.run_id).data.tags["search.trials"] == "8"
@@ -154,7 +154,7 @@ def test_a_trial_that_failed_says_so(settings: Settings, quick: None, tmp_path: 
     search = {"space": f"{tmp_path / 'spaces.py'}:near", "trials": 2}
     spec = request.sweep("toy", settings, overrides={"epochs": "4"}, search=search, local=True)
     with pytest.raises(RunFailed) as failed:
-        sweeps.sweep(spec, settings, LOCAL, Console())
+        sweep.sweep(spec, settings, LOCAL, Console())
     with pytest.raises(RunFailed, match="nan at epoch 2"):
         again(settings, f"{failed.value.trial}/0")
 
@@ -187,7 +187,7 @@ def test_as_a_user_types_it(home: Path, database: Path, monkeypatch: pytest.Monk
 
 
 def test_check_runs_nothing(ran: Result, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "run", None)
+    monkeypatch.setattr(driver, "run", None)
     told, code = again(settings, ran.id, check=True)
     assert code == DONE
     assert told == {"id": ran.id, "run_id": ran.run_id, "kind": "run", "differences": told["differences"]}
@@ -246,7 +246,7 @@ def test_a_spec_that_can_not_be_read_is_refused(
     file = Path(client.get_run(ran.run_id).info.artifact_uri) / "spec.json"
     file.unlink() if content is None else file.write_text(content)
     with pytest.raises(UserError) as refused:
-        recorded.find(elsewhere(settings, tmp_path), str(ran.run_id))
+        recorded_run.find(elsewhere(settings, tmp_path), str(ran.run_id))
     assert said in str(refused.value)
     assert refused.value.code == USAGE
 
@@ -256,7 +256,10 @@ def test_a_spec_of_the_first_version_had_no_format(ran: Result, settings: Settin
     values = json.loads(file.read_text())
     del values["format"]
     file.write_text(json.dumps(values))
-    assert recorded.find(elsewhere(settings, tmp_path), str(ran.run_id)).spec == recorded.find(settings, ran.id).spec
+    assert (
+        recorded_run.find(elsewhere(settings, tmp_path), str(ran.run_id)).spec
+        == recorded_run.find(settings, ran.id).spec
+    )
 
 
 def test_a_trial_without_its_spec_names_the_nearest_command(swept: Result, settings: Settings) -> None:
@@ -282,7 +285,7 @@ def test_artifacts_that_can_not_be_had_cost_no_metric(
 ) -> None:
     (home / "artifacts").write_text("a file where the folder would be")
     spec = request.experiment("toy", settings, overrides={"epochs": "4"}, local=True)
-    result = runs.run(spec, settings, LOCAL, Console())
+    result = driver.run(spec, settings, LOCAL, Console())
     known = MlflowClient(settings.tracking).get_run(result.run_id)
     assert known.data.metrics["train/loss"]
     assert known.info.status == "FINISHED"
@@ -291,6 +294,6 @@ def test_artifacts_that_can_not_be_had_cost_no_metric(
 
 def test_a_run_that_never_ended_is_compared_with_what_it_logged(ran: Result, settings: Settings) -> None:
     (ran.folder / "outcome.json").unlink()
-    found = recorded.find(settings, ran.id)
+    found = recorded_run.find(settings, ran.id)
     assert "train/loss" in found.metrics
     assert "epoch" not in found.metrics

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.commands import SPACES, typed
+from tests.support.commands import SPACES, typed
 
 
 def answer(home: Path, *words: str) -> Any:

@@ -22,13 +22,14 @@ from typing import Any
 
 import pytest
 
+from orchestrator.engine import checkpoint
 from orchestrator.errors import UserError
-from orchestrator.storage import checkpoint, remote
-from tests.integration.commands import ROOT, SPACES, THIRD_PARTY, Command, Start, Store, starting, typed
-from tests.integration.s3 import BUCKET, KEYS, Door, Server
-from tests.ports import free_port
-from tests.stores import copy_store
-from tests.waiting import HANG_SECONDS
+from orchestrator.storage import remote
+from tests.support.commands import ROOT, SPACES, THIRD_PARTY, Command, Start, Store, starting, typed
+from tests.support.ports import free_port
+from tests.support.s3 import BUCKET, KEYS, Door, Server
+from tests.support.stores import copy_store
+from tests.support.waiting import HANG_SECONDS
 
 SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none"]
 
@@ -253,8 +254,8 @@ class Hurried(Command):
 
     program = (
         "-c",
-        "from orchestrator.storage import lease, mirror; lease.SECONDS = 5.0; mirror.RENEW_SECONDS = 0.5; "
-        "from orchestrator.cli import main; main()",
+        "from orchestrator.storage import lease, object_sync; lease.SECONDS = 5.0; object_sync.RENEW_SECONDS = 0.5; "
+        "from orchestrator.cli.app import main; main()",
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.integration.commands import SPACES, Command, Start, Store, trials
+from tests.support.commands import SPACES, Command, Start, Store, trials
 
 SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.integration.commands import typed
+from tests.support.commands import typed
 
 
 @pytest.mark.data

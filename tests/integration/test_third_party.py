@@ -11,9 +11,9 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from orchestrator.published import known
-from tests.integration.commands import Store, typed
-from tests.projects import EXAMPLE, installed
+from orchestrator.reproduce import catalog as known
+from tests.support.commands import Store, typed
+from tests.support.projects import EXAMPLE, installed
 from workloads import catalog
 
 Typed = Callable[..., "CompletedProcess[str]"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from workloads.two_ranks import SECONDS, together
+from workloads.testing_distributed import SECONDS, together
 
 pytestmark = pytest.mark.faults
 

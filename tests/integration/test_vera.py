@@ -10,7 +10,7 @@ import pytest
 
 import orchestrator
 from orchestrator.registry import prediction
-from orchestrator.settings import resolve
+from orchestrator.storage.settings import resolve
 
 
 def test_a_registered_model_ranks_and_says_when_not_to_trust_it(database: Path, tmp_path: Path) -> None:

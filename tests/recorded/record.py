@@ -1,4 +1,4 @@
-"""Records what the present format looks like on disk, for tests/unit/test_formats.py: python -m tests.recorded.record
+"""Record what the present format looks like on disk, for test_formats.py: python -m tests.recorded.record
 
 A run and a sweep of the toy whose drivers were killed, small, and without a trace of the machine they ran on. Only
 when a format changes is there something to record anew, into a folder of the new format's name.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from orchestrator.storage import records
 from orchestrator.tracking.journal import Journal
-from tests.integration.commands import SPACES, Command
+from tests.support.commands import SPACES, Command
 
 HERE = Path(__file__).parent
 KEPT = ("record.json", "study.jsonl", "history.jsonl", "events.jsonl")

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.toy import Toy
+from tests.support.toy import Toy
 from workloads.catalog import Entry
 from workloads.contract import Servable
 
-ENTRY = Entry("tests.toy:Params", "toy_plugin:Plugin", "A parabola.", predictor="toy_predictor.py")
+ENTRY = Entry("tests.support.toy:Params", "toy_plugin:Plugin", "A parabola.", predictor="toy_predictor.py")
 
 
 class Plugin(Toy):

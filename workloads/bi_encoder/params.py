@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from workloads.bi_encoder.reads import LOSSES, idle, resolved
 from workloads.contract import MID_RUN, Preset
 from workloads.data.datasets import check_kind
-from workloads.data.pairs.contents import ALIASES, KIND
+from workloads.data.pairs.types import ALIASES, KIND
 from workloads.encoders import sources
 
 Loss: TypeAlias = Literal["mse", "cosent", "cosine_embedding", "infonce", "decoupled", "dcl", "hcl", "bcl"]

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from workloads import gradient_cache
 from workloads.bi_encoder.batches import Batch, batches, steps_per_pass
+from workloads.bi_encoder.dataset import Part, load, prepared, training_texts
 from workloads.bi_encoder.evaluation import evaluation
-from workloads.bi_encoder.objectives import OBJECTIVES, Scored
+from workloads.bi_encoder.loss_calls import OBJECTIVES, Scored
 from workloads.bi_encoder.params import Params as BiEncoderParams
-from workloads.bi_encoder.prepared import Part, load, prepared, training_texts
 from workloads.bi_encoder.serving import servable
+from workloads.checks import check_batch, check_split
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
 from workloads.distributed import reduce_sum, wrap
 from workloads.encoders.optimisation import adamw, load_optimizer_state, optimizer_state, warmup_linear
@@ -23,7 +24,6 @@ from workloads.encoders.packing import pack
 from workloads.encoders.pooling import cosine
 from workloads.encoders.sources import TINY
 from workloads.encoders.text import encode, load_encoder
-from workloads.refusals import check_batch, check_split
 from workloads.seeding import derive
 
 

@@ -7,9 +7,9 @@ about graphs.
 from workloads.data.cache import cache_dir, default_data_root
 from workloads.data.datasets import DATASETS, check, dataset, fetch, fingerprint, occupations, verify
 from workloads.data.errors import CacheUnwritable, DataError, DataUnreachable
-from workloads.data.interactions.contents import Interactions
+from workloads.data.interactions.load import check_readable, left_out, load_interactions
 from workloads.data.interactions.tables import absolute
-from workloads.data.loading import check_readable, left_out, load_interactions
+from workloads.data.interactions.types import Interactions
 from workloads.data.source import Dataset, SourceFile
 
 __all__ = [

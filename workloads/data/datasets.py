@@ -15,7 +15,7 @@ from workloads.data.errors import DataError
 from workloads.data.files import held
 from workloads.data.images.archives import CIFAR_10, CIFAR_100, STL_10, TINY_IMAGENET
 from workloads.data.images.own import is_images, own_images
-from workloads.data.images.shapes import SYNTHETIC_IMAGES
+from workloads.data.images.synthetic import SYNTHETIC_IMAGES
 from workloads.data.images.tables import CIFAR_10_SUBSET
 from workloads.data.interactions.lightgcn import GOWALLA, LASTFM, YELP2018
 from workloads.data.interactions.movielens import ML_1M, ML_100K, ML_100K_RAW

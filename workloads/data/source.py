@@ -39,7 +39,7 @@ class Dataset:
     """A dataset by name. Its files lie in ``<data root>/<folder>/``; a generated one has none.
 
     ``kind`` names what ``reader`` returns (``interactions``:
-    :class:`~workloads.data.interactions.contents.Interactions`). ``reader`` takes the dataset's folder, raises
+    :class:`~workloads.data.interactions.types.Interactions`). ``reader`` takes the dataset's folder, raises
     :class:`~workloads.data.errors.DataError` with file and line where the content is damaged, and does not
     look at checksums. ``version`` changes whenever the reader makes something else of the same files; for a
     generated dataset it holds all parameters.

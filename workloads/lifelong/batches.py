@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from workloads.checks import check_batch
 from workloads.contract import Runtime
 from workloads.lifelong.params import Params
-from workloads.refusals import check_batch
 from workloads.seeding import derive
 
 

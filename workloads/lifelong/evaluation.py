@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from workloads.contract import Columns, Evaluation
-from workloads.lifelong.prepared import DEPTH, Prepared
+from workloads.lifelong.dataset import DEPTH, Prepared
 from workloads.metrics.retrieval import per_query
 
 MEASURES = ("success_at_5", "recall_at_100", "mrr_at_10")

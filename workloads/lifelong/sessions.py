@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from workloads.data import fingerprint
 from workloads.data.cache import cache_dir, replacing
-from workloads.data.kept import made_once
-from workloads.data.retrieval.contents import Retrieval
+from workloads.data.conversion_cache import made_once
+from workloads.data.retrieval.types import Retrieval
 from workloads.lifelong.clusters import clusters
 
 VERSION = 1

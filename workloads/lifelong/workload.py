@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.utils import clip_grad_norm_
 
+from workloads.checks import check_split
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
 from workloads.distributed import reduce_sum, without_sync, wrap
 from workloads.encoders.optimisation import adamw, load_optimizer_state, optimizer_state, warmup_linear
@@ -22,16 +23,15 @@ from workloads.encoders.text import TextEncoder, load_encoder
 from workloads.encoders.tokens import Tokenizer
 from workloads.lifelong import baselines
 from workloads.lifelong.batches import batches, check, steps_per_pass
+from workloads.lifelong.dataset import DEPTH, prepared, tokens
 from workloads.lifelong.evaluation import Judge, Work
 from workloads.lifelong.index import Index
-from workloads.lifelong.objectives import Block, losses
+from workloads.lifelong.index_encoder import Reader
+from workloads.lifelong.loss_calls import Block, losses
 from workloads.lifelong.params import Params as LifelongParams
-from workloads.lifelong.prepared import DEPTH, prepared, tokens
-from workloads.lifelong.reader import Reader
 from workloads.lifelong.replay import Asked, Look, choose_memory, choose_new, draw_memory, draw_new, remember
 from workloads.lifelong.selection import best, chosen
 from workloads.lifelong.serving import folder_of, lineage_of, servable
-from workloads.refusals import check_split
 from workloads.schedule import stage_ends, stage_of
 from workloads.seeding import derive
 

@@ -9,8 +9,8 @@ from functools import lru_cache
 import torch
 
 from workloads.contract import Runtime
+from workloads.recommender.dataset import Prepared
 from workloads.recommender.model import Choose
-from workloads.recommender.prepared import Prepared
 from workloads.sampling.negatives import Key, random_bits
 from workloads.sampling.sampler import Sampler, View, counters
 from workloads.seeding import derive, generator

@@ -20,9 +20,9 @@ from workloads.recommender.credence import (
     prior_log_odds,
     sampled_scores,
 )
+from workloads.recommender.dataset import History
 from workloads.recommender.evaluation import mean_auc
 from workloads.recommender.params import Params
-from workloads.recommender.prepared import History
 from workloads.recommender.quality import wrong_share
 from workloads.seeding import derive, generator
 

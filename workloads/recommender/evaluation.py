@@ -11,7 +11,7 @@ import torch
 from workloads.contract import Evaluation
 from workloads.distributed import reduce_sum
 from workloads.metrics.ranking import auc, metric_names, per_user
-from workloads.recommender.prepared import History
+from workloads.recommender.dataset import History
 from workloads.sampling.negatives import Unobserved, random_bits, uniform
 from workloads.sampling.sampler import scores as scores_of
 

@@ -16,8 +16,8 @@ from workloads.contract import Evaluation, Metrics, Split
 from workloads.recommender.adam import Adam, StackedAdam
 from workloads.recommender.batches import packed_nodes, steps_per_pass
 from workloads.recommender.evaluation import evaluation, rank_users
+from workloads.recommender.loss_calls import OBJECTIVES, POINTWISE, Scores
 from workloads.recommender.model import MatrixFactorisation
-from workloads.recommender.objectives import OBJECTIVES, POINTWISE, Scores
 from workloads.recommender.params import Params
 from workloads.recommender.quality import wrong_share
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from workloads.data.datasets import occupations
+from workloads.recommender.dataset import Prepared
 from workloads.recommender.params import Params
-from workloads.recommender.prepared import Prepared
 from workloads.sampling.bayesian import (
     BNS,
     Prior,

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from workloads.data.interactions.splits import user_csr
-from workloads.recommender.prepared import Prepared
+from workloads.recommender.dataset import Prepared
+from workloads.recommender.epoch_metrics import tells_quality
 from workloads.recommender.samplers import prior_table
-from workloads.recommender.tally import tells_quality
 from workloads.sampling.bayesian import warm_lambda
 
 if TYPE_CHECKING:

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
+from workloads.checks import check_batch, check_split
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
 from workloads.distributed import reduce_sum, without_sync, wrap
 from workloads.recommender import packed, sgd
 from workloads.recommender.adam import Adam
 from workloads.recommender.batches import Batch, Draws, batches, choice, steps_per_pass
 from workloads.recommender.calibration import Calibration, calibrate
+from workloads.recommender.dataset import History, prepared
+from workloads.recommender.epoch_metrics import Tally
 from workloads.recommender.evaluation import evaluation, rank_users
+from workloads.recommender.loss_calls import OBJECTIVES, OF_BATCH, Scores, draws, settings
 from workloads.recommender.model import LightGCN, MatrixFactorisation, normal, xavier
-from workloads.recommender.objectives import OBJECTIVES, OF_BATCH, Scores, draws, settings
 from workloads.recommender.params import Params as RecommenderParams
-from workloads.recommender.prepared import History, prepared
 from workloads.recommender.samplers import sampler
-from workloads.recommender.tally import Tally
-from workloads.refusals import check_batch, check_split
 from workloads.seeding import derive
 
 if TYPE_CHECKING:

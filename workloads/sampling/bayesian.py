@@ -8,11 +8,11 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from workloads.ordering import ascending
 from workloads.sampling.dynamic import largest, rows_at_once
 from workloads.sampling.lists import Lists
 from workloads.sampling.negatives import Unobserved, random_bits
 from workloads.sampling.sampler import FromCandidates, View
+from workloads.sorting import ascending
 
 Population: TypeAlias = Literal["exact", "sampled", "batch"]
 """Whose scores make a user's distribution: all items, some items drawn anew for each step, the batch's items; always

@@ -6,10 +6,10 @@ import math
 
 import torch
 
-from workloads.ordering import in_order
 from workloads.sampling.lists import Lists
 from workloads.sampling.negatives import Key, Unobserved, random_bits
 from workloads.sampling.sampler import FromCandidates, Sampler, View
+from workloads.sorting import in_order
 
 _AT_ONCE = {"cpu": 2**19, "cuda": 2**25}
 """Scores of whole catalogues that are looked at at once."""

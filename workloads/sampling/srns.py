@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from workloads.ordering import ascending
 from workloads.sampling.dynamic import largest, rows_at_once
 from workloads.sampling.negatives import Unobserved, random_bits, subset
 from workloads.sampling.sampler import FromCandidates, View, scores
+from workloads.sorting import ascending
 
 HISTORY = 5
 """Epochs over which the spread of a score is taken."""

@@ -9,7 +9,7 @@ import torch
 
 from workloads.augment import Draws, Recipe
 from workloads.contract import Runtime
-from workloads.data.images.prepared import Part
+from workloads.data.images.resident import Part
 from workloads.seeding import generator
 
 

@@ -186,7 +186,7 @@ class Params(BaseModel):
         Raises:
             ValueError: says how many there are; DataError where nothing can be held out.
         """
-        from workloads.simclr.fit import check_data  # with NumPy
+        from workloads.simclr.data_checks import check_data  # with NumPy
 
         check_data(self, root, holdout)
 

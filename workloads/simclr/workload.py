@@ -11,20 +11,20 @@ import torch
 
 from workloads import gradient_cache
 from workloads.augment import Draws, Recipe, normalise
+from workloads.checks import check_batch, check_split
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
-from workloads.data.images.prepared import Part, prepared_images
+from workloads.data.images.resident import Part, prepared_images
 from workloads.distributed import gather, reduce_sum, wrap
 from workloads.losses.contrastive import alpha_from_auc
 from workloads.metrics.probe import false_negative_auc, linear_probe
 from workloads.normalisation import synchronised
-from workloads.refusals import check_batch, check_split
 from workloads.scores import two_view_scores
 from workloads.seeding import generator
 from workloads.simclr.batches import Batch, batches, steps_per_pass
+from workloads.simclr.data_checks import check_parts, settings
 from workloads.simclr.evaluation import Frozen, Views, evaluation, spread
-from workloads.simclr.fit import check_parts, settings
+from workloads.simclr.loss_calls import OBJECTIVES
 from workloads.simclr.model import SimCLR as Model
-from workloads.simclr.objectives import OBJECTIVES
 from workloads.simclr.optim import Optimizer, learning_rate
 from workloads.simclr.params import Params as SimCLRParams
 from workloads.simclr.reads import stem

@@ -7,7 +7,7 @@ import torch
 
 from workloads.contract import Columns, Evaluation
 from workloads.metrics.retrieval import ndcg, per_query, ranked_grades
-from workloads.text_ranker.prepared import Lists
+from workloads.text_ranker.dataset import Lists
 
 CUTOFFS = (10, 100)
 """The k of every metric at k; one beyond the candidates is left out, except for the least."""

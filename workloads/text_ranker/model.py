@@ -13,8 +13,8 @@ from workloads.encoders.text import TextEncoder, encode
 from workloads.encoders.tokens import Tokenizer, Tokens
 from workloads.losses.ranknet import bounded, unbounded
 from workloads.seeding import generator
+from workloads.text_ranker.dataset import Texts
 from workloads.text_ranker.params import Params
-from workloads.text_ranker.prepared import Texts
 
 _INITIAL = 0.02  # standard deviation of the head's weights, BERT's
 _AT_ONCE = 2**13  # pairs whose vectors are kept at once when nothing is learnt

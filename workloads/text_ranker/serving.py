@@ -10,8 +10,8 @@ import numpy as np
 
 from workloads.contract import Servable
 from workloads.encoders.tokens import Tokenizer
+from workloads.text_ranker.dataset import Prepared
 from workloads.text_ranker.params import Params
-from workloads.text_ranker.prepared import Prepared
 
 if TYPE_CHECKING:
     from workloads.text_ranker.model import Ranker

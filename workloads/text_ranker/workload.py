@@ -10,19 +10,19 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.utils import clip_grad_norm_
 
+from workloads.checks import check_batch, check_split
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
 from workloads.distributed import reduce_sum, without_sync, wrap
 from workloads.encoders.optimisation import adamw, warmup_linear
 from workloads.encoders.sources import TINY
 from workloads.encoders.text import load_encoder
-from workloads.refusals import check_batch, check_split
 from workloads.seeding import derive
+from workloads.text_ranker.batches import Groups, Trainer
+from workloads.text_ranker.dataset import Lists, prepared, texts
 from workloads.text_ranker.evaluation import Judge
-from workloads.text_ranker.groups import Groups, Trainer
+from workloads.text_ranker.loss_calls import Block, pairs, query_losses
 from workloads.text_ranker.model import Ranker, Reader, batch_of, score_pairs
-from workloads.text_ranker.objectives import Block, pairs, query_losses
 from workloads.text_ranker.params import Params as TextRankerParams
-from workloads.text_ranker.prepared import Lists, prepared, texts
 from workloads.text_ranker.serving import servable
 
 _UNKNOWN_WEIGHT = 0.5  # of BM25, before the first epoch

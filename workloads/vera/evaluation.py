@@ -15,8 +15,8 @@ from workloads.losses.evidential import succeeds, top
 from workloads.metrics import calibration
 from workloads.metrics.retrieval import mrr, ndcg, ranked_grades
 from workloads.vera.confidence import Map, Ranked, confidence, fitted
+from workloads.vera.dataset import Prepared
 from workloads.vera.params import Params
-from workloads.vera.prepared import Prepared
 
 DEPTHS = (1, 2, 3, 5, 10, 20)
 """The k that are looked at."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from workloads.data.questions.knowledge_graph import GraphQuestions
 from workloads.data.questions.neighbourhoods import Neighbourhoods
 from workloads.data.retrieval.bm25 import Candidates
-from workloads.data.retrieval.contents import Retrieval
+from workloads.data.retrieval.types import Retrieval
 
 NONE = ""
 """The category of what is not there, or was not seen in training; number 0."""

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from workloads.losses.evidential import beta_parameters, log1mexp
 from workloads.seeding import derive
+from workloads.vera.dataset import Block, Prepared
 from workloads.vera.params import Params
-from workloads.vera.prepared import Block, Prepared
 
 START_A, START_B = -4.0, 1.0
 """Biases of the evidential head's two outputs: few candidates are right (E-V8)."""

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from workloads.contract import Servable
+from workloads.vera.dataset import Prepared
 from workloads.vera.evaluation import Chosen
 from workloads.vera.model import BESIDE, FURTHEST, LARGEST, UNIT, Retriever
 from workloads.vera.params import Params
-from workloads.vera.prepared import Prepared
 
 _EXAMPLE = 4  # candidates
 

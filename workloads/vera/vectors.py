@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from workloads.data.cache import cache_dir, replacing
+from workloads.data.conversion_cache import made_once
 from workloads.data.digests import digest
-from workloads.data.kept import made_once
 from workloads.encoders.sources import TINY, folder_of
 from workloads.encoders.text import TextEncoder, encode, load_encoder
 from workloads.encoders.tokens import Tokenizer

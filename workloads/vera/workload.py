@@ -10,20 +10,20 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.utils import clip_grad_norm_
 
+from workloads.checks import check_batch
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
 from workloads.distributed import reduce_sum, without_sync, wrap
 from workloads.encoders.optimisation import load_optimizer_state, optimizer_state
 from workloads.losses.evidential import group_rates, quantile_groups
-from workloads.refusals import check_batch
 from workloads.seeding import derive, generator
 from workloads.vera.batches import batches, micro_batches, steps_per_pass
 from workloads.vera.confidence import Ranked, confidence
+from workloads.vera.dataset import divided, prepared
 from workloads.vera.evaluation import Chosen, Judged, chosen, evaluation
+from workloads.vera.inference import Features, features, rank
+from workloads.vera.loss_calls import NAMES, Counts, losses, weights
 from workloads.vera.model import Retriever
-from workloads.vera.objectives import NAMES, Counts, losses, weights
 from workloads.vera.params import Params as VeraParams
-from workloads.vera.prepared import divided, prepared
-from workloads.vera.reading import Features, features, rank
 from workloads.vera.serving import servable
 from workloads.vera.stages import Stage, Stages
 

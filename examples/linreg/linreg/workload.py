@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 
 from linreg.params import Params
+from workloads.checks import check_batch, check_split
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
 from workloads.distributed import reduce_sum
-from workloads.refusals import check_batch, check_split
 from workloads.seeding import generator
 
 SLOPES = torch.tensor([2.0, -1.0, 0.5])

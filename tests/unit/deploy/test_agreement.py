@@ -11,7 +11,7 @@ import mlflow
 import pytest
 import yaml
 
-from orchestrator.settings import NAMES
+from orchestrator.storage.settings import NAMES
 from tests.unit.deploy.manifests import (
     BUILDS,
     DEPLOY,

@@ -11,11 +11,12 @@ import typer
 import yaml
 from ray.scripts import scripts as ray_commands
 
-from orchestrator import cluster, sweeps
-from orchestrator.cli import app
+from orchestrator.cli.app import app
+from orchestrator.cluster import connection
+from orchestrator.config.spec import Resources, SweepSpec
 from orchestrator.errors import UserError
-from orchestrator.spec import Resources, SweepSpec
 from orchestrator.storage.records import NAME
+from orchestrator.sweeps import sweep
 from tests.unit.deploy.manifests import BUILDS, DEPLOY, README, SERVICES, one, ray_clusters
 
 
@@ -35,7 +36,7 @@ def ray_starts() -> Iterator[list[str]]:
                 yield [f"--{key}={value}" for key, value in group["rayStartParams"].items()]
 
 
-def shapes() -> dict[str, list[cluster.Node]]:
+def shapes() -> dict[str, list[connection.Node]]:
     """The nodes of each example cluster as a sweep finds them: CPUs and GPUs, the head first."""
     found = {}
     for name in BUILDS:
@@ -62,7 +63,7 @@ def asked(words: list[str], monkeypatch: pytest.MonkeyPatch) -> SweepSpec:
         caught.append(spec)
         raise typer.Exit(0)
 
-    monkeypatch.setattr(sweeps, "sweep", instead)
+    monkeypatch.setattr(sweep, "sweep", instead)
     monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")
     app(words, standalone_mode=False)
     (spec,) = caught
@@ -89,24 +90,24 @@ def test_a_sweep_s_command_is_ours_and_fits_its_cluster(name: str, monkeypatch: 
     assert "--name" not in words, "durable.py adds it"
     spec = asked(words, monkeypatch)
     nodes = shapes()[name]
-    at_once = cluster.check_fit(nodes, spec.resources)
+    at_once = connection.check_fit(nodes, spec.resources)
     assert at_once == sum(4 * node["GPU"] for node in nodes), "GPUs lie idle"
     assert spec.resources.gpus_per_worker > 0
 
 
 def test_what_does_not_fit_is_refused() -> None:
     nodes = shapes()
-    assert cluster.check_fit(nodes["overlays/team/sweep"], Resources(workers=4, gpus_per_worker=1)) == 1
+    assert connection.check_fit(nodes["overlays/team/sweep"], Resources(workers=4, gpus_per_worker=1)) == 1
     with pytest.raises(UserError, match="too small"):
-        cluster.check_fit(nodes["overlays/team/sweep"], Resources(workers=5, gpus_per_worker=1))
+        connection.check_fit(nodes["overlays/team/sweep"], Resources(workers=5, gpus_per_worker=1))
     with pytest.raises(UserError, match="too small"):
-        cluster.check_fit(nodes["overlays/single-gpu"], Resources(cpus_per_worker=5))
+        connection.check_fit(nodes["overlays/single-gpu"], Resources(cpus_per_worker=5))
 
 
 def test_a_cluster_that_stays_is_never_without_a_gpu() -> None:
     """A sweep sizes itself by the nodes that are there, and one that finds none is refused."""
     for name, nodes in shapes().items():
-        assert cluster.check_fit(nodes, Resources(gpus_per_worker=1)) >= 1, name
+        assert connection.check_fit(nodes, Resources(gpus_per_worker=1)) >= 1, name
     for name in BUILDS:
         for spec in ray_clusters(name):
             for group in spec["workerGroupSpecs"]:
@@ -128,7 +129,7 @@ def test_the_page_s_commands_are_ours(line: str) -> None:
 def test_the_page_s_sweeps_fit_every_cluster(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = asked(shlex.split(line, comments=True)[shlex.split(line).index("--") + 1 :], monkeypatch)
     for name, nodes in shapes().items():
-        assert cluster.check_fit(nodes, spec.resources) >= 1, name
+        assert connection.check_fit(nodes, spec.resources) >= 1, name
 
 
 def _parse(words: list[str]) -> None:

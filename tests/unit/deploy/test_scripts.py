@@ -17,8 +17,8 @@ import boto3
 import pytest
 from moto import mock_aws
 
+from tests.support.waiting import HANG_SECONDS
 from tests.unit.deploy.manifests import DEPLOY, ROOT
-from tests.waiting import HANG_SECONDS
 
 SCRIPTS = DEPLOY / "docker"
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import UserError
 from orchestrator.registry.models import check_alias, check_name
-from orchestrator.storage import copies, records
+from orchestrator.runs import driver
+from orchestrator.storage import records, sync_state
 from orchestrator.tracking.names import fitting
-from orchestrator.training import runs
 from workloads.data import datasets
 from workloads.data.errors import DataError
 
@@ -77,7 +77,7 @@ def test_the_name_of_an_experiment_is_no_way_out_of_the_artifacts(name: str) -> 
 @given(names)
 def test_the_name_of_a_model(name: str) -> None:
     try:
-        runs.Options(register=name)
+        driver.Options(register=name)
     except UserError:
         return
     assert not set(name) & set("/\\:@'\"\0\n")
@@ -113,7 +113,7 @@ def test_the_name_of_a_dataset_is_known_or_a_whole_path(name: str) -> None:
 @few
 @given(names)
 def test_the_name_of_an_object_in_a_bucket(name: str) -> None:
-    if copies._travels(name):
+    if sync_state._travels(name):
         place = Path("/runs/run") / name
         assert place.is_relative_to("/runs/run")
         assert not {"..", ""} & set(name.split("/"))
@@ -126,4 +126,4 @@ def test_links_are_not_stored(tmp_path: Path) -> None:
     (run / "tables" / "own.parquet").write_text("own")
     (run / "tables" / "linked.parquet").symlink_to(tmp_path / "secret")
     (run / "model").symlink_to(tmp_path)
-    assert list(copies.scan(run)) == ["tables/own.parquet"]
+    assert list(sync_state.scan(run)) == ["tables/own.parquet"]

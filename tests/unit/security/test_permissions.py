@@ -12,16 +12,15 @@ from typing import Any
 
 import pytest
 
-from orchestrator import cluster
+from orchestrator.cluster import connection
 from orchestrator.console import Console
 from orchestrator.errors import UserError
 from orchestrator.provenance import record as provenance
 from orchestrator.provenance.source import Source
-from orchestrator.published import report
-from orchestrator.reproduction import recorded
-from orchestrator.search import consent
-from orchestrator.settings import resolve
+from orchestrator.reproduce import recorded_run, table_report
+from orchestrator.search import trusted_spaces
 from orchestrator.storage import disk, records
+from orchestrator.storage.settings import resolve
 from orchestrator.tracking import store
 from orchestrator.tracking.journal import Journal
 
@@ -63,7 +62,7 @@ def begin(token: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[tup
             raise ConnectionError("no cluster in this test")
 
         monkeypatch.setattr(ray, "init", init)
-        with pytest.raises(UserError, match="no cluster in this test"), cluster.cluster(None):
+        with pytest.raises(UserError, match="no cluster in this test"), connection.cluster(None):
             pass
         return found
 
@@ -100,7 +99,7 @@ def test_no_token_is_made_where_none_is_needed(
 def test_clusters_that_start_at_once_have_one_token(token: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         for _ in range(32):
-            pool.submit(cluster.make_token)
+            pool.submit(connection.make_token)
     assert len(token.read_text()) == 64
     assert [path.name for path in token.parent.iterdir()] == ["auth_token"]
 
@@ -118,7 +117,7 @@ def make_mirror() -> None:
 
 def name_a_space() -> None:
     space = Path(__file__).with_name("strangers.py")
-    consent.give(f"{space}:space", resolve().home)
+    trusted_spaces.give(f"{space}:space", resolve().home)
 
 
 class Empty:
@@ -134,8 +133,8 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "store": make_store,
     "mirror": make_mirror,
     "space": name_a_space,
-    "report": lambda: report.keep({"id": "t"}, {}, "t", resolve({"tracking": "none"})),
-    "record": lambda: recorded._download(Empty(), "id", resolve().home / "reproduced" / "id"),
+    "report": lambda: table_report.keep({"id": "t"}, {}, "t", resolve({"tracking": "none"})),
+    "record": lambda: recorded_run._download(Empty(), "id", resolve().home / "reproduced" / "id"),
 }
 """Whatever may be the first to write into a home."""
 
@@ -216,4 +215,4 @@ def test_a_storage_elsewhere_is_shared_as_the_umask_says(umask: int, tmp_path: P
 def test_no_other_user_can_name_a_search_space_here(umask: int, home: Path) -> None:
     home.mkdir()
     name_a_space()
-    assert mode(home / consent.NAMED) == 0o700
+    assert mode(home / trusted_spaces.NAMED) == 0o700

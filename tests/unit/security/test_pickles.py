@@ -22,9 +22,9 @@ from optuna.samplers import CmaEsSampler
 from optuna.trial import create_trial
 
 import orchestrator
+from orchestrator.engine import checkpoint
 from orchestrator.errors import UserError
 from orchestrator.search.samplers import sampler
-from orchestrator.storage import checkpoint
 from tests.unit.security.strangers import Bomb, bomb
 from workloads.data.errors import DataError
 from workloads.data.images.archives import read_cifar

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator import preflight
+from orchestrator.cluster import preflight
+from orchestrator.cluster.redirects import origin
 from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.jobs.dashboard import Dashboard
-from orchestrator.redirects import origin
-from orchestrator.settings import resolve
+from orchestrator.storage.settings import resolve
 
 SECRET = "hunter2"
 ANSWERS = {"/version": b"3.5.0", "/api/version": b'{"ray_version": "2.50.0", "version": "4"}', "/api/jobs/": b"[]"}

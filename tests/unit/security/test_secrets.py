@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli import app
+from orchestrator.cli.app import app
+from orchestrator.cli.exit_codes import guarded
 from orchestrator.console import Console
 from orchestrator.errors import UNAVAILABLE, USAGE, RunFailed, UserError, mask, one_line
-from orchestrator.exits import guarded
 from orchestrator.jobs import submission
 from orchestrator.provenance.scrub import scrub
-from orchestrator.session import Session
-from orchestrator.settings import resolve
+from orchestrator.runs.session import Session
 from orchestrator.storage import records
+from orchestrator.storage.settings import resolve
 
 SECRET = "hunter2"
 ADDRESSES = (

@@ -11,22 +11,22 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from orchestrator import request, sweeps
 from orchestrator.console import Console
 from orchestrator.errors import RunFailed, UserError
 from orchestrator.provenance import record as provenance
 from orchestrator.registry import models as registry
 from orchestrator.registry import prediction
-from orchestrator.reproduction import reproduce
-from orchestrator.results import report
-from orchestrator.session import adopt
-from orchestrator.settings import Settings, resolve
+from orchestrator.report import report
+from orchestrator.reproduce import repeat_run
+from orchestrator.runs import driver, model_upload
+from orchestrator.runs.session import adopt
 from orchestrator.storage import records
-from orchestrator.sweeps import Again
+from orchestrator.storage.settings import Settings, resolve
+from orchestrator.sweeps import request, sweep
+from orchestrator.sweeps.sweep import Again
 from orchestrator.tracking.tracker import JOURNAL, Tracker
-from orchestrator.training import delivery, runs
-from tests import finished
-from tests.tracked import OWNER, query
+from tests.support import finished
+from tests.support.tracked import OWNER, query
 from tests.unit.security.strangers import Bomb, source
 
 SPACE = "def space(trial):\n    return {'lr': trial.suggest_float('lr', 0.01, 0.2)}"
@@ -56,7 +56,7 @@ def theirs(settings: Settings, tmp_path: Path, canary: Path, monkeypatch: pytest
             "toy", there, overrides={"epochs": 2}, local=True,
             search={"space": f"{tmp_path / 'space.py'}:space", "scheduler": "none", "trials": 1},
         )  # fmt: skip
-        sweeps.sweep(spec, there, runs.Options(local=True, name="theirs"), Console())
+        sweep.sweep(spec, there, driver.Options(local=True, name="theirs"), Console())
     folder = settings.storage / "theirs"
     shutil.copytree(home / "storage" / "theirs", folder)
     (folder / "attack.py").write_text(source(canary, SPACE))
@@ -72,13 +72,13 @@ def theirs(settings: Settings, tmp_path: Path, canary: Path, monkeypatch: pytest
 
 def test_a_resume_does_not_run_the_search_space_of_a_record(theirs: Path, settings: Settings, canary: Path) -> None:
     with pytest.raises(UserError, match=r"would run code that was never named here.*--space"):
-        sweeps.resume(records.find(settings.storage, "theirs"), settings, Console(), Again(more_trials=1))
+        sweep.resume(records.find(settings.storage, "theirs"), settings, Console(), Again(more_trials=1))
     assert not canary.exists()
 
 
 def test_a_reproduction_does_not_run_it_either(theirs: Path, settings: Settings, canary: Path) -> None:
     def repeat(space: str | None = None) -> Any:
-        return reproduce.run(
+        return repeat_run.run(
             settings, "theirs", check=True, script=False, tolerance=0, space=space, console=Console(json=True)
         )
 
@@ -91,9 +91,9 @@ def test_a_reproduction_does_not_run_it_either(theirs: Path, settings: Settings,
 def test_who_names_the_file_has_read_it(theirs: Path, settings: Settings, canary: Path) -> None:
     folder = records.find(settings.storage, "theirs")
     again = Again(more_trials=1, space=f"{theirs / 'attack.py'}:space")
-    assert sweeps.resume(folder, settings, Console(), again).status == "finished"
+    assert sweep.resume(folder, settings, Console(), again).status == "finished"
     assert canary.exists()
-    sweeps.resume(records.find(settings.storage, "theirs"), settings, Console(), Again(more_trials=1))
+    sweep.resume(records.find(settings.storage, "theirs"), settings, Console(), Again(more_trials=1))
 
 
 # The spool, and what a record says is still to be delivered
@@ -125,10 +125,10 @@ def outcome(theirs: Path) -> Path:
 
 
 def test_a_model_in_a_folder_is_logged_only_with_code_that_is_installed(outcome: Path, canary: Path) -> None:
-    delivery._check_files(outcome)
+    model_upload._check_files(outcome)
     (outcome / "model" / "predictor.py").write_text(source(canary))
-    with pytest.raises(delivery.Foreign, match="not the code of a workload that is installed here"):
-        delivery._check_files(outcome)
+    with pytest.raises(model_upload.Foreign, match="not the code of a workload that is installed here"):
+        model_upload._check_files(outcome)
     assert not canary.exists()
 
 
@@ -138,15 +138,15 @@ def test_a_link_in_a_folder_is_not_followed(outcome: Path, name: str, tmp_path: 
     (outcome / name).parent.mkdir(exist_ok=True)
     (outcome / name).unlink(missing_ok=True)
     (outcome / name).symlink_to(tmp_path / "secret")
-    with pytest.raises(delivery.Foreign, match="is a link"):
-        delivery._check_files(outcome)
+    with pytest.raises(model_upload.Foreign, match="is a link"):
+        model_upload._check_files(outcome)
 
 
 @pytest.mark.parametrize("place", ["../../theirs", "/etc"])
 def test_what_a_record_owes_lies_in_its_folder(place: str, theirs: Path, settings: Settings) -> None:
     folder = records.find(settings.storage, "theirs")
     with pytest.raises(UserError, match="lies outside its folder"):
-        delivery._complete(settings, folder, "run", {"outcome": place, "register": None})
+        model_upload._complete(settings, folder, "run", {"outcome": place, "register": None})
 
 
 # Logins

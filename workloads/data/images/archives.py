@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from workloads.data.cache import cache_dir
 from workloads.data.errors import DataError
-from workloads.data.images.source import UNLABELLED, ImageSource, Listing, of_arrays
+from workloads.data.images.types import UNLABELLED, ImageSource, Listing, of_arrays
 from workloads.data.source import Dataset, SourceFile
 
 _CIFAR = "https://www.cs.toronto.edu/~kriz"

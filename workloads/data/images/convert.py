@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from workloads.data.errors import DataError
 from workloads.data.images.decode import Undecodable, decode, square
-from workloads.data.images.source import ImageSource, Listing
+from workloads.data.images.types import ImageSource, Listing
 
 Corrupt: TypeAlias = Literal["refuse", "skip"]
 

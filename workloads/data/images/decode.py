@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 if TYPE_CHECKING:
-    from workloads.data.images.source import Content
+    from workloads.data.images.types import Content
 
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from workloads.data.errors import DataError
-from workloads.data.images.source import ImageSource, Listing, empty_listing
+from workloads.data.images.types import ImageSource, Listing, empty_listing
 
 ENDS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """Of the names of image files; torchvision's list."""

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from workloads.data.images.folders import is_class_folders, parts, read_folders
-from workloads.data.images.source import ImageSource
 from workloads.data.images.tables import TEST, TRAIN, holds_images, read_image_tables
+from workloads.data.images.types import ImageSource
 from workloads.data.source import Dataset, SourceFile
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workloads.data.errors import DataError
-from workloads.data.images.source import ImageSource, Listing, empty_listing
+from workloads.data.images.types import ImageSource, Listing, empty_listing
 from workloads.data.source import Dataset, SourceFile
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.data.cache import replacing
-from workloads.data.interactions.contents import Interactions
+from workloads.data.interactions.types import Interactions
 
 FORMAT = 2
 """Version of the layout; it is part of the cache's file names."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from workloads.data.errors import DataError
 from workloads.data.files import content, held
-from workloads.data.interactions.contents import Interactions
 from workloads.data.interactions.ratings import RatingColumns, check_disjoint, read_ratings
+from workloads.data.interactions.types import Interactions
 from workloads.data.source import Dataset, SourceFile
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workloads.data.interactions.contents import Interactions
+from workloads.data.interactions.types import Interactions
 from workloads.data.source import Dataset
 
 if TYPE_CHECKING:

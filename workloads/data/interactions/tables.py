@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.data.errors import DataError
 from workloads.data.interactions.columns import FORMS, Columns, read_columns
-from workloads.data.interactions.contents import Interactions
 from workloads.data.interactions.lightgcn import read_item_lists
+from workloads.data.interactions.types import Interactions
 from workloads.data.source import Dataset, SourceFile
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.data.interactions.contents import Interactions
+from workloads.data.interactions.types import Interactions
 
 
 def false_negatives(data: Interactions, users: NDArray[np.integer[Any]], items: NDArray[Any]) -> NDArray[np.bool_]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from workloads.data.errors import DataError
 from workloads.data.interactions.codes import decode, distinct, encode
-from workloads.data.interactions.contents import Interactions
+from workloads.data.interactions.types import Interactions
 
 Split: TypeAlias = Literal["official", "random", "clean"]
 

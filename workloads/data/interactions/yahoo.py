@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from workloads.data.interactions.contents import Interactions
 from workloads.data.interactions.ratings import RatingColumns, Ratings, drop_shared, read_ratings
+from workloads.data.interactions.types import Interactions
 from workloads.data.source import Dataset, SourceFile
 
 _N_USERS = 5_400

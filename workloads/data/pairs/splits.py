@@ -8,10 +8,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from workloads.data.conversion_cache import intact
 from workloads.data.datasets import read
 from workloads.data.errors import DataError
-from workloads.data.kept import intact
-from workloads.data.pairs.contents import KIND, Pairs, SentencePairs
+from workloads.data.pairs.types import KIND, Pairs, SentencePairs
 
 PairSplit: TypeAlias = Literal["official", "dev"]
 """The source's own parts, or its dev part as the test part, with a new validation part carved from train."""

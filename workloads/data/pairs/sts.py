@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from workloads.data.errors import DataError
 from workloads.data.files import content, held
-from workloads.data.pairs.contents import HIDDEN, HIGHEST, KIND, Pairs, SentencePairs
+from workloads.data.pairs.types import HIDDEN, HIGHEST, KIND, Pairs, SentencePairs
 from workloads.data.source import Dataset, SourceFile
 
 FORMS = (".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workloads.data.pairs.contents import HIGHEST, KIND, Pairs, SentencePairs
+from workloads.data.pairs.types import HIGHEST, KIND, Pairs, SentencePairs
 from workloads.data.source import Dataset
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from workloads.data.errors import DataError
 from workloads.data.files import held, lines
-from workloads.data.retrieval.contents import PARTS
 from workloads.data.retrieval.judged import Row, judged
+from workloads.data.retrieval.types import PARTS
 from workloads.data.source import Dataset, SourceFile
 
 if TYPE_CHECKING:
-    from workloads.data.retrieval.contents import Retrieval
+    from workloads.data.retrieval.types import Retrieval
 
 CORPUS, QUERIES, JUDGEMENTS = "corpus.jsonl", "queries.jsonl", "qrels.tsv"
 SPLIT_JUDGEMENTS = {part: f"qrels/{part}.tsv" for part in ("train", "dev", "test")}

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.data.cache import cache_dir, replacing
+from workloads.data.conversion_cache import made_once
 from workloads.data.datasets import fingerprint
 from workloads.data.errors import DataError
-from workloads.data.kept import made_once
 
 if TYPE_CHECKING:
-    from workloads.data.retrieval.contents import Retrieval
+    from workloads.data.retrieval.types import Retrieval
 
 VERSION = 1
 """Of the candidates; part of the cache's file names."""

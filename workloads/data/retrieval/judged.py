@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from workloads.data.errors import DataError
-from workloads.data.retrieval.contents import PARTS
+from workloads.data.retrieval.types import PARTS
 
 if TYPE_CHECKING:
-    from workloads.data.retrieval.contents import Retrieval
+    from workloads.data.retrieval.types import Retrieval
 
 _NAMED = 1000  # unknown judgements that are named; beyond them they are only counted
 
@@ -41,7 +41,7 @@ def judged(docs: Texts, queries: Texts, rows: Iterable[Row]) -> Retrieval:
     import numpy as np
     import pyarrow as pa
 
-    from workloads.data.retrieval.contents import Retrieval
+    from workloads.data.retrieval.types import Retrieval
 
     doc_number, query_number = ({name: number for number, name in enumerate(ids)} for ids, _ in (docs, queries))
     grades: dict[tuple[int, int], int] = {}

@@ -17,7 +17,7 @@ from workloads.data.source import Dataset
 if TYPE_CHECKING:
     import numpy as np
 
-    from workloads.data.retrieval.contents import Retrieval
+    from workloads.data.retrieval.types import Retrieval
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from workloads.data.retrieval.judged import Row, judged
 from workloads.data.source import Dataset, SourceFile
 
 if TYPE_CHECKING:
-    from workloads.data.retrieval.contents import Retrieval
+    from workloads.data.retrieval.types import Retrieval
 
 LOTTE_DOCS, CPR_DOCS = "collection.tsv", "corpus.tsv"
 LOTTE_KINDS = ("search", "forum")
@@ -77,7 +77,7 @@ def together(parts: Mapping[str, Retrieval]) -> Retrieval:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from workloads.data.retrieval.contents import Retrieval
+    from workloads.data.retrieval.types import Retrieval
 
     columns: dict[str, list[Any]] = {name: [] for name in ("doc_ids", "docs", "query_ids", "queries")}
     judgements, numbers = [], np.zeros(2, np.int32)

@@ -11,7 +11,7 @@ from workloads.data.retrieval.judged import Row, judged
 from workloads.data.source import Dataset, SourceFile
 
 if TYPE_CHECKING:
-    from workloads.data.retrieval.contents import Retrieval
+    from workloads.data.retrieval.types import Retrieval
 
 COLUMNS = ("query", "positive", "negative")
 

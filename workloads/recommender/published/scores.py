@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from workloads.data import load_interactions
 from workloads.recommender.credence import sampled_scores
+from workloads.recommender.dataset import prepare
 from workloads.recommender.params import Params
-from workloads.recommender.prepared import prepare
 from workloads.seeding import generator
 
 BINS, SPREADS = 80, 5.0

@@ -1,0 +1,108 @@
+"""What the verbs share: settings from flags, words apart, results shown."""
+
+from __future__ import annotations
+
+import json
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from orchestrator.errors import UserError, goes_on, mask
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from orchestrator.config.spec import ExperimentSpec, SweepSpec
+    from orchestrator.runs.session import Result
+    from orchestrator.storage.settings import Settings
+
+
+@dataclass(frozen=True)
+class Planning:
+    """Set while ``orchestrator plan`` runs another verb: it is to say what it would take, and start nothing."""
+
+    probe: bool
+    as_json: bool
+
+
+PLANNING: ContextVar[Planning | None] = ContextVar("planning", default=None)
+
+
+def planned(spec: ExperimentSpec | SweepSpec, settings: Settings, local: bool) -> bool:
+    """Whether only a plan was asked for; then it is printed."""
+    asked = PLANNING.get()
+    if asked is None:
+        return False
+    from orchestrator.sweeps import estimate
+
+    estimate.show(spec, settings, local=local, probe=asked.probe, as_json=asked.as_json)
+    return True
+
+
+def resolved(**flags: str | None) -> Settings:
+    """The settings, with what stands on the command line. Raises UserError for a password there."""
+    from orchestrator.storage.settings import NAMES, resolve
+
+    for name, value in flags.items():
+        if value and mask(value) != value:
+            raise UserError(
+                f"--{name.replace('_', '-')} holds a password, and everyone on this machine can read a command line",
+                fix=f"Set {NAMES[name][0]} instead",
+            )
+    return resolve(flags)
+
+
+def reachable(settings: Settings) -> None:
+    from orchestrator.cluster import preflight
+
+    preflight.tracking(settings)
+
+
+def split_words(words: list[str] | None) -> tuple[str | None, list[str]]:
+    """``[WORKLOAD] key=value ...`` -> (workload, pairs)."""
+    words = list(words or [])
+    workload = words.pop(0) if words and "=" not in words[0] else None
+    return workload, words
+
+
+def alone(flag: str, words: list[str] | None, **options: Any) -> None:
+    named = (name for name, value in options.items() if value is not None and value is not False)
+    if given := [*(words or []), *(f"--{name.replace('_', '-')}" for name in named)]:
+        raise goes_on(flag, given)
+
+
+def show_result(result: Result, as_json: bool) -> None:
+    from orchestrator.console import Console
+    from orchestrator.storage import records
+    from orchestrator.storage.remote import behind
+
+    if as_json:
+        print(json.dumps(result.to_json()), flush=True)
+    else:
+        console = Console()
+        console.say(f"Model: {result.model_uri}")
+        stored = behind(result.folder)
+        console.say(f"Results: {result.folder}" + (f", stored at {stored.uri}" if stored else ""))
+        console.say("Next:")
+        console.say("  orchestrator ui                      # the runs, in MLflow")
+        if result.extra.get("registered_version"):  # under the name that was asked for when it began
+            name = records.open_folder(result.folder).record["spec"]["options"]["register"]
+            console.say(f"  orchestrator promote {name} --to champion")
+    raise typer.Exit(result.exit_code)
+
+
+def write(text: str, file: Path | None) -> None:
+    """Into ``file``, or to standard output. Raises UserError when it can not be written."""
+    if file is None:
+        print(text)
+        return
+    try:
+        file.write_text(f"{text}\n")
+    except OSError as error:
+        raise UserError(f"{file} can not be written", got=error.strerror, fix="Choose another --output") from None
+
+
+def out(value: Any, text: str, as_json: bool) -> None:
+    print(json.dumps(value) if as_json else text)

@@ -1,0 +1,226 @@
+"""What there is to choose from: workloads, their parameters, datasets. Nothing here imports PyTorch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from orchestrator.config import workload_loader
+from orchestrator.config.plan import PLAN_KEYS, Plan
+from orchestrator.errors import DONE, USAGE, unknown
+from orchestrator.storage.settings import Settings
+from workloads.catalog import broken, catalog
+from workloads.data import datasets
+from workloads.data.errors import DataError
+from workloads.data.files import held
+from workloads.data.source import Dataset
+
+PIPED_WIDTH = 100  # columns, where there is no terminal to ask
+
+TYPES = {
+    "integer": "int",
+    "number": "float",
+    "string": "str",
+    "boolean": "bool",
+    "array": "list",
+    "object": "mapping",
+}
+BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+
+
+def print_workloads(as_json: bool) -> None:
+    """Every workload of the catalog, third parties' included: name and summary, or why it can not be loaded."""
+    rows = [{"name": name, "summary": entry.summary} for name, entry in sorted(catalog().items())]
+    rows += [{"name": name, "broken": f"can not be loaded: {why}"} for name, why in sorted(broken().items())]
+    if as_json:
+        print(json.dumps(rows))
+        return
+    _print_table(("workload", "summary"), (list(row.values()) for row in rows))
+    print("\nEvery parameter of one: orchestrator workloads NAME")
+
+
+def print_parameters(name: str, as_json: bool) -> None:
+    """What ``key=value`` may set: the workload's parameters and the engine's plan.
+
+    As JSON, each is its JSON Schema (``type, default, minimum, enum, description`` ...) with its ``name`` and
+    ``section`` (``params`` or ``plan``). Raises UserError for an unknown workload, with the nearest name.
+    """
+    entry = workload_loader.entry(name)
+    params = list(_properties(workload_loader.params(name).model_json_schema()))
+    plan = [(key, schema) for key, schema in _properties(Plan.model_json_schema()) if key in PLAN_KEYS]
+    presets = workload_loader.presets(name)
+    if as_json:
+        sections = {"params": params, "plan": plan}
+        rows = [
+            {"name": key, "section": section, **schema} for section, known in sections.items() for key, schema in known
+        ]
+        rows += [
+            {"name": key, "section": "preset", "source": preset.source, "settings": dict(preset.settings)}
+            for key, preset in presets.items()
+        ]
+        print(json.dumps(rows))
+        return
+    print(f"{name}: {entry.summary}\n")
+    _print_parameters("parameter", params)
+    print("\nThe plan, which is the same for every workload:\n")
+    _print_parameters("plan", plan)
+    if presets:
+        print("\nSettings of a source, by --preset NAME:\n")
+        lines = ([key, preset.source, _words(preset.settings)] for key, preset in presets.items())
+        _print_table(("preset", "source", "settings"), lines)
+    print(f"\nSet them as key=value, such as: orchestrator run {name} epochs=10")
+
+
+def print_datasets(settings: Settings, as_json: bool) -> None:
+    """Every dataset: name, kind, whether it is present and intact, where it is looked for, summary.
+
+    A file that has not changed since it was last read is not read again; ``data verify`` reads every byte.
+    """
+    rows = [
+        {
+            "name": known.name,
+            "kind": known.kind,
+            "state": state(known, settings.data),
+            "where": _where(known, settings.data),
+            "summary": known.summary,
+        }
+        for known in datasets.DATASETS.values()
+    ]
+    if as_json:
+        print(json.dumps(rows))
+        return
+    _print_table(("dataset", "kind", "state", "where", "summary"), (list(row.values()) for row in rows))
+    print()
+    for row in rows:
+        if command := remedy(datasets.DATASETS[row["name"]], row["state"]):
+            print(f"{row['name']} is {row['state']}: {command}")
+
+
+def verify_datasets(settings: Settings, names: Sequence[str]) -> int:
+    """Read every byte of the named datasets, or of all that are present; print each problem with file and line.
+
+    Returns the exit code: 0 when all are intact, else 2. Raises UserError for an unknown name, with the nearest.
+    """
+    for name in names:
+        if "/" not in name and name not in datasets.DATASETS:
+            raise unknown("dataset", name, datasets.DATASETS)
+    chosen = names or [known.name for known in datasets.DATASETS.values() if _found(known, settings.data)]
+    if not chosen:
+        print(f"No dataset is present below {settings.data}")
+    damaged = False
+    for name in chosen:
+        problems = datasets.verify(name, settings.data)
+        damaged |= bool(problems)
+        known = datasets.dataset(name)
+        for text in problems or [f"intact, below {settings.data}" if known.files else _where(known, settings.data)]:
+            print(f"{name}: {text}")
+    return USAGE if damaged else DONE
+
+
+def state(known: Dataset, root: Path) -> Literal["present", "missing", "damaged"]:
+    """Whether a dataset is below the data root and intact; one that is generated, or that a package fetches, is where
+    it can be."""
+    try:
+        datasets.check(known.name, root)
+    except DataError:
+        return "damaged" if _found(known, root) else "missing"
+    return "present"
+
+
+def remedy(known: Dataset, state: str) -> str | None:
+    """The command that does something about a dataset's state."""
+    if state == "damaged":
+        return f"orchestrator data verify {known.name}"
+    if state == "missing":
+        return f"orchestrator data fetch {known.name}" if known.files else datasets.install(known)
+    return None
+
+
+def _where(known: Dataset, root: Path) -> str:
+    return str(known.place(root)) if known.files else known.obtain or "generated"
+
+
+def _found(known: Dataset, root: Path) -> bool:
+    return any(held(known.place(root) / source.path).exists() for source in known.files)
+
+
+def _properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A model's fields with their JSON Schemas: references resolved, alternatives in one flat ``anyOf``."""
+    for name, field in schema["properties"].items():
+        options = list(_flat(field, schema.get("$defs", {})))
+        kinds = options[0] if len(options) == 1 else {"anyOf": options}
+        own = {key: value for key, value in field.items() if key not in ("title", "anyOf", "$ref")}
+        yield name, {**kinds, **own}
+
+
+def _flat(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    if "$ref" in schema:
+        yield from _flat(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    elif "anyOf" in schema:
+        for option in schema["anyOf"]:
+            yield from _flat(option, definitions)
+    else:
+        yield {key: value for key, value in schema.items() if key != "title"}
+
+
+def _print_parameters(kind: str, known: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+    rows = ([name, _type(schema), _default(schema), _allowed(schema), schema.get("description", "")]
+            for name, schema in known)  # fmt: skip
+    _print_table((kind, "type", "default", "allowed", "meaning"), rows)
+
+
+def _words(settings: Mapping[str, Any]) -> str:
+    """As they are typed."""
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in settings.items()}
+    return " ".join(f"{key}={text}" for key, text in texts.items())
+
+
+def _options(schema: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return schema.get("anyOf") or [schema]
+
+
+def _type(schema: Mapping[str, Any]) -> str:
+    names = [option.get("type") for option in _options(schema)]
+    return " or ".join(dict.fromkeys(TYPES.get(str(name), "any") for name in names if name != "null"))
+
+
+def _default(schema: Mapping[str, Any]) -> str:
+    if "default" not in schema:
+        return "required"
+    value = schema["default"]
+    if value is None:
+        return "unset"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _allowed(schema: Mapping[str, Any]) -> str:
+    return ", ".join(text for option in _options(schema) if (text := _range(option)))
+
+
+def _range(option: Mapping[str, Any]) -> str:
+    if "enum" in option or "const" in option:
+        return ", ".join(map(str, option.get("enum", [option.get("const")])))
+    if option.get("type") in ("boolean", "null"):
+        return "true, false" if option["type"] == "boolean" else "null"
+    return ", ".join(f"{sign} {json.dumps(option[bound])}" for bound, sign in BOUNDS.items() if bound in option)
+
+
+def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """The last column wraps and gives way first; nothing is drawn around, so that grep and cut work."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in columns[:-1]:
+        table.add_column(name.upper(), overflow="fold")
+    table.add_column(columns[-1].upper(), overflow="fold", ratio=1)
+    for row in rows:
+        table.add_row(*row)
+    width = None if sys.stdout.isatty() else PIPED_WIDTH
+    console = Console(width=width, markup=False, emoji=False, highlight=False)
+    with console.capture() as captured:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))

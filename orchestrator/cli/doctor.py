@@ -1,0 +1,286 @@
+"""What works on this machine, and what to do about what does not. Starts nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from orchestrator.cli import describe
+from orchestrator.cluster import connection, preflight
+from orchestrator.cluster.connection import RAY_PROBE
+from orchestrator.errors import DONE, UNAVAILABLE, UserError, mask
+from orchestrator.storage import conditional, disk, notifications, records, remote
+from orchestrator.storage.settings import NAMES, Settings
+from workloads.data.datasets import DATASETS
+
+Level = Literal["ok", "note", "warning", "problem"]
+
+DISTRIBUTION = "ray-experiment-orchestrator"
+GIB = 2**30
+LOW_SPACE = 2 * GIB
+LOW_SHARED_MEMORY = GIB
+NETWORK_SECONDS = 3.0
+PROBE_SECONDS = 30.0  # for a driver that hangs; PyTorch from a cold disk alone may take ten
+DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
+
+TORCH_PROBE = """
+import json, torch
+found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+print(json.dumps({"torch": torch.__version__, "build": torch.version.cuda or torch.version.hip,
+                  "gpus": [[device.name, device.total_memory] for device in found]}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the report; ``fix`` is what to do, and left out where ``level`` is ok. A note is of what is not here
+    and need not be."""
+
+    name: str
+    level: Level
+    text: str
+    fix: str = ""
+
+
+def run(settings: Settings, as_json: bool) -> int:
+    """Print every check and every setting with its source; returns 0, or 3 when something does not work."""
+    with ThreadPoolExecutor(len(CHECKS)) as pool:  # it is all waiting, for PyTorch's import most of the time
+        parts = [pool.submit(_guarded, check, settings) for check in CHECKS]
+        checks = [check for part in parts for check in part.result()]
+    levels = {check.level for check in checks}
+    given = {name: {"value": _shown(settings, name), "source": settings.sources[name]} for name in NAMES}
+    if as_json:
+        status = "problem" if "problem" in levels else "warning" if "warning" in levels else "ok"
+        print(json.dumps({"status": status, "checks": [asdict(check) for check in checks], "settings": given}))
+        return UNAVAILABLE if "problem" in levels else DONE
+    for check in checks:
+        print(f"{check.level:8} {check.name:9} {check.text}{f'. {check.fix}' if check.fix else ''}")
+    print(f"\n{'setting':12} {'from':12} value")
+    for name, setting in given.items():
+        print(f"{name:12} {setting['source']:12} {setting['value'] or 'none'}  ({NAMES[name][0]})")
+    return UNAVAILABLE if "problem" in levels else DONE
+
+
+def _shown(settings: Settings, name: str) -> str | None:
+    value = getattr(settings, name)
+    return None if value is None else notifications.describe(value) if name == "notify" else mask(str(value))
+
+
+def _guarded(check: Callable[[Settings], Iterable[Check]], settings: Settings) -> list[Check]:
+    """A check's lines, each in one line and without secrets; whatever stops it is a line too."""
+    name = check.__name__.strip("_")
+    lines: list[Check] = []
+    try:
+        lines.extend(check(settings))
+    except UserError as error:
+        lines.append(Check(name, "problem", str(error)))
+    except Exception as error:
+        lines.append(Check(name, "problem", f"could not be checked: {type(error).__name__}: {error}"))
+    return [
+        Check(line.name, line.level, mask(" ".join(line.text.split())), "" if line.level == "ok" else line.fix)
+        for line in lines
+    ]
+
+
+def _packages(_: Settings) -> Iterator[Check]:
+    from packaging.requirements import Requirement
+    from packaging.specifiers import SpecifierSet
+
+    if _installed(DISTRIBUTION) is None:
+        yield Check("packages", "warning", f"{DISTRIBUTION} is not installed: its bounds are unknown", "pip install .")
+        return
+    bounds, mine = SpecifierSet(metadata(DISTRIBUTION)["Requires-Python"]), platform.python_version()
+    level: Level = "ok" if mine in bounds else "problem"
+    yield Check("python", level, f"{mine} (needs {bounds})", "Make the environment with such a Python")
+    needs = [Requirement(text) for text in requires(DISTRIBUTION) or ()]
+    needs = [need for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+    found = {need.name: _installed(need.name) for need in needs}
+    wrong = [
+        need for need in needs if not (at := found[need.name]) or not need.specifier.contains(at, prereleases=True)
+    ]
+    for need in wrong:
+        text = f"{need.name} {found[need.name] or 'is not installed'} (needs {need.specifier})"
+        yield Check("packages", "problem", text, f"pip install '{need}'")
+    if not wrong:
+        main = ", ".join(f"{name} {found[name]}" for name in ("ray", "mlflow", "optuna", "torch"))
+        yield Check("packages", "ok", f"{main}; all {len(needs)} within their bounds")
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _gpu(_: Settings) -> Iterator[Check]:
+    try:
+        found = _probe(TORCH_PROBE)
+    except RuntimeError as error:
+        fix = "See whether nvidia-smi answers, and install PyTorch again"
+        yield Check("gpu", "problem", f"PyTorch can not tell its devices: {error}", fix)
+        return
+    visible, present = os.environ.get("CUDA_VISIBLE_DEVICES"), len(list(Path("/dev").glob("nvidia[0-9]*")))
+    build = f"PyTorch {found['torch']}" + ("" if visible is None else f", CUDA_VISIBLE_DEVICES={visible!r}")
+    if found["gpus"]:
+        names = ", ".join(f"{name} ({memory / GIB:.0f} GiB)" for name, memory in found["gpus"])
+        yield Check("gpu", "ok", f"{names}; {build}")
+    elif not present or visible is not None:
+        cpus = connection.this_machine()[0]["CPU"]
+        yield Check("gpu", "ok", f"none to be seen: training runs on {cpus:g} CPU cores; {build}")
+    else:
+        fix = f"See whether nvidia-smi answers and its driver runs CUDA {found['build']}"
+        fix = fix if found["build"] else "Install a CUDA build of PyTorch"
+        yield Check("gpu", "problem", f"this machine has {present} that {build} does not see", fix)
+
+
+def _ray(settings: Settings) -> Iterator[Check]:
+    address, mine = settings.ray_address, version("ray")
+    connection.authenticate()
+    yield _token()
+    if address in (None, "local"):
+        node, free = connection.this_machine()[0], shutil.disk_usage("/dev/shm").free
+        devices = f"{node['CPU']:g} CPU, {node['GPU']:g} GPU, {free / GIB:.1f} GiB in /dev/shm"
+        fix = "Free /dev/shm, or start the container with a larger --shm-size: Ray and NCCL need it"
+        level: Level = "ok" if free > LOW_SHARED_MEMORY else "warning"
+        yield Check("ray", level, f"{mine}; a local cluster would have {devices}", fix)
+        return
+    assert address is not None
+    if address != "auto":
+        _knock("Ray", address, {"ray": 10001, "http": 8265, "https": 443}, 6379)
+    if "://" in address:
+        known = "" if address.startswith("ray:") else "; jobs go there, run and sweep need HOST:PORT of the head"
+        yield Check("ray", "ok", f"{mine}; {address} answers{known}")
+        return
+    try:
+        yield _same_ray(address, _probe(RAY_PROBE, address))
+    except RuntimeError as error:
+        if "AuthenticationError" in str(error):
+            fix = "Set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's token"
+            yield Check("ray", "problem", f"{address} refuses the token", fix)
+        else:
+            text = f"{address} answers, but not as Ray does: {error}"
+            yield Check("ray", "problem", text, "Correct the port; ray start shows it")
+
+
+def _same_ray(address: str, theirs: Mapping[str, Any] | None) -> Check:
+    """Ray joins a cluster only where both versions are the same to the last digit."""
+    if theirs is None:
+        return Check("ray", "problem", f"no cluster to be found at {address}", "Start it: ray start --head")
+    there, here = (theirs["ray_version"], theirs["python_version"]), (version("ray"), platform.python_version())
+    text = f"{address} runs Ray {there[0]} on Python {there[1]}, and here they are {here[0]} and {here[1]}"
+    return Check("ray", "ok" if there == here else "problem", text, "Make them the same")
+
+
+def _token() -> Check:
+    mode, given = os.environ.get("RAY_AUTH_MODE", "unset"), os.environ.get("RAY_AUTH_TOKEN")
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
+    if given or (path.is_file() and path.stat().st_size):
+        return Check("ray token", "ok", f"mode {mode}, token in {'RAY_AUTH_TOKEN' if given else path}")
+    if mode == "token":
+        fix = "Put the cluster's token there, or make one: ray get-auth-token --generate"
+        return Check("ray token", "problem", f"mode token, but there is none in {path}", fix)
+    return Check("ray token", "ok", f"mode {mode}, no token in {path}; a local cluster makes one")
+
+
+def _mlflow(settings: Settings) -> Iterator[Check]:
+    uri, mine = settings.tracking, version("mlflow")
+    if uri is None:
+        yield Check("mlflow", "ok", f"{mine}; tracking is off")
+        return
+    preflight.tracking(settings)
+    if uri.startswith("sqlite:///"):
+        yield _database(Path(uri.removeprefix("sqlite:///")), mine)
+    elif uri.startswith("http"):
+        theirs = preflight.server_version(uri)
+        same = theirs.partition(".")[0] == mine.partition(".")[0]
+        fix = "Install the server's major version here, or upgrade the server"
+        yield Check("mlflow", "ok" if same else "problem", f"{uri} runs {theirs!r}, and here is {mine}", fix)
+    else:
+        _knock("database", uri, DATABASE_PORTS, 0)
+        yield Check("mlflow", "ok", f"{mine}; the server of {uri} answers")
+
+
+def _database(file: Path, mine: str) -> Check:
+    if not file.exists():
+        return Check("mlflow", "ok", f"{mine}; the store is made at its first use: {file}")
+    try:
+        with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=NETWORK_SECONDS)) as store:
+            runs, models = (
+                store.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("runs", "registered_models")
+            )
+    except sqlite3.Error as error:
+        return Check("mlflow", "problem", f"the store {file} is damaged or no MLflow store: {error}", "Move it away")
+    return Check("mlflow", "ok", f"{mine}; {file} holds {runs} runs and {models} registered models")
+
+
+def _storage(settings: Settings) -> Iterator[Check]:
+    disk.check_writable(settings.storage)
+    free = shutil.disk_usage(settings.storage).free
+    text = f"{settings.remote or settings.storage} can be written, {free / GIB:.1f} GiB free here"
+    fix = "Free space, or choose another with ORCHESTRATOR_STORAGE"
+    yield Check("storage", "ok" if free > LOW_SPACE else "warning", text, fix)
+    if settings.remote and (warning := conditional.warning(remote.Remote(settings.remote))):
+        yield Check("storage", "warning", warning)
+
+
+def _data(settings: Settings) -> Iterator[Check]:
+    for known in DATASETS.values():
+        state = describe.state(known, settings.data)
+        level: Level = "problem" if state == "damaged" else "note" if state == "missing" else "ok"
+        yield Check("data", level, f"{known.name} is {state}", describe.remedy(known, state) or "")
+
+
+def _runs(settings: Settings) -> Iterator[Check]:
+    lost = [folder for folder in records.folders(settings.storage) if folder.status() == "lost"]
+    for folder in lost:
+        kind, host = folder.record["kind"], folder.record.get("host")
+        text = f"{folder.id} is recorded as running, but its driver (pid {folder.record.get('pid')} on {host}) is gone"
+        yield Check("runs", "warning", text, f"Go on with it: orchestrator {kind} --resume {folder.id}")
+    if not lost:
+        yield Check("runs", "ok", "none is recorded as running without a driver")
+
+
+def _knock(what: str, address: str, ports: Mapping[str, int], default: int) -> None:
+    """Whether anything listens at an address. Raises UserError."""
+    parts = urlsplit(address if "://" in address else f"//{address}")
+    port = parts.port or ports.get(parts.scheme.partition("+")[0], default)
+    try:
+        socket.create_connection((parts.hostname or "", port), NETWORK_SECONDS).close()
+    except OSError as error:
+        raise UserError(
+            f"No {what} answers at {address}", got=error.strerror or error, fix="Start it, or correct the address"
+        ) from None
+
+
+def _probe(code: str, *words: str) -> Any:
+    """The JSON that a Python program of its own prints, so that nothing in it can stop or stall this one.
+
+    Raises RuntimeError with the program's last words.
+    """
+    command = [sys.executable, "-c", code, *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"no answer within {PROBE_SECONDS:g} s") from None
+    if done.returncode:
+        raise RuntimeError((done.stderr.splitlines() or ["no answer"])[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+CHECKS = (_packages, _gpu, _ray, _mlflow, _storage, _data, _runs)
+"""In the order of the report."""

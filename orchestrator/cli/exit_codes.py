@@ -1,0 +1,77 @@
+"""How a command ends: every error a user can meet becomes one sentence and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from orchestrator.cluster.interrupts import Remembered
+from orchestrator.errors import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    USAGE,
+    Interrupted,
+    RunFailed,
+    UserError,
+    mask,
+    one_line,
+    unknown,
+)
+
+USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]  # typer brings its own copy of click along
+
+
+def guarded(call: Callable[[], Any]) -> int:
+    """Run a command; print what went wrong on standard error and return the exit code."""
+    with Remembered() as ctrl_c:
+        try:
+            return int(call() or DONE)
+        except BaseException as error:
+            if ctrl_c.pressed and not isinstance(error, Interrupted):  # whatever became of it on its way
+                return INTERRUPTED
+            return _ended(error)
+
+
+def _ended(error: BaseException) -> int:
+    """The exit code for what a command raised, which is told; what is nobody's to tell is raised again."""
+    match error:
+        case typer.Exit():
+            return error.exit_code
+        case UserError():
+            return _say(f"error: {error}", error.code)
+        case Interrupted():
+            return _say(str(error), INTERRUPTED)
+        case RunFailed():
+            return _say(f"failed: {error}", FAILED)
+        case typer.Abort() | KeyboardInterrupt():
+            return INTERRUPTED
+        case USAGE_ERROR():
+            return _say(_usage(error), USAGE)
+        case SystemExit(__context__=BrokenPipeError()) | BrokenPipeError():  # as typer and rich say it, or print itself
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of a pipe has seen enough
+            return DONE
+        case Exception() if not os.environ.get("ORCHESTRATOR_TRACEBACK"):
+            where = "a fault of ours; ORCHESTRATOR_TRACEBACK=1 shows where"
+            return _say(f"failed: {type(error).__name__}: {one_line(error)} ({where})", FAILED)
+    raise error
+
+
+def _say(text: str, code: int) -> int:
+    print(mask(text), file=sys.stderr)
+    return code
+
+
+def _usage(error: Any) -> str:
+    """click's message as ours: the nearest verb is offered. Where nothing was said at all it is the help."""
+    message = str(error.format_message())
+    if message.startswith("Usage: "):
+        return message
+    if message.startswith("No such command"):
+        return "error: " + str(unknown("verb", message.split("'")[1], error.ctx.command.list_commands(error.ctx)))
+    message = message.replace(": Value error, ", ": ").rstrip(".")
+    return f"error: {message}. See: {error.ctx.command_path if error.ctx else 'orchestrator'} --help"

@@ -1,0 +1,160 @@
+"""The verbs that repeat what is on record: reproduce run, and reproduce ID for what is published."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from orchestrator.cli.common import resolved
+from orchestrator.cli.options import Experiment, Json, Local, RayAddress, Storage, Tracking
+from orchestrator.errors import unknown
+from workloads.published import Computation, Figure, Published, Table
+
+
+class WithPublished(TyperGroup):
+    """A group that has a command for whatever is published, made when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        from orchestrator.reproduce.catalog import known
+
+        return [*super().list_commands(ctx), *known()]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        from orchestrator.reproduce.catalog import broken, known
+
+        if found := super().get_command(ctx, cmd_name):
+            return found
+        name = cmd_name if cmd_name in known() else cmd_name.replace("-figure-", "-fig")  # the older spelling
+        if name not in known():
+            faults = "; ".join(f"those of {other} can not be loaded: {why}" for other, why in broken().items())
+            kind = "table, figure or verb" + (f" ({faults})" if faults else "")
+            raise unknown(kind, cmd_name, self.list_commands(ctx))
+        return _command(known()[name])
+
+
+app = typer.Typer()
+reproduce = typer.Typer(
+    cls=WithPublished, no_args_is_help=True, rich_markup_mode=None, help="Repeat what is on record, and compare."
+)
+app.add_typer(reproduce, name="reproduce")
+
+
+@reproduce.command("run")
+def run_command(
+    reference: Annotated[str, typer.Argument(metavar="RUN_ID", help="MLflow run id, our id, SWEEP/TRIAL, or latest.")],
+    check: Annotated[bool, typer.Option("--check", help="Only say what can not be the same.")] = False,
+    script: Annotated[bool, typer.Option("--script", help="Only print the commands that repeat it.")] = False,
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", min=0.0, help="Relative difference that still is the same.")
+    ] = 1e-3,
+    space: Annotated[
+        str | None, typer.Option("--space", help="The sweep's search space, file.py:function, where it was not yours.")
+    ] = None,
+    as_json: Json = False,
+    tracking: Tracking = None,
+    experiment: Experiment = None,
+    storage: Storage = None,
+    ray_address: RayAddress = None,
+) -> None:
+    """Repeat a run, trial or sweep, and compare.
+
+    It is run once more from its record; exit 1 when the metrics differ.
+
+    Example: orchestrator reproduce run latest --check
+    """
+    import json
+
+    from orchestrator.console import Console
+    from orchestrator.reproduce import repeat_run as repeat
+
+    settings = resolved(tracking=tracking, experiment=experiment, storage=storage, ray_address=ray_address)
+    told, code = repeat.run(
+        settings, reference, check=check, script=script, tolerance=tolerance, space=space, console=Console(json=as_json)
+    )
+    if as_json:
+        print(json.dumps(told), flush=True)
+    raise typer.Exit(code)
+
+
+def _methods(one: Table | Figure) -> Any:
+    """The option that takes rows of a table or lines of a figure by their names, which its help lists."""
+    names = list(one.methods) if isinstance(one, Table) else [line.name for panel in one.panels for line in panel.lines]
+    about = f"One of: {'; '.join(dict.fromkeys(names))}. Repeatable.  [default: all]"
+    return Annotated[list[str] | None, typer.Option("--method", metavar="NAME", help=about)]
+
+
+def _values(name: str, one: Published) -> Any:
+    about = f"A value of {name}, of the source's or another; repeatable.  [default: its own]"
+    if isinstance(one, Figure) and name in one.confined:
+        about = f"A value of {name}: there is {' or '.join(one.confined[name])} here."
+    return Annotated[list[str] | None, typer.Option(f"--{name.replace('_', '-')}", help=about)]
+
+
+OPTIONS: dict[str, tuple[Any, Any]] = {
+    "quick": (
+        Annotated[bool, typer.Option("--quick", help="Only to see that it works: hardly anything is run.")],
+        False,
+    ),
+    "as_json": (Json, False),
+    "tracking": (Tracking, None),
+    "experiment": (Experiment, None),
+}
+"""Of whatever is published: the type and the default of each."""
+
+WITH_RUNS: dict[str, tuple[Any, Any]] = {
+    "as_published": (
+        Annotated[
+            bool, typer.Option("--as-published", help="Look at the test part as the source does; the runs say so.")
+        ],
+        False,
+    ),
+    "local": (Local, False),
+    "storage": (Storage, None),
+    "ray_address": (RayAddress, None),
+}
+SEEDS = Annotated[int, typer.Option("--seeds", min=1, help="Models of each row, trained with other seeds.")]
+TRIALS = Annotated[
+    int, typer.Option("--trials", min=0, help="Trials of the search on validation; 0: settings as they stand.")
+]
+
+
+def _options(one: Published) -> dict[str, tuple[Any, Any]]:
+    """The options that a table or figure has: how it is run is asked only where it is."""
+    if isinstance(one, Computation):
+        return OPTIONS
+    regime, values = one.regime, {name: (_values(name, one), None) for name in one.by}
+    effort = {"method": (_methods(one), None), "seeds": (SEEDS, regime.seeds), "trials": (TRIALS, regime.trials)}
+    return {**values, **effort, **WITH_RUNS, **OPTIONS}
+
+
+def _command(one: Published) -> Any:
+    """The command of one table or figure."""
+    options = _options(one)
+
+    def command(**given: Any) -> None:
+        import json
+
+        from orchestrator.console import Console
+        from orchestrator.reproduce import published as published_verb
+        from orchestrator.reproduce.table_runs import Effort
+
+        addresses = ("tracking", "experiment", "storage", "ray_address")
+        settings = resolved(**{name: given[name] for name in addresses if name in given})
+        amount = {name: given[name] for name in ("seeds", "trials", "quick", "local", "as_published") if name in given}
+        where = {name: tuple(given[name]) for name in getattr(one, "by", ()) if given[name]}
+        asked = published_verb.Asked(one, where, tuple(given.get("method") or ()))
+        told, code = published_verb.reproduce(asked, settings, Effort(**amount), Console(json=given["as_json"]))
+        if given["as_json"]:
+            print(json.dumps(told), flush=True)
+        raise typer.Exit(code)
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, kind, default=default, annotation=type) for name, (type, default) in options.items()]
+    )
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+    alone.command(one.id, help=f"{one.title} ({one.source}).")(command)
+    return typer.main.get_command(alone)

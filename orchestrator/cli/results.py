@@ -1,0 +1,228 @@
+"""The verbs about what was run and runs: ls, top, best, compare, report, accounts, status, logs, stop and sync."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from orchestrator.cli.common import out, resolved, write
+from orchestrator.cli.options import Address, Json, RayAddress, Reference, Storage, Tracking
+
+if TYPE_CHECKING:
+    from orchestrator.storage.records import RunFolder
+
+app = typer.Typer()
+
+
+@app.command()
+def status(
+    reference: Reference = "latest",
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with its own code.")] = False,
+    address: Address = None,
+    as_json: Json = False,
+    storage: Storage = None,
+) -> None:
+    """How a run, a sweep or a job stands.
+
+    Example: orchestrator status latest --wait
+    """
+    from orchestrator.cli import run_control
+
+    raise typer.Exit(
+        run_control.status(resolved(storage=storage), reference, wait=wait, address=address, as_json=as_json)
+    )
+
+
+@app.command()
+def logs(
+    reference: Reference = "latest",
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until it ends.")] = False,
+    address: Address = None,
+    storage: Storage = None,
+) -> None:
+    """The log of a run, a sweep or a job.
+
+    Example: orchestrator logs latest --follow
+    """
+    from orchestrator.cli import run_control
+
+    run_control.logs(resolved(storage=storage), reference, follow=follow, address=address)
+
+
+@app.command()
+def stop(reference: Reference = "latest", address: Address = None, storage: Storage = None) -> None:
+    """Stop a run, a sweep or a job cleanly; it can be resumed.
+
+    Example: orchestrator stop latest
+    """
+    from orchestrator.cli import run_control
+
+    run_control.stop(resolved(storage=storage), reference, address=address)
+
+
+@app.command()
+def sync(
+    reference: Annotated[str, typer.Argument(metavar="ID", help="Id of a run or a sweep, or latest.")] = "latest",
+    storage: Storage = None,
+    tracking: Tracking = None,
+) -> None:
+    """Deliver what an MLflow outage kept back.
+
+    Example: orchestrator sync latest
+    """
+    settings = resolved(storage=storage, tracking=tracking)
+    from orchestrator.runs import model_upload
+    from orchestrator.storage import records
+
+    print(model_upload.sync(settings, records.find(settings.storage, reference)))
+
+
+References = Annotated[list[str], typer.Argument(metavar="ID [ID ...]", help="Ids of runs and sweeps, or latest.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where it is written.")]
+
+
+@app.command()
+def ls(
+    kind: Annotated[Literal["run", "sweep"] | None, typer.Option("--kind", help="Only runs, or only sweeps.")] = None,
+    workload: Annotated[str | None, typer.Option("--workload", help="Only those of one workload.")] = None,
+    status: Annotated[str | None, typer.Option("--status", help="Only running, finished, failed, lost ...")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = 20,
+    as_json: Json = False,
+    storage: Storage = None,
+) -> None:
+    """Runs and sweeps, the newest first.
+
+    Example: orchestrator ls --kind sweep --status finished
+    """
+    from orchestrator.report import listing
+
+    rows, known = listing.listed(resolved(storage=storage), kind=kind, workload=workload, status=status, limit=limit)
+    print(json.dumps(rows) if as_json else listing.as_text(rows, known))
+
+
+@app.command()
+def top(
+    once: Annotated[bool, typer.Option("--once", help="Show it once.  [default: until Ctrl-C, on a terminal]")] = False,
+    every: Annotated[float, typer.Option("--every", min=0.2, metavar="S", help="Seconds between two looks.")] = 2.0,
+    as_json: Json = False,
+    storage: Storage = None,
+    ray_address: RayAddress = None,
+) -> None:
+    """The cluster and what runs on it, live on a terminal.
+
+    Also what ended within the hour.
+
+    Example: orchestrator top --once
+    """
+    from orchestrator.cli import top as view
+
+    view.top(resolved(storage=storage, ray_address=ray_address), once=once, as_json=as_json, every=every)
+
+
+@app.command()
+def best(
+    reference: Annotated[str, typer.Argument(metavar="[SWEEP]", help="Id of a sweep, or latest.")] = "latest",
+    top: Annotated[int, typer.Option("--top", min=1, help="So many, the best first.")] = 1,
+    as_json: Json = False,
+    storage: Storage = None,
+) -> None:
+    """The winner of a sweep, or the best so far of one that runs.
+
+    Example: orchestrator best latest --top 5
+    """
+    from orchestrator.report import listing
+    from orchestrator.storage import records
+
+    found = listing.best(records.find(resolved(storage=storage).storage, reference, "sweep"), top)
+    print(json.dumps(found if top > 1 else found[0]) if as_json else listing.best_as_text(found))
+
+
+@app.command()
+def compare(
+    references: References,
+    by: Annotated[str | None, typer.Option("--by", metavar="PARAM[,PARAM]", help="What makes the groups.")] = None,
+    metric: Annotated[list[str] | None, typer.Option("--metric", help="Repeatable.  [default: the objectives]")] = None,
+    split: Annotated[Literal["validation", "test"], typer.Option("--split", help="Values of.")] = "validation",
+    baseline: Annotated[
+        str | None, typer.Option("--baseline", metavar="VALUE", help="The group to test against.  [default: the best]")
+    ] = None,
+    test: Annotated[
+        Literal["welch", "permutation"], typer.Option("--test", help="Over seeds: Welch's t, or by permutation.")
+    ] = "welch",
+    mixed: Annotated[bool, typer.Option("--mixed", help="Over different workloads or data, too.")] = False,
+    form: Annotated[
+        Literal["table", "markdown", "csv", "json", "html"], typer.Option("--format", help="How it is shown.")
+    ] = "table",
+    output: Output = None,
+    as_json: Json = False,
+    storage: Storage = None,
+) -> None:
+    """Runs and sweeps by any parameter, over seeds.
+
+    Mean, spread and significance of the difference.
+
+    Example: orchestrator compare latest --by loss,lr
+    """
+    from orchestrator.report import comparison as compare
+    from orchestrator.report import comparison_output
+
+    folders = _found(references, storage)
+    keys = [key.strip() for key in (by or "").split(",") if key.strip()]
+    found = compare.compare(
+        folders, by=keys, metrics=metric or (), split=split, baseline=baseline, test=test, mixed=mixed
+    )
+    write(comparison_output.text(found, "json" if as_json else form, folders), output)
+
+
+@app.command()
+def report(
+    references: References,
+    output: Output = Path("report.html"),
+    as_json: Json = False,
+    storage: Storage = None,
+) -> None:
+    """One HTML page about a run or a sweep, or several.
+
+    Several are compared; the page opens offline.
+
+    Example: orchestrator report latest --output report.html
+    """
+    from orchestrator.report import comparison_output
+
+    write(comparison_output.report(_found(references, storage)), output)
+    out({"report": str(output)}, f"Written: {output}", as_json)
+
+
+@app.command()
+def accounts(
+    by: Annotated[
+        Literal["trial", "sweep", "workload", "person", "day"], typer.Option("--by", help="What hours are summed by.")
+    ] = "sweep",
+    since: Annotated[str | None, typer.Option("--since", metavar="DATE", help="Hours from then on.")] = None,
+    as_json: Json = False,
+    storage: Storage = None,
+) -> None:
+    """GPU and CPU hours by trial, sweep, workload, person or day.
+
+    Counted from when devices were taken until they were given back.
+
+    Example: orchestrator accounts --by person --since 2026-01-01
+    """
+    from orchestrator.report.device_hours import device_hours
+    from orchestrator.storage import records
+    from orchestrator.storage import usage_log as accounts
+
+    moment = None if since is None else accounts.moment(since)
+    rows, silent = accounts.table(records.folders(resolved(storage=storage).storage), by, moment)
+    print(json.dumps(rows) if as_json else device_hours(rows, by, silent))
+
+
+def _found(references: list[str], storage: str | None) -> list[RunFolder]:
+    """Each of them once."""
+    from orchestrator.storage import records
+
+    place = resolved(storage=storage).storage
+    return list({folder.id: folder for folder in (records.find(place, name) for name in references)}.values())

@@ -1,0 +1,214 @@
+"""``status``, ``logs`` and ``stop``: one id, whether it is a run's, a sweep's or a job's.
+
+An id is looked up among the records of the storage first and among the jobs of the cluster second.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.console import show
+from orchestrator.errors import DONE, FAILED, USAGE, UserError, nearest
+from orchestrator.report import listing
+from orchestrator.storage import records, remote
+from orchestrator.storage.records import RunFolder
+from orchestrator.storage.settings import Settings
+
+if TYPE_CHECKING:
+    from orchestrator.jobs.dashboard import Dashboard
+    from orchestrator.jobs.job_state import Job
+
+POLL_SECONDS = 0.5
+
+
+def status(settings: Settings, reference: str, *, wait: bool, address: str | None, as_json: bool) -> int:
+    """Say how it stands. With ``wait`` say how it ended and return its own exit code, else 0. Raises UserError."""
+    found = find(settings, reference, address)
+    if isinstance(found, RunFolder):
+        told = _run(found)
+        while wait and told["status"] == "running":
+            time.sleep(POLL_SECONDS)
+            told = _run(records.find(settings.storage, found.id))
+        if told["kind"] == "sweep" and told["status"] not in records.SETTLED:
+            with suppress(UserError):
+                told["search"] = listing.progress(found)
+    else:
+        dashboard, job = found
+        told = _job(dashboard.wait(job) if wait else job, dashboard)
+    print(json.dumps(told) if as_json else _text(told))
+    return int(told["exit_code"]) if wait else DONE
+
+
+def logs(settings: Settings, reference: str, *, follow: bool, address: str | None) -> None:
+    """Print the log; with ``follow`` go on until the end. Raises UserError."""
+    from orchestrator.jobs.job_state import Lines
+
+    found = find(settings, reference, address)
+    if isinstance(found, RunFolder):
+        _print_log(settings, found, follow)
+        return
+    dashboard, job = found
+    if follow:
+        dashboard.follow(job, _print)
+    else:
+        lines = Lines(_print)
+        lines.feed(dashboard.log(job.id), 0)
+        lines.close()
+
+
+def stop(settings: Settings, reference: str, *, address: str | None) -> None:
+    """Stop it cleanly. What is not running is told so and is no error: it is what was asked for. Raises UserError."""
+    found = find(settings, reference, address)
+    if isinstance(found, RunFolder):
+        _stop_run(found)
+        return
+    from orchestrator.jobs.submission import end_of
+
+    dashboard, job = found
+    if not job.active:
+        print(f"Nothing to stop: {end_of(job)}")
+        return
+    print(f"Stopping {job.id}: it saves first ...", flush=True)
+    print(end_of(dashboard.stop(job)))
+
+
+def find(settings: Settings, reference: str, address: str | None) -> RunFolder | tuple[Dashboard, Job]:
+    """What ``reference`` names: a folder's or MLflow run's id, a job's, or ``latest``.
+
+    With an ``address`` given, ``latest`` is the cluster's newest job. Raises UserError: exit 2 when it is unknown
+    everywhere, 3 when a cluster that was named does not answer.
+    """
+    newest_job = reference == "latest" and address is not None
+    if not newest_job and (folder := records.known(settings.storage, reference)):
+        return folder
+    from orchestrator.jobs.dashboard import Dashboard, configured_address, dashboard_address
+
+    where, named = f"the jobs at {dashboard_address(address)}", address or configured_address()
+    try:
+        dashboard = Dashboard(address)
+        job = next(iter(dashboard.jobs()), None) if reference == "latest" else dashboard.job(reference)
+        if job is not None:
+            return dashboard, job
+    except UserError as error:
+        if named:
+            raise
+        where += f" ({error.got})"
+    known = [folder.id for folder in records.folders(settings.storage)]
+    if reference == "latest" and not known and not named:
+        raise UserError("There is no run, sweep or job yet", fix=f"Looked in {settings.storage}")
+    close = nearest(reference, known)
+    raise UserError(
+        "Unknown run, sweep or job",
+        got=repr(reference),
+        allowed=["latest", *known[:5]] if known else None,
+        fix=(f"Did you mean {close}? " if close else "") + f"Looked in {settings.storage} and among {where}",
+    )
+
+
+def _run(folder: RunFolder) -> dict[str, Any]:
+    """A run or sweep as ``status --json`` tells it."""
+    state = folder.status()
+    if state == "lost":  # it may be between two lines of its start or its end: look again
+        time.sleep(0.2)
+        folder = records.find(folder.path.parent, folder.id)
+        state = folder.status()
+    record = folder.record
+    result: Mapping[str, Any] = record.get("result") or {}
+    code = FAILED if state == "lost" else None if state == "running" else record.get("exit_code")
+    return {
+        "id": folder.id,
+        "kind": record["kind"],
+        "workload": record["workload"],
+        "status": state,
+        "exit_code": code,
+        "started": record["started"],
+        "ended": record.get("ended"),
+        "run_id": record.get("run_id"),
+        "objectives": [metric for metric, _ in record.get("objectives", ())],
+        "metrics": result.get("metrics", {}),
+        "model_uri": result.get("model_uri"),
+        "error": record.get("error"),
+        "driver": f"pid {record.get('pid')} on {record.get('host')}",
+        "command": record["command"],
+        "progress": _last_line(folder) if state == "running" else None,
+        "log": str(folder.log),
+        "resume": _resume(folder, state, code),
+    }
+
+
+def _last_line(folder: RunFolder) -> str | None:
+    try:
+        with folder.log.open("rb") as file:
+            file.seek(max(0, folder.log.stat().st_size - 4096))
+            lines = file.read().decode(errors="replace").split("\n")
+    except FileNotFoundError:
+        return None
+    return next((line for line in reversed(lines) if line.strip()), None)
+
+
+def _resume(folder: RunFolder, state: str, code: int | None) -> str | None:
+    resumable = state in ("interrupted", "lost") or (state == "failed" and code != USAGE)
+    return f"orchestrator {folder.record['kind']} --resume {folder.id}" if resumable else None
+
+
+def _job(job: Job, dashboard: Dashboard) -> dict[str, Any]:
+    return {"kind": "job", **asdict(job), "dashboard": dashboard.address}
+
+
+def _text(told: Mapping[str, Any]) -> str:
+    """One ``name: value`` a line, what is empty left out; of the metrics the objectives, ``--json`` tells every one."""
+    lines = []
+    for name, value in told.items():
+        if name == "objectives":
+            value = ", ".join(value)
+        if name == "metrics":
+            value = "  ".join(f"{key} {show(value[key])}" for key in _headlines(value, told["objectives"]))
+        if name == "search":
+            value = listing.progress_as_text(value)
+        if value not in (None, ""):
+            lines.append(f"{name + ':':<11} {value}")
+    return "\n".join(lines)
+
+
+def _headlines(metrics: Mapping[str, float], objectives: Sequence[str]) -> list[str]:
+    """The objectives on each split, or the first metrics on test where it is not known what was selected by."""
+    names = (f"{split}/{objective}" for objective in objectives for split in ("validation", "test"))
+    return [name for name in names if name in metrics] or [name for name in metrics if name.startswith("test/")][:3]
+
+
+def _print_log(settings: Settings, folder: RunFolder, follow: bool) -> None:
+    position = 0
+    while True:
+        running = folder.status() == "running"  # before reading: what is written until then is read
+        if folder.log.exists():
+            with folder.log.open(errors="replace") as file:
+                file.seek(position)
+                print(file.read(), end="", flush=True)
+                position = file.tell()
+        if not (follow and running):
+            return
+        time.sleep(POLL_SECONDS)
+        folder = records.find(settings.storage, folder.id)
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
+
+
+def _stop_run(folder: RunFolder) -> None:
+    told = _run(folder)
+    again = f" Go on with: {told['resume']}" if told["resume"] else ""
+    if told["status"] != "running":
+        print(f"Nothing to stop: {folder.id} is {told['status']}.{again}")
+        return
+    folder.stop()
+    print(f"{folder.id} stops at the end of this epoch and saves. See: orchestrator status --wait {folder.id}")
+    if (host := folder.record.get("host")) != socket.gethostname() and not remote.behind(folder.path):
+        print(f"It runs on {host}, which learns of it through {folder.stop_file}: that must be shared storage.")
+    print(f"Go on with: orchestrator {folder.record['kind']} --resume {folder.id}")

@@ -1,0 +1,166 @@
+"""The verbs about what is there: workloads, data, doctor, the UI, Ray jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.common import resolved
+from orchestrator.cli.options import Json, RayAddress, Tracking
+from orchestrator.errors import UserError
+
+app = typer.Typer()
+data = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Datasets: list, fetch, verify.",
+    epilog="Example: orchestrator data fetch ml-100k",
+)
+app.add_typer(data, name="data")
+
+
+@app.command()
+def workloads(
+    name: Annotated[str | None, typer.Argument(help="Workload to show every parameter of.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the workloads, or every parameter of one.
+
+    Of a parameter: type, default, bounds, source.
+
+    Example: orchestrator workloads recommender
+    """
+    from orchestrator.cli import describe
+
+    if name is None:
+        describe.print_workloads(as_json)
+    else:
+        describe.print_parameters(name, as_json)
+
+
+@data.command("list")
+def data_list(as_json: Json = False) -> None:
+    """Which datasets there are, and which are present.
+
+    Example: orchestrator data list
+    """
+    from orchestrator.cli import describe
+
+    describe.print_datasets(resolved(), as_json)
+
+
+@data.command("fetch")
+def data_fetch(name: Annotated[str, typer.Argument(help="Dataset.")]) -> None:
+    """Download a dataset from its official source and verify it.
+
+    Example: orchestrator data fetch ml-100k
+    """
+    from workloads.data import datasets
+    from workloads.data.errors import DataError, DataUnreachable
+
+    settings = resolved()
+    try:
+        fetched = datasets.fetch(name, settings.data)
+        datasets.check(name, settings.data)
+    except DataUnreachable as error:
+        raise UserError(str(error), code=3) from None
+    except DataError as error:
+        raise UserError(str(error)) from None
+    for path in fetched:
+        print(path)
+    known = datasets.dataset(name)
+    if known.files:
+        print(f"{name} is present and intact: {known.place(settings.data)}")
+    else:
+        print(f"{name} has no files here to fetch: it is {known.obtain or 'generated'}")
+
+
+@data.command("verify")
+def data_verify(
+    names: Annotated[list[str] | None, typer.Argument(help="Datasets.  [default: all that are present]")] = None,
+) -> None:
+    """Read every byte of datasets and say what is wrong.
+
+    Exit 2 when something is.
+
+    Example: orchestrator data verify ml-100k
+    """
+    from orchestrator.cli import describe
+
+    raise typer.Exit(describe.verify_datasets(resolved(), names or []))
+
+
+@app.command()
+def doctor(as_json: Json = False, tracking: Tracking = None, ray_address: RayAddress = None) -> None:
+    """What works here, and what to do about what does not.
+
+    Exit 3 when something does not.
+
+    Example: orchestrator doctor
+    """
+    from orchestrator.cli import doctor as checks
+
+    raise typer.Exit(checks.run(resolved(tracking=tracking, ray_address=ray_address), as_json))
+
+
+@app.command()
+def ui(
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port on this machine.")] = 5000,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    tracking: Tracking = None,
+) -> None:
+    """Open MLflow's UI on the right store.
+
+    Example: orchestrator ui --port 5001
+    """
+    from orchestrator.cli import ui as server
+
+    server.serve(resolved(tracking=tracking), host, port)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def submit(
+    command: Annotated[list[str] | None, typer.Argument(metavar="-- VERB ...", show_default=False)] = None,
+    address: Annotated[str | None, typer.Option("--address", help="Dashboard, http://HOST:8265.")] = None,
+    working_dir: Annotated[Path | None, typer.Option("--working-dir", help="Code to send.  [default: none]")] = None,
+    queue: Annotated[
+        str | None, typer.Option("--queue", help="Queues share the cluster equally.  [default: default]")
+    ] = None,
+    priority: Annotated[
+        str | None, typer.Option("--priority", help="Within a queue, 2 gets twice what 1 gets.  [default: 1]")
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Follow the job and exit with its code.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Run a verb as a Ray job on a cluster.
+
+    Example: orchestrator submit -- sweep recommender --trials 8
+    """
+    from orchestrator.jobs import submission as jobs
+
+    code = jobs.submit(
+        command or [],
+        address=address,
+        working_dir=working_dir,
+        queue=queue,
+        priority=priority,
+        wait=wait,
+        as_json=as_json,
+    )
+    raise typer.Exit(code)
+
+
+@app.command("jobs")
+def jobs_command(
+    address: Annotated[str | None, typer.Option("--address", help="Dashboard, http://HOST:8265.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the jobs of the cluster, newest first.
+
+    Example: orchestrator jobs --address http://head:8265
+    """
+    from orchestrator.jobs import submission as jobs
+
+    jobs.list_jobs(address=address, as_json=as_json)

@@ -1,0 +1,79 @@
+"""MLflow's UI on the right store."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from orchestrator.errors import UNAVAILABLE, UserError, mask
+from orchestrator.storage.settings import Settings
+from orchestrator.tracking import store
+
+
+def serve(settings: Settings, host: str, port: int) -> None:
+    """Serve MLflow's UI on the settings' store until Ctrl-C; of a tracking server, only say where it is.
+
+    Raises UserError (exit 3) when the port can not be opened or the server does not start.
+    """
+    if settings.tracking is None:
+        raise UserError("There is no UI with tracking off", fix="Leave --tracking away, or name a store")
+    if settings.tracking.startswith("http"):
+        print(mask(settings.tracking))
+        return
+    artifacts = store.ensure(settings.tracking)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        raise UserError(
+            f"Port {port} of {host} can not be opened ({error.strerror or error})",
+            fix="Choose another with --port, or another address with --host", code=UNAVAILABLE,
+        ) from None  # fmt: skip
+    _run_server(settings.tracking, artifacts, host, port)
+
+
+def _run_server(uri: str, artifacts: Path | None, host: str, port: int) -> None:
+    environment = {
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # eight more processes, for what is not ours
+        "PYTHONWARNINGS": "ignore",
+        **os.environ,
+        # Not on the command line, where everybody would see a password.
+        "MLFLOW_BACKEND_STORE_URI": uri,
+        "MLFLOW_REGISTRY_STORE_URI": uri,
+        **({"MLFLOW_DEFAULT_ARTIFACT_ROOT": str(artifacts)} if artifacts else {}),
+    }
+    command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
+    command += ["--uvicorn-opts", "--log-level warning"]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # In a session of its own Ctrl-C reaches it through us, and it leaves without a traceback.
+    server = subprocess.Popen(command, env=environment, start_new_session=True, stdout=sys.stderr)
+    try:
+        while server.poll() is None and not _answers(host, port):
+            time.sleep(0.1)
+        if server.returncode is None:
+            shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+            print(f"MLflow UI: http://{f'[{shown}]' if ':' in shown else shown}:{port}  (Ctrl-C stops it)", flush=True)
+        code = server.wait()
+    except KeyboardInterrupt:
+        return
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGTERM)
+        server.wait()
+    raise UserError("MLflow's server has stopped", got=f"exit code {code}", code=UNAVAILABLE)
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+    except OSError:
+        return False
+    return True

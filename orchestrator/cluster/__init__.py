@@ -1,0 +1,1 @@
+"""Ray clusters: connection, preflight checks, reservations, preemption, fair share."""

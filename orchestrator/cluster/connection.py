@@ -1,0 +1,315 @@
+"""A Ray cluster for the time of one command: connect to the one named, or start a local one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from functools import cache
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from orchestrator.cluster.interrupts import keep_sigterm_handler
+from orchestrator.config.spec import Resources
+from orchestrator.errors import UNAVAILABLE, UserError, one_line
+from orchestrator.storage import remote
+
+QUIET = {
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C is ours: see interrupts.py
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "100000",  # our journal is the truth; Tune's pickles are never read
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+}
+
+Node = dict[str, float]
+
+TOKEN = Path("~/.ray/auth_token")
+"""Where Ray keeps this user's token."""
+
+TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+"""Where Ray looks before that."""
+
+STORAGE_SECONDS = 30.0
+"""How long the nodes may take to look at the storage."""
+
+RAY_PROBE = """
+import json, signal, sys
+from ray._common.usage.usage_lib import get_cluster_metadata
+from ray._private.services import canonicalize_bootstrap_address
+from ray._raylet import GcsClient
+signal.alarm(3)  # the client itself goes on trying for 40 s, deaf to Python
+address = canonicalize_bootstrap_address(sys.argv[1])
+print(json.dumps(get_cluster_metadata(GcsClient(address=address)) if address else None))
+"""  # what ray.init compares before it joins a cluster
+
+
+@contextmanager
+def cluster(address: str | None) -> Iterator[list[Node]]:
+    """Connect, yield the resources of each live node, and disconnect (or stop the local cluster) at the end.
+
+    A Ray that is already connected in this process (a notebook's) is used and left alone. Raises UserError
+    (exit 3) within seconds when nothing answers at ``address``, KeyboardInterrupt for a SIGTERM while it connects.
+    """
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    if address:
+        authenticate()
+        check_reachable(address)
+        check_is_ray(address)
+    import ray
+
+    for name in ("ray", "ray.tune", "ray.train"):  # their lines go to Ray's own files; ours say what matters
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    if ray.is_initialized():
+        yield nodes()
+        return
+    try:
+        if not address:
+            make_token()
+        with keep_sigterm_handler(), nullcontext() if address else _on_loopback():
+            ray.init(
+                address=address or "local",
+                include_dashboard=None if address else False,
+                log_to_driver=False,
+                logging_level="ERROR",
+                configure_logging=False,
+            )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise UserError(
+            f"No Ray cluster could be had at {address or 'this machine'}: {one_line(error)}",
+            fix="Check RAY_ADDRESS or --ray-address; unset, a local cluster is started", code=UNAVAILABLE,
+        ) from None  # fmt: skip
+    except KeyboardInterrupt:
+        ray.shutdown()  # what it had started
+        raise
+    try:
+        yield nodes()
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """A cluster that starts here listens on 127.0.0.1 alone.
+
+    Ray gives it the machine's own address, for the network to connect to, and accepts no other except by what it does
+    on a Mac.
+    """
+    from ray._private import ray_constants
+
+    open_to_others, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = open_to_others
+        with suppress(OSError):  # where a file system has no links, Ray has made it
+            TOKEN.expanduser().chmod(0o600)
+
+
+def make_token() -> None:
+    """Make the token of clusters that start here with mode 0600: Ray makes it with the umask.
+
+    A token that exists is kept, and gets that mode. Where the file cannot be made, Ray reports it.
+    """
+    if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token" or any(map(os.environ.get, TOKEN_VARIABLES)):
+        return
+    token = TOKEN.expanduser()
+    complete = token.with_name(f".{token.name}.{secrets.token_hex(4)}")
+    with suppress(OSError):
+        if not token.exists():
+            token.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                with open(os.open(complete, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                    file.write(secrets.token_hex(32))
+                with suppress(FileExistsError):  # another cluster was first: its token is for both
+                    os.link(complete, token)  # atomic: no other process reads half a token
+            finally:
+                complete.unlink(missing_ok=True)
+        token.chmod(0o600)
+
+
+def nodes() -> list[Node]:
+    """CPU and GPU totals of each live node."""
+    import ray
+
+    return [
+        {kind: float(node["Resources"].get(kind, 0)) for kind in ("CPU", "GPU")}
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+def this_machine() -> list[Node]:
+    """What a local cluster will have, told without starting one."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    if visible is not None:
+        gpus = min(gpus, sum(name.strip() not in ("", "-1") for name in visible.split(",")))  # -1 is none
+    return [{"CPU": float(cpus), "GPU": float(gpus)}]
+
+
+def slots(available: Sequence[Node], resources: Resources) -> int:
+    """How many trials of these resources run at once; workers of a trial may span nodes.
+
+    Of an elastic run this counts the fewest workers that it begins with.
+    """
+    return places(available, resources) // resources.least
+
+
+def places(available: Sequence[Node], resources: Resources) -> int:
+    """How many workers of these resources there is room for, counted node by node."""
+    workers = 0
+    for node in available:
+        fitting = int(node["CPU"] / resources.cpus_per_worker + 1e-9)
+        if gpus := resources.gpus_per_worker:
+            shared = int(1 / gpus + 1e-9) if gpus < 1 else 1  # a fraction is one device's: none is pieced together
+            fitting = min(fitting, int(node["GPU"] / max(gpus, 1)) * shared)
+        workers += fitting
+    return workers
+
+
+def check_fit(available: Sequence[Node], resources: Resources, *, here: bool = False) -> int:
+    """At least one trial must fit; returns how many do. Raises UserError (exit 3) with the arithmetic, which speaks of
+    this machine where no cluster is asked for (``here``)."""
+    fitting = slots(available, resources)
+    if fitting < 1:
+        need = f"{resources.cpus_per_worker:g} CPU"
+        if resources.gpus_per_worker:
+            need += f" + {resources.gpus_per_worker:g} GPU"
+        has = "; ".join(f"{node['CPU']:g} CPU, {node['GPU']:g} GPU" for node in available) or "no node"
+        raise UserError(
+            "This machine is too small" if here else "The cluster is too small",
+            got=f"{'at least ' if resources.min_workers else ''}{resources.least} worker(s) of {need} each",
+            allowed=f"what it has: {has}" if here else f"what its {len(available)} node(s) have: {has}",
+            fix="Ask for fewer with --workers, --cpus-per-worker or --gpus-per-worker",
+            code=UNAVAILABLE,
+        )
+    return fitting
+
+
+def check_storage(storage: Path) -> None:
+    """Every live node sees the same storage and can write it. Raises UserError (exit 3) with the nodes that can not.
+
+    Workers write checkpoints wherever they run: a folder of the head alone would be missed only hours later.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = ray.get_runtime_context().get_node_id()
+    others = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
+    if not others:
+        return
+    mark = storage / f".nodes-{os.getpid()}"
+    mark.write_text("seen")
+    uri = remote.uri_of(storage)
+    look = _reach if uri else _see
+    try:
+        asked = {
+            node["NodeManagerHostname"]: ray.remote(look)
+            .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
+            .remote(mark)
+            for node in others
+        }
+        ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=STORAGE_SECONDS)
+        trouble = {name: ray.get(ref) if ref in ready else "no answer" for name, ref in asked.items()}
+    finally:
+        mark.unlink(missing_ok=True)
+    if blind := {name: what for name, what in trouble.items() if what}:
+        raise UserError(
+            f"The storage {uri} can not be used by every node"
+            if uri
+            else f"The storage {storage} is not shared by every node",
+            got="; ".join(f"{name}: {what}" for name, what in blind.items()),
+            fix="Put credentials and endpoint into every node's environment"
+            if uri
+            else "Put it on a file system that all nodes mount, and name it with --storage",
+            code=UNAVAILABLE,
+        )
+
+
+def _reach(mark: Path) -> str | None:
+    """What keeps a node from storage that is no folder, or from its own copies of what lies there."""
+    from orchestrator.storage.disk import check_writable
+
+    try:
+        check_writable(mark.parent)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def _see(mark: Path) -> str | None:
+    try:
+        if mark.read_text() != "seen":
+            return "another file is there"
+        own = mark.with_name(f"{mark.name}-{socket.gethostname()}-{os.getpid()}")
+        own.write_text("written")
+        own.unlink()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def authenticate() -> None:
+    """Use the token that Ray wrote for this user, as Ray itself does only for clusters it starts."""
+    if "RAY_AUTH_MODE" not in os.environ and TOKEN.expanduser().exists():
+        os.environ["RAY_AUTH_MODE"] = "token"
+
+
+@cache
+def check_is_ray(address: str) -> None:
+    """Whoever answers is a Ray that lets us in; else ``ray.init`` would try for minutes. Raises UserError (exit 3).
+
+    Asked once, in a process apart.
+    """
+    if "://" in address:  # Ray Client and HTTP have time limits of their own
+        return
+    try:
+        command = [sys.executable, "-c", RAY_PROBE, address]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=15, check=False)
+        if done.returncode == -signal.SIGTERM:  # whatever ends a job's processes by it means this one too
+            raise KeyboardInterrupt
+        trouble = (done.stderr.splitlines() or ["no answer"])[-1] if done.returncode else None
+    except subprocess.TimeoutExpired:
+        trouble = "no answer within 15 s"
+    if trouble and "AuthenticationError" in trouble:
+        raise UserError(
+            f"The Ray at {address} asks for its token",
+            got="another" if os.environ.get("RAY_AUTH_MODE") == "token" else "none",
+            fix="Set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's token",
+            code=UNAVAILABLE,
+        )
+    if trouble:
+        fix = "Correct the port (ray start shows it)"
+        raise UserError(f"{address} answers, but not as Ray does ({trouble})", fix=fix, code=UNAVAILABLE)
+
+
+def check_reachable(address: str) -> None:
+    """Something listens at ``address``. Raises UserError (exit 3) within seconds when nothing does."""
+    if address in ("auto", "local"):
+        return
+    parts = urlsplit(address if "//" in address else f"//{address}")
+    try:
+        port = parts.port or {"ray": 10001, "http": 8265, "https": 443}.get(parts.scheme, 6379)
+        with socket.create_connection((parts.hostname or "", port), timeout=3):
+            pass
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"No Ray answers at {address} ({error})", code=UNAVAILABLE,
+            fix="Start it (ray start --head), correct RAY_ADDRESS or --ray-address, or unset it for a local cluster",
+        ) from None  # fmt: skip

@@ -1,0 +1,210 @@
+"""All that can be known before a worker starts. Nothing here imports PyTorch, Ray or MLflow."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import math
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
+
+from orchestrator.cluster import redirects
+from orchestrator.cluster.connection import authenticate, check_fit, check_is_ray, check_reachable, this_machine
+from orchestrator.config import workload_loader
+from orchestrator.config.parsing import validate
+from orchestrator.config.plan import Plan
+from orchestrator.config.spec import Resources
+from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.storage.disk import check_writable
+from orchestrator.storage.settings import Settings
+
+SERVER_SECONDS = 5.0
+"""How long a tracking server may take to answer."""
+
+
+def parameters(name: str, values: Mapping[str, Any], lines: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """Complete, checked parameters of a workload as plain JSON values."""
+    model = validate(workload_loader.params(name), values, "parameter", lines)
+    return model.model_dump(mode="json")
+
+
+def dataset(workload: str, params: Mapping[str, Any], root: Path) -> str | None:
+    """Check that the parameters' dataset is one that the workload reads, present and intact; returns its fingerprint.
+
+    None where the workload reads none of ours: what it then calls a dataset is its own.
+    """
+    name, kinds = params.get("dataset"), workload_loader.entry(workload).data
+    if name is None or not kinds:
+        return None
+    from workloads.data import check_readable, datasets
+    from workloads.data.errors import CacheUnwritable, DataError
+
+    try:
+        datasets.check_kind(name, *kinds)
+        datasets.check(name, root)
+        options = {option: params.get(f"dataset_{option}") for option in ("size", "corrupt", "unknown", "noise")}
+        check_readable(name, root, params.get("split"), **options)
+        return datasets.fingerprint(name, root)
+    except CacheUnwritable as error:
+        raise UserError(str(error), code=UNAVAILABLE) from None
+    except DataError as error:
+        raise UserError(str(error)) from None
+
+
+def data(name: str, params: Mapping[str, Any], root: Path, refit: bool | str | None = None) -> None:
+    """The dataset, which is there and intact, is one that these parameters can be trained on (``check_data`` in the
+    contract); with ``refit="only"`` nothing is held out of it. Raises UserError."""
+    model = workload_loader.params(name)
+    if not hasattr(model, "check_data"):
+        return
+    from workloads.data.errors import CacheUnwritable
+
+    try:
+        model.model_validate(dict(params)).check_data(root, holdout=refit != "only")
+    except CacheUnwritable as error:
+        raise UserError(str(error), code=UNAVAILABLE) from None
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def batch(params: Mapping[str, Any], resources: Resources, plan: Plan) -> None:
+    """``batch_size`` is global: micro-batches and workers, in every number an elastic run may have, divide it."""
+    workers = range(resources.least, resources.workers + 1)
+    size, parts = params.get("batch_size"), math.lcm(*workers) * plan.accumulate
+    if not isinstance(size, int) or size % parts == 0:
+        return
+    near = [n for n in (size - size % parts, size + parts - size % parts) if n > 0]
+    best = min(near, key=lambda n: abs(n - size))
+    raise UserError(
+        f"batch_size is the global batch and {' to '.join(dict.fromkeys(map(str, (workers[0], workers[-1]))))} "
+        f"worker(s) x accumulate={plan.accumulate} do not divide it",
+        got=size,
+        allowed=f"a multiple of {parts}",
+        fix=f"Use batch_size={best}",
+    )
+
+
+def schedule(name: str, params: Mapping[str, Any], plan: Plan, refit: bool) -> None:
+    """The plan is one that these parameters can be trained by (``check_plan`` in the contract). Raises UserError."""
+    model = workload_loader.params(name)
+    if not hasattr(model, "check_plan"):
+        return
+    try:
+        model.model_validate(dict(params)).check_plan(plan.epochs, refit)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def services(settings: Settings, resources: Resources, *, ray: bool, workload: str | None = None) -> None:
+    """Storage writable, tracking and cluster reachable, and, where the cluster is this machine, large enough.
+
+    Of a ``workload`` that is to be run, the predictor is one that could serve, and its experiment in MLflow one that
+    this user may write to.
+    """
+    if workload is not None:
+        workload_loader.predictor(workload)
+    check_writable(settings.storage)
+    tracking(settings)
+    if workload is not None:
+        _check_may_write(settings, settings.experiment or workload)
+    if ray and settings.ray_address:
+        authenticate()
+        check_reachable(settings.ray_address)
+        check_is_ray(settings.ray_address)
+    else:
+        check_fit(this_machine(), resources, here=True)
+
+
+def tracking(settings: Settings) -> None:
+    """The tracking address answers, within seconds. Raises UserError (exit 3)."""
+    uri = settings.tracking
+    if uri is None:
+        return
+    if uri.startswith("sqlite:///"):
+        check_writable(Path(uri.removeprefix("sqlite:///")).parent)
+    elif uri.startswith("http"):
+        _ask_server(uri.rstrip("/"))
+
+
+def server_version(address: str) -> str:
+    """What MLflow's server says it is. Raises OSError."""
+    uri, credentials = _credentials(address.rstrip("/"))
+    return _answer(f"{uri}/version", None, credentials)[:100].decode(errors="replace").strip()
+
+
+def _check_may_write(settings: Settings, experiment: str) -> None:
+    """With a server that asks for passwords, by a tag of ours: to ask for one's rights takes more rights than these.
+
+    Raises UserError (exit 3). A new experiment belongs to whoever makes it.
+    """
+    if settings.tracking is None or not settings.tracking.startswith("http"):
+        return
+    uri, credentials = _credentials(settings.tracking.rstrip("/"))
+    if not credentials:
+        return
+    user = os.environ.get("MLFLOW_TRACKING_USERNAME", "this user")
+    named = f"{uri}/api/2.0/mlflow/experiments/get-by-name?{urlencode({'experiment_name': experiment})}"
+    with suppress(OSError, ValueError, KeyError):  # what else is wrong shows when the run is opened
+        try:
+            number = json.loads(_answer(named, None, credentials))["experiment"]["experiment_id"]
+            tag = {"experiment_id": number, "key": "orchestrator", "value": "true"}
+            _answer(f"{uri}/api/2.0/mlflow/experiments/set-experiment-tag", json.dumps(tag).encode(), credentials)
+        except urllib.error.HTTPError as error:
+            if error.code == 403:
+                raise UserError(
+                    f"{user} may not write to the experiment {experiment!r} of MLflow at {uri}", code=UNAVAILABLE,
+                    fix="Name one of your own with MLFLOW_EXPERIMENT_NAME, or have the administrator grant EDIT on it",
+                ) from None  # fmt: skip
+
+
+def _answer(url: str, data: bytes | None, credentials: Mapping[str, str]) -> bytes:
+    """What an API path of MLflow answers: to a POST where there is ``data``. Raises OSError."""
+    headers = {"Content-Type": "application/json", **credentials}
+    return redirects.read(urllib.request.Request(url, data=data, headers=headers), SERVER_SECONDS)
+
+
+def _ask_server(address: str) -> None:
+    uri = address
+    try:
+        uri, credentials = _credentials(address)
+        # An API path: /health answers 200 even where the host check refuses every client.
+        _answer(f"{uri}/api/2.0/mlflow/experiments/search", b'{"max_results": 1}', credentials)
+    except urllib.error.HTTPError as error:
+        body = error.read(200).decode(errors="replace").strip()
+        hint = {
+            401: "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
+            403: "Name this host in the server's --allowed-hosts, or check the rights of the user",
+        }.get(error.code, "Check the address and the server's log")
+        raise UserError(f"MLflow at {uri} refuses: HTTP {error.code} {body}", fix=hint, code=UNAVAILABLE) from None
+    except redirects.RedirectRefused as error:
+        raise UserError(
+            f"MLflow at {uri} redirects to {error.target}, and a login is sent to no other address", code=UNAVAILABLE,
+            fix="If that is the server, name it with MLFLOW_TRACKING_URI or --tracking",
+        ) from None  # fmt: skip
+    except (OSError, ValueError, http.client.HTTPException) as error:  # nobody, no address, not HTTP
+        reason = str(getattr(error, "reason", error)).strip() or type(error).__name__
+        raise UserError(
+            f"No MLflow answers at {uri} ({reason})", code=UNAVAILABLE,
+            fix="Start the server, correct MLFLOW_TRACKING_URI or --tracking, or unset it for the embedded store",
+        ) from None  # fmt: skip
+
+
+def _credentials(address: str) -> tuple[str, dict[str, str]]:
+    """The address without what is secret in it, and the header MLflow's own client would send."""
+    parts = urlsplit(address)
+    uri = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    user = parts.username or os.environ.get("MLFLOW_TRACKING_USERNAME")
+    password = parts.password or os.environ.get("MLFLOW_TRACKING_PASSWORD")
+    if user and password:
+        pair = f"{unquote(user)}:{unquote(password)}".encode()
+        return uri, {"Authorization": f"Basic {base64.b64encode(pair).decode()}"}
+    if token := os.environ.get("MLFLOW_TRACKING_TOKEN"):
+        return uri, {"Authorization": f"Bearer {token}"}
+    return uri, {}

@@ -1,0 +1,89 @@
+"""What a Ray cluster has and what of it is in use, asked as ``ray status`` does: no job of its own, no dashboard."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from orchestrator.cluster.connection import authenticate, check_reachable
+from orchestrator.errors import UserError, one_line
+
+ANSWER_SECONDS = 5
+KINDS = ("CPU", "GPU")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The cluster at ``address``: ``nodes`` alive, ``total`` and ``used`` by kind; or ``trouble`` if it is silent."""
+
+    address: str
+    nodes: int = 0
+    total: Mapping[str, float] | None = None
+    used: Mapping[str, float] | None = None
+    trouble: str | None = None
+
+
+def usage(address: str) -> Usage:
+    """Ask the cluster's head; what keeps it from answering is part of the answer."""
+    if "://" in address:
+        return Usage(address, trouble="this wants the cluster's own address, HOST:6379")
+    try:
+        authenticate()
+        check_reachable(address)
+        return _ask(address)
+    except UserError as error:
+        return Usage(address, trouble=str(error))
+    except Exception as error:  # Ray's own, of many kinds: a token that is refused, a head that just died
+        return Usage(address, trouble=one_line(error))
+
+
+def _ask(address: str) -> Usage:
+    from ray._private.services import canonicalize_bootstrap_address
+    from ray.autoscaler.v2.sdk import get_cluster_status
+
+    found = canonicalize_bootstrap_address(address)
+    if not found:
+        return Usage(address, trouble="no Ray runs on this machine")
+    status = get_cluster_status(found, timeout=ANSWER_SECONDS)
+    resources = {resource.resource_name: resource for resource in status.cluster_resource_usage}
+    return Usage(
+        found,
+        len(status.active_nodes) + len(status.idle_nodes),
+        {kind: float(resources[kind].total) if kind in resources else 0.0 for kind in KINDS},
+        {kind: float(resources[kind].used) if kind in resources else 0.0 for kind in KINDS},
+    )
+
+
+class Watch:
+    """Asks again and again in a thread of its own, which a dead head may hold up: :attr:`last` is there at once."""
+
+    def __init__(self, address: str, every: float) -> None:
+        self.last = Usage(address, trouble="no answer yet")
+        self._address, self._every = address, every
+        self._asked, self._ended = threading.Event(), threading.Event()
+        threading.Thread(target=self._run, name="usage", daemon=True).start()
+
+    def first(self, seconds: float = 2 * ANSWER_SECONDS) -> Usage:
+        """The first answer, or what there is after so long."""
+        self._asked.wait(seconds)
+        return self.last
+
+    def close(self) -> None:
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            self.last = usage(self._address)
+            self._asked.set()
+            self._ended.wait(self._every)
+
+
+def as_text(found: Usage) -> str:
+    """``3 nodes at head:6379: 12 of 16 CPUs, 2 of 4 GPUs in use``."""
+    if found.trouble or found.total is None or found.used is None:
+        return f"cluster {found.address}: {found.trouble}"
+    used = ", ".join(
+        f"{found.used[kind]:g} of {found.total[kind]:g} {kind}s" for kind in KINDS if kind == "CPU" or found.total[kind]
+    )
+    return f"{found.nodes} node{'s' * (found.nodes != 1)} at {found.address}: {used} in use"

@@ -1,0 +1,1 @@
+"""What a user asks for: parsing, specs, plans and the selection metric."""

@@ -1,0 +1,208 @@
+"""What is to be run: frozen, complete, no extra keys. ``fingerprint()`` is identity without placement."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from orchestrator.config.plan import Plan
+
+Sampler = Literal["tpe", "gp", "cmaes", "random", "grid"]
+Scheduler = Literal["asha", "hyperband", "median", "pbt", "none"]
+
+
+class Resources(BaseModel):
+    """Devices of one run or trial. Placement, not identity: ``batch_size`` is global, whatever the workers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    workers: int = Field(1, ge=1, description="Processes that train one model together (DDP); MIN:MAX is elastic.")
+    min_workers: int | None = Field(None, ge=1, description="The fewest an elastic run goes on with; unset: all.")
+    gpus_per_worker: float = Field(0, ge=0, description="GPUs of a worker; a fraction only with one worker.")
+    cpus_per_worker: float = Field(1, gt=0, description="CPUs of a worker.")
+    max_gpus: int | None = Field(
+        None, ge=1, description="GPUs that a sweep's trials, or a run's workers, hold at most."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _elastic(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """``workers="1:4"`` is ``min_workers=1, workers=4``; ``"4:4"`` is 4, fixed."""
+        workers = values.get("workers")
+        if not isinstance(workers, str) or ":" not in workers:
+            return values
+        least, _, most = workers.partition(":")
+        if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
+            raise ValueError(f"workers={workers} is not valid; allowed: a number, or MIN:MAX with 1 <= MIN <= MAX")
+        return {**values, "workers": int(most), "min_workers": int(least) if least != most else None}
+
+    @model_validator(mode="after")
+    def _whole_devices_for_groups(self) -> Resources:
+        if self.min_workers is not None and self.min_workers > self.workers:
+            raise ValueError(f"min_workers={self.min_workers} is more than workers={self.workers}; use fewer")
+        if self.workers > 1 and self.gpus_per_worker % 1:
+            raise ValueError(
+                f"gpus_per_worker={self.gpus_per_worker} with {self.workers} workers: workers of one group can "
+                "not share a GPU; use whole GPUs, or one worker"
+            )
+        if self.gpus_per_worker > 1 and self.gpus_per_worker % 1:
+            raise ValueError(f"gpus_per_worker={self.gpus_per_worker}: a fraction must be below 1")
+        return self
+
+    @model_validator(mode="after")
+    def _within_the_cap(self) -> Resources:
+        gpus = self.workers * self.gpus_per_worker
+        if self.max_gpus is not None and gpus > self.max_gpus:
+            raise ValueError(
+                f"max_gpus={self.max_gpus} is less than what {self.workers} worker(s) of {self.gpus_per_worker:g} GPU "
+                f"hold together, {gpus:g}; use fewer workers, or a higher max_gpus"
+            )
+        return self
+
+    @property
+    def most(self) -> int | None:
+        """How many such trials ``max_gpus`` allows at once; None where it sets no limit."""
+        gpus = self.workers * self.gpus_per_worker
+        return int(self.max_gpus / gpus + 1e-9) if self.max_gpus is not None and gpus else None
+
+    def part(self, of: float) -> Resources:
+        """What each of so many that share these holds."""
+        share = {"cpus_per_worker": self.cpus_per_worker / of, "gpus_per_worker": self.gpus_per_worker / of}
+        return self.model_copy(update=share)
+
+    @property
+    def least(self) -> int:
+        """The fewest workers to begin or go on with."""
+        return self.min_workers or self.workers
+
+    def fixed(self, workers: int) -> Resources:
+        """What an elastic run holds while it has so many workers."""
+        return self.model_copy(update={"workers": workers, "min_workers": None})
+
+    @property
+    def devices(self) -> float:
+        """Devices held, of an elastic run at most: GPUs where there are any, else CPUs."""
+        return self.workers * (self.gpus_per_worker or self.cpus_per_worker)
+
+
+class ExperimentSpec(BaseModel):
+    """One experiment: a workload, its complete parameters, a plan with ``refit`` resolved, a seed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    workload: str
+    params: dict[str, Any]
+    plan: Plan = Plan()
+    seed: int = Field(0, ge=0, lt=2**31)
+    resources: Resources = Resources()
+    population: str | None = Field(
+        None, description="The PBT sweep this is a member of: members take over each other's checkpoints."
+    )
+
+    def fingerprint(self) -> str:
+        """16 hex digits over what changes the numbers; workers, devices and paths do not."""
+        return digest({"workload": self.workload, "params": self.params, "plan": _plan(self.plan), "seed": self.seed})
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What a checkpoint must match to be resumed."""
+        return {"workload": self.workload, "fingerprint": self.population or self.fingerprint()}
+
+    def command(self) -> str:
+        """The one command line that repeats this experiment."""
+        plan = self.plan.model_dump(mode="json", exclude={"decide_at"}, exclude_defaults=True)
+        values = {**self.params, **plan, "objective": ",".join(self.plan.objective) or None}
+        words = [f"{key}={_word(value)}" for key, value in values.items() if value is not None]
+        devices = self.resources.model_dump(mode="json", exclude_defaults=True)
+        if least := devices.pop("min_workers", None):
+            devices["workers"] = f"{least}:{self.resources.workers}"
+        flags = [f"--{key.replace('_', '-')}={value}" for key, value in devices.items()]
+        return shlex.join(["orchestrator", "run", self.workload, *words, f"--seed={self.seed}", *flags])
+
+
+class Search(BaseModel):
+    """How a sweep searches."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    space: str = Field("space", description="One of the workload's search spaces, or file.py:function.")
+    trials: int = Field(16, ge=1, le=1_000_000, description="Trials in all; of a grid, at most (unset: every point).")
+    sampler: Sampler = Field("tpe", description="Optuna sampler: tpe, gp, cmaes, random, or grid.")
+    scheduler: Scheduler = Field(
+        "asha",
+        description="Who stops weak trials: asha, hyperband or median, at rungs; pbt lets the weak take over the "
+        "strong's state; none runs all to the end.",
+    )
+    seeds: int = Field(1, ge=1, le=100, description="Runs of each configuration; the winner is the best by the mean.")
+    concurrency: int | None = Field(None, ge=1, description="Trials at once; unset: as many as fit.")
+    pack: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=1024)] = Field(
+        "auto", description="Trials of one shape trained together in a process: auto (where it pays), off, or how many."
+    )
+    warm_start: tuple[str, ...] = Field((), description="Earlier sweeps whose trials the sampler learns from.")
+    time_budget: float | None = Field(None, gt=0, description="Seconds after which no trial starts and all stop.")
+    trial_timeout: float | None = Field(
+        None, gt=0, description="Seconds without a report after which a trial has failed and its process is killed."
+    )
+    max_device_hours: float | None = Field(
+        None, gt=0, description="Device hours of the search (GPUs, else CPUs): no trial begins that would pass them."
+    )
+
+
+class SweepSpec(BaseModel):
+    """A sweep: the fixed part of the parameters, and how the rest is searched."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    workload: str
+    fixed: dict[str, Any] = Field(default_factory=dict)
+    plan: Plan = Plan()
+    seed: int = Field(0, ge=0, lt=2**31)
+    resources: Resources = Resources()
+    search: Search = Search()
+
+    def fingerprint(self) -> str:
+        search = self.search.model_dump(include={"space", "sampler", "scheduler", "seeds"})
+        if self.search.seeds == 1:  # a setting that came later must not give old sweeps another fingerprint
+            del search["seeds"]
+        return digest(
+            {
+                "workload": self.workload,
+                "fixed": self.fixed,
+                "plan": _plan(self.plan),
+                "seed": self.seed,
+                "search": search,
+            }
+        )
+
+    def trial(self, number: int, params: Mapping[str, Any], seed: int = 0) -> ExperimentSpec:
+        """The experiment of trial ``number``; its seed derives from the sweep's, or is the ``seed``-th of them all."""
+        # Repeated seeds are the same for every configuration: their luck is no difference between configurations.
+        offset = seed if self.search.seeds > 1 else number
+        return ExperimentSpec(
+            workload=self.workload,
+            params=dict(params),
+            plan=self.plan,
+            seed=(self.seed + 1_000_003 * offset) % 2**31,
+            resources=self.resources,
+            population=self.fingerprint() if self.search.scheduler == "pbt" else None,
+        )
+
+
+def _word(value: Any) -> str:
+    """A value as ``key=value`` reads it back."""
+    return json.dumps(value) if isinstance(value, list | dict) else str(value)
+
+
+def digest(value: Any) -> str:
+    """16 hex digits of the canonical JSON of ``value``."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _plan(plan: Plan) -> dict[str, Any]:
+    # An objective of one's own came later: unset, it must not give old runs another fingerprint.
+    return plan.model_dump(exclude={"checkpoint_every"} | (set() if plan.objective else {"objective"}))

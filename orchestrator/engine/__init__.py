@@ -1,0 +1,1 @@
+"""The training loop: epochs, experiments and checkpoints. No Ray, no MLflow."""

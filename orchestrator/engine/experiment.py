@@ -1,0 +1,224 @@
+"""One experiment as one resumable stream: select on validation, refit, open the test split once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+
+from orchestrator.config.plan import Plan
+from orchestrator.engine.checkpoint import Checkpoint
+from orchestrator.engine.loop import End, EpochReport, Progress, Row, named, run_epochs
+from workloads.contract import Columns, Evaluation, State, Workload
+
+Phase = Literal["select", "refit"]
+
+
+class Build(Protocol):
+    """Makes a fresh workload; ``holdout`` False gives the validation part back to training."""
+
+    def __call__(self, holdout: bool) -> Workload: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a finished experiment gives.
+
+    ``epochs`` is what the final model was trained for; ``metrics`` are the selected epoch's validation values
+    and the final model's test values, under their full names. ``validation_units`` are the selected epoch's, empty
+    where the selection was made elsewhere.
+    """
+
+    workload: Workload
+    epochs: int
+    refitted: bool
+    ended: End
+    metrics: Mapping[str, float]
+    train_seconds: float
+    test: Evaluation
+    validation_units: Columns
+
+
+@dataclass
+class Experiment:
+    """Iterate over :meth:`stream`; when it is exhausted ``outcome`` is set, unless it was stopped or a trial.
+
+    ``on_sealed`` sees the final model on its way, at each of the ends that the objective names, with the values there,
+    those on test among them: no other model is evaluated on test. What it makes of them it makes again when the epoch
+    is done again, after a crash.
+
+    ``final`` is False for a trial of a sweep, which selects and never refits or opens test. At every yield
+    :meth:`checkpoint` is the complete state of that moment, recent rows included: some may still be under way
+    to the driver when their process dies (Ray Train holds up to two reports), so a resume states them again.
+    """
+
+    build: Build
+    plan: Plan
+    identity: Mapping[str, str]
+    final: bool = True
+    agree: Callable[[Any], Any] = lambda value: value
+    stop: Callable[[], bool] = lambda: False
+    every_epoch: bool = False
+    clock: Callable[[], float] | None = None
+    on_sealed: Callable[[Workload, Row, Evaluation | None], None] = lambda workload, row, evaluation: None
+    outcome: Outcome | None = field(default=None, init=False)
+    _phase: Phase = field(default="select", init=False)
+    _workload: Workload | None = field(default=None, init=False)
+    _report: EpochReport | None = field(default=None, init=False)
+    _selected: Progress | None = field(default=None, init=False)
+    _best: State | None = field(default=None, init=False)
+    _units: Columns = field(default_factory=dict, init=False)
+    _recent: list[list[Row]] = field(default_factory=lambda: [[], []], init=False)
+    """Rows up to the checkpoint before the last one, and those since."""
+    _saved: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        if self.plan.refit is None:
+            raise ValueError("the plan's refit is resolved before an experiment is built")
+
+    def stream(self, resume: Checkpoint | None = None, selected: Progress | None = None) -> Iterator[EpochReport]:
+        """All reports of the experiment, from ``resume`` on. Raises what the workload raises, and Diverged.
+
+        ``selected`` is a selection that was made elsewhere (by a sweep's trial): only the refit is left.
+        """
+        state = resume.state if resume else {}
+        self._units = {name: unpack(column) for name, column in state.get("units", {}).items()}
+        self._selected = Progress.from_json(state["selected"]) if state.get("selected") else selected
+        if self.plan.refit != "only" and self._selected is None:
+            last = yield from self._select(state)
+            if not last.ended or not self.final:
+                return
+            if not self.plan.refit:
+                self._finish(last.progress)
+                return
+            self._selected, state = last.progress, {}
+        last = yield from self._refit(state)
+        if last.ended:
+            self._finish(last.progress)
+
+    def checkpoint(self) -> Checkpoint:
+        """The state at the last yield. All ranks call it: a workload's state may be gathered."""
+        workload, report = self._now()
+        self._saved = True
+        state = {
+            "phase": self._phase,
+            "progress": report.progress.to_json(),
+            "selected": self._selected.to_json() if self._selected else None,
+            "rows": [row.to_json() for rows in self._recent for row in rows],
+            "workload": workload.state_dict(),
+            "best": self._best,
+            "units": {name: pack(column) for name, column in self._units.items()},
+        }
+        return Checkpoint(self.identity, report.epoch, state)
+
+    @property
+    def validation_units(self) -> Columns:
+        """The best epoch's units of the validation split, so far."""
+        return self._units
+
+    @property
+    def order(self) -> int:
+        """Epochs over all phases at the last yield: names checkpoints so that later ones sort later."""
+        return self._now()[1].epoch + (self._selected.epoch if self._selected else 0)
+
+    def _select(self, state: Mapping[str, Any]) -> Generator[EpochReport, None, EpochReport]:
+        self._phase, self._best = "select", state.get("best")
+        workload = self._workload = self.build(holdout=True)
+        for report in self._run(workload, self.plan, state, validate=True, prefix="train"):
+            yield self._seen(report)
+        return report
+
+    def _refit(self, state: Mapping[str, Any]) -> Generator[EpochReport, None, EpochReport]:
+        self._phase = "refit"
+        workload = self._workload = self.build(holdout=False)
+        epochs = self._selected.best_epoch if self._selected else self.plan.epochs
+        plan = self.plan.model_copy(update={"epochs": epochs, "patience": 0, "decide_at": ()})
+        prefix = "refit" if self._selected else "train"  # train/ stays the curve that was selected on
+        for report in self._run(workload, plan, state, validate=False, prefix=prefix):
+            yield self._seen(report)
+        return report
+
+    def _run(
+        self, workload: Workload, plan: Plan, state: Mapping[str, Any], *, validate: bool, prefix: str
+    ) -> Iterator[EpochReport]:
+        progress = None
+        if state:
+            workload.load_state_dict(state["workload"])
+            progress = Progress.from_json(state["progress"])
+            # Whoever wrote this checkpoint may have died before its rows were delivered.
+            rows = tuple(Row(*row) for row in state["rows"])
+            yield EpochReport(rows, progress, False, None)
+        yield from run_epochs(
+            workload,
+            plan,
+            progress,
+            validate=validate,
+            agree=self.agree,
+            stop=self.stop,
+            on_best=lambda evaluation: self._keep_best(workload, evaluation),
+            on_sealed=partial(self.on_sealed, workload) if self._makes_final_model else None,
+            prefix=prefix,
+            every_epoch=self.every_epoch,
+            clock=self.clock,
+        )
+
+    def _seen(self, report: EpochReport) -> EpochReport:
+        self._report = report
+        if self._saved:
+            self._recent, self._saved = [self._recent[1], []], False
+        self._recent[1].extend(report.rows)
+        return report
+
+    def _keep_best(self, workload: Workload, evaluation: Evaluation) -> None:
+        self._units = evaluation.units
+        if not self.plan.refit:  # else nobody ever asks for the best weights
+            self._best = _copy(workload.state_dict())
+
+    @property
+    def _makes_final_model(self) -> bool:
+        """Whether this phase trains the model that test is opened for."""
+        return self.final and (self._phase == "refit" or not self.plan.refit)
+
+    def _finish(self, progress: Progress) -> None:
+        workload, _ = self._now()
+        selected = self._selected or progress
+        epochs, seconds = progress.epoch, progress.train_seconds
+        if self._phase == "refit":
+            seconds += self._selected.train_seconds if self._selected else 0.0
+        elif progress.best_epoch != progress.epoch:
+            assert self._best is not None
+            workload.load_state_dict(self._best)
+            epochs = progress.best_epoch
+        test = workload.evaluate("test")
+        metrics = dict(selected.best_metrics) | named("test", workload, "evaluate", test)
+        ended = selected.ended(self.plan) or "epochs"
+        self.outcome = Outcome(workload, epochs, self._phase == "refit", ended, metrics, seconds, test, self._units)
+
+    def _now(self) -> tuple[Workload, EpochReport]:
+        assert self._workload is not None
+        assert self._report is not None, "nothing was reported yet"
+        return self._workload, self._report
+
+
+def pack(column: np.ndarray[Any, Any]) -> torch.Tensor | list[Any]:
+    """A column of units as a checkpoint holds it: numbers as a tensor, anything else as a list."""
+    return torch.from_numpy(np.ascontiguousarray(column)) if column.dtype.kind in "biuf" else column.tolist()
+
+
+def unpack(column: torch.Tensor | list[Any]) -> np.ndarray[Any, Any]:
+    return column.numpy() if isinstance(column, torch.Tensor) else np.asarray(column)
+
+
+def _copy(value: Any) -> Any:
+    """A state on the CPU that later training steps do not change."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {key: _copy(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copy(item) for item in value]
+    return value

@@ -1,0 +1,154 @@
+"""Who moved which alias, when and why: every promotion, refusal and rollback is an event that stays.
+
+An event is a run of the MLflow experiment ``promotions``, with its record in tags and in ``event.json``. There it is
+shared by all who use the tracking store, two writers never touch one file, and it outlives the version, the registered
+model and the training run that it speaks of. The version itself carries its last event in tags.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from orchestrator.errors import UserError
+from orchestrator.provenance import record as provenance
+from orchestrator.registry import models as registry
+from orchestrator.storage.records import user
+from orchestrator.storage.settings import Settings
+from orchestrator.tracking import store
+from orchestrator.tracking.client import Client
+
+EXPERIMENT = "promotions"
+FORMAT = 1
+TAG = "orchestrator.event"
+FILE = "event.json"
+Action = Literal["promote", "rollback"]
+Outcome = Literal["started", "done", "refused"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One decision about ``model@alias``: from version ``before`` (None: there was none) to ``version``.
+
+    ``outcome`` is ``done``, ``refused`` (the alias stayed), or ``started``: its writer is at it, or died there.
+    ``gates`` are the verdicts' rows.
+    """
+
+    model: str
+    alias: str
+    action: Action
+    version: str
+    before: str | None
+    by: str
+    at: str
+    reason: str | None = None
+    forced: bool = False
+    gates: tuple[Mapping[str, Any], ...] = ()
+    outcome: Outcome = "started"
+    id: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, **asdict(self), "gates": [dict(gate) for gate in self.gates]}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Event:
+        """Raises UserError for an event of another format."""
+        if values["format"] != FORMAT:
+            raise UserError(
+                "The promotions hold an event of another format", got=values["format"], allowed=FORMAT,
+                fix="Use the version of orchestrator that wrote it, or a newer one",
+            )  # fmt: skip
+        kept = {name: value for name, value in values.items() if name != "format"}
+        return cls(**{**kept, "gates": tuple(values["gates"])})
+
+
+@dataclass
+class Book:
+    """The events of a tracking store."""
+
+    settings: Settings
+    client: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.client = registry.client(self.settings)
+
+    def open(self, event: Event) -> Event:
+        """Write down an event before it happens; returns it with its id."""
+        uri = self.settings.tracking
+        assert uri is not None
+        experiment = Client(uri, EXPERIMENT, store.ensure(uri)).experiment
+        run = self.client.create_run(
+            experiment,
+            tags={"mlflow.user": user(), "mlflow.source.name": provenance.command(), **_tags(event)},
+            run_name=f"{event.action} {event.model}@{event.alias}",
+        )
+        event = replace(event, id=run.info.run_id)
+        self.client.log_dict(event.id, event.to_json(), FILE)
+        return event
+
+    def close(self, event: Event, outcome: Outcome) -> Event:
+        """Write down how an event ended, also on the version."""
+        event = replace(event, outcome=outcome)
+        from mlflow.entities import RunTag
+
+        self.client.log_batch(event.id, tags=[RunTag(name, value) for name, value in _tags(event).items()])
+        self.client.log_dict(event.id, event.to_json(), FILE)
+        values = {"event": event.id, **_readable(event), "gates": json.dumps(event.to_json()["gates"])}
+        for name, value in values.items():
+            self.client.set_model_version_tag(event.model, event.version, f"orchestrator.promotion.{name}", value)
+        self.client.set_terminated(event.id, "FINISHED" if outcome == "done" else "FAILED")
+        return event
+
+    def events(self, model: str, alias: str | None = None) -> list[Event]:
+        """All events of a model, oldest first."""
+        experiment = self.client.get_experiment_by_name(EXPERIMENT)
+        found: list[Event] = []
+        token = None
+        while experiment is not None:
+            query = f"tags.`orchestrator.model` = '{model}'"
+            order = ["attributes.start_time ASC"]
+            page = self.client.search_runs([experiment.experiment_id], query, order_by=order, page_token=token)
+            for run in page:
+                found.append(replace(self._read(run), id=run.info.run_id))
+            if not (token := page.token):
+                break
+        return [event for event in found if alias in (None, event.alias)]
+
+    def _read(self, run: Any) -> Event:
+        """From the tag, or, where MLflow has cut a long one short, from the file beside it."""
+        try:
+            return Event.from_json(json.loads(run.data.tags[TAG]))
+        except json.JSONDecodeError:
+            with tempfile.TemporaryDirectory() as folder:
+                file = self.client.download_artifacts(run.info.run_id, FILE, folder)
+                return Event.from_json(json.loads(Path(file).read_text()))
+
+
+def now() -> str:
+    """UTC; fine enough to tell two that were opened one after the other."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _tags(event: Event) -> dict[str, str]:
+    return {TAG: json.dumps(event.to_json()), **{f"orchestrator.{k}": v for k, v in _readable(event).items()}}
+
+
+def _readable(event: Event) -> dict[str, str]:
+    """An event in columns, for MLflow's UI."""
+    return {
+        "model": event.model,
+        "alias": event.alias,
+        "action": event.action,
+        "outcome": event.outcome,
+        "version": event.version,
+        "before": event.before or "none",
+        "by": event.by,
+        "at": event.at,
+        "reason": event.reason or "",
+        "forced": str(event.forced).lower(),
+    }

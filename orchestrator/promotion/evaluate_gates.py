@@ -1,0 +1,62 @@
+"""A version before its gates: the evidence gathered, the model tried out in a clean process, every gate judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from orchestrator.promotion import gate_results, isolated_check
+from orchestrator.promotion.evidence import gather
+from orchestrator.promotion.gate_results import Verdict
+from orchestrator.promotion.gates import Gates
+from orchestrator.promotion.isolated_check import Unusable
+
+
+def judge(client: Any, model: str, gates: Gates, target: Any, current: Any | None) -> list[Verdict]:
+    """The verdicts on version ``target``, where the alias points at ``current`` now (None: nowhere).
+
+    A model that can not be used is judged no further. Raises UserError for a gate on a metric that the run of
+    ``target`` does not have.
+    """
+    before = after = None
+    if gates.compares:
+        after = gather(client, target)
+        gate_results.check_metrics(gates, after)
+        before = gather(client, current) if current else None
+    tried = isolated_check.try_out(client, model, target)
+    found = [gate_results.usable(tried)]
+    if tried.measured is None:
+        return found
+    if gates.signature == "compatible":
+        found.append(_signature(client, model, tried, current))
+    if after is not None:
+        found.extend(gate_results.compare(gates, before, after))
+    if gates.latency_ms or gates.size_mb:
+        beside = isolated_check.try_out(client, model, current).measured if current else None
+        found.extend(gate_results.limits(gates, beside, tried.measured))
+    return found
+
+
+def force(client: Any, model: str, gates: Gates, target: Any) -> list[Verdict]:
+    """What no force goes past, and the gates that it skips."""
+    return [gate_results.usable(isolated_check.try_out(client, model, target)), *_skipped(gates)]
+
+
+def _signature(client: Any, model: str, tried: isolated_check.Tried, current: Any | None) -> Verdict:
+    if current is None:
+        return gate_results.signature(None, tried.signature)
+    try:
+        return gate_results.signature(isolated_check.signature(client, model, current), tried.signature)
+    except Unusable as error:  # nobody can be calling it
+        return Verdict("signature", None, None, "first", f"of version {current.version}, {error}")
+
+
+def _skipped(gates: Gates) -> Iterator[Verdict]:
+    asked = {
+        "signature": gates.signature == "compatible",
+        "better": bool(gates.better),
+        **{f"not worse: {metric}": True for metric in gates.guard},
+        "latency": gates.latency_ms is not None,
+        "size": gates.size_mb is not None,
+    }
+    return (Verdict(name, None, None, "skipped", "forced") for name, wanted in asked.items() if wanted)

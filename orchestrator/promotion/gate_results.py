@@ -1,0 +1,189 @@
+"""Gates judged: each gives what was before, what is after, and a verdict. Pure functions over the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from orchestrator.errors import UserError, unknown
+from orchestrator.promotion.evidence import Evidence, incomparable
+from orchestrator.promotion.gates import Gates
+from orchestrator.promotion.isolated_check import Measured, Tried
+from orchestrator.report.statistics import RESAMPLED_FROM, RESAMPLES, lower_bound, resampled_means, subset_means
+
+DRAWS = 300_000_000
+"""Units times resamples: above this many fewer resamples are drawn, never below 1,000."""
+
+USABLE = "loads and predicts"
+
+Value = float | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One row of the table. ``first`` passes too: there is nothing to compare with."""
+
+    gate: str
+    before: Value
+    after: Value
+    verdict: Literal["pass", "first", "refused", "skipped"]
+    note: str = ""
+
+
+def usable(tried: Tried) -> Verdict:
+    """Whether the files are there, load and predict in a clean process: what nothing can be promoted without."""
+    if tried.measured is None:
+        return Verdict(USABLE, None, None, "refused", tried.trouble or "")
+    note = f"in {tried.measured.load_seconds:.2g} s, {tried.measured.milliseconds:.3g} ms a call, by a clean process"
+    return Verdict(USABLE, None, None, "pass", note)
+
+
+def check_metrics(gates: Gates, after: Evidence) -> None:
+    """Raises UserError, with the nearest name, for a gate on a metric that the run does not have."""
+    for name in [*([gates.better] if isinstance(gates.better, str) else []), *gates.guard]:
+        if after.known and name not in after.known:
+            raise unknown(f"metric of version {after.version}'s run", name, after.known)
+
+
+def compare(gates: Gates, before: Evidence | None, after: Evidence) -> Iterator[Verdict]:
+    """The verdicts of ``better`` and ``guard``. Raises UserError where the run's workload is not installed."""
+    if not gates.compares:
+        return
+    objectives = after.objectives() if after.spec else ()
+    minimized = {*gates.minimize, *(o.metric for o in objectives if o.direction == "min")}
+    if gates.better:
+        metric = gates.better if isinstance(gates.better, str) else objectives[0].metric if objectives else "?"
+        yield _difference("better", metric, before, after, gates.margin, gates.confidence, metric in minimized)
+    for metric, tolerance in gates.guard.items():
+        yield _difference("not worse", metric, before, after, -tolerance, gates.confidence, metric in minimized)
+
+
+def limits(gates: Gates, before: Measured | None, after: Measured) -> Iterator[Verdict]:
+    """The verdicts of the limits on latency and size."""
+    for name, limit, field in (
+        ("latency (ms a call)", gates.latency_ms, "milliseconds"),
+        ("size (MB)", gates.size_mb, "megabytes"),
+    ):
+        if limit is not None:
+            value: float = getattr(after, field)
+            old: float | None = getattr(before, field, None)
+            yield Verdict(name, old, value, "pass" if value <= limit else "refused", f"at most {limit:g}")
+
+
+def signature(before: Any, after: Any) -> Verdict:
+    """Whether whoever calls the model of signature ``before`` can call the one of ``after`` instead, unchanged."""
+    if before is None:
+        return Verdict("signature", None, None, "first", "nothing to be compatible with")
+    trouble = "it has no signature" if after is None else next(_incompatible(before, after), "")
+    return Verdict("signature", None, None, "refused" if trouble else "pass", trouble or "compatible")
+
+
+def _difference(
+    gate: str,
+    metric: str,
+    before: Evidence | None,
+    after: Evidence,
+    bar: float,
+    confidence: float,
+    minimized: bool,
+) -> Verdict:
+    """Whether ``metric`` is better than before by more than ``bar`` (below 0: worse by at most that)."""
+    name = f"{gate}: {metric}{' (less is better)' if minimized else ''}"
+    value = after.metrics.get(metric)
+    if before is None:
+        return Verdict(name, None, value, "first", "no version to compare with")
+    old = before.metrics.get(metric)
+    if trouble := incomparable(before, after):
+        return Verdict(name, old, value, "refused", trouble)
+    assert before.units is not None
+    assert after.units is not None
+    sign = -1.0 if minimized else 1.0
+    if metric not in before.units or metric not in after.units:
+        if gate == "better" or old is None or value is None:
+            return Verdict(name, old, value, "refused", f"not both runs left {metric} of each unit")
+        passed = sign * (value - old) >= bar
+        return Verdict(name, old, value, "pass" if passed else "refused", "of the whole split, no value a unit")
+    pairs = before.units[[metric]].join(after.units[[metric]], lsuffix="_before", rsuffix="_after").dropna()
+    olds, news = (pairs[f"{metric}_{side}"].to_numpy(dtype="float64") for side in ("before", "after"))
+    least = _least(sign * (news - olds), confidence)
+    if least is None:
+        return Verdict(name, old, value, "refused", str(_too_few(len(pairs), confidence)))
+    passed = least > bar if gate == "better" else least >= bar
+    wanted = f"above {bar:g}" if gate == "better" else f"from {bar:g}"
+    method = "paired sign flips, exact" if len(pairs) < RESAMPLED_FROM else "paired bootstrap"
+    note = f"by {least:+.4g} or more at {confidence:.3g} over {len(pairs)} units ({method}); wanted {wanted}"
+    return Verdict(name, float(olds.mean()), float(news.mean()), "pass" if passed else "refused", note)
+
+
+def _least(differences: Any, confidence: float) -> float | None:
+    """One-sided lower bound of the mean paired difference, by the percentile bootstrap over the units, seeded.
+
+    Of fewer than 10 units by every sign flip, which is exact; None where they are too few for the confidence.
+    """
+    import numpy as np
+
+    if len(differences) < RESAMPLED_FROM:
+        return lower_bound(subset_means(differences), 1 - confidence)
+    resamples = max(1000, min(RESAMPLES, DRAWS // len(differences)))
+    return float(np.quantile(resampled_means(differences, resamples), 1 - confidence))
+
+
+def _too_few(units: int, confidence: float) -> UserError:
+    """Of n units the rarest flip of signs has a probability of 2^-n."""
+    least = next((n for n in range(2, RESAMPLED_FROM) if 2.0**-n <= 1 - confidence + 1e-12), RESAMPLED_FROM)
+    return UserError(
+        f"So few units show nothing at a confidence of {confidence:.3g}", got=units, allowed=f"at least {least}",
+        fix="Validate on more units, or lower the gate's confidence",
+    )  # fmt: skip
+
+
+WIDER = {"integer": ("long", "double"), "float": ("double",)}
+"""What takes a value of a type beside the type itself: where MLflow's own check converts without loss."""
+
+
+def _incompatible(before: Any, after: Any) -> Iterator[str]:
+    """Everything that would break a caller."""
+    old, new = _columns(before.inputs), _columns(after.inputs)
+    for name, spec in new.items():
+        if name not in old:
+            if spec.required:
+                yield f"it needs the input {name}, which nobody gives"
+        elif not _takes(old[name].type, spec.type):
+            yield f"its input {name} is {_named(spec.type)}, before {_named(old[name].type)}"
+        elif spec.required and not old[name].required:
+            yield f"its input {name} is required, before optional"
+    old, new = _columns(before.outputs), _columns(after.outputs)
+    for name, spec in old.items():
+        if name not in new:
+            yield f"its output lacks {name}"
+        elif new[name].type != spec.type:
+            yield f"its output {name} is {_named(new[name].type)}, before {_named(spec.type)}"
+    params = {spec.name: spec for spec in after.params or ()}
+    for spec in before.params or ():
+        if spec.name not in params:
+            yield f"it lacks the parameter {spec.name}"
+        elif not _takes(spec.dtype, params[spec.name].dtype) or params[spec.name].shape != spec.shape:
+            yield f"its parameter {spec.name} is {_named(params[spec.name].dtype)}, before {_named(spec.dtype)}"
+    if _unnamed(before.inputs) != _unnamed(after.inputs) or _unnamed(before.outputs) != _unnamed(after.outputs):
+        yield "its tensors have other types or shapes"
+
+
+def _columns(schema: Any) -> dict[str, Any]:
+    return {} if _unnamed(schema) or schema is None else schema.input_dict()
+
+
+def _unnamed(schema: Any) -> list[dict[str, Any]] | None:
+    """A schema that has no columns by name: of tensors, or of one column."""
+    if schema is None or (schema.has_input_names() and not schema.is_tensor_spec()):
+        return None
+    described: list[dict[str, Any]] = schema.to_dict()
+    return described
+
+
+def _takes(given: Any, wanted: Any) -> bool:
+    return given == wanted or _named(wanted) in WIDER.get(_named(given), ())
+
+
+def _named(kind: Any) -> str:
+    return str(getattr(kind, "name", kind))

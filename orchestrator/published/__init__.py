@@ -1,1 +1,0 @@
-"""Published tables and figures, run once more and set beside what was printed."""

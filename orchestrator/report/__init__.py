@@ -1,0 +1,1 @@
+"""Lists, comparisons, statistics, plots and HTML pages of finished runs."""

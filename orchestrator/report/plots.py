@@ -1,0 +1,191 @@
+"""Plots of a sweep and of a comparison: plain data in, a Matplotlib figure out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from orchestrator.runs.plot_style import BLUE, GREY, INK, ORANGE, PAPER, WIDTH, canvas, styled
+from orchestrator.search.curves import Curve
+from workloads.contract import Objective
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+SCALE = LinearSegmentedColormap.from_list("orchestrator", ["#b9c2cb", "#6aa5d6", "#12579b"])
+"""Worst to best. The best trial itself is orange."""
+
+
+def label(objective: Objective) -> str:
+    """``ndcg_at_20 on validation``, with an arrow towards better."""
+    return f"{objective.metric} on validation {'↑' if objective.direction == 'max' else '↓'}"
+
+
+@styled
+def history(trials: Sequence[FrozenTrial], objective: Objective) -> Figure:
+    """Values of the complete trials by number, and the best so far, by the first objective."""
+    figure, axes = canvas(3.2)
+    numbers = [t.number for t in trials]
+    values = [float(t.values[0]) for t in trials]
+    pick = max if objective.direction == "max" else min
+    best = [pick(values[: i + 1]) for i in range(len(values))]
+    axes.step([*numbers, numbers[-1]], [*best, best[-1]], where="post", color=ORANGE, label="best so far")
+    axes.plot(numbers, values, "o", color=BLUE, markersize=5, label="complete trial")
+    axes.set(xlabel="trial", ylabel=label(objective))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend()
+    return figure
+
+
+@styled
+def learning(curves: Mapping[Any, Curve], best: Any, objective: Objective) -> Figure:
+    """One line a trial, the ``best`` one on top."""
+    figure, axes = canvas(3.2)
+    for key, curve in curves.items():
+        if key != best:
+            axes.plot(*zip(*curve), color=BLUE, alpha=0.4, linewidth=1, marker="." if len(curve) < 8 else None)
+    if best in curves:
+        text = "the winner" if len(curves) > 1 else None
+        axes.plot(*zip(*curves[best]), color=ORANGE, linewidth=2.2, label=text, marker=".", markevery=[-1])
+    axes.set(xlabel="epoch", ylabel=label(objective))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if axes.get_legend_handles_labels()[0] and len(curves) > 1:
+        axes.legend()
+    return figure
+
+
+@styled
+def importance(shares: Mapping[str, float], about: str) -> Figure:
+    """A bar a parameter, the most important on top."""
+    figure, axes = canvas(0.33 * len(shares) + 0.9)
+    names = sorted(shares, key=lambda name: shares[name])
+    bars = axes.barh([_short(name) for name in names], [shares[name] for name in names], color=BLUE, height=0.62)
+    axes.bar_label(bars, fmt="%.2f", padding=3, color=INK)
+    axes.set(xlabel=about)
+    axes.margins(x=0.14)
+    axes.grid(axis="y", visible=False)
+    return figure
+
+
+@styled
+def pareto(trials: Sequence[FrozenTrial], front: Sequence[int], objectives: Sequence[Objective]) -> Figure:
+    """A panel for each two objectives; ``front`` are the numbers that no other trial beats in every one."""
+    pairs = [(i, j) for i in range(len(objectives)) for j in range(i + 1, len(objectives))]
+    figure = Figure(figsize=(WIDTH, 3.4 * len(pairs)))
+    for axes, (i, j) in zip(figure.subplots(len(pairs), 1, squeeze=False)[:, 0], pairs):
+        inside = sorted((t.values[i], t.values[j]) for t in trials if t.number in front)
+        others = [(t.values[i], t.values[j]) for t in trials if t.number not in front]
+        if others:
+            axes.plot(*zip(*others), "o", color=BLUE, alpha=0.55, markersize=5, label="complete trial")
+        axes.plot(*zip(*inside), "o", color=ORANGE, markersize=6, label="Pareto front")
+        if len(objectives) == 2:
+            # Which of two neighbours' corners is attained: the front is a staircase, on the side of the worse.
+            axes.step(*zip(*inside), where="post" if objectives[i].direction == "min" else "pre", color=ORANGE)
+        axes.set(xlabel=label(objectives[i]), ylabel=label(objectives[j]))
+    figure.axes[0].legend()
+    return figure
+
+
+@styled
+def parallel(trials: Sequence[FrozenTrial], names: Sequence[str], objective: Objective, best: int) -> Figure:
+    """Parallel coordinates: an axis a parameter (logarithmic where it was drawn so) and one for the objective."""
+    figure = Figure(figsize=(max(WIDTH, 1.35 * (len(names) + 1)), 3.6))
+    axes = figure.add_subplot()
+    columns = [_column(trials, name) for name in names]
+    columns.append(_numbers([float(t.values[0]) for t in trials], log=False))
+    sign = 1.0 if objective.direction == "max" else -1.0
+    scores = [sign * float(t.values[0]) for t in trials]
+    shade = Normalize(min(scores), max(scores) if max(scores) > min(scores) else min(scores) + 1)
+    xs = range(len(columns))
+    for score, number, *ys in sorted(zip(scores, (t.number for t in trials), *(places for places, _ in columns))):
+        won = number == best
+        colour = ORANGE if won else SCALE(shade(score))
+        heights = [float("nan") if y is None else y for y in ys]
+        axes.plot(
+            xs, heights, color=colour, linewidth=2.4 if won else 0.8 + 0.7 * shade(score), alpha=1 if won else 0.8,
+            marker=".", zorder=3 if won else 2,
+        )  # fmt: skip
+    axes.set_xlim(-0.35, len(columns) - 0.5)
+    axes.set_ylim(-0.06, 1.06)
+    axes.set_yticks([])
+    axes.grid(visible=False)
+    axes.set_xticks(list(xs), [*(_short(name) for name in names), label(objective)])
+    if len(columns) > 4:
+        axes.tick_params("x", labelrotation=20)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    for x, (_, ticks) in enumerate(columns):
+        axes.axvline(x, color=GREY, linewidth=0.8, zorder=1)
+        for y, text in ticks:
+            axes.annotate(
+                text, (x, y), (-6, 0), textcoords="offset points", ha="right", va="center", fontsize=8, color=INK,
+                zorder=4, bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.75, "pad": 0.8},
+            )  # fmt: skip
+    return figure
+
+
+@styled
+def groups(found: Sequence[tuple[str, Sequence[float]]], metric: str) -> Figure:
+    """One row a group: every seed, their mean and its spread (sample standard deviation)."""
+    from orchestrator.report.statistics import summary
+
+    figure, axes = canvas(0.36 * len(found) + 1.2)
+    for y, (_, values) in enumerate(found):
+        one = summary(values)
+        names = ("one value", "mean and standard deviation") if y == 0 else (None, None)
+        axes.plot(values, [y] * len(values), "o", color=BLUE, alpha=0.55, markersize=5, label=names[0])
+        axes.errorbar(
+            one.mean, y, xerr=one.spread or None, fmt="D", color=ORANGE, markersize=5, capsize=4, label=names[1]
+        )
+    axes.set_yticks(range(len(found)), [_short(name, 36) for name, _ in found])
+    axes.set_ylim(len(found) - 0.5, -0.5)
+    axes.set(xlabel=metric)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
+    return figure
+
+
+Column = tuple[list[float | None], list[tuple[float, str]]]
+"""Heights from 0 to 1, None where a trial has none, and the axis' ticks."""
+
+
+def _column(trials: Sequence[FrozenTrial], name: str) -> Column:
+    from optuna.distributions import CategoricalDistribution, IntDistribution
+
+    distribution = next(t.distributions[name] for t in trials if name in t.distributions)
+    values = [t.params.get(name) for t in trials]
+    if isinstance(distribution, CategoricalDistribution):
+        choices = distribution.choices
+        places = {repr(choice): i / max(1, len(choices) - 1) for i, choice in enumerate(choices)}
+        ticks = [(places[repr(choice)], _short(str(choice), 14)) for choice in choices]
+        return [places.get(repr(v)) if name in t.params else None for v, t in zip(values, trials)], ticks
+    heights, ticks = _numbers(values, log=bool(getattr(distribution, "log", False)))
+    known = {height: value for height, value in zip(heights, values) if height is not None}
+    if isinstance(distribution, IntDistribution) and len(known) <= 6:
+        ticks = [(height, str(value)) for height, value in sorted(known.items())]
+    return heights, ticks
+
+
+def _numbers(values: Sequence[float | None], log: bool) -> Column:
+    known = [value for value in values if value is not None]
+    low, high = min(known), max(known)
+    if low == high:
+        return [None if value is None else 0.5 for value in values], [(0.5, _number(low))]
+    scale = LogNorm(low, high) if log else Normalize(low, high)
+    middle = [float(scale.inverse(y)) for y in (0, 1 / 3, 2 / 3, 1)]
+    ticks = [(float(scale(value)), _number(value)) for value in middle]
+    return [None if value is None else float(scale(value)) for value in values], ticks
+
+
+def _number(value: float) -> str:
+    if value == 0 or 1e-3 <= abs(value) < 1e5:
+        return f"{value:.3g}"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def _short(text: str, most: int = 24) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"

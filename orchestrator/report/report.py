@@ -1,0 +1,41 @@
+"""The files of a sweep's report: tables, plots, and one HTML page of all of it, also on its MLflow run."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.storage.names import TRIALS
+from orchestrator.storage.records import RunFolder
+
+PAGE = "report.html"
+IMAGES = ("history", "learning", "parallel", "importance", "pareto")
+FILES = ("trials.csv", TRIALS, "best.json", PAGE, *(f"{name}.png" for name in IMAGES))
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def write_trials(rows: Rows, folder: Path) -> None:
+    """``trials.csv`` and ``trials.json``: one row a trial."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    with (folder / "trials.csv").open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, names)
+        writer.writeheader()
+        writer.writerows(rows)
+    (folder / TRIALS).write_text(json.dumps(list(rows), indent=1))
+
+
+def write_page(folder: RunFolder, rows: Rows, result: Mapping[str, Any]) -> None:
+    """``report.html`` and its plots as PNG; ``result`` is what the sweep's record is about to hold."""
+    from orchestrator.report import figures, run_page
+    from orchestrator.runs import plot_style
+
+    settled = RunFolder(folder.path, {**folder.record, "result": dict(result)})
+    drawn = figures.of_sweep(settled)
+    for name in IMAGES:
+        if not isinstance(figure := drawn.get(name, ""), str):
+            plot_style.png(figure, folder.path / f"{name}.png")
+    (folder.path / PAGE).write_text(run_page.of_sweep(settled, rows, drawn))

@@ -1,0 +1,236 @@
+"""What the page of one run or one sweep says: what was asked, what came of it, how it got there, what it cost."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.config.plan import Plan
+from orchestrator.console import duration, show
+from orchestrator.report import plots, trials
+from orchestrator.report.figures import of_sweep as draw
+from orchestrator.report.html import Plot, Section, Table, render
+from orchestrator.report.statistics import summary
+from orchestrator.runs import plot_style
+from orchestrator.search import winners
+from orchestrator.storage import usage_log
+from orchestrator.storage.names import HISTORY, TABLES
+from orchestrator.storage.records import RunFolder
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from optuna.trial import FrozenTrial
+
+CAPTIONS = {
+    "pareto": "Pareto front: where no complete trial is better in every objective",
+    "history": "Optimisation history",
+    "learning": "Learning curves",
+    "parallel": "Parallel coordinates of the complete trials: the bluer the better, the winner is orange",
+    "importance": "Parameter importance",
+}
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def of_sweep(folder: RunFolder, rows: Rows, drawn: Mapping[str, Figure | str] | None = None) -> str:
+    """The page of a sweep, running or settled; ``rows`` are its trials. Raises UserError when there is none yet."""
+    drawn = draw(folder) if drawn is None else drawn
+    found = trials.own(trials.study(folder))
+    sections = [
+        Section("What was asked", asked(folder), folder.record["command"], tables=[_space(found)]),
+        _winner(folder, found),
+        *_measured(folder.path / "winner"),
+        Section(
+            "The search",
+            plots=[_plot(figure, CAPTIONS[name]) for name, figure in drawn.items() if not isinstance(figure, str)],
+            notes=[reason for reason in drawn.values() if isinstance(reason, str)],
+        ),
+        _trials(folder, rows),
+        *_failures(rows),
+        costs([folder]),
+    ]
+    return render(folder.id, subtitle(folder), sections)
+
+
+def of_run(folder: RunFolder) -> str:
+    """The page of one run."""
+    objective = trials.objectives(folder)[0]
+    curve = history(folder.path, f"validation/{objective.metric}")
+    drawn = (
+        [Plot(plot_style.svg(plots.learning({"": curve}, "", objective), "learning"), "Learning curve")]
+        if curve
+        else []
+    )
+    record = folder.record
+    facts = {"model": (record.get("result") or {}).get("model_uri"), "error": record.get("error")}
+    sections = [
+        Section("What was asked", asked(folder), record["command"]),
+        Section("Result", facts, plots=drawn, tables=_metrics(folder.path, objective.metric)),
+        *_measured(folder.path),
+        costs([folder]),
+    ]
+    return render(folder.id, subtitle(folder), sections)
+
+
+def subtitle(folder: RunFolder) -> str:
+    """Kind, workload, status, when and how long."""
+    record, result = folder.record, folder.record.get("result") or {}
+    status = result.get("status") or folder.status()
+    started = datetime.fromisoformat(record["started"])
+    ended = datetime.fromisoformat(record["ended"]) if record.get("ended") else datetime.now(UTC)
+    took = f", {duration((ended - started).total_seconds())}" if status != "lost" else ""
+    return f"{record['kind']} of {record['workload']}, {status}, {started:%Y-%m-%d %H:%M} UTC{took}"
+
+
+def asked(folder: RunFolder) -> dict[str, Any]:
+    """What was asked for, as name and text: parameters, plan, search, seeds, data, code, person."""
+    spec, environment = trials.spec(folder), trials.environment(folder)
+    defaults = Plan().model_dump(mode="json")
+    plan = {k: v for k, v in spec["plan"].items() if k == "epochs" or (k != "decide_at" and v != defaults.get(k))}
+    search = {k: v for k, v in spec.get("search", {}).items() if v not in (None, [])}
+    code = environment.get("code", {})
+    dirty = code.get("mlflow.source.git.dirty") == "true"
+    return {
+        "by": folder.record.get("user"),
+        "objective": ", ".join(f"{o.metric} ({o.direction}) on validation" for o in trials.objectives(folder)),
+        "fixed parameters" if "search" in spec else "parameters": _pairs(spec.get("fixed") or spec.get("params") or {}),
+        "plan": _pairs(plan),
+        "search": _pairs(search),
+        "seed": str(spec["seed"]),
+        "devices": _pairs(spec["resources"]),
+        "data": environment.get("data"),
+        "code": code.get("mlflow.source.git.commit", "") + (" with uncommitted changes" if dirty else ""),
+    }
+
+
+def costs(folders: Sequence[RunFolder]) -> Section:
+    """The accounts of these runs and sweeps."""
+    rows, silent = usage_log.table(folders, "sweep")
+    table = Table(
+        ["run or sweep", "GPU hours", "CPU hours"], [[r["sweep"], r["gpu_hours"], r["cpu_hours"]] for r in rows]
+    )
+    note = "Devices count from when they were taken until they were given back, idle or not."
+    missing = f"{silent} of {len(folders)} keeps no account." if silent else ""
+    return Section("Accounts", tables=[table] if rows else [], notes=[n for n in (note if rows else "", missing) if n])
+
+
+def history(folder: Path, name: str) -> list[tuple[int, float]]:
+    """A run's values of ``name`` by epoch; a resume states rows again, the last counts."""
+    if not (folder / HISTORY).exists():
+        return []
+    rows = [json.loads(line) for line in (folder / HISTORY).read_text().splitlines()]
+    return sorted({row["epoch"]: row[name] for row in rows if name in row}.items())
+
+
+def _space(found: Sequence[FrozenTrial]) -> Table:
+    """Every searched parameter with its range."""
+    distributions = {name: d for trial in found for name, d in trial.distributions.items()}
+    rows = []
+    for name, d in distributions.items():
+        choices = getattr(d, "choices", None)
+        text = ", ".join(map(str, choices)) if choices else f"{show(d.low)} to {show(d.high)}"
+        step = getattr(d, "step", None)
+        scale = "choice" if choices else "logarithmic" if d.log else f"step {show(step)}" if step else "linear"
+        rows.append([name, text, scale])
+    return Table(["searched", "range", "scale"], rows)
+
+
+def _winner(folder: RunFolder, found: Sequence[FrozenTrial]) -> Section:
+    objectives = trials.objectives(folder)
+    best = trials.best(folder, found, objectives[0])
+    if best is None:
+        return Section("The winner", notes=["No trial has run to its end."])
+    result = folder.record.get("result") or {}
+    seeds = [seed["values"] for seed in trials.over_seeds(best)]
+    values = {}
+    for i, objective in enumerate(objectives):
+        over = summary([seed[i] for seed in seeds]) if seeds else None
+        spread = f" (mean of {over.n} seeds, sd {over.spread:.2g})" if over and over.spread is not None else ""
+        values[f"{objective.metric} on validation"] = show(best.values[i]) + spread
+    settled = "best_trial" in result
+    return Section(
+        "The winner" if settled else "The best so far",
+        {"trial": str(best.number), **values, **best.params, "model": result.get("model_uri")},
+        trials.command(folder, best),
+        tables=_metrics(folder.path / "winner", objectives[0].metric),
+        notes=_opened(folder) if settled else ["The test split is opened once, when the sweep settles."],
+    )
+
+
+def _opened(folder: RunFolder) -> list[str]:
+    """How often a sweep that went on has opened test, where it is not once."""
+    count = len(winners.tested(folder))
+    again = f"The test split was opened for {count} models: the sweep went on after it had settled, to another winner."
+    return [again] if count > 1 else []
+
+
+def _measured(folder: Path) -> list[Section]:
+    """The tables that an outcome's evaluation on test left, drawn; nothing where none of them can be."""
+    from orchestrator.runs.table_plots import figures
+
+    drawn = [_plot(figure, name.replace("_", " ")) for name, figure in figures(folder / TABLES).items()]
+    return [Section("Measured on test", plots=drawn)] if drawn else []
+
+
+def _metrics(folder: Path, objective: str) -> list[Table]:
+    """Validation and test values of an outcome side by side, the objective first."""
+    from orchestrator.runs.worker import outcome_of
+
+    if (outcome := outcome_of(folder)) is None:
+        return []
+    values = outcome["metrics"]
+    found = dict.fromkeys(name.partition("/")[2] for name in values)
+    names = sorted(found, key=lambda name: name != objective)
+    test = "test (refitted on train + validation)" if outcome["refitted"] else "test"
+    rows = [[name, values.get(f"validation/{name}"), values.get(f"test/{name}")] for name in names]
+    return [Table(["metric", "validation (best epoch)", test], rows, 0 if objective in found else None)]
+
+
+def _plot(figure: Figure, caption: str) -> Plot:
+    return Plot(plot_style.svg(figure, caption), caption, wide=figure.get_size_inches()[0] > plot_style.WIDTH)
+
+
+def _trials(folder: RunFolder, rows: Rows) -> Section:
+    objectives = trials.objectives(folder)
+    if len(objectives) > 1:  # a column each
+        rows = [_apart(row, [objective.metric for objective in objectives]) for row in rows]
+    names = list(dict.fromkeys(name for row in rows for name in row if name != "cause"))
+    best = trials.best(folder, trials.own(trials.study(folder)), objectives[0])
+    places = [i for i, row in enumerate(rows) if best is not None and row["trial"] == best.number]
+    values = [[_cell(row.get(name)) for name in names] for row in rows]
+    table = Table([name.removeprefix("params.") for name in names], values, places[0] if places else None)
+    note = "Values are of the validation split; what was stopped early says its best until then."
+    return Section("Trials", tables=[table], notes=[note])
+
+
+def _failures(rows: Rows) -> list[Section]:
+    """Failed trials by cause, the commonest first."""
+    causes: dict[str, list[int]] = defaultdict(list)
+    for row in rows:
+        if row.get("cause"):
+            causes[row["cause"]].append(row["trial"])
+    if not causes:
+        return []
+    order = sorted(causes.items(), key=lambda item: -len(item[1]))
+    cells = [[len(numbers), cause, ", ".join(map(str, numbers))] for cause, numbers in order]
+    return [Section("Failures", tables=[Table(["trials", "cause", "numbers"], cells)])]
+
+
+def _apart(row: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
+    """A trial's row with a column for each objective."""
+    values = row["values"] or [row["value"], *[None] * (len(metrics) - 1)]
+    head = {"trial": row["trial"], "state": row["state"], **dict(zip(metrics, values))}
+    return head | {name: value for name, value in row.items() if name not in (*head, "value", "values")}
+
+
+def _cell(value: Any) -> Any:
+    return " ".join(map(show, value)) if isinstance(value, list | tuple) else value
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    told = {name: str(value).lower() if isinstance(value, bool) else show(value) for name, value in values.items()}
+    return "  ".join(f"{name}={value}" for name, value in told.items() if values[name] is not None)

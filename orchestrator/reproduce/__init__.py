@@ -1,0 +1,1 @@
+"""Recorded runs again, and published tables and figures."""

@@ -1,0 +1,224 @@
+"""What can not be the same when a run is repeated here and now: code, packages, machine, data, parameters."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.cluster import preflight
+from orchestrator.cluster.connection import slots, this_machine
+from orchestrator.config import workload_loader
+from orchestrator.config.spec import ExperimentSpec, Resources, SweepSpec
+from orchestrator.errors import UserError
+from orchestrator.provenance import machine
+from orchestrator.provenance import record as provenance
+from orchestrator.provenance.record import diff_name
+from orchestrator.provenance.scrub import scrub
+from orchestrator.provenance.source import Source
+from orchestrator.reproduce.recorded_run import Recorded
+from orchestrator.storage.settings import Settings
+
+FIRST = ("ray-experiment-orchestrator", "torch", "numpy", "ray", "optuna", "mlflow", "torchvision", "transformers",
+         "pyarrow", "scipy", "cmaes", "pydantic", "safetensors")  # fmt: skip
+"""Packages that are named first: what computes, searches and keeps."""
+
+ARITHMETIC = ("OMP_", "MKL_", "OPENBLAS_", "CUBLAS_", "NVIDIA_TF32", "TORCH_", "PYTORCH_", "PYTHONHASHSEED")
+"""Variables that can change a number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that is not as it was."""
+
+    what: str
+    then: str | None
+    now: str | None
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.then or 'none'} then, {self.now or 'none'} now"
+
+
+def all_of(recorded: Recorded, settings: Settings, sources: Sequence[Source]) -> list[Difference]:
+    """Every difference that does not forbid to repeat, the weightiest first. Raises UserError for one that does."""
+    check_params(recorded)
+    found = [*_data(recorded, settings), *_params(recorded)]
+    if not recorded.environment:
+        return [*found, Difference("environment", "not recorded, or damaged", "not compared")]
+    then = recorded.environment
+    return [
+        *found,
+        *_code(recorded, sources),
+        *_packages(then.get("packages", {}), provenance.packages()),
+        *_machine(then, settings),
+        *_space(recorded),
+        *_order(recorded),
+    ]
+
+
+def check_params(recorded: Recorded) -> None:
+    """Raises UserError for parameters that the workload no longer has, and for a member of a population."""
+    spec = recorded.spec
+    if isinstance(spec, ExperimentSpec) and spec.population:
+        raise UserError(
+            f"{recorded.id} took over other trials' states (PBT), so it can not be repeated alone",
+            fix="Reproduce its sweep",
+        )
+    known = workload_loader.params(spec.workload).model_fields
+    asked = spec.params if isinstance(spec, ExperimentSpec) else spec.fixed
+    if gone := sorted(set(asked) - set(known)):
+        raise UserError(
+            f"The workload {spec.workload} no longer has the parameters of {recorded.id}", got=", ".join(gone),
+            fix="Run it with its own version: --script shows how",
+        )  # fmt: skip
+
+
+def resources(wanted: Resources, settings: Settings, *, local: bool) -> Resources:
+    """What was asked for, where this machine has it; else as much as it has. A cluster is asked when it starts."""
+    if settings.ray_address and not local:
+        return wanted
+    here = this_machine()
+    if slots(here, wanted) >= 1 and not (local and wanted.workers > 1):
+        return wanted
+    gpus = wanted.gpus_per_worker if here[0]["GPU"] >= wanted.gpus_per_worker else 0
+    return Resources(workers=1, gpus_per_worker=gpus, cpus_per_worker=min(wanted.cpus_per_worker, here[0]["CPU"]))
+
+
+def space_of(recorded: Recorded, kept: Path) -> str | None:
+    """The search space that a sweep was given as a file: the file where it is unchanged, else its copy ``kept``."""
+    if not isinstance(recorded.spec, SweepSpec):
+        return None
+    file, colon, function = recorded.spec.search.space.rpartition(":")
+    if not colon or not kept.exists() or _unchanged(Path(file), kept):
+        return recorded.spec.search.space
+    return f"{kept}:{function}"
+
+
+def _unchanged(file: Path, kept: Path) -> bool:
+    return file.is_file() and scrub(file.read_text(errors="replace")) == kept.read_text()
+
+
+def _data(recorded: Recorded, settings: Settings) -> list[Difference]:
+    spec = recorded.spec
+    fixed = spec.params if isinstance(spec, ExperimentSpec) else spec.fixed
+    now = preflight.dataset(spec.workload, {**preflight.parameters(spec.workload, {}), **fixed}, settings.data)
+    if recorded.data and now != recorded.data:
+        raise UserError(
+            f"The data of {recorded.id} are not the data here", got=f"{now}, recorded {recorded.data}",
+            fix="Restore the dataset that it was run on, or name it with ORCHESTRATOR_DATA",
+        )  # fmt: skip
+    return [] if recorded.data or not now else [Difference("data", "not recorded", now)]
+
+
+def _params(recorded: Recorded) -> list[Difference]:
+    """Parameters that have come since, at their defaults."""
+    if not isinstance(recorded.spec, ExperimentSpec):
+        return []
+    then = recorded.spec.params
+    now = preflight.parameters(recorded.spec.workload, then)
+    return [
+        Difference(f"parameter {name}", str(then.get(name)), str(now[name])) for name in now if _other(then, now, name)
+    ]
+
+
+def _other(then: Mapping[str, Any], now: Mapping[str, Any], name: str) -> bool:
+    return name not in then or bool(then[name] != now[name])
+
+
+def _code(recorded: Recorded, sources: Sequence[Source]) -> list[Difference]:
+    old = {source["name"]: (number, source) for number, source in enumerate(recorded.environment.get("sources", []))}
+    new = {source.name: source for source in sources}
+    found = []
+    for name in dict.fromkeys([*old, *new]):
+        number, then = old.get(name, (0, {}))
+        now = new.get(name, Source(name, None))
+        if then.get("commit") != now.commit:
+            commits = [commit and commit[:12] for commit in (then.get("commit"), now.commit)]
+            found.append(Difference(f"commit of {name}", *commits))
+        file = recorded.files / diff_name(number, name)
+        kept = file.read_bytes().decode("utf-8", "surrogateescape") if then.get("diff") and file.exists() else ""
+        if kept != now.diff or tuple(then.get("changed", ())) != now.changed:
+            before, after = _changes(then.get("changed", ()), kept), _changes(now.changed, now.diff)
+            found.append(
+                Difference(f"uncommitted changes of {name}", before, f"{after}, others" if before == after else after)
+            )
+        if left := [item for item in then.get("left_out", ()) if not item.endswith("no source file")]:
+            names = ", ".join(item.partition(":")[0] for item in left[:3]) + f" and {len(left) - 3} more" * (
+                len(left) > 3
+            )
+            found.append(Difference(f"changes of {name} that the record lacks", names, "not compared"))
+    for resumed in recorded.environment.get("resumed", []):
+        later = {source["name"]: source.get("commit") for source in resumed.get("sources", [])}
+        if any(later.get(name) != then.get("commit") for name, (_, then) in old.items()):
+            found.append(Difference("code of a resume", f"other commits at {resumed['time']}", "one commit throughout"))
+    return found
+
+
+def _changes(changed: Sequence[str], diff: str) -> str | None:
+    count = max(diff.count("diff --git "), len(changed))
+    return f"{count} file{'s' * (count > 1)}" if count else None
+
+
+def _packages(then: Mapping[str, str], now: Mapping[str, str]) -> list[Difference]:
+    names = [*(name for name in FIRST if name in then or name in now), *sorted({*then, *now} - set(FIRST))]
+    return [Difference(f"package {n}", then.get(n), now.get(n)) for n in names if then.get(n) != now.get(n)]
+
+
+def _machine(then: Mapping[str, Any], settings: Settings) -> list[Difference]:
+    old, new = then.get("machine", {}), machine.this()
+    pairs = {
+        "python": (then.get("python"), platform.python_version()),
+        "platform": (then.get("platform"), platform.platform()),
+        "processor": (old.get("cpu"), new["cpu"]),
+        "cores": (old.get("cpus"), new["cpus"]),
+        "GPUs of this machine": (", ".join(old.get("gpus", ())), ", ".join(new["gpus"])),
+    }
+    if then.get("cluster"):
+        here = f"the one at {settings.ray_address}" if settings.ray_address else _here(new, then["cluster"])
+        pairs["cluster"] = (machine.shape(then["cluster"]), here)
+    before, after = then.get("variables", {}), provenance.variables() if "variables" in then else {}
+    for name in sorted({*before, *after}):
+        if name.startswith(ARITHMETIC):
+            pairs[f"variable {name}"] = (before.get(name), after.get(name))
+    return [Difference(what, _text(before), _text(after)) for what, (before, after) in pairs.items() if before != after]
+
+
+def _here(this: Mapping[str, Any], then: Mapping[str, Any]) -> str:
+    """This machine as a cluster, its GPUs called as Ray called the same ones then: ``H100`` for a NVIDIA H100 80GB."""
+    kinds = {kind for node in then["nodes"] for kind in node["gpus"]}
+    called = {next((kind for kind in kinds if _plain(kind) in _plain(gpu)), gpu) for gpu in this["gpus"]}
+    return machine.shape({"nodes": [{**this_machine()[0], "gpus": sorted(called)}]})
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"\W", "", name).lower()
+
+
+def _text(value: Any) -> str | None:
+    return None if value in (None, "") else str(value)
+
+
+def _space(recorded: Recorded) -> list[Difference]:
+    if not isinstance(recorded.spec, SweepSpec) or ":" not in (space := recorded.spec.search.space):
+        return []
+    kept, file = recorded.files / provenance.SPACE, Path(space.rpartition(":")[0])
+    if not kept.exists():
+        return [Difference("search space", "not recorded", f"{file} as it is")]
+    return [] if _unchanged(file, kept) else [Difference("search space", f"recorded as {kept}", f"{file} is another")]
+
+
+def _order(recorded: Recorded) -> list[Difference]:
+    """What a sweep's outcome depends on beside its seed."""
+    if not isinstance(recorded.spec, SweepSpec):
+        return []
+    search, found = recorded.spec.search, []
+    local = recorded.environment.get("options", {}).get("local")
+    if not local and search.concurrency != 1 and search.sampler not in ("random", "grid"):
+        order = "in the order in which trials ended"
+        found.append(Difference("what the sampler knew at each suggestion", order, "perhaps in another order"))
+    if search.time_budget or search.max_device_hours:
+        found.append(Difference("trials within the budget", "as many as the time allowed", "perhaps another number"))
+    return found

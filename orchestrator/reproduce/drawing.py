@@ -1,0 +1,196 @@
+"""A redrawn figure or a computation told: as a plot, as data, and on the terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from orchestrator.console import Console
+from orchestrator.console import show as shown
+from orchestrator.provenance import record as provenance
+from orchestrator.report.markdown import table as markdown_table
+from orchestrator.reproduce import table_report
+from orchestrator.reproduce.figures import Redrawn
+from workloads.published import Cells, Computation, Curve
+
+COLUMNS, LINE = 3, 0.2
+"""Panels beside each other, and the height of a line of a legend in inches."""
+
+FEW = 12
+"""Points of a curve up to which they are in a table; of a longer one its last value is."""
+
+
+def record(found: Redrawn) -> dict[str, Any]:
+    """All of it, as JSON."""
+    figure = found.figure
+    return {
+        "id": figure.id,
+        "title": figure.title,
+        "source": figure.source,
+        "workload": figure.workload if isinstance(figure, Computation) else figure.regime.workload,
+        "command": provenance.command(),
+        "effort": {"quick": found.effort.quick} if isinstance(figure, Computation) else vars(found.effort),
+        "selected_on": "nothing" if isinstance(figure, Computation) else "validation",
+        "training_sees_test": found.sees_test,
+        "complete": not found.missing and not found.failed,
+        "missing": dict(found.missing),
+        "failed": list(found.failed),
+        "curves": [asdict(curve) for curve in found.drawn.curves],
+        "tables": {name: [dict(row) for row in rows] for name, rows in found.drawn.tables.items()},
+    }
+
+
+def files(found: Redrawn, told: Mapping[str, Any]) -> dict[str, str | bytes]:
+    """The plot of each dataset as SVG and PNG, the data as CSV, each table as CSV, and a Markdown of the numbers."""
+    name, made = found.figure.id, dict[str, str | bytes]()
+    for dataset, panels in _panels(found.drawn.curves).items():
+        stem = f"{name}-{dataset.strip('/').replace('/', '-')}" if dataset else name
+        for form in ("svg", "png"):
+            made[f"{stem}.{form}"] = _draw(panels, form, f"{found.figure.title}, {dataset}".rstrip(", "))
+    if found.drawn.curves:
+        made[f"{name}.csv"] = _csv(found.drawn.curves)
+    for table, rows in found.drawn.tables.items():
+        made[f"{name}-{table}.csv"] = _table_csv(rows)
+    return {**made, f"{name}.md": _markdown(found, told)}
+
+
+def show(console: Console, found: Redrawn) -> None:
+    for title, columns, rows in _tables(found):
+        console.table(f"{found.figure.id}: {title}", columns, rows)
+    for line in _conditions(found):
+        console.say(line)
+
+
+Panels = dict[str, list[Curve]]
+
+
+def _panels(curves: Sequence[Curve]) -> dict[str, Panels]:
+    """Curves by dataset and by pair of axes: two panels may show the same metric over different parameters."""
+    found: dict[str, Panels] = {}
+    for curve in curves:
+        title = curve.panel if curve.panel != curve.y_label else f"{curve.y_label} over {curve.x_label}"
+        found.setdefault(curve.dataset, {}).setdefault(title, []).append(curve)
+    return found
+
+
+def _tables(found: Redrawn) -> list[tuple[str, list[str], list[list[Any]]]]:
+    """Title, columns and rows: of each panel's curves, then of each computed table."""
+    tables = [
+        (": ".join(filter(None, (dataset, panel))), *_cells(curves))
+        for dataset, panels in _panels(found.drawn.curves).items()
+        for panel, curves in panels.items()
+    ]
+    for name, rows in found.drawn.tables.items():
+        tables.append((name, list(rows[0]) if rows else [], [[_cell(value) for value in row.values()] for row in rows]))
+    return tables
+
+
+def _cells(curves: Sequence[Curve]) -> tuple[list[str], list[list[Any]]]:
+    x = list(curves[0].x)
+    if len(x) == 1:
+        return ["line", curves[0].y_label], [[curve.name, _number(curve, 0)] for curve in curves]
+    if len(x) <= FEW and all(list(curve.x) == x for curve in curves):
+        rows = [[curve.name, *(_number(curve, at) for at in range(len(x))), curve.note] for curve in curves]
+        return [curves[0].x_label, *(f"{value:g}" for value in x), "note"], rows
+    rows = [[curve.name, f"{curve.x[-1]:g}", _number(curve, -1), curve.note] for curve in curves if len(curve.x)]
+    return ["line", f"last {curves[0].x_label}", curves[0].y_label, "note"], rows
+
+
+def _number(curve: Curve, at: int) -> str:
+    spread = curve.sd[at] if curve.sd else None
+    return f"{shown(curve.y[at])}" + ("" if spread is None else f" ± {shown(spread)}")
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else shown(value) if isinstance(value, float) else str(value)
+
+
+def _draw(panels: Panels, form: str, title: str) -> bytes:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    from orchestrator.runs.plot_style import STYLE
+
+    count = len(panels)
+    columns = min(count, COLUMNS)
+    rows = -(-count // columns)
+    stream = io.BytesIO()
+    with matplotlib.rc_context(STYLE | {"svg.hashsalt": title}):
+        figure = Figure(figsize=(4.2 * columns, 3.2 * rows))
+        grid = figure.subplots(rows, columns, squeeze=False).flatten()
+        for axes, (panel, curves) in zip(grid, panels.items()):
+            for curve in curves:
+                _plot(axes, curve)
+            axes.set(xlabel=curves[0].x_label, ylabel=curves[0].y_label, title=panel)
+            axes.set(**{f"{axis}scale": "log" for axis in curves[0].log})
+        legends = [axes.get_legend_handles_labels() for axes in grid[:count]]
+        if all(labels == legends[0][1] for _, labels in legends):  # one for all
+            figure.set_figheight(figure.get_figheight() + LINE * -(-len(legends[0][1]) // columns))
+            figure.legend(*legends[0], loc="outside lower center", ncols=columns)
+        else:
+            for axes in grid[:count]:
+                axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))
+        for axes in grid[count:]:
+            axes.set_visible(False)
+        figure.suptitle(title)
+        figure.savefig(
+            stream, format=form, dpi=144, facecolor="white", metadata={"Date": None} if form == "svg" else {}
+        )
+    return stream.getvalue()
+
+
+def _plot(axes: Any, curve: Curve) -> None:
+    label = f"{curve.name}, {curve.note}" if curve.note else curve.name
+    if len(curve.x) == 1:
+        axes.bar(curve.name, curve.y, yerr=curve.sd[0] if curve.sd else None, label=label)
+        axes.set_xticks([])  # the legend has the names
+        return
+    if len(curve.x) > FEW:
+        axes.plot(curve.x, curve.y, label=label)
+        return
+    spreads = [sd or 0.0 for sd in curve.sd]
+    axes.errorbar(curve.x, curve.y, yerr=spreads if any(spreads) else None, marker="o", markersize=4, capsize=3,
+                  label=label)  # fmt: skip
+
+
+def _csv(curves: Sequence[Curve]) -> str:
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["dataset", "panel", "line", "x_label", "y_label", "x", "y", "sd"])
+    for curve in curves:
+        about = [curve.dataset, curve.panel, curve.name, curve.x_label, curve.y_label]
+        spreads = curve.sd or [None] * len(curve.x)
+        writer.writerows([*about, *point] for point in zip(curve.x, curve.y, spreads))
+    return stream.getvalue().rstrip("\n")
+
+
+def _table_csv(rows: Cells) -> str:
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue().rstrip("\n")
+
+
+def _markdown(found: Redrawn, told: Mapping[str, Any]) -> str:
+    figure = found.figure
+    lines = [f"## {figure.id}: {figure.title}", "", f"{figure.source}. `{told['command']}`", ""]
+    lines += [table_report.written(told), ""]
+    lines += [f"{line}  " for line in _conditions(found)]
+    for title, columns, rows in _tables(found):
+        lines += ["", f"### {title}", "", markdown_table(columns, rows)]
+    return "\n".join(lines).rstrip()
+
+
+def _conditions(found: Redrawn) -> list[str]:
+    """What a reader must know about how the curves came about."""
+    lines = [f"Left out: {why}" for why in (*found.missing.values(), *found.failed)]
+    if found.effort.quick:
+        lines.append("Quick: just enough to see that it works. These numbers mean nothing.")
+    if found.sees_test is not None:
+        part = "by the test part, as published" if found.sees_test else "without the test part, which the source uses"
+        lines.append(f"What is measured while training is told {part}.")
+    return lines

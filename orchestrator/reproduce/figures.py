@@ -1,0 +1,244 @@
+"""Figures once more, as data: each curve from runs at settings that were chosen on validation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, product
+from statistics import median
+from typing import Any
+
+from orchestrator.config.spec import ExperimentSpec
+from orchestrator.console import Console
+from orchestrator.errors import RunFailed, UserError, unknown
+from orchestrator.report import statistics
+from orchestrator.reproduce import table_runs
+from orchestrator.reproduce.run_cache import Done
+from orchestrator.reproduce.table_runs import Choice, Effort, Runner
+from orchestrator.storage.names import HISTORY
+from orchestrator.storage.settings import Settings
+from workloads.published import Computation, Curve, Drawn, Figure, Kind, Line, Method, Panel, Point
+
+TIMED_EPOCHS = 6
+WATCHED: Mapping[str, Any] = {"refit": False, "patience": 0, "evaluate_every": 1}
+"""Models that keep their validation part to the end, and are looked at after every epoch."""
+
+
+@dataclass(frozen=True)
+class Redrawn:
+    """A figure or computation as it came out; ``missing`` and ``failed`` say what is not in it, and why.
+
+    ``sees_test`` says whether training saw the test part as published; None where the source's does not.
+    """
+
+    figure: Figure | Computation
+    effort: Effort
+    drawn: Drawn
+    missing: Mapping[str, str] = field(default_factory=dict)
+    failed: tuple[str, ...] = ()
+    sees_test: bool | None = None
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A line of a panel on a dataset, and how it is run."""
+
+    runner: Runner
+    dataset: str
+    panel: Panel
+    line: Line
+    common: Mapping[str, Any]
+    reads_test: bool
+
+    @property
+    def method(self) -> Method:
+        where = {"dataset": self.dataset, **self.line.where}
+        method = self.line.method
+        return replace(method, params={**where, **method.params, **self.common})
+
+    def specs(self, choice: Choice, point: Point, epochs: int, **plan: Any) -> list[ExperimentSpec]:
+        """A run a seed."""
+        params = {**choice.params, **point.params}
+        seeds = range(self.runner.effort.seeds)
+        return [self.runner.final_spec(self.method, params, epochs, seed, **plan) for seed in seeds]
+
+    def runs(self, specs: Sequence[ExperimentSpec]) -> list[Done]:
+        return [self.runner.train(spec, reads_test=self.reads_test) for spec in specs]
+
+    def curve(self, x: Sequence[float], values: Sequence[Sequence[float]]) -> Curve:
+        """The line, with one value or more at each x."""
+        found = [statistics.summary(one) for one in values]
+        means, spreads = [one.mean for one in found], [one.spread for one in found]
+        return self.told(Curve(list(x), means, spreads, by_seed=[list(one) for one in values]))
+
+    def told(self, curve: Curve) -> Curve:
+        """A curve with all that it leaves to its line and panel."""
+        panel = self.panel
+        return replace(
+            curve, dataset=self.dataset, panel=curve.panel or panel.metric, name=curve.name or self.line.name,
+            x_label=curve.x_label or panel.x, y_label=curve.y_label or panel.metric,
+        )  # fmt: skip
+
+
+def compute(computation: Computation, effort: Effort) -> Redrawn:
+    """What needs no runs."""
+    return Redrawn(computation, effort, computation.compute(effort.quick))
+
+
+def redraw(
+    figure: Figure,
+    settings: Settings,
+    effort: Effort,
+    console: Console,
+    *,
+    where: Mapping[str, Sequence[str]] | None = None,
+    methods: Sequence[str] = (),
+) -> Redrawn:
+    """Run what the figure needs and is not there yet; on the regime's dataset where none is named.
+
+    Without ``as_published`` training does not see the test part. Raises UserError before anything is run, and
+    Interrupted; a line whose run fails is left out, and named.
+    """
+    effort, where = effort.settled(), where or {}
+    if figure.seeds is not None:
+        effort = replace(effort, seeds=min(effort.seeds, figure.seeds))
+    sees_test = effort.as_published if figure.blind else None
+    blind = {} if sees_test else figure.blind
+    named = where.get("dataset", ())
+    here, missing = table_runs.present(
+        figure.regime.workload, named or (figure.regime.dataset,), settings, named=bool(named)
+    )
+    runner = Runner(figure.regime, settings, effort)
+    work = [
+        _Work(
+            runner,
+            dataset,
+            panel,
+            figure.line_on(dataset, line),
+            {**figure.common, **figure.on.get(dataset, {}), **blind},
+            bool(sees_test),
+        )
+        for dataset in here
+        for panel in figure.panels
+        for line in _chosen(panel.lines, figure.by[1:], where, methods)
+    ]
+    if not work:
+        raise _nothing(figure, where)
+    for one in work:  # all that can be wrong is said before anything runs
+        runner.search_spec(one.method)
+        for point in one.line.points:
+            one.specs(Choice(one.method.params, 1, None), point, 1)
+    curves, failed = [], []
+    with table_runs.on_cluster(settings, effort.local):
+        for one in work:
+            console.say(f"{one.dataset} {one.panel.metric}: {one.line.name}")
+            try:
+                curves += list(_kind(figure)(one))
+            except RunFailed as error:
+                console.say(f"  failed: {error}")
+                failed.append(f"{one.dataset} {one.line.name}: {error}")
+    return Redrawn(figure, effort, Drawn(curves), missing, tuple(failed), sees_test)
+
+
+def _kind(figure: Figure) -> Callable[[_Work], Iterator[Curve]]:
+    if not callable(figure.draw):
+        return KINDS[figure.draw]
+    draw = figure.draw
+
+    def own(work: _Work) -> Iterator[Curve]:
+        """Whatever the workload draws of the runs of each point."""
+        choice = work.runner.choose(work.method)
+        specs = [work.specs(choice, point, _epochs_at(work, choice, point)) for point in work.line.points]
+        distinct = {tuple(spec.fingerprint() for spec in each): each for each in specs}
+        for each in distinct.values():  # a quick look cuts several points to one
+            done = work.runs(each)
+            trained = [work.runner.trained(*one) for one in zip(done, each)]
+            yield from map(work.told, work.runner.asked(lambda runs: list(draw(runs)), done, trained))
+
+    return own
+
+
+def _values(work: _Work) -> Iterator[Curve]:
+    """A metric on test over a parameter."""
+    choice = work.runner.choose(work.method)
+    values = [
+        [
+            done.result["metrics"][f"test/{work.panel.metric}"]
+            for done in work.runs(work.specs(choice, point, _epochs_at(work, choice, point)))
+        ]
+        for point in work.line.points
+    ]
+    yield work.curve([point.x for point in work.line.points], values)
+
+
+def _epochs(work: _Work) -> Iterator[Curve]:
+    """A metric of every epoch."""
+    choice = work.runner.choose(work.method)
+    specs = work.specs(choice, Point(), work.runner.effort.epochs(work.line.method.epochs), **WATCHED)
+    by_epoch: dict[int, dict[str, float]] = {}
+    for one in work.runs(specs):
+        for row in _history(one):
+            if work.panel.metric in row:
+                by_epoch.setdefault(row["epoch"], {})[one.id] = row[work.panel.metric]
+    known = sorted(by_epoch)
+    yield work.curve([float(epoch) for epoch in known], [list(by_epoch[epoch].values()) for epoch in known])
+
+
+def _seconds(work: _Work) -> Iterator[Curve]:
+    """Seconds of training an epoch: the median, without the first one, which warms up."""
+    specs = work.specs(Choice(work.method.params, TIMED_EPOCHS, None), Point(), TIMED_EPOCHS)
+    ends = [sorted({row["epoch"]: row["time"] for row in _history(one)}.values()) for one in work.runs(specs)]
+    yield work.curve([0.0], [[median(b - a for a, b in pairwise(times)) for times in ends]])
+
+
+KINDS: Mapping[Kind, Callable[[_Work], Iterator[Curve]]] = {
+    "values": _values,
+    "epochs": _epochs,
+    "seconds": _seconds,
+}
+
+
+def _epochs_at(work: _Work, choice: Choice, point: Point) -> int:
+    return choice.epochs if point.epochs is None else work.runner.effort.epochs(point.epochs)
+
+
+def _history(done: Done) -> Iterator[dict[str, Any]]:
+    """The rows of a run; a resume states its last ones again."""
+    return map(json.loads, (done.folder / HISTORY).read_text().splitlines())
+
+
+def _chosen(
+    lines: Sequence[Line], by: Sequence[str], where: Mapping[str, Sequence[str]], methods: Sequence[str]
+) -> list[Line]:
+    """The lines asked for, of methods that exist there; a value that the figure does not have is put in their place.
+
+    Raises UserError for a name that no line has.
+    """
+    names = {line.name.lower() for line in lines}
+    for name in methods:
+        if name.lower() not in names:
+            raise unknown("line of the figure", name, [line.name for line in lines])
+    found = [line for line in lines if not methods or line.name.lower() in {name.lower() for name in methods}]
+    for name in by:
+        if not (wanted := where.get(name)):
+            continue
+        having = {line.where.get(name) for line in found}
+        if having & set(wanted) or len(having) > 1:
+            found = [line for line in found if line.where.get(name) in wanted]
+        else:
+            found = [replace(line, where={**line.where, name: value}) for value, line in product(wanted, found)]
+    return [
+        line for line in found
+        if all(line.where.get(name, having[0]) in having for name, having in line.method.only.items())
+    ]  # fmt: skip
+
+
+def _nothing(figure: Figure, where: Mapping[str, Sequence[str]]) -> UserError:
+    """No line asked for has a method that exists there."""
+    asked = ", ".join(
+        f"{name}={value}" for name, values in where.items() for value in values if name in figure.confined
+    )
+    allowed = ", ".join(f"{name}={value}" for name, values in figure.confined.items() for value in values)
+    names = " and ".join(f"--{name.replace('_', '-')}" for name in figure.confined)
+    return UserError(f"No line of {figure.id} is for this", got=asked, allowed=allowed, fix=f"Leave {names} away")

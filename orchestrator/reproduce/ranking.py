@@ -1,0 +1,97 @@
+"""The order of methods by their means, with a paired test over users, images or queries between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from typing import Any
+
+from orchestrator.report import statistics
+from orchestrator.report.statistics import Difference
+from orchestrator.reproduce.run_cache import Done
+from orchestrator.runs import worker
+
+Entrant = tuple[str, Mapping[str, Sequence[float]], Sequence[Done]]
+"""A method, its values over seeds by metric, and its runs, one a seed."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """``better`` ahead of ``worse`` by ``difference`` of the metric.
+
+    A ``named`` pair was chosen before the values were seen, and ``p`` is corrected by Holm over the named pairs.
+    Neighbours of the order were chosen by the values that they are tested with: their ``p`` is corrected over all
+    pairs. ``pairs`` is over how many.
+    """
+
+    metric: str
+    better: str
+    worse: str
+    difference: Difference
+    p: float | None
+    named: bool
+    pairs: int
+
+
+def order(
+    entrants: Sequence[Entrant],
+    metric: str,
+    *,
+    lower: bool = False,
+    reference: str | None = None,
+    named: Sequence[tuple[str, str]] = (),
+) -> list[Step]:
+    """The ``named`` pairs, and from the best mean to the worst each two neighbours that are none of them.
+
+    With a ``reference`` the named pairs are each method with that one, and there are no neighbours. Methods without
+    values are left out. Each unit's value is its mean over the seeds, so that the units are resampled, not the seeds;
+    where runs keep no values by unit, the seeds are compared (Welch's t).
+    """
+    having = [one for one in entrants if one[1]]
+    ranked = sorted(having, key=lambda one: statistics.summary(one[1][metric]).mean, reverse=not lower)
+    pairs = list(combinations(ranked, 2))  # the better one first
+    wanted = {frozenset(pair) for pair in named}
+    if reference is not None:
+        wanted = {frozenset((reference, one[0])) for one in ranked if one[0] != reference}
+    claimed = [pair for pair in pairs if frozenset((pair[0][0], pair[1][0])) in wanted]
+    steps = _steps(claimed, metric, lower, named=True)
+    if reference is not None or len(claimed) == len(pairs):
+        return steps
+    neighbours = {(a[0], b[0]) for a, b in pairwise(ranked)} - {(a[0], b[0]) for a, b in claimed}
+    every = _steps(pairs, metric, lower, named=False) if neighbours else []
+    return steps + [step for step in every if (step.better, step.worse) in neighbours]
+
+
+def _steps(pairs: Sequence[tuple[Entrant, Entrant]], metric: str, lower: bool, *, named: bool) -> list[Step]:
+    """A step for each pair, p corrected by Holm over them."""
+    differences = [_ahead(a, b, metric, lower) for a, b in pairs]
+    tested = [number for number, difference in enumerate(differences) if difference.p is not None]
+    corrected = dict(zip(tested, statistics.holm([differences[number].p or 0.0 for number in tested])))
+    return [
+        Step(metric, a[0], b[0], difference, corrected.get(number), named, len(tested))
+        for number, (difference, (a, b)) in enumerate(zip(differences, pairs))
+    ]
+
+
+def _ahead(better: Entrant, worse: Entrant, metric: str, lower: bool) -> Difference:
+    """By how much the better one is better, whichever direction that is."""
+    a, b = (worse, better) if lower else (better, worse)
+    ours, theirs = _by_unit(a, metric), _by_unit(b, metric)
+    if ours is None or theirs is None or not ours[0].equals(theirs[0]):
+        return statistics.over_seeds(a[1][metric], b[1][metric], "welch")
+    return statistics.over_units(ours[1], theirs[1])
+
+
+def _by_unit(entrant: Entrant, metric: str) -> tuple[Any, Any] | None:
+    """Ids and the mean over seeds of each unit's value; None where they are not kept."""
+    import numpy as np
+    import pyarrow.parquet as pq
+
+    files = [done.folder / worker.TEST_UNITS for done in entrant[2]]
+    if not files or any(not file.exists() or metric not in pq.read_schema(file).names for file in files):
+        return None
+    tables = [pq.read_table(file, columns=["id", metric]).sort_by("id") for file in files]
+    if any(not table["id"].equals(tables[0]["id"]) for table in tables):
+        return None
+    return tables[0]["id"], np.mean([table[metric].to_numpy().astype(np.float64) for table in tables], axis=0)

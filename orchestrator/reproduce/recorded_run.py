@@ -1,0 +1,213 @@
+"""A run, a trial or a sweep as its record tells it, from its folder here or from MLflow alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from orchestrator.config.spec import ExperimentSpec, SweepSpec
+from orchestrator.errors import UNAVAILABLE, UserError, one_line
+from orchestrator.provenance import private_files
+from orchestrator.provenance import record as provenance
+from orchestrator.registry import models as registry
+from orchestrator.report import trials
+from orchestrator.runs import worker
+from orchestrator.runs.session import adopt
+from orchestrator.storage import records
+from orchestrator.storage.names import HISTORY, OUTCOME
+from orchestrator.storage.records import RunFolder
+from orchestrator.storage.settings import Settings
+from orchestrator.tracking.client import KEY
+
+Kind = Literal["run", "sweep", "trial"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What is known of a run: ``files`` holds its differences and search space, ``metrics`` its last values.
+
+    ``epochs`` is the last epoch that has metrics, ``data`` the fingerprint of its dataset.
+    """
+
+    id: str
+    run_id: str | None
+    kind: Kind
+    spec: ExperimentSpec | SweepSpec
+    files: Path
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    data: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    epochs: int = 0
+
+
+def find(settings: Settings, reference: str) -> Recorded:
+    """What ``reference`` names: an MLflow run's id, ours, a trial's (``SWEEP/7``), or ``latest``. Raises UserError."""
+    owner = reference.partition("/")[0]
+    folder = records.known(settings.storage, owner)
+    if folder is not None and owner == reference:
+        return _from_folder(folder)
+    if folder is not None:
+        settings = adopt(settings, folder)
+        reference = f"{folder.id}/{reference.partition('/')[2]}"
+    if settings.tracking is None:
+        raise UserError("Unknown run", got=repr(reference), fix=f"Looked in {settings.storage}; tracking is off")
+    return _from_mlflow(settings, reference)
+
+
+def _from_folder(folder: RunFolder) -> Recorded:
+    files = folder.path
+    model: type[ExperimentSpec | SweepSpec] = SweepSpec if folder.record["kind"] == "sweep" else ExperimentSpec
+    outcome = worker.outcome_of(files) or worker.outcome_of(files / "winner")
+    rows = _history(files / HISTORY) if outcome is None else {}
+    return Recorded(
+        id=folder.id,
+        run_id=folder.record.get("run_id"),
+        kind=folder.record["kind"],
+        spec=parse(model, trials.spec(folder), folder.id),
+        files=files,
+        environment=(environment := _environment(files / provenance.ENVIRONMENT)),
+        data=_data(environment.get("data")),
+        metrics=outcome["metrics"] if outcome else rows,
+    )
+
+
+def _from_mlflow(settings: Settings, reference: str) -> Recorded:
+    client = registry.client(settings)
+    try:
+        run = client.get_run(_run_id(client, reference))
+        tags, run_id = run.data.tags, run.info.run_id
+        kind, parent = tags.get("orchestrator.kind"), tags.get("mlflow.parentRunId")
+        if kind not in ("run", "sweep", "trial"):
+            raise UserError(f"The MLflow run {reference} is none of ours", fix="Name a run, a sweep or a trial")
+        files = settings.home / "reproduced" / run_id
+        _download(client, parent if kind == "trial" else run_id, files)
+        owner = client.get_run(parent).data.tags if kind == "trial" and parent else tags
+    except registry.trouble() as error:
+        unknown = getattr(error, "error_code", "") in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
+        said = one_line(error)
+        if unknown:
+            where = f"{settings.storage} and {settings.tracking}"
+            raise UserError("Unknown run", got=repr(reference), fix=f"Looked in {where}: {said}") from None
+        raise UserError(f"MLflow does not give the record of {reference}: {said}", code=UNAVAILABLE) from None
+    model: type[ExperimentSpec | SweepSpec] = SweepSpec if kind == "sweep" else ExperimentSpec
+    if kind == "trial":
+        values = _tagged(tags, reference)
+    else:
+        values = _spec_file(files / (provenance.SWEEP if kind == "sweep" else provenance.SPEC), reference)
+    outcome = _json(files / OUTCOME) if kind != "trial" else None
+    last = {m.key: m for m in run.data.to_proto().metrics}
+    return Recorded(
+        id=tags.get(KEY, run_id),
+        run_id=run_id,
+        kind=kind,
+        spec=parse(model, values, reference),
+        files=files,
+        environment=_environment(files / provenance.ENVIRONMENT),
+        data=_data(owner.get("orchestrator.data_fingerprint")),
+        metrics=outcome["metrics"] if outcome else {n: float(m.value) for n, m in last.items() if _repeats(kind, n)},
+        epochs=max((int(m.step) for name, m in last.items() if name.startswith(("train/", "validation/"))), default=0),
+    )
+
+
+def _repeats(kind: str, metric: str) -> bool:
+    """Whether a repetition has this metric. Trials of lifelong sweeps once had test values: test stays closed now."""
+    return kind != "trial" or not metric.startswith("test/")
+
+
+def parse(model: type[ExperimentSpec | SweepSpec], values: Mapping[str, Any], where: str) -> ExperimentSpec | SweepSpec:
+    """The spec of these values. Raises UserError naming what this version does not know or take."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        problems = error.errors()
+        names = [".".join(map(str, problem["loc"])) for problem in problems]
+        strange = [name for name, problem in zip(names, problems) if problem["type"] == "extra_forbidden"]
+        what = "has settings that this version does not know" if strange else "is not valid in this version"
+        raise UserError(
+            f"The spec of {where} {what}", got=", ".join(strange or names),
+            fix="Run it with its own version: --script shows how",
+        ) from None  # fmt: skip
+
+
+def _run_id(client: Any, reference: str) -> str:
+    """The MLflow id of a trial named ``SWEEP/7``; any other reference is one already."""
+    if "/" not in reference:
+        return reference
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    found = client.search_runs(experiments, f"tags.`{KEY}` = '{reference}'", max_results=1) if experiments else []
+    if not found:
+        raise UserError("Unknown trial", got=repr(reference), allowed="SWEEP/NUMBER, or its MLflow run's id")
+    return str(found[0].info.run_id)
+
+
+def _download(client: Any, run_id: str, files: Path) -> None:
+    private_files.make_folder(files)
+    wanted = (provenance.SPEC, provenance.SWEEP, provenance.ENVIRONMENT, provenance.SPACE, OUTCOME)
+    for name in (file.path for file in client.list_artifacts(run_id)):
+        if name in wanted or re.fullmatch(r"source(-[\w.-]+)?\.diff", name):
+            client.download_artifacts(run_id, name, str(files))
+
+
+def _tagged(tags: Mapping[str, str], reference: str) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = json.loads(tags["orchestrator.spec"])
+        return values
+    except (KeyError, json.JSONDecodeError):  # an older version's, or too long for a tag
+        again = tags.get("orchestrator.repeat")
+        raise UserError(
+            f"The trial {reference} carries no whole spec", fix=f"The nearest to it is: {again}" if again else None
+        ) from None
+
+
+def _spec_file(file: Path, reference: str) -> dict[str, Any]:
+    values = _json(file)
+    if values is None:
+        raise UserError(
+            f"The run {reference} has no {file.name}", fix="It is of an older version, or its artifacts were removed"
+        )
+    form = values.pop("format", 1)  # the first version did not say
+    if form != provenance.FORMAT:
+        raise UserError(f"{file.name} of {reference} has another format", got=form, allowed=provenance.FORMAT)
+    return values
+
+
+def _environment(file: Path) -> Mapping[str, Any]:
+    """What was recorded of the environment; empty where it is missing, damaged or of another format."""
+    try:
+        values = _json(file) or {}
+    except UserError:
+        return {}
+    return values if values.get("format") == provenance.FORMAT else {}
+
+
+def _data(fingerprint: str | None) -> str | None:
+    return None if fingerprint in (None, "none") else fingerprint
+
+
+def _json(file: Path) -> dict[str, Any] | None:
+    """The object in a file; None where there is none. Raises UserError where it is damaged."""
+    if not file.exists():
+        return None
+    try:
+        values = json.loads(file.read_text())
+    except (OSError, ValueError):
+        values = None
+    if not isinstance(values, dict):
+        raise UserError(f"{file.name} of the run is damaged", fix=f"Restore it: {file}")
+    return values
+
+
+def _history(file: Path) -> dict[str, float]:
+    """The last value of each metric of a run that has not ended."""
+    values: dict[str, float] = {}
+    for line in file.read_text().splitlines() if file.exists() else ():
+        with suppress(ValueError):
+            values |= {name: value for name, value in json.loads(line).items() if "/" in name}
+    return values

@@ -1,1 +1,0 @@
-"""Records repeated: a run once more, and what can not be the same."""

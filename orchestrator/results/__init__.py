@@ -1,1 +1,0 @@
-"""What was run: lists, comparisons, plots, pages."""

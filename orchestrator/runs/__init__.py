@@ -1,0 +1,1 @@
+"""One experiment: session, driver, worker and what passes between them."""

@@ -1,0 +1,316 @@
+"""One experiment, driven: in this process (``--local``) or through Ray Train, tracked, and its model logged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.cluster import preflight
+from orchestrator.config import objectives
+from orchestrator.config.spec import ExperimentSpec, Resources
+from orchestrator.console import Console
+from orchestrator.engine.loop import Progress, Row, better
+from orchestrator.errors import DONE, Interrupted, UserError, unknown
+from orchestrator.provenance import record as provenance
+from orchestrator.registry import models as registry
+from orchestrator.runs import model_upload, reports, worker
+from orchestrator.runs.driver_status import Vitals
+from orchestrator.runs.session import Result, Session, adopt
+from orchestrator.storage import records
+from orchestrator.storage.names import HISTORY, SEALED, TRAIN
+from orchestrator.storage.records import RunFolder
+from orchestrator.storage.settings import Settings
+from orchestrator.storage.usage_log import Book, mean_devices
+from workloads.data import left_out
+
+if TYPE_CHECKING:
+    import torch
+
+WORKERS = "workers"
+"""In the record of an elastic run: how many workers it has had, one after the other."""
+
+SHOWN = 3
+"""Metrics of a split in its line at the end."""
+
+
+KEPT = ("winner", "all", "none")
+"""What ``--keep`` knows."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run, beside what to run."""
+
+    local: bool = False
+    register: str | None = None
+    name: str | None = None
+    keep: str = "winner"
+    """Which checkpoints stay: after a sweep the winner's alone or every trial's, after a run its own; or none."""
+
+    def __post_init__(self) -> None:
+        if self.keep not in KEPT:
+            raise unknown("word for --keep", self.keep, KEPT)
+        if self.register is not None:
+            registry.check_name(self.register)
+
+
+def run(spec: ExperimentSpec, settings: Settings, options: Options, console: Console) -> Result:
+    """Run ``spec`` to its end and log its model. Raises UserError, RunFailed or Interrupted."""
+    preflight.services(settings, spec.resources, ray=not options.local, workload=spec.workload)
+    folder = records.create(
+        settings.storage,
+        "run",
+        spec.workload,
+        {"experiment": spec.model_dump(mode="json"), "options": vars(options)},
+        provenance.command(),
+        options.name,
+    )
+    with folder.guarded():
+        return _drive(folder, spec, settings, options, console, resuming=False)
+
+
+def resume(folder: RunFolder, settings: Settings, console: Console) -> Result:
+    """Go on with a run from its last checkpoint, as it was asked for."""
+    folder = folder.fetch()
+    spec = ExperimentSpec.model_validate(folder.record["spec"]["experiment"])
+    options = Options(**folder.record["spec"]["options"])
+    settings = adopt(settings, folder)
+    if folder.status() == "finished":
+        raise UserError(f"{folder.id} has already finished", fix="Start a new run")
+    preflight.dataset(spec.workload, spec.params, settings.data)
+    preflight.services(settings, spec.resources, ray=not options.local, workload=spec.workload)
+    _check_checkpoint(folder, spec)
+    folder.hold()
+    with folder.guarded():
+        return _drive(folder, spec, settings, options, console, resuming=True)
+
+
+def _check_checkpoint(folder: RunFolder, spec: ExperimentSpec) -> None:
+    from orchestrator.engine import checkpoint
+
+    found = checkpoint.latest(folder.checkpoints) or checkpoint.latest(folder.path / TRAIN)
+    if found is not None:
+        checkpoint.read(found, spec.identity)
+
+
+def _drive(
+    folder: RunFolder,
+    spec: ExperimentSpec,
+    settings: Settings,
+    options: Options,
+    console: Console,
+    resuming: bool,
+) -> Result:
+    fingerprint = preflight.dataset(spec.workload, spec.params, settings.data)
+    tags = {
+        "orchestrator.kind": "run",
+        "orchestrator.workload": spec.workload,
+        "orchestrator.fingerprint": spec.fingerprint(),
+        "orchestrator.data_fingerprint": fingerprint or "none",
+        "orchestrator.repeat": spec.command(),
+    }
+    folder.update(objectives=[[o.metric, o.direction] for o in objectives.of(spec.workload, spec.plan)])
+    console.say(f"Run {folder.id}: {spec.workload} on {_devices(spec, options.local)}")
+    if fingerprint and (missing := left_out(spec.params, settings.data)):
+        console.say(missing)
+    with Session(folder, settings, console, resuming=resuming, params=flat_params(spec), tags=tags) as session:
+        session.trained_on(folder.id, spec.params)
+        follow = Follow(session, spec)
+        book = Book(folder.path)
+        session.pulse.of(partial(follow.vitals, book))
+        if options.local:
+            with book.holding("run", spec.resources):
+                device = worker.take_device(spec.resources)
+                complete = in_process(spec, folder.path, device, session, follow.rows)
+        else:
+            from orchestrator.runs.group_driver import train
+
+            elastic = spec.resources.min_workers is not None
+            holding = partial(_elastic, session, book) if elastic else partial(book.holding, "run")
+            complete = train(spec, folder, settings, session, follow.rows, holding)
+        if not complete:
+            raise Interrupted(f"orchestrator run --resume {folder.id}")
+        result = finish(session, spec, options.register, folder.path)
+        if options.keep == "none":
+            discard_checkpoints(session, folder.path)
+        session.settle("finished", DONE, run_id=result.run_id, result=result.to_json())
+    return result
+
+
+@contextmanager
+def _elastic(session: Session, book: Book, held: Resources) -> Iterator[None]:
+    """While an elastic run has so many workers: they are in its accounts, its record and its tags."""
+    seen = [*session.folder.record.get(WORKERS, []), held.workers]
+    session.folder.update(**{WORKERS: seen})
+    session.console.say(f"Training with {held.workers} worker{'s' * (held.workers > 1)}")
+    if session.tracker:
+        session.tracker.tag(session.folder.id, {"orchestrator.workers": ",".join(map(str, seen))})
+    with book.holding("run", held):
+        yield
+
+
+def in_process(
+    spec: ExperimentSpec,
+    folder: Path,
+    device: torch.device,
+    session: Session,
+    rows: Callable[[list[Row]], None],
+    *,
+    resume: Path | None = None,
+    selected: Progress | None = None,
+) -> bool:
+    """Run ``spec`` to its outcome below ``folder``, as :func:`worker.reports`; False when it was stopped.
+
+    Raises UserError, and RunFailed for everything else that ends it.
+    """
+    try:
+        return worker.execute(
+            spec,
+            folder,
+            session.settings.data,
+            device,
+            deliver=lambda report: rows(list(report.rows)),
+            stop=session.interrupts.asked,
+            resume=resume,
+            selected=selected,
+        )
+    except UserError:
+        raise
+    except Exception as error:
+        raise reports.failed(session.folder, error) from error
+
+
+class Follow:
+    """Rows as they come: to the tracker, to the console, and to whoever asks how the run stands.
+
+    ``before`` is the MLflow step at which epoch 0 lies (see :mod:`orchestrator.search.winners`).
+    """
+
+    def __init__(self, session: Session, spec: ExperimentSpec, before: int = 0) -> None:
+        self._session, self._spec, self._before = session, spec, before
+        self._objective, *_ = selected_by = objectives.of(spec.workload, spec.plan)
+        self._shown = ("loss", *(f"/{objective.metric}" for objective in selected_by))
+        self._epoch = 0
+        self._best: float | None = None
+
+    def rows(self, rows: list[Row]) -> None:
+        if not rows:
+            return
+        if self._session.tracker:
+            # A later winner's epoch 0 has no step of its own: there the earlier one's last epoch lies.
+            steps = [
+                Row(row.epoch + self._before, row.time, row.metrics) for row in rows if row.epoch or not self._before
+            ]
+            self._session.tracker.log(self._session.folder.id, steps)
+        with (self._session.folder.path / HISTORY).open("a") as stream:
+            for row in rows:
+                stream.write(json.dumps({"epoch": row.epoch, "time": row.time, **row.metrics}) + "\n")
+        self._session.pulse.trained(sum(row.epoch > 0 for row in rows))
+        for row in rows:
+            value = row.metrics.get(f"validation/{self._objective.metric}")
+            if value is not None and better(value, self._best, self._objective):
+                self._best = value
+        last = rows[-1]
+        self._epoch = last.epoch
+        refitting = any(name.startswith("refit/") for name in last.metrics)
+        shown = {name: value for name, value in last.metrics.items() if name.endswith(self._shown)}
+        detail = "  ".join(f"{name} {value:.4f}" for name, value in shown.items())
+        self._session.console.progress(
+            last.epoch, self._spec.plan.epochs, "refit epoch" if refitting else "epoch", detail
+        )
+
+    def vitals(self, book: Book) -> Vitals:
+        """How the run stands, by what ``book`` says it holds; any thread may ask."""
+        best = None if self._best is None else {self._objective.metric: self._best}
+        return Vitals(self._epoch, self._spec.plan.epochs, best=best, device_seconds=book.seconds())
+
+
+def discard_checkpoints(session: Session, folder: Path) -> None:
+    """Remove what a training in ``folder`` could be gone on with; the model that came of it stays."""
+    for path in (folder / "checkpoints", folder / TRAIN, folder / SEALED):
+        session.discard(path)
+
+
+def finish(session: Session, spec: ExperimentSpec, register: str | None, folder: Path, before: int = 0) -> Result:
+    """Log the outcome in ``folder``: test metrics, record, model; register it under ``register``.
+
+    ``before`` as in :class:`Follow`.
+    """
+    outcome = worker.outcome_of(folder)
+    assert outcome is not None
+    devices = mean_devices(session.folder) if spec.resources.min_workers else spec.resources.devices
+    tracker, console = session.tracker, session.console
+    key = session.folder.id
+    model_uri: str | None = str(folder / worker.MODEL)
+    version = None
+    untouched = outcome["epochs"] == 0  # only pretrained weights can be selected before any training
+    if tracker:
+        test = {name: value for name, value in outcome["metrics"].items() if name.startswith("test/")}
+        step = (outcome["epochs"] or min(before, 1)) + before  # of a later winner step 0 is the earlier one's
+        tracker.log(key, [Row(step, outcome["time"], test)])
+        tracker.tag(
+            key,
+            {
+                "orchestrator.refit": str(spec.plan.refit).lower(),
+                "orchestrator.epochs": str(outcome["epochs"]),
+                "orchestrator.device_seconds": f"{outcome['train_seconds'] * devices:.1f}",
+            }
+            # Of a later winner it replaces what the tag said of an earlier one.
+            | ({"orchestrator.untouched": str(untouched).lower()} if untouched or before else {}),
+        )
+        provenance.write_spec(folder / provenance.SPEC, spec.model_dump(mode="json"))  # of a sweep, its winner's
+        if logged := model_upload.deliver(session, folder, register):
+            model_uri, version = logged.uri, logged.version
+    train_seconds = float(outcome["train_seconds"])
+    _say_metrics(console, spec, outcome)
+    if untouched:
+        console.say(
+            "Training has made the pretrained weights worse, or no better: on validation no epoch is ahead of epoch 0, "
+            "before training. The model is the untouched one"
+        )
+    if register and version:
+        console.say(f"Registered: models:/{register}/{version}")
+    return Result(
+        id=session.folder.id,
+        run_id=session.run_id,
+        status="finished",
+        metrics=outcome["metrics"],
+        model_uri=model_uri,
+        wall_seconds=session.wall_seconds,
+        train_seconds=train_seconds,
+        device_seconds=train_seconds * devices,
+        folder=session.folder.path,
+        extra={"epochs": outcome["epochs"], "registered_version": version},
+    )
+
+
+def _say_metrics(console: Console, spec: ExperimentSpec, outcome: dict[str, Any]) -> None:
+    """The two lines a user looks for: the objectives and, beside them, what else comes first."""
+    model = "refitted on train + validation" if outcome["refitted"] else "selected on validation"
+    head = [objective.metric for objective in objectives.of(spec.workload, spec.plan)]
+    for split in ("validation", "test"):
+        values = {k.partition("/")[2]: v for k, v in outcome["metrics"].items() if k.startswith(f"{split}/")}
+        names = [name for name in dict.fromkeys([*head, *values]) if name in values]
+        if names:
+            text = "  ".join(f"{name} {values[name]:.4f}" for name in names[: max(SHOWN, len(head))])
+            about = "best epoch" if split == "validation" else f"{outcome['epochs']} epochs, {model}"
+            console.say(f"{split}: {text}  ({about})")
+
+
+def flat_params(spec: ExperimentSpec) -> dict[str, Any]:
+    """Parameters, plan and seed as one flat mapping; the names never collide."""
+    plan = spec.plan.model_dump(mode="json", exclude={"decide_at"})
+    resources = spec.resources.model_dump(mode="json")
+    return {**spec.params, **plan, **resources, "seed": spec.seed}
+
+
+def _devices(spec: ExperimentSpec, local: bool) -> str:
+    r = spec.resources
+    each = f"{r.gpus_per_worker:g} GPU" if r.gpus_per_worker else f"{r.cpus_per_worker:g} CPU"
+    count = f"{r.least} to {r.workers}" if r.min_workers else f"{r.workers}"
+    return f"{each}, in this process" if local else f"{count} worker{'s' * (r.workers > 1)} of {each}"

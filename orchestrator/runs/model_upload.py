@@ -1,0 +1,189 @@
+"""A finished model on its way to MLflow: at once, or, when the server is away, by ``orchestrator sync``.
+
+What is still owed stands in the run's record from before the first request until after the last one, so that it is
+known after a crash too; what is there already is not sent again.
+"""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from orchestrator.cluster import preflight
+from orchestrator.config import workload_loader
+from orchestrator.errors import FAILED, UNAVAILABLE, UserError, one_line
+from orchestrator.registry import models as registry
+from orchestrator.registry.models import Logged
+from orchestrator.runs.session import Session, adopt, open_tracker
+from orchestrator.storage import remote, sync_state
+from orchestrator.storage.names import SEALED, TABLES
+from orchestrator.storage.records import RunFolder
+from orchestrator.storage.settings import Settings
+from orchestrator.tracking.tracker import JOURNAL
+from workloads.catalog import catalog
+from workloads.data.cache import file_lock
+
+OWED = "owed"
+
+
+class Foreign(UserError):
+    """What lies where a run has left its model was not left by a run of what is installed here."""
+
+
+def deliver(session: Session, outcome: Path, register: str | None) -> Logged | None:
+    """Log the model below ``outcome`` and register it; None when MLflow is away, which the session says at its end.
+
+    Raises UserError (exit 3) when MLflow answers and refuses the run or the name to register under.
+    """
+    folder, tracker = session.folder, session.tracker
+    assert tracker is not None
+    if folder.record.get(OWED):  # it was tried before, and may have failed for its predictor, which is mended by now
+        _renew(outcome, workload_loader.predictor(folder.record["workload"]))
+    folder.update(**{OWED: {"outcome": outcome.relative_to(folder.path).as_posix(), "register": register}})
+    if not tracker.flush():
+        return None
+    run_id = tracker.run_id(folder.id)
+    trouble: tuple[type[Exception], ...] = (Foreign, *registry.trouble())
+    try:
+        logged = _log(session.settings, run_id, outcome, register)
+    except registry.Unservable as error:
+        again = f"orchestrator {folder.record['kind']} --resume {folder.id}"
+        raise UserError(
+            f"The model can not be logged, its predictor fails on its own example: {one_line(error)}",
+            fix=f"It is kept; mend the predictor and go on with: {again}", code=FAILED,
+        ) from error  # fmt: skip
+    except trouble as error:
+        cause, later = one_line(error), f"orchestrator sync {folder.id}"
+        if register and isinstance(error, Foreign):
+            raise
+        if register and registry.refused(error):
+            raise UserError(
+                f"The model could not be registered: {cause}", fix=f"It is kept; {later}", code=UNAVAILABLE
+            ) from None
+        session.console.say(f"The model could not be logged ({cause}); it is kept, deliver it with: {later}")
+        return None
+    folder.update(**{OWED: None})
+    session.discard(outcome / SEALED)  # versions by now, or nobody asked for any
+    return logged
+
+
+def _log(settings: Settings, run_id: str, outcome: Path, register: str | None) -> Logged:
+    """Log the model, and the tables of its evaluation with their plots."""
+    _check_files(outcome)
+    if (tables := outcome / TABLES).is_dir():
+        from orchestrator.runs.table_plots import illustrate  # with Matplotlib, which most runs do without
+
+        illustrate(tables)
+    return registry.log_model(settings, run_id, outcome, register)
+
+
+def _check_files(outcome: Path) -> None:
+    """Raises Foreign for code or links of others: logging a model runs its predictor, and sends what a link points at.
+
+    A run's folder on shared storage, or one that was handed over, may be anybody's.
+    """
+    _check_links(outcome)
+    for code in _predictors(outcome):
+        if code.read_bytes() not in _installed():
+            raise Foreign(
+                f"{code} is not the code of a workload that is installed here",
+                fix="Deliver it with the version that wrote it",
+            )
+
+
+def _check_links(outcome: Path) -> None:
+    if link := next((path for path in outcome.rglob("*") if path.is_symlink()), None):
+        raise Foreign(f"{link} is a link, and what it points at would be sent", fix="Remove it")
+
+
+def _predictors(outcome: Path) -> list[Path]:
+    return [outcome / "model" / "predictor.py", *outcome.glob(f"{SEALED}/*/model/predictor.py")]
+
+
+def _renew(outcome: Path, predictor: Path) -> None:
+    """Have the models below ``outcome`` served by the workload's predictor as it is now, where theirs is gone."""
+    _check_links(outcome)
+    for code in _predictors(outcome):
+        if code.read_bytes() not in _installed():
+            shutil.copyfile(predictor, code)
+
+
+@cache
+def _installed() -> frozenset[bytes]:
+    """The source files beside the modules of workloads: a predictor is one of them."""
+    found: set[bytes] = set()
+    for entry in catalog().values():
+        with suppress(Exception):  # a broken one is nobody else's trouble
+            found.update(file.read_bytes() for file in entry.folder.glob("*.py"))
+    return frozenset(found)
+
+
+def sync(settings: Settings, folder: RunFolder) -> str:
+    """Deliver what an outage kept back: the journal's values and files, then the model, registered as was asked.
+
+    Then the folder, to storage that is none. Returns a sentence. Raises UserError (exit 3) when MLflow or the storage
+    is still away.
+    """
+    if folder.driven():
+        raise UserError(f"{folder.id} is still running and delivers by itself", fix="Wait for its end")
+    with file_lock(folder.path / "sync.lock"):
+        try:
+            said = _sync_tracking(settings, folder)
+        finally:
+            stored = _sync_storage(folder)
+    return f"{folder.id}: {'; '.join([*said, *stored]) or 'everything is delivered'}"
+
+
+def _sync_storage(folder: RunFolder) -> list[str]:
+    try:
+        count = sync_state.settle(folder.path)
+    except OSError as error:
+        raise remote.unusable(str(remote.uri_of(folder.path.parent)), error) from None
+    return [f"{count} file{'s' * (count > 1)} stored"] if count else []
+
+
+def _sync_tracking(settings: Settings, folder: RunFolder) -> list[str]:
+    journal = folder.path / JOURNAL
+    owed = folder.record.get(OWED)
+    if not owed and not journal.exists():
+        return []
+    settings = adopt(settings, folder)
+    preflight.tracking(settings)
+    tracker = open_tracker(settings, folder, resuming=True)
+    if tracker is None:
+        raise UserError("Tracking is off, so there is nowhere to deliver to", fix="Name a server with --tracking")
+    told = tracker.close()
+    if journal.exists():
+        raise UserError(told or f"{journal} could not be delivered", code=UNAVAILABLE)
+    said = ["delivered"]
+    if owed:
+        said.append(_complete(settings, folder, tracker.run_id(folder.id, timeout=0), owed))
+    return [*said, *([told] if told else [])]
+
+
+def _complete(settings: Settings, folder: RunFolder, run_id: str, owed: dict[str, Any]) -> str:
+    """Log the model that is owed, and say in the record what it would have said without the outage."""
+    name, outcome = owed["register"], folder.path / owed["outcome"]
+    if not outcome.resolve().is_relative_to(folder.path.resolve()):
+        raise UserError(f"The model that {folder.id} owes lies outside its folder", got=outcome)
+    try:
+        logged = _log(settings, run_id, outcome, name)
+    except registry.Unservable as error:
+        raise UserError(
+            f"The values of {folder.id} are delivered, the model is not: its predictor fails on its own example: "
+            f"{one_line(error)}",
+            code=FAILED,
+        ) from error
+    except registry.trouble() as error:
+        raise UserError(
+            f"The values of {folder.id} are delivered, the model is not: {one_line(error)}",
+            fix="Try again when MLflow takes it", code=UNAVAILABLE,
+        ) from None  # fmt: skip
+    shutil.rmtree(folder.path / owed["outcome"] / SEALED, ignore_errors=True)
+    result = folder.record.get("result") or {}
+    told = {"run_id": run_id, "model_uri": logged.uri, "registered_version": logged.version}
+    folder.update(**{OWED: None, "run_id": run_id, "result": {**result, **told} if result else None})
+    return f"registered as models:/{name}/{logged.version}" if name else f"model {logged.uri}"

@@ -1,0 +1,248 @@
+"""What every process that trains does, wherever it runs: in-process, trial actor, Ray task or Train worker."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.config import workload_loader
+from orchestrator.config.spec import ExperimentSpec, Resources
+from orchestrator.engine import checkpoint
+from orchestrator.engine.experiment import Experiment, Outcome
+from orchestrator.engine.loop import Diverged, EpochReport, Progress, Row
+from orchestrator.errors import UserError
+from orchestrator.registry import servable as servables
+from orchestrator.storage import disk, names
+from workloads.contract import Columns, Evaluation, Runtime, Servable, Workload
+
+if TYPE_CHECKING:
+    import torch
+
+KEPT = 2
+"""Checkpoints of a trial or run at a time: the one that is being written may be cut off."""
+
+STOP_SECONDS = 0.5
+UNITS = names.VALIDATION_UNITS
+"""The selected epoch's validation values of each user, query or pair: what promotion gates compare."""
+
+OUTCOME, TEST_UNITS, MODEL, TABLES = names.OUTCOME, names.TEST_UNITS, "model", names.TABLES
+WRITTEN = (OUTCOME, TEST_UNITS, UNITS, MODEL, TABLES, names.SEALED)
+"""All that :func:`write_outcome` and :func:`write_sealed` leave in a folder."""
+
+
+def experiment(
+    spec: ExperimentSpec,
+    data: Path,
+    device: torch.device,
+    *,
+    final: bool = True,
+    rank: int = 0,
+    world_size: int = 1,
+    agree: Callable[[Any], Any] = lambda value: value,
+    stop: Callable[[], bool] = lambda: False,
+    on_sealed: Callable[[Workload, Row, Evaluation | None], None] = lambda workload, row, evaluation: None,
+) -> Experiment:
+    """The experiment of ``spec`` on this process' device."""
+    params = workload_loader.params(spec.workload)(**spec.params)
+    workload_class = workload_loader.code(spec.workload)
+
+    def build(holdout: bool) -> Workload:
+        runtime = Runtime(
+            device=device,
+            data=data,
+            seed=spec.seed,
+            epochs=spec.plan.epochs,
+            rank=rank,
+            world_size=world_size,
+            holdout=holdout,
+            steps_per_epoch=spec.plan.steps_per_epoch,
+            precision=spec.plan.precision,
+            accumulate=spec.plan.accumulate,
+            agree=agree,
+        )
+        return workload_class(params, runtime)
+
+    return Experiment(build, spec.plan, spec.identity, final=final, agree=agree, stop=stop, on_sealed=on_sealed)
+
+
+def execute(
+    spec: ExperimentSpec,
+    folder: Path,
+    data: Path,
+    device: torch.device,
+    *,
+    deliver: Callable[[EpochReport], None],
+    stop: Callable[[], bool] = lambda: False,
+    resume: Path | None = None,
+    selected: Progress | None = None,
+) -> bool:
+    """Exhaust :func:`reports`. Returns whether it ran to its end; False when ``stop`` ended it."""
+    for report in reports(spec, folder, data, device, stop=stop, resume=resume, selected=selected):
+        deliver(report)
+    return outcome_of(folder) is not None
+
+
+def reports(
+    spec: ExperimentSpec,
+    folder: Path,
+    data: Path,
+    device: torch.device,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    resume: Path | None = None,
+    selected: Progress | None = None,
+) -> Iterator[EpochReport]:
+    """Run a whole experiment in this one process, with its checkpoints and, at its end, outcome below ``folder``.
+
+    ``resume`` is a checkpoint to start from when the folder has none of its own, ``selected`` a selection that
+    only wants its refit. When ``stop`` ends it there is no outcome, and a checkpoint to go on from. What a run that
+    diverges had not yet reported is reported before the error.
+    """
+    if outcome_of(folder):
+        return
+    work = experiment(spec, data, device, stop=stop, on_sealed=partial(write_sealed, folder))
+    start = checkpoint.latest(folder / "checkpoints") or resume
+    try:
+        for report in work.stream(checkpoint.read(start, spec.identity) if start else None, selected):
+            if report.checkpoint_due:
+                save(work, folder / "checkpoints")
+            yield report
+    except Diverged as error:
+        if error.rows:
+            yield EpochReport(error.rows, Progress(error.rows[-1].epoch), checkpoint_due=False, ended=None)
+        raise
+    if work.outcome is not None:
+        write_outcome(work.outcome, folder)
+
+
+def save(work: Experiment, folder: Path, newest: int = KEPT) -> Path:
+    """Write the state of the last yield and drop all but the ``newest`` ones."""
+    return keep(work.checkpoint(), folder / checkpoint.name(work.order), newest)
+
+
+def keep(state: checkpoint.Checkpoint, folder: Path, newest: int = KEPT) -> Path:
+    """Write a checkpoint and drop all but the ``newest`` ones beside it."""
+    written = checkpoint.write(folder, state)
+    checkpoint.keep(folder.parent, newest)
+    return written
+
+
+def stop_when(file: Path) -> Callable[[], bool]:
+    """A stop signal that looks for ``file``, at most twice a second: storage may be far away."""
+    looked = [0.0, False]
+
+    def stop() -> bool:
+        if time.monotonic() - looked[0] >= STOP_SECONDS:
+            looked[:] = [time.monotonic(), file.exists()]
+        return bool(looked[1])
+
+    return stop
+
+
+def take_device(resources: Resources) -> torch.device:
+    """This process' device: the GPU it was given, or the CPU with no more threads than its share.
+
+    Processes that share a machine share its cores: one spinning thread too many costs a factor of ten. Those that
+    share a GPU get their part of its memory and no more: who needs more fails alone, not its neighbours.
+    """
+    import torch
+
+    torch.set_num_threads(max(1, min(torch.get_num_threads(), int(resources.cpus_per_worker))))
+    if not resources.gpus_per_worker:
+        return torch.device("cpu")
+    device = torch.device("cuda", torch.cuda.current_device())
+    if resources.gpus_per_worker < 1:
+        torch.cuda.set_per_process_memory_fraction(resources.gpus_per_worker, device)
+    torch.cuda.empty_cache()  # what an earlier trial of this process held belongs to its neighbours now
+    return device
+
+
+def write_outcome(outcome: Outcome, folder: Path) -> None:
+    """Leave the model, the test units and, last, ``outcome.json``, whose presence says that all is there.
+
+    Raises UserError where ``folder`` can not be written (exit 3), or the predictor not be read.
+    """
+    served = _servable(outcome.workload)
+    with disk.writing(folder):
+        _write_outcome(outcome, served, folder)
+
+
+def _servable(workload: Workload) -> Servable:
+    """What it serves. Raises UserError where the predictor can not be read: no fault of the storage."""
+    served = workload.servable()
+    try:
+        served.predictor.read_bytes()
+    except OSError as error:
+        raise UserError(f"The predictor {served.predictor} can not be read", got=error.strerror) from None
+    return served
+
+
+def _write_outcome(outcome: Outcome, served: Servable, folder: Path) -> None:
+    export(served, folder / MODEL)
+    write_table(outcome.test.units, folder / TEST_UNITS)
+    write_table(outcome.validation_units, folder / UNITS)
+    for name, columns in outcome.test.tables.items():
+        write_table(columns, folder / TABLES / f"{name}.parquet")
+    values = {
+        "epochs": outcome.epochs,
+        "refitted": outcome.refitted,
+        "ended": outcome.ended,
+        "metrics": dict(outcome.metrics),
+        "train_seconds": outcome.train_seconds,
+        "time": time.time(),
+    }
+    partial = folder / ".outcome.json"
+    partial.write_text(json.dumps(values))
+    partial.replace(folder / OUTCOME)
+
+
+def write_sealed(folder: Path, workload: Workload, row: Row, evaluation: Evaluation | None) -> None:
+    """Leave the model as it is after an epoch, its values and, last, ``outcome.json``, below ``folder``.
+
+    A registered run has a version of each; the last one is the run's outcome itself. Raises UserError as
+    :func:`write_outcome` does.
+    """
+    place = folder / names.SEALED / f"{row.epoch:04d}"
+    served = _servable(workload)
+    with disk.writing(folder):
+        export(served, place / MODEL)
+        write_table(evaluation.units if evaluation else {}, place / UNITS)
+        values = {"epochs": row.epoch, "metrics": dict(row.metrics), "time": row.time}
+        (place / OUTCOME).write_text(json.dumps(values))
+
+
+def write_table(columns: Columns, file: Path) -> None:
+    """Write named columns as Parquet; nothing where there are none."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if columns:
+        with disk.writing(file.parent):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(pa.table(dict(columns)), file)
+
+
+def outcome_of(folder: Path) -> dict[str, Any] | None:
+    """What :func:`write_outcome` left, or None when the experiment has not ended."""
+    file = folder / OUTCOME
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def export(servable: Servable, folder: Path) -> None:
+    """Write a servable as plain files: ``predictor.py, weights.safetensors, config.json, servable.json``."""
+    from safetensors.torch import save_file
+
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    shutil.copyfile(servable.predictor, folder / "predictor.py")
+    save_file(
+        {k: v.detach().to("cpu").contiguous() for k, v in servable.weights.items()},
+        folder / "weights.safetensors",
+    )
+    (folder / "config.json").write_text(json.dumps(dict(servable.config)))
+    servables.write(servable, folder)

@@ -1,0 +1,162 @@
+"""Population based training (Jaderberg et al., 2017): the weak take over the strong's state and change parameters.
+
+Every tenth of a trial the whole population meets: who is among the worst quarter takes over the checkpoint and the
+parameters of one of the best quarter, perturbed, and goes on from there. The meeting is a barrier, so the result
+depends on the seed alone, not on which process was faster. A member is one Optuna trial from its first epoch to
+its last; between two meetings it is handed out as a segment of its own, and fewer slots than members take turns.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import shutil
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import TrialState
+
+from orchestrator.engine import checkpoint
+from orchestrator.engine.loop import Row
+from orchestrator.errors import UserError
+from orchestrator.search.study import Study, Trial, Verdict
+
+QUANTILE = 0.25
+RESAMPLE = 0.25
+FACTORS = (0.8, 1.2)
+KEPT = 4
+"""Checkpoints kept of each member."""
+
+MET = "met"
+"""The study's attribute that names the last meeting that is over."""
+
+
+class Population(Study):
+    """A study whose trials meet at ``decide_at``.
+
+    What a member has come to stands in its user attributes (``paused_at``, the epoch of its last meeting, and
+    ``params``), and which meeting is over in the study's, so that a restart goes on from the journal.
+    """
+
+    def __init__(self, *args: Any, changeable: Sequence[str], distributions: Mapping[str, BaseDistribution]) -> None:
+        super().__init__(*args)
+        self.changeable, self._distributions = changeable, distributions
+        self._due: deque[int] = deque()
+
+    def next(self, fresh: bool = True) -> Trial | None:
+        """A new member until the population is complete; then whoever may go on from the last meeting."""
+        trial = super().next(fresh)
+        while trial is not None and self._waits(trial.number):  # a member that a dead process left at a meeting
+            self._open.pop(trial.unit)
+            trial = super().next(fresh)
+        if trial is not None:
+            return trial
+        if not self._due:
+            self._meet()
+        return self._begin(self._optuna_trial(self._due.popleft())) if self._due else None
+
+    def exhausted(self, fresh: bool = True) -> bool:
+        return super().exhausted(fresh) and not self.unfinished()
+
+    def report(
+        self, unit: int, rows: Sequence[Row], best: float | None, ended: bool, attributes: Mapping[str, Any]
+    ) -> Verdict:
+        verdict = super().report(unit, rows, best, ended, attributes)
+        met = self.met
+        if verdict != "go on" or not rows or rows[-1].epoch not in self.spec.plan.decide_at or rows[-1].epoch <= met:
+            return verdict
+        trial, epoch = self._open.pop(unit), rows[-1].epoch
+        for name, value in {**attributes, "paused_at": epoch}.items():
+            trial.set_user_attr(name, value)
+        return "paused"
+
+    @property
+    def met(self) -> int:
+        """The epoch of the last meeting that is over; 0 before the first."""
+        return int(self.optuna_study.user_attrs.get(MET, 0))
+
+    def first_params(self, number: int) -> dict[str, Any]:
+        """The parameters a member began with."""
+        about = self.optuna_study.get_trials(deepcopy=False)[number].user_attrs
+        first: dict[str, Any] = about.get("began_with", about["params"])
+        return first
+
+    def _waits(self, number: int) -> bool:
+        attributes = self.optuna_study.get_trials(deepcopy=False)[number].user_attrs
+        return bool(attributes.get("paused_at", 0) > self.met)
+
+    def _meet(self) -> None:
+        """When nobody is under way any more: exploit and explore, then all go on."""
+        members = [t for t in self.trials if t.state == TrialState.RUNNING]
+        if self._open or not members:
+            return
+        epoch = max(member.user_attrs["paused_at"] for member in members)
+        direction = 1.0 if self.objective.direction == "max" else -1.0
+        scores = {member.number: direction * member.intermediate_values[epoch] for member in members}
+        source = random.Random(f"{self.spec.seed}/{epoch}")
+        for loser, donor in pairs(scores, source).items():
+            self._exploit(loser, donor, epoch, source)
+        self.optuna_study.set_user_attr(MET, epoch)  # one record: a meeting is over for all or for none
+        self._due.extend(sorted(scores))
+
+    def _exploit(self, loser: int, donor: int, epoch: int, source: random.Random) -> None:
+        trials = self.optuna_study.get_trials(deepcopy=False)
+        params = trials[donor].user_attrs["params"]
+        changed = perturb(params, self._distributions, self.changeable, source)
+        home, found = self.home(loser), checkpoint.latest(self.home(donor))
+        if found is None or found.name != checkpoint.name(epoch):
+            raise UserError(
+                f"Trial {donor} has no intact checkpoint of epoch {epoch} to be taken over", fix="Start a new sweep"
+            )
+        partial = home / f".{found.name}.taken.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        home.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(found, partial)
+        shutil.rmtree(home / found.name, ignore_errors=True)
+        partial.rename(home / found.name)
+        trial = self._optuna_trial(loser)
+        earlier = [taken for taken in trial.user_attrs.get("lineage", []) if taken["epoch"] < epoch]
+        trial.set_user_attr("began_with", self.first_params(loser))
+        trial.set_user_attr("lineage", [*earlier, {"epoch": epoch, "from": donor, "params": changed}])
+        trial.set_user_attr("params", changed)
+
+
+def pairs(scores: Mapping[int, float], source: random.Random) -> dict[int, int]:
+    """Who takes over from whom: each of the worst quarter from a random one of the best. Larger scores are better."""
+    ranked = sorted(scores, key=lambda number: (scores[number], -number))
+    count = min(max(1, round(len(ranked) * QUANTILE)), len(ranked) // 2)
+    best = ranked[len(ranked) - count :]
+    return {loser: source.choice(best) for loser in ranked[:count] if scores[loser] < scores[best[0]]}
+
+
+def perturb(
+    params: Mapping[str, Any],
+    distributions: Mapping[str, BaseDistribution],
+    changeable: Sequence[str],
+    source: random.Random,
+) -> dict[str, Any]:
+    """``params`` with every changeable one drawn anew (one in four) or moved by a factor of 0.8 or 1.2."""
+    changed = dict(params)
+    for name in sorted(set(changeable) & set(distributions) & set(params)):
+        distribution = distributions[name]
+        if isinstance(distribution, CategoricalDistribution):
+            if source.random() < RESAMPLE:
+                changed[name] = source.choice(distribution.choices)
+            continue
+        assert isinstance(distribution, FloatDistribution | IntDistribution)
+        low, high = distribution.low, distribution.high
+        anew = source.random() < RESAMPLE
+        value = _draw(distribution, source) if anew else params[name] * source.choice(FACTORS)
+        if distribution.step:
+            value = low + round((value - low) / distribution.step) * distribution.step
+        value = min(max(value, low), high)
+        changed[name] = int(value) if isinstance(distribution, IntDistribution) else float(value)
+    return changed
+
+
+def _draw(distribution: FloatDistribution | IntDistribution, source: random.Random) -> float:
+    if distribution.log:
+        return math.exp(source.uniform(math.log(distribution.low), math.log(distribution.high)))
+    return source.uniform(distribution.low, distribution.high)

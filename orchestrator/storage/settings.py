@@ -1,0 +1,177 @@
+"""Where things are: flag > environment > file > default, each value with where it came from."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from orchestrator.errors import UserError, unknown
+from orchestrator.provenance import private_files
+from orchestrator.storage import notifications as notify
+from orchestrator.storage import remote
+
+Source = Literal["flag", "environment", "file", "default"]
+
+NAMES: dict[str, tuple[str, str]] = {
+    "home": (private_files.HOME_VARIABLE, "embedded home: MLflow store, run records, caches of the service"),
+    "storage": ("ORCHESTRATOR_STORAGE", "where runs and sweeps keep checkpoints, logs and results: a folder, or a URI"),
+    "data": ("ORCHESTRATOR_DATA", "root of the datasets"),
+    "tracking": ("MLFLOW_TRACKING_URI", "MLflow tracking and registry, or none"),
+    "experiment": ("MLFLOW_EXPERIMENT_NAME", "MLflow experiment; unset: the workload's name"),
+    "ray_address": ("RAY_ADDRESS", "Ray cluster; unset: a local one, started and stopped with the command"),
+    "gates": ("ORCHESTRATOR_GATES", "file of promotion gates; unset: gates.yaml in the home, if it is there"),
+    "queue": ("ORCHESTRATOR_QUEUE", "in whose name it runs: queues share a Ray cluster equally"),
+    "priority": ("ORCHESTRATOR_PRIORITY", "its part of its queue's share: 2 has twice what 1 has"),
+    "notify": ("ORCHESTRATOR_NOTIFY", "webhook, or 'cmd: PROGRAM WORDS', that hears of starts, ends and gates"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Resolved settings; ``sources`` tells for each name where its value came from.
+
+    ``storage`` is a folder always: of a URI, the one that mirrors it (see :mod:`orchestrator.remote`).
+    """
+
+    home: Path
+    storage: Path
+    data: Path
+    tracking: str | None
+    experiment: str | None
+    ray_address: str | None
+    gates: Path | None
+    queue: str
+    priority: int
+    notify: str | None = field(repr=False)  # a webhook's path is its password
+    sources: Mapping[str, Source]
+
+    @property
+    def remote(self) -> str | None:
+        """The URI that ``storage`` mirrors; None where it is a folder of its own."""
+        return remote.uri_of(self.storage)
+
+    @property
+    def embedded(self) -> bool:
+        """Whether tracking is the embedded store below ``home``."""
+        return self.tracking == embedded_uri(self.home)
+
+
+def resolve(flags: Mapping[str, str | None] | None = None) -> Settings:
+    """Resolve every setting. The file is ``config.yaml`` in the home."""
+    from workloads.data.cache import default_data_root
+
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    sources: dict[str, Source] = {}
+    file: Mapping[str, str] = {}
+
+    def pick(name: str, default: str | None) -> str | None:
+        for source, value in (
+            ("flag", given.get(name)),
+            ("environment", os.environ.get(NAMES[name][0]) or None),
+            ("file", file.get(name)),
+        ):
+            if value is not None:
+                sources[name] = source  # type: ignore[assignment]
+                return value
+        sources[name] = "default"
+        return default
+
+    home = _path(pick("home", private_files.DEFAULT_HOME))
+    file = _read_file(home / "config.yaml")
+    tracking = pick("tracking", embedded_uri(home))
+    gates, target = pick("gates", None), pick("notify", None)
+    return Settings(
+        home=home,
+        storage=_storage(pick("storage", str(home / "storage")), home),
+        data=_path(pick("data", str(default_data_root()))),
+        tracking=None if tracking == "none" else _tracking(tracking),
+        experiment=pick("experiment", None),
+        ray_address=pick("ray_address", None),
+        gates=_path(gates) if gates else None,
+        queue=_queue(pick("queue", "default")),
+        priority=_priority(pick("priority", "1")),
+        notify=notify.check(target) if target else None,
+        sources=sources,
+    )
+
+
+def embedded_uri(home: Path) -> str:
+    return f"sqlite:///{home / 'mlflow.db'}"
+
+
+def _tracking(uri: str | None) -> str:
+    assert uri is not None
+    known = ("http://", "https://", "sqlite:///", "postgresql://", "postgresql+psycopg2://", "mysql", "mssql")
+    if not uri.startswith(known):
+        raise UserError(
+            "The tracking address is not one that works",
+            got=repr(uri),
+            allowed="http(s)://HOST:PORT, sqlite:///FILE, a database URI, or none",
+            fix="Files (mlruns, file:) are refused by MLflow since 3.7; leave it unset for the embedded store",
+        )
+    if uri.startswith("sqlite:///"):  # workers change directory: a relative path would make a store in each
+        return f"sqlite:///{Path(uri.removeprefix('sqlite:///')).expanduser().absolute()}"
+    return _without_login(uri) if uri.startswith("http") else uri
+
+
+def _without_login(uri: str) -> str:
+    """A server's address without user and password, which go where MLflow's own client looks for them.
+
+    The address stands in records, notifications and messages; a login must not.
+    """
+    try:
+        parts = urlsplit(uri)
+        _ = parts.port
+    except ValueError:  # no address: whoever asks it says so
+        if "@" not in uri:
+            return uri
+        raise UserError(
+            "The tracking address is not one", got=repr(uri), allowed="http(s)://USER:PASSWORD@HOST:PORT",
+            fix="Write a slash in a password as %2F, or put it into MLFLOW_TRACKING_PASSWORD",
+        ) from None  # fmt: skip
+    for variable, value in (
+        ("MLFLOW_TRACKING_USERNAME", parts.username),
+        ("MLFLOW_TRACKING_PASSWORD", parts.password),
+    ):
+        if value:
+            os.environ[variable] = unquote(value)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def _queue(text: str | None) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,62}", text or "", re.ASCII):
+        raise UserError("The queue has no valid name", got=repr(text), allowed="letters, digits, . _ - (at most 63)")
+    return str(text)
+
+
+def _priority(text: str | None) -> int:
+    if not (text or "").isdecimal() or not 1 <= int(text or "") <= 100:
+        raise UserError("The priority is not valid", got=repr(text), allowed="an integer from 1 to 100")
+    return int(text or "")
+
+
+def _storage(text: str | None, home: Path) -> Path:
+    assert text is not None
+    return remote.mirror_of(remote.normal(text), home) if remote.is_uri(text) else _path(text.removeprefix("file://"))
+
+
+def _path(text: str | None) -> Path:
+    assert text is not None
+    return Path(text).expanduser().absolute()
+
+
+def _read_file(file: Path) -> Mapping[str, str]:
+    if not file.exists():
+        return {}
+    from orchestrator.config.parsing import read_yaml
+
+    values = read_yaml(file).values
+    for name in values:
+        if name not in NAMES or name == "home":
+            raise unknown(f"setting in {file}", name, set(NAMES) - {"home"})
+    return {name: str(value) for name, value in values.items() if value is not None}

@@ -1,0 +1,241 @@
+"""Device hours: what held which devices from when to when, in an event file beside each run, and their sums."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+from orchestrator.config.spec import Resources
+from orchestrator.errors import UserError
+from orchestrator.storage import disk
+from orchestrator.storage.records import RunFolder
+
+By = Literal["trial", "sweep", "workload", "person", "day"]
+
+EVENTS = "events.jsonl"
+BEAT_SECONDS = 60.0
+KINDS = ("cpus", "gpus")
+
+
+class Book:
+    """Writes one run's events: ``run``, ``trial 7`` or ``winner`` took its devices, and gave them back.
+
+    What a dead driver left open is closed at the last moment that the file tells of, so that the hours between a
+    crash and its resume are nobody's. One driver at a time (it holds the folder); a full disk costs events only.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / EVENTS
+        self._open: dict[str, dict[str, float]] = {}
+        """What holds devices: since when, and how many of each kind."""
+        self._counting = threading.Lock()
+        self._wrote = 0.0
+        disk.drop_half_line(self._file)
+        closed, last, left = _replay(_read(self._file))
+        for unit in left:
+            self._write(last, event="stop", unit=unit)
+        ended = [*((start, end) for _, start, end in closed), *((start, last) for start in left.values())]
+        self._spent = {kind: sum(start.get(kind, 0) * (end - start["time"]) for start, end in ended) for kind in KINDS}
+
+    def start(self, unit: str, resources: Resources) -> None:
+        """``unit`` holds its devices from now on."""
+        cpus, gpus = resources.workers * resources.cpus_per_worker, resources.workers * resources.gpus_per_worker
+        now = time.time()
+        self._settle(unit, now)
+        with self._counting:
+            self._open[unit] = {"time": now, "cpus": cpus, "gpus": gpus}
+        self._write(now, event="start", unit=unit, cpus=cpus, gpus=gpus)
+
+    def stop(self, unit: str) -> None:
+        """``unit`` has given its devices back; of one that holds none, nothing is written."""
+        if unit in self._open:
+            now = time.time()
+            self._settle(unit, now)
+            self._write(now, event="stop", unit=unit)
+
+    def seconds(self) -> dict[str, float]:
+        """``cpus`` and ``gpus`` times the seconds they were held since the beginning; any thread may ask."""
+        now = time.time()
+        with self._counting:
+            return {
+                kind: self._spent[kind] + sum(held[kind] * (now - held["time"]) for held in self._open.values())
+                for kind in KINDS
+            }
+
+    def beat(self) -> None:
+        """What is open is still alive: bounds what a killed driver's hours are off by. At most one line a minute."""
+        if self._open and time.time() - self._wrote >= BEAT_SECONDS:
+            self._write(time.time(), event="beat")
+
+    @contextmanager
+    def holding(self, unit: str, resources: Resources) -> Iterator[None]:
+        """``unit`` holds its devices within the block."""
+        self.start(unit, resources)
+        try:
+            yield
+        finally:
+            self.stop(unit)
+
+    def close(self) -> None:
+        for unit in sorted(self._open):
+            self.stop(unit)
+
+    def _settle(self, unit: str, now: float) -> None:
+        with self._counting:
+            if held := self._open.pop(unit, None):
+                for kind in KINDS:
+                    self._spent[kind] += held[kind] * (now - held["time"])
+
+    def _write(self, moment: float, **event: Any) -> None:
+        self._wrote = moment
+        with suppress(OSError), self._file.open("a") as stream:
+            stream.write(json.dumps({"time": round(moment, 3), **event}) + "\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """``unit`` of the run or sweep ``id`` held ``cpus`` and ``gpus`` from ``start`` to ``end`` (Unix seconds)."""
+
+    id: str
+    unit: str
+    start: float
+    end: float
+    cpus: float
+    gpus: float
+
+    @property
+    def cpu_hours(self) -> float:
+        return self.cpus * (self.end - self.start) / 3600
+
+    @property
+    def gpu_hours(self) -> float:
+        return self.gpus * (self.end - self.start) / 3600
+
+    def after(self, moment: float) -> Span | None:
+        """The part since ``moment``; None when there is none."""
+        start = max(self.start, moment)
+        return Span(self.id, self.unit, start, self.end, self.cpus, self.gpus) if start < self.end else None
+
+
+def spans(folder: RunFolder) -> list[Span]:
+    """Every span of a run or sweep; what is open counts until now, or until its driver was last heard of."""
+    events = _read(folder.path / EVENTS)
+    closed, last, left = _replay(events)
+    end = last
+    if left and folder.status() == "running":
+        end = time.time()
+    elif left and folder.record.get("ended"):
+        end = max(last, datetime.fromisoformat(folder.record["ended"]).timestamp())
+    found = closed + [(unit, start, end) for unit, start in left.items()]
+    return [Span(folder.id, unit, start["time"], end, start["cpus"], start["gpus"]) for unit, start, end in found]
+
+
+def hours(folder: RunFolder) -> dict[str, float]:
+    """``cpu_hours`` and ``gpu_hours`` of one run or sweep so far."""
+    found = spans(folder)
+    return {"cpu_hours": sum(s.cpu_hours for s in found), "gpu_hours": sum(s.gpu_hours for s in found)}
+
+
+def mean_devices(folder: RunFolder) -> float:
+    """Devices held on the average while any were: GPUs where there were some, else CPUs."""
+    found = spans(folder)
+    held = sum(span.end - span.start for span in found) / 3600
+    return (sum(s.gpu_hours for s in found) or sum(s.cpu_hours for s in found)) / held if held else 0.0
+
+
+def table(folders: Iterable[RunFolder], by: By, since: float | None = None) -> tuple[list[dict[str, Any]], int]:
+    """One row a trial, sweep (or run), workload, person or day: its name, ``cpu_hours``, ``gpu_hours``, ``runs``.
+
+    Days are this machine's. Rows come with the most GPU hours first, then CPU hours; days in their order. Also says
+    how many runs keep no events, as those before the accounts were.
+    """
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    runs: dict[str, set[str]] = defaultdict(set)
+    silent = 0
+    for folder in folders:
+        if not (folder.path / EVENTS).exists():
+            silent += 1
+            continue
+        for span in spans(folder):
+            kept = span if since is None else span.after(since)
+            for part in () if kept is None else _days(kept) if by == "day" else (kept,):
+                name = _name(folder, part, by)
+                runs[name].add(folder.id)
+                sums[name][0] += part.cpu_hours
+                sums[name][1] += part.gpu_hours
+    rows = [{by: name, "cpu_hours": c, "gpu_hours": g, "runs": len(runs[name])} for name, (c, g) in sums.items()]
+    if by == "day":
+        return sorted(rows, key=lambda row: str(row["day"])), silent
+    return sorted(rows, key=lambda row: (-float(row["gpu_hours"]), -float(row["cpu_hours"]), str(row[by]))), silent
+
+
+def moment(text: str) -> float:
+    """A date or time as Unix seconds, this machine's zone where none is named. Raises UserError."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise UserError(
+            "This is no date", got=repr(text), allowed="2026-11-21, or 2026-11-21T09:30", fix="Correct --since"
+        ) from None
+
+
+def _name(folder: RunFolder, span: Span, by: By) -> str:
+    match by:
+        case "trial":
+            return f"{folder.id} {span.unit}"
+        case "sweep":
+            return folder.id
+        case "workload":
+            return str(folder.record["workload"])
+        case "person":
+            return str(folder.record.get("user", "unknown"))
+        case "day":
+            return datetime.fromtimestamp(span.start).date().isoformat()
+
+
+def _days(span: Span) -> Iterator[Span]:
+    """A span cut at midnight."""
+    start = span.start
+    while start < span.end:
+        midnight = datetime.combine(datetime.fromtimestamp(start).date() + timedelta(days=1), datetime.min.time())
+        end = min(span.end, midnight.timestamp())
+        yield Span(span.id, span.unit, start, end, span.cpus, span.gpus)
+        start = end
+
+
+Event = dict[str, Any]
+
+
+def _replay(events: list[Event]) -> tuple[list[tuple[str, Event, float]], float, dict[str, Event]]:
+    """Closed spans as (unit, its start, end), the time of the last event, and the starts that are still open."""
+    closed: list[tuple[str, Event, float]] = []
+    left: dict[str, Event] = {}
+    last = 0.0
+    for event in events:
+        unit = event.get("unit")
+        if event["event"] != "beat" and unit in left:
+            closed.append((unit, left.pop(unit), event["time"]))
+        if event["event"] == "start":
+            left[str(unit)] = event
+        last = max(last, event["time"])
+    return closed, last, left
+
+
+def _read(file: Path) -> list[Event]:
+    """The events; half a line, or one that is damaged, is passed over."""
+    events: list[Event] = []
+    if file.exists():
+        for line in file.read_text(errors="replace").splitlines():
+            with suppress(ValueError, TypeError, KeyError):
+                event = json.loads(line)
+                if isinstance(event["time"], float | int) and event["event"] in ("start", "stop", "beat"):
+                    events.append(event)
+    return events

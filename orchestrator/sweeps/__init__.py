@@ -1,0 +1,1 @@
+"""One sweep: its request, its trials, their executors, its winner."""

@@ -1,0 +1,71 @@
+"""The device-hour budget of a sweep: it stops suggesting when another trial would pass it, and stops all at its end."""
+
+from __future__ import annotations
+
+import time
+from statistics import fmean
+
+from orchestrator.config.spec import SweepSpec
+from orchestrator.storage import usage_log
+from orchestrator.storage.records import RunFolder
+
+WARNING = 0.8
+
+
+class Budget:
+    """Device seconds of the search, from when a trial was handed out until it ended, earlier processes' included.
+
+    Devices are GPUs where a trial has any, else CPUs. The winner's refit is not part of the search.
+    """
+
+    def __init__(self, spec: SweepSpec, folder: RunFolder) -> None:
+        self.devices = spec.resources.devices
+        """That a trial holds; a part of them where trials share."""
+        hours = spec.search.max_device_hours
+        self._limit = None if hours is None else hours * 3600
+        gpus = spec.resources.gpus_per_worker > 0
+        earlier = [span for span in usage_log.spans(folder) if span.unit.startswith("trial")]
+        self._spent = sum(3600 * (span.gpu_hours if gpus else span.cpu_hours) for span in earlier)
+        self._since: dict[int, float] = {}
+        self._costs: dict[int, float] = {}
+        self._warned = self._limit is not None and self._spent >= WARNING * self._limit
+
+    def start(self, unit: int) -> None:
+        self._since[unit] = time.monotonic()
+
+    def stop(self, unit: int) -> None:
+        if unit in self._since:
+            cost = self._running(unit)
+            del self._since[unit]
+            self._spent += cost
+            self._costs[unit] = self._costs.get(unit, 0.0) + cost
+
+    def of(self, unit: int) -> float:
+        """Device seconds of a unit that has stopped."""
+        return self._costs.get(unit, 0.0)
+
+    @property
+    def used(self) -> float:
+        """Device seconds so far, what runs included."""
+        return self._spent + sum(map(self._running, self._since))
+
+    def allows_another(self) -> bool:
+        """Whether another trial of the usual cost fits, beside what those that run will still take."""
+        if self._limit is None:
+            return True
+        usual = fmean(self._costs.values()) if self._costs else 0.0
+        left = sum(max(0.0, usual - self._running(unit)) for unit in self._since)
+        return self.used + left + usual < self._limit
+
+    def is_spent(self) -> bool:
+        return self._limit is not None and self.used >= self._limit
+
+    def warns(self) -> bool:
+        """True once, when most of the budget is spent."""
+        if self._limit is None or self._warned or self.used < WARNING * self._limit:
+            return False
+        self._warned = True
+        return True
+
+    def _running(self, unit: int) -> float:
+        return (time.monotonic() - self._since[unit]) * self.devices

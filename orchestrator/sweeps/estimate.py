@@ -1,0 +1,287 @@
+"""What a run or sweep would take, before it is started: trials, devices, concurrency, hours, storage."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.cluster import connection, preflight
+from orchestrator.config.spec import ExperimentSpec, SweepSpec
+from orchestrator.console import Console, duration
+from orchestrator.errors import RunFailed, UserError
+from orchestrator.runs import reports, worker
+from orchestrator.search import pbt, samplers, spaces
+from orchestrator.storage.settings import Settings
+from orchestrator.sweeps import pack_plan
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One epoch of a trial, measured: the second, since the first loads and warms up.
+
+    Of trials that are trained together ``epoch_seconds`` and ``start_seconds`` are the share of one. The winner is
+    refitted alone, in ``alone_seconds`` an epoch.
+    """
+
+    epoch_seconds: float
+    alone_seconds: float
+    start_seconds: float
+    checkpoint_bytes: int
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What ``orchestrator plan --json`` prints. Seconds, hours and bytes are None where nothing was measured.
+
+    ``epochs_at_most`` counts every trial to its end; ``epochs_expected`` what the scheduler is known to leave of it.
+    Both count the refit too, of ``refit_epochs`` at most. ``at_once`` trials share ``processes``, of which ``fitting``
+    would fit.
+    """
+
+    kind: str
+    workload: str
+    trials: int
+    seeds: int
+    epochs_at_most: int
+    epochs_expected: int
+    refit_epochs: int
+    workers: int
+    cpus: float
+    gpus: float
+    nodes: int
+    at_once: int
+    processes: int
+    fitting: int
+    epoch_seconds: float | None
+    alone_seconds: float | None
+    device: str
+    device_hours_at_most: float | None
+    device_hours_expected: float | None
+    wall_seconds_expected: float | None
+    storage_bytes: int | None
+
+    def rows(self) -> list[list[Any]]:
+        """Name and value of each line of the table."""
+        each = f"{self.workers} worker{'s' * (self.workers > 1)} of {self.cpus:g} CPU"
+        packed = self.at_once > self.processes
+        together = f" in {self.processes} process{'es' * (self.processes > 1)}" if packed else ""
+        rows = [
+            ["trials", f"{self.trials}" + (f" x {self.seeds} seeds" if self.seeds > 1 else "")],
+            ["epochs", self._epochs()],
+            [f"a {'process' if packed else 'trial'} holds", each + (f", {self.gpus:g} GPU" if self.gpus else "")],
+            ["at once", f"{self.at_once}{together} ({self.fitting} fit on {self.nodes} node{'s' * (self.nodes > 1)})"],
+        ]
+        if self.epoch_seconds is None:
+            return [*rows, ["time and storage", "not measured; --probe trains two epochs to find out"]]
+        assert self.wall_seconds_expected is not None
+        assert self.storage_bytes is not None
+        return [
+            *rows,
+            ["an epoch", f"{self.epoch_seconds:.3g} s" + (f", alone {self.alone_seconds:.3g} s" if packed else "")],
+            [
+                f"{self.device} hours",
+                f"{self.device_hours_at_most:.3g} at most, about {self.device_hours_expected:.3g} expected",
+            ],
+            ["time", f"about {duration(self.wall_seconds_expected)}"],
+            ["storage", _bytes(self.storage_bytes)],
+        ]
+
+    def _epochs(self) -> str:
+        """``50 + 50 refit at most``; beside it what is expected, where that is less."""
+        refit = f" + {self.refit_epochs} refit" if self.refit_epochs else ""
+        text = f"{self.epochs_at_most - self.refit_epochs}{refit} at most"
+        if self.epochs_expected == self.epochs_at_most:
+            return text
+        return f"{text}, about {self.epochs_expected - self.refit_epochs}{refit} expected"
+
+
+def show(spec: ExperimentSpec | SweepSpec, settings: Settings, *, local: bool, probe: bool, as_json: bool) -> None:
+    """Print the forecast of ``spec``. Raises UserError (exit 3) with the arithmetic when it can not run here at all."""
+    preflight.services(settings, spec.resources, ray=not local)
+    if local or not settings.ray_address:
+        here = connection.this_machine()
+        found = plan(spec, here, measure(spec, settings, _together(spec, here, local)) if probe else None, local=local)
+    else:
+        with connection.cluster(settings.ray_address) as nodes:
+            connection.check_fit(nodes, spec.resources)
+            connection.check_storage(settings.storage)
+            measured = _measure_there(spec, settings, _together(spec, nodes, local)) if probe else None
+            found = plan(spec, nodes, measured, local=False)
+    if as_json:
+        print(json.dumps(asdict(found)))
+        return
+    Console().table(f"{found.kind} of {found.workload}", ["", "plan"], found.rows())
+
+
+def plan(
+    spec: ExperimentSpec | SweepSpec, nodes: list[connection.Node], probe: Probe | None, *, local: bool
+) -> Forecast:
+    """What ``spec`` would take on ``nodes``."""
+    resources = spec.resources
+    fitting = 1 if local else connection.check_fit(nodes, resources)
+    trials, seeds, refit = 1, 1, spec.plan.refit not in (False, "only")
+    expected = epochs = spec.plan.epochs
+    capacities, begun, kept = _capacities(spec, fitting), 1.0, worker.KEPT
+    if isinstance(spec, SweepSpec):
+        trials, seeds = spec.search.trials, spec.search.seeds
+        share = expected_share(spec)
+        # The seeds beyond the first are trained only where the first was not stopped.
+        expected = math.ceil(trials * epochs * share + trials * survivors(spec) * (seeds - 1) * epochs)
+        epochs = trials * seeds * epochs
+        begun = trials * (1 + survivors(spec) * (seeds - 1))
+        if spec.search.scheduler == "pbt":  # a member begins anew after each meeting
+            begun, kept = trials * (1 + len(samplers.rungs(spec.plan.epochs, "pbt"))), pbt.KEPT
+    settle = spec.plan.epochs if refit else 0
+    at_most_hours = expected_hours = wall = storage = None
+    if probe:
+        alone, search = probe.alone_seconds * settle, probe.epoch_seconds * expected + probe.start_seconds * begun
+        hours = resources.devices / 3600
+        at_most_hours = hours * (probe.epoch_seconds * epochs + alone)
+        expected_hours = hours * (probe.epoch_seconds * expected + alone)
+        wall = search / len(capacities) + alone
+        storage = probe.checkpoint_bytes * (kept * trials * seeds + worker.KEPT)
+    return Forecast(
+        kind="sweep" if isinstance(spec, SweepSpec) else "run",
+        workload=spec.workload,
+        trials=trials,
+        seeds=seeds,
+        epochs_at_most=epochs + settle,
+        epochs_expected=expected + settle,
+        refit_epochs=settle,
+        workers=resources.workers,
+        cpus=resources.cpus_per_worker,
+        gpus=resources.gpus_per_worker,
+        nodes=1 if local else len(nodes),
+        at_once=sum(capacities),
+        processes=len(capacities),
+        fitting=fitting,
+        epoch_seconds=probe.epoch_seconds if probe else None,
+        alone_seconds=probe.alone_seconds if probe else None,
+        device="GPU" if resources.gpus_per_worker else "CPU",
+        device_hours_at_most=at_most_hours,
+        device_hours_expected=expected_hours,
+        wall_seconds_expected=wall,
+        storage_bytes=storage,
+    )
+
+
+def _capacities(spec: ExperimentSpec | SweepSpec, fitting: int) -> tuple[int, ...]:
+    return pack_plan.capacities(spec, fitting) if isinstance(spec, SweepSpec) else (1,)
+
+
+def _together(spec: ExperimentSpec | SweepSpec, nodes: list[connection.Node], local: bool) -> int:
+    """Trials in the fullest process."""
+    return max(_capacities(spec, 1 if local else connection.check_fit(nodes, spec.resources)))
+
+
+def survivors(spec: SweepSpec) -> float:
+    """The share of the trials that reach their last epoch."""
+    if spec.search.scheduler in ("asha", "hyperband"):
+        found = samplers.brackets(spec.plan.epochs, spec.search.scheduler)
+        return float(sum(part * samplers.REDUCTION ** -len(rungs) for part, rungs in found))
+    return 0.5 if spec.search.scheduler == "median" else 1.0
+
+
+def expected_share(spec: SweepSpec) -> float:
+    """The share of all epochs that is trained: at each rung ASHA keeps a third, the median a half of all by the end."""
+    if spec.search.scheduler == "median":
+        return 0.75
+    if spec.search.scheduler in ("none", "pbt"):
+        return 1.0
+    share = 0.0
+    for part, rungs in samplers.brackets(spec.plan.epochs, spec.search.scheduler):
+        bounds = [0, *rungs, spec.plan.epochs]
+        kept = [samplers.REDUCTION**-index for index in range(len(rungs) + 1)]
+        share += part * sum(k * (end - start) for k, start, end in zip(kept, bounds, bounds[1:]))
+    return share / spec.plan.epochs
+
+
+def measure(spec: ExperimentSpec | SweepSpec, settings: Settings, together: int = 1) -> Probe:
+    """Train two epochs of one experiment in this process; of a sweep, of the space's first ``together`` draws.
+
+    Raises UserError, and RunFailed when they can not be trained.
+    """
+    try:
+        return _measure(_probed(spec, together), settings.data)
+    except (UserError, RunFailed):
+        raise
+    except Exception as error:
+        raise RunFailed("The probe", reports.describe(error)) from error
+
+
+def _measure_there(spec: ExperimentSpec | SweepSpec, settings: Settings, together: int) -> Probe:
+    """The same on the cluster, on devices of a trial's size."""
+    import ray
+
+    from orchestrator.cluster.reserved_group import bundle
+
+    need = bundle(spec.resources)
+    task = ray.remote(_measure).options(num_cpus=need["CPU"], num_gpus=need.get("GPU", 0))
+    try:
+        probe: Probe = ray.get(task.remote(_probed(spec, together), settings.data))
+    except ray.exceptions.RayTaskError as error:
+        raise RunFailed("The probe", reports.describe(reports.cause(error), str(error))) from error
+    return probe
+
+
+def _probed(spec: ExperimentSpec | SweepSpec, together: int) -> list[ExperimentSpec]:
+    update: Mapping[str, Any] = {"epochs": 2, "patience": 0, "decide_at": (1,), "refit": False}
+    plan = spec.plan.model_copy(update=update)
+    if isinstance(spec, ExperimentSpec):
+        return [spec.model_copy(update={"plan": plan})]
+    drawn = spaces.draws(spaces.load(spec.workload, spec.search.space), spec.fixed, spec.seed, together)
+    trials = [spec.trial(k, preflight.parameters(spec.workload, params)) for k, params in enumerate(drawn)]
+    return [trial.model_copy(update={"plan": plan, "population": None}) for trial in trials]
+
+
+def _measure(specs: list[ExperimentSpec], data: Path) -> Probe:
+    started = time.monotonic()
+    device = worker.take_device(specs[0].resources)
+    work = worker.experiment(specs[0], data, device, final=False)
+    ends = {report.epoch: time.monotonic() for report in work.stream()}
+    with tempfile.TemporaryDirectory() as folder:
+        written = worker.save(work, Path(folder))
+        size = sum(file.stat().st_size for file in written.iterdir())
+    start, epoch = ends[1] - started, ends[2] - ends[1]
+    if len(specs) == 1:
+        return Probe(epoch, epoch, start, size)
+    start, shared = _measure_together(specs, data, device)
+    return Probe(shared, epoch, start, size)
+
+
+def _measure_together(specs: list[ExperimentSpec], data: Path, device: torch.device) -> tuple[float, float]:
+    """Each one's share of the seconds until the first epoch of all has ended, and of the second one."""
+    runner, moments = pack_plan.PackRunner(device), [time.monotonic()]
+    with tempfile.TemporaryDirectory() as folder:
+        for number, spec in enumerate(specs):
+            home = {"folder": f"{folder}/{number}", "data": str(data), "keep": worker.KEPT, "save_at_rungs": False}
+            runner.begin({"number": number, "spec": spec.model_dump(mode="json"), **home})
+        while len(runner):
+            news = runner.step()
+            for unit, payload in news:
+                if cause := payload.get("error"):
+                    raise RunFailed("The probe", cause)
+                if payload["done"]:
+                    runner.drop(unit)
+            if any(payload["epoch"] for _, payload in news):  # not that of untouched weights alone
+                moments.append(time.monotonic())
+    began, first, *_, last = moments
+    return (first - began) / len(specs), (last - first) / len(specs)
+
+
+def _bytes(size: int) -> str:
+    amount = float(size)
+    for unit in ("B", "KB", "MB", "GB"):
+        if amount < 999.5:
+            return f"{amount:.3g} {unit}"
+        amount /= 1000
+    return f"{amount:.3g} TB"

@@ -1,0 +1,208 @@
+"""From what a user asks for (file, ``key=value``, flags) to a complete, checked spec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestrator.cluster import preflight
+from orchestrator.cluster.connection import this_machine
+from orchestrator.config import objectives, workload_loader
+from orchestrator.config.parsing import Document, read_experiment, split_keys, validate, validate_part
+from orchestrator.config.plan import PLAN_KEYS, Plan
+from orchestrator.config.spec import ExperimentSpec, Resources, Search, SweepSpec
+from orchestrator.errors import UserError, mask, unknown
+from orchestrator.storage.settings import Settings
+
+RESOURCES = ("workers", "gpus_per_worker", "cpus_per_worker", "max_gpus")
+
+
+def by_name(given: Mapping[str, Any], *, python: bool = False) -> dict[str, Any]:
+    """What :func:`experiment` takes of the flags of a verb, or of a call's keywords, by their names; :func:`sweep` of
+    one that has ``trials``. With ``python`` errors speak of keywords, not of flags."""
+    found = {name: given[name] for name in ("seed", "local")} | {"python": python}
+    found["config"] = Path(given["config"]) if given["config"] else None
+    found["preset"] = given["preset"]
+    found["resources"] = {name: given[name] for name in RESOURCES}
+    if "trials" in given:
+        pack = given["pack"]
+        search = {name: given[name] for name in Search.model_fields} | {"warm_start": tuple(given["warm_start"] or ())}
+        search["pack"] = int(pack) if isinstance(pack, str) and pack.isdigit() else pack
+        found["search"] = {name: value for name, value in search.items() if value not in (None, ())}
+    return found
+
+
+def experiment(
+    workload: str | None,
+    settings: Settings,
+    *,
+    config: Path | None = None,
+    preset: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+    resources: Mapping[str, Any] | None = None,
+    local: bool = False,
+    python: bool = False,
+) -> ExperimentSpec:
+    """One experiment. Raises UserError for the first thing that is wrong, data included."""
+    if stray := next((key for key in overrides or () if key.startswith("search.")), None):
+        raise UserError(f"{stray} is a setting of sweeps", fix="Leave it away, or use orchestrator sweep")
+    asked = _Asked("run", workload, config, preset, overrides or {}, seed, resources or {}, python)
+    params = preflight.parameters(asked.workload, asked.params, asked.lines("params"))
+    preflight.dataset(asked.workload, params, settings.data)
+    devices = asked.resources(settings, whole_machine=True, local=local)
+    plan = asked.plan()
+    preflight.batch(params, devices, plan)
+    refit = objectives.of(asked.workload, plan)[0].refit
+    plan = plan if plan.refit is not None else plan.model_copy(update={"refit": refit})
+    preflight.schedule(asked.workload, params, plan, bool(plan.refit))
+    preflight.data(asked.workload, params, settings.data, plan.refit)
+    return ExperimentSpec(workload=asked.workload, params=params, plan=plan, seed=asked.seed, resources=devices)
+
+
+def sweep(
+    workload: str | None,
+    settings: Settings,
+    *,
+    config: Path | None = None,
+    preset: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+    resources: Mapping[str, Any] | None = None,
+    search: Mapping[str, Any] | None = None,
+    local: bool = False,
+    python: bool = False,
+) -> SweepSpec:
+    """One sweep; its search space is drawn from, so that what no trial could run is refused here."""
+    from orchestrator.search import grid, spaces, strategy
+
+    asked = _Asked("sweep", workload, config, preset, overrides or {}, seed, resources or {}, python)
+    params = workload_loader.params(asked.workload)
+    fixed = validate_part(params, asked.params, "parameter", asked.lines("params"))
+    plan = asked.plan()
+    if plan.refit == "only":
+        raise UserError(
+            "A sweep selects on validation, so refit=only can not be", allowed="refit=true, refit=false",
+            fix="Leave refit away",
+        )  # fmt: skip
+    chosen = validate(Search, {**asked.section("search"), **_given(search or {})}, "search setting")
+    chosen = chosen.model_copy(update={"space": spaces.absolute(chosen.space)})
+    space = spaces.load(asked.workload, chosen.space)
+    devices = asked.resources(settings, whole_machine=False, local=local)
+    if devices.min_workers:
+        raise UserError(
+            "A sweep's trials have a fixed number of workers", got=f"workers={devices.least}:{devices.workers}",
+            fix=f"Use --workers {devices.workers}; with the cluster grows and shrinks how many trials run at once",
+        )  # fmt: skip
+
+    selects_by = objectives.of(asked.workload, plan)
+    refit = selects_by[0].refit if plan.refit is None else bool(plan.refit)
+
+    def check(complete: Mapping[str, Any]) -> None:
+        preflight.dataset(asked.workload, complete, settings.data)
+        preflight.batch(complete, devices, plan)
+        preflight.schedule(asked.workload, complete, plan, refit)
+        preflight.data(asked.workload, complete, settings.data)
+
+    survey = spaces.probe(space, fixed, params, asked.seed, check)
+    if not survey.distributions:
+        raise UserError("Nothing is left to search: every parameter of the space is fixed", got=", ".join(fixed))
+    if chosen.sampler == "grid":
+        points = len(grid.points(space, fixed))
+        asked_for = chosen.trials if "trials" in chosen.model_fields_set else points
+        chosen = chosen.model_copy(update={"trials": min(points, asked_for)})
+    chosen, plan = strategy.settle(chosen, plan, devices, selects_by, survey, params, local=local)
+    spec = SweepSpec(workload=asked.workload, fixed=fixed, plan=plan, seed=asked.seed, resources=devices, search=chosen)
+    from orchestrator.sweeps import pack_plan  # with PyTorch: only what is right so far waits for it
+
+    pack_plan.pack_size(spec)  # the workload may not offer what is asked for
+    return spec
+
+
+class _Asked:
+    """Preset, file and overrides merged: a flag wins over ``key=value``, that over the file, the file over a preset."""
+
+    def __init__(
+        self,
+        verb: str,
+        workload: str | None,
+        config: Path | None,
+        preset: str | None,
+        overrides: Mapping[str, Any],
+        seed: int | None,
+        resources: Mapping[str, Any],
+        python: bool,
+    ) -> None:
+        self._python = python
+        self._file = read_experiment(config) if config else Document({}, {})
+        self._dotted = {key: value for key, value in overrides.items() if key.startswith(("resources.", "search."))}
+        name = workload or self._file.values.get("workload")
+        if name is None:
+            line = f"orchestrator {verb} WORKLOAD key=value ..., or --config FILE"
+            raise UserError("No workload is named", fix=f"{verb}(WORKLOAD, ...), or config=FILE" if python else line)
+        self.workload = str(name)
+        known = workload_loader.params(self.workload).model_fields
+        params, plan = split_keys({k: v for k, v in overrides.items() if k not in self._dotted}, known, PLAN_KEYS)
+        preset_params, preset_plan = split_keys(self._preset(preset), known, PLAN_KEYS)
+        self.params = {**preset_params, **self.section("params"), **params}
+        _check_no_password(self.params)
+        self._plan = {**preset_plan, **self.section("plan"), **plan}
+        self._resources = _given(resources)
+        given = seed if seed is not None else self._file.values.get("seed", 0)
+        if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given < 2**31:
+            raise UserError("The seed is not valid", got=repr(given), allowed="an integer from 0 to 2147483647")
+        self.seed = given
+
+    def _preset(self, name: str | None) -> Mapping[str, Any]:
+        """What the workload's preset of this name sets."""
+        if name is None:
+            return {}
+        presets = workload_loader.presets(self.workload)
+        if name not in presets:
+            raise unknown(f"preset of {self.workload}", name, presets)
+        return presets[name].settings
+
+    def section(self, name: str) -> dict[str, Any]:
+        """A section of the file, with what ``NAME.key=value`` overrides in it."""
+        dotted = {key.partition(".")[2]: value for key, value in self._dotted.items() if key.startswith(f"{name}.")}
+        return {**(self._file.values.get(name) or {}), **dotted}
+
+    def lines(self, section: str) -> dict[str, int]:
+        prefix = f"{section}."
+        return {k.removeprefix(prefix): line for k, line in self._file.lines.items() if k.startswith(prefix)}
+
+    def plan(self) -> Plan:
+        if "decide_at" in self._plan:
+            raise UserError("decide_at is the scheduler's to set", fix="Use --scheduler")
+        return validate(Plan, self._plan, "plan setting", self.lines("plan"))
+
+    def resources(self, settings: Settings, *, whole_machine: bool, local: bool) -> Resources:
+        """Devices asked for, or by default a GPU where this machine has one, and its cores shared out."""
+        values = {**self.section("resources"), **self._resources}
+        here = local or not settings.ray_address
+        machine = this_machine()[0]
+        if "gpus_per_worker" not in values and here and machine["GPU"]:
+            values["gpus_per_worker"] = 1
+        most = str(values.get("workers") or 1).rpartition(":")[2]
+        if "cpus_per_worker" not in values and here and whole_machine and most.isdigit():
+            values["cpus_per_worker"] = max(1.0, machine["CPU"] // max(1, int(most)))
+        found = validate(Resources, values, "resource", self.lines("resources"))
+        if local and found.workers > 1:
+            what, fix = ("local=True", "Set local=False") if self._python else ("--local", "Leave --local away")
+            raise UserError(f"{what} runs in one process", got=f"workers={found.workers}", fix=fix)
+        return found
+
+
+def _check_no_password(params: Mapping[str, Any]) -> None:
+    """Raises UserError for an address with a login: a record and MLflow keep parameters as they are."""
+    for name, value in params.items():
+        if isinstance(value, str) and mask(value) != value:
+            raise UserError(
+                f"The parameter {name} holds a password, and a run's record and MLflow show parameters",
+                fix="Let the workload read it from the environment",
+            )
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,303 @@
+"""A sweep: trials by Optuna, placed by Ray Tune or in-process; the winner is settled once on test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from optuna.distributions import BaseDistribution
+
+from orchestrator.cluster import preflight
+from orchestrator.cluster.fair_share import sharing
+from orchestrator.config import objectives, workload_loader
+from orchestrator.config.spec import SweepSpec
+from orchestrator.console import Console
+from orchestrator.errors import UNAVAILABLE, Interrupted, UserError
+from orchestrator.provenance import record as provenance
+from orchestrator.runs import worker
+from orchestrator.runs.driver import Follow, Options, finish, in_process
+from orchestrator.runs.session import Result, Session, adopt
+from orchestrator.search import grid, samplers, spaces, strategy, trusted_spaces, warm_start
+from orchestrator.search.pbt import Population
+from orchestrator.search.study import JOURNAL, Study
+from orchestrator.search.winners import WINNER
+from orchestrator.storage import records
+from orchestrator.storage.records import RunFolder
+from orchestrator.storage.settings import Settings
+from orchestrator.sweeps import pack_plan
+from orchestrator.sweeps.trial_manager import Ledger
+from orchestrator.sweeps.winner import Winner, choose, settle
+from workloads.data import left_out
+
+
+@dataclass(frozen=True)
+class Again:
+    """What ``--resume`` may add to a sweep; ``space`` is where the file of its search space lies now."""
+
+    more_trials: int = 0
+    retry_failed: bool = False
+    space: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.more_trials < 0:
+            raise UserError("--more-trials is not valid", got=self.more_trials, allowed="greater than or equal to 0")
+
+
+def sweep(spec: SweepSpec, settings: Settings, options: Options, console: Console) -> Result:
+    """Run a sweep to its end. Raises UserError, RunFailed (all trials failed) or Interrupted."""
+    trusted_spaces.give(spec.search.space, settings.home)
+    preflight.services(settings, spec.resources, ray=not options.local, workload=spec.workload)
+    if spec.search.warm_start:
+        # By their ids: what is latest now is not when this sweep has a folder.
+        sources = tuple(records.find(settings.storage, source, "sweep").id for source in spec.search.warm_start)
+        spec = spec.model_copy(update={"search": spec.search.model_copy(update={"warm_start": sources})})
+        warm_start.lessons(spec, settings, objectives.of(spec.workload, spec.plan), _distributions(_survey(spec)))
+    folder = records.create(
+        settings.storage,
+        "sweep",
+        spec.workload,
+        {"sweep": spec.model_dump(mode="json"), "options": vars(options), "contract": _contract(spec)},
+        provenance.command(),
+        options.name,
+    )
+    with folder.guarded():
+        return _drive(folder, spec, settings, options, console, Again(), resuming=False)
+
+
+def resume(folder: RunFolder, settings: Settings, console: Console, again: Again) -> Result:
+    """Go on with a sweep: the same trials, the same study, the same MLflow runs.
+
+    Raises UserError when its space or objective is another one by now, when it has finished and nothing is added,
+    and when another process drives it.
+    """
+    folder = folder.fetch()
+    spec = SweepSpec.model_validate(folder.record["spec"]["sweep"])
+    options = Options(**folder.record["spec"]["options"])
+    settings = adopt(settings, folder)
+    if folder.status() in ("finished", "partial") and not again.more_trials and not again.retry_failed:
+        raise UserError(
+            f"{folder.id} has already finished", fix="Add --more-trials N or --retry-failed, or start a new sweep"
+        )
+    if spec.search.scheduler == "pbt" and (again.more_trials or again.retry_failed):
+        raise UserError("A population is what it began with: it takes no more members", fix="Start a new sweep")
+    if not (folder.path / JOURNAL).exists() and (folder.path / "trials").exists():  # else none has begun
+        raise UserError(f"{folder.id} has lost its journal, {JOURNAL}", fix="Restore it, or start a new sweep")
+    spec = _with_space(spec, folder, settings, again.space)
+    _check_contract(folder, spec)
+    spec = _with_more(spec, again.more_trials)
+    preflight.services(settings, spec.resources, ray=not options.local, workload=spec.workload)
+    folder.hold()
+    folder.update(spec={**folder.record["spec"], "sweep": spec.model_dump(mode="json")})
+    with folder.guarded():
+        return _drive(folder, spec, settings, options, console, again, resuming=True)
+
+
+def _contract(spec: SweepSpec) -> dict[str, Any]:
+    """What must be the same when the sweep is resumed: what is searched, and by what it is judged."""
+    survey = _survey(spec)
+    return {
+        "space": survey.text(),
+        "objectives": [f"{o.metric}:{o.direction}" for o in objectives.of(spec.workload, spec.plan)],
+    }
+
+
+def _check_contract(folder: RunFolder, spec: SweepSpec) -> None:
+    now = _contract(spec)
+    then = folder.record["spec"].get("contract", now)  # sweeps of before there were contracts have none
+    changes = []
+    for name in sorted({**then["space"], **now["space"]}):
+        before, after = then["space"].get(name), now["space"].get(name)
+        if before != after:
+            changes.append(f"{name}: {before or 'not searched'} -> {after or 'not searched'}")
+    if then["objectives"] != now["objectives"]:
+        changes.append(f"objective: {', '.join(then['objectives'])} -> {', '.join(now['objectives'])}")
+    if changes:
+        raise UserError(
+            f"{folder.id} can not go on: its search space or objective has changed since",
+            got="; ".join(changes),
+            fix=f"Put it back ({spec.search.space}), or start a new sweep with --warm-start {folder.id}",
+        )
+
+
+def _with_space(spec: SweepSpec, folder: RunFolder, settings: Settings, space: str | None) -> SweepSpec:
+    """With its search space where it lies now: a file that the record alone names is not run."""
+    if space is None:
+        trusted_spaces.check(spec.search.space, settings.home, folder.id)
+        return spec
+    space = spaces.absolute(space)
+    trusted_spaces.give(space, settings.home)
+    return spec.model_copy(update={"search": spec.search.model_copy(update={"space": space})})
+
+
+def _with_more(spec: SweepSpec, more: int) -> SweepSpec:
+    trials = spec.search.trials + more
+    if spec.search.sampler == "grid" and more:
+        size = len(grid.points(spaces.load(spec.workload, spec.search.space), spec.fixed))
+        if trials > size:
+            raise UserError("The grid has no more points", got=f"{trials} trials", allowed=f"at most {size}")
+    return spec.model_copy(update={"search": spec.search.model_copy(update={"trials": trials})})
+
+
+def _survey(spec: SweepSpec) -> spaces.Survey:
+    params = workload_loader.params(spec.workload)
+    return spaces.probe(spaces.load(spec.workload, spec.search.space), spec.fixed, params, spec.seed)
+
+
+def _distributions(survey: spaces.Survey) -> dict[str, BaseDistribution]:
+    return {name: found[0] for name, found in survey.distributions.items()}
+
+
+def _drive(
+    folder: RunFolder,
+    spec: SweepSpec,
+    settings: Settings,
+    options: Options,
+    console: Console,
+    again: Again,
+    resuming: bool,
+) -> Result:
+    decide_at = samplers.rungs(spec.plan.epochs, spec.search.scheduler)
+    spec = spec.model_copy(update={"plan": spec.plan.model_copy(update={"decide_at": decide_at})})
+    defaults = warm_start.defaults(spec)
+    fingerprint = preflight.dataset(spec.workload, defaults, settings.data)
+    tags = {
+        "orchestrator.kind": "sweep",
+        "orchestrator.workload": spec.workload,
+        "orchestrator.fingerprint": spec.fingerprint(),
+        "orchestrator.data_fingerprint": fingerprint or "none",
+    }
+    params = {
+        **spec.fixed,
+        **{f"search.{name}": value for name, value in spec.search.model_dump(mode="json", exclude={"trials"}).items()},
+        **spec.plan.model_dump(mode="json"),
+        "seed": spec.seed,
+    }
+    console.say(
+        f"Sweep {folder.id}: {spec.search.trials} trials of {spec.workload}, "
+        f"{spec.search.sampler}, {spec.search.scheduler}"
+        + (f", {spec.search.seeds} seeds each" if spec.search.seeds > 1 else "")
+    )
+    if fingerprint and (missing := left_out(defaults, settings.data)):
+        console.say(missing)
+    folder.update(objectives=[[o.metric, o.direction] for o in objectives.of(spec.workload, spec.plan)])
+    with Session(folder, settings, console, resuming=resuming, params=params, tags=tags) as session:
+        session.trained_on(folder.id, defaults)
+        if session.tracker:  # no parameter: those MLflow never changes, and --more-trials does
+            session.tracker.tag(folder.id, {"search.trials": str(spec.search.trials)})
+        study = _study(spec, folder, session, again)
+        ledger = Ledger(study, session, spec)
+        session.pulse.of(ledger.vitals)
+        place = _in_process if options.local else _on_ray
+        winner = place(spec, session, study, ledger)
+        result = finish(session, winner.spec, options.register, folder.path / WINNER, winner.before)
+        return settle(result, session, spec, study, ledger, options)
+
+
+def _study(spec: SweepSpec, folder: RunFolder, session: Session, again: Again) -> Study:
+    """The sweep's study, with what it is to learn from and what is to be tried again."""
+    survey = _survey(spec)
+    first = _distributions(survey)
+    space = spaces.load(spec.workload, spec.search.space)
+    common = (folder.path, spec, objectives.of(spec.workload, spec.plan), space, survey.conditional)
+    if spec.search.scheduler == "pbt":
+        changing = strategy.changeable(workload_loader.params(spec.workload), list(first))
+        return Population(*common, changeable=changing, distributions=first)
+    study = Study(*common)
+    if spec.search.warm_start and not study.trials:
+        learnt, lines = warm_start.lessons(spec, session.settings, study.objectives, first)
+        study.learn(learnt)
+        for line in lines:
+            session.console.say(line)
+    if again.retry_failed:
+        count = study.retry_failed()
+        session.console.say(f"{count} failed trial{'s' * (count != 1)} to be tried again")
+    return study
+
+
+def _in_process(spec: SweepSpec, session: Session, study: Study, ledger: Ledger) -> Winner:
+    """Run the trials and settle the winner, which it returns; so does :func:`_on_ray`."""
+    device = worker.take_device(spec.resources)
+    (size,) = pack_plan.capacities(spec, fitting=1)
+    ledger.share(size)
+    try:
+        pack_plan.run_together(ledger, pack_plan.PackRunner(device, stop=ledger.stopping), size)
+    finally:
+        ledger.close()
+    winner = choose(session, spec, study, ledger)
+    follow = Follow(session, winner.spec, winner.before)
+    with ledger.book.holding("winner", winner.spec.resources):
+        complete = in_process(
+            winner.spec,
+            session.folder.path / WINNER,
+            device,
+            session,
+            follow.rows,
+            resume=winner.checkpoint,
+            selected=winner.selected,
+        )
+    if not complete:
+        raise Interrupted(f"orchestrator sweep --resume {session.folder.id}")
+    return winner
+
+
+def _on_ray(spec: SweepSpec, session: Session, study: Study, ledger: Ledger) -> Winner:
+    from orchestrator.cluster.connection import check_fit, check_storage, cluster
+    from orchestrator.cluster.preemption import stop_with_node
+    from orchestrator.sweeps import pack as pack_placement
+    from orchestrator.sweeps import tune as placement
+
+    folder, settings = session.folder, session.settings
+    with cluster(settings.ray_address) as nodes, session.on_cluster(), stop_with_node(session.interrupts):
+        capacities = pack_plan.capacities(spec, check_fit(nodes, spec.resources))
+        session.console.say(_at_once(spec, capacities, len(nodes)))
+        check_storage(settings.storage)
+        _check_shared(spec, settings, len(nodes))
+        ledger.share(sum(capacities) / len(capacities))
+        with sharing(folder.id, settings, spec.resources, len(capacities), session.console.say) as hold:
+            try:
+                if max(capacities) > 1:
+                    pack_placement.run_packs(spec, folder, ledger, capacities, hold)
+                else:
+                    placement.run_trials(spec, folder, ledger, len(capacities), hold)
+            finally:
+                ledger.close()
+            winner = choose(session, spec, study, ledger)
+            follow = Follow(session, winner.spec, winner.before)
+            hold(1)
+            with ledger.book.holding("winner", winner.spec.resources):
+                complete = placement.run_winner(
+                    winner.spec,
+                    session.folder.path / WINNER,
+                    settings.data,
+                    winner.checkpoint,
+                    winner.selected,
+                    session,
+                    follow.rows,
+                )
+    if not complete:
+        raise Interrupted(f"orchestrator sweep --resume {session.folder.id}")
+    return winner
+
+
+def _at_once(spec: SweepSpec, capacities: Sequence[int], nodes: int) -> str:
+    """A sentence on how many trials run at once, and why not more where more were asked for."""
+    count, processes, asked = sum(capacities), len(capacities), spec.search.concurrency
+    together = f" in {processes} process{'es' * (processes > 1)}" if count > processes else ""
+    fewer = asked is not None and count < min(asked, spec.search.trials * spec.search.seeds)
+    why = f" (not the {asked} asked for: no more fit)" if fewer else ""
+    why = f" (at most {spec.resources.max_gpus} GPUs)" if processes == spec.resources.most else why
+    return f"{count} trial{'s' * (count > 1)} at once{together} on {nodes} node{'s' * (nodes > 1)}{why}"
+
+
+def _check_shared(spec: SweepSpec, settings: Settings, nodes: int) -> None:
+    """What looks into the trials' folders while they run needs one folder that all nodes see. Raises UserError."""
+    if settings.remote is None or nodes == 1:
+        return
+    asked = {"--scheduler pbt": spec.search.scheduler == "pbt", "--trial-timeout": spec.search.trial_timeout}
+    for name, used in asked.items():
+        if used:
+            raise UserError(
+                f"{name} looks into trials' folders while they run", got=f"{nodes} nodes and {settings.remote}",
+                allowed="a --storage folder that all nodes mount, or one node", code=UNAVAILABLE,
+            )  # fmt: skip

@@ -1,0 +1,101 @@
+"""The reused trial actor: the engine inside a Tune Trainable, one process for many trials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+
+from orchestrator.cluster.preemption import Preempted, this_node
+from orchestrator.config.spec import ExperimentSpec
+from orchestrator.engine import checkpoint
+from orchestrator.engine.experiment import Experiment
+from orchestrator.engine.loop import EpochReport
+from orchestrator.runs import heartbeat, reports, worker
+from orchestrator.runs.heartbeat import GivenUp
+from orchestrator.storage.object_sync import Carried
+
+
+class TrialActor(tune.Trainable):  # type: ignore[misc]
+    """``step`` is one report of the stream. Checkpoints are ours: found by (sweep, number), they outlive Tune's ids.
+
+    What a trial does wrong is part of its result, not an exception: an exception costs the process (3 to 4 s) and
+    Tune would retry it. Exceptions are for processes that die, and for one whose node is being taken away: it saves
+    and begins anew on another.
+    """
+
+    _experiment: Experiment
+    _folder: Path
+    _stream: Iterator[EpochReport]
+    _last: EpochReport | None
+    """The last report, unless its state is saved already."""
+    _keep: int
+    _save_at_rungs: bool
+    _failure: dict[str, Any] | None
+    _carried: Carried
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self._begin(config, heartbeat.announce(Path(config["folder"])))
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        hung = heartbeat.announce(Path(new_config["folder"]))
+        self._leave()
+        self._carried.finish()
+        self._begin(new_config, hung)
+        return True
+
+    def cleanup(self) -> None:
+        self._leave()
+        self._carried.close()
+
+    def step(self) -> dict[str, Any]:
+        if self._failure is None:
+            try:
+                if report := next(self._stream, None):
+                    return self._reported(report)
+            except Exception as error:
+                self._failure = reports.last_words(error)
+            else:
+                raise Preempted  # nothing else ends a trial's stream before its time
+        self._last = None
+        return self._failure
+
+    def _reported(self, report: EpochReport) -> dict[str, Any]:
+        if report.checkpoint_due or (self._save_at_rungs and report.epoch in self._experiment.plan.decide_at):
+            self._save()
+            self._last = None
+        else:
+            self._last = report
+        if report.ended:
+            worker.write_table(self._experiment.validation_units, self._folder / worker.UNITS)
+            self._carried.close()  # the driver may ask for it now
+        return reports.payload(report)
+
+    def _begin(self, config: Mapping[str, Any], hung: GivenUp | None) -> None:
+        self._failure = reports.last_words(hung) if hung else None
+        self._last = None
+        self._stream = iter(())
+        self._folder = Path(config["folder"])
+        self._keep, self._save_at_rungs = config["keep"], config["save_at_rungs"]
+        self._carried = Carried(self._folder)
+        if hung:
+            return
+        try:
+            spec = ExperimentSpec.model_validate(config["spec"])
+            device = worker.take_device(spec.resources)
+            self._experiment = worker.experiment(spec, Path(config["data"]), device, final=False, stop=this_node())
+            found = checkpoint.latest(self._folder)
+            self._stream = self._experiment.stream(checkpoint.read(found, spec.identity) if found else None)
+        except Exception as error:
+            self._failure = reports.last_words(error)
+
+    def _leave(self) -> None:
+        """Save what a stopped trial has done, in case it was interrupted rather than pruned."""
+        last, self._last = self._last, None
+        if last is not None and last.ended is None:
+            self._save()
+
+    def _save(self) -> None:
+        worker.save(self._experiment, self._folder, self._keep)

@@ -1,0 +1,239 @@
+"""The driver's book of a sweep: every report of every trial passes here, in-process or from a cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.cluster import preflight
+from orchestrator.config.spec import ExperimentSpec, SweepSpec
+from orchestrator.console import show
+from orchestrator.engine.loop import Row
+from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.report import listing
+from orchestrator.runs import reports, worker
+from orchestrator.runs.driver import flat_params
+from orchestrator.runs.driver_status import Vitals
+from orchestrator.runs.session import Session
+from orchestrator.search.curves import Curves
+from orchestrator.search.pbt import KEPT, Population
+from orchestrator.search.study import Study, Trial, Verdict
+from orchestrator.storage.usage_log import Book
+from orchestrator.sweeps.budget import Budget
+
+
+class Ledger:
+    """Hands out trials, takes their reports, tells the study, the tracker, the accounts and the console.
+
+    A trial that runs is named by its unit (see :class:`orchestrator.search.study.Trial`).
+    """
+
+    def __init__(self, study: Study, session: Session, spec: SweepSpec) -> None:
+        self._study, self._session, self._spec = study, session, spec
+        self._deadline = time.monotonic() + (spec.search.time_budget or float("inf"))
+        self._done = sum(trial.state.is_finished() for trial in study.trials)
+        self._trouble: str | None = None
+        self._at_work = False
+        self._begun: set[int] = set()
+        """The units whose MLflow run this process has opened and not ended."""
+        self._live: set[int] = set()
+        """The units that hold devices."""
+        self._curves = Curves(session.folder.path, study.objectives)
+        self._charged = spec.resources
+        self.refusal: UserError | None = None
+        """What ended a trial and would end every other one, so that the sweep has stopped."""
+        self.book = Book(session.folder.path)
+        self.budget = Budget(spec, session.folder)
+
+    def share(self, trials: float) -> None:
+        """So many trials at once share the devices of one on the average: each is charged its part."""
+        self._charged = self._spec.resources.part(trials)
+        self.budget.devices = self._charged.devices
+
+    def next(self) -> dict[str, Any] | None:
+        """What the process that runs the next trial needs; None when there is none to begin now.
+
+        Then :attr:`exhausted` says whether there will be one when something that runs has ended.
+        """
+        if self.stopping():
+            return None
+        trial = self._study.next(fresh=self.budget.allows_another())
+        if trial is None:
+            return None
+        spec = self.experiment(trial.origin, trial.params, trial.seed)
+        self._open(trial, spec)
+        population = isinstance(self._study, Population)
+        return {
+            "number": trial.unit,
+            "spec": spec.model_dump(mode="json"),
+            "folder": str(self._study.home(trial.unit)),
+            "data": str(self._session.settings.data),
+            "stop_file": str(self._session.folder.stop_file),
+            "keep": KEPT if population else worker.KEPT,
+            "save_at_rungs": population,
+        }
+
+    @property
+    def live(self) -> int:
+        """How many trials hold devices."""
+        return len(self._live)
+
+    def vitals(self) -> Vitals:
+        """How the sweep stands. Any thread may ask: Optuna's storage lets several read."""
+        standing = listing.standing(self._study.trials, self._study.target, self._study.objective, self._study.best())
+        return Vitals(**standing, done=self._done, device_seconds=self.book.seconds(), trouble=self._trouble)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no further trial will ever begin."""
+        if self.stopping():
+            return True
+        # What runs may end early and leave enough of the budget for another.
+        return self._study.exhausted(fresh=bool(self._live) or self.budget.allows_another())
+
+    def experiment(self, origin: int, params: Mapping[str, Any], seed: int = 0) -> ExperimentSpec:
+        return self._spec.trial(origin, preflight.parameters(self._spec.workload, params), seed)
+
+    def result(self, unit: int, payload: Mapping[str, Any]) -> bool:
+        """Take one report of a trial; True when the trial must stop."""
+        if unit not in self._study.running():
+            self._drop(unit)
+            return True
+        self.book.beat()
+        self._warn()
+        rows = list(reports.rows_from_json(payload.get("rows", [])))
+        number, seed = self._study.trial_of(unit)
+        self._curves.add(number, rows, seed)
+        self._session.pulse.trained(sum(row.epoch > 0 for row in rows))
+        if self._session.tracker:
+            self._session.tracker.log(self._key(unit), rows)
+        if cause := payload.get("error"):
+            if payload["refused"]:
+                self.refusal = UserError(cause, code=payload["refused"])
+            if payload["refused"] == UNAVAILABLE:  # no fault of the trial's: --resume goes on with it
+                self._drop(unit)
+                return True
+            self._ended(unit, self._study.fail(unit, cause), cause)
+            return True
+        attributes = {
+            name: payload[name] for name in ("epoch", "best_epoch", "best_value", "best_metrics", "train_seconds")
+        }
+        verdict = self._study.report(unit, rows, payload["best_value"], bool(payload["ended"]), attributes)
+        if verdict == "go on":
+            return False
+        if verdict == "paused":
+            self._stop_clock(unit)
+            return True
+        detail = f"{self._study.objective.metric} {show(payload['best_value'])}"
+        self._ended(unit, verdict, self._study.cause(unit) if verdict == "failed" else detail)
+        return True
+
+    def died(self, unit: int, cause: str) -> None:
+        """A trial's process was lost more often than it is retried, or was killed for its silence."""
+        if unit in self._study.running():
+            self._ended(unit, self._study.fail(unit, cause), cause)
+        else:
+            self._drop(unit)
+
+    def stopping(self) -> bool:
+        asked = self.refusal is not None or self._session.interrupts.asked()
+        return asked or self.time_is_up() or self.budget.is_spent()
+
+    def time_is_up(self) -> bool:
+        return time.monotonic() >= self._deadline
+
+    def close(self) -> None:
+        """Settle what did not end: given up when a budget is spent, else left for ``--resume``."""
+        spent = "the time budget was spent" if self.time_is_up() else None
+        spent = "the device-hour budget was spent" if self.budget.is_spent() else spent
+        if spent and (self._study.unfinished() or not self._study.exhausted()):
+            self._session.console.say(f"Stopped: {spent}")
+        elif not self._study.exhausted() and not self.budget.allows_another():
+            self._session.console.say("Stopped: the device-hour budget takes no further trial")
+        tracker = self._session.tracker
+        for unit in sorted({*self._study.unfinished(), *self._begun}):
+            if spent and unit in self._study.unfinished():  # a cut trial takes its other seeds along
+                self._study.cut(unit, spent)
+            if tracker and unit not in self._begun and tracker.opened(self._key(unit)):  # a dead process' run
+                tracker.end(self._key(unit), "KILLED")
+            self._drop(unit)
+        self.book.close()
+
+    def _open(self, trial: Trial, spec: ExperimentSpec) -> None:
+        if not self._at_work:
+            self._session.console.begin("trial", self._done)
+            self._at_work = True
+        self.book.start(self._name(trial.unit), self._charged)
+        self.budget.start(trial.unit)
+        self._live.add(trial.unit)
+        tracker, study = self._session.tracker, self._study
+        begun = trial.unit in self._begun
+        self._begun.add(trial.unit)
+        if not tracker:
+            return
+        if not begun:
+            first = study.first_params(trial.number) if isinstance(study, Population) else trial.params
+            shown = self.experiment(trial.origin, first, trial.seed)
+            tracker.start(
+                self._key(trial.unit),
+                self._name(trial.unit).replace(" ", "-"),
+                params=flat_params(shown),
+                tags={
+                    "orchestrator.kind": "trial",
+                    "orchestrator.number": str(trial.number),
+                    "orchestrator.seed": str(trial.seed),
+                    "orchestrator.repeat": shown.command(),
+                    "orchestrator.spec": shown.model_dump_json(),
+                },
+                parent=self._session.folder.id,
+            )
+            self._session.trained_on(self._key(trial.unit), spec.params)
+        if isinstance(study, Population):
+            # MLflow's parameters can not change: what PBT made of them is a curve.
+            values = {name: trial.params[name] for name in study.changeable if name in trial.params}
+            numbers = {f"pbt/{k}": float(v) for k, v in values.items() if type(v) in (int, float)}
+            tracker.log(self._key(trial.unit), [Row(study.met, time.time(), numbers)])
+
+    def _ended(self, unit: int, verdict: Verdict, detail: str) -> None:
+        self._stop_clock(unit)
+        self._begun.discard(unit)
+        self._done = sum(trial.state.is_finished() for trial in self._study.trials)
+        if verdict == "failed":
+            self._trouble = f"{self._name(unit)}: {detail}"
+        tracker = self._session.tracker
+        if tracker:
+            tracker.tag(
+                self._key(unit),
+                {"orchestrator.state": verdict, "orchestrator.device_seconds": f"{self.budget.of(unit):.1f}"}
+                | ({"orchestrator.cause": detail} if verdict == "failed" else {}),
+            )
+            tracker.end(self._key(unit), "FAILED" if verdict == "failed" else "FINISHED")
+        self._session.console.say(f"{self._name(unit)} {verdict:<8} {detail}")
+        self._session.console.progress(self._done, self._study.target, "trial")
+
+    def _warn(self) -> None:
+        if self.budget.warns():
+            message = f"80% of {self._spec.search.max_device_hours:g} device hours are spent"
+            self._session.console.say(message)
+            self._session.notify("budget", message)
+
+    def _drop(self, unit: int) -> None:
+        """A unit that has no end of its own: its sweep was stopped, or another seed of its trial has failed."""
+        if self._session.tracker and unit in self._begun:
+            self._session.tracker.end(self._key(unit), "KILLED")
+        self._begun.discard(unit)
+        self._stop_clock(unit)
+
+    def _stop_clock(self, unit: int) -> None:
+        self._live.discard(unit)
+        self.book.stop(self._name(unit))
+        self.budget.stop(unit)
+
+    def _name(self, unit: int) -> str:
+        number, seed = self._study.trial_of(unit)
+        return f"trial {number}" + (f" seed {seed}" if self._spec.search.seeds > 1 else "")
+
+    def _key(self, unit: int) -> str:
+        number, seed = self._study.trial_of(unit)
+        return f"{self._session.folder.id}/{number}" + (f"/{seed}" if self._spec.search.seeds > 1 else "")

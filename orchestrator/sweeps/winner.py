@@ -1,0 +1,195 @@
+"""A sweep's end: its winner, settled once on test, the tables and pages of its trials, the exit code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optuna.trial import FrozenTrial
+
+from orchestrator.config.spec import ExperimentSpec, SweepSpec
+from orchestrator.console import show
+from orchestrator.engine import checkpoint
+from orchestrator.engine.loop import Progress
+from orchestrator.errors import DONE, PARTIAL, Interrupted, RunFailed
+from orchestrator.report import markdown, trials
+from orchestrator.runs import worker
+from orchestrator.runs.driver import Options, discard_checkpoints
+from orchestrator.runs.session import Result, Session
+from orchestrator.search import winners
+from orchestrator.search.ranking import front
+from orchestrator.search.study import Study
+from orchestrator.search.winners import WINNER
+from orchestrator.storage import sync_state
+from orchestrator.storage.names import HISTORY
+from orchestrator.sweeps.trial_manager import Ledger
+
+SHOWN = 15
+"""Trials in the table at the end."""
+
+
+@dataclass(frozen=True)
+class Winner:
+    """What settles the sweep: its spec, and either the selection to refit or the checkpoint to test.
+
+    ``before`` is the MLflow step at which its epoch 0 lies (see :mod:`orchestrator.search.winners`).
+    """
+
+    spec: ExperimentSpec
+    before: int
+    selected: Progress | None = None
+    checkpoint: Path | None = None
+
+
+def choose(session: Session, spec: SweepSpec, study: Study, ledger: Ledger) -> Winner:
+    """The best complete trial.
+
+    Raises Interrupted when the sweep was stopped, UserError when what was asked for can not be, RunFailed when there
+    is none.
+    """
+    if ledger.refusal:
+        raise ledger.refusal
+    if session.interrupts.asked():
+        raise Interrupted(f"orchestrator sweep --resume {session.folder.id}")
+    best = study.best()
+    if best is None:
+        raise RunFailed(session.folder.id, _why_none(study), str(session.folder.log))
+    mean = " (mean over seeds)" if spec.search.seeds > 1 else ""
+    session.console.say(
+        f"Best: trial {best.number}, {study.objective.metric} {show(best.values[0])} on validation{mean}"
+    )
+    attributes = best.user_attrs
+    winner = ledger.experiment(attributes.get("seed_of", best.number), attributes["params"])
+    trained = study.home(best.number * spec.search.seeds)
+    if not (trained / worker.UNITS).exists():
+        with suppress(OSError):  # it may have been trained on a node with a copy of its own
+            sync_state.gather(trained)
+    before = _make_room(session, best.number, trained) * spec.plan.epochs
+    opened = winners.tested(session.folder)
+    if opened and best.number not in opened:
+        session.console.say(
+            f"Test is opened again: trial {best.number} is model {len(opened) + 1} of this sweep to be evaluated on it"
+        )
+    if not spec.plan.refit:
+        return Winner(winner, before, checkpoint=checkpoint.latest(trained))
+    selected = Progress(
+        epoch=attributes["epoch"],
+        best_epoch=attributes["best_epoch"],
+        best_value=attributes["best_value"],
+        best_metrics=attributes["best_metrics"],
+    )
+    return Winner(winner, before, selected)
+
+
+def _make_room(session: Session, number: int, trained: Path) -> int:
+    """The winner's folder, without what an earlier winner of this sweep left, and with its trial's validation units.
+
+    Returns how many winners there were before this one.
+    """
+    folder = session.folder.path / WINNER
+    place = winners.crown(session.folder, number)
+    if folder.exists() and winners.holds(session.folder) != number:
+        (session.folder.path / HISTORY).write_text("")  # the rows are those of the winner
+        session.discard(folder)
+    folder.mkdir(exist_ok=True)
+    (folder / winners.MARK).write_text(json.dumps(number))
+    if (trained / worker.UNITS).exists():
+        shutil.copyfile(trained / worker.UNITS, folder / worker.UNITS)
+    return place
+
+
+def _why_none(study: Study) -> str:
+    causes = [str(t.user_attrs["cause"]) for t in study.trials if "cause" in t.user_attrs]
+    if not causes:
+        return "no trial ran to its end"
+    commonest = max(set(causes), key=causes.count)
+    return f"no trial ran to its end; {causes.count(commonest)} of {len(study.trials)}: {commonest}"
+
+
+def settle(result: Result, session: Session, spec: SweepSpec, study: Study, ledger: Ledger, options: Options) -> Result:
+    """Tables, plots and the exit code."""
+    from orchestrator.report import report
+
+    folder, found = session.folder.path, study.trials
+    failed = len(study.failed())
+    best = study.best()
+    assert best is not None
+    rows = trials.rows(found, study.objectives, spec.search.seeds)
+    report.write_trials(rows, folder)
+    status = "partial" if failed else "finished"
+    opened = winners.settled(session.folder)
+    report.write_page(session.folder, rows, {**result.to_json(), "status": status, "best_trial": best.number})
+    (folder / "best.json").write_text(json.dumps({"trial": best.number, "params": best.user_attrs["params"]}, indent=1))
+    table = _ranking(rows, study)
+    if session.tracker:
+        had = winners.steps(session.folder, spec.plan.epochs)
+        session.tracker.tag(
+            session.folder.id,
+            {
+                "orchestrator.best_trial": str(best.number),
+                "orchestrator.test_opened": str(opened),
+                "orchestrator.device_seconds": f"{ledger.budget.used:.1f}",
+            }
+            | ({"orchestrator.winners": had} if had else {})
+            | {"mlflow.note.content": _note(*table) + (f"\n\nWinners, the last one the present: {had}." if had else "")}
+            | {f"best.{k}": str(best.user_attrs["params"][k]) for k in best.params},
+        )
+        session.tracker.files(session.folder.id, [folder / name for name in report.FILES])
+    if options.keep != "all":  # the winner's own folder has it
+        session.discard(folder / "trials")
+    if options.keep == "none":
+        discard_checkpoints(session, folder / WINNER)
+    session.console.table(*table)
+    code = PARTIAL if failed else DONE
+    seconds = sum(map(_train_seconds, found))
+    if spec.plan.refit:  # without one the winner's seconds are its trial's
+        seconds += result.train_seconds
+    full = Result(
+        **{
+            **vars(result),
+            "train_seconds": seconds,
+            "device_seconds": seconds * spec.resources.devices,
+            "wall_seconds": session.wall_seconds,
+            "status": status,
+            "folder": folder,
+            "exit_code": code,
+            "extra": {**result.extra, "trials": len(found), "failed": failed, "best_trial": best.number,
+                      "test_opened": opened, "best_params": best.user_attrs["params"]},
+        }
+    )  # fmt: skip
+    session.settle("partial" if failed else "finished", code, run_id=full.run_id, result=full.to_json())
+    return full
+
+
+def _train_seconds(trial: FrozenTrial) -> float:
+    """Of all seeds of a trial, those of one that did not end included."""
+    seeds = [
+        value["train_seconds"]
+        for name, value in trial.user_attrs.items()
+        if name.startswith("seed_") and name != "seed_of"
+    ]
+    return float(trial.user_attrs.get("train_seconds") or sum(seeds))
+
+
+def _ranking(rows: list[dict[str, Any]], study: Study) -> tuple[str, list[str], list[list[Any]]]:
+    """Title, columns and cells of the table of the best trials."""
+    sign = -1.0 if study.objective.direction == "max" else 1.0
+    ranked = sorted(rows, key=lambda r: (r["state"] != "complete", sign * (r["value"] or 0.0)))[:SHOWN]
+    names = sorted({name for row in rows for name in row if name.startswith("params.")})
+    if len(study.objectives) > 1:
+        unbeaten = {trial.number for trial in front(study.trials, study.objectives)}
+        ranked = [{**row, "pareto": "front" if row["trial"] in unbeaten else None} for row in ranked]
+    extra = [name for name in ("values", "pareto", "spread") if any(name in row for row in ranked)]
+    columns = ["trial", "state", "value", *extra, "epochs", *names]
+    title = f"{study.objective.metric} on validation" + (f", best {SHOWN} of {len(rows)}" if len(rows) > SHOWN else "")
+    cells = [[row.get(name) for name in columns] for row in ranked]
+    return title, [name.removeprefix("params.") for name in columns], cells
+
+
+def _note(title: str, columns: list[str], cells: list[list[Any]]) -> str:
+    """The table as Markdown: MLflow shows it on the sweep's run, since its lists hide children."""
+    return f"**{title}**\n\n{markdown.table(columns, ([show(cell) for cell in row] for row in cells))}"

@@ -1,1 +1,0 @@
-"""The verbs of the command line, thin: parse, call, print. Heavy imports stand inside the verbs."""

@@ -1,0 +1,71 @@
+"""A Ray cluster of logical nodes, as other people's: it was there before the command, and stays after it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from ray.util import placement_group_table
+
+from tests.support.commands import ROOT, THIRD_PARTY
+from tests.support.waiting import HANG_SECONDS
+
+IDLE = ("IDLE", "DashboardAgent", "RuntimeEnvAgent")
+
+
+@contextmanager
+def logical(
+    monkeypatch: pytest.MonkeyPatch, nodes: Sequence[Mapping[str, float]], *, dashboard: bool = False
+) -> Iterator[str]:
+    """Start ``nodes`` (num_cpus, num_gpus) on this machine and connect as a job of its own; gives the address."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("PYTHONPATH", f"{THIRD_PARTY}:{ROOT}")
+    memory = {"object_store_memory": 80_000_000}
+    cluster = Cluster(initialize_head=True, head_node_args={**nodes[0], **memory, "include_dashboard": dashboard})
+    try:
+        for node in nodes[1:]:
+            cluster.add_node(**node, **memory)
+        ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
+        yield cluster.address
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def groups() -> list[dict[str, Any]]:
+    """The placement groups of all jobs that hold or wait for resources, as the cluster itself tells it."""
+    return [group for group in placement_group_table().values() if group["state"] != "REMOVED"]
+
+
+def busy() -> list[psutil.Process]:
+    """Worker processes of the cluster that are anybody's: a task's or an actor's."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            title = process.cmdline()[0]
+        except (psutil.Error, IndexError):
+            continue
+        if title.startswith("ray::") and not any(word in title for word in IDLE):
+            found.append(process)
+    return found
+
+
+def named(name: str) -> list[psutil.Process]:
+    """The busy processes whose actor's class is ``name``."""
+    return [process for process in busy() if name in process.cmdline()[0]]
+
+
+def soon(condition: Callable[[], Any], seconds: float = HANG_SECONDS) -> bool:
+    """Whether ``condition`` comes true in time: a cluster learns of a death a moment later."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True

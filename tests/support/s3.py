@@ -1,0 +1,119 @@
+"""A local S3 server, and a door before it that can be shut: what is stored stays, only nobody gets there."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from pyarrow.fs import FileSelector, S3FileSystem
+
+from tests.support.ports import free_port
+from tests.support.waiting import HANG_SECONDS
+
+BUCKET = "experiments"
+KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "secret-of-the-test", "AWS_REGION": "us-east-1"}
+
+
+class Server:
+    """moto's S3 in a process of its own, with one empty bucket."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self._log = (folder / "s3.log").open("w")
+        words = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+        self._process = subprocess.Popen(words, stdout=self._log, stderr=self._log, start_new_session=True)
+        deadline = time.monotonic() + HANG_SECONDS
+        while True:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+                break
+            assert time.monotonic() < deadline, (folder / "s3.log").read_text()
+            time.sleep(0.1)
+        self.files = S3FileSystem(
+            access_key=KEYS["AWS_ACCESS_KEY_ID"],
+            secret_key=KEYS["AWS_SECRET_ACCESS_KEY"],
+            region=KEYS["AWS_REGION"],
+            endpoint_override=f"127.0.0.1:{self.port}",
+            scheme="http",
+            allow_bucket_creation=True,
+        )
+        self.files.create_dir(BUCKET)
+
+    def names(self, below: str) -> set[str]:
+        """The objects below a prefix of the bucket, by their names relative to it."""
+        base = f"{BUCKET}/{below}"
+        found = self.files.get_file_info(FileSelector(base, recursive=True, allow_not_found=True))
+        return {entry.path[len(base) + 1 :] for entry in found if entry.is_file}
+
+    def read(self, name: str) -> bytes:
+        with self.files.open_input_stream(f"{BUCKET}/{name}") as stream:
+            return bytes(stream.read())
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+
+
+class Door:
+    """A port that leads to the server's, until it is shut: then who knocks is refused, or ``mute``, never answered."""
+
+    def __init__(self, server: Server) -> None:
+        self._server, self.port = server, free_port()
+        self._open: list[socket.socket] = []
+        self._mute = False
+        self._listener: socket.socket | None = None
+        self.open()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def open(self) -> None:
+        self.shut()
+        self._mute = False
+        self._listen()
+
+    def shut(self, *, mute: bool = False) -> None:
+        listener, self._listener = self._listener, None
+        if listener:
+            with suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+            listener.close()
+        connections, self._open = self._open, []
+        for connection in connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+        self._mute = mute
+        if mute:
+            self._listen()
+
+    def _listen(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", self.port), backlog=64)
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                knocking, _ = listener.accept()
+                self._open.append(knocking)
+                if not self._mute:
+                    beyond = socket.create_connection(("127.0.0.1", self._server.port))
+                    self._open.append(beyond)
+                    for source, target in ((knocking, beyond), (beyond, knocking)):
+                        threading.Thread(target=_pump, args=(source, target), daemon=True).start()
+
+
+def _pump(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while block := source.recv(1 << 16):
+            target.sendall(block)
+    for end in (source, target):
+        with suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+        end.close()

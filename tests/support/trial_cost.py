@@ -1,0 +1,79 @@
+"""What a trial costs, in README and RESULTS, from its results file. Run it to write both again after a measurement.
+
+A contestant that other processes disturbed is left out, by the rule of the benchmark itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from tests.support.readme_tree import ROOT
+
+BEGIN, END = "<!-- trial cost: python -m tests.support.trial_cost -->", "<!-- end of trial cost -->"
+FILE = ROOT / "benchmarks" / "results" / "trial_overhead.json"
+QUIET_CORES = 0.3
+"""``QUIET_CORES`` of benchmarks/harness.py."""
+
+RAY, TUNE, NESTED = "ours", "Tune function + MLflow callback", "Tune trial -> TorchTrainer"
+PAIRS = (
+    ("on Ray, every report sent", RAY, TUNE),
+    ("the same", RAY, NESTED),
+    ("on Ray, reports rationed as shipped", "ours as shipped", TUNE),
+    ("`sweep --local`", "ours --local", "Optuna + MLflow fluent"),
+    ("`sweep --local --tracking none`", "ours --local --tracking none", None),
+)
+
+
+def costs(result: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds a trial of each contestant that was not disturbed."""
+    quiet = [name for name, cores in result["busy_cores"].items() if median(cores) <= QUIET_CORES]
+    return {name: median(result["samples"][name]) for name in quiet}
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """For RESULTS.md."""
+    found = costs(result)
+    lines = ["| a trial | ours | beside | ratio |", "| --- | --- | --- | --- |"]
+    for what, ours, theirs in PAIRS:
+        if ours in found and theirs is None:
+            lines.append(f"| {what} | {_seconds(found[ours])} | - | - |")
+        elif ours in found and theirs in found:
+            ratio = f"{found[ours] / found[theirs]:.2g}"
+            lines.append(f"| {what} | {_seconds(found[ours])} | {theirs} {_seconds(found[theirs])} | {ratio} |")
+    commit = result.get("commit") or "not recorded"
+    when = f"Measured on {result['when'][:10]} on {result['machine']['cores']} cores; commit: {commit}."
+    return "\n".join(["<!-- from: trial_overhead.json -->", *lines, "", when])
+
+
+def sentence(result: Mapping[str, Any]) -> str:
+    """For README.md: empty where one of the three that it compares was disturbed."""
+    found = costs(result)
+    if not {RAY, TUNE, NESTED} <= set(found):
+        return "<!-- not measured on a quiet machine -->"
+    ours, tune, nested = (_seconds(found[name]) for name in (RAY, TUNE, NESTED))
+    return (
+        "<!-- from: trial_overhead.json -->\n"
+        f"Beside its training a trial costs {ours} on Ray where a Tune function with MLflow's callback takes {tune}\n"
+        f"and a trial that starts a TorchTrainer {nested} (`python benchmarks/trial_overhead.py`)."
+    )
+
+
+def page(text: str, block: str) -> str:
+    """A page with its block as it is now."""
+    head, _, rest = text.partition(BEGIN)
+    return f"{head}{BEGIN}\n{block}\n{END}{rest.partition(END)[2]}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2g} s" if value < 1 else f"{value:.3g} s"
+
+
+BLOCKS = {"README.md": sentence, "RESULTS.md": table}
+
+if __name__ == "__main__":
+    measured = json.loads(FILE.read_text())
+    for name, block in BLOCKS.items():
+        (ROOT / name).write_text(page((ROOT / name).read_text(), block(measured)))

@@ -1,0 +1,40 @@
+"""How much of a GPU is used: operations counted, and time covered, where no GPU is needed to know."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from workloads.encoders.image import image_encoder
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+
+
+@pytest.fixture
+def share(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("device_share")
+
+
+def test_operations_of_a_layer(share: Any) -> None:
+    """Forward and the weights' gradient; the second layer's inputs have one, too."""
+    layer = nn.Linear(10, 20)
+    assert share.flops_per_sample(layer, torch.ones(4, 10)) == 2 * 2 * 10 * 20
+    assert share.flops_per_sample(nn.Sequential(layer, nn.Linear(20, 5)), torch.ones(4, 10)) == 800 + 3 * 2 * 20 * 5
+    assert layer.weight.grad is None
+
+
+def test_operations_of_resnet_18_on_cifar(share: Any) -> None:
+    """0.556 G multiplications with additions forward, as is known of it; twice as many back."""
+    found = share.flops_per_sample(image_encoder("resnet18", "cifar", seed=0), torch.randn(2, 3, 32, 32))
+    assert found == pytest.approx(6 * 0.556e9, rel=0.01)
+
+
+def test_time_that_is_covered(share: Any) -> None:
+    assert share.covered([]) == 0
+    assert share.covered([(5, 6), (0, 2), (1, 3), (1, 1.5)]) == 4

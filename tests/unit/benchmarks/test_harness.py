@@ -1,0 +1,46 @@
+"""What every results file of a benchmark says of how it was measured."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+
+
+@pytest.fixture
+def harness(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import harness
+
+    monkeypatch.setattr(harness, "HERE", tmp_path)
+    monkeypatch.setattr(harness, "commit", lambda: "0123456789ab-dirty")
+    monkeypatch.setattr(harness, "QUIET_CORES", 1e9)
+    monkeypatch.setattr(harness, "busy_cores", lambda: 0.0)
+    return harness
+
+
+def test_a_results_file_has_commit_date_cores_load_and_samples(harness: Any, tmp_path: Path) -> None:
+    bench = harness.Benchmark("none", rounds=2)
+    bench.run({"ours": lambda: 2.0, "theirs": lambda: 4.0})
+    bench.compare("a step", "s", "ours", "theirs", at_most=0.6)
+    bench.finish()
+    stored = json.loads((tmp_path / "results" / "none.json").read_text())
+    assert stored["commit"] == "0123456789ab-dirty"
+    assert datetime.fromisoformat(stored["when"]).tzinfo
+    assert stored["machine"]["cores"] == len(os.sched_getaffinity(0))
+    assert [len(stored[name]) for name in ("load", "load_after")] == [3, 3]
+    assert (stored["samples"]["ours"], stored["rows"][0]["ratio"]) == ([2.0, 2.0], 0.5)
+
+
+def test_printed_tables_begin_with_command_date_and_commit(harness: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    harness.printed("/somewhere/benchmarks/vera_quality.py")
+    head, empty = capsys.readouterr().out.splitlines()
+    assert head.startswith("`python benchmarks/vera_quality.py` printed this at 20")
+    assert head.endswith(", commit 0123456789ab-dirty.")
+    assert not empty

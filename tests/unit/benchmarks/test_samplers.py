@@ -1,0 +1,52 @@
+"""What the benchmark of the samplers takes for BPR's memory traffic, and what it refuses."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+
+
+@pytest.fixture
+def samplers(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import samplers
+
+    return samplers
+
+
+def test_the_least_traffic_of_an_epoch_by_hand(samplers: Any) -> None:
+    """10 interactions of 3 nodes in batches of 4, so 3 steps; 7 nodes of 2 floats."""
+    rows = 10 * 3 * (8 + 8 + 2 * 4 + 2 * 2 * 4)  # written, read; gathered; gradient read and written
+    dense = 7 * 2 * 4 * (1 + 4 + 3)  # cleared; table, gradient, two moments read; all but the gradient written
+    assert samplers.bpr_bytes(10, 7, 2, 4) == rows + 3 * dense
+
+
+def test_the_share_is_of_the_peak(samplers: Any) -> None:
+    class Model:
+        interactions, least_bytes = 1000, 4_000_000_000
+
+    bench = samplers.Benchmark("none", 1)
+    bench.samples["BPR, here"] = [500.0]  # two seconds an epoch
+    samplers._bandwidth(bench, "here", Model(), 20.0)
+    (row,) = bench.rows
+    assert (row.ours, row.ratio) == (2.0, 0.1)
+
+
+def test_the_default_alpha_is_measured(samplers: Any) -> None:
+    assert any(method.get("loss") == "bcl" and "alpha" not in method for method in samplers.METHODS.values())
+
+
+@pytest.mark.parametrize("words", [["--peak", "0"], ["--only", "nobody"]])
+def test_what_measures_nothing_is_refused(
+    words: list[str], samplers: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["samplers.py", *words])
+    with pytest.raises(SystemExit) as ended:
+        samplers.main()
+    assert ended.value.code == 2
+    assert words[0] in capsys.readouterr().err

@@ -1,0 +1,52 @@
+"""The quality benchmark of SimCLR: what it claims of its runs, and which runs it takes for the same."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+
+
+@pytest.fixture
+def quality(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("simclr_quality")
+
+
+def results(quality: Any, **values: list[float]) -> dict[str, Any]:
+    runs = [
+        {"loss": loss, "seed": seed, "test": {"knn_top1": value}, "params": quality.SETTINGS, "precision": "bf16",
+         "curve": [{}] * quality.EPOCHS}
+        for loss, found in values.items() for seed, value in enumerate(found)
+    ]  # fmt: skip
+    untrained = [{"knn_top1": value} for value in (0.29, 0.30, 0.31)]
+    return {"runs": runs, "baselines": {"raw pixels": {"knn_top1": 0.38}, "untrained": untrained}}
+
+
+def test_the_report_says_how_far_above_the_baselines(quality: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    quality.report(results(quality, infonce=[0.44, 0.45, 0.46], hcl=[0.41, 0.42, 0.43], bcl=[0.40]))
+    told = capsys.readouterr().out
+    assert "infonce - raw pixels: +0.0700, 95% [+0.0452, +0.0948]; +0.05 asked: yes, its lower end: NO" in told
+    assert "infonce - untrained: +0.1500, 95% [+0.1273, +0.1727]; +0.05 asked: yes, its lower end: yes" in told
+    assert "hcl - raw pixels: +0.0400, 95% [+0.0152, +0.0648]; +0.05 asked: NO, its lower end: NO" in told
+    assert "bcl - raw pixels: +0.0200, no interval (n < 2); +0.05 asked: NO" in told
+    assert "infonce - hcl: +0.0300, 95% [+0.0073, +0.0527]: a difference" in told
+
+
+def test_another_setting_or_precision_is_another_run(quality: Any) -> None:
+    plain = quality.Asked(quality.SETTINGS, "bf16", quality.EPOCHS)
+    others = [
+        quality.Asked({**quality.SETTINGS, "encoder": "resnet50"}, "bf16", quality.EPOCHS),
+        quality.Asked({**quality.SETTINGS, "batch_size": 128}, "bf16", quality.EPOCHS),
+        quality.Asked(quality.SETTINGS, "fp32", quality.EPOCHS),
+        quality.Asked(quality.SETTINGS, "bf16", 2 * quality.EPOCHS),
+    ]
+    assert len({one.digest for one in (plain, *others)}) == len({one.results for one in (plain, *others)}) == 5
+    assert plain.results.name == "simclr_quality.json"
+    (run,) = results(quality, infonce=[0.4])["runs"]
+    assert plain.made(run)
+    assert not any(other.made(run) for other in others)

@@ -1,0 +1,54 @@
+"""Tags of errata and their entries are the same, and every README says where they are."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.support.readme_tree import ROOT
+
+ERRATA = ROOT / "docs" / "errata.md"
+TAG = r"E-[0-9A-Z](?:[0-9A-Za-z.]*[0-9A-Za-z])?"
+WORKLOADS = sorted(path.parent for path in (ROOT / "workloads").glob("*/README.md"))
+
+
+def _tracked() -> list[str]:
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py", "*.md"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout, where what belongs to the repository can not be told")
+    return listed.stdout.splitlines()
+
+
+def test_every_tag_has_an_entry_and_every_entry_is_referred_to() -> None:
+    entries = Counter(re.findall(rf"^- \*\*({TAG})\*\* ", ERRATA.read_text(), re.MULTILINE))
+    used: dict[str, str] = {}
+    for name in _tracked():
+        if (ROOT / name).is_file() and ROOT / name != ERRATA:
+            used |= dict.fromkeys(re.findall(rf"(?<![\w-]){TAG}", (ROOT / name).read_text()), name)
+    assert set(entries.values()) == {1}
+    assert {tag: name for tag, name in used.items() if tag not in entries} == {}
+    assert set(entries) <= set(used)
+
+
+def test_an_entry_says_what_is_there_and_what_is_done() -> None:
+    for entry in re.split(r"^- (?=\*\*E-)", ERRATA.read_text(), flags=re.MULTILINE)[1:]:
+        text = entry.partition("\n\n")[0]
+        assert "→" in text, text
+        assert len(text.splitlines()) <= 5, text
+
+
+@pytest.mark.parametrize("folder", WORKLOADS, ids=lambda folder: folder.name)
+def test_a_workloads_readme_says_where_sources_and_tags_are(folder: Path) -> None:
+    text = (folder / "README.md").read_text()
+    assert "../../docs/sources.md" in text
+    assert "../../docs/errata.md" in text
+
+
+def test_the_first_page_and_the_results_say_so_too() -> None:
+    for name in ("README.md", "RESULTS.md"):
+        assert {"docs/sources.md", "docs/errata.md"} <= set(re.findall(r"\]\(([^)]*)\)", (ROOT / name).read_text()))

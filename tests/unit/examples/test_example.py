@@ -1,0 +1,10 @@
+"""The example of a workload of one's own passes what every workload must pass, by its own test."""
+
+import sys
+
+from tests.support.projects import EXAMPLE
+
+sys.path.append(str(EXAMPLE))  # for the second process, too
+from test_linreg import TestLinReg
+
+__all__ = ["TestLinReg"]

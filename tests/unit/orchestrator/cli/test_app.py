@@ -1,0 +1,462 @@
+"""Wrong command lines: one sentence on standard error, the right exit code, no traceback, within a second."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+
+from orchestrator.cli import app, exit_codes
+from orchestrator.cluster import preflight
+from orchestrator.config.plan import Plan
+from orchestrator.config.spec import ExperimentSpec
+from orchestrator.engine import checkpoint
+from orchestrator.engine.checkpoint import TENSORS, Checkpoint
+from orchestrator.storage import records
+from orchestrator.storage.records import RunFolder
+from orchestrator.storage.settings import resolve
+from tests.support.waiting import HANG_SECONDS
+
+NONE = "--tracking none"
+RUN = f"run recommender {NONE} --local"
+SWEEP = f"sweep recommender {NONE} --local"
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Types a line and holds the answer to what every error must be; gives the sentence."""
+
+    def type_line(line: str | list[str], code: int, *words: str) -> str:
+        arguments = line.split() if isinstance(line, str) else line
+        found = exit_codes.guarded(lambda: app.app(arguments, standalone_mode=False))
+        captured = capsys.readouterr()
+        hold(captured.err, found, code, *words)
+        return captured.err
+
+    return type_line
+
+
+def hold(stderr: str, found: int, code: int, *words: str) -> None:
+    assert stderr.startswith("error: "), stderr
+    assert stderr.count("\n") == 1, stderr
+    assert stderr.endswith("\n")
+    assert "Traceback" not in stderr
+    for word in words:
+        assert word in stderr
+    assert found == code, stderr
+
+
+# Words
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("rnu", ("Unknown verb: got 'rnu'", "sweep", "Did you mean 'run'?")),
+        ("data ftech ml-100k", ("Unknown verb: got 'ftech'; allowed: fetch, list, verify", "Did you mean 'fetch'?")),
+        ("run --trails 3", ("No such option", "--trails", "run --help")),
+        ("sweep recommender --trails 3", ("No such option", "--trails", "--trials", "sweep --help")),
+        ("run recommender --workers two", ("Resource workers is not valid: got 'two'",)),
+        ("run recommender --seed", ("--seed", "requires an argument", "--help")),
+        ("promote rec", ("Missing option '--to'", "promote --help")),
+        ("ui --port 0", ("Invalid value for '--port'", "ui --help")),
+        ("run", ("No workload is named", "--config FILE")),
+        ("run epochs=5", ("No workload is named",)),
+        ("sweep --local", ("No workload is named. orchestrator sweep WORKLOAD key=value",)),
+        ("compare --test foo latest", ("Invalid value for '--test': 'foo' is not one of 'welch', 'permutation'",)),
+        ("status", ("There is no run, sweep or job yet. Looked in ",)),
+        ("run recomender", ("Unknown workload: got 'recomender'; allowed: ", "Did you mean 'recommender'?")),
+        ("sweep recomender", ("Unknown workload: got 'recomender'", "Did you mean 'recommender'?")),
+        ("workloads recomender", ("Unknown workload: got 'recomender'", "Did you mean 'recommender'?")),
+        (f"{RUN} lr=0.1 epochs", ("Not a setting: got 'epochs'; allowed: key=value",)),
+        (f"{RUN} lr=1 lr=2", ("lr is given twice: got 1 and 2",)),
+        (f"{RUN} lrr=1", ("Unknown parameter: got 'lrr'; allowed: accumulate, ", "Did you mean 'lr'?")),
+        (f"{RUN} lr=fast", ("Parameter lr is not valid: got 'fast'; allowed: a valid number",)),
+        (f"{RUN} lr=2", ("Parameter lr is not valid: got '2'; allowed: less than or equal to 1",)),
+        (f"{RUN} dim=0", ("Parameter dim is not valid: got '0'; allowed: greater than or equal to 1",)),
+        (f"{RUN} backbone=lightgnc", ("got 'lightgnc'; allowed: 'mf' or 'lightgcn'", "Did you mean 'lightgcn'?")),
+        (f"{RUN} epochs=0", ("Plan setting epochs is not valid: got '0'",)),
+        (f"{RUN} precision=fp16", ("Plan setting precision is not valid: got 'fp16'; allowed: 'fp32' or 'bf16'",)),
+        (f"{RUN} layers=2", ("layers=2 has no effect with backbone=mf",)),
+        (f"{RUN} batch_size=1001 accumulate=2", ("got 1001; allowed: a multiple of 2", "Use batch_size=1000")),
+        (f"run recommender {NONE} --workers 3", ("3 worker(s)", "got 1024", "Use batch_size=1023")),
+        (f"run recommender {NONE} --workers 2 --gpus-per-worker 0.5", ("can not share a GPU",)),
+        (f"{RUN} --workers 2", ("--local runs in one process: got workers=2",)),
+        (f"{RUN} --seed -1", ("The seed is not valid: got -1; allowed: an integer from 0",)),
+        (
+            f"{RUN} dataset=synthtic",
+            ("Unknown dataset", "'synthtic'", "ml-100k", "Did you mean 'synthetic'?"),
+        ),
+        (f"{RUN} dataset=ml-100k", ("100k_train.csv", "is missing", "orchestrator data fetch ml-100k")),
+        ("data fetch ml100k", ("Unknown dataset: got 'ml100k'", "Did you mean 'ml-100k'?")),
+        ("run recommender --tracking mlruns", ("not one that works: got 'mlruns'; allowed: http(s)://",)),
+        (f"{SWEEP} --sampler tep", ("got 'tep'; allowed: 'tpe', 'gp', 'cmaes', 'random' or 'grid'", "'tpe'?")),
+        (f"{SWEEP} --scheduler median5", ("got 'median5'; allowed: 'asha', 'hyperband', 'median', 'pbt' or 'none'",)),
+        (f"{SWEEP} --sampler grid", ("A grid needs steps, and lr has none", "Give it step=")),
+        (f"{SWEEP} --scheduler pbt --trials 3", ("PBT can not be used here: a population needs at least 4",)),
+        (f"{SWEEP} --seeds 0", ("Search setting seeds is not valid: got 0",)),
+        (f"{SWEEP} --max-device-hours 0", ("Search setting max_device_hours is not valid: got 0",)),
+        (f"{SWEEP} --time-budget 0", ("Search setting time_budget is not valid: got 0",)),
+        (f"{SWEEP} --trial-timeout 0", ("Search setting trial_timeout is not valid: got 0",)),
+        (f"{SWEEP} --trial-timeout 5", ("--trial-timeout", "--local", "Leave one of the two away")),
+        (f"{SWEEP} --more-trials 3", ("--more-trials and --retry-failed go on with a sweep", "--resume ID")),
+        (f"{SWEEP} --retry-failed", ("--more-trials and --retry-failed go on with a sweep",)),
+        (
+            "sweep --resume latest --more-trials -1",
+            ("--more-trials is not valid: got -1; allowed: greater than",),
+        ),
+        (
+            f"{RUN} sampler=bns bns_prior=occupation",
+            ("synthetic does not tell its users' occupations", "Set another bns_prior"),
+        ),
+        (f"{SWEEP} sampler=bns bns_prior=occupation", ("synthetic does not tell its users' occupations",)),
+        ("run vera refit=true", ("a refit trains on the validation part", "Set refit=false")),
+        ("sweep lifelong epochs=3 --trials 2", ("epochs=3 are too few for 5 sessions", "Set epochs=5 or more")),
+        ("run text_ranker refit=true --local", ("where bm25_weight would be chosen", "or refit=false")),
+        (f"{SWEEP} --keep best", ("Unknown word for --keep: got 'best'; allowed: all, none, winner",)),
+        (f"{SWEEP} --warm-start nothing", ("There is no sweep yet: got 'nothing'",)),
+        (f"{SWEEP} objective=recall_at_20", ("The objective recall_at_20 needs a direction", "recall_at_20:max")),
+        (f"{RUN} objective=recall_at_20:up", ("The objective recall_at_20 needs a direction: got 'recall_at_20:up'",)),
+        (f"{SWEEP} objective=ndcg_at_20,recall_at_20:max --scheduler asha", ("stops trials by one objective",)),
+        (f"{RUN} --name latest", ("The name can not be one: got 'latest'",)),
+        (f"{SWEEP} --name a/b", ("The name can not be one: got 'a/b'",)),
+        (f"{SWEEP} --trials 0", ("Search setting trials is not valid: got 0",)),
+        (f"{SWEEP} --space spce", ("Unknown search space of recommender: got 'spce'", "Did you mean 'space'?")),
+        (f"{SWEEP} --space none.py:space", ("search space's file does not exist", "none.py")),
+        (f"{SWEEP} refit=only", ("refit=only can not be",)),
+        (f"{SWEEP} --space mf lr=0.1 dim=8 weight_decay=0", ("Nothing is left to search",)),
+        ("promote rec --to latest", ("The alias latest is reserved",)),
+        (f"promote rec --to champion {NONE}", ("no model registry with tracking off",)),
+        ("submit", ("nothing to submit", "orchestrator submit -- ")),
+        ("submit -- swep recommender", ("Unknown verb to submit: got 'swep'", "Did you mean 'sweep'?")),
+    ],
+)
+def test_arguments(
+    line: str, words: tuple[str, ...], refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_DATA", str(tmp_path / "data"))
+    refused(line, 2, *words)
+    assert not (tmp_path / "home" / "storage").exists() or not list((tmp_path / "home" / "storage").iterdir())
+
+
+# Files
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("workload: recommender\nparams: {lr: 0.1\n", ("exp.yaml, line 3, column 1 is not valid YAML",)),
+        ("workload: recommender\n\nparams:\n  lr: 7\n", ("Parameter lr (line 4) is not valid: got 7",)),
+        ("workload: recommender\nplan:\n  epoch: 7\n", ("Unknown plan setting (line 3): got 'epoch'", "'epochs'?")),
+        ("workload: recommender\nparms: {}\n", ("line 2: got 'parms'", "Did you mean 'params'?")),
+        ("workload: recomender\n", ("Unknown workload: got 'recomender'",)),
+        ("- recommender\n", ("exp.yaml must hold a mapping: got list",)),
+        ("extends: exp.yaml\n", ("exp.yaml extends itself",)),
+        ("1: 2\n", ("exp.yaml, line 1: a key must be a name: got 1",)),
+    ],
+)
+def test_a_configuration(text: str, words: tuple[str, ...], refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "exp.yaml").write_text(text)
+    refused(f"run --local {NONE} --config {tmp_path}/exp.yaml", 2, *words)
+
+
+def test_a_configuration_that_is_not_there(refused: Callable[..., str], tmp_path: Path) -> None:
+    refused(f"run --config {tmp_path}/none.yaml", 2, f"The file {tmp_path}/none.yaml does not exist")
+
+
+GOOD = "user,item,rating\n0,1,5\n"
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        ("user,item,rating\n0,1,5\n0,2\n", ("line 3", "the line is truncated", "expected 3 fields user,item,rating")),
+        ("user,film,rating\n0,1,5\n", ("line 1", "the columns are wrong: got 'user,film,rating'", "user,item,rating")),
+        ("user,item,rating\n0,1,nan\n", ("line 2", "a NaN in column rating", "a rating in 1..5")),
+        ("user,item,rating\n0,9999,4\n", ("line 2", "an id out of range in column item", "an integer in 0..1681")),
+        (GOOD, ("the checksum differs", "sha256")),
+    ],
+)
+def test_a_damaged_dataset(
+    train: str, words: tuple[str, ...], refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "data" / "ml-100k"
+    folder.mkdir(parents=True)
+    (folder / "100k_train.csv").write_text(train)
+    (folder / "100k_test.csv").write_text("user,item,rating\n0,7,5\n")
+    monkeypatch.setenv("ORCHESTRATOR_DATA", str(tmp_path / "data"))
+    place = (f"{folder}/100k_train.csv", "orchestrator data fetch ml-100k")
+    refused(f"{RUN} dataset=ml-100k", 2, *place, *words)
+    refused(f"{SWEEP} dataset=ml-100k", 2, *place, *words)
+
+
+def test_more_noise_than_there_are_free_pairs(refused: Callable[..., str], tmp_path: Path) -> None:
+    table = tmp_path / "own.csv"
+    table.write_text("user,item\n" + "".join(f"{row % 4},{row // 4}\n" for row in range(19)))
+    words = ("too few pairs without an interaction for the noise: got 1; expected 15", "at most 0.0666")
+    for verb in (RUN, SWEEP):
+        refused(f"{verb} dataset={table} dataset_noise=1", 2, *words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def space(trial):\n    return {'lr': trial.suggest_float('lr', 0.1, 0.2)\n", ("SyntaxError", "line 2")),
+        ("def space(trial):\n    return {'lrr': trial.suggest_float('lr', 0.1, 0.2)}\n", ("got 'lrr'", "'lr'?")),
+        ("def space(trial):\n    return {'lr': trial.suggest_float('lr', 2.0, 3.0)}\n", ("lr is not valid: got ",)),
+        (
+            "def space(trial):\n    return trial.suggest_float('lr', 0.1, 0.2)\n",
+            ("must return the parameters: got float",),
+        ),
+        ("def space(trial):\n    return {'lr': trial.suggest('lr')}\n", ("The search space failed: AttributeError",)),
+        ("def spaec(trial):\n    return {}\n", ("Unknown function in", "got 'space'; allowed: spaec")),
+    ],
+)
+def test_a_search_space(text: str, words: tuple[str, ...], refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    refused(f"{SWEEP} --space {tmp_path}/mine.py:space", 2, *words)
+
+
+# What the machine or a service can not do
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (f"{RUN} --cpus-per-worker 4096", ("too small: got 1 worker(s) of 4096 CPU each; allowed: ", "Ask for fewer")),
+        (f"{RUN} --gpus-per-worker 512", ("This machine is too small: got 1 worker(s) of ", "512 GPU each")),
+        (f"run recommender {NONE} --workers 512", ("too small: got 512 worker(s)",)),
+        (f"{SWEEP} --cpus-per-worker 4096", ("too small",)),
+        (f"run recommender {NONE} --ray-address 127.0.0.1:9", ("No Ray answers at 127.0.0.1:9", "ray start --head")),
+        (f"sweep recommender {NONE} --ray-address 127.0.0.1:9", ("No Ray answers at 127.0.0.1:9",)),
+        ("run recommender --local --tracking http://127.0.0.1:9", ("No MLflow answers at http://127.0.0.1:9",)),
+        ("sweep recommender --local --tracking http://127.0.0.1:9", ("No MLflow answers at http://127.0.0.1:9",)),
+        ("promote rec --to champion --tracking http://127.0.0.1:9", ("No MLflow answers at http://127.0.0.1:9",)),
+        ("predict rec@champion --input - --tracking http://127.0.0.1:9", ("No MLflow answers at",)),
+        (
+            f"{RUN} --storage FILE/runs",
+            ("The storage ", "FILE/runs can not be written: got Not a directory", "--storage"),
+        ),
+        (f"{SWEEP} --storage FILE/runs", ("can not be written",)),
+        ("run recommender --local --tracking sqlite:///FILE/mlflow.db", ("FILE can not be written",)),
+    ],
+)
+def test_a_service_that_is_not_there(
+    line: str, words: tuple[str, ...], refused: Callable[..., str], tmp_path: Path
+) -> None:
+    file = tmp_path / "regular"
+    file.write_text("what root can not write either")
+    words = tuple(word.replace("FILE", str(file)) for word in words)
+    refused(line.replace("FILE", str(file)), 3, *words)
+    storage = tmp_path / "home" / "storage"
+    assert not storage.exists() or list(storage.iterdir()) == [], "nothing was begun"
+
+
+def test_a_home_that_can_not_be_written(
+    refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "regular").write_text("")
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "regular" / "home"))
+    refused("run recommender --local", 3, f"{tmp_path}/regular/home", "can not be written")
+
+
+# Resuming
+
+
+def interrupted(kind: Any = "run", identity: dict[str, str] | None = None) -> RunFolder:
+    """A run that was interrupted after a checkpoint of ``identity``, by default its own."""
+    params = preflight.parameters("recommender", {})
+    spec = ExperimentSpec(workload="recommender", params=params, plan=Plan(epochs=3, refit=True))
+    asked = {"experiment": spec.model_dump(mode="json"), "options": {"local": True, "register": None}}
+    folder = records.create(resolve().storage, kind, "recommender", asked, "orchestrator run recommender")
+    saved = Checkpoint(identity or spec.identity, 1, {"weights": torch.ones(9)})
+    checkpoint.write(folder.checkpoints / checkpoint.name(1), saved)
+    folder.update(tracking=None)
+    folder.release("interrupted", 130)
+    return folder
+
+
+def test_a_truncated_checkpoint(refused: Callable[..., str]) -> None:
+    folder = interrupted()
+    os.truncate(folder.checkpoints / checkpoint.name(1) / TENSORS, 20)
+    refused("run --resume latest", 2, str(folder.checkpoints), "is truncated: got 20 bytes; allowed: ", "Remove it")
+
+
+def test_a_checkpoint_of_another_workload(refused: Callable[..., str]) -> None:
+    folder = interrupted(identity={"workload": "simclr", "fingerprint": "aa"})
+    words = ("belongs to another workload: got simclr; allowed: recommender", "Resume the run it was written by")
+    refused(f"run --resume {folder.id}", 2, str(folder.checkpoints), *words)
+
+
+def test_a_run_that_has_finished(refused: Callable[..., str]) -> None:
+    folder = interrupted()
+    folder.hold()
+    folder.release("finished", 0)
+    refused(f"run --resume {folder.id}", 2, f"{folder.id} has already finished", "Start a new run")
+
+
+def test_a_run_that_another_process_drives(refused: Callable[..., str]) -> None:
+    folder = interrupted()
+    folder.hold()
+    words = ("is being driven by another process", f"orchestrator stop {folder.id}")
+    refused(f"run --resume {folder.id}", 2, folder.id, *words)
+
+
+@pytest.mark.parametrize("verb", ["run --resume", "sweep --resume", "status", "logs", "stop", "sync"])
+def test_an_unknown_id(verb: str, refused: Callable[..., str], database: Path) -> None:
+    kind = verb.partition(" ")[0] if "--resume" in verb else "run"
+    folder = interrupted(kind)
+    refused(f"{verb} {folder.id[:-1]}x", 2, f"got '{folder.id[:-1]}x'", f"Did you mean {folder.id}?")
+
+
+@pytest.mark.parametrize("verb", ["run", "sweep"])
+def test_nothing_to_resume(verb: str, refused: Callable[..., str]) -> None:
+    refused(f"{verb} --resume latest", 2, f"There is no {verb} yet")
+
+
+def test_a_run_resumed_as_a_sweep(refused: Callable[..., str]) -> None:
+    folder = interrupted()
+    refused(f"sweep --resume {folder.id}", 2, f"is a run, no sweep. Try: orchestrator run --resume {folder.id}")
+
+
+@pytest.mark.parametrize(
+    ("verb", "more"),
+    [
+        *(
+            ("run", more)
+            for more in ("recommender", "lr=0.1", "--seed 0", "--local", "--workers 2", "--gpus-per-worker 0",
+                         "--cpus-per-worker 1", "--register rec", "--config exp.yaml")
+        ),
+        *(
+            ("sweep", more)
+            for more in ("recommender", "lr=0.1", "--seed 0", "--local", "--trials 3", "--space mf", "--sampler gp",
+                         "--scheduler none", "--concurrency 2", "--time-budget 60", "--gpus-per-worker 0",
+                         "--cpus-per-worker 1", "--register rec", "--config exp.yaml", "--seeds 2", "--keep all",
+                         "--warm-start latest", "--max-device-hours 1", "--trial-timeout 9", "--name s", "--pack off")
+        ),
+    ],
+)  # fmt: skip
+def test_resume_stands_alone(verb: str, more: str, refused: Callable[..., str]) -> None:
+    word = more.split()[0]
+    refused(f"{verb} --resume latest {more}", 2, "--resume goes on with what was asked for", f"got {word}", "Keep only")
+
+
+# Help
+
+
+@pytest.mark.parametrize("line", ["", "data", "reproduce"])
+def test_no_word_at_all_is_answered_with_the_help(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_codes.guarded(lambda: app.app(line.split(), standalone_mode=False)) == 2
+    assert capsys.readouterr().err.startswith("Usage: ")
+
+
+@pytest.mark.parametrize("group", ["", "data"])
+def test_every_summary_is_whole(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exit_codes.guarded(lambda: app.app([*group.split(), "--help"], standalone_mode=False))
+    text = capsys.readouterr().out
+    assert "..." not in text.partition("Commands:")[2]
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_every_verb_has_an_example() -> None:
+    def verbs(command: Any, words: str) -> Iterator[tuple[str, Any]]:
+        for name, found in getattr(command, "commands", {}).items():
+            yield from verbs(found, f"{words} {name}") if hasattr(found, "commands") else [(f"{words} {name}", found)]
+
+    for words, verb in verbs(typer.main.get_command(app.app), "orchestrator"):
+        example = verb.help.partition("Example: ")[2]
+        assert example.startswith(f"{words} ") or example == words, words
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_codes.guarded(lambda: app.app(["--version"], standalone_mode=False)) == 0
+    assert capsys.readouterr().out == f"orchestrator {version('ray-experiment-orchestrator')}\n"
+
+
+@pytest.mark.parametrize(("one", "names"), [("thesis-5.2", ("BPR; ", "InfoNCE; ")), ("thesis-fig4.2", ("RNS. ",))])
+def test_the_help_of_what_is_published_names_its_methods(
+    one: str, names: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    exit_codes.guarded(lambda: app.app(["reproduce", one, "--help"], standalone_mode=False))
+    text = capsys.readouterr().out
+    assert all(name in text for name in names), text
+
+
+def test_a_job_is_no_id_for_sync(capsys: pytest.CaptureFixture[str]) -> None:
+    exit_codes.guarded(lambda: app.app(["sync", "--help"], standalone_mode=False))
+    assert "job" not in capsys.readouterr().out
+
+
+# The registry
+
+
+@pytest.mark.parametrize(
+    "line", ["promote recc --to champion", "predict recc@champion --input -", "predict recc --input -"]
+)
+def test_an_unknown_model(line: str, refused: Callable[..., str], database: Path) -> None:
+    refused(line, 2, "There is no registered model yet: got 'recc'", "--register recc")
+
+
+# As processes
+
+
+def orchestrator(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "orchestrator", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG_SECONDS,
+    )
+
+
+def seconds(*command: str) -> float:
+    """Processor time of a command, the less of two: what a machine with nothing else to do takes."""
+
+    def once() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, *command], capture_output=True, check=False)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    return min(once() for _ in range(2))
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("rnu", 2, ("Unknown verb: got 'rnu'",)),
+        (f"{RUN} lr=-1", 2, ("Parameter lr is not valid",)),
+        ("promote rec --to champion --tracking http://127.0.0.1:9", 3, ("No MLflow answers at",)),
+        (f"{SWEEP} --space spce", 2, ("Unknown search space",)),
+        ("run --resume nothing", 2, ("There is no run yet",)),
+    ],
+)
+def test_a_process_ends_with_one_line_and_its_code(line: str, code: int, words: tuple[str, ...]) -> None:
+    done = orchestrator(*line.split())
+    hold(done.stderr, done.returncode, code, *words)
+    assert done.stdout == ""
+
+
+@pytest.fixture(scope="module")
+def bare() -> float:
+    """What a Python that does nothing takes."""
+    return seconds("-c", "pass")
+
+
+def test_help_is_there_in_a_blink(bare: float) -> None:
+    assert seconds("-m", "orchestrator", "--help") - bare < 0.4
+
+
+@pytest.mark.parametrize("line", [f"{RUN} lr=-1", f"{SWEEP} lr=-1", f"{RUN} --config none.yaml", "run --resume none"])
+def test_a_configuration_error_is_there_within_a_second(line: str, bare: float) -> None:
+    assert seconds("-m", "orchestrator", *line.split()) - bare < 0.8

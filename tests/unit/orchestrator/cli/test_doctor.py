@@ -1,0 +1,326 @@
+"""The doctor: every check a line, nothing stops it, no secret leaves it, and its exit code is the truth."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import platform
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from orchestrator.cli import doctor
+from orchestrator.cli.doctor import Check
+from orchestrator.errors import UserError, mask
+from orchestrator.storage import records, remote
+from orchestrator.storage.settings import NAMES, Settings, resolve
+from workloads.data import datasets
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setenv("ORCHESTRATOR_DATA", str(tmp_path / "data"))
+    return resolve()
+
+
+@pytest.fixture
+def server() -> Iterator[type[BaseHTTPRequestHandler]]:
+    """Speaks the two paths of an MLflow server that the doctor asks; gives its handler, to be set."""
+
+    class Handler(BaseHTTPRequestHandler):
+        version: ClassVar[str] = version("mlflow")
+        refuses: ClassVar[int] = 200
+        uri: ClassVar[str] = ""
+        seen: ClassVar[list[str | None]] = []
+
+        def do_GET(self) -> None:
+            self.seen.append(self.headers["Authorization"])
+            self._say(200, self.version if self.path == "/version" else "")
+
+        def do_POST(self) -> None:
+            self._say(self.refuses, "Invalid Host header")
+
+        def _say(self, code: int, text: str) -> None:
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    web = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Handler.uri = f"http://127.0.0.1:{web.server_port}"
+    threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
+    yield Handler
+    web.shutdown()
+    web.server_close()
+
+
+def found(check: Callable[[Settings], Iterable[Check]], settings: Settings) -> list[tuple[str, str]]:
+    """The levels and sentences of one check."""
+    return [(line.level, f"{line.text}. {line.fix}") for line in doctor._guarded(check, settings)]
+
+
+def one(check: Callable[[Settings], Iterable[Check]], settings: Settings) -> tuple[str, str]:
+    (line,) = found(check, settings)
+    return line
+
+
+def test_the_whole_report(tmp_path: Path) -> None:
+    """As a user runs it, with a setting from each kind of source."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "config.yaml").write_text(f"storage: {tmp_path / 'elsewhere'}\n")
+    code = (
+        "import sys; from orchestrator.cli.app import main; sys.argv = ['orchestrator', *sys.argv[1:]]\n"
+        "try: main()\n"
+        "finally: print('ray' in sys.modules, 'torch' in sys.modules, file=sys.stderr)"
+    )
+    uri = "postgresql://me:s3cret@127.0.0.1:1/db"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "doctor", "--json"],
+        env={**os.environ, "MLFLOW_TRACKING_URI": uri}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    report = json.loads(done.stdout)
+    assert done.stderr.strip() == "False False"  # nothing was started in the process that talks to the user
+    assert "s3cret" not in done.stdout
+    sources = {name: setting["source"] for name, setting in report["settings"].items()}
+    assert list(sources) == list(NAMES)
+    assert [sources[name] for name in ("home", "storage", "tracking", "ray_address")] == [
+        "environment", "file", "environment", "default",
+    ]  # fmt: skip
+    assert report["settings"]["tracking"]["value"] == "postgresql://me:***@127.0.0.1:1/db"
+    levels: dict[str, set[str]] = {}
+    for check in report["checks"]:
+        levels.setdefault(check["name"], set()).add(check["level"])
+        assert bool(check["fix"]) <= (check["level"] != "ok")
+    assert list(levels) == ["python", "packages", "gpu", "ray token", "ray", "mlflow", "storage", "data", "runs"]
+    assert levels["mlflow"] == {"problem"}  # nothing listens there
+    assert (report["status"], done.returncode) == ("problem", 3)
+
+
+def test_the_printed_report_has_a_line_a_check(
+    settings: Settings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fine(_: Settings) -> Iterator[Check]:
+        yield Check("fine", "ok", "all is\nwell", "Nothing to do")
+
+    def poor(_: Settings) -> Iterator[Check]:
+        yield Check("poor", "warning", "little is left", "Make room")
+
+    monkeypatch.setattr(doctor, "CHECKS", (fine, poor))
+    assert doctor.run(settings, as_json=False) == 0
+    head, _, tail = capsys.readouterr().out.partition("\n\n")
+    assert head.splitlines() == ["ok       fine      all is well", "warning  poor      little is left. Make room"]
+    assert [line.split()[0] for line in tail.splitlines()] == ["setting", *NAMES]
+
+
+def test_whatever_stops_a_check_is_a_line(settings: Settings) -> None:
+    def told(_: Settings) -> Iterator[Check]:
+        yield Check("told", "ok", "so far")
+        raise UserError("The cellar is full", got="http://me:pw@cellar", fix="Dig")
+
+    def broken(_: Settings) -> Iterator[Check]:
+        yield Check("broken", "ok", str(1 // 0))
+
+    assert found(told, settings) == [
+        ("ok", "so far. "), ("problem", "The cellar is full: got http://me:***@cellar. Dig.. ")
+    ]  # fmt: skip
+    assert one(broken, settings)[1].startswith("could not be checked: ZeroDivisionError")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://me:pw@host:5000/x", "http://me:***@host:5000/x"),
+        ("postgresql://me:p@ss/w:rd@host/db", "postgresql://me:***@host/db"),
+        ("https://token@host", "https://***@host"),
+        (
+            "postgresql://host/db?user=me&password=pw&sslmode=off",
+            "postgresql://host/db?user=me&password=***&sslmode=off",
+        ),
+        ("sqlite:////home/me@work/mlflow.db", "sqlite:////home/me@work/mlflow.db"),
+        ("http://host:5000", "http://host:5000"),
+        ("No MLflow answers at http://me:pw@host (refused)", "No MLflow answers at http://me:***@host (refused)"),
+    ],
+)
+def test_no_address_shows_its_secret(text: str, shown: str) -> None:
+    assert mask(text) == shown
+
+
+def test_packages_are_held_against_their_bounds(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds = ["numpy>=2,<99", "pydantic>=99", "no-such-package>=1", 'no-such-tool>=1; extra == "dev"']
+    monkeypatch.setattr(doctor, "requires", lambda _: bounds)
+    python, *packages = found(doctor._packages, settings)
+    assert python[0] == "ok"
+    assert platform.python_version() in python[1]
+    assert packages == [
+        ("problem", f"pydantic {version('pydantic')} (needs >=99). pip install 'pydantic>=99'"),
+        ("problem", "no-such-package is not installed (needs >=1). pip install 'no-such-package>=1'"),
+    ]
+    monkeypatch.undo()
+    assert {level for level, _ in found(doctor._packages, settings)} == {"ok"}
+
+
+def test_gpus_as_pytorch_tells_them(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer: dict[str, Any] = {"torch": "2.15.0", "build": "13.2", "gpus": [["H200", 141 * 2**30]]}
+    monkeypatch.setattr(doctor, "_probe", lambda _: answer)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert one(doctor._gpu, settings) == ("ok", "H200 (141 GiB); PyTorch 2.15.0. ")
+    answer["gpus"] = []
+    monkeypatch.setattr(Path, "glob", lambda *_: [Path("/dev/nvidia0")])
+    assert one(doctor._gpu, settings)[0] == "problem"
+    answer["build"] = None
+    assert "Install a CUDA build" in one(doctor._gpu, settings)[1]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    level, text = one(doctor._gpu, settings)
+    assert (level, "CUDA_VISIBLE_DEVICES=''" in text) == ("ok", True)
+
+
+def test_a_probe_that_fails_or_hangs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor._probe("import sys; print('noise'); print('[1, \"' + sys.argv[1] + '\"]')", "two") == [1, "two"]
+    with pytest.raises(RuntimeError, match=r"^KeyError: 'torch'$"):
+        doctor._probe("raise KeyError('torch')")
+    monkeypatch.setattr(doctor, "PROBE_SECONDS", 0.2)
+    with pytest.raises(RuntimeError, match="no answer within"):
+        doctor._probe("import time; time.sleep(60)")
+
+
+def test_ray_without_an_address_tells_what_would_start(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    token, ray = found(doctor._ray, settings)
+    assert token[0] == ray[0] == "ok"
+    assert ray[1].startswith(f"{version('ray')}; a local cluster would have {len(os.sched_getaffinity(0))} CPU")
+    monkeypatch.setattr(doctor, "LOW_SHARED_MEMORY", 2**60)
+    level, text = found(doctor._ray, settings)[1]
+    assert (level, "--shm-size" in text) == ("warning", True)
+
+
+def test_ray_where_nothing_listens(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}", f"http://127.0.0.1:{port}"):
+        level, text = found(doctor._ray, resolve({"ray_address": address}))[1]
+        assert (level, text.startswith(f"No Ray answers at {address}")) == ("problem", True)
+
+
+def test_ray_joins_only_its_own_version() -> None:
+    mine = {"ray_version": version("ray"), "python_version": platform.python_version()}
+    assert doctor._same_ray("host:6379", mine).level == "ok"
+    for other in ({"ray_version": "2.1.0"}, {"python_version": "3.12.0"}):
+        check = doctor._same_ray("host:6379", mine | other)
+        assert (check.level, *(value in check.text for value in other.values())) == ("problem", True)
+    assert doctor._same_ray("auto", None).level == "problem"
+
+
+def test_the_token_and_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = tmp_path / "token"
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+    assert doctor._token().text == f"mode unset, no token in {token}; a local cluster makes one"
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    assert doctor._token().level == "problem"
+    token.write_text("abc")
+    assert doctor._token().text == f"mode token, token in {token}"
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "hidden")
+    assert doctor._token().text == "mode token, token in RAY_AUTH_TOKEN"
+
+
+def test_the_embedded_store_before_its_first_use_and_after(settings: Settings, request: pytest.FixtureRequest) -> None:
+    assert one(doctor._mlflow, settings) == (
+        "ok", f"{version('mlflow')}; the store is made at its first use: {settings.home / 'mlflow.db'}. "
+    )  # fmt: skip
+    settings.home.rmdir()
+    request.getfixturevalue("database")
+    assert "holds 0 runs and 0 registered models" in one(doctor._mlflow, settings)[1]
+
+
+def test_a_damaged_store(settings: Settings) -> None:
+    settings.home.mkdir()
+    (settings.home / "mlflow.db").write_bytes(b"no database" * 1000)
+    level, text = one(doctor._mlflow, settings)
+    assert (level, "file is not a database" in text) == ("problem", True)
+
+
+def test_mlflow_servers(server: Any) -> None:
+    settings = resolve({"tracking": server.uri})
+    assert one(doctor._mlflow, settings)[0] == "ok"
+    server.version = "2.22.0"
+    assert one(doctor._mlflow, settings) == (
+        "problem", f"{server.uri} runs '2.22.0', and here is {version('mlflow')}. "
+        "Install the server's major version here, or upgrade the server",
+    )  # fmt: skip
+    server.refuses = 403
+    level, text = one(doctor._mlflow, settings)
+    assert (level, "--allowed-hosts" in text) == ("problem", True)
+
+
+def test_an_mlflow_server_with_passwords_is_asked_with_ones_own(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
+    assert one(doctor._mlflow, resolve({"tracking": server.uri}))[0] == "ok"
+    assert server.seen == ["Basic bWU6c2VjcmV0"]
+
+
+def test_tracking_that_is_off(settings: Settings) -> None:
+    assert one(doctor._mlflow, resolve({"tracking": "none"}))[1].endswith("tracking is off. ")
+
+
+def test_storage(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert one(doctor._storage, settings)[0] == "ok"
+    monkeypatch.setattr(doctor, "LOW_SPACE", 2**60)
+    assert one(doctor._storage, settings)[0] == "warning"
+    (tmp_path / "file").touch()
+    level, text = one(doctor._storage, resolve({"storage": str(tmp_path / "file" / "below")}))
+    assert (level, "can not be written" in text) == ("problem", True)
+
+
+def test_a_storage_without_conditional_writes(settings: Settings, tmp_path: Path) -> None:
+    object.__setattr__(settings, "storage", remote.mirror_of(f"file://{tmp_path}/bucket", tmp_path / "home"))
+    lines = found(doctor._storage, settings)
+    assert [level for level, _ in lines] == ["ok", "warning"]
+    assert "no conditional writes" in lines[1][1]
+
+
+def test_data(settings: Settings) -> None:
+    assert found(doctor._data, settings)[:2] == [
+        ("ok", "synthetic is present. "), ("note", "ml-100k is missing. orchestrator data fetch ml-100k")
+    ]  # fmt: skip
+    file = settings.data / "ml-100k" / datasets.DATASETS["ml-100k"].files[0].path
+    file.parent.mkdir(parents=True)
+    file.write_text("user,item\n")
+    assert found(doctor._data, settings)[1] == (
+        "problem", "ml-100k is damaged. orchestrator data verify ml-100k"
+    )  # fmt: skip
+
+
+def test_runs_whose_driver_died(settings: Settings) -> None:
+    assert one(doctor._runs, settings)[0] == "ok"
+
+    def drive(kind: Any) -> None:
+        records.create(settings.storage, kind, "toy", {}, "orchestrator ...")
+        os._exit(0)
+
+    for kind in ("run", "sweep"):
+        process = multiprocessing.get_context("fork").Process(target=drive, args=(kind,))
+        process.start()
+        process.join()
+    living = records.create(settings.storage, "run", "toy", {}, "orchestrator ...")
+    lost = {folder.record["kind"]: folder.id for folder in records.folders(settings.storage) if folder.id != living.id}
+    lines = found(doctor._runs, settings)
+    assert {level for level, _ in lines} == {"warning"}
+    assert {text.partition(": ")[2] for _, text in lines} == {
+        f"orchestrator run --resume {lost['run']}", f"orchestrator sweep --resume {lost['sweep']}"
+    }  # fmt: skip

@@ -1,0 +1,402 @@
+"""What can go and what must stay: real folders as killed drivers leave them, a real MLflow store."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from orchestrator.cli import prune
+from orchestrator.cli.prune import Orphan, orphans, remove, stale
+from orchestrator.cli.storage import clean
+from orchestrator.errors import FAILED
+from orchestrator.storage import lease, records, remote
+from orchestrator.storage.records import RunFolder
+from orchestrator.storage.settings import Settings, resolve
+from orchestrator.tracking.client import OWNER
+
+
+@pytest.fixture
+def settings(home: Path) -> Settings:
+    return resolve()
+
+
+def create(settings: Settings, name: str, kind: Any = "run", keep: str = "winner") -> RunFolder:
+    return records.create(settings.storage, kind, "toy", {"options": {"keep": keep}}, "orchestrator run toy", name)
+
+
+def write(folder: RunFolder, *names: str, content: str = "x") -> None:
+    for name in names:
+        (folder.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder.path / name).write_text(content)
+
+
+def lose(folder: RunFolder) -> None:
+    """Its driver is killed."""
+    assert folder._lock
+    folder._lock.close()
+
+
+def kinds(found: list[Orphan]) -> dict[str, str]:
+    return {orphan.path.name: orphan.kind for orphan in found}
+
+
+def test_an_empty_storage_has_nothing_to_clean(settings: Settings) -> None:
+    assert orphans(settings) == []
+    assert prune.as_text([], [], removed=False) == "Nothing to clean"
+
+
+@pytest.mark.parametrize(
+    ("status", "keep", "kept", "goes"),
+    [
+        ("finished", "winner", False, True),
+        ("partial", "winner", False, True),
+        ("finished", "all", False, False),
+        ("finished", "all", True, True),
+        ("interrupted", "winner", True, False),
+        ("failed", "winner", True, False),
+    ],
+)
+def test_trials_checkpoints_go_when_their_sweep_is_settled(
+    status: Any, keep: str, kept: bool, goes: bool, settings: Settings
+) -> None:
+    folder = create(settings, "one", "sweep", keep)
+    write(folder, "trials/00000/checkpoint-00000001/checkpoint.json", "winner/checkpoints/c", "study.jsonl")
+    folder.release(status, 0)
+    found = orphans(settings, kept=kept)
+    assert kinds(found) == ({"trials": "trials' checkpoints of a settled sweep"} if goes else {})
+    assert [orphan.bytes for orphan in found] == [1] * goes
+    assert remove(found) == (found, [])
+    assert (folder.path / "trials").exists() is not goes
+    assert (folder.path / "winner" / "checkpoints").exists()
+    assert (folder.path / "study.jsonl").exists()
+
+
+def test_what_runs_is_left_alone(settings: Settings) -> None:
+    folder = create(settings, "one", "sweep")
+    write(folder, "trials/00000/.checkpoint-00000001.7.partial/tensors", "tracking.jsonl", content="")
+    assert orphans(settings, kept=True) == []
+    lose(folder)
+    found = orphans(settings)
+    assert found
+    again = records.find(settings.storage, "one")
+    again.hold()  # between looking and removing
+    assert remove(found) == ([], [])
+    assert (folder.path / "trials").exists()
+
+
+def test_a_lost_run_keeps_what_its_resume_needs(settings: Settings) -> None:
+    folder = create(settings, "one")
+    needed = ["history.jsonl", "events.jsonl", "checkpoints/checkpoint-00000001/checkpoint.json", "log.txt"]
+    write(folder, *needed, "checkpoints/.checkpoint-00000002.7.partial/tensors", "tracking.jsonl")
+    lose(folder)
+    (half,) = orphans(settings)
+    assert (half.kind, half.path.name) == ("half-written checkpoint", ".checkpoint-00000002.7.partial")
+    assert remove([half]) == ([half], [])
+    assert not half.path.exists()
+    assert all((folder.path / name).exists() for name in [*needed, "tracking.jsonl", "record.json"])
+
+
+@pytest.mark.parametrize("holding", ["study.jsonl", "history.jsonl", "tracking.jsonl", "train/checkpoint-00000001/x"])
+def test_a_lost_run_goes_only_when_it_holds_nothing(holding: str, settings: Settings) -> None:
+    empty, full = create(settings, "empty"), create(settings, "full")
+    write(full, holding)
+    write(empty, "log.txt")
+    lose(empty), lose(full)
+    (orphan,) = orphans(settings)
+    assert (orphan.kind, orphan.path) == ("folder of a lost run that holds nothing", empty.path)
+    assert remove([orphan]) == ([orphan], [])
+    assert not empty.path.exists()
+
+
+@pytest.mark.parametrize("content", ["", '{"format": 1', "[]"])
+def test_a_damaged_record_goes(content: str, settings: Settings) -> None:
+    folder = create(settings, "one")
+    lose(folder)
+    (folder.path / "record.json").write_text(content)
+    (orphan,) = orphans(settings)
+    assert (orphan.kind, orphan.path) == ("folder with a damaged record", folder.path)
+    assert remove([orphan]) == ([orphan], [])
+
+
+def test_a_record_that_may_not_be_read_is_not_damaged(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    lose(create(settings, "one"))
+
+    def denied(*_: Any, **__: Any) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", denied)
+    assert orphans(settings) == []
+
+
+def test_what_is_half_written_goes_from_a_sweep_that_keeps_all(settings: Settings) -> None:
+    folder = create(settings, "one", "sweep", "all")
+    half = "trials/00000/.checkpoint-00000002.7.partial"
+    write(folder, "trials/00000/checkpoint-00000001/tensors", f"{half}/tensors")
+    folder.release("finished", 0)
+    found = orphans(settings)
+    assert [orphan.path for orphan in found] == [folder.path / half]
+    assert remove(found) == (found, [])
+    assert (folder.path / "trials/00000/checkpoint-00000001/tensors").exists()
+
+
+def test_another_format_and_somebody_elses_folder_stay(settings: Settings) -> None:
+    newer = create(settings, "newer")
+    newer.update(format=99)
+    lose(newer)
+    foreign = settings.storage / "foreign"
+    foreign.mkdir()
+    (foreign / "record.json").write_text("not ours")
+    assert orphans(settings) == []
+
+
+def test_a_delivered_journal_goes_and_one_that_is_not_stays(settings: Settings) -> None:
+    for name, content in (("delivered", ""), ("waiting", "{}\n")):
+        folder = create(settings, name)
+        write(folder, "tracking.jsonl", content=content)
+        folder.release("finished", 0)
+    (orphan,) = orphans(settings)
+    assert (orphan.kind, orphan.run.name) == ("delivered journal", "delivered")
+
+
+def test_only_what_is_old(settings: Settings) -> None:
+    folder = create(settings, "one", "sweep")
+    write(folder, "trials/0")
+    folder.release("finished", 0)
+    assert orphans(settings, older_than=1) == []
+    moment = time.time() - 2 * 86_400
+    os.utime(folder.path / "record.json", (moment, moment))
+    assert len(orphans(settings, older_than=1)) == 1
+
+
+def test_a_copy_goes_only_when_all_of_it_is_stored(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "SETTLE_SECONDS", 0.0)
+    settings = resolve()
+    object.__setattr__(settings, "storage", remote.mirror_of(f"file://{tmp_path}/bucket", home))
+    folder = create(settings, "one")
+    following = folder.mirror()
+    write(folder, "history.jsonl")
+    folder.release("finished", 0)
+    assert following is not None
+    assert following.close() is None
+    write(folder, "late")
+    assert orphans(settings) == []
+    (folder.path / "late").unlink()
+    stored = tmp_path / "bucket" / "one" / "history.jsonl"
+    stored.rename(tmp_path / "moved")
+    assert orphans(settings) == []
+    (tmp_path / "moved").rename(stored)
+    (orphan,) = orphans(settings)
+    assert (orphan.kind, orphan.path) == (prune.COPY, folder.path)
+    assert remove([orphan]) == ([orphan], [])
+    assert stored.exists()
+    assert records.find(settings.storage, "one").status() == "finished"
+
+
+def test_what_is_removed_here_is_removed_from_the_storage(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "SETTLE_SECONDS", 0.0)
+    settings = resolve()
+    object.__setattr__(settings, "storage", remote.mirror_of(f"file://{tmp_path}/bucket", home))
+    folder = create(settings, "one")
+    following = folder.mirror()
+    write(folder, "history.jsonl", "tracking.jsonl", content="")
+    folder.release("finished", 0)
+    assert following is not None
+    following.close()
+    write(folder, "only here")
+    (orphan,) = orphans(settings)
+    assert orphan.kind == "delivered journal"
+    assert (tmp_path / "bucket" / "one" / "tracking.jsonl").exists()
+    assert remove([orphan]) == ([orphan], [])
+    assert not (tmp_path / "bucket" / "one" / "tracking.jsonl").exists()
+
+
+def test_the_folder_of_a_driver_that_was_overtaken_goes_when_its_successor_has_ended(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "one")
+    folder = create(settings, "one")
+    write(folder, "history.jsonl")
+    lose(folder)
+    monkeypatch.setattr(socket, "gethostname", lambda: "two")
+    there = records.find(settings.storage, "one")
+    there.hold()
+    there.release("finished", 0)
+    (orphan,) = orphans(settings)
+    assert (orphan.kind, orphan.path) == (prune.OVERTAKEN, folder.path)
+    assert remove([orphan]) == ([orphan], [])
+    assert records.find(settings.storage, "one").path == there.path
+    assert orphans(settings) == []
+
+
+def test_what_a_run_needs_again_by_now_stays(settings: Settings) -> None:
+    folder = create(settings, "one")
+    lose(folder)
+    found = orphans(settings)
+    assert [orphan.path for orphan in found] == [folder.path]
+    again = records.find(settings.storage, "one")
+    again.hold()
+    write(again, "history.jsonl")
+    again.release("finished", 0)
+    assert remove(found) == ([], [])
+    assert (folder.path / "history.jsonl").exists()
+
+
+def test_what_another_machine_drives_by_now_stays(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "SETTLE_SECONDS", 0.0)
+    settings = resolve()
+    object.__setattr__(settings, "storage", remote.mirror_of(f"file://{tmp_path}/bucket", home))
+    folder = create(settings, "one")
+    following = folder.mirror()
+    write(folder, "history.jsonl", "tracking.jsonl", content="")
+    folder.release("interrupted", 130)
+    assert following is not None
+    following.close()
+    write(folder, "only here")
+    found = orphans(settings)
+    assert [orphan.kind for orphan in found] == ["delivered journal"]
+    place = remote.behind(folder.path)
+    assert place is not None
+    told = {"format": 1, "token": "theirs", "host": "another", "pid": 1}
+    place.write(lease.NAME, json.dumps(told).encode())
+    assert remove(found) == ([], [])
+    (tmp_path / "bucket" / "one" / lease.NAME).unlink()
+    assert remove(found) == (found, [])
+
+
+def test_what_can_not_be_removed_is_named_and_the_rest_goes(
+    settings: Settings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("first", "second"):
+        folder = create(settings, name, "sweep")
+        write(folder, "trials/0")
+        folder.release("finished", 0)
+    real = shutil.rmtree
+
+    def rmtree(path: Path) -> None:
+        if path.parent.name == "first":
+            raise PermissionError(13, "Permission denied")
+        real(path)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    with pytest.raises(typer.Exit) as ended:
+        clean(yes=True, tracking="none")
+    captured = capsys.readouterr()
+    assert ended.value.exit_code == FAILED
+    assert captured.err == f"{settings.storage / 'first' / 'trials'} could not be removed: Permission denied\n"
+    assert captured.out.endswith("1 B removed\n")
+    assert [(settings.storage / name / "trials").exists() for name in ("first", "second")] == [True, False]
+
+
+# MLflow
+
+
+@pytest.fixture
+def running(database: Path) -> Callable[..., str]:
+    """Opens a run in the embedded store, ``days`` ago, with tags; gives its id."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{database}")
+
+    def begin(owner: str | None, user: str | None = None, days: float = 2.0) -> str:
+        tags = {"mlflow.user": user or records.user()} | ({OWNER: owner} if owner else {})
+        began = round(1000 * (time.time() - days * 86_400))
+        return str(client.create_run("0", tags=tags, start_time=began).info.run_id)
+
+    return begin
+
+
+def test_runs_left_running_are_found_and_killed(running: Callable[..., str], settings: Settings) -> None:
+    from mlflow.tracking import MlflowClient
+
+    lost, saving, alive, done = (create(settings, name) for name in ("lost", "saving", "alive", "done"))
+    lose(lost)
+    saving.provisional_end("interrupted", 130)
+    alive.provisional_end("interrupted", 130)
+    lose(saving)
+    done.release("finished", 0)
+    expected = {running("lost"), running("lost", days=0), running("saving"), running("absent")}
+    others = [
+        running("alive"), running("done"), running(None),
+        running("absent", user="somebody"), running("absent", days=0.5),
+    ]  # fmt: skip
+    found = stale(settings)
+    assert {run.run_id for run in found} == expected
+    assert prune.kill(settings, found) == (found, [])
+    client = MlflowClient(settings.tracking)
+    assert {client.get_run(run).info.status for run in expected} == {"KILLED"}
+    assert {client.get_run(run).info.status for run in others} == {"RUNNING"}
+    assert stale(settings) == []
+    del alive
+
+
+def test_a_run_that_mlflow_does_not_end_is_named(
+    running: Callable[..., str], settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+
+    def fail(self: Any, run: str, *_: Any) -> None:
+        raise MlflowException("gone\nmore")
+
+    run = running("absent")
+    monkeypatch.setattr(MlflowClient, "set_terminated", fail)
+    assert prune.kill(settings, stale(settings)) == ([], [f"MLflow run {run} could not be ended: gone"])
+
+
+# The verb
+
+
+def test_it_is_shown_first_and_removed_when_asked(
+    running: Callable[..., str], settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = create(settings, "one", "sweep")
+    write(folder, "trials/00000/checkpoint-00000001/tensors", content="x" * 2048)
+    folder.release("finished", 0)
+    run = running("absent")
+    clean()
+    shown = capsys.readouterr().out
+    first, second = ([cell.strip() for cell in line.split("  ") if cell] for line in shown.splitlines()[:2])
+    assert first == ["2 KiB", "trials' checkpoints of a settled sweep", str(folder.path / "trials")]
+    assert second == ["MLflow run left RUNNING: its folder is not here", f"{run} (absent)"]
+    assert shown.endswith("2 KiB in all. Nothing is removed yet: add --yes\n")
+    assert (folder.path / "trials").exists()
+
+    clean(yes=True, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert (told["removed"], told["bytes"], [o["run"] for o in told["orphans"]]) == (True, 2048, ["one"])
+    assert [r["run_id"] for r in told["runs"]] == [run]
+    assert not (folder.path / "trials").exists()
+    clean()
+    assert capsys.readouterr().out == "Nothing to clean\n"
+
+
+def test_without_mlflow_the_storage_is_cleaned(
+    settings: Settings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    folder = create(settings, "one", "sweep")
+    write(folder, "trials/0")
+    folder.release("finished", 0)
+    clean(yes=True)
+    captured = capsys.readouterr()
+    assert "MLflow's runs were not looked at: No MLflow answers at http://127.0.0.1:9" in captured.err
+    assert captured.out.endswith("1 B removed\n")
+    assert not (folder.path / "trials").exists()
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(0, "0 B"), (512, "512 B"), (1536, "1.5 KiB"), (5 * 2**30, "5 GiB"), (2**42, "4 TiB")]
+)
+def test_sizes(count: int, said: str) -> None:
+    assert prune.size(count) == said

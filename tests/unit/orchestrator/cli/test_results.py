@@ -1,0 +1,125 @@
+"""``ls``, ``best``, ``compare``, ``report`` and ``accounts`` as they are typed: one line for machines, exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.cli import app, exit_codes
+from orchestrator.cli.common import show_result
+from orchestrator.runs.session import Result
+from orchestrator.storage import records
+from orchestrator.storage.usage_log import EVENTS
+from tests.support.finished import run, sweep
+
+pytestmark = pytest.mark.usefixtures("toy_workload")
+
+
+@pytest.fixture
+def typed(home: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Types a line; gives exit code, standard output and standard error."""
+
+    def type_line(line: str) -> tuple[int, str, str]:
+        code = exit_codes.guarded(lambda: app.app(line.split(), standalone_mode=False))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return type_line
+
+
+@pytest.fixture
+def storage(home: Path) -> Path:
+    storage = home / "storage"
+    sweep(storage, "s", [(3.0,), (1.0,), (2.0,)])
+    for lr in (0.1, 0.2):
+        for seed in (0, 1):
+            run(storage, f"r{lr}-{seed}", lr + seed / 100, seed=seed, lr=lr)
+    events = [
+        {"time": 1e9, "event": "start", "unit": "trial 0", "cpus": 2, "gpus": 0},
+        {"time": 1e9 + 60, "event": "beat"},
+    ]
+    (storage / "s" / EVENTS).write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    return storage
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["ls", "best", "best s --top 2", "compare r0.1-0 r0.2-0", "compare s --by momentum", "accounts --by day",
+     "status s"],
+)  # fmt: skip
+def test_a_machine_gets_one_line(line: str, storage: Path, typed: Callable[..., Any]) -> None:
+    code, out, err = typed(f"{line} --json")
+    assert (code, err) == (0, "")
+    assert out.count("\n") == 1
+    assert json.loads(out)
+    code, out, err = typed(line)
+    assert (code, err) == (0, "")
+    assert out.strip()
+
+
+def test_compare_writes_what_it_is_told_to(storage: Path, typed: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "out.md"
+    ids = "r0.1-0 r0.1-1 r0.2-0 r0.2-1"
+    assert typed(f"compare {ids} --format markdown --output {file}") == (0, "", "")
+    assert file.read_text().count("\n| ") == 4
+    code, out, _ = typed(f"compare {ids} --format html")
+    assert code == 0
+    assert out.startswith("<!doctype html>")
+
+
+def test_report_of_one_and_of_several(
+    storage: Path, typed: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert typed("report s") == (0, "Written: report.html\n", "")
+    assert "<title>s</title>" in (tmp_path / "report.html").read_text()
+    assert typed("report r0.1-0 r0.2-0 --output both.html")[0] == 0
+    assert "<title>Comparison by lr</title>" in (tmp_path / "both.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("best r0.1-0", "r0.1-0 is a run, no sweep"),
+        ("best z", "Unknown sweep"),
+        ("ls --status runing", "Did you mean 'running'?"),
+        ("ls --kind job", "Invalid value for '--kind'"),
+        ("compare s --by momentun", "Did you mean 'momentum'?"),
+        ("compare r0.1-0 --metric eror", "Did you mean 'error'?"),
+        ("compare r0.1-0 --format pdf", "Invalid value for '--format'"),
+        ("compare r0.1-0 r0.2-0 --baseline 7", "Unknown baseline"),
+        ("accounts --since yesterday", "This is no date"),
+        ("report s --output /nowhere/report.html", "/nowhere/report.html can not be written"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(line: str, words: str, storage: Path, typed: Callable[..., Any]) -> None:
+    code, out, err = typed(line)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert words in err
+
+
+def test_status_of_a_sweep_that_runs_says_how_far_it_is(home: Path, typed: Callable[..., Any]) -> None:
+    held = sweep(home / "storage", "s", [(3.0,), None], settled=False)
+    told = json.loads(typed("status s --json")[1])
+    assert told["search"]["trials"] == {"complete": 1, "fail": 1}
+    assert "search:     2 of 3 trials: 1 complete, 1 fail; best: trial 0, error 3" in typed("status s")[1]
+    assert held.status() == "running"
+
+
+@pytest.mark.parametrize("version", ["3", None])
+def test_what_comes_next_after_a_resume_too(
+    version: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The name is the record's: a resume can not be asked for another. What could not be registered is not promoted."""
+    asked = {"sweep": {}, "options": {"register": "rec"}}
+    folder = records.create(tmp_path, "sweep", "toy", asked, "orchestrator sweep toy --register rec")
+    extra = {"registered_version": version}
+    result = Result(folder.id, None, "finished", {}, "models:/m-1", 1.0, 1.0, 1.0, folder.path, extra=extra)
+    assert exit_codes.guarded(lambda: show_result(result, as_json=False)) == 0
+    assert ("orchestrator promote rec --to champion" in capsys.readouterr().out) is (version is not None)

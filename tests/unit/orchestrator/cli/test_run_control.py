@@ -1,0 +1,358 @@
+"""``status``, ``logs`` and ``stop`` on run folders with real drivers; ids, addresses and logs of jobs without a Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.cli import run_control
+from orchestrator.errors import UserError
+from orchestrator.jobs import dashboard
+from orchestrator.jobs import submission as jobs
+from orchestrator.jobs.job_state import EXIT_RECORD, Lines, read, recorded
+from orchestrator.storage import records
+from orchestrator.storage.records import RunFolder
+from orchestrator.storage.settings import Settings, resolve
+from tests.support.ports import free_port
+from tests.support.waiting import HANG_SECONDS
+
+DRIVER = """
+import sys
+from pathlib import Path
+from orchestrator.storage import records
+folder = records.create(Path(sys.argv[1]), sys.argv[2], "recommender", {}, "orchestrator run recommender")
+for epoch in range(1, 4):
+    with folder.log.open("a") as log:
+        log.write(f"epoch {epoch}\\n")
+    print(folder.id, flush=True)
+    sys.stdin.readline()
+folder.release(sys.argv[3], int(sys.argv[4]), run_id="m" * 32, result={"metrics": {"test/ndcg_at_20": 0.25}})
+"""
+
+LOOKING = """
+import sys
+from orchestrator.cli import app, run_control
+look = run_control._run
+def looking(folder):
+    print("looks", file=sys.stderr, flush=True)
+    return look(folder)
+run_control._run = looking
+app.main()
+"""
+"""The command line, which writes a line each time when it looks at a run."""
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS", "ORCHESTRATOR_STORAGE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
+    monkeypatch.setattr(dashboard, "DEFAULT_ADDRESS", f"http://127.0.0.1:{free_port()}")
+    return resolve()
+
+
+def test_a_run_that_saves_after_a_signal_runs(settings: Settings) -> None:
+    folder = records.create(settings.storage, "run", "recommender", {}, "orchestrator run recommender")
+    folder.provisional_end("interrupted", 130)
+    told = run_control._run(folder)
+    assert (told["status"], told["exit_code"], told["resume"]) == ("running", None, None)
+    folder.release("interrupted", 130)
+    told = run_control._run(folder)
+    assert (told["status"], told["exit_code"]) == ("interrupted", 130)
+    assert told["resume"] == f"orchestrator run --resume {folder.id}"
+
+
+class Driver:
+    """A process that drives a folder; each ``step`` lets it go on by a line."""
+
+    def __init__(self, settings: Settings, kind: str = "run", status: str = "finished", code: int = 0) -> None:
+        words = [sys.executable, "-c", DRIVER, str(settings.storage), kind, status, str(code)]
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.id = self.process.stdout.readline().strip()
+
+    def step(self, times: int = 1) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n" * times)
+        self.process.stdin.flush()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def driver(settings: Settings) -> Iterator[Driver]:
+    process = Driver(settings, "sweep", "partial", 4)
+    yield process
+    process.kill()
+
+
+def _ended(settings: Settings, status: records.Status, code: int) -> RunFolder:
+    folder = records.create(settings.storage, "run", "recommender", {}, "orchestrator run recommender")
+    folder.release(status, code)
+    return folder
+
+
+def _told(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
+
+
+def test_status_tells_a_live_driver_from_a_dead_one(
+    settings: Settings, driver: Driver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_control.status(settings, driver.id, wait=False, address=None, as_json=True) == 0
+    told = _told(capsys)
+    assert (told["status"], told["exit_code"], told["resume"]) == ("running", None, None)
+    assert told["progress"] == "epoch 1"
+    driver.kill()
+    assert run_control.status(settings, driver.id, wait=True, address=None, as_json=True) == 1
+    told = _told(capsys)
+    assert (told["status"], told["exit_code"]) == ("lost", 1)
+    assert told["resume"] == f"orchestrator sweep --resume {driver.id}"
+
+
+def test_status_waits_and_returns_the_runs_own_code(
+    settings: Settings, driver: Driver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["status", "--wait", "--json", "--storage", str(settings.storage)]
+    waiting = subprocess.Popen(
+        [sys.executable, "-c", LOOKING, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert waiting.stderr is not None
+    assert [waiting.stderr.readline() for _ in range(2)] == ["looks\n"] * 2
+    driver.step(3)
+    out, _ = waiting.communicate(timeout=HANG_SECONDS)
+    assert waiting.returncode == 4
+    told = json.loads(out)
+    assert (told["id"], told["status"], told["exit_code"]) == (driver.id, "partial", 4)
+    assert told["metrics"] == {"test/ndcg_at_20": 0.25}
+    run_control.status(settings, "m" * 32, wait=False, address=None, as_json=False)
+    text = capsys.readouterr().out
+    assert driver.id in text
+    assert "test/ndcg_at_20 0.25" in text
+
+
+def test_of_the_metrics_the_objectives_are_told(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = records.create(settings.storage, "run", "simclr", {}, "orchestrator run simclr")
+    metrics = {f"{split}/{name}": 0.5 for split in ("validation", "test") for name in ("uniformity", "knn_top1")}
+    folder.update(objectives=[["knn_top1", "max"]])
+    folder.release("finished", 0, result={"metrics": metrics})
+    run_control.status(settings, folder.id, wait=False, address=None, as_json=False)
+    text = capsys.readouterr().out
+    assert "validation/knn_top1 0.5  test/knn_top1 0.5" in text
+    assert "uniformity" not in text
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "resumable"),
+    [
+        ("finished", 0, False),
+        ("partial", 4, False),
+        ("interrupted", 130, True),
+        ("failed", 1, True),
+        ("failed", 2, False),
+    ],
+)
+def test_resume_is_offered_where_it_helps(
+    settings: Settings, capsys: pytest.CaptureFixture[str], status: records.Status, code: int, resumable: bool
+) -> None:
+    folder = _ended(settings, status, code)
+    assert run_control.status(settings, "latest", wait=True, address=None, as_json=True) == code
+    assert (_told(capsys)["resume"] == f"orchestrator run --resume {folder.id}") is resumable
+
+
+def test_logs_follow_until_the_driver_ends(
+    settings: Settings, driver: Driver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_control.logs(settings, driver.id, follow=False, address=None)
+    assert capsys.readouterr().out == "epoch 1\n"
+    words = ["logs", "-f", driver.id, "--storage", str(settings.storage)]
+    following = subprocess.Popen([sys.executable, "-m", "orchestrator", *words], stdout=subprocess.PIPE, text=True)
+    assert following.stdout is not None
+    assert following.stdout.readline() == "epoch 1\n"
+    driver.step()
+    assert following.stdout.readline() == "epoch 2\n"
+    assert following.poll() is None
+    driver.step(2)
+    assert following.communicate(timeout=HANG_SECONDS)[0] == "epoch 3\n"
+    assert following.returncode == 0
+
+
+def test_stop_reaches_a_running_driver_and_only_that(
+    settings: Settings, driver: Driver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_control.stop(settings, driver.id, address=None)
+    folder = records.find(settings.storage, driver.id)
+    assert folder.stop_file.exists()
+    assert f"orchestrator sweep --resume {driver.id}" in capsys.readouterr().out
+
+    ended = _ended(settings, "interrupted", 130)
+    run_control.stop(settings, ended.id, address=None)
+    assert not ended.stop_file.exists()
+    out = capsys.readouterr().out
+    assert "Nothing to stop" in out
+    assert f"orchestrator run --resume {ended.id}" in out
+
+
+def test_an_unknown_id_names_where_was_looked(settings: Settings) -> None:
+    known = _ended(settings, "finished", 0)
+    with pytest.raises(UserError) as caught:
+        run_control.find(settings, known.id[:-1], None)
+    assert caught.value.code == 2
+    for part in (str(settings.storage), dashboard.DEFAULT_ADDRESS, f"Did you mean {known.id}?"):
+        assert part in str(caught.value)
+
+
+def test_a_named_cluster_that_is_away_is_not_an_unknown_id(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = f"http://127.0.0.1:{free_port()}"
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", address)
+    with pytest.raises(UserError, match=address) as caught:
+        run_control.find(settings, "sweep-recommender-20260101-000000-abcd", None)
+    assert caught.value.code == 3
+
+
+class Ailing(BaseHTTPRequestHandler):
+    """A dashboard that says that it lives, and no more."""
+
+    def do_GET(self) -> None:
+        alive = self.path == "/api/version"
+        self.send_response(200 if alive else 500)
+        self.end_headers()
+        if alive:
+            self.wfile.write(json.dumps({"version": "4", "ray_version": "2.60.0", "ray_commit": ""}).encode())
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize(("named", "code"), [(None, 2), ("flag", 3), ("environment", 3)])
+def test_only_a_cluster_that_was_named_is_missed(
+    named: str | None, code: int, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it answers at first or not: what we tell Ray's client is not what the user named."""
+    with HTTPServer(("127.0.0.1", 0), Ailing) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr(dashboard, "DEFAULT_ADDRESS", address)
+        if named == "environment":
+            monkeypatch.setenv("RAY_API_SERVER_ADDRESS", address)
+        monkeypatch.setattr(dashboard, "authenticate", lambda: None)  # it would stay in the tests' environment
+        before = os.environ.get(dashboard.VARIABLE)
+        for _ in range(2):
+            with pytest.raises(UserError, match=address) as caught:
+                run_control.find(settings, "nobody", address if named == "flag" else None)
+            assert caught.value.code == code
+        assert os.environ.get(dashboard.VARIABLE) == before
+        server.shutdown()
+
+
+def test_the_address_comes_from_flag_then_environment_then_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert dashboard.dashboard_address() == "http://127.0.0.1:8265"
+    monkeypatch.setenv("RAY_ADDRESS", "https://ray.example/")
+    assert dashboard.dashboard_address() == "https://ray.example"
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://head:8265")
+    assert dashboard.dashboard_address() == "http://head:8265"
+    assert dashboard.dashboard_address("other:1234") == "http://other:1234"
+    with pytest.raises(UserError, match="allowed: http"):
+        dashboard.dashboard_address("ray://head:10001")
+
+
+def test_a_port_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dashboard, "ANSWER_SECONDS", 0.3)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        with pytest.raises(UserError, match="timed out") as caught:
+            dashboard.Dashboard(f"127.0.0.1:{silent.getsockname()[1]}")
+    assert caught.value.code == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "orchestrator submit -- sweep"),
+        (["swep", "recommender"], "Did you mean 'sweep'?"),
+        (["run", "recommender", "--tracking", "postgresql://me:hunter2@db/mlflow"], "MLFLOW_TRACKING_URI"),
+    ],
+)
+def test_words_are_checked_before_anything_is_sent(words: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=re.escape(said)) as caught:
+        jobs.submit(words, address=f"127.0.0.1:{free_port()}")
+    assert caught.value.code == 2
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_submission_id_says_what_runs() -> None:
+    assert re.fullmatch(r"sweep-recommender-\d{8}-\d{6}-[0-9a-f]{4}", jobs.new_id(["sweep", "recommender", "a=1"]))
+    assert re.fullmatch(r"run-\d{8}-\d{6}-[0-9a-f]{4}", jobs.new_id(["run", "--resume", "latest"]))
+
+
+@given(st.lists(st.sampled_from(["epoch 1", "", f"{EXIT_RECORD}0", "loss 0.5 é"]), max_size=8), st.data())
+def test_every_line_is_shown_once_whichever_source_it_comes_from(content: list[str], data: st.DataObject) -> None:
+    log = "\n".join(content)
+    shown: list[str] = []
+    lines = Lines(shown.append)
+    streamed = 0
+    while streamed < len(log):
+        chunk = log[streamed : streamed + data.draw(st.integers(1, 9))]
+        lines.feed(chunk, streamed)
+        streamed += len(chunk)
+        lines.feed(log[: data.draw(st.integers(0, len(log)))], 0)
+    lines.close()
+    expected = log.split("\n") if not log.endswith("\n") else log.split("\n")[:-1]
+    assert shown == [line for line in expected if log and not line.startswith(EXIT_RECORD)]
+
+
+def test_the_last_exit_record_counts() -> None:
+    assert recorded(f"{EXIT_RECORD}2\nsaid: {EXIT_RECORD}3\n{EXIT_RECORD}4\n") == 4
+    assert recorded("no record\n") is None
+
+
+@pytest.mark.parametrize(
+    ("ray_status", "driver_code", "node", "log", "expected"),
+    [
+        ("RUNNING", None, "n", "", ("running", None)),
+        ("SUCCEEDED", 0, "n", f"{EXIT_RECORD}0\n", ("finished", 0)),
+        ("FAILED", 4, "n", f"{EXIT_RECORD}4\n", ("partial", 4)),
+        ("FAILED", 5, "n", f"{EXIT_RECORD}5\n", ("failed", 5)),
+        ("SUCCEEDED", 0, "n", f"{EXIT_RECORD}2\n", ("failed", 2)),  # ... | tee log
+        ("FAILED", 7, "n", "", ("failed", 7)),  # not our entrypoint
+        ("FAILED", 130, "n", "", ("interrupted", 130)),  # Ctrl-C twice
+        ("STOPPED", None, "n", "", ("interrupted", 130)),
+        ("FAILED", -9, "n", "", ("lost", 1)),
+        ("FAILED", 137, "n", "", ("lost", 1)),
+        ("FAILED", None, "n", "", ("lost", 1)),  # with its node
+        ("FAILED", None, None, "", ("failed", 1)),  # never started
+    ],
+)
+def test_how_a_job_ended(
+    ray_status: str, driver_code: int | None, node: str | None, log: str, expected: tuple[str, int | None]
+) -> None:
+    from ray.dashboard.modules.job.pydantic_models import JobDetails
+
+    details = JobDetails(
+        type="SUBMISSION",
+        submission_id="run-x",
+        status=ray_status,
+        entrypoint="python -m orchestrator run x",
+        driver_exit_code=driver_code,
+        driver_node_id=node,
+        message="runtime_env setup failed: no such package\nmore",
+    )
+    job = read(details, log)
+    assert (job.status, job.exit_code) == expected
+    assert (job.message is not None) is (expected == ("lost", 1) or node is None)

@@ -1,0 +1,214 @@
+"""How several share a cluster: fair by queue and priority, no less than one, and never at the training's cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.cluster import fair_share
+from orchestrator.cluster.fair_share import LOST_SECONDS, Board, Claim, Share, shares
+from orchestrator.config.spec import Resources
+from orchestrator.storage.settings import resolve
+from tests.support.toy import Clock
+from tests.support.waiting import until
+
+NODE = {"CPU": 16.0, "GPU": 4.0}
+
+
+def claim(name: str, wanted: int = 99, **about: Any) -> Claim:
+    return Claim(
+        **{"id": name, "queue": "q", "priority": 1, "cpus": 1, "gpus": 1, "wanted": wanted, "since": 0} | about
+    )
+
+
+# Shares
+
+
+def test_all_that_is_wanted_where_there_is_room() -> None:
+    assert shares([claim("a", 1), claim("b", 3)], NODE) == {"a": 1, "b": 3}
+    assert shares([claim("a")], NODE) == {"a": 4}
+    assert shares([], NODE) == {}
+
+
+def test_halves_and_what_one_does_not_want_is_the_others() -> None:
+    assert shares([claim("a"), claim("b")], NODE) == {"a": 2, "b": 2}
+    assert shares([claim("a"), claim("b", 1)], NODE) == {"a": 3, "b": 1}
+    assert shares([claim("a", since=2), claim("b", since=1), claim("c", since=3)], NODE) == {"a": 1, "b": 2, "c": 1}
+
+
+def test_priority_is_a_weight_within_a_queue() -> None:
+    assert shares([claim("a", priority=3), claim("b")], NODE) == {"a": 3, "b": 1}
+    assert shares([claim("a", priority=100), claim("b")], NODE) == {"a": 3, "b": 1}, "nobody starves"
+
+
+def test_a_queue_of_many_has_no_more_than_a_queue_of_one() -> None:
+    team = [claim(f"t{number}", queue="team") for number in range(3)]
+    given = shares([*team, claim("alone", queue="me")], {"CPU": 16, "GPU": 8})
+    assert given["alone"] == 4
+    assert sum(given[c.id] for c in team) == 4
+    assert min(given.values()) >= 1
+
+
+def test_the_first_who_come_have_what_there_is_too_little_of() -> None:
+    few = [claim("old", since=1), claim("new", since=3), claim("urgent", since=2, priority=2)]
+    assert shares(few, {"CPU": 16, "GPU": 2}) == {"urgent": 1, "old": 1, "new": 0}
+    assert shares([claim("large", gpus=8), claim("small")], NODE) == {"large": 0, "small": 4}
+
+
+def test_the_example_of_the_paper() -> None:
+    """Ghodsi et al., section 4.1: 9 CPUs and 18 GB; tasks of <1 CPU, 4 GB> and <3 CPUs, 1 GB> get 3 and 2."""
+    users = [claim("A", cpus=1, gpus=4), claim("B", cpus=3, gpus=1)]
+    assert shares(users, {"CPU": 9, "GPU": 18}) == {"A": 3, "B": 2}
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("xyz"), st.integers(1, 5), st.integers(1, 4), st.integers(0, 2), st.integers(1, 9)),
+        max_size=7,
+    ),
+    st.integers(1, 24),
+    st.integers(0, 8),
+)
+def test_within_the_cluster_and_nothing_useful_is_left(asked: list[Any], cpus: int, gpus: int) -> None:
+    claims = [
+        claim(str(k), wanted, queue=queue, priority=priority, cpus=c, gpus=g)
+        for k, (queue, priority, c, g, wanted) in enumerate(asked)
+    ]
+    given = shares(claims, {"CPU": cpus, "GPU": gpus})
+    left_cpus = cpus - sum(given[c.id] * c.cpus for c in claims)
+    left_gpus = gpus - sum(given[c.id] * c.gpus for c in claims)
+    assert left_cpus >= 0
+    assert left_gpus >= 0
+    for c in claims:
+        assert 0 <= given[c.id] <= c.wanted
+        assert given[c.id] == c.wanted or c.cpus > left_cpus or c.gpus > left_gpus
+    assert given == shares(reversed(claims), {"CPU": cpus, "GPU": gpus}), "every driver works out the same"
+
+
+# The board
+
+
+class Store:
+    """In the place of the cluster's key-value store."""
+
+    def __init__(self) -> None:
+        self.kept: dict[bytes, bytes] = {}
+        self.away = False
+
+    def put(self, key: str, value: str, namespace: bytes) -> None:
+        self._check(namespace)
+        self.kept[key.encode()] = value.encode()
+
+    def get(self, key: bytes, namespace: bytes) -> bytes | None:
+        self._check(namespace)
+        return self.kept.get(key)
+
+    def keys(self, prefix: str, namespace: bytes) -> list[bytes]:
+        self._check(namespace)
+        return [key for key in self.kept if key.startswith(prefix.encode())]
+
+    def remove(self, key: str, namespace: bytes) -> None:
+        self._check(namespace)
+        self.kept.pop(key.encode(), None)
+
+    def _check(self, namespace: bytes) -> None:
+        assert namespace == b"orchestrator"
+        if self.away:
+            raise ConnectionError("the head is away")
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    from ray.experimental import internal_kv
+
+    store = Store()
+    monkeypatch.setattr(internal_kv, "_internal_kv_put", store.put)
+    monkeypatch.setattr(internal_kv, "_internal_kv_get", store.get)
+    monkeypatch.setattr(internal_kv, "_internal_kv_list", store.keys)
+    monkeypatch.setattr(internal_kv, "_internal_kv_del", store.remove)
+    monkeypatch.setattr(Board, "total", lambda self: NODE)
+    return store
+
+
+def test_a_claim_that_is_not_renewed_is_gone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(fair_share, "time", clock)
+    board, other = Board(), Board()
+    board.pin(claim("a"), 0)
+    other.pin(claim("b"), 0)
+    assert board.claims() == [claim("a"), claim("b")]
+    clock.sleep(LOST_SECONDS - 1)
+    other.pin(claim("b"), 1)
+    board.claims()
+    clock.sleep(2)
+    assert board.claims() == [claim("b")]
+    assert len(store.kept) == 1
+
+
+def test_what_is_no_claim_of_ours_is_passed_over(store: Store) -> None:
+    board = Board()
+    board.pin(claim("a"), 0)
+    store.kept[b"claim-1/odd"] = b'{"id": "odd", "beat": 1}'
+    store.kept[b"claim-1/half"] = b'{"id":'
+    store.kept[b"claim-2/new"] = b"{}"
+    assert board.claims() == [claim("a")]
+
+
+# The share
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair_share, "INTERVAL_SECONDS", 0.01)
+
+
+@pytest.mark.usefixtures("fast")
+def test_who_comes_second_has_half_and_gives_it_back(store: Store) -> None:
+    lines: list[str] = []
+    with Share(claim("a", 4), Board(), lines.append) as first:
+        assert first.hold(4) == 4
+        with Share(claim("b", 4), Board(), lines.append) as second:
+            assert second.hold(4) == 2
+            assert until(lambda: first.hold(4) == 2)
+            second.hold(1)
+            assert until(lambda: first.hold(4) == 3)
+        assert until(lambda: first.hold(4) == 4)
+    assert store.kept == {}
+    assert lines[0] == "2 of 4 at once: 1 other claim on the cluster"
+    assert lines[-1] == "4 of 4 at once: no other claim on the cluster"
+
+
+@pytest.mark.usefixtures("fast")
+def test_there_is_always_one_however_many_claim(store: Store) -> None:
+    for number in range(9):
+        Board().pin(claim(f"older {number}", since=-1), 0)
+    with Share(claim("a", 4), Board(), lambda line: None) as share:
+        assert share.hold(4) == 1
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_head_that_is_away_costs_nothing(store: Store) -> None:
+    with Share(claim("a", 4), Board(), lambda line: None) as share:
+        Board().pin(claim("b", 4), 0)
+        assert until(lambda: share.hold(4) == 2)
+        store.away = True
+        assert until(lambda: share.hold(4) == 4)
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_cluster_of_ones_own_is_not_shared(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    with fair_share.sharing("s", resolve(), Resources(), 4, lambda line: None) as hold:
+        assert hold(4) == 4
+        assert store.kept == {}
+    monkeypatch.setenv("ORCHESTRATOR_QUEUE", "team")
+    settings = resolve({"ray_address": "head:6379", "priority": "3"})
+    with fair_share.sharing(
+        "s", settings, Resources(workers=2, gpus_per_worker=1, cpus_per_worker=3), 2, print
+    ) as hold:
+        (mine,) = Board().claims()
+        assert (mine.queue, mine.priority, mine.cpus, mine.gpus, mine.wanted) == ("team", 3, 6, 2, 2)
+        assert hold(2) == 2

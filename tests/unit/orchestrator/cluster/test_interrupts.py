@@ -1,0 +1,344 @@
+"""Ctrl-C, SIGTERM and a pipe's end: what they come into may change them, and the exit code tells the truth."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+import pytest
+
+from orchestrator.cli.exit_codes import guarded
+from orchestrator.cluster import interrupts
+from orchestrator.cluster.interrupts import Interrupts, keep_sigterm_handler
+from orchestrator.console import Console
+from orchestrator.errors import DONE, FAILED, INTERRUPTED, Interrupted, UserError
+from tests.support.waiting import until
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Of signals, as they were."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    after = {number: signal.getsignal(number) for number in before}
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    assert after == before
+
+
+def import_numpy() -> None:
+    """As an extension's import does it, in C: whatever went wrong is an ImportError."""
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        raise ImportError("numpy.core.multiarray failed to import") from None
+
+
+def wait_for_a_thread() -> None:
+    """As ``threading.Event.wait`` does it, which gives its lock back and has not got it again."""
+    lock = threading.Lock()
+    with lock:
+        lock.release()
+        signal.raise_signal(signal.SIGINT)
+
+
+def refuse() -> None:
+    try:
+        import_numpy()
+    except ImportError as error:
+        raise UserError("The search space can not be loaded", got=str(error)) from None
+
+
+def stop_cleanly() -> None:
+    try:
+        import_numpy()
+    except ImportError:
+        raise Interrupted("orchestrator run --resume one") from None
+
+
+@pytest.mark.parametrize("call", [lambda: signal.raise_signal(signal.SIGINT), import_numpy, wait_for_a_thread, refuse])
+def test_ctrl_c_is_130_whatever_became_of_it(call: Callable[[], None], capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(call) == INTERRUPTED
+    assert capsys.readouterr().err == ""
+
+
+def test_the_command_that_goes_on_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(stop_cleanly) == INTERRUPTED
+    assert "Go on with: orchestrator run --resume one" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_press_that_a_destructor_swallowed_is_heard_by_what_comes_next(tmp_path: Path) -> None:
+    class Swallows:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    def command() -> int:
+        Swallows()
+        with Interrupts(tmp_path / "stop", Console()) as heard:
+            return INTERRUPTED if heard.asked() else DONE
+
+    assert guarded(command) == INTERRUPTED
+    assert (tmp_path / "stop").exists()
+
+
+def test_sigterm_before_there_is_a_session_is_130_too(capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        assert guarded(lambda: signal.raise_signal(signal.SIGTERM)) == INTERRUPTED
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert capsys.readouterr().err == ""
+
+
+def test_an_error_without_ctrl_c_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    def broken() -> None:
+        raise ImportError("numpy is too old\nsee below")
+
+    assert guarded(broken) == FAILED
+    assert capsys.readouterr().err.startswith("failed: ImportError: numpy is too old (a fault of ours; ")
+
+
+def test_what_was_started_to_ignore_ctrl_c_goes_on_ignoring_it() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert guarded(lambda: signal.raise_signal(signal.SIGINT)) == DONE
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, as the handler sees it."""
+    now = [100.0]
+    monkeypatch.setattr(interrupts.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_once_stops_and_twice_ends(
+    clock: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    with Interrupts(tmp_path / "stop", Console()) as heard:
+        assert not heard.asked()
+        for _ in range(2):  # a wrapper in the terminal's group hands the same press on
+            signal.raise_signal(signal.SIGINT)
+            assert heard.asked()
+            assert (tmp_path / "stop").exists()
+        assert ended == []
+        assert capsys.readouterr().out.count("Once more to end at once") == 1
+        clock[0] += interrupts.ONE_PRESS_SECONDS
+        signal.raise_signal(signal.SIGTERM)
+        assert ended == [INTERRUPTED]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_to_record_is_recorded_while_the_main_thread_goes_on(number: int, tmp_path: Path, clock: Any) -> None:
+    recorded: list[threading.Thread] = []
+    done = threading.Event()
+
+    def record() -> None:
+        recorded.append(threading.current_thread())
+        done.set()
+
+    with Interrupts(tmp_path / "stop", Console(), record):
+        signal.raise_signal(number)
+        assert done.wait(60)
+        signal.raise_signal(number)  # the same press
+    assert recorded != [threading.main_thread()]
+    assert len(recorded) == 1
+
+
+def test_the_record_does_not_wait_for_a_call_of_c(tmp_path: Path) -> None:
+    """As of PyTorch, or of Ray while it connects: other threads run, and the main one looks for no signal."""
+    libc = ctypes.CDLL(None)
+    mutex = ctypes.create_string_buffer(64)
+    causes: list[str] = []
+
+    def free(cause: str) -> None:
+        causes.append(cause)
+        libc.pthread_mutex_unlock(mutex)
+
+    late = threading.Timer(60, free, ["too late"])
+    with Interrupts(tmp_path / "stop", Console(), lambda: free("recorded")):
+        libc.pthread_mutex_lock(mutex)
+        late.start()
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        libc.pthread_mutex_lock(mutex)  # until somebody frees it
+    late.cancel()
+    assert causes == ["recorded"]
+
+
+def test_without_a_signal_nothing_is_recorded_and_no_thread_stays(tmp_path: Path) -> None:
+    recorded: list[str] = []
+    with Interrupts(tmp_path / "stop", Console(), lambda: recorded.append("interrupted")) as heard:
+        thread = heard._recorder
+        (tmp_path / "stop").touch()  # as ``orchestrator stop`` does, which kills nobody
+        assert heard.asked()
+    assert recorded == []
+    assert thread is not None
+    assert not thread.is_alive()
+
+
+def test_the_second_signal_ends_when_the_first_is_recorded(
+    clock: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    going = threading.Event()
+    steps: list[str] = []
+
+    def record() -> None:
+        assert going.wait(60)
+        steps.append("recorded")
+
+    def end(code: int) -> None:
+        steps.append(f"ended with {code}")
+
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(interrupts, "RECORD_SECONDS", 60)
+    (tmp_path / "stop").touch()
+    with Interrupts(tmp_path / "stop", Console(), record) as heard:
+        assert heard.asked()
+        signal.raise_signal(signal.SIGTERM)
+        assert steps == [], "after a stop that was asked for elsewhere it is the first signal"
+        clock[0] += interrupts.ONE_PRESS_SECONDS
+        going.set()
+        signal.raise_signal(signal.SIGTERM)
+    assert steps == ["recorded", f"ended with {INTERRUPTED}"]
+
+
+def ray_init(*signals: int) -> None:
+    """As Ray's ``init`` begins; then the ``signals`` arrive."""
+
+    def handle(number: int, frame: Any) -> None:
+        sys.exit(number)
+
+    signal.signal(signal.SIGTERM, handle)
+    for number in signals:
+        signal.raise_signal(number)
+
+
+def test_our_handler_is_back_after_ray_init(tmp_path: Path) -> None:
+    with Interrupts(tmp_path / "stop", Console()) as heard:
+        with keep_sigterm_handler():
+            ray_init()
+        signal.raise_signal(signal.SIGTERM)
+        assert heard.asked()
+
+
+def test_sigterm_in_the_middle_of_ray_init_is_a_stop(tmp_path: Path) -> None:
+    recorded = threading.Event()
+    with Interrupts(tmp_path / "stop", Console(), recorded.set) as heard:
+        with pytest.raises(KeyboardInterrupt), keep_sigterm_handler():
+            ray_init(signal.SIGTERM)
+        assert heard.stopped
+        assert recorded.wait(60)
+        assert signal.getsignal(signal.SIGTERM) == heard._handle
+
+
+def test_ray_init_keeps_its_own_way_where_nothing_of_ours_was_set() -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit), keep_sigterm_handler():
+            ray_init(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("in_main", [True, False])
+def test_a_driver_whose_node_is_taken_away_stops_without_a_signal(
+    in_main: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from orchestrator.cluster import preemption
+
+    answers = iter([False, ConnectionError("the cluster does not answer"), True])
+
+    def leaves() -> bool:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    recorded = threading.Event()
+
+    def drive() -> None:
+        with Interrupts(tmp_path / "stop", Console(), recorded.set) as heard, preemption.stop_with_node(heard):
+            assert recorded.wait(60)
+            while not heard.asked():
+                time.sleep(0.01)
+
+    monkeypatch.setattr(preemption, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(preemption, "this_node", lambda: leaves)
+    driver = threading.Thread(target=drive)
+    if in_main:
+        drive()
+    else:
+        driver.start()
+        driver.join(60)
+    assert (tmp_path / "stop").exists()
+    assert "is being taken away" in capsys.readouterr().out
+    assert [thread.name for thread in threading.enumerate() if thread.name in ("leaving", "interrupts")] == []
+
+
+def test_a_press_in_the_middle_of_a_line_is_no_failure(tmp_path: Path) -> None:
+    """As on a terminal that is slow: the signal comes into a write, and Python takes no other one to that stream."""
+    script = f"""if True:
+        from pathlib import Path
+        from orchestrator.console import Console
+        from orchestrator.cluster.interrupts import Interrupts
+        console = Console()
+        with Interrupts(Path({str(tmp_path / "stop")!r}), console) as heard:
+            while not heard.asked():
+                console.say("x" * 999)
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        room = fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)
+        pipe, state = process.stdout, psutil.Process(process.pid).status
+
+        def in_a_line() -> bool:
+            """It has work for ever, so it sleeps only where the pipe has no room for what it writes."""
+            return waiting_in(pipe) >= room - 1000 and state() == psutil.STATUS_SLEEPING
+
+        until(in_a_line)
+        process.send_signal(signal.SIGINT)
+        until((tmp_path / "stop").exists)
+        until(in_a_line)
+        output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert f"{output}{errors}".count("Once more to end at once") == 1
+
+
+def waiting_in(pipe: IO[str]) -> int:
+    """Bytes that nobody has read."""
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def test_a_reader_who_has_seen_enough_is_no_failure() -> None:
+    words = "from orchestrator.cli.app import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", words, "workloads", "recommender"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        told = process.stderr.read()
+    assert (process.returncode, told) == (DONE, b"")

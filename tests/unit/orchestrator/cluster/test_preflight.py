@@ -1,0 +1,428 @@
+"""What is known before a worker starts: names, data, batches, the machine's size, a server that answers."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from orchestrator.cluster import connection as cluster
+from orchestrator.cluster import preflight
+from orchestrator.config import workload_loader
+from orchestrator.config.parsing import validate_part
+from orchestrator.config.plan import Plan
+from orchestrator.config.spec import Resources
+from orchestrator.errors import UNAVAILABLE, USAGE, UserError
+from orchestrator.storage.settings import resolve
+from orchestrator.sweeps import request
+from tests.support.pictures import class_folders
+from tests.support.waiting import FOR_EVER
+from workloads import catalog
+from workloads.contract import RESERVED
+
+
+def refused(call: Callable[[], Any], *words: str, code: int = USAGE) -> str:
+    with pytest.raises(UserError) as caught:
+        call()
+    message = str(caught.value)
+    assert caught.value.code == code
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+    return message
+
+
+class Taken(BaseModel):
+    """A parameter for how long to train, which is the plan's to say."""
+
+    epochs: int = 3
+    seed: int = 0
+    lr: float = 0.1
+
+
+# Names and parameters
+
+
+def test_an_unknown_workload_gets_the_nearest() -> None:
+    refused(
+        lambda: workload_loader.entry("recomender"), "Unknown workload: got 'recomender'", "Did you mean 'recommender'?"
+    )
+
+
+def test_parameters_come_complete_and_as_plain_values() -> None:
+    found = preflight.parameters("recommender", {"lr": "0.25", "backbone": "lightgcn", "layers": "3"})
+    assert (found["lr"], found["layers"], found["dataset"]) == (0.25, 3, "synthetic")
+    assert all(value is None or isinstance(value, str | int | float) for value in found.values())
+
+
+def test_parameters_that_contradict() -> None:
+    refused(lambda: preflight.parameters("recommender", {"layers": 2}), "layers=2 has no effect with backbone=mf")
+
+
+def test_a_parameter_may_not_have_the_name_of_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = catalog.Entry(f"{__name__}:Taken", "tests.support.toy:Toy", "Trains as long as it likes.")
+    monkeypatch.setitem(catalog.catalog(), "taken", taken)
+    words = ("The workload taken can not be run", "got epochs, seed.", "Rename them in")
+    refused(lambda: preflight.parameters("taken", {"epochs": "7"}), *words)
+    refused(lambda: request.experiment("taken", resolve(), overrides={"epochs": "7"}), *words)
+
+
+def test_the_names_that_the_contract_reserves_are_the_engines_own() -> None:
+    assert set(RESERVED) == {*Plan.model_fields, *Resources.model_fields, "seed", "workload"}
+
+
+# Data
+
+
+def test_what_a_workload_of_others_calls_a_dataset_is_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own = catalog.Entry("tests.support.toy:Params", "tests.support.toy:Toy", "Brings its data along.")
+    monkeypatch.setitem(catalog.catalog(), "own", own)
+    monkeypatch.setitem(catalog.catalog(), "ours", replace(own, data=("images",)))
+    assert preflight.dataset("own", {"dataset": "mydata"}, tmp_path) is None
+    refused(lambda: preflight.dataset("ours", {"dataset": "mydata"}, tmp_path), "Unknown dataset: got 'mydata'")
+    message = "dataset 'synthetic' holds another kind of data: got interactions; expected images"
+    refused(lambda: preflight.dataset("ours", {"dataset": "synthetic"}, tmp_path), message)
+
+
+def test_a_dataset_is_present_and_has_a_fingerprint(tmp_path: Path) -> None:
+    found = preflight.dataset("recommender", {"dataset": "synthetic"}, tmp_path)
+    assert found is not None
+    assert len(found) == 64
+    assert preflight.dataset("recommender", {"lr": 1}, tmp_path) is None
+
+
+def test_an_unknown_dataset_gets_the_nearest(tmp_path: Path) -> None:
+    words = ("Unknown dataset", "'synthtic'", "'synthetic'?")
+    refused(lambda: preflight.dataset("recommender", {"dataset": "synthtic"}, tmp_path), *words)
+
+
+@pytest.mark.parametrize(
+    ("workload", "name", "holds", "expected"),
+    [
+        ("simclr", "ml-100k", "interactions", "images: synthetic-images, cifar-10"),
+        ("recommender", "cifar-10", "images", "interactions: synthetic, ml-100k"),
+        ("bi_encoder", "scifact", "retrieval", "sentence_pairs: synthetic-pairs, stsb"),
+        ("text_ranker", "stsb", "sentence_pairs", "retrieval: synthetic-retrieval, scifact"),
+    ],
+)
+def test_a_dataset_of_another_kind_is_told_apart(workload: str, name: str, holds: str, expected: str) -> None:
+    message = f"dataset {name!r} holds another kind of data: got {holds}; expected {expected}"
+    refused(lambda: preflight.parameters(workload, {"dataset": name}), message)
+    fields = workload_loader.params(workload)
+    refused(lambda: validate_part(fields, {"dataset": name}, "parameter"), "Parameter dataset is not valid", message)
+
+
+def test_so_is_ones_own_data_by_what_lies_there(tmp_path: Path) -> None:
+    class_folders(tmp_path / "photos", {"a": 2, "b": 2})
+    (tmp_path / "rows.csv").write_text("user,item\n1,2\n")
+    for workload, name, holds in (("recommender", "photos", "images"), ("simclr", "rows.csv", "interactions")):
+        own = {"dataset": str(tmp_path / name)}
+        refused(lambda own=own, to=workload: preflight.parameters(to, own), f"got {holds}; expected")
+    for workload, name in (("simclr", "photos"), ("recommender", "rows.csv"), ("simclr", "nowhere.parquet")):
+        own = {"dataset": str(tmp_path / name)}
+        assert preflight.parameters(workload, own)["dataset"] == own["dataset"]
+
+
+def test_a_missing_dataset_says_where_it_was_looked_for(tmp_path: Path) -> None:
+    words = ("100k_train.csv", "missing", "orchestrator data fetch ml-100k", "ORCHESTRATOR_DATA", str(tmp_path))
+    refused(lambda: preflight.dataset("recommender", {"dataset": "ml-100k"}, tmp_path), *words)
+
+
+# Batches
+
+
+@given(size=st.integers(1, 5000), workers=st.integers(1, 16), accumulate=st.integers(1, 8))
+def test_a_batch_divides_or_the_nearest_that_does_is_named(size: int, workers: int, accumulate: int) -> None:
+    parts = workers * accumulate
+
+    def check(batch_size: int) -> None:
+        preflight.batch({"batch_size": batch_size}, Resources(workers=workers), Plan(accumulate=accumulate))
+
+    if size % parts == 0:
+        check(size)
+        return
+    nearest = min((n for n in range(1, size + parts + 1) if n % parts == 0), key=lambda n: abs(n - size))
+    refused(lambda: check(size), f"got {size}; allowed: a multiple of {parts}", f"Use batch_size={nearest}")
+    check(nearest)
+
+
+def test_parameters_may_refuse_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = []
+
+    def check_data(_self: Any, root: Path, holdout: bool) -> None:
+        asked.append((root, holdout))
+        if holdout:
+            raise ValueError("batch_size=64 is more than the 60 there are")
+
+    monkeypatch.setattr(workload_loader.params("recommender"), "check_data", check_data)
+    refused(lambda: preflight.data("recommender", {}, tmp_path), "batch_size=64 is more than the 60 there are")
+    preflight.data("recommender", {}, tmp_path, "only")
+    assert asked == [(tmp_path, True), (tmp_path, False)]
+
+
+def test_a_workload_without_batches_has_nothing_to_divide() -> None:
+    preflight.batch({}, Resources(workers=3), Plan())
+
+
+# The machine
+
+
+@pytest.mark.parametrize(("visible", "gpus"), [(None, 2), ("1", 1), ("0,1", 2), ("0,1,2", 2), ("", 0), ("-1", 0)])
+def test_a_gpu_that_is_hidden_is_not_had(visible: str | None, gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster.Path, "glob", lambda path, pattern: iter(["/dev/nvidia0", "/dev/nvidia1"]))
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert cluster.this_machine()[0]["GPU"] == gpus
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, cpus: float, gpus: float) -> None:
+    monkeypatch.setattr(preflight, "this_machine", lambda: [{"CPU": cpus, "GPU": gpus}])
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"workers": 5}, ("got 5 worker(s) of 1 CPU each", "4 CPU, 1 GPU")),
+        ({"cpus_per_worker": 4.5}, ("got 1 worker(s) of 4.5 CPU each",)),
+        ({"gpus_per_worker": 2}, ("got 1 worker(s) of 1 CPU + 2 GPU each", "--gpus-per-worker")),
+        ({"workers": 2, "gpus_per_worker": 1}, ("got 2 worker(s) of 1 CPU + 1 GPU each",)),
+    ],
+)
+def test_more_than_the_machine_has(
+    asked: dict[str, Any], words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(monkeypatch, 4, 1)
+    settings = resolve({"tracking": "none"})
+    refused(
+        lambda: preflight.services(settings, Resources(**asked), ray=True),
+        "This machine is too small", "allowed: what it has: ", *words, code=UNAVAILABLE,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "asked", [{"workers": 4}, {"cpus_per_worker": 4}, {"gpus_per_worker": 0.5, "cpus_per_worker": 2}]
+)
+def test_what_the_machine_has(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 4, 1)
+    preflight.services(resolve({"tracking": "none"}), Resources(**asked), ray=True)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "asked", "expected"),
+    [
+        ([(4, 1)], {"gpus_per_worker": 0.25}, 4),
+        ([(4, 1)], {"gpus_per_worker": 0.3}, 3),
+        ([(4, 2)], {"gpus_per_worker": 0.4}, 4),  # not 5: a fraction is of one device
+        ([(1, 1), (1, 1)], {"gpus_per_worker": 0.1}, 2),  # a CPU each is what runs out
+        ([(3, 0), (3, 0)], {"cpus_per_worker": 2}, 2),  # not 3: no worker spans two nodes
+        ([(3, 0), (3, 0)], {"workers": 4}, 1),  # but a group does
+        ([(0, 0)], {}, 0),
+        ([], {}, 0),
+    ],
+)
+def test_trials_are_counted_node_by_node(
+    nodes: list[tuple[float, float]], asked: dict[str, Any], expected: int
+) -> None:
+    available = [{"CPU": float(cpus), "GPU": float(gpus)} for cpus, gpus in nodes]
+    assert cluster.slots(available, Resources(**asked)) == expected
+
+
+def test_a_cluster_elsewhere_is_not_judged_by_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 1, 0)
+    monkeypatch.setattr(preflight, "check_is_ray", lambda address: None)
+    large = Resources(cpus_per_worker=64)
+    with listener(None) as port:
+        settings = resolve({"tracking": "none", "ray_address": f"127.0.0.1:{port}"})
+        preflight.services(settings, large, ray=True)
+        refused(lambda: preflight.services(settings, large, ray=False), "too small", code=UNAVAILABLE)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9", "127.0.0.1:port", "nowhere.invalid:6379"])
+def test_a_cluster_that_does_not_answer(address: str) -> None:
+    settings = resolve({"tracking": "none", "ray_address": address})
+    words = (f"No Ray answers at {address} (", "ray start --head", "--ray-address")
+    refused(lambda: preflight.services(settings, Resources(), ray=True), *words, code=UNAVAILABLE)
+    preflight.services(settings, Resources(), ray=False)
+
+
+def test_a_probe_of_ray_that_gets_sigterm_is_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray, which stops a job, signals each of its processes."""
+    monkeypatch.setattr(cluster, "RAY_PROBE", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)")
+    with pytest.raises(KeyboardInterrupt):
+        cluster.check_is_ray("127.0.0.1:9")
+
+
+# Storage and tracking
+
+
+@pytest.mark.parametrize("setting", ["storage", "tracking"])
+def test_a_store_that_can_not_be_written(setting: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    places = {"storage": f"{tmp_path}/file/runs", "tracking": f"sqlite:///{tmp_path}/file/mlflow.db"}
+    settings = resolve({"tracking": "none", setting: places[setting]})
+    refused(
+        lambda: preflight.services(settings, Resources(), ray=False),
+        f"{tmp_path}/file", "can not be written", code=UNAVAILABLE,
+    )  # fmt: skip
+
+
+class Server(BaseHTTPRequestHandler):
+    status = 200
+    seen: ClassVar[list[tuple[str, str | None]]] = []
+
+    def do_POST(self) -> None:
+        type(self).seen.append((self.path, self.headers["Authorization"]))
+        self.send_response(self.status)
+        self.end_headers()
+        self.wfile.write(b"Invalid Host header" if self.status == 403 else b"{}")
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def server(handler: type[Any]) -> Iterator[tuple[str, type[Any]]]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as listening:
+        threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{listening.server_port}", handler
+        listening.shutdown()
+
+
+def answers(status: int) -> type[Server]:
+    return type("Handler", (Server,), {"status": status, "seen": []})
+
+
+def check(uri: str) -> None:
+    preflight.tracking(resolve({"tracking": uri}))
+
+
+def test_a_server_that_answers_is_asked_for_what_the_writer_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with server(answers(200)) as (uri, handler):
+        check(f"{uri}/")
+        monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "token")
+        check(uri)
+        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")  # a name goes before a token, as in MLflow's client
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
+        check(uri)
+        check(uri.replace("http://", "http://you:p%40ss@"))
+        path, pair = "/api/2.0/mlflow/experiments/search", "Basic eW91OnBAc3M="
+        assert handler.seen == [(path, None), (path, "Bearer token"), (path, "Basic bWU6c2VjcmV0"), (path, pair)]
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (401, ("HTTP 401", "MLFLOW_TRACKING_TOKEN")),
+        (403, ("HTTP 403 Invalid Host header", "--allowed-hosts")),
+        (404, ("HTTP 404", "Check the address")),
+        (500, ("HTTP 500", "Check the address and the server's log")),
+    ],
+)
+def test_a_server_that_refuses(status: int, words: tuple[str, ...]) -> None:
+    with server(answers(status)) as (uri, _):
+        refused(lambda: check(uri), f"MLflow at {uri} refuses", *words, code=UNAVAILABLE)
+
+
+class Experiments(BaseHTTPRequestHandler):
+    """A server with passwords that knows one experiment, whose tags this user may set or not."""
+
+    may_write = True
+    seen: ClassVar[list[str | None]] = []
+
+    def do_GET(self) -> None:
+        self._say(200, b'{"experiment": {"experiment_id": "7"}}')
+
+    def do_POST(self) -> None:
+        self._say(403 if self.path.endswith("set-experiment-tag") and not self.may_write else 200, b"{}")
+
+    def _say(self, status: int, text: bytes) -> None:
+        type(self).seen.append(self.headers["Authorization"])
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("may_write", [True, False])
+def test_an_experiment_that_one_may_not_write_to_is_told_before_training(
+    may_write: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
+    with server(type("Handler", (Experiments,), {"may_write": may_write, "seen": []})) as (uri, handler):
+        settings = resolve({"tracking": uri, "storage": str(tmp_path)})
+
+        def begin() -> None:
+            preflight.services(settings, Resources(), ray=False, workload="recommender")
+
+        if may_write:
+            begin()
+        else:
+            words = "me may not write to the experiment 'recommender'", "MLFLOW_EXPERIMENT_NAME", "EDIT"
+            refused(begin, *words, code=UNAVAILABLE)
+        assert handler.seen == ["Basic bWU6c2VjcmV0"] * 3
+
+
+@contextmanager
+def listener(answer: bytes | None) -> Iterator[int]:
+    """A port where something else than HTTP listens; None: it says nothing at all."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            with connection:
+                if answer is None:
+                    time.sleep(FOR_EVER)
+                connection.recv(4096)
+                connection.sendall(answer or b"")
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield listening.getsockname()[1]
+
+
+@pytest.mark.parametrize("answer", [b"", b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 nonsense\r\n\r\n"])
+def test_another_service_at_the_address(answer: bytes) -> None:
+    with listener(answer) as port:
+        uri = f"http://127.0.0.1:{port}"
+        refused(lambda: check(uri), f"No MLflow answers at {uri} (", "MLFLOW_TRACKING_URI", code=UNAVAILABLE)
+
+
+def test_nobody_at_the_address() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        uri = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    refused(lambda: check(uri), f"No MLflow answers at {uri}", "refused", code=UNAVAILABLE)
+
+
+@pytest.mark.parametrize("uri", ["http://127.0.0.1:port", "http://", "http://[::1", "http://no such host"])
+def test_an_address_that_is_none(uri: str) -> None:
+    refused(lambda: check(uri), f"No MLflow answers at {uri.rstrip('/')}", code=UNAVAILABLE)
+
+
+def test_a_server_that_says_nothing_is_given_up_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert preflight.SERVER_SECONDS <= 5
+    monkeypatch.setattr(preflight, "SERVER_SECONDS", 0.3)
+    with listener(None) as port:
+        refused(lambda: check(f"http://127.0.0.1:{port}"), "timed out", code=UNAVAILABLE)
+
+
+def test_tracking_that_is_off_needs_nothing() -> None:
+    check("none")

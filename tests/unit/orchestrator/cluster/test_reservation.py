@@ -1,0 +1,245 @@
+"""Elastic runs: as many workers as there is room for, between two numbers; every number of them divides the batch."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from orchestrator.cluster import preemption, preflight, reservation
+from orchestrator.cluster.connection import check_fit
+from orchestrator.config.parsing import read_experiment, read_overrides, validate
+from orchestrator.config.plan import Plan
+from orchestrator.config.spec import ExperimentSpec, Resources
+from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.storage import records, usage_log
+from orchestrator.storage.settings import resolve
+from orchestrator.sweeps import request
+from tests.support.commands import SPACES
+
+ELASTIC = Resources(workers="1:4")  # type: ignore[arg-type]
+
+
+# What is asked for
+
+
+@pytest.mark.parametrize(("written", "least", "most"), [("1:4", 1, 4), ("2:2", 2, 2), ("3", 3, 3), (3, 3, 3)], ids=str)
+def test_a_number_or_two(written: Any, least: int, most: int) -> None:
+    resources = validate(Resources, {"workers": written}, "resource")
+    assert (resources.least, resources.workers, resources.min_workers) == (least, most, least if least < most else None)
+    assert Resources.model_validate(resources.model_dump()) == resources
+
+
+@pytest.mark.parametrize("written", ["4:1", "0:2", ":3", "2:", "1:2:3", "a:b", "1.5:2"])
+def test_what_is_no_range_is_one_sentence(written: str) -> None:
+    with pytest.raises(UserError, match=r"workers=.* is not valid; allowed: a number, or MIN:MAX") as caught:
+        validate(Resources, {"workers": written}, "resource")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["resources: {workers: 1:4}", "resources:\n  workers: 1:4", "resources: {workers: '1:4'}"]
+)
+def test_a_file_says_it_as_the_command_line_does(text: str, tmp_path: Path) -> None:
+    """To YAML it were 64, a number of base 60."""
+    file = tmp_path / "experiment.yaml"
+    file.write_text(text)
+    assert validate(Resources, read_experiment(file).values["resources"], "resource") == ELASTIC
+
+
+def test_more_than_all_can_not_be_the_least() -> None:
+    with pytest.raises(ValidationError, match="min_workers=3 is more than workers=2"):
+        Resources(workers=2, min_workers=3)
+
+
+def test_the_command_repeats_it() -> None:
+    spec = ExperimentSpec(workload="toy", params={}, resources=ELASTIC)
+    assert "--workers=1:4" in shlex.split(spec.command())
+    assert spec.fingerprint() == ExperimentSpec(workload="toy", params={}).fingerprint()
+
+
+@given(size=st.integers(1, 3000), least=st.integers(1, 4), more=st.integers(0, 3))
+def test_every_number_of_workers_divides_the_batch(size: int, least: int, more: int) -> None:
+    resources = Resources(workers=f"{least}:{least + more}")  # type: ignore[arg-type]
+
+    def check(batch_size: int) -> None:
+        preflight.batch({"batch_size": batch_size}, resources, Plan())
+
+    def divides(batch_size: int) -> bool:
+        return all(batch_size % workers == 0 for workers in range(least, least + more + 1))
+
+    if divides(size):
+        check(size)
+        return
+    with pytest.raises(UserError) as caught:
+        check(size)
+    offered = int(str(caught.value).rpartition("batch_size=")[2].rstrip("."))
+    check(offered)
+    assert not any(divides(n) for n in range(1, 6000) if abs(n - size) < abs(offered - size))
+
+
+def test_the_least_must_fit() -> None:
+    assert check_fit([{"CPU": 1.0, "GPU": 0.0}], ELASTIC) == 1
+    two = Resources(workers=4, min_workers=2)
+    with pytest.raises(UserError, match=r"too small: got at least 2 worker\(s\) of 1 CPU each") as caught:
+        check_fit([{"CPU": 1.0, "GPU": 0.0}], two)
+    assert caught.value.code == UNAVAILABLE
+
+
+def test_a_sweep_has_none(toy_workload: str) -> None:
+    with pytest.raises(UserError, match=r"fixed number of workers: got workers=1:4\. Use --workers 4"):
+        request.sweep("toy", resolve({}), resources={"workers": "1:4"}, search={"space": f"{SPACES}:space"})
+
+
+def test_this_machines_cores_are_shared_among_the_most(toy_workload: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request, "this_machine", lambda: [{"CPU": 8.0, "GPU": 0.0}])
+    for words in ({"resources": {"workers": "1:4"}}, {"overrides": read_overrides(["resources.workers=1:4"])}):
+        overrides = {"batch_size": "12", **words.get("overrides", {})}
+        spec = request.experiment("toy", resolve({}), **words | {"overrides": overrides})
+        assert spec.resources == Resources(workers=4, min_workers=1, cpus_per_worker=2)
+
+
+# What is reserved
+
+
+@dataclass
+class Cluster:
+    """Places for so many workers; a group of more stays pending. Each wait takes its time on a clock of its own."""
+
+    free: int
+    now: float = 0.0
+    asked: list[int] = field(default_factory=list)
+    held: int = 0
+    changes: Callable[[Cluster], None] = lambda cluster: None
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def placement_group(self, bundles: list[Any]) -> Group:
+        self.asked.append(len(bundles))
+        return Group(self, len(bundles))
+
+    def remove(self, group: Group) -> None:
+        self.held -= group.size if group.there else 0
+        group.there = False
+
+
+@dataclass
+class Group:
+    cluster: Cluster
+    size: int
+    there: bool = False
+
+    def wait(self, seconds: float) -> bool:
+        cluster = self.cluster
+        cluster.changes(cluster)
+        if self.size <= cluster.free - cluster.held and not self.there:
+            self.there, cluster.held = True, cluster.held + self.size
+        cluster.now += 0 if self.there else seconds
+        return self.there
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    cluster = Cluster(free=4)
+    monkeypatch.setattr(reservation, "time", cluster)
+    monkeypatch.setattr(reservation, "placement_group", cluster.placement_group)
+    monkeypatch.setattr(reservation, "remove_placement_group", cluster.remove)
+    monkeypatch.setattr(reservation, "room", lambda resources: cluster.free - cluster.held)
+    return cluster
+
+
+@pytest.mark.parametrize(("free", "asked"), [(6, [4]), (4, [4]), (3, [4, 3]), (1, [4, 1])])
+def test_all_are_asked_for_and_then_what_fits(free: int, asked: list[int], cluster: Cluster) -> None:
+    cluster.free = free
+    with reservation.reserve(ELASTIC, lambda: True) as place:
+        assert place is not None
+        assert (cluster.asked, cluster.held) == (asked, asked[-1])
+        assert place.resources == Resources(workers=asked[-1])
+    assert cluster.held == 0, "something is left"
+
+
+def test_what_is_still_being_given_back_is_waited_for(cluster: Cluster) -> None:
+    cluster.free = 0
+    cluster.changes = lambda cluster: setattr(cluster, "free", 4 if cluster.now >= 1 else 0)
+    with reservation.reserve(ELASTIC, lambda: True) as place:
+        assert place is not None
+        assert cluster.asked == [4]
+
+
+def test_what_fits_in_sum_and_does_not_come_is_asked_for_with_one_fewer(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.free = 2
+    monkeypatch.setattr(reservation, "room", lambda resources: 3)
+    with reservation.reserve(ELASTIC, lambda: True) as place:
+        assert place is not None
+        assert (cluster.asked, place.resources.workers) == ([4, 3, 2], 2)
+        assert cluster.now > reservation.TRY_SECONDS
+
+
+def test_the_least_is_waited_for_until_a_stop(cluster: Cluster) -> None:
+    cluster.free = 0
+    with reservation.reserve(Resources(workers=4, min_workers=2), lambda: cluster.now < 30) as place:
+        assert place is None
+    assert (cluster.asked, cluster.held) == ([4, 2], 0)
+
+
+def test_a_fixed_number_is_what_it_is(cluster: Cluster) -> None:
+    cluster.free = 3
+    with reservation.reserve(Resources(workers=4), lambda: cluster.now < 30) as place:
+        assert place is None
+    assert cluster.asked == [4]
+
+
+def test_room_for_more_is_looked_for_now_and_then(cluster: Cluster) -> None:
+    cluster.free = 0
+    more = reservation.has_room_for_more(ELASTIC)
+    assert not more()
+    cluster.free = 1
+    assert not more(), "asked too often"
+    cluster.now += reservation.GROW_SECONDS
+    assert more()
+    cluster.free = 0
+    assert more(), "who was told to make room has to end"
+
+
+# What was held
+
+
+def test_devices_are_counted_as_they_were_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = records.create(tmp_path, "run", "toy", {}, "command")
+    now = [1000.0]
+    monkeypatch.setattr(usage_log.time, "time", lambda: now[0])
+    book = usage_log.Book(folder.path)
+    for workers, seconds in ((4, 60), (1, 30)):
+        with book.holding("run", ELASTIC.fixed(workers)):
+            now[0] += seconds
+        now[0] += 500  # nobody's
+    assert usage_log.mean_devices(folder) == pytest.approx((4 * 60 + 30) / 90)
+
+
+# Nodes that are taken away
+
+
+def test_a_node_that_is_taken_away_is_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    going: set[str] = set()
+    now = [0.0]
+    monkeypatch.setattr(preemption, "draining", lambda: going)
+    monkeypatch.setattr(preemption.time, "monotonic", lambda: now[0])
+    stop = preemption.leaving(["mine", "ours"])
+    now[0] += 2
+    assert not stop()
+    going |= {"theirs", "ours"}
+    assert not stop(), "asked too often"
+    now[0] += 2
+    assert stop()
+    going.clear()
+    assert stop(), "it goes back on its word"

@@ -1,0 +1,68 @@
+"""``objective=``: whose direction counts, what is refused, and what an unknown one is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.config import objectives
+from orchestrator.errors import UserError
+from workloads.contract import Objective
+
+NDCG = Objective("ndcg_at_20", "max", refit=True, sealed_at=(3, 6))
+LOSS = Objective("loss", "min")
+
+
+def test_unasked_the_workloads_own_stand() -> None:
+    assert objectives.chosen(NDCG, ()) == (NDCG,)
+    assert objectives.chosen((NDCG, LOSS), ()) == (NDCG, LOSS)
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (("ndcg_at_20",), [("ndcg_at_20", "max")]),
+        (("ndcg_at_20:max",), [("ndcg_at_20", "max")]),
+        (("ndcg_at_20:min",), [("ndcg_at_20", "min")]),
+        (("recall_at_20:max",), [("recall_at_20", "max")]),
+        (("loss", "ndcg_at_20"), [("loss", "min"), ("ndcg_at_20", "max")]),
+    ],
+)
+def test_the_direction_is_the_workloads_or_the_users(asked: tuple[str, ...], expected: list[tuple[str, str]]) -> None:
+    found = objectives.chosen((NDCG, LOSS), asked)
+    assert [(objective.metric, objective.direction) for objective in found] == expected
+
+
+def test_what_is_not_the_direction_stays_the_workloads() -> None:
+    (found,) = objectives.chosen(NDCG, ("recall_at_20:max",))
+    assert (found.refit, found.sealed_at) == (True, (3, 6))
+
+
+@pytest.mark.parametrize("asked", ["recall_at_20", "recall_at_20:", "recall_at_20:up", "ndcg_at_20:mx"])
+def test_a_direction_that_is_missing_or_unknown(asked: str) -> None:
+    with pytest.raises(UserError, match="needs a direction: got ") as caught:
+        objectives.chosen(NDCG, (asked,))
+    assert "ndcg_at_20" in str(caught.value)
+
+
+@pytest.mark.parametrize("asked", ["", ":max"])
+def test_one_without_a_name(asked: str) -> None:
+    with pytest.raises(UserError, match="An objective has no name"):
+        objectives.chosen(LOSS, ("loss", asked))
+
+
+def test_one_named_twice() -> None:
+    with pytest.raises(UserError, match="An objective is named twice: got loss:min, loss:max"):
+        objectives.chosen(LOSS, ("loss:min", "loss:max"))
+
+
+def test_its_value_is_validations() -> None:
+    metrics = {"validation/loss": 0.5, "train/loss": 9.0, "test/loss": 7.0}
+    assert objectives.value(LOSS, metrics) == 0.5
+
+
+def test_one_that_validation_does_not_report() -> None:
+    with pytest.raises(UserError) as caught:
+        objectives.value(Objective("ndgc_at_20", "max"), {"validation/ndcg_at_20": 0.5, "train/loss": 9.0})
+    message = str(caught.value)
+    assert "got 'ndgc_at_20'; allowed: ndcg_at_20." in message
+    assert "Did you mean 'ndcg_at_20'?" in message

@@ -1,0 +1,239 @@
+"""From YAML and ``key=value`` to checked values: each mistake in one sentence, with file and line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from orchestrator.config.parsing import (
+    read_experiment,
+    read_overrides,
+    read_yaml,
+    split_keys,
+    validate,
+    validate_part,
+)
+from orchestrator.config.plan import PLAN_KEYS, Plan
+from orchestrator.errors import USAGE, UserError
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rate: float = Field(0.1, gt=0, le=1)
+    layers: int = Field(2, ge=1)
+    kind: Literal["mf", "lightgcn", "none"] = "mf"
+    flag: bool = False
+    sizes: tuple[int, ...] = ()
+
+    @model_validator(mode="after")
+    def _agree(self) -> Model:
+        if self.kind == "mf" and self.layers > 8:
+            raise ValueError(f"layers={self.layers} has no effect with kind=mf")
+        return self
+
+
+def file(folder: Path, text: str, name: str = "exp.yaml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def refused(call: Any, *words: str) -> str:
+    with pytest.raises(UserError) as caught:
+        call()
+    message = str(caught.value)
+    assert caught.value.code == USAGE
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+    return message
+
+
+# YAML
+
+
+def test_values_and_their_lines(tmp_path: Path) -> None:
+    found = read_yaml(file(tmp_path, "# a comment\nseed: 3\nparams:\n  lr: 0.1\n\n  deep: {a: 1}\nplan: {epochs: 5}\n"))
+    assert found.values == {"seed": 3, "params": {"lr": 0.1, "deep": {"a": 1}}, "plan": {"epochs": 5}}
+    lines = {"seed": 2, "params": 3, "params.lr": 4, "params.deep": 6, "params.deep.a": 6, "plan": 7, "plan.epochs": 7}
+    assert found.lines == lines
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n"])
+def test_an_empty_file_sets_nothing(text: str, tmp_path: Path) -> None:
+    assert read_yaml(file(tmp_path, text)).values == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: 1\nb: [1, 2\n", ("line 3, column 1 is not valid YAML",)),
+        ("a: 1\n  b: 2\n", ("line 2, column 4 is not valid YAML", "mapping values are not allowed")),
+        ("a: 1\n\tb: 2\n", ("line 2, column 1 is not valid YAML",)),
+        (
+            "a: !!python/object:os.system {}\n",
+            ("line 1, column 4 is not valid YAML", "could not determine a constructor"),
+        ),
+        ("a: 1\nb: 2\na: 3\n", ("line 3: a stands twice",)),
+        ("p:\n  a: 1\n  a: 3\n", ("line 3: p.a stands twice",)),
+        ("- 1\n- 2\n", ("must hold a mapping: got list",)),
+        ("just words\n", ("must hold a mapping: got str",)),
+        ("1: 2\n", ("line 1", "1", "a name")),
+        ("seed: 1\nparams:\n  on: 1\n", ("line 3", "on", "a name")),
+    ],
+)
+def test_what_is_wrong_with_a_file_comes_with_its_line(text: str, words: tuple[str, ...], tmp_path: Path) -> None:
+    path = file(tmp_path, text)
+    refused(lambda: read_yaml(path), str(path), *words)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    refused(lambda: read_yaml(tmp_path / "none.yaml"), f"{tmp_path}/none.yaml does not exist")
+    refused(lambda: read_yaml(tmp_path), f"The file {tmp_path} can not be read")
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "exp.yaml").write_bytes(b"\xff\xfe\x00a")
+    refused(lambda: read_yaml(tmp_path / "exp.yaml"), "can not be read")
+
+
+# Experiments
+
+
+def test_an_unknown_section_has_its_line_and_the_nearest(tmp_path: Path) -> None:
+    path = file(tmp_path, "seed: 1\nparms:\n  lr: 1\n")
+    refused(lambda: read_experiment(path), f"Unknown key in {path}, line 2: got 'parms'", "Did you mean 'params'?")
+
+
+@pytest.mark.parametrize("section", ["params", "plan", "resources", "search"])
+def test_a_section_is_a_mapping(section: str, tmp_path: Path) -> None:
+    path = file(tmp_path, f"seed: 1\n{section}: [1]\n")
+    refused(lambda: read_experiment(path), f"{path}, line 2: {section} must be a mapping: got [1]")
+
+
+def test_a_file_extends_another(tmp_path: Path) -> None:
+    (tmp_path / "bases").mkdir()
+    file(tmp_path / "bases", "workload: toy\nseed: 1\nparams: {lr: 0.1, dim: 4}\n", "root.yaml")
+    file(tmp_path / "bases", "extends: root.yaml\nparams: {dim: 8}\nplan: {epochs: 3}\n", "base.yaml")
+    found = read_experiment(file(tmp_path, "extends: bases/base.yaml\nseed: 2\nparams: {layers: 2}\n"))
+    assert found.values == {
+        "workload": "toy", "seed": 2, "params": {"lr": 0.1, "dim": 8, "layers": 2}, "plan": {"epochs": 3},
+    }  # fmt: skip
+
+
+def test_a_base_that_is_not_there(tmp_path: Path) -> None:
+    path = file(tmp_path, "extends: none.yaml\n")
+    refused(lambda: read_experiment(path), f"{tmp_path}/none.yaml does not exist")
+
+
+def test_files_that_extend_each_other(tmp_path: Path) -> None:
+    path = file(tmp_path, "extends: b.yaml\n", "a.yaml")
+    file(tmp_path, "extends: a.yaml\n", "b.yaml")
+    refused(lambda: read_experiment(path), "extends itself", "a.yaml", "b.yaml")
+
+
+# Words
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], {}),
+        (["lr=0.01", "plan.epochs=5"], {"lr": "0.01", "plan.epochs": "5"}),
+        (["name=a=b", "empty="], {"name": "a=b", "empty": ""}),
+        (["sizes=[1, 2]", 'map={"a": 1}'], {"sizes": [1, 2], "map": {"a": 1}}),
+        (["steps=null"], {"steps": None}),
+        (["scheduler=none", "pooling=None"], {"scheduler": "none", "pooling": "None"}),
+    ],
+)
+def test_words(words: list[str], expected: dict[str, Any]) -> None:
+    assert read_overrides(words) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["epochs"], "Not a setting: got 'epochs'; allowed: key=value. Options start with --."),
+        (["=5"], "Not a setting: got '=5'; allowed: key=value"),
+        (["lr=1", "lr=2"], "lr is given twice: got 1 and 2. Keep one."),
+        (["sizes=[1,"], "Not a JSON list or object: got '[1,'"),
+    ],
+)
+def test_words_that_are_none(words: list[str], message: str) -> None:
+    refused(lambda: read_overrides(words), message)
+
+
+def test_keys_find_their_section() -> None:
+    values = {"lr": "1", "params.dim": "2", "epochs": "3", "plan.patience": "4"}
+    assert split_keys(values, ["lr", "dim"], PLAN_KEYS) == ({"lr": "1", "dim": "2"}, {"epochs": "3", "patience": "4"})
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("epoch", ("Unknown parameter: got 'epoch'", "Did you mean 'epochs'?")),
+        ("dims", ("Unknown parameter: got 'dims'", "Did you mean 'dim'?")),
+        ("plan.lr", ("Unknown parameter: got 'plan.lr'",)),
+        ("plans.epochs", ("Unknown section: got 'plans'; allowed: params, plan", "Did you mean 'plan'?")),
+        ("decide_at", ("Unknown parameter: got 'decide_at'",)),
+    ],
+)
+def test_keys_that_have_none(key: str, words: tuple[str, ...]) -> None:
+    refused(lambda: split_keys({key: "1"}, ["lr", "dim"], PLAN_KEYS), *words)
+
+
+def test_a_key_may_not_be_given_in_two_spellings() -> None:
+    refused(lambda: split_keys({"lr": "1", "params.lr": "2"}, ["lr"], PLAN_KEYS), "lr is given twice: got 1 and 2")
+
+
+# Validation
+
+
+def test_text_becomes_the_fields_own_type() -> None:
+    found = validate(Model, {"rate": "0.5", "layers": "3", "flag": "true", "sizes": ["1", 2]}, "parameter")
+    assert found == Model(rate=0.5, layers=3, flag=True, sizes=(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rate": "2"}, "Parameter rate is not valid: got '2'; allowed: less than or equal to 1."),
+        ({"rate": "fast"}, "Parameter rate is not valid: got 'fast'; allowed: a valid number"),
+        ({"layers": 1.5}, "Parameter layers is not valid: got 1.5; allowed: a valid integer"),
+        ({"layers": "0"}, "Parameter layers is not valid: got '0'; allowed: greater than or equal to 1."),
+        ({"rate": ""}, "Parameter rate is not valid: got ''"),
+        ({"rate": None}, "Parameter rate is not valid: got None; allowed: a valid number."),
+        (
+            {"kind": "lightgnc"},
+            "Parameter kind is not valid: got 'lightgnc'; allowed: 'mf', 'lightgcn' or 'none'. "
+            "Did you mean 'lightgcn'?",
+        ),
+        ({"lay": 1}, "Unknown parameter: got 'lay'; allowed: flag, kind, layers, rate, sizes. Did you mean 'layers'?"),
+        ({"layers": 9}, "layers=9 has no effect with kind=mf."),
+        ({"sizes": [1, "x"]}, "Parameter sizes is not valid: got 'x'"),
+    ],
+)
+def test_the_first_problem_in_one_sentence(values: dict[str, Any], message: str) -> None:
+    assert refused(lambda: validate(Model, values, "parameter")).startswith(message)
+
+
+@pytest.mark.parametrize("values", [{"rate": 9}, {"laters": 1}])
+def test_a_problem_from_a_file_has_its_line(values: dict[str, Any]) -> None:
+    refused(lambda: validate(Model, values, "parameter", dict.fromkeys(values, 12)), "(line 12)")
+
+
+def test_some_fields_are_checked_without_the_others() -> None:
+    assert validate_part(Model, {"layers": "9", "kind": "mf"}, "parameter") == {"layers": 9, "kind": "mf"}
+    assert validate_part(Model, {}, "parameter") == {}
+    refused(lambda: validate_part(Model, {"rate": 2}, "parameter", {"rate": 4}), "Parameter rate (line 4) is not valid")
+    refused(lambda: validate_part(Model, {"lay": 2}, "parameter"), "Unknown parameter: got 'lay'", "'layers'")
+
+
+def test_all_ways_to_refit_are_allowed_and_named() -> None:
+    for text, expected in (("true", True), ("false", False), ("only", "only"), (None, None)):
+        assert validate(Plan, {"refit": text}, "plan setting").refit == expected
+    refused(lambda: validate(Plan, {"refit": "never"}, "plan setting"), "Plan setting refit", "got 'never'", "only")

@@ -1,0 +1,311 @@
+"""Checkpoints: what goes in comes out, a damaged one is refused in a sentence, and a killed writer harms nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import struct
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.engine import checkpoint
+from orchestrator.engine.checkpoint import META, TENSORS, Checkpoint
+from orchestrator.errors import USAGE, UserError
+from tests.support.waiting import until
+
+IDENTITY = {"workload": "toy", "fingerprint": "aa"}
+STATE = {"weights": torch.arange(6.0).reshape(2, 3), "optimiser": {0: {"step": 3}}, "loss": 0.25}
+
+
+def write(folder: Path, state: Mapping[Any, Any] = STATE, identity: Mapping[str, str] = IDENTITY) -> Path:
+    return checkpoint.write(folder, Checkpoint(identity, 7, dict(state)))
+
+
+def same(first: Any, second: Any) -> bool:
+    """Equality of nested states; tuples have become lists."""
+    if isinstance(first, torch.Tensor):
+        return first.dtype == second.dtype and first.shape == second.shape and torch.equal(first, second)
+    if isinstance(first, Mapping):
+        return list(first) == list(second) and all(same(first[key], second[key]) for key in first)
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(same, first, second))
+    return type(first) is type(second) and bool(first == second)
+
+
+# Content
+
+
+def test_what_goes_in_comes_out(tmp_path: Path) -> None:
+    found = checkpoint.read(write(tmp_path / "checkpoint-1"), IDENTITY)
+    assert (found.identity, found.epoch) == (IDENTITY, 7)
+    assert same(STATE, found.state)
+
+
+scalars = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=8)
+tensors = st.sampled_from(
+    [
+        torch.tensor(3),
+        torch.zeros(0, 4),
+        torch.rand(3, generator=torch.Generator().manual_seed(0)),
+        torch.tensor([True]),
+    ]
+)
+keys = st.integers(0, 12) | st.sampled_from(["0", "1", "a", "a/b", "b", "", "$tensor", "$items"])
+states = st.recursive(
+    scalars | tensors,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(state=st.dictionaries(keys, states, max_size=4))
+def test_any_nested_state_of_tensors_and_json_scalars(state: dict[Any, Any], tmp_path: Path) -> None:
+    assert same(state, checkpoint.read(write(tmp_path / "checkpoint-1", state)).state)
+
+
+def test_keys_that_look_alike_are_apart(tmp_path: Path) -> None:
+    one, two, three, four = (torch.full((2,), float(n)) for n in range(4))
+    state = {1: one, "1": two, "a/b": three, "a": {"b": four}}
+    assert same(state, checkpoint.read(write(tmp_path / "checkpoint-1", state)).state)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.int64, torch.bool])
+def test_every_kind_of_number_keeps_its_bits(dtype: torch.dtype, tmp_path: Path) -> None:
+    tensor = torch.tensor([0.1, -3.3, 7]).to(dtype)
+    assert same({"t": tensor}, checkpoint.read(write(tmp_path / "checkpoint-1", {"t": tensor})).state)
+
+
+def test_tensors_may_share_memory_and_lie_in_any_order(tmp_path: Path) -> None:
+    base = torch.arange(24.0).reshape(4, 6)
+    state = {"tied": base, "again": base, "part": base[1:3], "turned": base.T, "wide": base[0].expand(5, 6)}
+    found = checkpoint.read(write(tmp_path / "checkpoint-1", state)).state
+    assert same(state, found)
+    found["tied"][0, 0] = -1
+    assert found["again"][0, 0] == 0
+
+
+def test_not_a_number_survives_in_scalars(tmp_path: Path) -> None:
+    found = checkpoint.read(write(tmp_path / "checkpoint-1", {"x": math.nan, "y": math.inf})).state
+    assert math.isnan(found["x"])
+    assert found["y"] == math.inf
+
+
+def test_parameters_are_saved_as_plain_tensors(tmp_path: Path) -> None:
+    state = {"p": torch.nn.Parameter(torch.ones(2))}
+    found = checkpoint.read(write(tmp_path / "checkpoint-1", state)).state["p"]
+    assert type(found) is torch.Tensor
+    assert not found.requires_grad
+
+
+@pytest.mark.parametrize("value", [b"bytes", {1, 2}, object(), 1j, torch.Generator()])
+def test_what_would_need_pickle_is_refused_with_its_place(value: Any, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=rf"state_dict holds a {type(value).__name__} at .*deep.*0"):
+        write(tmp_path / "checkpoint-1", {"deep": [value]})
+    assert checkpoint.latest(tmp_path) is None
+
+
+def test_the_files_hold_tensors_and_json_and_nothing_is_unpickled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*_: Any, **__: Any) -> Any:
+        raise AssertionError("pickle was used")
+
+    for module, name in (
+        (pickle, "load"),
+        (pickle, "loads"),
+        (pickle, "dumps"),
+        (pickle, "Unpickler"),
+        (torch, "load"),
+    ):
+        monkeypatch.setattr(module, name, forbidden)
+    folder = write(tmp_path / "checkpoint-1")
+    checkpoint.read(folder)
+    assert {file.name for file in folder.iterdir()} == {TENSORS, META}
+    json.loads((folder / META).read_text())
+    content = (folder / TENSORS).read_bytes()
+    (size,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + size])
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    assert max(ends) == len(content) - 8 - size, "bytes that no tensor accounts for"
+
+
+# Damage
+
+
+def refused(folder: Path, *words: str, identity: Mapping[str, str] | None = None) -> None:
+    with pytest.raises(UserError) as caught:
+        checkpoint.read(folder, identity)
+    message = str(caught.value)
+    assert caught.value.code == USAGE
+    assert "\n" not in message
+    for word in (str(folder), *words):
+        assert word in message, message
+
+
+@pytest.mark.parametrize("left", [0.0, 0.5, 0.99])
+def test_a_truncated_tensor_file(left: float, tmp_path: Path) -> None:
+    file = write(tmp_path / "checkpoint-1") / TENSORS
+    size = file.stat().st_size
+    os.truncate(file, int(size * left))
+    refused(file.parent, "is truncated", f"got {int(size * left)} bytes", f"allowed: {size} bytes")
+
+
+def test_a_missing_tensor_file(tmp_path: Path) -> None:
+    folder = write(tmp_path / "checkpoint-1")
+    (folder / TENSORS).unlink()
+    refused(folder, "is truncated", "got 0 bytes")
+
+
+@pytest.mark.parametrize("place", [12, -1])
+def test_a_flipped_bit(place: int, tmp_path: Path) -> None:
+    file = write(tmp_path / "checkpoint-1") / TENSORS
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+    refused(file.parent, f"the content of {TENSORS} changed")
+
+
+@pytest.mark.parametrize("left", [0.0, 0.3, 0.99])
+def test_a_truncated_description(left: float, tmp_path: Path) -> None:
+    file = write(tmp_path / "checkpoint-1") / META
+    os.truncate(file, int(file.stat().st_size * left))
+    refused(file.parent, f"its {META} can not be read")
+
+
+@pytest.mark.parametrize("content", [b"[]", b"{}", b"\xff\xfe", b"null"])
+def test_a_description_of_something_else(content: bytes, tmp_path: Path) -> None:
+    folder = write(tmp_path / "checkpoint-1")
+    (folder / META).write_bytes(content)
+    refused(folder, f"its {META} can not be read")
+
+
+@pytest.mark.parametrize("key", ["identity", "epoch", "state", "tensors", "sha256"])
+def test_a_description_that_lacks_something(key: str, tmp_path: Path) -> None:
+    folder = write(tmp_path / "checkpoint-1")
+    meta = json.loads((folder / META).read_text())
+    del meta[key]
+    (folder / META).write_text(json.dumps(meta))
+    refused(folder, f"the content of {META} changed", identity=IDENTITY)
+
+
+def test_a_flipped_digit_of_the_description(tmp_path: Path) -> None:
+    file = write(tmp_path / "checkpoint-1") / META
+    content = file.read_text()
+    assert '"epoch": 7' in content
+    file.write_text(content.replace('"epoch": 7', '"epoch": 5'))
+    refused(file.parent, f"the content of {META} changed")
+
+
+def test_no_description(tmp_path: Path) -> None:
+    folder = write(tmp_path / "checkpoint-1")
+    (folder / META).unlink()
+    refused(folder, f"is incomplete: it has no {META}")
+    refused(tmp_path / "nowhere", f"is incomplete: it has no {META}")
+
+
+def test_another_format(tmp_path: Path) -> None:
+    folder = write(tmp_path / "checkpoint-1")
+    meta = json.loads((folder / META).read_text())
+    (folder / META).write_text(json.dumps(meta | {"format": 99}))
+    refused(folder, "another format: got 99; allowed: 1", "Use the version that wrote it")
+
+
+@pytest.mark.parametrize("key", ["workload", "fingerprint"])
+def test_another_workload_or_configuration(key: str, tmp_path: Path) -> None:
+    folder = write(tmp_path / "checkpoint-1")
+    refused(
+        folder, f"belongs to another {key}: got {IDENTITY[key]}; allowed: other", identity=IDENTITY | {key: "other"}
+    )
+
+
+# A folder of them
+
+
+def test_latest_is_the_newest(tmp_path: Path) -> None:
+    for order in (2, 10, 9):
+        write(tmp_path / checkpoint.name(order))
+    assert checkpoint.latest(tmp_path) == tmp_path / checkpoint.name(10)
+
+
+@pytest.mark.parametrize("damage", [TENSORS, META])
+def test_latest_falls_back_past_a_damaged_one(damage: str, tmp_path: Path) -> None:
+    for order in (1, 2):
+        write(tmp_path / checkpoint.name(order))
+    os.truncate(tmp_path / checkpoint.name(2) / damage, 10)
+    assert checkpoint.latest(tmp_path) == tmp_path / checkpoint.name(1)
+
+
+def test_when_all_are_damaged_latest_says_so(tmp_path: Path) -> None:
+    for order in (1, 2):
+        os.truncate(write(tmp_path / checkpoint.name(order)) / TENSORS, 10)
+    with pytest.raises(UserError, match="checkpoint-00000002 is truncated"):
+        checkpoint.latest(tmp_path)
+
+
+def test_there_may_be_none(tmp_path: Path) -> None:
+    assert checkpoint.latest(tmp_path) is None
+    assert checkpoint.latest(tmp_path / "nowhere") is None
+
+
+def test_the_newest_two_are_kept(tmp_path: Path) -> None:
+    for order in (1, 2, 9, 10):
+        write(tmp_path / checkpoint.name(order))
+    checkpoint.keep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [checkpoint.name(9), checkpoint.name(10)]
+
+
+def test_names_sort_in_the_order_of_writing() -> None:
+    names = [checkpoint.name(order) for order in (0, 9, 10, 99, 100, 1_000_000)]
+    assert sorted(names) == names
+
+
+# Killed writers
+
+
+def test_a_writer_that_fails_leaves_the_old_one_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write(tmp_path / "checkpoint-1")
+
+    def full(*_: Any) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(UserError, match="No space"):
+        write(folder, {"weights": torch.ones(9)})
+    assert same(STATE, checkpoint.read(folder).state)
+
+
+def _write_for_ever(folder: str) -> None:
+    for order in range(1, 1_000_000):
+        write(Path(folder) / checkpoint.name(order), {"order": order, "weights": torch.full((20_000,), float(order))})
+        checkpoint.keep(Path(folder))
+
+
+def test_a_writer_that_is_killed_leaves_a_whole_one(tmp_path: Path) -> None:
+    for round_ in range(6):
+        folder = tmp_path / str(round_)
+        writer = multiprocessing.get_context("fork").Process(target=_write_for_ever, args=(str(folder),))
+        writer.start()
+        assert writer.pid is not None
+        # Any two: old ones are removed as new ones come.
+        until(lambda folder=folder: len(list(folder.glob("checkpoint-*"))) >= 2, pause=0.001)
+        time.sleep(0.004 * round_)
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.join()
+        found = checkpoint.latest(folder)
+        assert found is not None
+        state = checkpoint.read(found).state
+        assert state["weights"].unique().tolist() == [state["order"]]
+        shutil.rmtree(folder)

@@ -1,0 +1,414 @@
+"""Select, refit, open test once; and from any checkpoint on, the same numbers as without an interruption."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator.config.plan import Plan
+from orchestrator.config.spec import ExperimentSpec
+from orchestrator.engine import checkpoint
+from orchestrator.engine.experiment import Experiment, Outcome
+from orchestrator.engine.loop import Diverged, EpochReport, Row
+from orchestrator.runs import worker
+from tests.support.toy import BEST_EPOCH, TEST_OPTIMUM, Params, PretrainedToy, Toy
+from workloads.contract import Evaluation, Objective, Runtime, Workload
+
+pytestmark = pytest.mark.usefixtures("clock")
+
+EPOCHS = 8
+IDENTITY = {"workload": "toy", "fingerprint": "0123456789abcdef"}
+
+
+@dataclass
+class Bench:
+    """Builds experiments over toys and remembers every toy that was built."""
+
+    params: dict[str, Any] = field(default_factory=dict)
+    cls: type[Toy] = Toy
+    built: list[Toy] = field(default_factory=list)
+
+    def experiment(self, refit: Any, **kwargs: Any) -> Experiment:
+        plan = Plan(**{"epochs": EPOCHS, "refit": refit} | kwargs.pop("plan", {}))
+        return Experiment(self._build, plan, IDENTITY, **kwargs)
+
+    def _build(self, holdout: bool) -> Workload:
+        self.built.append(toy(self.cls, holdout=holdout, **self.params))
+        return self.built[-1]
+
+    def calls(self, name: str) -> int:
+        return sum(workload.calls.count(name) for workload in self.built)
+
+
+def toy(cls: type[Toy] = Toy, *, holdout: bool = True, epochs: int = 0, **params: Any) -> Toy:
+    """A toy that was trained for ``epochs`` by hand."""
+    workload = cls(Params(**params), Runtime(torch.device("cpu"), Path(), seed=1, epochs=EPOCHS, holdout=holdout))
+    for epoch in range(1, epochs + 1):
+        workload.train_epoch(epoch)
+    return workload
+
+
+def finish(experiment: Experiment) -> Outcome:
+    for _ in experiment.stream():
+        pass
+    assert experiment.outcome is not None
+    return experiment.outcome
+
+
+def error_on_test(workload: Toy) -> float:
+    return (float(workload.x) - TEST_OPTIMUM) ** 2
+
+
+# Selection, refit, test
+
+
+def test_with_a_refit_test_is_opened_on_a_model_of_all_the_data_and_the_best_number_of_epochs() -> None:
+    bench = Bench()
+    outcome = finish(bench.experiment(True))
+    selection, refit = bench.built
+    assert (selection.runtime.holdout, refit.runtime.holdout) == (True, False)
+    assert refit.calls == [*(f"train {n}" for n in range(1, BEST_EPOCH + 1)), "test"]
+    assert (outcome.epochs, outcome.refitted, outcome.ended) == (BEST_EPOCH, True, "epochs")
+    by_hand = toy(holdout=False, epochs=BEST_EPOCH)
+    assert outcome.metrics["test/error"] == error_on_test(by_hand)
+    assert outcome.metrics["validation/error"] == (float(toy(epochs=BEST_EPOCH).x) - 1) ** 2
+    assert outcome.workload is refit
+
+
+def test_without_a_refit_test_is_opened_on_the_best_epochs_state() -> None:
+    bench = Bench()
+    outcome = finish(bench.experiment(False))
+    by_hand = toy(epochs=BEST_EPOCH)
+    assert (outcome.epochs, outcome.refitted) == (BEST_EPOCH, False)
+    assert outcome.metrics["test/error"] == error_on_test(by_hand)
+    assert outcome.metrics["test/error"] != error_on_test(toy(epochs=EPOCHS))
+    assert float(bench.built[0].x) == float(by_hand.x)
+    assert outcome.test.units["error"][0] == error_on_test(by_hand)
+
+
+def test_the_last_epoch_may_be_the_best() -> None:
+    outcome = finish(Bench().experiment(False, plan={"epochs": BEST_EPOCH}))
+    assert outcome.metrics["test/error"] == error_on_test(toy(epochs=BEST_EPOCH))
+
+
+@pytest.mark.parametrize("refit", [False, True])
+def test_pretrained_weights_that_training_makes_worse_are_the_model(refit: bool) -> None:
+    bench = Bench({"start": 1.0}, PretrainedToy)
+    outcome = finish(bench.experiment(refit))
+    assert (outcome.epochs, outcome.refitted) == (0, refit)
+    assert outcome.metrics["validation/error"] == 0.0
+    assert outcome.metrics["test/error"] == (1.0 - TEST_OPTIMUM) ** 2
+    assert float(bench.built[-1].x) == 1.0
+    assert bench.calls("train 1") == 1, "a refit for no epoch trains nothing"
+
+
+def test_with_refit_only_nothing_is_evaluated_before_training() -> None:
+    bench = Bench({"start": 1.0}, PretrainedToy)
+    assert finish(bench.experiment("only")).epochs == EPOCHS
+    assert bench.calls("validation") == 0
+
+
+@pytest.mark.parametrize(
+    ("refit", "final", "expected"),
+    [
+        (False, True, [1, 3, 6]),
+        (True, True, [1, 3]),
+        ("only", True, [1, 3, 6]),
+        (False, False, []),
+        (True, False, []),
+    ],
+)
+def test_the_final_model_alone_is_sealed_and_evaluated_on_test(
+    refit: Any, final: bool, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the phase that makes it, and in no trial: neither the callback nor the stream has a test value there."""
+    monkeypatch.setattr(Toy, "objective", Objective("error", "min", refit=True, sealed_at=(1, 3, 6)))
+    seen: list[tuple[int, float, bool]] = []
+
+    def look(workload: Workload, row: Row, evaluation: Evaluation | None) -> None:
+        assert isinstance(workload, Toy)
+        assert row.metrics["test/error"] == error_on_test(workload)
+        seen.append((row.epoch, float(workload.x), evaluation is not None))
+
+    bench = Bench()
+    reports = list(bench.experiment(refit, final=final, on_sealed=look).stream())
+    rows = [row.metrics for report in reports for row in report.rows]
+    assert seen == [(epoch, float(toy(holdout=not refit, epochs=epoch).x), not refit) for epoch in expected]
+    opened = [values for values in rows if any(name.startswith("test/") for name in values)]
+    assert [values["test/error"] for values in opened] == [(x - TEST_OPTIMUM) ** 2 for _, x, _ in seen]
+    assert all(("refit/loss" in values) is (refit is True) for values in opened)
+    assert bench.calls("test") == len(expected) + final
+
+
+def test_refit_only_selects_nothing() -> None:
+    bench = Bench()
+    outcome = finish(bench.experiment("only"))
+    assert len(bench.built) == 1
+    assert (bench.calls("validation"), bench.calls("test")) == (0, 1)
+    assert outcome.metrics == {
+        "test/error": error_on_test(toy(holdout=False, epochs=EPOCHS)),
+        "test/x": outcome.metrics["test/x"],
+    }
+    assert (outcome.epochs, outcome.refitted, outcome.ended) == (EPOCHS, True, "epochs")
+
+
+@pytest.mark.parametrize("refit", [True, False, "only"])
+def test_test_is_opened_exactly_once(refit: Any) -> None:
+    bench = Bench()
+    finish(bench.experiment(refit))
+    assert bench.calls("test") == 1
+    assert bench.built[-1].calls[-1] == "test"
+
+
+@pytest.mark.parametrize("refit", [True, False])
+def test_a_trial_never_opens_test_and_never_refits(refit: bool) -> None:
+    bench = Bench()
+    experiment = bench.experiment(refit, final=False)
+    *_, last = experiment.stream()
+    assert (last.ended, experiment.outcome, len(bench.built), bench.calls("test")) == ("epochs", None, 1, 0)
+
+
+def test_the_curves_of_selection_and_refit_have_different_names() -> None:
+    names = [
+        {name for report in Bench().experiment(refit).stream() for row in report.rows for name in row.metrics}
+        for refit in (True, "only")
+    ]
+    assert names == [{"train/loss", "validation/error", "validation/x", "refit/loss"}, {"train/loss"}]
+
+
+def test_nobody_decides_during_a_refit() -> None:
+    reports = [values(report) for report in Bench().experiment(True, plan={"decide_at": (1, 2)}).stream()]
+    assert [len(rows) for rows in reports] == [1, 1, EPOCHS - 2, BEST_EPOCH]
+
+
+def test_patience_is_the_selections_alone() -> None:
+    bench = Bench()
+    outcome = finish(bench.experiment(True, plan={"epochs": 50, "patience": 2}))
+    assert outcome.ended == "patience"
+    assert outcome.epochs == BEST_EPOCH
+    assert bench.calls(f"train {BEST_EPOCH + 2}") == 1
+    assert bench.calls(f"train {BEST_EPOCH + 3}") == 0
+
+
+def test_training_time_counts_both_phases() -> None:
+    outcome = finish(Bench({"slow": 2.0}).experiment(True))
+    assert outcome.train_seconds == 2.0 * (EPOCHS + BEST_EPOCH)
+
+
+def test_a_plan_must_say_whether_to_refit() -> None:
+    with pytest.raises(ValueError, match="refit is resolved"):
+        Bench().experiment(None)
+
+
+@pytest.mark.parametrize(("nan_at", "reported"), [(5, [1, 2, 3, 4]), (2, [1])])
+def test_a_loss_that_is_not_finite_ends_it_without_an_outcome(nan_at: int, reported: list[int]) -> None:
+    bench = Bench({"nan_at": nan_at})
+    experiment = bench.experiment(True)
+    rows: list[int] = []
+    with pytest.raises(Diverged, match=f"train/loss is nan at epoch {nan_at}") as caught:
+        rows.extend(row.epoch for report in experiment.stream() for row in report.rows)
+    assert [*rows, *(row.epoch for row in caught.value.rows)] == reported
+    assert experiment.outcome is None
+    assert bench.calls("test") == 0
+
+
+# Stopping and going on
+
+
+@pytest.mark.parametrize("calls", [2, EPOCHS + 1])
+def test_a_stop_in_either_phase_leaves_no_outcome_and_a_state_to_go_on_from(calls: int) -> None:
+    whole = finish(Bench().experiment(True))
+    asked = iter(range(1, 100))
+    stopped = Bench().experiment(True, stop=lambda: next(asked) == calls)
+    *_, last = stopped.stream()
+    assert (last.ended, last.checkpoint_due, stopped.outcome) == (None, True, None)
+    bench = Bench()
+    again = bench.experiment(True)
+    for _ in again.stream(stopped.checkpoint()):
+        pass
+    assert again.outcome is not None
+    assert again.outcome.metrics == whole.metrics
+
+
+Values = list[tuple[int, dict[str, float]]]
+
+
+def values(report: EpochReport) -> Values:
+    return [(row.epoch, dict(row.metrics)) for row in report.rows]
+
+
+def joined(reports: list[Values]) -> Values:
+    return [row for report in reports for row in report]
+
+
+@pytest.mark.parametrize("cls", [Toy, PretrainedToy])
+@pytest.mark.parametrize("refit", [True, False, "only"])
+def test_from_every_checkpoint_on_it_equals_the_uninterrupted_run(refit: Any, cls: type[Toy], tmp_path: Path) -> None:
+    params = {"slow": 0.4}  # three epochs a report
+    plan = {"decide_at": (2,)}
+    whole = Bench(params, cls).experiment(refit, plan=plan)
+    reports: list[Values] = []
+    folders = []
+    for report in whole.stream():
+        reports.append(values(report))
+        folders.append(checkpoint.write(tmp_path / checkpoint.name(whole.order), whole.checkpoint()))
+    assert whole.outcome is not None
+    assert len(reports) >= 3
+    assert sorted(folders) == folders, "a later checkpoint must sort later"
+    assert len(set(folders)) == len(folders)
+
+    for index, folder in enumerate(folders):
+        bench = Bench(params, cls)
+        resumed = bench.experiment(refit, plan=plan)
+        first, *rest = (values(report) for report in resumed.stream(checkpoint.read(folder, IDENTITY)))
+        assert first == joined(reports[max(0, index - 1) : index + 1]), "all rows since the checkpoint before"
+        assert joined(rest) == joined(reports[index + 1 :])
+        assert resumed.outcome is not None
+        assert resumed.outcome.metrics == whole.outcome.metrics
+        assert resumed.outcome.train_seconds == pytest.approx(whole.outcome.train_seconds)
+        kept = ("epochs", "refitted", "ended")
+        assert [getattr(resumed.outcome, k) for k in kept] == [getattr(whole.outcome, k) for k in kept]
+        assert bench.calls("test") == 1
+
+
+def test_a_refit_that_is_resumed_does_not_select_again(tmp_path: Path) -> None:
+    first = Bench({"slow": 2.0}).experiment(True)
+    for report in first.stream():
+        if "refit/loss" in report.rows[0].metrics:
+            break
+    bench = Bench({"slow": 2.0})
+    for _ in bench.experiment(True).stream(first.checkpoint()):
+        pass
+    assert len(bench.built) == 1
+    assert bench.calls("validation") == 0
+    assert bench.calls("train 1") == 0
+
+
+def test_an_ended_trial_settles_its_sweep_without_training_again() -> None:
+    trial = Bench().experiment(False, final=False)
+    for _ in trial.stream():
+        pass
+    bench = Bench()
+    winner = bench.experiment(False)
+    for _ in winner.stream(trial.checkpoint()):
+        pass
+    assert winner.outcome is not None
+    assert winner.outcome.metrics["test/error"] == error_on_test(toy(epochs=BEST_EPOCH))
+    assert bench.built[0].calls == ["test"]
+
+
+def test_a_selection_made_elsewhere_is_refitted_as_if_it_were_its_own() -> None:
+    whole = finish(Bench().experiment(True))
+    trial = Bench().experiment(True, final=False)
+    *_, last = trial.stream()
+    bench = Bench()
+    winner = bench.experiment(True)
+    for _ in winner.stream(selected=last.progress):
+        pass
+    assert winner.outcome is not None
+    assert winner.outcome.metrics == whole.metrics
+    assert [workload.runtime.holdout for workload in bench.built] == [False]
+
+
+def test_the_kept_best_state_does_not_change_with_training() -> None:
+    class InPlace(Toy):
+        def state_dict(self) -> dict[Any, Any]:
+            return {**super().state_dict(), "buffers": [self.buffer]}
+
+        def __init__(self, params: Params, runtime: Runtime) -> None:
+            super().__init__(params, runtime)
+            self.buffer = torch.zeros(1)
+
+        def train_epoch(self, epoch: int) -> Any:
+            self.buffer += 1
+            return super().train_epoch(epoch)
+
+        def load_state_dict(self, state: dict[Any, Any]) -> None:
+            super().load_state_dict(state)
+            self.buffer = state["buffers"][0]
+
+    def build(holdout: bool) -> Workload:
+        return InPlace(Params(), Runtime(torch.device("cpu"), Path(), seed=1, epochs=EPOCHS, holdout=holdout))
+
+    outcome = finish(Experiment(build, Plan(epochs=EPOCHS, refit=False), IDENTITY))
+    assert isinstance(outcome.workload, InPlace)
+    assert outcome.workload.buffer.item() == BEST_EPOCH
+
+
+def test_a_checkpoint_is_whole_and_says_whose_it_is() -> None:
+    experiment = Bench().experiment(True, plan={"decide_at": (4,)})
+    report = next(iter(experiment.stream()))
+    saved = experiment.checkpoint()
+    assert (report.epoch, len(report.rows)) == (4, 4)
+    assert (saved.identity, saved.epoch, saved.state["phase"]) == (IDENTITY, 4, "select")
+    assert saved.state["rows"] == [[row.epoch, row.time, dict(row.metrics)] for row in report.rows]
+    assert saved.state["workload"]["epoch"] == 4
+
+
+@pytest.mark.parametrize("ask", [Experiment.checkpoint, lambda experiment: experiment.order])
+def test_before_the_first_report_there_is_nothing_to_save(ask: Callable[[Experiment], Any]) -> None:
+    with pytest.raises(AssertionError):
+        ask(Bench().experiment(True))
+
+
+def test_an_outcome_holds_the_values_of_validation_and_test() -> None:
+    outcome = finish(Bench().experiment(True))
+    assert set(outcome.metrics) == {"validation/error", "validation/x", "test/error", "test/x"}
+
+
+@pytest.mark.parametrize("refit", [True, False])
+def test_a_process_may_die_at_any_report(refit: bool, toy_workload: str, tmp_path: Path) -> None:
+    """Killed again and again right after a checkpoint and before its report is delivered, it loses no row."""
+    spec = ExperimentSpec(workload=toy_workload, params={"slow": 2.0}, plan=Plan(epochs=EPOCHS, refit=refit))
+    device, rows, deaths = torch.device("cpu"), [], 0
+
+    def deliver(report: EpochReport) -> None:
+        nonlocal deaths
+        if report.checkpoint_due and report.epoch > deaths:
+            deaths = report.epoch
+            raise InterruptedError
+        rows.extend(values(report))
+
+    whole: Values = []
+    assert worker.execute(
+        spec, tmp_path / "whole", tmp_path, device, deliver=lambda report: whole.extend(values(report))
+    )
+    while True:
+        try:
+            assert worker.execute(spec, tmp_path / "torn", tmp_path, device, deliver=deliver)
+            break
+        except InterruptedError:
+            continue
+    assert deaths >= 6
+    unique = [row for index, row in enumerate(rows) if row not in rows[:index]]
+    assert unique == whole
+    outcomes = [worker.outcome_of(tmp_path / name) for name in ("whole", "torn")]
+    assert outcomes[0] is not None
+    assert outcomes[1] is not None
+    assert outcomes[0]["metrics"] == outcomes[1]["metrics"]
+    delivered = len(rows)
+    assert worker.execute(spec, tmp_path / "torn", tmp_path, device, deliver=deliver)
+    assert len(rows) == delivered, "it had ended: nothing was left to do"
+
+
+@pytest.mark.parametrize("slow", [0.3, 2.0])
+def test_a_run_that_diverges_tells_all_of_its_epochs_and_saves_none_of_that_one(
+    slow: float, toy_workload: str, tmp_path: Path
+) -> None:
+    params = {"slow": slow, "nan_at": 6}
+    spec = ExperimentSpec(workload=toy_workload, params=params, plan=Plan(epochs=EPOCHS, refit=True))
+    told: list[int] = []
+    with pytest.raises(Diverged):
+        worker.execute(
+            spec, tmp_path, tmp_path, torch.device("cpu"),
+            deliver=lambda report: told.extend(row.epoch for row in report.rows),
+        )  # fmt: skip
+    assert told == [1, 2, 3, 4, 5]
+    for folder in (tmp_path / "checkpoints").glob("checkpoint-*"):
+        saved = checkpoint.read(folder, spec.identity)
+        assert saved.state["workload"]["epoch"] == saved.epoch < 6

@@ -1,0 +1,662 @@
+"""Promotion over a real MLflow store: what moves, what is refused, what is kept. No model is loaded here."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from orchestrator.cli import app, exit_codes
+from orchestrator.errors import DONE, REFUSED, UNAVAILABLE, USAGE, UserError
+from orchestrator.promotion import alias_lock, aliases, isolated_check
+from orchestrator.promotion.alias_lock import Refusal
+from orchestrator.promotion.aliases import Request, history, promote, rollback
+from orchestrator.promotion.audit_log import EXPERIMENT, Book, Event
+from orchestrator.promotion.evidence import gather
+from orchestrator.promotion.isolated_check import Measured, Tried
+from orchestrator.registry import models as registry
+from orchestrator.storage.settings import Settings, resolve
+from tests.support.waiting import until
+
+GOOD = Tried(measured=Measured(1.0, 0.5, 2.0))
+
+
+@pytest.fixture
+def settings(database: Path) -> Settings:
+    return resolve()
+
+
+@pytest.fixture
+def client(settings: Settings) -> Any:
+    return registry.client(settings)
+
+
+@pytest.fixture(autouse=True)
+def room(monkeypatch: pytest.MonkeyPatch) -> dict[str, Tried]:
+    """How each version does in the clean process: well, unless it is told otherwise here."""
+    found: dict[str, Tried] = {}
+    monkeypatch.setattr(isolated_check, "try_out", lambda client, model, version: found.get(str(version.version), GOOD))
+    monkeypatch.setattr(isolated_check, "signature", lambda client, model, version: None)
+    return found
+
+
+@pytest.fixture
+def rec(client: Any, tmp_path: Path) -> Callable[..., str]:
+    """Registers a version of ``rec`` as a run would: with its record, and ``gain`` on each of 50 units."""
+    client.create_registered_model("rec")
+    experiment = client.create_experiment("recommender", artifact_location=str(tmp_path / "artifacts"))
+
+    def register(gain: float = 0.0, **tags: str) -> str:
+        run = client.create_run(experiment, tags={"orchestrator.data_fingerprint": "f", **tags}).info.run_id
+        units = pd.DataFrame({"id": range(50), "ndcg_at_20": [gain + i / 1000 for i in range(50)]})
+        units.to_parquet(tmp_path / "validation_units.parquet")
+        client.log_artifact(run, str(tmp_path / "validation_units.parquet"))
+        spec = {"workload": "recommender", "params": {"dataset": "a", "lr": gain}, "plan": {}}
+        client.log_dict(run, spec, "spec.json")
+        metrics = {"validation/ndcg_at_20": float(units["ndcg_at_20"].mean()), "test/ndcg_at_20": 1.0}
+        client.log_dict(run, {"metrics": metrics}, "outcome.json")
+        return str(client.create_model_version("rec", str(tmp_path / "model"), run).version)
+
+    return register
+
+
+def gated(settings: Settings, text: str) -> None:
+    (settings.home / "gates.yaml").write_text(f"rec: {{champion: {{{text}}}}}")
+
+
+def to(version: str | None = None, **more: Any) -> Request:
+    return Request("rec", "champion", version, **more)
+
+
+def held(client: Any) -> str | None:
+    return registry.alias_version(client, "rec", "champion")
+
+
+# Moving
+
+
+def test_the_newest_version_unless_one_is_named(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
+    for _ in range(11):
+        rec()
+    assert promote(settings, to()).version == held(client) == "11"
+    event = promote(settings, to("3", reason="the ninth was worse"))
+    assert (event.outcome, event.before, event.version, held(client)) == ("done", "11", "3", "3")
+
+
+def test_a_version_that_is_there_already_stays_without_an_event(settings: Settings, rec: Callable[..., str]) -> None:
+    rec()
+    promote(settings, to())
+    assert (promote(settings, to()).outcome, len(history(settings, "rec"))) == ("done", 1)
+
+
+def test_who_when_why_before_and_after_are_kept_three_times(
+    settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("getpass.getuser", lambda: "ada")
+    rec()
+    promote(settings, to())
+    rec(gain=0.1)
+    gated(settings, "better: true")
+    event = promote(settings, to(reason="more epochs"))
+
+    tags = client.get_model_version("rec", "2").tags
+    told = {name: tags[f"orchestrator.promotion.{name}"] for name in ("alias", "outcome", "before", "by", "reason")}
+    assert told == {"alias": "champion", "outcome": "done", "before": "1", "by": "ada", "reason": "more epochs"}
+    gate = json.loads(tags["orchestrator.promotion.gates"])[-1]
+    assert (gate["gate"], gate["verdict"]) == ("better: ndcg_at_20", "pass")
+    assert (gate["before"], gate["after"]) == (pytest.approx(0.0245), pytest.approx(0.1245))  # of validation
+
+    run = client.get_run(event.id)
+    assert (run.data.tags["orchestrator.version"], run.info.status) == ("2", "FINISHED")
+    text = Path(client.download_artifacts(event.id, "event.json")).read_text()
+    assert Event.from_json(json.loads(text)) == event == history(settings, "rec")[-1]
+
+
+def test_events_outlive_the_version_and_the_model(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
+    rec()
+    promote(settings, to())
+    client.delete_registered_model("rec")
+    assert [event.version for event in history(settings, "rec")] == ["1"]
+
+
+def test_the_events_of_one_model_are_its_own(
+    settings: Settings, client: Any, rec: Callable[..., str], tmp_path: Path
+) -> None:
+    rec()
+    client.create_registered_model("other")
+    client.create_model_version("other", str(tmp_path / "theirs"))
+    promote(settings, Request("other", "champion"))
+    assert history(settings, "rec") == []
+    assert [event.model for event in history(settings, "other")] == ["other"]
+
+
+# Refusing
+
+
+def test_a_refusal_moves_nothing_and_is_an_event(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
+    rec(gain=0.1)
+    promote(settings, to())
+    rec()
+    gated(settings, "better: ndcg_at_20, size_mb: 0.5")
+    with pytest.raises(Refusal, match=r"refused by better: ndcg_at_20, size \(MB\)\. Nothing was changed") as caught:
+        promote(settings, to())
+    assert (caught.value.code, held(client)) == (REFUSED, "1")
+    event = history(settings, "rec")[-1]
+    assert event == caught.value.event
+    assert (event.outcome, event.before, event.version) == ("refused", "1", "2")
+    assert client.get_run(event.id).info.status == "FAILED"
+    assert client.get_model_version("rec", "2").tags["orchestrator.promotion.outcome"] == "refused"
+
+
+def test_what_does_not_load_is_refused_with_the_cause_even_by_force(
+    settings: Settings, client: Any, rec: Callable[..., str], room: dict[str, Tried]
+) -> None:
+    rec()
+    room["1"] = Tried("its files are gone (No such artifact)")
+    for request in (to(), to(force=True, reason="now")):
+        with pytest.raises(Refusal, match=r"loads and predicts: its files are gone \(No such artifact\)") as caught:
+            promote(settings, request)
+        assert (caught.value.code, held(client)) == (REFUSED, None)
+
+
+def test_force_skips_the_gates_and_says_so(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
+    rec(gain=0.1)
+    promote(settings, to())
+    rec()
+    gated(settings, "better: true, guard: {ndcg_at_20: 0}, size_mb: 0.1")
+    event = promote(settings, to(force=True, reason="the first one leaks"))
+    assert (held(client), event.forced, event.reason) == ("2", True, "the first one leaks")
+    verdicts = {gate["gate"]: gate["verdict"] for gate in event.gates}
+    assert verdicts.pop("loads and predicts") == "pass"
+    assert set(verdicts.values()) == {"skipped"}
+    assert set(verdicts) == {"signature", "better", "not worse: ndcg_at_20", "size"}
+
+
+def test_the_confidence_asked_for_goes_before_the_files(settings: Settings, rec: Callable[..., str]) -> None:
+    rec()
+    promote(settings, to())
+    rec(gain=0.01)
+    gated(settings, "better: true, confidence: 0.9")
+    event = promote(settings, to(confidence=0.99))
+    assert "at 0.99 over 50 units" in event.gates[-1]["note"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request("rec", "latest"), "The alias latest is reserved"),
+        (Request("rec", "Latest"), "reserved"),
+        (Request("rec", "V12"), "The alias V12 is reserved"),
+        (Request("rec", "the best"), "The alias is not valid: got 'the best'"),
+        (Request("rec", ""), "The alias is not valid"),
+        (Request("recc", "champion"), "Unknown registered model: got 'recc'; allowed: rec. Did you mean 'rec'"),
+        (Request("re'c", "champion"), "Unknown registered model"),
+        (Request("images", "champion"), "Unknown registered model: got 'images'; allowed: rec. Register one"),
+        (to("7"), "Unknown version of rec: got '7'; allowed: 1"),
+        (to("latest"), "Unknown version of rec: got 'latest'"),
+        (to(force=True), "--force needs a reason"),
+        (to(force=True, reason=" "), "--force needs a reason"),
+        (to(reason="x" * 501), "The reason is too long: got 501 characters; allowed: 500"),
+        (to(confidence=95), "The confidence is not valid: got 95; allowed: above 0.5 and below 1"),
+    ],
+)
+def test_bad_input_is_one_sentence_before_anything_happens(
+    request_: Request, message: str, settings: Settings, client: Any, rec: Callable[..., str],
+    room: dict[str, Tried], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    rec()
+    monkeypatch.setattr(isolated_check, "try_out", lambda *words: pytest.fail("nothing is tried out yet"))
+    with pytest.raises(UserError, match=message) as caught:
+        promote(settings, request_)
+    assert (caught.value.code, held(client)) == (USAGE, None)
+    assert client.get_experiment_by_name(EXPERIMENT) is None
+
+
+def test_a_gate_on_a_metric_that_the_run_does_not_have(settings: Settings, rec: Callable[..., str]) -> None:
+    rec()
+    gated(settings, "guard: {ndgc_at_20: 0.1}")
+    with pytest.raises(UserError, match=r"got 'ndgc_at_20'; allowed: ndcg_at_20\. Did you mean 'ndcg_at_20'") as caught:
+        promote(settings, to())
+    assert caught.value.code == USAGE
+
+
+def test_a_model_without_versions(settings: Settings, client: Any) -> None:
+    client.create_registered_model("empty")
+    with pytest.raises(UserError, match="empty has no version"):
+        promote(settings, Request("empty", "champion"))
+
+
+def test_a_store_that_fails_in_the_middle_is_one_sentence(
+    settings: Settings, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.exceptions import MlflowException
+
+    def away(*words: Any) -> None:
+        raise MlflowException("API request failed: connection refused\nmore")
+
+    rec()
+    monkeypatch.setattr(Book, "open", away)
+    with pytest.raises(
+        UserError, match=r"MLflow did not do it: got API request failed: connection refused\. "
+    ) as caught:
+        promote(settings, to())
+    assert caught.value.code == UNAVAILABLE
+
+
+# Races
+
+
+def test_an_alias_that_moved_while_the_gates_were_judged_is_left_alone(
+    settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        rec()
+    promote(settings, to("1"))
+
+    def meanwhile(*words: Any) -> Tried:
+        client.set_registered_model_alias("rec", "champion", "3")
+        return GOOD
+
+    monkeypatch.setattr(isolated_check, "try_out", meanwhile)
+    with pytest.raises(Refusal, match=r"Somebody else moved rec@champion meanwhile: it is version 3") as caught:
+        promote(settings, to("2"))
+    assert (caught.value.code, held(client), history(settings, "rec")[-1].outcome) == (REFUSED, "3", "refused")
+
+
+def test_an_alias_that_moves_right_after_ours_stays_with_the_other(
+    settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        rec()
+    real = type(client).set_registered_model_alias
+
+    def overtaken(self: Any, model: str, alias: str, version: str) -> None:
+        real(self, model, alias, version)
+        real(self, model, alias, "1")
+
+    monkeypatch.setattr(type(client), "set_registered_model_alias", overtaken)
+    with pytest.raises(Refusal, match="it is version 1"):
+        promote(settings, to("2"))
+    assert held(client) == "1"
+
+
+def test_of_two_at_once_one_has_the_alias_and_the_other_is_told(
+    settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second begins when the first has looked at the alias for the last time and not yet moved it."""
+    for _ in range(3):
+        rec()
+    promote(settings, to("1"))
+    others = ThreadPoolExecutor(1)
+    second: list[Future[Event]] = []
+    waiting, move = threading.Event(), type(client).set_registered_model_alias
+
+    def sleep(seconds: float) -> None:
+        waiting.set()
+        time.sleep(seconds)
+
+    monkeypatch.setattr(alias_lock, "time", SimpleNamespace(sleep=sleep))
+
+    def slowly(self: Any, model: str, alias: str, version: str) -> None:
+        if version == "2":
+            second.append(others.submit(promote, settings, to("3")))
+            until(lambda: second[0].done() or waiting.is_set())
+        move(self, model, alias, version)
+
+    monkeypatch.setattr(type(client), "set_registered_model_alias", slowly)
+    with others:
+        assert promote(settings, to("2")).outcome == "done"
+    with pytest.raises(Refusal, match=r"Somebody else (is moving|moved) rec@champion") as caught:
+        second[0].result()
+    assert (caught.value.code, held(client)) == (REFUSED, "2")
+    assert [(e.version, e.outcome) for e in history(settings, "rec")[1:]] == [("2", "done"), ("3", "refused")]
+    assert rollback(settings, "rec", "champion").version == "1"
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+def test_of_two_open_events_the_later_gives_way_and_the_earlier_waits(
+    earlier: bool, settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        rec()
+    promote(settings, to("1"))
+    book = Book(settings)
+    moment = datetime.now(UTC) + timedelta(seconds=-5 if earlier else 5)
+    rival = book.open(Event("rec", "champion", "promote", "1", "1", "ada", moment.isoformat()))
+    waited: list[float] = []
+
+    def end(seconds: float) -> None:
+        waited.append(seconds)
+        book.close(rival, "refused")
+
+    monkeypatch.setattr(alias_lock, "time", SimpleNamespace(sleep=end))
+    if earlier:
+        with pytest.raises(Refusal, match=r"is moving rec@champion at this moment: got promote to version 1 by ada"):
+            promote(settings, to("2"))
+        assert (waited, held(client)) == ([], "1")
+    else:
+        assert (promote(settings, to("2")).outcome, held(client), len(waited)) == ("done", "2", 1)
+
+
+def test_a_dead_writers_event_holds_nobody_up(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
+    for _ in range(2):
+        rec()
+    moment = (datetime.now(UTC) - timedelta(seconds=alias_lock.LIVE_SECONDS)).isoformat()
+    Book(settings).open(Event("rec", "champion", "promote", "1", None, "ada", moment))
+    assert (promote(settings, to("2")).outcome, held(client)) == ("done", "2")
+
+
+def test_who_was_taken_for_dead_and_moves_after_all_puts_the_alias_back(
+    settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        rec()
+    promote(settings, to("1"))
+    move, slept = type(client).set_registered_model_alias, []
+
+    def sleeps(self: Any, model: str, alias: str, version: str) -> None:
+        if version == "2":
+            slept.append(version)
+            with monkeypatch.context() as patch:
+                patch.setattr(alias_lock, "LIVE_SECONDS", 0.0)  # half an hour passes
+                promote(settings, to("3"))
+        move(self, model, alias, version)
+
+    monkeypatch.setattr(type(client), "set_registered_model_alias", sleeps)
+    with pytest.raises(Refusal, match="Somebody else moved rec@champion meanwhile: it is version 3"):
+        promote(settings, to("2"))
+    assert (slept, held(client)) == (["2"], "3")
+    outcomes = {event.version: event.outcome for event in history(settings, "rec")}
+    assert outcomes == {"1": "done", "2": "refused", "3": "done"}
+
+
+# Back
+
+
+def test_back_and_back_again(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
+    for version in "123":
+        rec()
+        promote(settings, to(version))
+    event = rollback(settings, "rec", "champion", "clicks fell")
+    assert (event.action, event.before, event.version, event.reason) == ("rollback", "3", "2", "clicks fell")
+    promote(settings, to("3"))
+    assert [rollback(settings, "rec", "champion").version for _ in range(2)] == ["2", "1"]
+    with pytest.raises(UserError, match="rec@champion has nothing to go back to: got version 1, its first") as caught:
+        rollback(settings, "rec", "champion")
+    assert (caught.value.code, held(client)) == (REFUSED, "1")
+    assert [(e.action, e.version) for e in history(settings, "rec")][3:] == [
+        ("rollback", "2"), ("promote", "3"), ("rollback", "2"), ("rollback", "1"),
+    ]  # fmt: skip
+
+
+def test_refusals_are_nothing_to_go_back_from(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
+    for version in "12":
+        rec()
+        promote(settings, to(version))
+    gated(settings, "size_mb: 0.1")
+    rec()
+    with pytest.raises(Refusal):
+        promote(settings, to("3"))
+    assert rollback(settings, "rec", "champion").version == held(client) == "1"
+
+
+def test_an_alias_that_never_was_one(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
+    client.set_registered_model_alias("rec", "champion", rec())
+    with pytest.raises(UserError, match="Unknown alias of rec: got 'champoin'; allowed: champion") as caught:
+        rollback(settings, "rec", "champoin")
+    assert caught.value.code == USAGE
+
+
+def test_never_promoted(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
+    client.set_registered_model_alias("rec", "champion", rec())
+    with pytest.raises(UserError, match="nothing to go back to: got no promotion") as caught:
+        rollback(settings, "rec", "champion")
+    assert caught.value.code == REFUSED
+
+
+def test_moved_by_hand_since(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
+    for version in "123":
+        rec()
+        promote(settings, to(version))
+    client.set_registered_model_alias("rec", "champion", "1")
+    with pytest.raises(UserError, match=r"moved by other means .*: got version 1; promoted was 3") as caught:
+        rollback(settings, "rec", "champion")
+    assert (caught.value.code, held(client)) == (REFUSED, "1")
+
+
+def test_what_it_would_go_back_to_is_gone(
+    settings: Settings, client: Any, rec: Callable[..., str], room: dict[str, Tried]
+) -> None:
+    for version in "12":
+        rec()
+        promote(settings, to(version))
+    room["1"] = Tried("its files are gone (x)")
+    with pytest.raises(Refusal, match="its files are gone"):
+        rollback(settings, "rec", "champion")
+    client.delete_model_version("rec", "1")
+    with pytest.raises(UserError, match="Version 1 of rec, to go back to, has been deleted") as caught:
+        rollback(settings, "rec", "champion")
+    assert (caught.value.code, held(client)) == (REFUSED, "2")
+
+
+def die(*words: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("refused_since", [False, True])
+def test_a_promotion_that_died_right_after_the_move_can_be_undone(
+    refused_since: bool, settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        rec()
+    promote(settings, to("1"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Book, "close", die)
+        with pytest.raises(KeyboardInterrupt):
+            promote(settings, to("2"))
+    assert (held(client), history(settings, "rec")[-1].outcome) == ("2", "started")
+    with pytest.raises(Refusal, match="is moving rec@champion at this moment"):  # it may be alive
+        rollback(settings, "rec", "champion")
+    monkeypatch.setattr(alias_lock, "LIVE_SECONDS", 0.0)
+    if refused_since:
+        rec()
+        gated(settings, "size_mb: 0.1")
+        with pytest.raises(Refusal, match=r"size \(MB\)"):
+            promote(settings, to("3"))
+    assert rollback(settings, "rec", "champion").version == held(client) == "1"
+
+
+def test_a_promotion_that_died_before_the_move_is_nothing_to_go_back_from(
+    settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in "123":
+        rec()
+        if version != "3":
+            promote(settings, to(version))
+    with monkeypatch.context() as patch:
+        patch.setattr(type(client), "set_registered_model_alias", die)
+        with pytest.raises(KeyboardInterrupt):
+            promote(settings, to("3"))
+    monkeypatch.setattr(alias_lock, "LIVE_SECONDS", 0.0)
+    assert rollback(settings, "rec", "champion").version == held(client) == "1"
+
+
+def test_an_event_of_another_format(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
+    rec()
+    event = promote(settings, to())
+    client.set_tag(event.id, "orchestrator.event", json.dumps({**event.to_json(), "format": 2}))
+    with pytest.raises(UserError, match="an event of another format: got 2; allowed: 1"):
+        rollback(settings, "rec", "champion")
+
+
+# The files of a version
+
+
+def test_a_store_that_is_silent_is_asked_again_and_is_no_verdict(
+    client: Any, rec: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version, asked = registry.version(client, "rec", rec(gain=1.0)), []
+    (tmp_path / "MLmodel").touch()
+
+    def fetch(uri: str, dst_path: str) -> str:
+        asked.append(uri)
+        if len(asked) < answers:
+            raise OSError(trouble)
+        return str(tmp_path)
+
+    monkeypatch.setattr("mlflow.artifacts.download_artifacts", fetch)
+    monkeypatch.setattr(isolated_check, "WAITS", (0.0, 0.0, 0.0))
+    trouble, answers = "HTTPConnectionPool(host='mlflow'): Read timed out.", 3
+    with isolated_check.fetched(client, "rec", version) as folder:
+        assert folder == tmp_path
+    assert asked == [f"models:/rec/{version.version}"] * 3
+    answers = 9
+    with (
+        pytest.raises(UserError, match=r"could not be fetched from .*timed out") as found,
+        isolated_check.fetched(client, "rec", version),
+    ):
+        pass
+    assert found.value.code == UNAVAILABLE
+    assert len(asked) == 6
+    trouble = "No such artifact"
+    with (
+        pytest.raises(isolated_check.Unusable, match=r"its files are gone \(No such artifact\)"),
+        isolated_check.fetched(client, "rec", version),
+    ):
+        pass
+    assert len(asked) == 7
+
+
+# The clean process
+
+
+def test_what_a_dying_model_says_is_told_in_a_line_and_what_it_leaves_running_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = tmp_path / "probe.py"
+    probe.write_text(
+        "import os, subprocess, sys\n"
+        "child = subprocess.Popen(['sleep', '3600'])\n"  # it has our standard error
+        f"open({str(tmp_path / 'child')!r}, 'w').write(str(child.pid))\n"
+        "sys.stderr.write('x' * 5_000_000 + ' the end\\n')\n"
+        "sys.stderr.flush()\n"
+        "os._exit(7)\n"
+    )
+    monkeypatch.setattr(isolated_check, "PROBE", probe)
+    with pytest.raises(
+        isolated_check.Unusable, match=r"it ends the process that loads it: exit code 7, x+ the end$"
+    ) as found:
+        isolated_check.measure(tmp_path)
+    assert len(str(found.value)) < 400
+    os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)  # it is still running
+
+
+# The evidence of a version
+
+
+def test_what_a_run_left_is_found(client: Any, rec: Callable[..., str]) -> None:
+    found = gather(client, registry.version(client, "rec", rec(gain=1.0)))
+    assert (found.fingerprint, found.data, found.known) == ("f", {"dataset": "a"}, {"ndcg_at_20"})
+    assert found.units is not None
+    assert found.units["ndcg_at_20"].to_dict() == {i: 1 + i / 1000 for i in range(50)}
+
+
+def test_what_a_run_did_not_leave_is_missing(client: Any, rec: Callable[..., str], tmp_path: Path) -> None:
+    rec(**{"orchestrator.data_fingerprint": "none"})
+    alone = client.create_model_version("rec", str(tmp_path / "theirs"))
+    assert gather(client, registry.version(client, "rec", "1")).fingerprint is None
+    gone = SimpleNamespace(version="3", run_id="0" * 32)
+    for version in (alone, gone):
+        found = gather(client, version)
+        assert (found.spec, found.fingerprint, found.known, found.units) == (None, None, set(), None)
+
+
+# As typed
+
+
+def typed(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    code = exit_codes.guarded(lambda: app.app(line.split(), standalone_mode=False))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_table_is_shown_before_the_refusal(
+    settings: Settings, rec: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rec()
+    gated(settings, "size_mb: 0.5")
+    code, out, err = typed("promote rec --to champion", capsys)
+    assert code == REFUSED
+    for words in (("gate", "before", "after", "verdict", "note"), ("size (MB)", "1", "refused", "at most 0.5")):
+        assert any(all(word in line for word in words) for line in out.splitlines()), out
+    assert err.startswith("error: rec@champion does not move to version 1, refused by size (MB): at most 0.5.")
+    assert err.count("\n") == 1
+
+
+def test_json_is_one_line_also_of_a_refusal(
+    settings: Settings, rec: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rec()
+    code, out, err = typed("promote rec --to champion --json --reason first", capsys)
+    assert (code, err, out.count("\n")) == (DONE, "", 1)
+    assert {name: json.loads(out)[name] for name in ("model", "alias", "version", "before", "reason", "outcome")} == {
+        "model": "rec", "alias": "champion", "version": "1", "before": None, "reason": "first", "outcome": "done",
+    }  # fmt: skip
+    rec()
+    gated(settings, "size_mb: 0.5")
+    code, out, err = typed("promote rec --to champion --json", capsys)
+    assert (code, out.count("\n"), json.loads(out)["gates"][-1]["verdict"]) == (REFUSED, 1, "refused")
+    code, out, err = typed("promotions rec --json", capsys)
+    assert (code, err, [event["outcome"] for event in json.loads(out)]) == (DONE, "", ["done", "refused"])
+
+
+def test_the_verbs_in_words(settings: Settings, rec: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+    rec()
+    assert typed("promotions rec", capsys)[1] == "rec has not been promoted yet\n"
+    rec()
+    assert typed("promote rec --to champion --version 1", capsys)[1].endswith("rec@champion is now version 1\n")
+    assert typed("promote rec --to champion --version 1", capsys)[1] == "rec@champion is version 1 already\n"
+    assert "is now version 2 (was version 1)" in typed("promote rec --to champion", capsys)[1]
+    assert "is now version 1 (was version 2)" in typed("rollback rec --alias champion --reason bad", capsys)[1]
+    code, out, _ = typed("promotions rec", capsys)
+    assert [line.split("│")[2].strip() for line in out.splitlines() if "done" in line] == [
+        "promote", "promote", "rollback",
+    ]  # fmt: skip
+    assert (code, "bad" in out) == (DONE, True)
+    assert typed("promotions recc", capsys)[0] == USAGE
+
+
+def test_a_gate_is_told(
+    settings: Settings, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    rec()
+    monkeypatch.setenv("ORCHESTRATOR_NOTIFY", f"cmd: tee {tmp_path / 'told.json'}")
+    typed("promote rec --to champion", capsys)
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert (told["event"], told["status"], told["message"]) == ("gate", "done", "rec@champion is now version 1")
+
+
+def test_the_gates_of_a_file_named_on_the_line(
+    settings: Settings, rec: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    rec()
+    (tmp_path / "strict.yaml").write_text("default: {size_mb: 0.5}")
+    assert typed(f"promote rec --to champion --gates {tmp_path / 'strict.yaml'}", capsys)[0] == REFUSED
+    monkeypatch.setenv("ORCHESTRATOR_GATES", str(tmp_path / "strict.yaml"))
+    assert typed("promote rec --to champion", capsys)[0] == REFUSED
+    monkeypatch.delenv("ORCHESTRATOR_GATES")
+    assert typed("promote rec --to champion", capsys)[0] == DONE
+    assert aliases.history(settings, "rec")[-1].outcome == "done"

@@ -1,0 +1,100 @@
+"""What a run exports for the registry, and the bytes of inputs on their way to a model."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from orchestrator.errors import UserError
+from orchestrator.registry import servable, tables
+from workloads.contract import Columns, Servable
+
+IMAGE = b"\x89PNG\x00\xff"
+
+
+class Column:
+    """A column of a model's signature."""
+
+    required = True
+
+    def __init__(self, name: str, kind: str) -> None:
+        self.name = name
+        self.type = type("Type", (), {"name": kind})
+
+
+BINARY = [Column("image", "binary")]
+
+
+def exported(example: Columns, folder: Path) -> dict[str, Any]:
+    servable.write(Servable(Path("predictor.py"), {}, {}, example, {"k": 10}, ("numpy",)), folder)
+    return servable.read(folder)
+
+
+def test_an_example_comes_back_as_it_was(tmp_path: Path) -> None:
+    example: Columns = {
+        "user": np.array([7, 8]), "text": np.array(["a", "b"]), "image": np.array([IMAGE, b""], dtype=object),
+        "pixels": np.arange(4).reshape(2, 2),
+    }  # fmt: skip
+    assert exported(example, tmp_path) == {
+        "example": {"user": [7, 8], "text": ["a", "b"], "image": [IMAGE, b""], "pixels": [[0, 1], [2, 3]]},
+        "params": {"k": 10},
+        "requirements": ["numpy"],
+        "tags": {},
+    }
+
+
+def test_one_that_was_exported_before_there_were_bytes_and_tags_is_read(tmp_path: Path) -> None:
+    meta = {"example": {"user": [1]}, "params": {}, "requirements": []}
+    (tmp_path / servable.FILE).write_text(json.dumps(meta))
+    assert servable.read(tmp_path) == {**meta, "tags": {}}
+
+
+def test_an_example_of_anything_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="plain values and bytes, not PosixPath"):
+        exported({"file": np.array([tmp_path.with_name("x")], dtype=object)}, tmp_path)
+
+
+@pytest.mark.parametrize("text", [base64.b64encode(IMAGE).decode(), base64.encodebytes(IMAGE * 30).decode()])
+def test_text_for_a_binary_column_is_base64(text: str) -> None:
+    found = tables.typed(pd.DataFrame({"image": [text, text]}), BINARY, "images.csv", 0)
+    assert found["image"].tolist() == [base64.b64decode(text)] * 2
+
+
+def test_bytes_and_what_is_no_text_pass_as_they_are() -> None:
+    given = pd.DataFrame({"image": pd.Series([IMAGE, None, [[1, 2], [3, 4]]], dtype=object)})
+    assert tables.typed(given, BINARY, "images.parquet", 0)["image"].tolist() == given["image"].tolist()
+
+
+def test_text_that_is_no_base64_is_named_by_its_row() -> None:
+    given = pd.DataFrame({"image": [base64.b64encode(IMAGE).decode(), "no base64! " * 100]})
+    with pytest.raises(UserError, match=r"Column image of a\.csv is wrong in row 8194: got 'no base.*base64 text") as e:
+        tables.typed(given, BINARY, "a.csv", 8192)
+    assert len(str(e.value)) < 200
+
+
+def test_digits_of_a_binary_column_stay_text(tmp_path: Path) -> None:
+    file = tmp_path / "images.csv"
+    file.write_text("image\n0012\n")
+    (frame,) = tables.frames(str(file), "images.csv", BINARY)
+    assert frame["image"].tolist() == ["0012"]
+
+
+def test_where_mlflow_speaks_to_is_put_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It would reach every subprocess of a notebook that has registered one model."""
+    import mlflow
+
+    from orchestrator.tracking.mlflow_globals import speaking_to
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mine:5000")
+    monkeypatch.delenv("MLFLOW_REGISTRY_URI", raising=False)
+    with speaking_to(f"sqlite:///{tmp_path}/other.db"):
+        assert mlflow.get_tracking_uri() == mlflow.get_registry_uri() == f"sqlite:///{tmp_path}/other.db"
+    assert os.environ["MLFLOW_TRACKING_URI"] == "http://mine:5000" == mlflow.get_tracking_uri()
+    assert "MLFLOW_REGISTRY_URI" not in os.environ

@@ -1,0 +1,243 @@
+"""Comparisons: the right groups, the right test, and no number that would mislead."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator.errors import UserError
+from orchestrator.report import comparison_output, markdown
+from orchestrator.report.comparison import Comparison, compare
+from orchestrator.report.statistics import holm, over_seeds
+from orchestrator.storage.names import TEST_UNITS, VALIDATION_UNITS
+from orchestrator.storage.records import RunFolder
+from tests.support.finished import run, sweep
+
+pytestmark = pytest.mark.usefixtures("toy_workload")
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[RunFolder]:
+    """Three learning rates, three seeds each; 0.1 is best."""
+    errors = {0.1: (1.0, 1.2, 1.1), 0.2: (2.0, 2.4, 2.3), 0.3: (1.3, 1.1, 1.4)}
+    return [
+        run(tmp_path, f"lr{lr}-s{seed}", error, seed=seed, lr=lr)
+        for lr, of in errors.items()
+        for seed, error in enumerate(of)
+    ]
+
+
+def groups(found: Comparison) -> dict[str, tuple[float, ...]]:
+    return {found.name(row.group): row.values for row in found.rows}
+
+
+def test_groups_are_made_by_what_differs_but_the_seed(runs: list[RunFolder]) -> None:
+    found = compare(runs)
+    assert found.by == ("lr",)
+    assert groups(found) == {"lr=0.1": (1.0, 1.2, 1.1), "lr=0.2": (2.0, 2.4, 2.3), "lr=0.3": (1.3, 1.1, 1.4)}
+    assert found.reference == ("0.1",)
+    worse, near = (row for row in found.rows if row.difference)
+    expected = [over_seeds(row.values, (1.0, 1.2, 1.1), "welch").p or 0.0 for row in (worse, near)]
+    assert [worse.p, near.p] == holm(expected)
+    assert any("chosen by these very values" in note for note in found.notes)
+
+
+def test_a_baseline_is_named_by_its_value(runs: list[RunFolder]) -> None:
+    for name in ("0.3", "lr=0.3"):
+        assert compare(runs, baseline=name).reference == ("0.3",)
+    with pytest.raises(UserError, match=r"Unknown baseline: got '0\.4'"):
+        compare(runs, baseline="0.4")
+
+
+def test_values_of_test(runs: list[RunFolder]) -> None:
+    assert groups(compare(runs[:3], split="test")) == {"all": (2.0, 2.4, 2.2)}
+
+
+def test_only_seeds_differ(runs: list[RunFolder]) -> None:
+    found = compare(runs[:3])
+    assert found.by == ()
+    assert [row.difference for row in found.rows] == [None]
+    assert comparison_output.text(found, "table").splitlines()[-1].split() == ["3", "1.1", "0.1"]
+
+
+def test_one_run_twice_is_one(runs: list[RunFolder]) -> None:
+    assert [row.summary.n for row in compare([runs[0], runs[1], runs[0]]).rows] == [2]
+
+
+def test_the_same_experiment_again_is_no_further_seed(tmp_path: Path) -> None:
+    again = [run(tmp_path, name, 1.0, seed=4) for name in ("one", "two")]
+    assert compare(again).notes == ("1 of them repeat another's parameters and seed: they are no further seeds.",)
+
+
+def test_one_seed_each_is_compared_by_its_units(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    hard = rng.normal(5, 3, 200)
+    a = run(tmp_path, "a", 5.0, lr=0.1, units=hard)
+    b = run(tmp_path, "b", 5.5, lr=0.2, units=hard + rng.normal(0.5, 0.5, 200))
+    (row,) = (row for row in compare([a, b]).rows if row.difference)
+    assert row.difference is not None
+    assert row.difference.test == "paired bootstrap, 200 units"
+    assert row.p is not None
+    assert row.p < 0.01
+    c = run(tmp_path, "c", 5.5, lr=0.3, units=hard[:100])
+    (row,) = (row for row in compare([a, c]).rows if row.difference)
+    assert row.difference is not None
+    assert (row.p, row.difference.why) == (None, "n < 2")
+
+
+def test_few_units_are_compared_by_every_sign(tmp_path: Path) -> None:
+    units = np.array([0.3, 0.5, 0.2, 0.4, 0.6, 0.1])
+    a = run(tmp_path, "a", 0.35, lr=0.1, units=units)
+    b = run(tmp_path, "b", 0.45, lr=0.2, units=units + np.array([0.2, 0.1, 0.05, 0.15, 0.12, 0.03]))
+    found = compare([a, b])
+    (row,) = (row for row in found.rows if row.difference)
+    assert row.p == pytest.approx(2 / 2**6)
+    assert "Test: paired sign flips, exact, 6 units; two-sided" in found.notes[0]
+    assert "The paired test is over the units of one seed each: it says nothing of other seeds." in found.notes
+
+
+def test_rows_that_no_seed_changes_say_why_they_have_no_p(tmp_path: Path) -> None:
+    """Three times 0.1 and three times 0.3: no spread, which is no proof of a difference."""
+    folders = [
+        run(tmp_path, f"{error}-{seed}", error, seed=seed, lr=lr)
+        for lr, error in ((0.1, 0.1), (0.2, 0.3))
+        for seed in range(3)
+    ]
+    found = compare(folders)
+    assert [row.summary.spread for row in found.rows] == [0.0, 0.0]
+    for form in ("table", "markdown", "csv", "json", "html"):
+        assert "no spread" in comparison_output.text(found, form, folders)  # type: ignore[arg-type]
+    (record,) = (one for one in json.loads(comparison_output.text(found, "json"))["rows"] if one["lr"] == "0.2")
+    assert (record["p"], record["p_holm"], record["test"]) == (None, None, "no spread")
+
+
+def test_units_of_other_examples_are_not_paired(tmp_path: Path) -> None:
+    """Their ids are the same numbers; the queries or users behind them are not."""
+    units = np.random.default_rng(0).normal(5, 3, 50)
+    a = run(tmp_path, "a", 5.0, lr=0.1, units=units)
+    other_data = run(tmp_path, "b", 5.5, lr=0.2, units=units + 0.5, data="d2")
+    other_split = run(tmp_path, "c", 5.5, lr=0.3, units=units + 0.5)
+    other_split.record["spec"]["experiment"]["params"]["split_seed"] = 7
+    same = run(tmp_path, "d", 5.5, lr=0.4, units=units + 0.5)
+    assert method_of(compare([a, other_data], mixed=True)) == "n < 2"
+    assert method_of(compare([a, other_split])) == "n < 2"
+    assert method_of(compare([a, same])) == "paired bootstrap, 50 units"
+
+
+def test_a_model_that_learnt_from_validation_is_not_paired_on_it(tmp_path: Path) -> None:
+    """Its values there flatter it; on test it is like any other."""
+    units = np.random.default_rng(0).normal(5, 3, 50)
+    plain = run(tmp_path, "a", 5.0, lr=0.1, units=units)
+    learnt = run(tmp_path, "b", 4.5, lr=0.2, units=units - 0.5)
+    for folder, part in ((plain, "train"), (learnt, "validation")):
+        folder.record["spec"]["experiment"]["params"]["calibration_part"] = part
+        (folder.path / TEST_UNITS).write_bytes((folder.path / VALIDATION_UNITS).read_bytes())
+    assert method_of(compare([plain, learnt])) == "n < 2"
+    assert method_of(compare([plain, learnt], split="test")) == "paired bootstrap, 50 units"
+
+
+def method_of(found: Comparison) -> str | None:
+    """The test of the one difference, or why there is none."""
+    (difference,) = (row.difference for row in found.rows if row.difference)
+    return difference.test or difference.why
+
+
+def test_other_data_is_refused_unless_mixed(tmp_path: Path) -> None:
+    a, b = run(tmp_path, "a", 1.0), run(tmp_path, "b", 2.0, data="d2", lr=0.2)
+    with pytest.raises(UserError, match=r"a and b are of different data, .*: got d1 and d2. .*--mixed"):
+        compare([a, b])
+    assert set(groups(compare([a, b], mixed=True))) == {"lr=0.1", "lr=0.2"}
+
+
+def test_names_that_nobody_has_get_the_nearest(runs: list[RunFolder]) -> None:
+    with pytest.raises(UserError, match=r"Unknown parameter: got 'momentun'.*Did you mean 'momentum'\?"):
+        compare(runs, by=["momentun"])
+    with pytest.raises(UserError, match=r"Unknown metric: got 'eror'; allowed: error, x\. Did you mean 'error'\?"):
+        compare(runs, metrics=["eror"])
+
+
+def test_a_metric_that_one_lacks(runs: list[RunFolder], tmp_path: Path) -> None:
+    other = sweep(tmp_path, "s", [(1.0,)])
+    with pytest.raises(UserError, match="trial 0 of s has no x; allowed: error"):
+        compare([runs[0], other], metrics=["x"])
+
+
+def test_what_has_no_values_yet(tmp_path: Path) -> None:
+    folder = run(tmp_path, "a", 1.0)
+    folder.update(status="failed", result=None)
+    with pytest.raises(UserError, match=r"a has no values on validation: it is failed. Leave it away"):
+        compare([folder])
+    with pytest.raises(UserError, match="s has no complete trial"):
+        compare([sweep(tmp_path, "s", [None], settled=False)], by=["lr"])
+
+
+# Sweeps
+
+
+def test_complete_trials_grouped_by_a_searched_parameter(tmp_path: Path) -> None:
+    found = compare([sweep(tmp_path, "s", [(3.0,), (1.0,), None, (2.0,), (5.0,)])], by=["momentum"])
+    assert groups(found) == {"momentum=0.5": (1.0, 2.0), "momentum=0.9": (3.0, 5.0)}
+    assert any("Within a group lr differ too" in note for note in found.notes)
+
+
+def test_repeated_seeds_are_the_spread_of_a_trial(tmp_path: Path) -> None:
+    found = compare([sweep(tmp_path, "s", [(3.0, 3.2), (1.0, 1.4)], seeds=2)], by=["trial"])
+    assert groups(found) == {"trial=0": (3.0, 3.2), "trial=1": (1.0, 1.4)}
+    assert not any("Within" in note for note in found.notes)
+    (row,) = (row for row in found.rows if row.difference)
+    assert row.p is not None
+
+
+def test_sweeps_stand_for_their_winners(tmp_path: Path) -> None:
+    a = sweep(tmp_path, "a", [(3.0,), (1.0,)], fixed={"start": 4.0})
+    b = sweep(tmp_path, "b", [(2.0,), (4.0,)], fixed={"start": 5.0})
+    assert groups(compare([a, b])) == {"start=4": (1.0,), "start=5": (2.0,)}
+    assert groups(compare([a, b], split="test")) == {"start=4": (9.0,), "start=5": (9.0,)}
+    c = sweep(tmp_path, "c", [(2.5,)], fixed={"start": 4.0})
+    assert groups(compare([a, c])) == {"id=a": (1.0,), "id=c": (2.5,)}
+
+
+def test_values_that_look_alike_are_not_one_group(tmp_path: Path) -> None:
+    near = [run(tmp_path, name, 1.0, lr=lr) for name, lr in (("a", 0.12345678), ("b", 0.12345679))]
+    assert len(compare(near).rows) == 2
+
+
+# Forms
+
+
+def test_every_form_says_the_same(runs: list[RunFolder]) -> None:
+    found = compare(runs)
+    told = json.loads(comparison_output.text(found, "json"))
+    assert told["reference"] == {"lr": "0.1"}
+    rows = list(csv.DictReader(comparison_output.text(found, "csv").splitlines()))
+    for record, row in zip(told["rows"], rows):
+        assert float(row["mean"]) == record["mean"]
+        assert row["lr"] == record["lr"]
+        assert (row["p_holm"] or None) == (record["p_holm"] and str(record["p_holm"]))
+    table = [line for line in comparison_output.text(found, "markdown").splitlines() if line.startswith("|")]
+    assert len(table) == 2 + len(rows)
+    assert len({line.count("|") for line in table}) == 1
+    assert "reference" in comparison_output.text(found, "table")
+
+
+def test_a_markdown_table_holds_whatever_its_cells_do() -> None:
+    assert markdown.table(["a|b", "c"], [["x\ny", ""]]) == "| a\\|b | c |\n| --- | --- |\n| x y |  |"
+
+
+def test_a_value_with_a_bar_breaks_no_markdown(tmp_path: Path) -> None:
+    a, b = run(tmp_path, "a", 1.0), run(tmp_path, "b", 1.0)
+    a.record["spec"]["experiment"]["params"]["kind"] = "x|y"
+    b.record["spec"]["experiment"]["params"]["kind"] = "z"
+    assert "| x\\|y |" in comparison_output.text(compare([a, b]), "markdown")
+
+
+def test_each_metric_of_several(runs: list[RunFolder]) -> None:
+    found = compare(runs, metrics=["error", "x"])
+    assert [row.metric for row in found.rows] == ["error"] * 3 + ["x"] * 3
+    flat: dict[str, Any] = next(r for r in comparison_output.records(found) if r["metric"] == "x" and r["lr"] == "0.2")
+    assert (flat["test"], flat["p"]) == ("no spread", None)

@@ -1,0 +1,173 @@
+"""What there is and how far it is: the truth about the lost, the running and the best."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from optuna.trial import TrialState
+
+from orchestrator.errors import UserError
+from orchestrator.report import listing
+from orchestrator.search.study import JOURNAL, open_study
+from orchestrator.storage import records
+from orchestrator.storage.settings import Settings, resolve
+from tests.support.finished import run, sweep
+
+pytestmark = pytest.mark.usefixtures("toy_workload")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return replace(resolve(), storage=tmp_path)
+
+
+def test_the_newest_first_with_their_headlines(settings: Settings) -> None:
+    for name, started in (("old", "2026-01-01T00:00:00+00:00"), ("new", "2026-01-02T00:00:00+00:00")):
+        run(settings.storage, name, 1.0).update(started=started, ended="2026-01-03T00:00:00+00:00")
+    sweep(settings.storage, "s", [(3.0,), (1.0,)]).update(started="2026-01-01T12:00:00+00:00")
+    rows, known = listing.listed(settings, limit=20)
+    assert [(row["id"], row["kind"]) for row in rows] == [("new", "run"), ("s", "sweep"), ("old", "run")]
+    assert known == 3
+    assert (rows[0]["metric"], rows[0]["value"], rows[0]["seconds"]) == ("test/error", 2.0, 86_400)
+    assert (rows[1]["trials_done"], rows[1]["trials_target"]) == (2, 3)
+    text = listing.as_text(rows, known)
+    assert [line.split()[0] for line in text.splitlines()] == ["ID", "new", "s", "old"]
+    assert listing.as_text(listing.listed(settings, limit=1)[0], known).endswith("2 more: --limit 3")
+
+
+def test_filters(settings: Settings) -> None:
+    run(settings.storage, "a", 1.0)
+    running = sweep(settings.storage, "b", [(1.0,)], settled=False)
+    lost = run(settings.storage, "c", 1.0)
+    lost.update(status="running")
+    assert [row["id"] for row in listing.listed(settings, kind="sweep", limit=9)[0]] == ["b"]
+    assert [row["id"] for row in listing.listed(settings, status="running", limit=9)[0]] == ["b"]
+    assert [row["id"] for row in listing.listed(settings, status="lost", limit=9)[0]] == ["c"]
+    assert running.status() == "running"
+    with pytest.raises(UserError, match=r"Unknown status: got 'lots'.*Did you mean 'lost'"):
+        listing.listed(settings, status="lots", limit=9)
+    with pytest.raises(UserError, match=r"Unknown workload among the runs: got 'toi'.*Did you mean 'toy'"):
+        listing.listed(settings, workload="toi", limit=9)
+
+
+def test_nothing_yet(settings: Settings) -> None:
+    assert listing.as_text(*listing.listed(settings, limit=9)) == "No run or sweep yet."
+
+
+# The best
+
+
+def test_the_winner_of_a_settled_sweep(settings: Settings) -> None:
+    folder = sweep(settings.storage, "s", [(3.0,), (1.0,), None], fixed={"start": 5.0})
+    (row,) = listing.best(folder, 1)
+    assert (row["trial"], row["validation"], row["test"], row["model_uri"]) == (
+        1,
+        {"error": 1.0},
+        {"error": 9.0},
+        "m-1",
+    )
+    assert row["params"] == {"lr": 0.02, "momentum": 0.5, "start": 5.0}
+    assert row["command"].startswith("orchestrator run toy lr=0.02 momentum=0.5 start=5.0")
+    assert f"--seed={1_000_003}" in row["command"]
+    assert "repeat:" in listing.best_as_text([row])
+
+
+def test_the_best_so_far_of_one_that_runs(settings: Settings) -> None:
+    folder = sweep(settings.storage, "s", [(3.0,), (1.0,), (2.0,)], settled=False)
+    rows = listing.best(folder, 2)
+    assert [row["trial"] for row in rows] == [1, 2]
+    assert "test" not in rows[0]
+    assert [line.split()[0] for line in listing.best_as_text(rows).splitlines()] == ["TRIAL", "1", "2"]
+
+
+def test_the_mean_and_spread_of_repeated_seeds(settings: Settings) -> None:
+    folder = sweep(settings.storage, "s", [(3.0, 5.0), (1.0, 8.0)], seeds=2)
+    (row,) = listing.best(folder, 1)
+    assert (row["trial"], row["validation"], row["seeds"]) == (0, {"error": 4.0}, [3.0, 5.0])
+    assert row["spread"] == pytest.approx(2**0.5)
+    assert "mean of 2 seeds, sd 1.414" in listing.best_as_text([row])
+
+
+def test_no_trial_is_complete(settings: Settings) -> None:
+    with pytest.raises(UserError, match="s has no complete trial"):
+        listing.best(sweep(settings.storage, "s", [None], settled=False), 1)
+    folder = sweep(settings.storage, "t", [], settled=False)
+    (folder.path / JOURNAL).unlink()
+    with pytest.raises(UserError, match="t has no trials"):
+        listing.best(folder, 1)
+    assert not (folder.path / JOURNAL).exists()
+
+
+def test_reading_a_sweep_that_runs_changes_nothing(settings: Settings) -> None:
+    folder = sweep(settings.storage, "s", [(3.0,), (1.0,)], settled=False)
+    with (folder.path / JOURNAL).open("a") as file:
+        file.write('{"op_code":')  # its driver is writing a line just now
+    before = {file: file.read_bytes() for file in folder.path.iterdir()}
+    listing.best(folder, 1)
+    listing.progress(folder)
+    assert {file: file.read_bytes() for file in folder.path.iterdir()} == before
+
+
+# How far
+
+
+def test_progress_counts_states_and_foretells_the_end(settings: Settings) -> None:
+    folder = sweep(settings.storage, "s", [(3.0,), (1.0,), None], settled=False)
+    study = open_study(folder.path)
+    study.ask()
+    told = listing.progress(folder)
+    assert told["trials"] == {"complete": 2, "fail": 1, "running": 1}
+    assert (told["target"], told["best"]) == (4, {"trial": 1, "error": 1.0})
+    assert told["seconds_left"] is not None
+    assert listing.progress_as_text(told).startswith(
+        "4 of 4 trials: 2 complete, 1 fail, 1 running; best: trial 1, error 1;"
+    )
+
+
+def test_of_one_that_nobody_drives_nothing_is_running(settings: Settings) -> None:
+    folder = sweep(settings.storage, "s", [(3.0,), (1.0,)], settled=False)
+    open_study(folder.path).ask()
+    folder.release("interrupted", 130)
+    told = listing.progress(folder)
+    assert (told["trials"], told["seconds_left"]) == ({"complete": 2, "interrupted": 1}, None)
+    assert listing.progress_as_text(told) == "3 of 3 trials: 2 complete, 1 interrupted; best: trial 1, error 1"
+
+
+def test_progress_of_what_has_only_begun(settings: Settings) -> None:
+    folder = sweep(settings.storage, "s", [], settled=False)
+    assert listing.progress(folder) == {"trials": {}, "target": 1, "best": None, "seconds_left": None}
+    assert listing.progress_as_text(listing.progress(folder)) == "0 of 1 trials"
+
+
+def test_trials_of_a_warm_start_are_not_its_own(settings: Settings) -> None:
+    folder = sweep(settings.storage, "s", [(3.0,)], settled=False)
+    study = open_study(folder.path)
+    trial = study.get_trials()[0]
+    trial.user_attrs["warm_from"] = "other"
+    trial.values = [0.0]
+    study.add_trial(trial)
+    assert trial.state == TrialState.COMPLETE
+    assert listing.progress(folder)["trials"] == {"complete": 1}
+    assert listing.best(folder, 9)[0]["validation"] == {"error": 3.0}
+
+
+def test_rows_come_from_the_journal_until_it_is_settled(settings: Settings) -> None:
+    folder = sweep(settings.storage, "s", [(3.0,), None], settled=False)
+    rows = listing.trial_rows(folder)
+    assert [(row["trial"], row["state"], row["value"]) for row in rows] == [(0, "complete", 3.0), (1, "fail", None)]
+    assert rows[1]["cause"] == "train/loss is nan at epoch 2"
+    assert rows[0]["params.lr"] == 0.01
+    records.find(settings.storage, "s").release("finished", 0)
+    (folder.path / "trials.json").write_text('[{"trial": 7}]')
+    folder.release("finished", 0)
+    assert listing.trial_rows(folder) == [{"trial": 7}]
+
+
+def test_a_record_that_lost_its_spec_hides_no_other(settings: Settings) -> None:
+    sweep(settings.storage, "whole", [(3.0,)])
+    sweep(settings.storage, "broken", [(3.0,)]).update(spec={})
+    rows, _ = listing.listed(settings, limit=9)
+    assert {row["id"]: row.get("trials_done") for row in rows} == {"whole": 1, "broken": None}
+    assert len(listing.as_text(rows, 2).splitlines()) == 3

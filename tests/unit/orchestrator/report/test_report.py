@@ -1,0 +1,233 @@
+"""The report: complete, honest about what it can not show, safe to open, and in need of nothing else."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from orchestrator.engine.loop import Row
+from orchestrator.report import comparison_output, figures, listing, plots, report, run_page, trials
+from orchestrator.runs import plot_style
+from orchestrator.search import curves
+from orchestrator.search.curves import CURVES, Curves
+from orchestrator.storage.records import RunFolder
+from tests.support.finished import run, sweep
+from workloads.contract import Objective
+
+pytestmark = pytest.mark.usefixtures("toy_workload")
+
+VOID = {"meta", "br", "img", "input", "link", "hr"}
+
+
+class Reader(HTMLParser):
+    """Checks that tags nest, and collects them with their attributes, headings and text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {}
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and data.strip():
+            self.texts.setdefault(self.open[-1], []).append(data.strip())
+
+    def names(self) -> list[str]:
+        return [tag for tag, _ in self.tags]
+
+
+def page(folder: RunFolder) -> str:
+    return comparison_output.report([folder])
+
+
+@pytest.fixture
+def five(tmp_path: Path) -> RunFolder:
+    return sweep(tmp_path, "five", [(3.0,), (1.0,), None, (2.0,), (5.0,), (4.0,), None])
+
+
+def test_a_sweeps_page_has_all_of_it(five: RunFolder) -> None:
+    read = Reader(page(five))
+    assert read.texts["h1"] == ["five"]
+    assert read.texts["h2"] == ["What was asked", "The winner", "The search", "Trials", "Failures", "Accounts"]
+    assert read.names().count("svg") == 4
+    assert "orchestrator sweep toy" in read.texts["pre"]
+    captions = " ".join(read.texts["figcaption"])
+    for word in ("history", "Learning", "Parallel", "importance"):
+        assert word in captions
+    assert "PED-ANOVA" in " ".join(read.texts["text"])
+    rows = [attributes for tag, attributes in read.tags if tag == "tr" and attributes.get("class") == "marked"]
+    assert len(rows) == 2  # the objective among the metrics, the winner among the trials
+
+
+def test_it_needs_no_other_file(five: RunFolder) -> None:
+    text = page(five)
+    for tag, attributes in Reader(text).tags:
+        assert tag not in ("link", "img", "iframe", "object", "embed")
+        for name in ("src", "href", "xlink:href", "action"):
+            assert (attributes.get(name) or "#").startswith("#")
+    without = re.sub(r'xmlns(:xlink)?="http://www\.w3\.org/[^"]*"', "", text)
+    assert "http" not in without
+    assert "@import" not in text
+    assert "@font-face" not in text
+
+
+def test_ids_within_a_page_are_unique(five: RunFolder) -> None:
+    ids = re.findall(r'\bid="([^"]+)"', page(five))
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r"url\(#([^)]+)\)", page(five))) <= set(ids)
+
+
+def test_what_users_wrote_is_text(tmp_path: Path) -> None:
+    evil = "</svg><script>alert(1)</script><img src=x onerror=alert(1)> $\\frac{$ & \"'"
+    folder = sweep(tmp_path, "s", [(3.0,), (1.0,), None], cause=evil, fixed={"start": evil})
+    folder.update(command=evil, user=evil)
+    read = Reader(page(folder))
+    assert read.names().count("script") == 1
+    assert "img" not in read.names()
+    assert any("alert(1)" in text for text in read.texts["td"])
+    figure = plots.importance({evil[:20]: 0.5, "lr": 0.5}, evil)
+    assert "script" not in Reader(plot_style.svg(figure, evil)).names()
+
+
+def test_too_few_trials_are_said_to_be(tmp_path: Path) -> None:
+    text = page(sweep(tmp_path, "s", [(3.0,), (1.0,)]))
+    assert "No importance: PED-ANOVA needs 4 complete trials, there are 2." in text
+    none = sweep(tmp_path, "t", [None], settled=False)
+    text = page(none)
+    assert "No trial has run to its end." in text
+    assert "No learning curves" in text
+
+
+def test_a_running_sweep_shows_the_best_so_far(tmp_path: Path) -> None:
+    read = Reader(page(sweep(tmp_path, "s", [(3.0,), (1.0,)], settled=False)))
+    assert "The best so far" in read.texts["h2"]
+    assert "The test split is opened once, when the sweep settles." in read.texts["p"]
+
+
+def test_failures_are_grouped_by_cause(five: RunFolder) -> None:
+    text = " ".join(Reader(page(five)).texts["td"])
+    assert "2 train/loss is nan at epoch 2 2, 6" in text
+
+
+def test_several_objectives_have_a_front(tmp_path: Path) -> None:
+    folder = sweep(tmp_path, "s", [(3.0, 1.0), (1.0, 5.0), (2.0, 0.5), None], directions=("min", "max"))
+    drawn = figures.of_sweep(folder)
+    assert isinstance(drawn["pareto"], Figure)
+    front, others = drawn["pareto"].axes[0].lines[1], drawn["pareto"].axes[0].lines[0]
+    assert sorted(front.get_xdata()) == [1.0]
+    assert sorted(others.get_xdata()) == [2.0, 3.0]
+    read = Reader(page(folder))
+    assert any("Pareto" in caption for caption in read.texts["figcaption"])
+    assert {"error", "x"} <= set(read.texts["button"])
+
+
+@pytest.mark.parametrize(("first", "second"), [("min", "min"), ("min", "max"), ("max", "min"), ("max", "max")])
+def test_the_staircase_lies_on_the_side_of_the_worse(first: str, second: str, tmp_path: Path) -> None:
+    sign = (1 if first == "min" else -1, 1 if second == "min" else -1)
+    values = [(sign[0] * a, sign[1] * b) for a, b in ((1.0, 3.0), (2.0, 2.0), (3.0, 1.0))]
+    folder = sweep(tmp_path, "s", values, directions=(first, second), settled=False)
+    drawn = figures.of_sweep(folder)["pareto"]
+    assert isinstance(drawn, Figure)
+    (stairs,) = (line for line in drawn.axes[0].lines if line.get_drawstyle().startswith("steps"))
+    for x, y in _corners(stairs):  # none is better than the front
+        assert not any(
+            sign[0] * x <= sign[0] * a and sign[1] * y <= sign[1] * b and (x, y) != (a, b) for a, b in values
+        )
+
+
+def _corners(line: object) -> list[tuple[float, float]]:
+    """Every point of a step line, its corners included."""
+    xs, ys = line.get_xdata(), line.get_ydata()  # type: ignore[attr-defined]
+    post = line.get_drawstyle() == "steps-post"  # type: ignore[attr-defined]
+    between = [(xs[i + 1], ys[i]) if post else (xs[i], ys[i + 1]) for i in range(len(xs) - 1)]
+    return [*zip(xs, ys), *between]
+
+
+def test_parameters_drawn_logarithmically_have_logarithmic_axes(five: RunFolder) -> None:
+    found = trials.own(trials.study(five))
+    heights, ticks = plots._column([t for t in found if t.values], "lr")
+    values = [t.params["lr"] for t in found if t.values]
+    middle = (values[0] * values[-1]) ** 0.5
+    for value, height in zip(values, heights):
+        assert height is not None
+        assert (height > 0.5) == (value > middle)
+    assert [text for _, text in ticks] == ["0.01", "0.0182", "0.033", "0.06"]
+
+
+def test_a_settled_sweep_gets_its_files(five: RunFolder) -> None:
+    rows = listing.trial_rows(five)
+    report.write_trials(rows, five.path)
+    report.write_page(five, rows, five.record["result"])
+    images = {file.name for file in five.path.glob("*.png")}
+    assert images == {"history.png", "learning.png", "parallel.png", "importance.png"}
+    written, drawn = (
+        re.split(r"(?s)(<svg.*?</svg>)", text) for text in ((five.path / report.PAGE).read_text(), page(five))
+    )
+    assert written[::2] == drawn[::2]
+    for one, other in zip(written[1::2], drawn[1::2]):  # Matplotlib makes up names of clips and rounds as it goes
+        numbers = [[float(n) for n in re.findall(r"-?\d+\.\d+", svg)] for svg in (one, other)]
+        assert numbers[0] == pytest.approx(numbers[1], abs=1e-5)
+        kept = [re.sub(r"\bp[0-9a-f]{10}\b|-?\d+\.\d+", "", svg) for svg in (one, other)]
+        assert kept[0] == kept[1]
+    assert images | {report.PAGE, "trials.csv", "trials.json"} <= set(report.FILES)
+
+
+def test_a_runs_page_has_its_curve(tmp_path: Path) -> None:
+    folder = run(tmp_path, "a", 1.0)
+    history = '{"epoch": 1, "validation/error": 2.0}\n{"epoch": 2, "validation/error": 1.0}\n'
+    (folder.path / "history.jsonl").write_text(history + history)
+    assert run_page.history(folder.path, "validation/error") == [(1, 2.0), (2, 1.0)]
+    read = Reader(page(folder))
+    assert read.names().count("svg") == 1
+    assert "Learning curve" in read.texts["figcaption"]
+
+
+def test_a_comparisons_page(tmp_path: Path) -> None:
+    read = Reader(
+        comparison_output.report([run(tmp_path, n, e, lr=lr) for n, e, lr in (("a", 1.0, 0.1), ("b", 2.0, 0.2))])
+    )
+    assert read.texts["h1"] == ["Comparison by lr"]
+    assert {"a", "b"} <= set(read.texts["td"])
+    assert read.names().count("svg") == 1
+
+
+# Curves
+
+
+def test_curves_are_of_every_epoch_and_the_last_word_counts(tmp_path: Path) -> None:
+    writer = Curves(tmp_path, [Objective("error", "min")])
+    writer.add(0, [Row(1, 0.0, {"validation/error": 3.0, "validation/x": 1.0}), Row(2, 0.0, {"train/loss": 1.0})])
+    with (tmp_path / CURVES).open("a") as file:
+        file.write('{"trial": 0, "se')  # killed here
+    again = Curves(tmp_path, [Objective("error", "min")])
+    again.add(0, [Row(1, 0.0, {"validation/error": 2.5}), Row(2, 0.0, {"validation/error": 2.0})])
+    again.add(1, [Row(1, 0.0, {"validation/error": 9.0})], seed=2)
+    assert curves.read(tmp_path, "validation/error") == {(0, 0): [(1, 2.5), (2, 2.0)], (1, 2): [(1, 9.0)]}
+    assert curves.read(tmp_path, "train/loss") == {(0, 0): [(2, 1.0)]}
+    assert "validation/x" not in (tmp_path / CURVES).read_text()
+    assert curves.read(tmp_path / "none", "train/loss") == {}
+
+
+def test_without_curves_the_rungs_are_drawn(five: RunFolder) -> None:
+    found = trials.own(trials.study(five))
+    assert trials.learning_curves(five.path, found, "error")[1, 0] == [(1, 2.0), (3, 1.0)]
+    Curves(five.path, [Objective("error", "min")]).add(1, [Row(1, 0.0, {"validation/error": 7.0})])
+    assert trials.learning_curves(five.path, found, "error") == {(1, 0): [(1, 7.0)]}

@@ -1,0 +1,158 @@
+"""Mean, spread and tests against values worked out by hand and published ones."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+
+from orchestrator.report import statistics
+
+A, B = [27.5, 21.0, 19.0, 23.6, 17.0, 17.9], [27.1, 22.0, 20.8, 23.4, 23.4, 23.5, 25.8, 22.0]
+
+
+def test_the_spread_is_the_sample_standard_deviation() -> None:
+    found = statistics.summary([2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0])
+    assert (found.n, found.mean) == (8, 5.0)
+    assert found.spread == pytest.approx((32 / 7) ** 0.5)
+    assert statistics.summary([3.0]).spread is None
+
+
+@pytest.mark.parametrize("value", [0.1, 0.7, 1 / 3, 1e-300, 123456.789])
+@pytest.mark.parametrize("n", [2, 3, 5, 10])
+def test_equal_values_have_no_spread(value: float, n: int) -> None:
+    """Three times 0.1 add up to more than 0.3: the mean by division is another number."""
+    found = statistics.summary([value] * n)
+    assert (found.mean, found.spread) == (value, 0.0)
+
+
+@pytest.mark.parametrize("test", ["welch", "permutation"])
+def test_two_rows_that_no_seed_changes_have_no_p(test: statistics.TestName) -> None:
+    found = statistics.over_seeds([0.1] * 3, [0.3] * 5, test)
+    assert (found.p, found.test, found.why) == (None, None, "no spread")
+    assert found.value == 0.1 - 0.3
+
+
+def test_welch() -> None:
+    # By the formula: t = d / sqrt(va/na + vb/nb), Welch-Satterthwaite degrees of freedom.
+    found = statistics.over_seeds(A, B, "welch")
+    va, vb = np.var(A, ddof=1) / len(A), np.var(B, ddof=1) / len(B)
+    d = np.mean(A) - np.mean(B)
+    freedom = (va + vb) ** 2 / (va**2 / (len(A) - 1) + vb**2 / (len(B) - 1))
+    drawn = np.random.default_rng(0).standard_t(freedom, 2_000_000)
+    assert found.p == pytest.approx(np.mean(np.abs(drawn) >= abs(d / np.sqrt(va + vb))), abs=2e-3)
+    assert found.value == pytest.approx(d)
+    assert found.low is not None
+    assert found.high is not None
+    assert (found.low + found.high) / 2 == pytest.approx(d)
+    assert found.test == "Welch's t"
+
+
+def test_the_permutation_test_counts_every_way() -> None:
+    pooled, observed = np.array(A + B), np.mean(A) - np.mean(B)
+    ways = [list(chosen) for chosen in combinations(range(len(pooled)), len(A))]
+    differences = np.array([pooled[c].mean() - np.delete(pooled, c).mean() for c in ways])
+    found = statistics.over_seeds(A, B, "permutation")
+    tails = np.mean(differences >= observed - 1e-12), np.mean(differences <= observed + 1e-12)
+    assert found.p == pytest.approx(2 * min(tails))
+    assert found.test == "exact permutation"
+
+
+def test_three_seeds_each_can_not_be_told_apart_by_permutation() -> None:
+    assert statistics.over_seeds([1.0, 2.0, 3.0], [7.0, 8.0, 9.0], "permutation").p == pytest.approx(0.1)
+    p = statistics.over_seeds([1.0, 2.0, 3.0], [7.0, 8.0, 9.0], "welch").p
+    assert p is not None
+    assert p < 0.01
+
+
+@pytest.mark.parametrize(("a", "b", "why"), [([1.0], [1.0, 2.0], "n < 2"), ([1.0, 1.0], [2.0, 2.0, 2.0], "no spread")])
+def test_what_can_not_be_tested_says_why(a: list[float], b: list[float], why: str) -> None:
+    found = statistics.over_seeds(a, b, "welch")
+    assert (found.p, found.test, found.why) == (None, None, why)
+
+
+def test_the_bootstrap_is_paired_and_agrees_with_the_normal_approximation() -> None:
+    rng = np.random.default_rng(1)
+    hard = rng.normal(0, 10, 400)  # users differ much more than models
+    a, b = hard + 0.1 + rng.normal(0, 0.5, 400), hard + rng.normal(0, 0.5, 400)
+    found = statistics.over_units(a, b)
+    error = np.std(a - b, ddof=1) / 20
+    assert found.value == pytest.approx(np.mean(a - b))
+    assert found.low == pytest.approx(found.value - 1.96 * error, abs=0.1 * error)
+    assert found.high == pytest.approx(found.value + 1.96 * error, abs=0.1 * error)
+    assert found.test == "paired bootstrap, 400 units"
+    assert statistics.over_units(b, a).p == pytest.approx(found.p, abs=2e-3)
+
+
+def test_the_bootstrap_rejects_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(2)
+    ps = [statistics.over_units(rng.normal(size=60), rng.normal(size=60)).p or 0.0 for _ in range(200)]
+    assert 0.01 <= np.mean(np.array(ps) < 0.05) <= 0.10
+
+
+@pytest.mark.parametrize("n", [2, 5, 8])
+def test_few_units_reject_a_true_null_no_more_often_than_they_say(n: int) -> None:
+    """2,000 draws without a difference: at .05 the standard error of the share is .005; three of them above.
+
+    Resampling would reject .49 with 2 units, and .11 with 8. Of 2^n signs the least p is 2 / 2^n.
+    """
+    rng = np.random.default_rng(n)
+    ps = np.array([statistics.over_units(rng.normal(size=n), rng.normal(size=n)).p or 0.0 for _ in range(2000)])
+    assert np.mean(ps <= 0.05) <= 0.05 + 3 * 0.005
+    assert np.min(ps) == pytest.approx(2 / 2**n)
+    if n == 8:  # there are enough signs to reject about as often as allowed
+        assert np.mean(ps <= 0.05) >= 0.05 - 3 * 0.005
+
+
+def test_few_units_are_compared_by_every_sign() -> None:
+    differences = np.array([0.4, 0.1, -0.2, 0.3, 0.25, 0.6, 0.05])
+    signs = np.array(list(product((-1, 1), repeat=7)))
+    means = (signs * differences).mean(1)
+    found = statistics.over_units(differences, np.zeros(7))
+    assert found.p == pytest.approx(np.mean(np.abs(means) >= abs(differences.mean()) - 1e-12))
+    assert found.test == "paired sign flips, exact, 7 units"
+
+
+def test_the_interval_of_few_units_holds_what_the_test_does_not_reject() -> None:
+    differences = np.array([0.4, 0.1, -0.2, 0.3, 0.25, 0.6, 0.05, 0.33])
+    found = statistics.over_units(differences, np.zeros(8))
+    assert found.low is not None
+    assert found.high is not None
+    for inside, outside in ((found.low + 1e-6, found.low - 1e-6), (found.high - 1e-6, found.high + 1e-6)):
+        assert (statistics.over_units(differences, np.full(8, inside)).p or 0) > 0.05
+        assert (statistics.over_units(differences, np.full(8, outside)).p or 1) <= 0.05
+    none = statistics.over_units(differences[:5], np.zeros(5))  # 5 units have no interval of 95%
+    assert (none.low, none.high) == (None, None)
+    assert none.p is not None
+
+
+def test_sums_that_rounding_leaves_beside_zero_count_as_ties() -> None:
+    """0.1 + 0.2 - 0.3 is 5e-17: flipped or not, the three weigh alike."""
+    assert statistics.over_units([0.1, 0.2, -0.3], [0.0, 0.0, 0.0]).p == 1.0
+
+
+def test_from_ten_units_on_they_are_resampled() -> None:
+    rng = np.random.default_rng(0)
+    assert statistics.over_units(rng.normal(size=9), np.zeros(9)).test == "paired sign flips, exact, 9 units"
+    assert statistics.over_units(rng.normal(size=10), np.zeros(10)).test == "paired bootstrap, 10 units"
+
+
+def test_a_side_without_spread_is_compared_in_silence(recwarn: pytest.WarningsRecorder) -> None:
+    """A row that no training changes, beside one that does."""
+    found = statistics.over_seeds([0.6573] * 5, [0.6567, 0.6571, 0.6563, 0.6566, 0.6568], "welch")
+    assert found.p is not None
+    assert found.p < 0.05
+    assert not recwarn.list
+
+
+def test_units_that_are_empty_or_equal() -> None:
+    assert statistics.over_units([1.0, np.nan, 2.0], [0.0, 1.0, np.nan]).why == "fewer than 2 common units"
+    assert statistics.over_units([1.0, 2.0], [1.0, 2.0]).why == "every unit is equal"
+
+
+def test_holm() -> None:
+    # Holm (1979): the smallest times k, the next times k - 1, never falling.
+    assert statistics.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert statistics.holm([0.6, 0.9]) == [1.0, 1.0]
+    assert statistics.holm([]) == []

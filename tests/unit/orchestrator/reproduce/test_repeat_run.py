@@ -1,0 +1,272 @@
+"""What can not be the same when a run is repeated, and when its metrics are called the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.cluster import preflight
+from orchestrator.config.spec import ExperimentSpec, Resources
+from orchestrator.errors import DONE, USAGE, UserError
+from orchestrator.provenance import machine
+from orchestrator.provenance import record as provenance
+from orchestrator.provenance.source import Source
+from orchestrator.reproduce import differences
+from orchestrator.reproduce.differences import Difference
+from orchestrator.reproduce.recorded_run import Recorded
+from orchestrator.reproduce.repeat_run import Compared, compare, overall
+from orchestrator.reproduce.script import commands
+from orchestrator.storage.settings import Settings, resolve
+
+
+def seen(known: Recorded, settings: Settings, *sources: Source) -> dict[str, Difference]:
+    return {one.what: one for one in differences.all_of(known, settings, sources)}
+
+
+def changed(known: Recorded, **environment: Any) -> Recorded:
+    return replace(known, environment={**known.environment, **environment})
+
+
+@pytest.fixture
+def settings(toy_workload: str) -> Settings:
+    return resolve()
+
+
+@pytest.fixture
+def known(settings: Settings, tmp_path: Path) -> Recorded:
+    """A run of just now."""
+    spec = ExperimentSpec(workload="toy", params=preflight.parameters("toy", {"lr": 0.07}))
+    return Recorded("toy-1", None, "run", spec, tmp_path, provenance.environment((), {"local": True}))
+
+
+def test_nothing_differs_right_after(known: Recorded, settings: Settings) -> None:
+    assert seen(known, settings) == {}
+
+
+def test_the_packages_that_matter_come_first(known: Recorded, settings: Settings) -> None:
+    then = {**known.environment["packages"], "torch": "1.0", "absent": "1", "aaa": "2"}
+    assert list(seen(changed(known, packages=then), settings)) == ["package torch", "package aaa", "package absent"]
+
+
+def test_another_machine(known: Recorded, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    there = {"cpu": "Other", "cpus": 1024, "gpus": ["H100"], "memory_gib": 1}
+    nodes = [{"CPU": 64.0, "GPU": 0.0, "gpus": []}]
+    then = changed(
+        known,
+        python="3.0",
+        machine=there,
+        cluster={"nodes": nodes},
+        variables={**known.environment["variables"], "OMP_NUM_THREADS": "1"},
+    )
+    told = {name: (one.then, one.now) for name, one in seen(then, settings).items()}
+    here = machine.this()
+    assert told.pop("python")[0] == "3.0"
+    assert told == {
+        "processor": ("Other", here["cpu"]),
+        "cores": ("1024", str(here["cpus"])),
+        "GPUs of this machine": ("H100", ", ".join(here["gpus"]) or None),
+        "cluster": ("1 x 64 CPU", f"1 x {here['cpus']} CPU"),
+        "variable OMP_NUM_THREADS": ("1", "7"),
+    }
+
+
+def test_a_gpu_is_the_same_under_each_of_its_names(
+    known: Recorded, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray calls an ``NVIDIA H100 80GB HBM3`` H100."""
+    here = {**machine.this(), "gpus": ["NVIDIA H100 80GB HBM3"] * 2}
+    monkeypatch.setattr(machine, "this", lambda: here)
+    monkeypatch.setattr(differences, "this_machine", lambda: [{"CPU": 8.0, "GPU": 2.0}])
+    for kind, now in (("H100", None), ("A100", "1 x 8 CPU, 2 GPU NVIDIA H100 80GB HBM3")):
+        nodes = [{"CPU": 8.0, "GPU": 2.0, "gpus": [kind]}]
+        told = seen(changed(known, machine=here, cluster={"nodes": nodes}), settings)
+        assert (told["cluster"].now if told else None) == now
+
+
+def test_other_code(known: Recorded, settings: Settings) -> None:
+    (known.files / "source.diff").write_text("diff --git a/x.py b/x.py\n+1\n")
+    source = {"name": "project", "commit": "a" * 40, "dirty": True, "changed": ["x.py"], "diff": "source.diff"}
+    then = changed(known, sources=[source | {"left_out": ["d.bin: binary", "n.txt: no source file"]}])
+    same = Source("project", "a" * 40, dirty=True, changed=("x.py",), diff="diff --git a/x.py b/x.py\n+1\n")
+    assert set(seen(then, settings, same)) == {"changes of project that the record lacks"}
+    told = seen(then, settings, Source("project", "b" * 40, dirty=False))
+    assert str(told["commit of project"]) == f"commit of project: {'a' * 12} then, {'b' * 12} now"
+    assert str(told["uncommitted changes of project"]) == "uncommitted changes of project: 1 file then, none now"
+    assert "d.bin" in str(told["changes of project that the record lacks"])
+    assert "n.txt" not in str(told["changes of project that the record lacks"])
+    resumed = [{"time": "2026", "sources": [{"name": "project", "commit": "c"}]}]
+    assert "code of a resume" in seen(changed(then, resumed=resumed), settings, same)
+
+
+def test_other_data_are_refused_with_both_digests(
+    known: Recorded, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "dataset", lambda workload, params, root: "there")
+    with pytest.raises(UserError, match="there, recorded here") as refused:
+        seen(replace(known, data="here"), settings)
+    assert refused.value.code == USAGE
+
+
+def with_params(known: Recorded, **params: Any) -> Recorded:
+    assert isinstance(known.spec, ExperimentSpec)
+    return replace(known, spec=known.spec.model_copy(update={"params": {**known.spec.params, **params}}))
+
+
+def test_parameters_that_are_gone_are_refused_by_name(known: Recorded, settings: Settings) -> None:
+    with pytest.raises(UserError, match="got old_one, older") as refused:
+        seen(with_params(known, older=1, old_one=2), settings)
+    assert refused.value.code == USAGE
+
+
+def test_a_value_that_is_no_longer_allowed_is_refused(known: Recorded, settings: Settings) -> None:
+    with pytest.raises(UserError, match="Parameter lr is not valid"):
+        seen(with_params(known, lr=2.0), settings)
+
+
+def test_a_parameter_that_is_new_has_its_default(known: Recorded, settings: Settings) -> None:
+    assert isinstance(known.spec, ExperimentSpec)
+    params = {name: value for name, value in known.spec.params.items() if name != "momentum"}
+    old = replace(known, spec=known.spec.model_copy(update={"params": params}))
+    assert str(seen(old, settings)["parameter momentum"]).endswith("0.5 now")
+
+
+def test_a_member_of_a_population_is_refused(known: Recorded, settings: Settings) -> None:
+    member = replace(known, spec=known.spec.model_copy(update={"population": "abc"}))
+    with pytest.raises(UserError, match="Reproduce its sweep"):
+        seen(member, settings)
+
+
+def test_devices_that_are_not_here_are_replaced(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(differences, "this_machine", lambda: [{"CPU": 2.0, "GPU": 0.0}])
+    here: Callable[..., Resources] = lambda **asked: differences.resources(Resources(**asked), settings, local=False)  # noqa: E731
+    assert here(workers=2) == Resources(workers=2)
+    assert here(gpus_per_worker=1) == Resources()
+    assert here(workers=4, cpus_per_worker=4) == Resources(cpus_per_worker=2)
+    far = replace(settings, ray_address="ray://cluster:10001")
+    assert differences.resources(Resources(workers=64), far, local=False) == Resources(workers=64)
+
+
+# The verdict
+
+
+def test_metrics_side_by_side() -> None:
+    then = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0, "e": float("nan"), "system/cpu": 3.0}
+    assert compare(then, {"a": 1.0, "b": 1.0005, "c": 1.1, "e": float("nan")}, 1e-3)[:4] == [
+        Compared("a", 1.0, 1.0, "equal"),
+        Compared("b", 1.0, 1.0005, "within tolerance"),
+        Compared("c", 1.0, 1.1, "different"),
+        Compared("d", 1.0, None, "different"),
+    ]
+    assert overall(compare({"e": float("nan")}, {"e": float("nan")}, 0)) == "equal"
+    assert overall(compare(then, {}, 1)) == "different"
+    assert overall(compare({"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 1.0005}, 1e-3)) == "within tolerance"
+    assert overall(compare({}, {"a": 1.0}, 0)) == "nothing to compare"
+    assert overall(compare({"a": 1e-12}, {"a": 2e-12}, 1e-3)) == "different"
+
+
+# The script
+
+STUBS = {"python3.11": "mkdir -p $3/bin; : > $3/bin/activate", "pip": "", "orchestrator": ""}
+
+
+def repository(folder: Path) -> str:
+    """A repository with one file; gives its commit."""
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    folder.mkdir()
+    (folder / "train.py").write_text("lr = 1\n")
+    for words in (["init", "-q"], ["add", "."], [*identity, "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", *words], cwd=folder, check=True)
+    return subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=folder, text=True).strip()
+
+
+@pytest.fixture
+def scripted(known: Recorded, settings: Settings, tmp_path: Path) -> Callable[..., tuple[Path, str, int]]:
+    """Runs the script of a record with stubs for what takes long; gives its folder, what the stubs heard, its code."""
+    (tmp_path / "stubs").mkdir()
+    for name, body in STUBS.items():
+        (tmp_path / "stubs" / name).write_text(
+            f'#!/bin/sh\necho "$(basename "$PWD"): {name} $@" >> {tmp_path}/said\n{body}\n'
+        )
+        (tmp_path / "stubs" / name).chmod(0o755)
+
+    def run(**environment: Any) -> tuple[Path, str, int]:
+        asked = {"python": "3.11.9", "packages": {"torch": "2.9.0+cu128"}, "variables": {"OMP_NUM_THREADS": "3 4"}}
+        lines = commands(changed(replace(known, id="it's; 1"), **asked, **environment), settings)
+        there = tmp_path / "there"
+        there.mkdir()
+        environ = {"PATH": f"{tmp_path / 'stubs'}:{os.environ['PATH']}"}
+        done = subprocess.run(["sh"], input="\n".join(lines), text=True, cwd=there, env=environ, capture_output=True)
+        said = (tmp_path / "said").read_text() if (tmp_path / "said").exists() else done.stderr
+        return there / "reproduced-it-s--1", said, done.returncode
+
+    return run
+
+
+def test_the_script_brings_back_code_and_environment_and_runs(
+    scripted: Callable[..., tuple[Path, str, int]], known: Recorded, tmp_path: Path
+) -> None:
+    commit = repository(tmp_path / "a b.git")
+    with (tmp_path / "a b.git" / "train.py").open("a") as file:
+        file.write("lr = 2\n")
+    difference = subprocess.check_output(["git", "diff"], cwd=tmp_path / "a b.git")
+    (known.files / "source.diff").write_bytes(difference)
+    source = {"name": "my project", "commit": commit, "url": str(tmp_path / "a b.git"), "diff": "source.diff"}
+    folder, said, code = scripted(sources=[source | {"left_out": ["x\nexit 7"]}])
+    assert code == DONE
+    assert (folder / "my project" / "train.py").read_text() == "lr = 1\nlr = 2\n"
+    assert said.splitlines() == [
+        "reproduced-it-s--1: python3.11 -m venv environment",
+        "reproduced-it-s--1: pip install torch==2.9.0",
+        "my project: orchestrator reproduce run it's; 1",
+    ]
+
+
+def test_our_own_checkout_is_installed(scripted: Callable[..., tuple[Path, str, int]], tmp_path: Path) -> None:
+    commit = repository(tmp_path / "ours")
+    source = {"name": "orchestrator", "commit": commit, "url": str(tmp_path / "ours"), "diff": None, "left_out": []}
+    _, said, code = scripted(sources=[source])
+    assert (code, said.splitlines()[1]) == (DONE, "reproduced-it-s--1: pip install torch==2.9.0 -e ./orchestrator")
+
+
+def test_a_repository_without_an_address_is_asked_for(scripted: Callable[..., tuple[Path, str, int]]) -> None:
+    source = {"name": "my project", "commit": "c0ffee", "url": None, "diff": None, "left_out": []}
+    folder, said, code = scripted(sources=[source])
+    assert code != DONE
+    assert "CLONE_OF_MY_PROJECT: name a clone of the repository in this variable" in said
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("package", "place", "expected"),
+    [
+        (None, None, None),
+        ({"name": "mine", "version": "1.2", "requirement": "mine==1.2"}, None, "pip install -- mine==1.2"),
+        ({"name": "mine", "version": "1.2", "requirement": "mine==1.2"}, "in it", "pip install -e './project/in it'"),
+        (
+            {"name": "mine", "version": "1.2", "requirement": None},
+            None,
+            "# not recorded: where mine 1.2 was installed from, which brings the workload",
+        ),
+    ],
+)
+def test_the_package_of_somebody_elses_workload_is_installed(
+    package: dict[str, Any] | None, place: str | None, expected: str | None, known: Recorded, settings: Settings
+) -> None:
+    source = {"name": "project", "url": None, "commit": None, "diff": None, "left_out": [], "package": place}
+    lines = commands(changed(known, package=package, sources=[source]), settings)
+    assert [line for line in lines if "project/" in line or "mine" in line] == ([expected] if expected else [])
+    if expected:
+        assert lines.index(expected) < lines.index("cd project")
+
+
+def test_places_named_on_the_command_line_are_named_again(known: Recorded, tmp_path: Path) -> None:
+    settings = resolve({"storage": str(tmp_path / "my runs"), "tracking": "http://host:5000"})
+    words = f"orchestrator reproduce run toy-1 --tracking=http://host:5000 '--storage={tmp_path}/my runs'"
+    assert commands(known, settings)[-1] == words

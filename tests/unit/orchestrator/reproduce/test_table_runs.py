@@ -1,0 +1,286 @@
+"""Tables, figures and computations of a third party's workload, run in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from orchestrator.cli.app import app
+from orchestrator.console import Console
+from orchestrator.errors import DONE, PARTIAL, UserError
+from orchestrator.reproduce.catalog import known
+from orchestrator.reproduce.figures import _chosen
+from orchestrator.reproduce.published import Asked, reproduce
+from orchestrator.reproduce.table_runs import Effort, Runner
+from orchestrator.storage.settings import Settings, resolve
+from tests.support import toy
+from workloads import catalog
+from workloads.contract import Evaluation, Split
+from workloads.published import Computation, Curve, Drawn, Figure, Line, Method, Panel, Point, Regime, Table, Trained
+
+REGIME = Regime("toy", "parabola", "synthetic", space=f"{__file__}:space", named_by=("dataset",), seeds=2, trials=2)
+
+
+class Params(toy.Params):
+    dataset: str = "synthetic"
+
+
+class Toy(toy.Toy):
+    Params = Params
+    objective = toy.Objective("error", "min")
+
+    def evaluate(self, split: Split) -> Evaluation:
+        found = super().evaluate(split)
+        return Evaluation(found.metrics, found.units, {"slope": found.units})
+
+
+def space(trial: Any) -> dict[str, Any]:
+    return {"lr": trial.suggest_float("lr", 0.01, 0.2)}
+
+
+def fourfold(run: Trained) -> dict[str, float]:
+    return {"error": run.metrics["test/error"], "four": 4 * run.metrics["test/error"]}
+
+
+def slopes(runs: Sequence[Trained]) -> Iterator[Curve]:
+    errors = [pq.read_table(run.tables / "slope.parquet")["error"].to_pylist() for run in runs]
+    yield Curve([0.0, 1.0, 2.0], errors[0], note=f"{len(runs)} runs")
+
+
+def parabola(quick: bool) -> Drawn:
+    x = [-1.0, 0.0, 1.0]
+    return Drawn([Curve(x, [v * v for v in x], name="x²", panel="parabola")], {"size": [{"points": 3, "quick": quick}]})
+
+
+FAST = Method({"lr": 0.1}, epochs=4)
+LINES = (Line("steep", FAST, (Point(0.1, {"lr": 0.1}), Point(0.2, {"lr": 0.2}))),)
+PUBLISHED = (
+    Table(
+        "toy-main", "Rates", "ours", REGIME,
+        {"steep": Method({"lr": 0.2}, (), 4), "flat": Method({"lr": 0.01}, (), 4), "searched": Method({}, ("lr",), 4)},
+        "error", blocks=(("synthetic",),), metrics=("error", "x"), lower=("error",), reference="flat",
+    ),
+    Table(
+        "toy-missing", "Rates where no data is", "somebody, table 1", REGIME, {"steep": FAST}, "four",
+        blocks=(("synthetic",), ("gowalla",)), metrics=("four",), measure=fourfold,
+    ),
+    Figure("toy-values", "Error over the rate", "ours", REGIME, "values", (Panel("lr", "error", LINES),)),
+    Figure("toy-epochs", "Loss by epoch", "ours", REGIME, "epochs", (Panel("epoch", "train/loss", LINES),), seeds=1),
+    Figure("toy-slopes", "Error by unit", "ours", REGIME, slopes, (Panel("unit", "error", LINES),)),
+    Computation("toy-theory", "A parabola", "ours", "toy", parabola),
+)  # fmt: skip
+"""What the catalog's entry names."""
+
+
+@pytest.fixture(autouse=True)
+def published(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    entry = catalog.Entry(
+        f"{__name__}:Params",
+        f"{__name__}:Toy",
+        "One number on a parabola.",
+        f"{__name__}:PUBLISHED",
+        data=("interactions",),
+        predictor="../../../third_party/toy_predictor.py",
+    )
+    monkeypatch.setitem(catalog.BUILT_IN, "toy", entry)
+    for cached in (catalog.catalog, known):
+        cached.cache_clear()
+    yield
+    monkeypatch.undo()
+    for cached in (catalog.catalog, known):
+        cached.cache_clear()
+
+
+@pytest.fixture
+def settings(home: Path) -> Settings:
+    return resolve({"tracking": "none"})
+
+
+def ask(
+    name: str, settings: Settings, quick: bool = False, as_published: bool = False, **asked: Any
+) -> tuple[dict[str, Any], int]:
+    effort = Effort(REGIME.seeds, REGIME.trials, quick, local=True, as_published=as_published)
+    return reproduce(Asked(known()[name], **asked), settings, effort, Console(json=True))
+
+
+def test_a_table_of_ours_has_a_mean_a_spread_and_a_test_against_its_reference(
+    settings: Settings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.engine.loop.CHECKPOINT_SECONDS", 0.0)
+    told, code = ask("toy-main", settings)
+    assert "published" not in capsys.readouterr().err
+    assert code == DONE
+    assert [row["method"] for row in told["rows"]] == ["steep", "flat", "searched"]
+    assert all(
+        len(row["metrics"]["error"]["values"]) == 2 and row["metrics"]["error"]["sd"] > 0 for row in told["rows"]
+    )
+    assert [row["search"] is not None for row in told["rows"]] == [False, False, True]
+    assert {(step["better"], step["worse"]) for step in told["order"]} == {("steep", "flat"), ("searched", "flat")}
+    assert all(step["difference"] > 0 for step in told["order"])
+    folder = Path(told["folder"])
+    stored = json.loads((folder / "toy-main.json").read_text())
+    assert stored["workload"] == "toy"
+    assert stored["when"] == told["when"]
+    assert all(row["commits"] == sorted(filter(None, told["commits"].values())) for row in stored["rows"])
+    page = (folder / "toy-main.md").read_text()
+    assert f"Written at {told['when']} by " in page
+    for row in told["rows"]:
+        values = row["metrics"]["error"]["values"]
+        assert f"- {row['method']}: {values[0]:.5f}, {values[1]:.5f}" in page
+    again, _ = ask("toy-main", settings)  # nothing is run twice
+    assert [row["runs"] for row in again["rows"]] == [row["runs"] for row in told["rows"]]
+    assert len(list(settings.storage.glob("parabola-synthetic-seed*"))) == 6
+    assert not list(settings.storage.glob("parabola-synthetic-seed*/checkpoints"))  # measured, nobody goes on from them
+
+
+def test_a_dataset_that_is_not_here_is_named_and_the_rest_is_run(settings: Settings) -> None:
+    told, code = ask("toy-missing", settings)
+    assert code == PARTIAL
+    assert list(told["missing"]) == ["gowalla"]
+    (row,) = told["rows"]
+    assert row["metrics"]["four"]["mean"] > 0
+    with pytest.raises(UserError, match="gowalla"):
+        ask("toy-missing", settings, where={"dataset": ("gowalla",)})
+
+
+def test_a_quick_look_trains_as_little_as_the_regime_says(settings: Settings) -> None:
+    method = Method({"lr": 0.1}, (), 40)
+    regime = replace(REGIME, plan={"precision": "bf16"}, quick={"steps_per_epoch": 3})
+    specs = [Runner(regime, settings, Effort(quick=q, local=True)).final_spec(method, {}, 40, 0) for q in (True, False)]
+    assert [spec.plan.steps_per_epoch for spec in specs] == [3, None]
+    assert {spec.plan.precision for spec in specs} == {"bf16"}
+    assert [(spec.plan.refit, spec.plan.patience) for spec in specs] == [(False, 3)] * 2  # selected on validation
+
+
+def test_a_source_that_selects_nothing_on_test_has_no_as_published(settings: Settings) -> None:
+    with pytest.raises(UserError, match="Leave --as-published away"):
+        ask("toy-main", settings, as_published=True)
+
+
+def test_a_run_without_a_column_is_a_failure_that_names_it(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = known()["toy-main"]
+    assert isinstance(one, Table)
+    monkeypatch.setitem(known(), "toy-main", replace(one, metrics=("error", "eror"), reference=None))
+    told, code = ask("toy-main", settings, methods=("flat",))
+    assert code == PARTIAL
+    assert "has no eror on test" in told["rows"][0]["failure"]
+
+
+def test_what_can_not_be_measured_is_a_failure_in_one_sentence(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing(run: Trained) -> dict[str, float]:
+        raise ValueError("synthetic has no ratings")
+
+    one = known()["toy-main"]
+    assert isinstance(one, Table)
+    monkeypatch.setitem(known(), "toy-main", replace(one, measure=nothing))
+    told, code = ask("toy-main", settings, methods=("flat",))
+    assert (code, told["rows"][0]["metrics"]) == (PARTIAL, {})
+    assert told["rows"][0]["failure"].endswith("synthetic has no ratings")
+
+
+def test_a_figure_shows_values_on_test_over_a_parameter(settings: Settings) -> None:
+    told, _ = ask("toy-values", settings)
+    (curve,) = told["curves"]
+    assert (curve["x"], curve["name"], curve["x_label"]) == ([0.1, 0.2], "steep", "lr")
+    assert len(set(curve["y"])) == 2
+    assert all(sd > 0 for sd in curve["sd"])
+    assert [sum(values) / 2 for values in curve["by_seed"]] == pytest.approx(curve["y"])
+    assert f"Written at {told['when']} by " in (Path(told["folder"]) / "toy-values.md").read_text()
+    assert {file.suffix for file in Path(told["folder"]).iterdir()} == {".json", ".csv", ".md", ".svg", ".png"}
+
+
+def test_a_line_is_left_out_where_its_method_does_not_exist(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = known()["toy-values"]
+    assert isinstance(one, Figure)
+    (line,) = one.panels[0].lines
+    some = replace(line, name="some", method=replace(line.method, only={"size": ("8",)}))
+    figure = replace(one, by=("dataset", "size"), panels=(replace(one.panels[0], lines=(some, line)),))
+    assert figure.confined == {}
+    (chosen,) = _chosen(figure.panels[0].lines, ("size",), {"size": ("16",)}, ())
+    assert (chosen.name, chosen.where) == ("steep", {"size": "16"})
+    assert [one.name for one in _chosen(figure.panels[0].lines, ("size",), {}, ())] == ["some", "steep"]
+
+    app(["reproduce", "thesis-fig4.5", "--help"], standalone_mode=False)
+    assert "there is mf here" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(
+        UserError, match=r"thesis-fig4\.5 .* got backbone=lightgcn; allowed: backbone=mf\. Leave --backbone"
+    ):
+        ask("thesis-fig4.5", settings, where={"dataset": ("synthetic",), "backbone": ("lightgcn",)})
+
+
+def test_a_figure_over_epochs_has_a_value_for_each(settings: Settings) -> None:
+    (curve,) = ask("toy-epochs", settings)[0]["curves"]
+    assert (curve["x"], curve["sd"]) == ([1.0, 2.0, 3.0, 4.0], [None] * 4)
+
+
+def test_a_figure_of_the_workloads_own_is_drawn_from_its_runs(settings: Settings) -> None:
+    told, _ = ask("toy-slopes", settings, methods=("Steep",))
+    assert [(len(curve["y"]), curve["note"], curve["y_label"]) for curve in told["curves"]] == [
+        (3, "2 runs", "error")
+    ] * 2
+    with pytest.raises(UserError, match="steep"):
+        ask("toy-slopes", settings, methods=("steap",))
+
+
+def test_a_computation_needs_no_runs(settings: Settings) -> None:
+    told, code = ask("toy-theory", settings, quick=True)
+    assert code == DONE
+    assert told["tables"] == {"size": [{"points": 3, "quick": True}]}
+    assert told["curves"][0]["y"] == [1.0, 0.0, 1.0]
+    assert (Path(told["folder"]) / "toy-theory-size.csv").read_text() == "points,quick\n3,True\n"
+    assert not settings.storage.exists()
+
+
+def test_the_command_line_knows_all_of_it_and_the_nearest_to_what_it_does_not(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app(["reproduce", "--help"], standalone_mode=False)
+    listed = capsys.readouterr().out
+    assert all(one.id in listed for one in PUBLISHED)
+    assert "thesis-4.2" in listed
+    with pytest.raises(UserError, match="Did you mean 'toy-theory'"):
+        app(["reproduce", "toy-teory"], standalone_mode=False)
+    app(["reproduce", "toy-main", "--help"], standalone_mode=False)
+    assert "--trials" in capsys.readouterr().out
+    app(["reproduce", "toy-theory", "--help"], standalone_mode=False)
+    assert "--trials" not in capsys.readouterr().out
+
+
+def test_the_list_has_tables_then_figures_in_natural_order() -> None:
+    ids = list(known())
+    kinds = [isinstance(one, Table) for one in known().values()]
+    assert kinds == sorted(kinds, reverse=True)
+    assert ids.index("thesis-6.7") < ids.index("toy-main") < ids.index("thesis-fig3.4")
+    numbers = ["3.4", "3.5", "3.6", "4.2", "4.3", "4.4", "4.5", "5.3", "5.4", "6.8", "6.8-trained", "6.9", "6.10"]
+    assert [name for name in ids if name.startswith("thesis-fig")] == [f"thesis-fig{number}" for number in numbers]
+
+
+def test_the_older_spelling_of_a_figure_still_finds_it(capsys: pytest.CaptureFixture[str]) -> None:
+    for spelling in ("thesis-fig4.4", "thesis-figure-4.4", "thesis-fig6.9", "thesis-figure-6.9"):
+        app(["reproduce", spelling, "--help"], standalone_mode=False)
+        assert f"figure {spelling[-3:]}" in capsys.readouterr().out
+    assert not any("-figure-" in name for name in known())
+
+
+def test_one_id_of_two_workloads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(catalog.BUILT_IN, "other", catalog.BUILT_IN["toy"])
+    catalog.catalog.cache_clear()
+    with pytest.raises(UserError, match="Two workloads publish toy-main"):
+        known()
+
+
+@pytest.mark.parametrize("name", [name for name, one in known().items() if isinstance(one, Computation)])
+def test_every_computation_gives_plain_numbers(name: str, settings: Settings) -> None:
+    told, code = ask(name, settings, quick=True)
+    assert code == DONE
+    assert told["curves"] or told["tables"]

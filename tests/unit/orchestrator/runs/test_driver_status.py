@@ -1,0 +1,182 @@
+"""What a driver says of itself: in a file, and to Ray's metrics; and that saying it can not hurt."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.runs import driver_status as module
+from orchestrator.runs.driver_status import Pulse, Vitals, read
+from orchestrator.runs.prometheus import DEVICE_SECONDS, EPOCHS, SPOOL, STATES, TRIALS, Exported
+from orchestrator.storage import records
+from orchestrator.storage.names import PULSE
+from orchestrator.storage.records import RunFolder
+from tests.support.toy import Clock
+from tests.support.waiting import HANG_SECONDS
+
+VITALS = Vitals(
+    done=3,
+    target=8,
+    trials={"complete": 2, "fail": 1, "running": 2},
+    best={"trial": 1, "error": 0.5},
+    seconds_left=12.5,
+    device_seconds={"cpus": 7.5, "gpus": 2.0},
+    trouble="trial 2: train/loss is nan at epoch 3",
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return records.create(tmp_path, "sweep", "toy", {}, "orchestrator sweep toy", "s")
+
+
+class Series:
+    """In the place of a gauge of Ray's: the last value by label."""
+
+    known: Mapping[str, Series]
+
+    def __init__(self, name: str, description: str, labels: tuple[str, ...]) -> None:
+        assert description
+        self.labels, self.values = labels, dict[str, float]()
+        type(self).known = {**getattr(type(self), "known", {}), name: self}
+
+    def set_default_tags(self, about: Mapping[str, str]) -> None:
+        assert about == {"id": "s", "kind": "sweep", "workload": "toy"}
+
+    def set(self, value: float, tags: Mapping[str, str] | None = None) -> None:
+        self.values["".join((tags or {}).values())] = value
+
+
+@pytest.fixture
+def series(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, float]]:
+    from ray.util import metrics
+
+    monkeypatch.setattr(metrics, "Gauge", Series)
+    return lambda name: Series.known[name].values
+
+
+# The file
+
+
+def test_it_says_what_it_is_asked_and_what_it_was_told(folder: RunFolder) -> None:
+    with Pulse(folder, lambda: 4, {"queue": "team", "priority": 2}) as pulse:
+        pulse.of(lambda: VITALS)
+        pulse.trained(5)
+        pulse.trained(6)
+    said = read(folder)
+    assert (said["done"], said["target"], said["trials"]) == (3, 8, {"complete": 2, "fail": 1, "running": 2})
+    assert (said["epochs"], said["spool"], said["queue"], said["priority"]) == (11, 4, "team", 2)
+    assert (said["best"], said["seconds_left"]) == ({"trial": 1, "error": 0.5}, 12.5)
+    assert said["device_seconds"] == {"cpus": 7.5, "gpus": 2.0}
+    assert said["trouble"] == VITALS.trouble
+
+
+def test_it_goes_on_while_the_driver_is_busy(folder: RunFolder) -> None:
+    beats = threading.Semaphore(0)
+
+    def vitals() -> Vitals:
+        beats.release()
+        return VITALS
+
+    with Pulse(folder, interval=0.01) as pulse:
+        pulse.of(vitals)
+        assert all(beats.acquire(timeout=HANG_SECONDS) for _ in range(3))
+
+
+def test_what_it_can_not_say_costs_nothing(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def vitals() -> Vitals:
+        raise RuntimeError("the study is just being written")
+
+    with Pulse(folder) as pulse:
+        pulse.of(vitals)
+    assert read(folder) == {}
+    monkeypatch.setattr(Path, "write_text", _full)
+    with Pulse(folder) as pulse:
+        pulse.of(lambda: VITALS)
+    assert read(folder) == {}
+
+
+def _full(*of: Any) -> int:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_driver_that_failed_before_it_began_says_nothing(folder: RunFolder) -> None:
+    Pulse(folder).__exit__(None, None, None)
+    assert not (folder.path / PULSE).exists()
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 2, "done": 1}', '{"format": 1', "{}"])
+def test_another_format_or_half_a_file_is_no_pulse(folder: RunFolder, text: str) -> None:
+    (folder.path / PULSE).write_text(text)
+    assert read(folder) == {}
+
+
+def test_the_rate_is_of_the_last_changes(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    pulse = Pulse(folder)
+    assert pulse._rate() == 0
+    for _ in range(module.WINDOW):  # a start without an epoch, and then four a second
+        clock.sleep(10)
+        pulse._rate()
+    for _ in range(2 * module.WINDOW):
+        clock.sleep(2)
+        pulse.trained(8)
+        rate = pulse._rate()
+    assert rate == 4
+    clock.sleep(58)  # an epoch that takes longer: the rate falls, and is not 0
+    assert pulse._rate() == 2
+
+
+def test_the_end_of_a_run_is_foretold_by_its_rate(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    pulse = Pulse(folder)
+    pulse.of(lambda: Vitals(done=20, target=100))
+    clock.sleep(10)
+    pulse.trained(20)
+    pulse._tell()
+    assert read(folder)["seconds_left"] == 40
+
+
+# Ray's metrics
+
+
+def test_a_cluster_hears_it_until_the_end(
+    folder: RunFolder, series: Callable[[str], dict[str, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulse = Pulse(folder, lambda: 4)
+    pulse.of(lambda: VITALS)
+    pulse.trained(11)
+    with pulse.on_cluster():
+        pass
+    assert series(TRIALS) == {"waiting": 0, "running": 2, "complete": 2, "pruned": 0, "fail": 1}
+    assert (series(EPOCHS), series(SPOOL)) == ({"": 11}, {"": 4})
+    assert series(DEVICE_SECONDS) == {"cpus": 7.5, "gpus": 2}
+    pulse.trained(1)
+    pulse._tell()
+    assert series(EPOCHS) == {"": 11}, "there is no cluster any more"
+
+
+def test_a_state_that_nobody_is_in_any_more_is_0(series: Callable[[str], dict[str, float]]) -> None:
+    exported = Exported("s", "sweep", "toy")
+    exported.tell({"running": 2}, 3, {"cpus": 10.0}, 0)
+    exported.tell({"complete": 2}, 9, {"cpus": 25.0}, 0)
+    assert series(TRIALS) == {**dict.fromkeys(STATES, 0), "complete": 2}
+    assert series(DEVICE_SECONDS) == {"cpus": 25, "gpus": 0}
+
+
+def test_a_cluster_in_trouble_costs_the_numbers_only(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.util import metrics
+
+    monkeypatch.setattr(metrics, "Gauge", _full)
+    pulse = Pulse(folder)
+    pulse.of(lambda: VITALS)
+    with pulse.on_cluster():
+        pass
+    assert json.loads((folder.path / PULSE).read_text())["done"] == 3

@@ -1,0 +1,89 @@
+"""The file by which reports reach whoever waits for them on the same machine, while it is being written."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from orchestrator.config.spec import ExperimentSpec
+from orchestrator.engine.loop import Diverged, EpochReport, Progress, Row
+from orchestrator.runs import group_driver, reports, train
+from orchestrator.runs.session import Session
+from orchestrator.storage.names import TRAIN
+
+
+def payload(epoch: int) -> dict[str, Any]:
+    progress = Progress(epoch=epoch, best_epoch=1, best_value=0.1, best_metrics={"validation/error": 0.1})
+    return reports.payload(EpochReport((Row(epoch, 1.5, {"train/loss": 1 / 3}),), progress, False, None))
+
+
+def test_what_is_sent_is_received_once_and_whole(tmp_path: Path) -> None:
+    file = tmp_path / "inbox"
+    with file.open("w") as out, file.open() as inbox:
+        assert list(reports.receive(inbox)) == []
+        reports.send(out, payload(1))
+        reports.send(out, payload(2))
+        assert next(reports.receive(inbox)) == payload(1)
+        assert list(reports.receive(inbox)) == [payload(2)]
+        line = json.dumps(payload(3)) + "\n"
+        out.write(line[:40])  # its writer is still at it
+        out.flush()
+        assert list(reports.receive(inbox)) == []
+        out.write(line[40:])
+        out.flush()
+        assert list(reports.receive(inbox)) == [payload(3)]
+
+
+def test_rows_that_a_dead_driver_did_not_read_are_delivered(tmp_path: Path) -> None:
+    """Its run ended meanwhile, so nothing else would ever state them again."""
+    (tmp_path / TRAIN).mkdir()
+    with (tmp_path / TRAIN / train.INBOX).open("w") as out:
+        reports.send(out, payload(1))
+    (tmp_path / "outcome.json").write_text(json.dumps({"metrics": {}}))
+    got: list[list[Row]] = []
+    spec = ExperimentSpec(workload="toy", params={})
+    assert group_driver.follow(spec, tmp_path, tmp_path, cast(Session, None), got.append)
+    assert got == [[Row(1, 1.5, {"train/loss": 1 / 3})]]
+
+
+def test_an_error_that_crossed_a_process_is_told_with_its_place() -> None:
+    error = ValueError("the third layer is missing")  # never raised here: it has no traceback
+    assert reports.describe(error) == "ValueError: the third layer is missing"
+    trace = (
+        'Traceback:\n  File "/somewhere/model.py", line 12, in build\n  File "/somewhere/layers.py", line 7, in pick\n'
+    )
+    assert reports.describe(error, trace) == "ValueError: the third layer is missing (layers.py:7)"
+
+
+def test_what_does_not_fit_is_told_with_what_to_do() -> None:
+    """PyTorch's own words go on for lines."""
+    words = "CUDA out of memory. Tried to allocate 2.00 GiB.\nIf reserved but unallocated memory is large, try ..."
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        raise torch.OutOfMemoryError(words)
+    assert reports.describe(caught.value) == (
+        "it does not fit into its share of the GPU's memory (--gpus-per-worker, batch_size): "
+        "CUDA out of memory. Tried to allocate 2.00 GiB."
+    )
+
+
+def test_last_words_hold_all_that_was_not_yet_told() -> None:
+    first, second = (Row(epoch, 1.5, {"train/loss": float(epoch)}) for epoch in (1, 2))
+    said = reports.last_words(Diverged(3, "train/loss", math.nan, (second,)), [first])
+    assert list(reports.rows_from_json(json.loads(json.dumps(said["rows"])))) == [first, second]
+    assert (said["error"], said["refused"], said["done"]) == ("train/loss is nan at epoch 3", None, True)
+
+
+def test_the_cause_of_a_lost_group_is_its_workers_own_error() -> None:
+    from ray.train import WorkerGroupError
+
+    wrapped = RuntimeError("Ray's wrapping")
+    wrapped._base_exc = ValueError("the third layer is missing")  # type: ignore[attr-defined]
+    wrapped._traceback_str = '  File "/somewhere/layers.py", line 7, in pick'  # type: ignore[attr-defined]
+    assert train.cause(WorkerGroupError("lost", {1: wrapped})) == (
+        "worker 1: ValueError: the third layer is missing (layers.py:7)"
+    )

@@ -1,0 +1,187 @@
+"""The watch over trials: who is silent, since when, and where a trial hung by its stack."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from orchestrator.runs import heartbeat
+from orchestrator.runs.heartbeat import GIVEN_UP, PROCESS, STACK, START_SECONDS, Watch
+from tests.support.toy import Clock
+from tests.support.waiting import HANG_SECONDS
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(heartbeat, "time", clock)
+    return clock
+
+
+def began(folder: Path, pid: int = 1, allowance: float = 0.0) -> None:
+    """The trial's process is there."""
+    about = {"pid": pid, "created": 1.7e9, "node": "a", "allowance": allowance}
+    (folder / PROCESS).write_text(json.dumps(about))
+
+
+def later(clock: Clock, watched: Watch, seconds: float) -> list[int]:
+    clock.sleep(seconds)
+    return sorted(watched.silent())
+
+
+def test_who_does_not_report_is_silent(clock: Clock, tmp_path: Path) -> None:
+    watched = Watch(10)
+    watched.begin(7, tmp_path)
+    began(tmp_path)
+    assert later(clock, watched, 2) == []
+    assert later(clock, watched, 9) == []
+    watched.heard(7)
+    assert later(clock, watched, 9) == []
+    clock.sleep(2)
+    assert watched.silent() == {7: tmp_path}
+
+
+def test_the_wait_for_a_process_does_not_count(clock: Clock, tmp_path: Path) -> None:
+    watched = Watch(10)
+    began(tmp_path)  # of an earlier process
+    (tmp_path / GIVEN_UP).write_text("no report for 10 s")
+    watched.begin(7, tmp_path)
+    assert later(clock, watched, 1000) == []
+    assert heartbeat.given_up(tmp_path) is None
+    began(tmp_path)
+    assert later(clock, watched, 5) == []
+    assert later(clock, watched, 11) == [7]
+
+
+def test_who_has_ended_is_not_silent(clock: Clock, tmp_path: Path) -> None:
+    watched = Watch(10)
+    watched.begin(7, tmp_path)
+    watched.heard(7)
+    watched.end(7)
+    watched.heard(7)
+    assert later(clock, watched, 1000) == []
+
+
+def test_who_begins_again_has_all_its_time(clock: Clock, tmp_path: Path) -> None:
+    watched = Watch(10)
+    watched.begin(7, tmp_path)
+    watched.heard(7)
+    clock.sleep(9)
+    watched.begin(7, tmp_path)
+    assert later(clock, watched, 9) == []
+
+
+def test_a_process_that_takes_a_dead_ones_place_has_all_its_time(clock: Clock, tmp_path: Path) -> None:
+    """The dead one had been heard of, and what it left must not be taken for the new one's."""
+    watched = Watch(10)
+    watched.begin(7, tmp_path)
+    began(tmp_path)
+    watched.heard(7)
+    clock.sleep(9)
+    watched.lost(7)
+    assert not (tmp_path / PROCESS).exists()
+    assert later(clock, watched, 1000) == [], "it waits for devices"
+    began(tmp_path, pid=2)
+    assert later(clock, watched, 1) == later(clock, watched, 9) == []
+    assert later(clock, watched, 2) == [7]
+    watched.end(7)
+    watched.lost(7)
+    assert (tmp_path / PROCESS).exists(), "given up: it is no longer watched"
+
+
+def test_a_group_has_its_time_to_come_up_and_its_worker_the_trials_own(clock: Clock, tmp_path: Path) -> None:
+    watched = Watch(10)
+    watched.begin(7, tmp_path)
+    began(tmp_path, allowance=START_SECONDS)
+    assert later(clock, watched, 1) == later(clock, watched, START_SECONDS + 9) == []
+    assert later(clock, watched, 2) == [7], "no worker ever came up"
+    watched.begin(7, tmp_path)
+    began(tmp_path, allowance=START_SECONDS)
+    assert later(clock, watched, 1) == []
+    began(tmp_path, pid=2)
+    assert later(clock, watched, 5) == later(clock, watched, 9) == []
+    assert later(clock, watched, 2) == [7]
+
+
+def test_without_a_timeout_nobody_is(clock: Clock, tmp_path: Path) -> None:
+    watched = Watch(None)
+    watched.begin(7, tmp_path)
+    began(tmp_path)
+    assert later(clock, watched, 1e9) == []
+
+
+def test_the_storage_is_asked_once_a_second_at_most(clock: Clock, tmp_path: Path) -> None:
+    watched = Watch(10)
+    watched.begin(7, tmp_path)
+    watched.heard(7)
+    assert later(clock, watched, 11) == [7]
+    assert later(clock, watched, 0.5) == []
+    assert later(clock, watched, 0.6) == [7]
+
+
+# Where it hung
+
+
+def test_who_was_not_given_up(tmp_path: Path) -> None:
+    assert heartbeat.given_up(tmp_path) is None
+
+
+def test_without_a_stack_the_time_is_all_there_is(tmp_path: Path) -> None:
+    (tmp_path / GIVEN_UP).write_text("no report for 5 s")
+    assert str(heartbeat.given_up(tmp_path)) == "no report for 5 s"
+    (tmp_path / STACK).write_text("")
+    assert str(heartbeat.given_up(tmp_path)) == "no report for 5 s"
+
+
+def test_the_place_is_the_training_threads(tmp_path: Path) -> None:
+    """A real dump of a process with idle threads beside the one that trains, by the workload's own code."""
+    code = (
+        "import faulthandler, sys, threading, time\n"
+        "sys.path.insert(0, {root!r})\n"
+        "from orchestrator.config.plan import Plan\n"
+        "from orchestrator.engine import loop\n"
+        "from workloads.contract import Objective\n"
+        "class Hangs:\n"
+        "    objective = Objective('error', 'min')\n"
+        "    def train_epoch(self, epoch):\n"
+        "        dump()\n"
+        "def dump():\n"
+        "    faulthandler.dump_traceback(open({stack!r}, 'w'), all_threads=True); sys.exit()\n"
+        "for _ in range(2):\n"
+        "    threading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n"
+        "next(loop.run_epochs(Hangs(), Plan(epochs=1)))\n"
+    )
+    root = str(Path(heartbeat.__file__).parents[1])
+    subprocess.run([sys.executable, "-c", code.format(root=root, stack=str(tmp_path / STACK))], check=True)
+    assert (tmp_path / STACK).read_text().count("hread 0x") == 3
+    (tmp_path / GIVEN_UP).write_text("no report for 5 s")
+    found = str(heartbeat.given_up(tmp_path))
+    assert re.fullmatch(r'no report for 5 s; it hung at File "<string>", line 11 in dump', found)
+
+
+def test_a_process_is_asked_for_its_stack_and_killed(tmp_path: Path, clock: Clock) -> None:
+    code = (
+        "import faulthandler, signal, sys, time\n"
+        f"faulthandler.register(signal.SIGUSR2, file=open({str(tmp_path / STACK)!r}, 'w'), all_threads=True)\n"
+        "print('up', flush=True)\n"
+        "time.sleep(3600)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    created = psutil.Process(process.pid).create_time()
+    heartbeat._kill(process.pid, created - 100)
+    assert process.poll() is None, "its number was another's"
+    killing = threading.Thread(target=heartbeat._kill, args=(process.pid, created))
+    killing.start()
+    assert process.wait(HANG_SECONDS) == -signal.SIGKILL
+    killing.join()
+    heartbeat._kill(process.pid, created)  # gone already

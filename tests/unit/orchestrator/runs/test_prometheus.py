@@ -1,0 +1,63 @@
+"""The dashboard asks Prometheus for nothing that is not exported."""
+
+from __future__ import annotations
+
+import re
+
+import yaml
+
+from orchestrator.runs.prometheus import DEVICE_SECONDS, EPOCHS
+from tests.support.dashboard import FOLDER, PROMETHEUS, dashboard, expressions, names
+
+SCHEDULER = {"ray_resources"}
+"""Ray's own in C++, which no Python file names; the tests on a real cluster scrape them."""
+
+
+def test_every_metric_of_ours_is_shown_and_every_other_is_one_of_rays() -> None:
+    from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
+
+    asked = names()
+    assert set(PROMETHEUS.values()) <= asked
+    assert asked <= set(PROMETHEUS.values()) | {f"ray_{name}" for name in METRICS_GAUGES} | SCHEDULER
+
+
+def test_sums_are_asked_for_as_rates_or_totals() -> None:
+    for grows in (PROMETHEUS[EPOCHS], PROMETHEUS[DEVICE_SECONDS]):
+        asked = [expression for expression in expressions() if grows in expression]
+        assert asked
+        assert all("rate(" in expression or "max by" in expression for expression in asked)
+
+
+def test_panels_have_numbers_places_and_a_source_of_their_own() -> None:
+    panels = dashboard()["panels"]
+    assert [panel["id"] for panel in panels] == list(range(1, len(panels) + 1))
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        x, y, w, h = (panel["gridPos"][name] for name in "xywh")
+        cells = {(column, row) for column in range(x, x + w) for row in range(y, y + h)}
+        assert x + w <= 24
+        assert not cells & taken
+        taken |= cells
+        assert panel["description"]
+        assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}
+
+
+def test_parentheses_match_and_labels_are_quoted() -> None:
+    for expression in expressions():
+        assert expression.count("(") == expression.count(")")
+        for inside in re.findall(r"\{([^{}]*)\}", expression):
+            assert all(re.fullmatch(r'\w+(=|=~)"[^"]*"', matcher) for matcher in inside.split(","))
+
+
+def test_prometheus_reads_the_file_that_ray_writes() -> None:
+    from ray._private.ray_constants import PROMETHEUS_SERVICE_DISCOVERY_FILE
+
+    config = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
+    (job,) = config["scrape_configs"]
+    (found,) = job["file_sd_configs"]
+    assert found["files"] == [f"/tmp/ray/{PROMETHEUS_SERVICE_DISCOVERY_FILE}"]
+
+
+def test_the_page_names_every_metric() -> None:
+    text = (FOLDER / "README.md").read_text()
+    assert all(f"`{name}`" in text for name in PROMETHEUS.values())

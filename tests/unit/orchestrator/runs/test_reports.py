@@ -1,0 +1,32 @@
+"""What a process far away has raised reaches the user with its kind, its words and its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ray.exceptions import RayTaskError
+
+from orchestrator.errors import RunFailed, UserError
+from orchestrator.runs import reports
+from orchestrator.storage.records import RunFolder
+
+TRACE = """Traceback (most recent call last):
+  File "/far/away/model.py", line 7, in forward
+RuntimeError: no such layer
+"""
+
+
+def raised_there(error: Exception) -> RayTaskError:
+    """As ``ray.get`` raises it: of the cause's class too."""
+    return RayTaskError("task", TRACE, error, "ray::task", 1, "127.0.0.1").as_instanceof_cause()
+
+
+def test_an_error_of_the_code_there_has_its_place(tmp_path: Path) -> None:
+    told = reports.failed_there(RunFolder(tmp_path / "toy-1", {}), raised_there(RuntimeError("no such layer")))
+    assert isinstance(told, RunFailed)
+    assert "RuntimeError: no such layer (model.py:7)" in str(told)
+
+
+def test_a_users_error_is_told_as_it_is(tmp_path: Path) -> None:
+    error = UserError("The data is not there", fix="Fetch it")
+    assert reports.failed_there(RunFolder(tmp_path / "toy-1", {}), raised_there(error)) is error

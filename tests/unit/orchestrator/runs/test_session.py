@@ -1,0 +1,192 @@
+"""What every run shares: however it ends, its folder, its MLflow run and the process' signals say so."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.cluster.interrupts import keep_sigterm_handler
+from orchestrator.console import Console
+from orchestrator.errors import DONE, FAILED, INTERRUPTED, UNAVAILABLE, Interrupted, RunFailed, UserError
+from orchestrator.runs import session
+from orchestrator.runs.session import Session
+from orchestrator.storage import records
+from orchestrator.storage.names import RECORD
+from orchestrator.storage.records import RunFolder
+from orchestrator.storage.settings import resolve
+from tests.support.tracked import statuses
+
+
+@pytest.fixture
+def folder(home: Path) -> RunFolder:
+    return records.create(resolve().storage, "run", "toy", {}, "orchestrator run toy", "one")
+
+
+def opened(folder: RunFolder, tracking: str | None = "none") -> Session:
+    settings = resolve({"tracking": tracking})
+    return Session(folder, settings, Console(), resuming=False, params={}, tags={})
+
+
+def ended(folder: RunFolder) -> tuple[str, Any, Any]:
+    again = records.find(folder.path.parent, folder.id)
+    return again.status(), again.record["exit_code"], again.record.get("error")
+
+
+def test_it_ends_as_it_was_settled(folder: RunFolder) -> None:
+    with opened(folder) as running:
+        assert ended(folder)[0] == "running"
+        running.settle("finished", DONE)
+    assert ended(folder) == ("finished", DONE, None)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError("broken"), ("failed", FAILED, "ValueError: broken")),
+        (UserError("No such thing", code=3), ("failed", 3, "No such thing.")),
+        (Interrupted("orchestrator run --resume one"), ("interrupted", INTERRUPTED, None)),
+        (KeyboardInterrupt(), ("interrupted", INTERRUPTED, None)),
+    ],
+)
+def test_an_exception_is_its_end_and_passes_on(error: BaseException, expected: Any, folder: RunFolder) -> None:
+    with pytest.raises(type(error)), opened(folder):
+        raise error
+    assert ended(folder) == expected
+
+
+def soon(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_a_signal_is_recorded_at_once_and_the_true_end_replaces_it(database: Path) -> None:
+    """Ray kills a job 3 s after its SIGTERM: nothing in the body looks for a stop before the record has it."""
+    folder = records.create(resolve().storage, "run", "toy", {}, "orchestrator run toy", "one")
+    with opened(folder, None) as running:
+        assert running.tracker is not None
+        running.tracker.start("one/0", "trial-0", params={}, parent="one")
+        running.tracker.start("one/1", "trial-1", params={}, parent="one")
+        running.tracker.end("one/1", "FINISHED")
+        signal.raise_signal(signal.SIGTERM)
+        assert soon(lambda: json.loads((folder.path / RECORD).read_text())["status"] == "interrupted")
+        assert soon(lambda: statuses(database).get("one/0") == "KILLED")
+        assert statuses(database) == {"one": "KILLED", "one/0": "KILLED", "one/1": "FINISHED"}
+        assert ended(folder)[:2] == ("running", INTERRUPTED), "while it saves it is driven"
+        running.tracker.end("one/0", "FINISHED")
+        running.settle("finished", DONE)
+    assert ended(folder) == ("finished", DONE, None)
+    assert statuses(database) == {"one": "FINISHED", "one/0": "FINISHED", "one/1": "FINISHED"}
+
+
+def test_a_signal_before_there_is_a_tracker_ends_its_run_too(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = session.open_tracker
+
+    def pressed(*words: Any, **named: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return whole(*words, **named)
+
+    monkeypatch.setattr(session, "open_tracker", pressed)
+    folder = records.create(resolve().storage, "run", "toy", {}, "orchestrator run toy", "one")
+    with opened(folder, None) as running:
+        assert soon(lambda: statuses(database) == {"one": "KILLED"})
+        running.settle("interrupted", INTERRUPTED)
+    assert ended(folder)[:2] == ("interrupted", INTERRUPTED)
+
+
+def break_after_a_signal(error: Exception) -> None:
+    signal.raise_signal(signal.SIGTERM)
+    raise error
+
+
+def test_what_breaks_after_a_signal_is_no_failure(folder: RunFolder) -> None:
+    """A signal to the whole group ends Ray too."""
+    with pytest.raises(Interrupted), opened(folder):
+        break_after_a_signal(RunFailed("one", "its worker was lost"))
+    assert ended(folder) == ("interrupted", INTERRUPTED, None)
+    assert "its worker was lost" in folder.log.read_text()
+
+
+def test_what_a_user_has_to_mend_is_told_after_a_signal_too(folder: RunFolder) -> None:
+    with pytest.raises(UserError, match="No space"), opened(folder):
+        break_after_a_signal(OSError(28, "No space left on device"))
+    assert ended(folder)[:2] == ("failed", UNAVAILABLE)
+
+
+def test_sigterm_while_it_connects_says_how_to_go_on(folder: RunFolder) -> None:
+    def ray_init() -> None:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+        signal.raise_signal(signal.SIGTERM)
+
+    with (
+        pytest.raises(Interrupted, match="Go on with: orchestrator run --resume one"),
+        opened(folder),
+        keep_sigterm_handler(),
+    ):
+        ray_init()
+    assert ended(folder) == ("interrupted", INTERRUPTED, None)
+    assert not folder.driven()
+
+
+@pytest.mark.parametrize("step", ["provenance.sources", "provenance.write", "open_tracker", "Interrupts.__enter__"])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_what_fails_on_the_way_in_is_its_end_too(
+    step: str, error: BaseException, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    handler = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(f"orchestrator.runs.session.{step}", fail)
+    full = isinstance(error, OSError)
+    with pytest.raises(UserError if full else type(error)), opened(folder):
+        pytest.fail("it was not entered")
+    assert ended(folder)[:2] == (("failed", UNAVAILABLE) if full else ("interrupted", INTERRUPTED))
+    assert not folder.driven()
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+@pytest.mark.parametrize("step", ["provenance.sources", "provenance.write", "open_tracker"])
+def test_ctrl_c_on_the_way_in_is_a_clean_stop(
+    step: str, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever has entered looks whether to stop, and leaves with all it has begun closed."""
+    module, _, name = step.rpartition(".")
+    owner = getattr(session, module) if module else session
+    whole = getattr(owner, name)
+
+    def pressed(*words: Any, **named: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return whole(*words, **named)
+
+    monkeypatch.setattr(owner, name, pressed)
+    with opened(folder) as running:
+        assert running.interrupts.asked()
+        running.settle("interrupted", INTERRUPTED)
+    assert ended(folder)[:2] == ("interrupted", INTERRUPTED)
+    assert "Once more to end at once" in capsys.readouterr().out
+
+
+def test_the_mlflow_run_of_a_way_in_that_failed_is_not_left_running(
+    database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.tracking import MlflowClient
+
+    def fail(*_: Any) -> None:
+        raise OSError("no such device")
+
+    folder = records.create(resolve().storage, "run", "toy", {}, "orchestrator run toy", "one")
+    monkeypatch.setattr(session.SystemMetrics, "__enter__", fail)
+    with pytest.raises(OSError, match="no such device"), opened(folder, None):
+        pytest.fail("it was not entered")
+    client = MlflowClient(f"sqlite:///{database}")
+    experiment = client.get_experiment_by_name("toy")
+    assert [run.info.status for run in client.search_runs([experiment.experiment_id])] == ["FAILED"]

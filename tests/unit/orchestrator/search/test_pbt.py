@@ -1,0 +1,396 @@
+"""Population based training: who takes over from whom, what changes, and the same population whatever dies."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
+from orchestrator.engine import checkpoint
+from orchestrator.engine.checkpoint import Checkpoint
+from orchestrator.errors import UserError
+from orchestrator.search import pbt
+from orchestrator.search.pbt import Population, pairs, perturb
+from orchestrator.search.samplers import rungs
+from orchestrator.search.study import Trial
+from tests.support.searching import ERROR, attributes, begin, rows, states, sweep
+
+EPOCHS = 6
+RUNGS = (1, 2, 3, 4, 5)
+LR = FloatDistribution(0.01, 0.2)
+
+
+# Who takes over from whom
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 9, 16, 33])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_worst_quarter_takes_over_from_the_best(size: int, seed: int) -> None:
+    """Against the definition: a quarter, at least one, never more than half, ties broken by the number."""
+    draw = random.Random(seed)
+    scores = {number: float(draw.randint(0, size)) for number in draw.sample(range(100), size)}
+    count = min(max(1, round(size / 4)), size // 2)
+    ranked = sorted(scores, key=lambda n: (-scores[n], n))
+    best, worst = ranked[:count], ranked[size - count :]
+    found = pairs(scores, random.Random(seed))
+    assert set(found.values()) <= set(best)
+    expected = {loser for loser in worst if scores[loser] < min(scores[b] for b in best)} if count else set()
+    assert set(found) == expected
+    assert found == pairs(dict(reversed(scores.items())), random.Random(seed)), "the order of reports is no matter"
+
+
+def test_nobody_takes_over_from_an_equal() -> None:
+    assert pairs(dict.fromkeys(range(8), 0.5), random.Random(0)) == {}
+
+
+def test_every_one_of_the_best_may_be_taken() -> None:
+    scores = {number: float(number) for number in range(12)}
+    taken = {donor for seed in range(40) for donor in pairs(scores, random.Random(seed)).values()}
+    assert taken == {9, 10, 11}
+
+
+# What changes
+
+
+def reference(value: float, distribution: Any, draw: random.Random) -> set[float]:
+    """All that one parameter may become when it is moved, not drawn anew."""
+    moved = {value * 0.8, value * 1.2}
+    if distribution.step:
+        low, step = distribution.low, distribution.step
+        moved = {low + round((m - low) / step) * step for m in moved}
+    return {min(max(m, distribution.low), distribution.high) for m in moved}
+
+
+@pytest.mark.parametrize(
+    ("distribution", "value"),
+    [
+        (FloatDistribution(0.01, 0.2), 0.1),
+        (FloatDistribution(0.01, 0.2), 0.19),
+        (FloatDistribution(1e-4, 1e-1, log=True), 1e-4),
+        (FloatDistribution(0.0, 0.3, step=0.1), 0.2),
+        (IntDistribution(2, 64), 10),
+        (IntDistribution(2, 64, log=True), 60),
+        (IntDistribution(2, 14, step=4), 10),
+        (CategoricalDistribution(["a", None, True]), None),
+    ],
+)
+def test_a_parameter_is_moved_or_drawn_anew(distribution: BaseDistribution, value: Any) -> None:
+    found = [perturb({"p": value, "other": 7}, {"p": distribution}, ["p"], random.Random(seed)) for seed in range(400)]
+    assert all(result["other"] == 7 for result in found)
+    results = [result["p"] for result in found]
+    assert all(distribution._contains(distribution.to_internal_repr(result)) for result in results)
+    assert {type(result) for result in results} <= {type(value), str, bool, type(None)}
+    if isinstance(distribution, CategoricalDistribution):
+        kept = sum(result is value for result in results)
+        assert pytest.approx(kept, abs=40) == 400 * (0.75 + 0.25 / 3)
+        assert set(results) == {"a", None, True}
+        return
+    moved = reference(value, distribution, random.Random())
+    elsewhere = sum(not any(result == pytest.approx(m) for m in moved) for result in results)
+    assert elsewhere <= 400 * 0.25 + 40
+    for one in moved:
+        assert sum(result == pytest.approx(one) for result in results) > 400 * 0.2
+    if isinstance(distribution, FloatDistribution) and not distribution.step:
+        assert elsewhere == pytest.approx(100, abs=40), "one in four is drawn anew"
+
+
+def test_what_is_drawn_anew_follows_its_scale() -> None:
+    """Half of what is drawn on a log scale lies below the geometric mean."""
+    distribution = FloatDistribution(1e-4, 1.0, log=True)
+    drawn = [pbt._draw(distribution, random.Random(seed)) for seed in range(400)]
+    assert sum(value < 1e-2 for value in drawn) == pytest.approx(200, abs=40)
+
+
+def test_only_what_may_change_changes() -> None:
+    params = {"lr": 0.1, "dim": 8, "kind": "a"}
+    distributions = {"lr": LR, "dim": IntDistribution(1, 64)}
+    for seed in range(20):
+        found = perturb(params, distributions, ["lr", "kind", "absent"], random.Random(seed))
+        assert (found["dim"], found["kind"], set(found)) == (8, "a", set(params))
+    assert params == {"lr": 0.1, "dim": 8, "kind": "a"}, "the donor's stay its own"
+
+
+# Meetings
+
+
+class Members:
+    """A population whose members are played: ``value`` is what one with these parameters would score."""
+
+    def __init__(self, folder: Path, size: int = 4, direction: Any = "min", **search: Any) -> None:
+        folder.mkdir(exist_ok=True)
+        spec = sweep(epochs=EPOCHS, decide_at=RUNGS, trials=size, scheduler="pbt", **search)
+        self.study = Population(
+            folder,
+            spec.model_copy(update={"plan": spec.plan.model_copy(update={"refit": False})}),
+            [ERROR if direction == "min" else type(ERROR)("error", direction)],
+            lambda trial: {"lr": trial.suggest_float("lr", 0.01, 0.2), "dim": trial.suggest_int("dim", 1, 64)},
+            False,
+            changeable=["lr"],
+            distributions={"lr": LR, "dim": IntDistribution(1, 64)},
+        )
+        self.folder = folder
+
+    def begin(self) -> Trial:
+        return begin(self.study)
+
+    def begin_all(self) -> list[Trial]:
+        found = []
+        while (trial := self.study.next()) is not None:
+            found.append(trial)
+        return found
+
+    def checkpoints(self, number: int) -> Path:
+        return self.folder / "trials" / f"{number:05d}"
+
+    def reach(self, unit: int, epoch: int, value: float) -> str:
+        """The member trains on to ``epoch`` and saves there; its weights tell who made them, epoch by epoch."""
+        folder = self.checkpoints(unit)
+        state = {"made_by": [*self.makers(unit)[: epoch - 1], unit], "weights": torch.tensor(float(unit))}
+        checkpoint.write(folder / checkpoint.name(epoch), Checkpoint({"workload": "toy"}, epoch, state))
+        checkpoint.keep(folder, pbt.KEPT)
+        return self.study.report(unit, rows((epoch, value)), value, epoch == EPOCHS, attributes(value, epoch, epoch))
+
+    def makers(self, number: int) -> list[int]:
+        """Who trained the weights that the member goes on with, epoch by epoch."""
+        found = checkpoint.latest(self.checkpoints(number))
+        return list(checkpoint.read(found).state["made_by"]) if found else []
+
+
+def test_all_meet_before_anybody_goes_on(tmp_path: Path) -> None:
+    members = Members(tmp_path)
+    assert [trial.number for trial in members.begin_all()] == [0, 1, 2, 3]
+    for unit in (2, 0, 3):
+        assert members.reach(unit, 1, float(unit)) == "paused"
+        assert members.begin_all() == []
+        assert members.study.exhausted() is False
+    assert members.study.met == 0
+    members.reach(1, 1, 1.0)
+    going_on = members.begin_all()
+    assert [trial.number for trial in going_on] == [0, 1, 2, 3]
+    assert members.study.met == 1
+
+
+def test_fewer_slots_than_members_take_turns(tmp_path: Path) -> None:
+    members = Members(tmp_path)
+    for number in range(4):
+        assert members.begin().number == number
+        members.reach(number, 1, float(number))
+    for number in range(4):
+        assert members.begin().number == number
+        assert members.study.met == 1
+        members.reach(number, 2, float(number))
+
+
+@pytest.mark.parametrize(("direction", "loser", "donor"), [("min", 3, 0), ("max", 0, 3)])
+def test_the_worst_takes_over_weights_and_parameters(direction: str, loser: int, donor: int, tmp_path: Path) -> None:
+    members = Members(tmp_path, direction=direction)
+    before = {trial.number: trial.params for trial in members.begin_all()}
+    for unit in range(4):
+        members.reach(unit, 1, float(unit))
+    after = {trial.number: trial.params for trial in members.begin_all()}
+    assert {n: members.makers(n) for n in range(4)} == {n: [n] for n in range(4)} | {loser: [donor]}
+    assert {n for n in range(4) if after[n] != before[n]} == {loser}
+    assert after[loser]["dim"] == before[donor]["dim"], "taken over as it was"
+    assert after[loser]["lr"] != before[loser]["lr"]
+    trial = members.study.trials[loser]
+    assert trial.user_attrs["lineage"] == [{"epoch": 1, "from": donor, "params": after[loser]}]
+    assert trial.user_attrs["params"] == after[loser]
+    assert members.study.first_params(loser) == before[loser]
+    assert trial.params == before[loser], "what the sampler drew stays what it drew"
+    assert "lineage" not in members.study.trials[donor].user_attrs
+
+
+def test_who_reports_the_meeting_again_is_not_held_there(tmp_path: Path) -> None:
+    """A member goes on from the checkpoint of the meeting, whose rows it states again."""
+    members = Members(tmp_path)
+    members.begin_all()
+    for unit in range(4):
+        members.reach(unit, 1, float(unit))
+    members.begin_all()
+    restated = members.study.report(3, rows((1, 0.0)), 0.0, False, attributes(0.0, 1))
+    assert restated == "go on"
+    assert members.study.trials[3].intermediate_values == {1: 3.0}, "its own, not the donor's"
+    assert members.reach(3, 2, 0.5) == "paused"
+
+
+def test_members_that_failed_are_not_waited_for(tmp_path: Path) -> None:
+    members = Members(tmp_path)
+    members.begin_all()
+    members.study.fail(0, "train/loss is nan at epoch 1")
+    for unit in (1, 2, 3):
+        members.reach(unit, 1, float(unit))
+    assert [trial.number for trial in members.begin_all()] == [1, 2, 3]
+    assert members.makers(3) == [1]
+    for unit in (2, 3):
+        members.study.fail(unit, "killed")
+    members.reach(1, 2, 0.5)
+    assert [trial.number for trial in members.begin_all()] == [1], "alone there is nobody to take over from"
+    assert not members.study.exhausted()
+
+
+def test_a_donor_without_a_checkpoint_of_the_meeting(tmp_path: Path) -> None:
+    members = Members(tmp_path)
+    members.begin_all()
+    for unit in range(4):
+        members.reach(unit, 1, float(unit))
+    (members.checkpoints(0) / checkpoint.name(1) / checkpoint.TENSORS).write_bytes(b"damaged")
+    with pytest.raises(UserError):
+        members.begin()
+
+
+def test_a_budget_gives_up_who_waits_and_who_trains(tmp_path: Path) -> None:
+    members = Members(tmp_path)
+    members.begin_all()
+    for unit in (0, 1):
+        members.reach(unit, 1, float(unit))
+    assert members.study.unfinished() == [0, 1, 2, 3]
+    for unit in range(4):
+        members.study.cut(unit, "the device-hour budget was spent")
+    assert states(members.study) == ["FAIL"] * 4
+    assert members.study.exhausted()
+
+
+def test_a_budget_that_takes_no_more_members_lets_those_that_began_meet(tmp_path: Path) -> None:
+    members = Members(tmp_path, size=6)
+    for unit in range(4):
+        members.begin()
+        members.reach(unit, 1, float(unit))
+    going_on = members.study.next(fresh=False)
+    assert going_on is not None
+    assert members.study.met == 1
+
+
+# A whole population
+
+
+def play(
+    folder: Path, dies: Callable[[str, int, int], bool] = lambda *place: False, slots: int = 4, seed: int = 5
+) -> dict[str, Any]:
+    """Run a population to its end. ``dies(place, unit, epoch)`` is asked where the process could be killed.
+
+    A member scores by its parameters and its weights alone, so all that is not in the journal and the checkpoints
+    is lost with the process; what it had trained since its last checkpoint, too.
+    """
+    members, slot = Members(folder, seed=seed), list[Trial]()
+
+    def restart() -> None:
+        nonlocal members
+        members, slot[:] = Members(folder, seed=seed), []
+
+    for _ in range(1000):
+        while len(slot) < slots and (trial := members.study.next()) is not None:
+            slot.append(trial)
+            if dies("begun", trial.unit, members.study.met):
+                restart()
+        if not slot:
+            break
+        trial = slot.pop(random.Random(len(slot)).randrange(len(slot)))
+        found = checkpoint.latest(members.checkpoints(trial.unit))
+        epoch = 1 + (checkpoint.read(found).epoch if found else 0)
+        if dies("training", trial.unit, epoch):
+            restart()
+            continue
+        if epoch > EPOCHS:  # it had ended before its end was heard of
+            epoch = EPOCHS
+        made = sum(7.0 ** -(k + 1) * maker for k, maker in enumerate(members.makers(trial.unit)))
+        value = abs(trial.params["lr"] - 0.05) / epoch + trial.params["dim"] / 1e4 + made / 10
+        members.reach(trial.unit, epoch, value)
+        if dies("told", trial.unit, epoch):
+            restart()
+    told = {
+        trial.number: (trial.values, trial.user_attrs["params"], trial.user_attrs.get("lineage"))
+        for trial in members.study.trials
+    }
+    assert states(members.study) == ["COMPLETE"] * 4
+    return {"told": told, "makers": {number: members.makers(number) for number in range(4)}}
+
+
+def once(place: str, epoch: int, unit: int = 1) -> Callable[[str, int, int], bool]:
+    left = [True]
+
+    def dies(where: str, who: int, when: int) -> bool:
+        if (where, who, when) == (place, unit, epoch) and left[0]:
+            left[0] = False
+            return True
+        return False
+
+    return dies
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    """What comes out where nothing dies."""
+    return play(tmp_path_factory.mktemp("population") / "whole")
+
+
+def test_somebody_took_over(whole: Mapping[str, Any]) -> None:
+    lineages = [lineage for _, _, lineage in whole["told"].values() if lineage]
+    assert lineages
+    for lineage in lineages:
+        assert [step["epoch"] for step in lineage] == sorted({step["epoch"] for step in lineage})
+    assert all(not lineage or lineage[-1]["params"] == params for _, params, lineage in whole["told"].values())
+    assert any(len(set(makers)) > 1 for makers in whole["makers"].values())
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_the_same_on_any_number_of_slots(slots: int, whole: Mapping[str, Any], tmp_path: Path) -> None:
+    assert play(tmp_path / "again", slots=slots) == whole
+
+
+def test_another_seed_is_another_population(whole: Mapping[str, Any], tmp_path: Path) -> None:
+    assert play(tmp_path / "other", seed=6) != whole
+
+
+@pytest.mark.parametrize("place", ["begun", "training", "told"])
+@pytest.mark.parametrize("epoch", [1, 2, 5])
+def test_the_same_when_a_process_dies(place: str, epoch: int, whole: Mapping[str, Any], tmp_path: Path) -> None:
+    dies = once(place, epoch)
+    assert play(tmp_path / "torn", dies) == whole
+    assert not dies(place, 1, epoch), "nothing died"
+
+
+@pytest.mark.parametrize("written", ["nothing", "weights", "lineage", "parameters"])
+def test_the_same_when_a_process_dies_in_a_meeting(
+    written: str, whole: Mapping[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in its first exploit: before the checkpoint is there, after it, and between two attributes."""
+    import optuna
+
+    class Killed(BaseException):
+        pass
+
+    armed = [True]
+
+    def shot(when: bool) -> None:
+        if when and armed[0]:
+            armed[0] = False
+            raise Killed
+
+    rename, set_attribute = Path.rename, optuna.Trial.set_user_attr
+
+    def renaming(path: Path, target: Path) -> Path:
+        shot(written == "nothing" and path.name.endswith(".taken.partial"))
+        return rename(path, target)
+
+    def setting(trial: optuna.Trial, key: str, value: Any) -> None:
+        shot(written == "weights" and key == "began_with")
+        set_attribute(trial, key, value)
+        shot(written == "lineage" and key == "lineage")
+        shot(written == "parameters" and key == "params" and "lineage" in trial.user_attrs)
+
+    monkeypatch.setattr(Path, "rename", renaming)
+    monkeypatch.setattr(optuna.Trial, "set_user_attr", setting)
+    folder = tmp_path / "torn"
+    with pytest.raises(Killed):
+        play(folder)
+    assert play(folder) == whole
+
+
+def test_its_rungs_are_every_tenth() -> None:
+    assert rungs(100, "pbt") == tuple(range(10, 100, 10))
+    assert rungs(EPOCHS, "pbt") == RUNGS

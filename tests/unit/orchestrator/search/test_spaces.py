@@ -1,0 +1,207 @@
+"""Search spaces: found by name or file, held fixed in part, and refused before a trial runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+
+from orchestrator.errors import USAGE, UserError
+from orchestrator.search import spaces
+from tests.support.toy import Params
+from workloads.catalog import catalog
+
+
+def refused(call: Callable[[], Any], *words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        call()
+    message = str(caught.value)
+    assert caught.value.code == USAGE
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+
+
+def space(trial: Any) -> dict[str, Any]:
+    momentum = trial.suggest_categorical("momentum", [0.0, 0.5])
+    params = {"momentum": momentum, "lr": trial.suggest_float("lr", 1e-3, 0.5, log=True)}
+    if momentum:
+        params["start"] = trial.suggest_float("start", 1, 4)
+    return params
+
+
+def ask(fixed: dict[str, Any], space: spaces.Space = space) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parameters of a fresh trial, and the dimensions that the search has."""
+    trial = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1)).ask()
+    return spaces.suggest(space, trial, fixed), dict(trial.params)
+
+
+# Presets
+
+
+@pytest.mark.parametrize("workload", sorted(catalog()))
+def test_every_preset_of_every_workload_gives_valid_parameters(workload: str) -> None:
+    presets = spaces.presets(workload)
+    assert "space" in presets
+    assert all(preset.__doc__ for preset in presets.values()), "a preset says what it searches"
+    for name in presets:
+        assert spaces.probe(spaces.load(workload, name), {}, catalog()[workload].load_params(), seed=0)
+
+
+def test_everything_of_the_recommender_is_searched_but_data_and_device() -> None:
+    params = catalog()["recommender"].load_params()
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=2))
+    asked: dict[str, set[Any]] = {}
+    for _ in range(400):
+        found = spaces.suggest(spaces.load("recommender", "everything"), study.ask(), {"dataset": "ml-100k"})
+        for name, value in params(**found).model_dump().items():
+            asked.setdefault(name, set()).update([value] if name in found else [])
+    never = {name for name, values in asked.items() if not values}
+    assert never == {"dataset_noise", "split", "split_seed", "optimizer", "threads", "quality", "truth"}
+    assert {1, 15} <= asked["candidates"]
+    assert {"warm", "occupation", "sampled", "auc_literal", "mid"} <= set().union(*asked.values())
+    drawn = spaces.probe(spaces.load("recommender", "everything"), {"loss": "dcl"}, params, seed=0).text()
+    assert drawn["bns_prior"] == "one of popularity, users, uninformative"  # occupations are MovieLens' alone
+    assert drawn["positives"] == "int 0 to 10"
+
+
+@pytest.mark.parametrize("preset", ["infonce", "decoupled", "dcl", "hcl", "bcl", "everything"])
+def test_negatives_are_asked_for_only_where_they_are_drawn(preset: str) -> None:
+    space, params = spaces.load("recommender", preset), catalog()["recommender"].load_params()
+    fixed = {"sampler": "in_batch"} | ({"loss": "bcl"} if preset == "everything" else {})
+    assert "negatives" not in spaces.probe(space, fixed, params, seed=0).distributions
+    assert "negatives" in spaces.probe(space, {**fixed, "sampler": "dns"}, params, seed=0).distributions
+
+
+def test_an_unknown_preset_gets_the_nearest() -> None:
+    refused(lambda: spaces.load("recommender", "spce"), "Unknown search space of recommender", "Did you mean 'space'?")
+
+
+def test_a_workload_without_presets(toy_workload: str) -> None:
+    refused(
+        lambda: spaces.load(toy_workload, "space"), "toy has no search space of its own", "--space file.py:function"
+    )
+
+
+# Files
+
+
+def test_a_function_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def _hidden(trial): ...\n\ndef mine(trial):\n    return {'lr': trial.suggest_float('lr', 0.1, 0.2)}\n"
+    )
+    found = spaces.load("toy", f"{tmp_path}/mine.py:mine")
+    assert 0.1 <= ask({}, found)[0]["lr"] <= 0.2
+    words = ("Unknown function in", "got 'mien'; allowed: mine.", "Did you mean 'mine'?")
+    refused(lambda: spaces.load("toy", f"{tmp_path}/mine.py:mien"), *words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def space(trial):\n    return {'lr': 1\n", ("SyntaxError", "line 2")),
+        ("import math\n\nLOW = 1 / 0\n", ("line 3 can not be imported: ZeroDivisionError",)),
+        ("import nothing_of_that_name\n", ("line 1 can not be imported: ModuleNotFoundError", "nothing_of_that_name")),
+        (
+            "import math\n\ndef half():\n    return math.sqrt(-1)\n\nA = half()\n",
+            ("line 6 can not be imported: ValueError",),
+        ),
+    ],
+)
+def test_a_broken_file_has_its_line(text: str, words: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    refused(lambda: spaces.load("toy", f"{tmp_path}/mine.py:space"), f"{tmp_path}/mine.py", *words)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    refused(lambda: spaces.load("toy", f"{tmp_path}/none.py:space"), "file does not exist", f"{tmp_path}/none.py")
+
+
+# Fixing
+
+
+def test_a_fixed_parameter_is_no_dimension() -> None:
+    params, dimensions = ask({"lr": 0.25, "momentum": 0.5})
+    assert (params["lr"], params["momentum"]) == (0.25, 0.5)
+    assert set(dimensions) == {"start"}
+
+
+def test_a_fixed_parameter_steers_the_space() -> None:
+    params, dimensions = ask({"momentum": 0.0})
+    assert "start" not in params
+    assert set(dimensions) == {"lr"}
+
+
+def test_a_fixed_parameter_that_the_space_does_not_know_is_added() -> None:
+    assert ask({"slow": 0.0, "lr": 0.3})[0]["slow"] == 0.0
+
+
+def test_the_rest_of_the_trial_is_optunas_own() -> None:
+    seen: list[int] = []
+
+    def numbered(trial: Any) -> dict[str, Any]:
+        seen.append(trial.number)
+        trial.set_user_attr("note", "mine")
+        return {}
+
+    assert ask({"lr": 0.3}, numbered)[0] == {"lr": 0.3}
+    assert seen == [0]
+
+
+# Probing
+
+
+def test_probing_tells_what_varies_conditions_included() -> None:
+    survey = spaces.probe(space, {}, Params, seed=0)
+    assert set(survey.distributions) == {"momentum", "lr", "start"}
+    assert survey.conditional
+    assert list(spaces.probe(space, {"lr": 0.1}, Params, seed=0).distributions) == ["momentum", "start"]
+    assert not spaces.probe(space, {"momentum": 0.0, "lr": 0.1}, Params, seed=0).distributions
+
+
+def broken(trial: Any) -> dict[str, Any]:
+    raise KeyError("depth")
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        (lambda trial: {"lrr": 0.1}, ("Unknown parameter from the search space: got 'lrr'", "Did you mean 'lr'?")),
+        (
+            lambda trial: {"lr": trial.suggest_float("lr", 0.5, 3)},
+            ("from the search space lr is not valid", "less than 1"),
+        ),
+        (lambda trial: {"lr": "fast"}, ("from the search space lr is not valid: got 'fast'",)),
+        (lambda trial: None, ("must return the parameters: got NoneType; allowed: a dict",)),
+        (lambda trial: [("lr", 0.1)], ("must return the parameters: got list",)),
+        (lambda trial: {"lr": trial.suggest_flaot("lr", 0, 1)}, ("The search space failed: AttributeError",)),
+        (lambda trial: {"lr": trial.suggest_float("lr", 1, 0)}, ("The search space failed: ValueError",)),
+        (broken, ("The search space failed: KeyError: 'depth'", "called with an Optuna trial")),
+    ],
+)
+def test_a_space_that_no_trial_could_run(space: spaces.Space, words: tuple[str, ...]) -> None:
+    refused(lambda: spaces.probe(space, {}, Params, seed=0), *words)
+
+
+def test_every_draw_is_handed_over_complete() -> None:
+    seen: list[Any] = []
+    spaces.probe(space, {"slow": 0.0}, Params, 0, seen.append)
+    assert len(seen) == spaces.PROBES
+    assert all(set(complete) == set(Params().model_dump()) for complete in seen)
+    assert {complete["momentum"] for complete in seen} == {0.0, 0.5}
+
+
+def test_a_value_that_is_rarely_wrong_is_found() -> None:
+    def rarely(trial: Any) -> dict[str, Any]:
+        return {"lr": 2.0 if trial.suggest_float("u", 0, 1) > 0.8 else 0.1}
+
+    refused(lambda: spaces.probe(rarely, {}, Params, seed=0), "lr is not valid: got 2.0")
+
+
+def test_what_the_study_could_not_write_is_refused_before_a_trial_runs() -> None:
+    words = ("Parameter batch_size from the search space is no plain value", "got int64")
+    refused(lambda: spaces.probe(lambda trial: {"batch_size": np.int64(4)}, {}, Params, seed=0), *words)

@@ -1,0 +1,125 @@
+"""Which sampler, scheduler and plan go together: each refusal has its reason, what is left open is filled in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from optuna.distributions import FloatDistribution, IntDistribution
+
+from orchestrator.config.plan import Plan
+from orchestrator.config.spec import Resources, Search
+from orchestrator.errors import USAGE, UserError
+from orchestrator.search import strategy
+from orchestrator.search.spaces import Survey
+from tests.support.toy import Params
+from workloads.contract import Objective
+
+ERROR, X = Objective("error", "min", refit=True), Objective("x", "max")
+LR = {"lr": [FloatDistribution(0.01, 0.2)]}
+MOMENTUM = {"momentum": [FloatDistribution(0.0, 0.9)]}
+
+
+def settle(
+    search: dict[str, Any],
+    plan: dict[str, Any] | None = None,
+    *,
+    objectives: tuple[Objective, ...] = (ERROR,),
+    searched: dict[str, Any] = LR | MOMENTUM,
+    local: bool = False,
+    **resources: Any,
+) -> tuple[Search, Plan]:
+    return strategy.settle(
+        Search(**search), Plan(**plan or {}), Resources(**resources), objectives, Survey(searched, False), Params,
+        local=local,
+    )  # fmt: skip
+
+
+def refused(*words: str, **asked: Any) -> None:
+    with pytest.raises(UserError) as caught:
+        settle(**asked)
+    message = str(caught.value)
+    assert caught.value.code == USAGE
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+
+
+# What is filled in
+
+
+def test_the_refit_is_as_the_objective_says_where_nobody_does() -> None:
+    assert settle({})[1].refit is True
+    assert settle({}, objectives=(X,))[1].refit is False
+    assert settle({}, {"refit": False})[1].refit is False
+
+
+def test_what_was_asked_for_stays() -> None:
+    for scheduler in ("asha", "hyperband", "median", "none"):
+        for sampler in ("tpe", "gp", "cmaes", "random"):
+            found, _ = settle({"scheduler": scheduler, "sampler": sampler, "trials": 3})
+            assert (found.scheduler, found.sampler, found.trials) == (scheduler, sampler, 3)
+
+
+# PBT
+
+PBT: dict[str, Any] = {"scheduler": "pbt", "trials": 4}
+
+
+def test_a_population_is_drawn_at_random_and_not_refitted() -> None:
+    search, plan = settle(PBT)
+    assert (search.sampler, plan.refit) == ("random", False)
+    assert settle(PBT | {"sampler": "random"}, {"refit": False})[0].sampler == "random"
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"workers": 2}, "which trials of several workers (workers=2) keep for themselves"),
+        ({"search": PBT | {"trials": 3}}, "a population needs at least 4 trials, not 3"),
+        ({"plan": {"patience": 2}}, "none may stop early (patience=0)"),
+        ({"plan": {"refit": True}}, "which a refit can not repeat (refit=false)"),
+        ({"search": PBT | {"seeds": 2}}, "seeds can not be repeated (--seeds 1)"),
+        ({"search": PBT | {"sampler": "tpe"}}, "drawn at random (--sampler random), not by tpe"),
+        ({"search": PBT | {"warm_start": ("toy-1",)}}, "(no --warm-start)"),
+        ({"searched": MOMENTUM}, "none of the searched parameters (momentum) may change while a model trains"),
+        ({"searched": {"log2_dim": [IntDistribution(1, 6)]}}, "none of the searched parameters (log2_dim) may change"),
+        ({"plan": {"epochs": 1}}, "a trial needs at least two epochs"),
+    ],
+)
+def test_where_pbt_can_not_be_used(asked: dict[str, Any], reason: str) -> None:
+    refused("PBT can not be used here: ", reason, **{"search": PBT} | asked)
+
+
+def test_what_may_change_is_what_the_workload_marks() -> None:
+    assert strategy.changeable(Params, ["momentum", "lr", "log2_dim"]) == ["lr"]
+
+
+# Several objectives
+
+
+@pytest.mark.parametrize("scheduler", ["asha", "hyperband", "median", "pbt"])
+def test_of_several_objectives_no_scheduler_can_stop_by_one(scheduler: str) -> None:
+    asked = {"scheduler": scheduler, "trials": 4}
+    refused(
+        f"{scheduler} stops trials by one objective", "got error, x", "--scheduler none",
+        search=asked, objectives=(ERROR, X),
+    )  # fmt: skip
+
+
+def test_of_several_objectives_none_is_the_default() -> None:
+    assert settle({}, objectives=(ERROR, X))[0].scheduler == "none"
+    assert settle({"scheduler": "none", "sampler": "gp"}, objectives=(ERROR, X))[0].sampler == "gp"
+
+
+def test_cma_es_knows_one_objective_and_two_parameters() -> None:
+    refused("CMA-ES knows one objective: got error, x", search={"sampler": "cmaes"}, objectives=(ERROR, X))
+    refused("CMA-ES needs at least two searched parameters: got lr", search={"sampler": "cmaes"}, searched=LR)
+
+
+# Timeouts
+
+
+def test_in_one_process_nobody_could_kill_a_trial() -> None:
+    refused("--trial-timeout", "--local", search={"trial_timeout": 5.0}, local=True)
+    assert settle({"trial_timeout": 5.0})[0].trial_timeout == 5.0

@@ -1,0 +1,243 @@
+"""Warm start: whose trials are taken, as what, and that they are nobody's trials in the new sweep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial
+
+from orchestrator.cluster import preflight
+from orchestrator.config.spec import SweepSpec
+from orchestrator.errors import UserError
+from orchestrator.search import warm_start
+from orchestrator.search.study import Study
+from orchestrator.storage import records
+from orchestrator.storage.settings import Settings, resolve
+from tests.support.searching import ERROR, at_rung, begin, complete, states, study, sweep
+from workloads.contract import Objective
+
+WIDE = {
+    "kind": CategoricalDistribution(["a", "b"]), "lr": FloatDistribution(0.0, 1.0), "dim": IntDistribution(1, 64),
+}  # fmt: skip
+X = Objective("x", "max")
+
+
+def earlier(folder: Path, **asked: Any) -> Study:
+    """Two that are complete, one that was pruned, one that failed and one that runs."""
+    found = study(folder, **{"trials": 5, "decide_at": (3,)} | asked)
+    for _ in range(5):
+        begin(found)
+    for number, value in ((0, 0.5), (1, 0.3)):
+        assert at_rung(found, number, 3, value) == "go on"
+        complete(found, number, value / 2, x=value)
+    assert at_rung(found, 2, 3, 0.9) == "pruned"
+    found.fail(3, "killed")
+    return found
+
+
+def lesson(trial: FrozenTrial, distributions: Any = None, objectives: Any = (ERROR,)) -> FrozenTrial | None:
+    return warm_start.lesson("old", trial, objectives, WIDE if distributions is None else distributions)
+
+
+def test_what_ended_with_a_value_is_taken_as_what_it_was(tmp_path: Path) -> None:
+    trials = earlier(tmp_path).trials
+    found = [lesson(trial) for trial in trials]
+    assert [one.state.name if one else None for one in found] == ["COMPLETE", "COMPLETE", "PRUNED", None, None]
+    taken = [one for one in found if one]
+    assert [one.values for one in taken[:2]] == [[0.25], [0.15]]
+    assert [one.user_attrs for one in taken] == [{"warm_from": f"old/{number}"} for number in range(3)]
+    assert [one.params for one in taken] == [trial.params for trial in trials[:3]]
+
+
+def test_schedulers_do_not_see_what_others_had_on_the_way(tmp_path: Path) -> None:
+    found = [lesson(trial) for trial in earlier(tmp_path).trials[:3]]
+    assert [one.intermediate_values for one in found if one] == [{}, {}, {3: 0.9}], "TPE ranks a pruned one by it"
+    assert all(one is None or one.system_attrs == {} for one in found), "ASHA's rungs"
+
+
+@pytest.mark.parametrize(
+    ("change", "taken"),
+    [
+        ({"lr": FloatDistribution(0.0, 0.5)}, "lr"),
+        ({"dim": IntDistribution(1, 64, step=7)}, "dim"),
+        ({"kind": CategoricalDistribution(["b", "c"])}, "kind"),
+        ({"kind": IntDistribution(0, 1)}, "none"),
+        ({"lr": CategoricalDistribution([0.1, 0.2])}, "none"),
+        ({"lr": None}, "none"),
+    ],
+)
+def test_what_lies_outside_the_space_is_left_out(change: dict[str, Any], taken: str, tmp_path: Path) -> None:
+    space = {name: d for name, d in (WIDE | change).items() if d is not None}
+    trials = earlier(tmp_path).trials[:3]
+    inside = {
+        "lr": lambda p: p["lr"] <= 0.5, "dim": lambda p: (p["dim"] - 1) % 7 == 0, "kind": lambda p: p["kind"] == "b",
+        "none": lambda p: False,
+    }[taken]  # fmt: skip
+    assert [lesson(trial, space) is not None for trial in trials] == [inside(trial.params) for trial in trials]
+
+
+def test_what_was_fixed_then_and_is_searched_now_has_the_value_it_had(tmp_path: Path) -> None:
+    trial = earlier(tmp_path).trials[0]
+    trial.user_attrs["params"] = trial.params | {"momentum": 0.7, "batch_size": 8}
+    found = lesson(trial, WIDE | {"momentum": FloatDistribution(0.0, 0.9)})
+    assert found is not None
+    assert found.params == trial.params | {"momentum": 0.7}
+    assert lesson(trial, WIDE | {"momentum": FloatDistribution(0.0, 0.5)}) is None
+
+
+def test_another_objective_has_no_value_here(tmp_path: Path) -> None:
+    trials = earlier(tmp_path).trials
+    assert [lesson(trial, objectives=(Objective("recall", "max"),)) for trial in trials] == [None] * 5
+    of_x = [lesson(trial, objectives=(X,)) for trial in trials]
+    assert [one.values if one else None for one in of_x] == [[0.5], [0.3], None, None, None]
+
+
+def test_of_several_objectives_only_the_complete_are_taken(tmp_path: Path) -> None:
+    found = [lesson(trial, objectives=(ERROR, X)) for trial in earlier(tmp_path).trials]
+    assert [one.values if one else None for one in found] == [[0.25, 0.5], [0.15, 0.3], None, None, None]
+
+
+def test_a_schedule_of_parameters_lies_nowhere(tmp_path: Path) -> None:
+    trial = earlier(tmp_path).trials[0]
+    trial.user_attrs["lineage"] = [{"epoch": 2, "from": 1, "params": {}}]
+    assert lesson(trial) is None
+
+
+# In the new sweep
+
+
+def taught(folder: Path, old: Path, **asked: Any) -> Study:
+    found = study(folder, **{"trials": 3} | asked)
+    found.learn([one for trial in earlier(old).trials if (one := lesson(trial))])
+    return found
+
+
+def test_what_was_learnt_is_no_trial_of_the_sweep(tmp_path: Path) -> None:
+    running = taught(tmp_path / "new", tmp_path / "old")
+    assert (running.trials, running.best()) == ([], None)
+    numbers = [begin(running).number for _ in range(3)]
+    assert numbers == [3, 4, 5]
+    assert running.next() is None
+    complete(running, 4, 9.0)
+    best = running.best()
+    assert best is not None
+    assert best.number == 4, "however bad beside what was learnt"
+    assert states(running) == ["RUNNING", "COMPLETE", "RUNNING"]
+
+
+@pytest.mark.parametrize("scheduler", ["asha", "hyperband", "median"])
+def test_what_was_learnt_stops_nobody(scheduler: Any, tmp_path: Path) -> None:
+    old = study(tmp_path / "old", trials=9, decide_at=(3, 9))
+    for number in range(9):
+        begin(old)
+        at_rung(old, number, 3, 0.001 * number)
+        complete(old, number, 0.001 * number) if number in old.running() else None
+    lessons = [one for trial in old.trials if (one := lesson(trial))]
+    assert len(lessons) == 9
+    verdicts = []
+    for name, known in (("new", lessons), ("alone", [])):
+        running = study(tmp_path / name, trials=3, decide_at=(3, 9), scheduler=scheduler)
+        running.learn(known)
+        # Hyperband draws a trial's bracket by its number, and all of these take part in the first rung or in none.
+        verdicts.append([at_rung(running, begin(running).number, 3, 0.5) for _ in range(1)])
+    assert verdicts[0] == verdicts[1] == ["go on"]
+
+
+def test_a_sampler_begins_where_the_last_one_ended(tmp_path: Path) -> None:
+    """The best lie near lr = 0.8: with twenty such trials known, the first of the new ones are there already."""
+    old = study(tmp_path / "old", trials=40)
+    for number in range(40):
+        complete(old, number, abs(begin(old).params["lr"] - 0.8))
+    lessons = [one for trial in old.trials if (one := lesson(trial))]
+
+    def first(folder: Path, known: list[FrozenTrial]) -> float:
+        running = study(folder, trials=8, sampler="tpe")
+        running.learn(known)
+        distances = []
+        for _ in range(8):
+            trial = begin(running)
+            distances.append(abs(trial.params["lr"] - 0.8))
+            complete(running, trial.unit, distances[-1])
+        return sum(distances) / 8
+
+    assert first(tmp_path / "warm", lessons) < 0.6 * first(tmp_path / "cold", [])
+
+
+def test_each_is_learnt_once_though_its_driver_dies(tmp_path: Path) -> None:
+    lessons = [one for trial in earlier(tmp_path / "old").trials if (one := lesson(trial))]
+    first = study(tmp_path / "new")
+    first.learn(lessons[:2])
+    second = study(tmp_path / "new")
+    second.learn(lessons)
+    second.learn(lessons)
+    known = [trial.user_attrs["warm_from"] for trial in second.optuna_study.get_trials()]
+    assert known == ["old/0", "old/1", "old/2"]
+
+
+# Which sweeps
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return resolve({"tracking": "none"})
+
+
+def kept(settings: Settings, name: str, workload: str = "toy", **fixed: Any) -> SweepSpec:
+    """An earlier sweep in the storage; gives its spec."""
+    spec = sweep(trials=5, decide_at=(3,)).model_copy(update={"workload": workload, "fixed": fixed})
+    asked = {"sweep": spec.model_dump(mode="json"), "options": {}}
+    earlier(records.create(settings.storage, "sweep", workload, asked, "orchestrator sweep", name).path)
+    return spec
+
+
+def lessons(settings: Settings, *sources: str, **fixed: Any) -> tuple[list[FrozenTrial], list[str]]:
+    spec = sweep(warm_start=sources).model_copy(update={"fixed": fixed})
+    return warm_start.lessons(spec, settings, [ERROR], WIDE)
+
+
+def test_several_sweeps_teach_together(toy_workload: str, settings: Settings) -> None:
+    kept(settings, "one"), kept(settings, "two")
+    found, lines = lessons(settings, "one", "two")
+    assert [trial.user_attrs["warm_from"] for trial in found] == [f"{n}/{k}" for n in ("one", "two") for k in range(3)]
+    assert lines == ["Learnt from 3 of 5 trials of one", "Learnt from 3 of 5 trials of two"]
+
+
+def test_a_sweep_that_learnt_itself_teaches_its_own_alone(toy_workload: str, settings: Settings) -> None:
+    kept(settings, "one"), kept(settings, "two")
+    found, _ = lessons(settings, "one")
+    study(settings.storage / "two", trials=5, decide_at=(3,)).learn(found)
+    assert len(lessons(settings, "two")[0]) == 3
+
+
+@pytest.mark.parametrize(
+    ("kept_as", "source", "words"),
+    [
+        ({"workload": "recommender"}, "one", "one can not be learnt from: got a sweep of recommender; allowed: toy"),
+        ({}, "oen", "Unknown sweep: got 'oen'.*Did you mean one?"),
+    ],
+)
+def test_a_sweep_that_can_not_teach(
+    kept_as: dict[str, Any], source: str, words: str, toy_workload: str, settings: Settings
+) -> None:
+    kept(settings, "one", **kept_as)
+    with pytest.raises(UserError, match=words):
+        lessons(settings, source)
+
+
+def test_a_sweep_that_searched_on_other_data(
+    toy_workload: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "dataset", lambda workload, params, root: f"digest-{params['batch_size']}")
+    kept(settings, "one", batch_size=4)
+    assert lessons(settings, "one", batch_size=4)[0]
+    with pytest.raises(UserError, match="one can not be learnt from: it searched on other data: got digest-4"):
+        lessons(settings, "one")
+
+
+def test_a_sweep_without_a_trial_in_this_space(toy_workload: str, settings: Settings) -> None:
+    kept(settings, "one")
+    with pytest.raises(UserError, match="one has no trial that lies in this search space and has this objective"):
+        warm_start.lessons(sweep(warm_start=("one",)), settings, [Objective("recall", "max")], WIDE)

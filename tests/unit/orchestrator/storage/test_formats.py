@@ -1,0 +1,143 @@
+"""What earlier versions left on disk: read, or refused in one sentence by whatever would use it.
+
+``tests/recorded/format-1`` was left by killed drivers of the first format. Formats 0 and 99 are invented.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.cli import app, exit_codes
+from orchestrator.engine import checkpoint
+from orchestrator.errors import DONE, USAGE, UserError
+from orchestrator.storage import records
+from orchestrator.storage.settings import resolve
+from tests.recorded.record import HERE, SPACE
+from tests.support import tracked
+from tests.support.commands import SPACES
+
+FORMATS = [0, 99]
+
+
+@pytest.fixture
+def recorded(home: Path) -> Callable[[str], Path]:
+    """Puts a recorded run or sweep into this test's storage."""
+
+    def place(name: str) -> Path:
+        folder = resolve().storage / name
+        shutil.copytree(HERE / "format-1" / name, folder)
+        record = folder / "record.json"
+        record.write_text(record.read_text().replace(SPACE, str(SPACES)))
+        return folder
+
+    return place
+
+
+def change(file: Path, **values: Any) -> None:
+    """In the first line of a file of JSON lines, or in all of a JSON file."""
+    text = file.read_text()
+    first, rest = (text, "") if file.suffix == ".json" else text.split("\n", 1)
+    file.write_text(json.dumps(json.loads(first) | values) + ("\n" + rest if rest else ""))
+
+
+def orchestrator(line: str) -> int:
+    return exit_codes.guarded(lambda: app.app(line.split(), standalone_mode=False))
+
+
+def epochs(folder: Path) -> list[int]:
+    rows = (json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines())
+    return sorted({row["epoch"] for row in rows if "train/loss" in row})
+
+
+@pytest.mark.parametrize("kind", ["run", "sweep"])
+def test_format_1_goes_on(kind: str, recorded: Callable[[str], Path], clock: Any, toy_workload: Any) -> None:
+    folder = recorded(kind)
+    (found,) = folder.rglob("checkpoint.json")
+    assert checkpoint.read(found.parent).epoch > 0
+    (folder / "tracking.jsonl").unlink(missing_ok=True)  # tracking was off
+    named = f" --space {SPACES}:space" if kind == "sweep" else ""  # no home of ours has run it yet
+    assert orchestrator(f"{kind} --resume {kind}{named}") == DONE
+    record = records.find(folder.parent, kind).record
+    assert (record["status"], record["format"], record["holds"]) == ("finished", 1, 2)
+    if kind == "run":
+        assert epochs(folder) == list(range(1, 31))
+    else:
+        assert [row["state"] for row in json.loads((folder / "trials.json").read_text())] == ["complete"] * 2
+
+
+def test_the_journal_of_format_1_is_delivered(
+    recorded: Callable[[str], Path], database: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = recorded("run")
+    change(folder / "record.json", tracking=f"sqlite:///{database}")
+    assert orchestrator("sync run") == DONE
+    assert "delivered" in capsys.readouterr().out
+    assert tracked.metrics(database, "run") == [("train/loss", 1, 0.5, 1_700_000_001_000)]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("line", ["run --resume run", "status run", "logs run", "sync run", "reproduce run run"])
+def test_a_record_of_another_format_is_refused_by_all(
+    line: str, form: int, recorded: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = recorded("run")
+    change(folder / "record.json", format=form)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert orchestrator(line) == USAGE
+    (said,) = capsys.readouterr().err.splitlines()
+    assert f"The record of {folder} has another format: got {form}; allowed: 1" in said
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_sweep_of_another_format_is_refused(
+    form: int, recorded: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = recorded("sweep")
+    change(folder / "record.json", format=form)
+    assert orchestrator("sweep --resume sweep") == USAGE
+    (said,) = capsys.readouterr().err.splitlines()
+    assert f"has another format: got {form}; allowed: 1" in said
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_checkpoint_of_another_format_is_refused(
+    form: int, recorded: Callable[[str], Path], toy_workload: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = recorded("run")
+    (folder / "tracking.jsonl").unlink()
+    (found,) = folder.rglob("checkpoint.json")
+    change(found, format=form)
+    with pytest.raises(UserError, match=f"has another format: got {form}; allowed: 1"):
+        checkpoint.latest(found.parent.parent)
+    assert orchestrator("run --resume run") == USAGE
+    (said,) = capsys.readouterr().err.splitlines()
+    assert f"The checkpoint {found.parent} has another format: got {form}; allowed: 1" in said
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("line", ["sync run", "run --resume run"])
+def test_a_tracking_journal_of_another_format_is_refused_and_kept(
+    line: str,
+    form: int,
+    recorded: Callable[[str], Path],
+    database: Path,
+    toy_workload: Any,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = recorded("run")
+    journal = folder / "tracking.jsonl"
+    change(folder / "record.json", tracking=f"sqlite:///{database}")
+    change(journal, format=form)
+    before = journal.read_bytes()
+    assert orchestrator(line) == USAGE
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert f"The journal {journal} has another format: got {form}; allowed: 1" in said
+    assert journal.read_bytes() == before
+    assert records.find(folder.parent, "run").status() in ("lost", "failed")

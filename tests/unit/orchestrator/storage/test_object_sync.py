@@ -1,0 +1,505 @@
+"""A run's two copies, here and on the storage: what travels, what is kept back, and which of two machines is ahead.
+
+A folder stands for the object store, another home for another machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.storage import lease, object_sync, records, remote, sync_state
+from orchestrator.storage.object_sync import Carried, Mirror, Watch, bring
+from orchestrator.storage.records import RunFolder
+from orchestrator.storage.remote import Remote
+from tests.support.waiting import HANG_SECONDS, until
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(object_sync, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(object_sync, "RETRY_SECONDS", (0.02,))
+    monkeypatch.setattr(object_sync, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(object_sync, "BRING_SECONDS", 0.1)
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Path:
+    return tmp_path / "bucket"
+
+
+@pytest.fixture
+def machine(bucket: Path, tmp_path: Path) -> Callable[[str], Path]:
+    """The storage as the machine ``name`` sees it."""
+    return lambda name: remote.mirror_of(f"file://{bucket}", tmp_path / name)
+
+
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """Set to [True], nothing reaches the storage and nothing comes from it."""
+    state, real = [False], Remote._place
+
+    def place(self: Remote) -> Any:
+        if state[0]:
+            raise OSError("AWS Error NETWORK_CONNECTION during PutObject operation: curlCode: 7")
+        return real(self)
+
+    monkeypatch.setattr(Remote, "_place", place)
+    yield state
+    state[0] = False
+
+
+def create(storage: Path, name: str = "run") -> RunFolder:
+    return records.create(storage, "run", "toy", {"seed": 1}, "orchestrator run toy", name)
+
+
+def crash(folder: RunFolder, following: Mirror) -> None:
+    """As if the driver were gone: its locks are free, what it has not said it never will."""
+    following._lease = None
+    following.close()
+    assert folder._lock
+    folder._lock.close()
+    with suppress(OSError):
+        end_process(folder)
+
+
+def end_process(folder: RunFolder) -> None:
+    """The lease of ``folder`` is that of a process of this machine that has ended."""
+    place = lease.run_place(remote.behind(folder.path) or pytest.fail("a plain path"))
+    told = json.loads(place.read(lease.NAME) or "{}")
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    place.write(lease.NAME, json.dumps(told | {"pid": ended.pid}).encode())
+
+
+def start(folder: RunFolder) -> Mirror:
+    following = folder.mirror()
+    assert isinstance(following, Mirror)
+    return following
+
+
+def stored(bucket: Path, run: str = "run") -> dict[str, str]:
+    found = (path for path in (bucket / run).rglob("*") if path.is_file())
+    return {path.relative_to(bucket / run).as_posix(): path.read_text() for path in found}
+
+
+def is_known(bucket: Path) -> bool:
+    """Whether the record is stored, whole: unlike an object, a file is seen while it is written."""
+    return stored(bucket).get("record.json", "").endswith("}")
+
+
+# From here to the storage
+
+
+def test_what_changes_is_sent_and_what_is_gone_is_removed(machine: Callable[[str], Path], bucket: Path) -> None:
+    folder = create(machine("one"))
+    following = start(folder)
+    (folder.path / "log.txt").write_text("a")
+    until(lambda: stored(bucket).get("log.txt") == "a")
+    with (folder.path / "log.txt").open("a") as log:
+        log.write("b")
+    (folder.path / "trials" / "0").mkdir(parents=True)
+    (folder.path / "trials" / "0" / "state").write_text("s")
+    until(lambda: stored(bucket).get("log.txt") == "ab" and "trials/0/state" in stored(bucket))
+    shutil.rmtree(folder.path / "trials")
+    until(lambda: not (bucket / "run" / "trials").exists())
+    folder.release("finished", 0)
+    assert following.close() is None
+    assert json.loads(stored(bucket)["record.json"])["status"] == "finished"
+    assert set(stored(bucket)) == {"log.txt", "record.json"}
+
+
+@pytest.mark.parametrize(
+    "name", ["lock", ".hidden", ".checkpoint-1.9.partial/state", "half.partial", "tune/state.pkl", "trials/0/stack.txt"]
+)
+def test_what_means_nothing_elsewhere_stays_here(name: str, machine: Callable[[str], Path], bucket: Path) -> None:
+    folder = create(machine("one"))
+    (folder.path / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder.path / name).write_text("x")
+    assert start(folder).close() is None
+    assert set(stored(bucket)) == {"record.json"}
+
+
+def test_a_checkpoint_whose_sender_died_on_the_way_is_not_brought(machine: Callable[[str], Path], bucket: Path) -> None:
+    folder = create(machine("one"))
+    for place in ("checkpoints/checkpoint-00000001", "trials/0/checkpoint-00000002"):
+        (folder.path / place).mkdir(parents=True)
+        (folder.path / place / "tensors.safetensors").write_text("x")
+    following = start(folder)
+    until(lambda: len([name for name in stored(bucket) if name.endswith(".safetensors")]) == 2)
+    (folder.path / "checkpoints" / "checkpoint-00000001" / "checkpoint.json").write_text("{}")
+    until(lambda: "checkpoints/checkpoint-00000001/checkpoint.json" in stored(bucket))
+    crash(folder, following)
+
+    there = records.find(machine("two"), folder.id).fetch()
+    brought = {path.parent.name for path in there.path.rglob("checkpoint-*/*")}
+    assert brought == {"checkpoint-00000001"}
+
+
+def test_a_checkpoint_is_whole_on_the_storage_before_it_says_so(
+    machine: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, sent = create(machine("one")), []
+    real = Remote.send
+    monkeypatch.setattr(Remote, "send", lambda self, file, name: (sent.append(name), real(self, file, name)))
+    written = folder.path / "checkpoints" / "checkpoint-00000001"
+    written.mkdir(parents=True)
+    for name in ("checkpoint.json", "tensors.safetensors"):
+        (written / name).write_text("x")
+    start(folder).close()
+    assert sent[-2:] == ["checkpoints/checkpoint-00000001/checkpoint.json", "record.json"]
+
+
+def test_what_is_due_now_is_not_kept_until_the_next_look(
+    machine: Callable[[str], Path], bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_sync, "LOOK_SECONDS", 3600)
+    folder = create(machine("one"))
+    following = start(folder)
+    until(lambda: is_known(bucket))
+    folder.provisional_end("interrupted", 130)
+    following.send_now()
+    until(lambda: '"status": "interrupted"' in stored(bucket).get("record.json", ""))
+    folder.release("interrupted", 130)
+    assert following.close() is None
+    assert json.loads(stored(bucket)["record.json"])["ended"]
+
+
+def test_an_outage_costs_nothing_and_all_is_there_afterwards(
+    machine: Callable[[str], Path], bucket: Path, away: list[bool]
+) -> None:
+    folder = create(machine("one"))
+    following = start(folder)
+    until(lambda: is_known(bucket))
+    away[0] = True
+    for number in range(5):
+        (folder.path / f"file-{number}").write_text("x")
+        time.sleep(0.03)
+    assert not any(name.startswith("file-") for name in stored(bucket))
+    away[0] = False
+    until(lambda: len(stored(bucket)) == 7)  # the lease too
+    assert following.close() is None
+
+
+def test_what_could_not_be_stored_is_said_and_delivered_later(
+    machine: Callable[[str], Path], bucket: Path, away: list[bool]
+) -> None:
+    folder = create(machine("one"))
+    following = start(folder)
+    until(lambda: is_known(bucket))
+    away[0] = True
+    (folder.path / "result").write_text("x")
+    following.discard("trials")
+    folder.release("finished", 0)
+    said = following.close()
+    assert said is not None
+    assert said.startswith("3 files could not be stored (nothing answers)")
+    assert said.endswith("orchestrator sync run")
+    with pytest.raises(OSError, match="NETWORK"):
+        sync_state.settle(folder.path)
+    away[0] = False
+    end_process(folder)
+    (bucket / "run" / "trials").mkdir()
+    assert sync_state.settle(folder.path) == 3
+    assert stored(bucket)["result"] == "x"
+    assert json.loads(stored(bucket)["record.json"])["status"] == "finished"
+    assert not (bucket / "run" / "trials").exists()
+    assert sync_state.settle(folder.path) == 0
+
+
+def test_what_was_delivered_before_is_not_sent_again(
+    machine: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = create(machine("one"))
+    (folder.path / "big").write_text("x")
+    following = start(folder)
+    folder.release("interrupted", 130)
+    following.close()
+    sent: list[str] = []
+    monkeypatch.setattr(Remote, "send", lambda self, file, name: sent.append(name))
+    again = records.find(machine("one"), "run").fetch()
+    again.hold()
+    start(again).close()
+    assert sent == ["record.json"]
+
+
+# On another machine
+
+
+def test_another_machine_sees_it_and_goes_on_with_it(machine: Callable[[str], Path], bucket: Path) -> None:
+    folder = create(machine("one"))
+    following = start(folder)
+    (folder.path / "study.jsonl").write_text("1\n")
+    checkpoint = folder.path / "trials" / "0" / "checkpoint-00000001"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "checkpoint.json").write_text("{}")
+    until(lambda: len(stored(bucket)) == 4)
+    seen = records.find(machine("two"), "latest")
+    assert (seen.id, seen.status()) == ("run", "running")
+    crash(folder, following)
+    assert records.find(machine("two"), "run").status() == "lost"
+
+    (listed,) = records.folders(machine("three"))
+    assert (listed.id, listed.status()) == ("run", "lost")
+    assert not machine("three").exists(), "a list brings nothing"
+
+    there = records.find(machine("two"), "run")
+    assert (there.path / "study.jsonl").read_text() == "1\n"
+    assert not list(there.path.rglob("checkpoint.json")), "a look brings no checkpoints"
+    there = there.fetch()
+    assert list(there.path.rglob("checkpoint.json"))
+    there.hold()
+    further = start(there)
+    (there.path / "study.jsonl").write_text("1\n2\n")
+    shutil.rmtree(there.path / "trials")
+    there.release("finished", 0)
+    assert further.close() is None
+    assert set(stored(bucket)) == {"record.json", "study.jsonl"}
+
+    back = records.find(machine("one"), "run").fetch()
+    assert back.status() == "finished"
+    assert (back.path / "study.jsonl").read_text() == "1\n2\n"
+    assert not (back.path / "trials").exists(), "the newer copy replaces the older"
+
+
+def test_what_is_newest_here_is_not_replaced(machine: Callable[[str], Path], bucket: Path, away: list[bool]) -> None:
+    folder = create(machine("one"))
+    following = start(folder)
+    until(lambda: is_known(bucket))
+    away[0] = True
+    (folder.path / "study.jsonl").write_text("newer\n")
+    crash(folder, following)
+    away[0] = False
+    assert (records.find(machine("one"), "run").fetch().path / "study.jsonl").read_text() == "newer\n"
+
+
+def test_a_look_takes_nothing_away_that_nobody_else_has(
+    machine: Callable[[str], Path], bucket: Path, away: list[bool]
+) -> None:
+    folder = create(machine("one"))
+    following = start(folder)
+    until(lambda: is_known(bucket))
+    away[0] = True
+    (folder.path / "result").write_text("undelivered")
+    crash(folder, following)
+    away[0] = False
+    end_process(folder)
+    there = records.find(machine("two"), "run").fetch()
+    there.hold()
+    start(there).close()
+    looked = records.find(machine("one"), "run")
+    assert looked.record["holds"] == 2
+    assert (looked.path / "result").exists()
+    assert not (looked.fetch().path / "result").exists()
+
+
+def test_the_lease_outlives_a_long_upload(
+    machine: Callable[[str], Path], bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_sync, "RENEW_SECONDS", 0.05)
+    folder, release = create(machine("one")), threading.Event()
+    monkeypatch.setattr(Remote, "send", lambda *_: release.wait(HANG_SECONDS))
+    following = start(folder)
+    before = (bucket / "run" / lease.NAME).stat().st_mtime_ns
+    until(lambda: (bucket / "run" / lease.NAME).stat().st_mtime_ns > before)
+    release.set()
+    following.close()
+
+
+def test_a_copy_that_somebody_looked_at_early_is_brought_up_to_date(
+    machine: Callable[[str], Path], bucket: Path
+) -> None:
+    folder = create(machine("one"))
+    following = start(folder)
+    until(lambda: is_known(bucket))
+    records.find(machine("two"), "run")
+    (folder.path / "study.jsonl").write_text("1\n")
+    until(lambda: "study.jsonl" in stored(bucket))
+    crash(folder, following)  # the record has not changed since
+    assert (records.find(machine("two"), "run").fetch().path / "study.jsonl").read_text() == "1\n"
+
+
+def test_two_drivers_on_two_machines(machine: Callable[[str], Path], bucket: Path) -> None:
+    folder = create(machine("one"))
+    following = start(folder)
+    until(lambda: is_known(bucket))
+    there = records.find(machine("two"), "run").fetch()
+    with pytest.raises(UserError, match="run is being driven by another process"):
+        there.hold()
+    with pytest.raises(UserError, match="The name run is in use"):
+        create(machine("two"))
+    folder.release("interrupted", 130)
+    following.close()
+    there = records.find(machine("two"), "run").fetch()
+    there.hold()
+    with pytest.raises(UserError, match="being driven by another process"):
+        folder.hold()
+
+
+def test_whoever_was_overtaken_stops_and_stores_nothing_more(
+    machine: Callable[[str], Path], bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_sync, "RENEW_SECONDS", 0.05)
+    folder = create(machine("one"))
+    following = start(folder)
+    until(lambda: is_known(bucket))
+    place = remote.behind(folder.path)
+    assert place is not None
+    lease.Lease(place).renew()  # another's: this one was cut off for more than a minute
+    until(folder.stop_file.exists)
+    (folder.path / "result").write_text("of the overtaken")
+    said = following.close()
+    assert said is not None
+    assert "taken over by another driver" in said
+    assert "result" not in stored(bucket)
+    assert lease.valid(place), "the other's lease stays"
+
+
+def test_a_copy_that_others_went_past_can_not_be_held(machine: Callable[[str], Path]) -> None:
+    folder = create(machine("one"))
+    following = start(folder)
+    folder.release("interrupted", 130)
+    following.close()
+    here = records.find(machine("one"), "run").fetch()
+    there = records.find(machine("two"), "run").fetch()
+    there.hold()
+    other = start(there)
+    there.release("interrupted", 130)
+    other.close()
+    with pytest.raises(UserError, match="has gone on elsewhere meanwhile"):
+        here.hold()
+
+
+def test_a_stop_reaches_a_driver_elsewhere(
+    machine: Callable[[str], Path], bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_sync, "RENEW_SECONDS", 0.05)
+    folder = create(machine("one"))
+    following = start(folder)
+    until(lambda: is_known(bucket))
+    records.find(machine("two"), "run").stop()
+    until(folder.stop_file.exists)
+    folder.release("interrupted", 130)
+    following.close()
+    there = records.find(machine("two"), "run").fetch()
+    there.hold()
+    other = start(there)
+    until(lambda: "stop" not in stored(bucket))
+    assert not there.stop_file.exists()
+    other.close()
+
+
+def test_while_it_is_away_what_is_here_is_told(machine: Callable[[str], Path], away: list[bool]) -> None:
+    folder = create(machine("one"))
+    following = start(folder)
+    folder.release("finished", 0)
+    following.close()
+    away[0] = True
+    assert records.find(machine("one"), "run").status() == "finished"
+    assert [found.id for found in records.folders(machine("one"))] == ["run"]
+    for name in ("run", "latest"):
+        with pytest.raises(UserError, match="can not be used: nothing answers") as caught:
+            records.find(machine("two"), name)
+        assert caught.value.code == UNAVAILABLE
+
+
+# A worker on another node
+
+
+def test_a_worker_elsewhere_sends_what_it_writes_and_the_driver_brings_it(
+    machine: Callable[[str], Path], bucket: Path
+) -> None:
+    folder = create(machine("driver"))
+    following = start(folder)
+    there = machine("node") / "run" / "trials" / "00000"
+    carried = Carried(there)
+    (there / "units.parquet").write_text("u")
+    carried.close()
+    assert stored(bucket)["trials/00000/units.parquet"] == "u"
+    here = folder.path / "trials" / "00000"
+    bring(here, "units.parquet")
+    assert (here / "units.parquet").read_text() == "u"
+    shutil.rmtree(here.parent)
+    following.discard("trials")
+    with pytest.raises(UserError, match="can not be had: got there is no other") as caught:
+        bring(here, "other")
+    assert caught.value.code == UNAVAILABLE
+    following.close()
+    assert not (bucket / "run" / "trials").exists()
+
+
+def test_a_trial_that_moves_goes_on_from_what_was_sent(
+    machine: Callable[[str], Path], bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = Path("run") / "trials" / "00000"
+    with Carried(machine("one") / trial):
+        for number in (1, 2):
+            (machine("one") / trial / f"checkpoint-{number}").mkdir()
+            (machine("one") / trial / f"checkpoint-{number}" / "checkpoint.json").write_text("{}")
+    sent: list[str] = []
+    real = Remote.send
+    monkeypatch.setattr(Remote, "send", lambda self, file, name: (sent.append(name), real(self, file, name)))
+    with Carried(machine("two") / trial):
+        assert sorted(os.listdir(machine("two") / trial))[-2:] == ["checkpoint-1", "checkpoint-2"]
+        shutil.rmtree(machine("two") / trial / "checkpoint-1")
+    assert set(stored(bucket)) == {"trials/00000/checkpoint-2/checkpoint.json"}
+    assert sent == [], "what was brought is not sent back"
+
+
+def test_beside_the_driver_and_on_a_plain_path_nothing_is_carried(
+    machine: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = create(machine("driver"))
+    for place in (folder.path / "trials" / "0", tmp_path / "storage" / "run"):
+        assert Carried(place)._mirror is None
+        assert not (place / sync_state.MANIFEST).exists()
+    bring(tmp_path, "never")  # a plain path is everybody's: nothing to wait for
+    following = create(tmp_path / "storage").mirror()
+    assert isinstance(following, Watch)
+    assert following.close() is None
+
+
+def test_only_its_parts_of_the_runs_folder_are_a_workers(machine: Callable[[str], Path], bucket: Path) -> None:
+    folder = create(machine("driver"))
+    start(folder).close()
+    before = stored(bucket)["record.json"]
+    with Carried(machine("node") / "run", ("train", "outcome.json")):
+        assert not (machine("node") / "run" / "record.json").exists()
+        (machine("node") / "run" / "record.json").write_text("no business of its")
+        (machine("node") / "run" / "outcome.json").write_text("{}")
+    assert stored(bucket)["record.json"] == before
+    assert stored(bucket)["outcome.json"] == "{}"
+
+
+def test_a_stop_reaches_a_worker_elsewhere(
+    machine: Callable[[str], Path], bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_sync, "LISTEN_SECONDS", 0.05)
+    folder = create(machine("driver"))
+    following = start(folder)
+    (machine("node") / "run").mkdir(parents=True)
+    (machine("node") / "run" / "stop").touch()  # of an earlier driver, who was heard here
+    with Carried(machine("node") / "run" / "winner"):
+        assert not (machine("node") / "run" / "stop").exists()
+        folder.stop_file.touch()
+        until((machine("node") / "run" / "stop").exists)
+    following.close()
+
+
+def test_a_worker_begins_also_while_the_storage_is_away(machine: Callable[[str], Path], away: list[bool]) -> None:
+    away[0] = True
+    there = machine("node") / "run" / "trials" / "00000"
+    with Carried(there):
+        assert there.is_dir()

@@ -1,0 +1,370 @@
+"""Run folders: one driver each, a true answer to how it stands, and ids that can be found."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import secrets
+import signal
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import UNAVAILABLE, USAGE, UserError
+from orchestrator.storage import disk, records
+from orchestrator.storage.records import RunFolder
+from tests.support.waiting import HANG_SECONDS
+
+
+def create(storage: Path, kind: Any = "run", workload: str = "toy") -> RunFolder:
+    return records.create(storage, kind, workload, {"seed": 1}, "orchestrator run toy")
+
+
+def elsewhere(action: Callable[[], Any]) -> Any:
+    """Start a driver process that does ``action``, keeps the result and waits; gives the process, ready."""
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+
+    def drive() -> None:
+        held = action()
+        ready.set()
+        signal.pause()
+        del held
+
+    process = context.Process(target=drive, daemon=True)
+    process.start()
+    assert ready.wait(HANG_SECONDS)
+    return process
+
+
+def kill(process: Any) -> None:
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+
+
+def test_a_new_folder_says_what_was_asked_and_who_drives_it(tmp_path: Path) -> None:
+    folder = create(tmp_path / "deep" / "storage")
+    record = json.loads((folder.path / "record.json").read_text())
+    assert record == folder.record
+    assert (record["format"], record["kind"], record["workload"]) == (1, "run", "toy")
+    assert (record["spec"], record["command"]) == ({"seed": 1}, "orchestrator run toy")
+    assert (record["pid"], record["status"], record["exit_code"]) == (os.getpid(), "running", None)
+    assert folder.id.startswith("toy-")
+    assert folder.status() == "running"
+    assert folder.driven()
+
+
+def test_ids_never_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Now(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Now:
+            return cls(2026, 11, 21, tzinfo=UTC)
+
+    names = iter(["aaaa", "aaaa", "bbbb"])
+    monkeypatch.setattr(records, "datetime", Now)
+    monkeypatch.setattr(secrets, "token_hex", lambda _: next(names))
+    assert [create(tmp_path).id for _ in range(2)] == ["toy-20261121-000000-aaaa", "toy-20261121-000000-bbbb"]
+
+
+def test_a_driver_that_is_killed_while_it_saves_was_interrupted(tmp_path: Path) -> None:
+    def begin() -> RunFolder:
+        folder = create(tmp_path)
+        folder.provisional_end("interrupted", 130)
+        return folder
+
+    driver = elsewhere(begin)
+    folder = records.find(tmp_path, "latest")
+    assert (folder.record["status"], folder.status()) == ("interrupted", "running")
+    with pytest.raises(UserError, match="is being driven by another process"):
+        folder.hold()
+    kill(driver)
+    again = records.find(tmp_path, "latest")
+    assert (again.status(), again.record["exit_code"]) == ("interrupted", 130)
+    again.hold()
+    assert (again.record["status"], again.record["exit_code"]) == ("running", None)
+
+
+def test_two_threads_change_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first is stopped right before its copy takes the record's place."""
+    folder = create(tmp_path)
+    standing = threading.Event()
+    going = threading.Event()
+    whole = Path.replace
+
+    def replace(self: Path, target: Path) -> Path:
+        if threading.current_thread() is first:
+            standing.set()
+            assert going.wait(60)
+        return whole(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    first = threading.Thread(target=lambda: folder.update(one=1))
+    second = threading.Thread(target=lambda: folder.update(two=2))
+    first.start()
+    assert standing.wait(60)
+    second.start()
+    second.join(0.1)  # as far as it comes
+    going.set()
+    first.join(60)
+    second.join(60)
+    record = json.loads((folder.path / "record.json").read_text())
+    assert (record["one"], record["two"]) == (1, 2)
+    assert [file.name for file in folder.path.glob(".record.*")] == []
+
+
+def test_a_release_is_the_truth_from_then_on(tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    folder.release("finished", 0, run_id="abc")
+    again = records.find(tmp_path, folder.id)
+    assert (again.status(), again.record["exit_code"], again.record["run_id"]) == ("finished", 0, "abc")
+    assert again.record["ended"] >= again.record["started"]
+    assert not again.driven()
+
+
+def test_a_folder_has_one_driver(tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    with pytest.raises(UserError, match=f"{folder.id} is being driven by another process: got pid {os.getpid()}"):
+        records.find(tmp_path, folder.id).hold()
+    folder.release("interrupted", 130)
+    again = records.find(tmp_path, folder.id)
+    again.hold()
+    assert (again.status(), again.record["ended"], again.record["exit_code"]) == ("running", None, None)
+
+
+def test_what_failed_and_was_then_finished_has_no_error(tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    with pytest.raises(KeyError), folder.guarded():
+        raise KeyError("linreg")
+    assert records.open_folder(folder.path).record["error"] == "KeyError: 'linreg'"
+    again = records.open_folder(folder.path)
+    again.hold()
+    assert again.record["error"] is None, "nor while it runs again"
+    again.release("finished", 0)
+    assert records.open_folder(folder.path).record["error"] is None
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"), [(UserError("No such data"), "failed", 2), (KeyboardInterrupt(), "interrupted", 130)]
+)
+def test_what_ends_before_its_session_is_told_of(error: BaseException, status: str, code: int, tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    with pytest.raises(type(error)), folder.guarded():
+        raise error
+    again = records.open_folder(folder.path)
+    assert (again.status(), again.record["exit_code"]) == (status, code)
+
+
+def test_a_driver_that_dies_without_a_word_is_lost_and_can_be_taken_over(tmp_path: Path) -> None:
+    driver = elsewhere(lambda: create(tmp_path))
+    folder = records.find(tmp_path, "latest")
+    assert folder.status() == "running"
+    with pytest.raises(
+        UserError, match=f"driven by another process: got pid {driver.pid}.*orchestrator stop {folder.id}"
+    ):
+        folder.hold()
+    kill(driver)
+    assert folder.status() == "lost"
+    folder.hold()
+    assert records.find(tmp_path, folder.id).record["pid"] == os.getpid()
+
+
+def test_looking_at_a_folder_takes_nothing_away(tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    folder.release("failed", 1)
+    looking = records.find(tmp_path, folder.id)
+    for _ in range(3):
+        assert not looking.driven()
+    records.find(tmp_path, folder.id).hold()
+
+
+def test_an_old_stop_does_not_stop_the_next_driver(tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    folder.stop_file.touch()
+    folder.release("interrupted", 130)
+    folder.hold()
+    assert not folder.stop_file.exists()
+
+
+def test_a_folder_that_can_not_be_written_is_a_sentence_and_not_held(tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    folder.release("interrupted", 130)
+    lock = folder.path / "lock"
+    lock.unlink()
+    lock.mkdir()  # what rights do to others, it does to root too
+    message = f"The folder {folder.path} can not be written: got Is a directory"
+    with pytest.raises(UserError, match=message) as caught:
+        folder.hold()
+    assert caught.value.code == UNAVAILABLE
+
+
+def test_a_hold_that_fails_half_way_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = create(tmp_path)
+    folder.release("interrupted", 130)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        with pytest.raises(UserError, match="can not be written: got No space left on device"):
+            records.find(tmp_path, folder.id).hold()
+    assert records.find(tmp_path, folder.id).status() == "interrupted"
+    records.find(tmp_path, folder.id).hold()
+
+
+def test_ctrl_c_in_the_making_of_a_folder_leaves_its_name_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pressed(self: RunFolder) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "hold", pressed)
+        with pytest.raises(KeyboardInterrupt):
+            records.create(tmp_path, "run", "toy", {}, "orchestrator run toy", "one")
+    assert records.create(tmp_path, "run", "toy", {}, "orchestrator run toy", "one").driven()
+
+
+def test_a_release_that_can_not_be_written_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = create(tmp_path)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        with pytest.raises(OSError, match="No space"):
+            folder.release("finished", 0)
+    assert records.find(tmp_path, folder.id).status() == "lost"
+
+
+def test_a_stop_that_can_not_be_written_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = create(tmp_path)
+
+    def denied(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "touch", denied)
+    with pytest.raises(UserError, match="can not be written: got Permission denied") as caught:
+        folder.stop()
+    assert caught.value.code == UNAVAILABLE
+
+
+def test_a_killed_writer_leaves_the_old_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = create(tmp_path)
+
+    def died(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", died)
+    with pytest.raises(KeyboardInterrupt):
+        folder.update(spec={"seed": 2})
+    assert records.find(tmp_path, folder.id).record["spec"] == {"seed": 1}
+
+
+# Finding
+
+
+def older(folder: RunFolder, seconds: int) -> RunFolder:
+    file = folder.path / "record.json"
+    os.utime(file, (file.stat().st_mtime - seconds,) * 2)
+    return folder
+
+
+def test_latest_is_the_newest_of_its_kind(tmp_path: Path) -> None:
+    run, sweep = older(create(tmp_path, "run"), 20), older(create(tmp_path, "sweep"), 10)
+    newest = create(tmp_path, "run")
+    assert [folder.id for folder in records.folders(tmp_path)] == [newest.id, sweep.id, run.id]
+    assert records.find(tmp_path, "latest").id == newest.id
+    assert records.find(tmp_path, "latest", "sweep").id == sweep.id
+    assert [folder.id for folder in records.folders(tmp_path, "run")] == [newest.id, run.id]
+
+
+def test_it_is_found_by_its_mlflow_run_too(tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    create(tmp_path)
+    folder.update(run_id="0123abcd")
+    assert records.find(tmp_path, "0123abcd").id == folder.id
+
+
+def test_an_unknown_id_gets_the_nearest(tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    typo = folder.id[:-1]
+    with pytest.raises(UserError) as caught:
+        records.find(tmp_path, typo, "run")
+    assert str(caught.value) == (f"Unknown run: got '{typo}'; allowed: latest, {folder.id}. Did you mean {folder.id}?")
+    assert caught.value.code == USAGE
+
+
+def test_a_sweep_is_no_run(tmp_path: Path) -> None:
+    folder = create(tmp_path, "sweep")
+    message = f"{folder.id} is a sweep, no run. Try: orchestrator sweep --resume {folder.id}."
+    with pytest.raises(UserError, match=re.escape(message)):
+        records.find(tmp_path, folder.id, "run")
+    with pytest.raises(UserError, match="There is no run yet"):
+        records.find(tmp_path, "latest", "run")
+
+
+def test_in_an_empty_storage_there_is_nothing_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"There is no sweep yet: got 'latest'. Looked in {tmp_path}/none"):
+        records.find(tmp_path / "none", "latest", "sweep")
+
+
+# Damage
+
+
+@pytest.mark.parametrize("content", ["", '{"format": 1', "[]", "{}"])
+def test_a_damaged_record(content: str, tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    (folder.path / "record.json").write_text(content)
+    with pytest.raises(UserError, match=f"record of {folder.path} is damaged"):
+        records.find(tmp_path, folder.id)
+
+
+def test_a_record_of_another_format(tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    folder.update(format=99)
+    with pytest.raises(UserError, match="another format: got 99; allowed: 1"):
+        records.find(tmp_path, folder.id)
+
+
+def test_a_damaged_record_stands_in_the_way_of_no_other(tmp_path: Path) -> None:
+    healthy = older(create(tmp_path), 10)
+    (create(tmp_path).path / "record.json").write_text("{")
+    assert records.find(tmp_path, healthy.id).id == healthy.id
+    assert records.find(tmp_path, "latest").id == healthy.id
+
+
+@pytest.mark.parametrize(
+    ("content", "kept"),
+    [("", ""), ("a\n", "a\n"), ("a\nb\n", "a\nb\n"), ("a\nb", "a\n"), ("ab", ""), ("\n\nb", "\n\n")],
+)
+def test_half_a_line_is_cut_off(content: str, kept: str, tmp_path: Path) -> None:
+    (tmp_path / "journal").write_text(content)
+    disk.drop_half_line(tmp_path / "journal")
+    assert (tmp_path / "journal").read_text() == kept
+    disk.drop_half_line(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+# Storage
+
+
+def test_a_storage_that_can_be_written(tmp_path: Path) -> None:
+    disk.check_writable(tmp_path / "new" / "storage")
+    assert list((tmp_path / "new" / "storage").iterdir()) == []
+
+
+@pytest.mark.parametrize("ask", [disk.check_writable, create])
+@pytest.mark.parametrize("below", ["file", "file/deep/storage"])
+def test_a_storage_that_can_not_be_written(ask: Callable[[Path], Any], below: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(
+        UserError, match=rf"The storage {tmp_path}/{below} can not be written: got .*--storage"
+    ) as caught:
+        ask(tmp_path / below)
+    assert caught.value.code == UNAVAILABLE

@@ -1,0 +1,134 @@
+"""Flag before environment before file before default, and each value knows where it came from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import USAGE, UserError
+from orchestrator.storage.settings import NAMES, resolve
+
+
+def configure(home: Path, text: str) -> None:
+    home.mkdir(exist_ok=True)
+    (home / "config.yaml").write_text(text)
+
+
+def test_defaults_lie_below_the_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ORCHESTRATOR_DATA", raising=False)
+    found = resolve()
+    assert (found.home, found.storage) == (home, home / "storage")
+    assert found.tracking == f"sqlite:///{home}/mlflow.db"
+    assert found.embedded
+    assert found.data == home.parent / "cache" / "data"
+    assert (found.experiment, found.ray_address) == (None, None)
+    assert found.sources == dict.fromkeys(NAMES, "default") | {"home": "environment"}
+
+
+def test_without_any_setting_the_home_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("ORCHESTRATOR_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resolve().home == tmp_path / ".orchestrator"
+
+
+def test_each_source_wins_over_the_next(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configure(home, "storage: /from/file\nexperiment: from-file\nray_address: from-file:1\n")
+    monkeypatch.setenv("ORCHESTRATOR_STORAGE", "/from/environment")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "from-environment")
+    found = resolve({"storage": "/from/flag", "experiment": None})
+    assert (str(found.storage), found.experiment, found.ray_address) == (
+        "/from/flag",
+        "from-environment",
+        "from-file:1",
+    )
+    picked = {name: found.sources[name] for name in ("storage", "experiment", "ray_address", "tracking")}
+    assert picked == {"storage": "flag", "experiment": "environment", "ray_address": "file", "tracking": "default"}
+
+
+def test_an_empty_variable_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "")
+    assert resolve().ray_address is None
+
+
+def test_in_whose_name_it_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (resolve().queue, resolve().priority) == ("default", 1)
+    configure(home, "queue: team-a\npriority: 5\n")
+    monkeypatch.setenv("ORCHESTRATOR_PRIORITY", "7")
+    assert (resolve().queue, resolve().priority) == ("team-a", 7)
+    for name, wrong in (
+        ("queue", "team a"),
+        ("queue", "-"),
+        ("priority", "0"),
+        ("priority", "high"),
+        ("priority", "101"),
+    ):
+        with pytest.raises(UserError, match=f"The {name} .*allowed: "):
+            resolve({name: wrong})
+
+
+def test_tracking_can_be_off() -> None:
+    found = resolve({"tracking": "none"})
+    assert found.tracking is None
+    assert not found.embedded
+
+
+def test_paths_are_absolute_wherever_a_worker_stands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    found = resolve({"storage": "here", "data": "~/sets", "tracking": "sqlite:///mine.db"})
+    assert found.storage == tmp_path / "here"
+    assert found.data == tmp_path / "me" / "sets"
+    assert found.tracking == f"sqlite:///{tmp_path}/mine.db"
+
+
+@pytest.mark.parametrize("uri", ["https://mlflow.example", "http://localhost:5000", "postgresql://db/mlflow"])
+def test_servers_and_databases(uri: str) -> None:
+    assert resolve({"tracking": uri}).tracking == uri
+
+
+@pytest.mark.parametrize("uri", ["mlruns", "file:///srv/mlruns", "/srv/mlruns", "localhost:5000", ""])
+def test_an_address_that_can_not_work(uri: str) -> None:
+    with pytest.raises(
+        UserError, match=f"tracking address is not one that works: got '{uri}'; allowed: http"
+    ) as caught:
+        resolve({"tracking": uri})
+    assert caught.value.code == USAGE
+
+
+def test_an_unknown_setting_in_the_file(home: Path) -> None:
+    configure(home, "trackng: none\n")
+    with pytest.raises(
+        UserError, match=r"Unknown setting in .*config\.yaml: got 'trackng'.* Did you mean 'tracking'\?"
+    ):
+        resolve()
+
+
+def test_the_file_can_not_say_where_it_lies(home: Path) -> None:
+    configure(home, "home: /elsewhere\n")
+    with pytest.raises(UserError, match="Unknown setting"):
+        resolve()
+
+
+def test_a_broken_file(home: Path) -> None:
+    configure(home, "storage: /here\ntracking: [\n")
+    with pytest.raises(UserError, match=r"config\.yaml, line 3, column 1 is not valid YAML"):
+        resolve()
+
+
+def test_a_setting_left_empty_in_the_file_is_unset(home: Path) -> None:
+    configure(home, "experiment:\ntracking:\nstorage: /here\n")
+    found = resolve()
+    assert found.experiment is None
+    assert found.embedded
+    assert found.sources["tracking"] == "default"
+    assert str(found.storage) == "/here"
+
+
+def test_a_login_in_the_address_goes_where_mlflow_looks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+        monkeypatch.setenv(name, "before")
+    settings = resolve({"tracking": "https://bob:hunt%40er@mlflow.example:5000/base"})
+    assert settings.tracking == "https://mlflow.example:5000/base"
+    assert (os.environ["MLFLOW_TRACKING_USERNAME"], os.environ["MLFLOW_TRACKING_PASSWORD"]) == ("bob", "hunt@er")

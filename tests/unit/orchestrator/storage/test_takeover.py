@@ -1,0 +1,453 @@
+"""A driver that was stopped, or cut off, for longer than its lease does not replace what its successor stores.
+
+Driver A is halted before each of its operations on the storage in turn; driver B takes the run over, and finishes it
+or drives on; then A goes on to its end. On S3 (moto), on a store without conditional writes, and on a file system.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from orchestrator.errors import UserError
+from orchestrator.storage import conditional, generations, lease, object_sync, records, remote, sync_state
+from orchestrator.storage.conditional import Changed, Objects
+from orchestrator.storage.lease import Lease
+from orchestrator.storage.object_sync import Mirror, Watch
+from orchestrator.storage.records import RunFolder
+from orchestrator.storage.remote import Remote
+
+BUCKET = "experiments"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(object_sync, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(object_sync, "RETRY_SECONDS", (0.02,))
+    monkeypatch.setattr(object_sync, "RENEW_SECONDS", 1000.0)
+    monkeypatch.setattr(sync_state, "PARALLEL", 1)  # who is halted sends nothing else meanwhile
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A bucket on a store with conditional writes."""
+    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
+    for name, value in {**keys, "AWS_ENDPOINT_URL_S3": endpoint}.items():
+        monkeypatch.setenv(name, value)
+    remote._open.cache_clear()
+    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket=BUCKET)
+    yield f"s3://{BUCKET}"
+    remote._open.cache_clear()
+
+
+@pytest.fixture
+def unconditional(tmp_path: Path) -> str:
+    """A store without conditional writes."""
+    return f"file://{tmp_path}/bucket"
+
+
+@pytest.fixture(params=["s3", "unconditional"])
+def store(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(request.param))
+
+
+Machine = Callable[[str], Path]
+
+
+@pytest.fixture
+def machine(store: str, tmp_path: Path) -> Machine:
+    """The storage as the machine ``name`` sees it, below a prefix of this test's."""
+    return lambda name: remote.mirror_of(f"{store}/{tmp_path.name}", tmp_path / name)
+
+
+class Halt:
+    """Called before each operation on the storage. Those of A fail while it is cut off, and are counted afterwards.
+
+    ``meanwhile`` happens before the operation number ``step``.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.operations = 0
+        self.is_cut = False
+        self._step: int | None = None
+        self._meanwhile: Callable[[], None] = lambda: None
+        for owner, name in ((Remote, "_place"), (Objects, "_call")):
+            monkeypatch.setattr(owner, name, self._before(getattr(owner, name)))
+
+    def at(self, step: int, meanwhile: Callable[[], None]) -> None:
+        self.operations, self._step, self._meanwhile = 0, step, meanwhile
+        self.is_cut = False
+
+    def has_happened(self) -> bool:
+        happened, self._step = self._step is None, None
+        return happened
+
+    def _before(self, operation: Callable[..., Any]) -> Callable[..., Any]:
+        def halted(*words: Any, **more: Any) -> Any:
+            if self.is_cut:
+                raise OSError("AWS Error NETWORK_CONNECTION during PutObject operation: curlCode: 7")
+            if self._step is not None:
+                self.operations += 1
+                if self.operations > self._step:
+                    self._step = None  # the operations of ``meanwhile``, and all after it, are not counted
+                    self._meanwhile()
+            return operation(*words, **more)
+
+        return halted
+
+
+@pytest.fixture
+def halt(monkeypatch: pytest.MonkeyPatch) -> Halt:
+    return Halt(monkeypatch)
+
+
+def begin(storage: Path, name: str) -> tuple[RunFolder, Mirror]:
+    """Driver A, which has stored a trial and a checkpoint, and has not noticed that it was cut off."""
+    folder = records.create(storage, "sweep", "toy", {"seed": 1}, "orchestrator sweep toy", name)
+    (folder.path / "study.jsonl").write_text("1\n")
+    (folder.path / "trials" / "checkpoint-1").mkdir(parents=True)
+    (folder.path / "trials" / "checkpoint-1" / "checkpoint.json").write_text("A")
+    following = folder.mirror()
+    assert isinstance(following, Mirror)
+    deadline = time.monotonic() + 60
+    while (sync_state.record(following._place) or {}).get("status") != "running":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return folder, following
+
+
+def take_over(storage: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[RunFolder, Mirror]:
+    """Driver B, once A's lease has ended."""
+    with monkeypatch.context() as later:
+        later.setattr(lease, "SECONDS", 0.0)
+        folder = records.find(storage, name).fetch()
+        folder.hold()
+    following = folder.mirror()
+    assert isinstance(following, Mirror)
+    with (folder.path / "study.jsonl").open("a") as study:
+        study.write("B\n")
+    return folder, following
+
+
+def finish(folder: RunFolder, following: Mirror) -> None:
+    (folder.path / "result").write_text("B")
+    folder.release("finished", 0)
+    assert following.close() is None
+
+
+def changes(folder: RunFolder) -> None:
+    """What A does while it is cut off."""
+    with (folder.path / "study.jsonl").open("a") as study:
+        study.write("A\n")
+    (folder.path / "result").write_text("A")
+    (folder.path / "trials" / "checkpoint-1" / "checkpoint.json").unlink()
+    (folder.path / "trials" / "checkpoint-1").rmdir()
+
+
+def seen(storage: Path, name: str) -> RunFolder:
+    """The run as a machine that knows nothing of it sees it."""
+    return records.find(storage, name).fetch()
+
+
+def steps(halt: Halt, storage: Path, take_over: Callable[[str], None]) -> Iterator[str]:
+    """Cut A off, and let it go on to its end, which it takes for an interruption, with a halt before its first
+    operation, its second, ... until it has no more. Yields the name of each such run."""
+    for step in count():
+        name, before = f"run-{step}", {}
+        folder, following = begin(storage, name)
+        halt.is_cut = True
+        changes(folder)
+        folder.release("interrupted", 130)
+        following.finish()
+
+        def meanwhile(name: str = name, before: dict[str, Any] = before, following: Mirror = following) -> None:
+            before.update(sync_state.record(following._place) or {})
+            take_over(name)
+
+        halt.at(step, meanwhile)
+        said = following.close()
+        if not halt.has_happened():
+            assert step > 5, "the driver has stored nothing"
+            assert said is None
+            return
+        assert folder._lease is not None
+        if folder._lease.exclusive:  # else it may not notice before the successor has stored its record
+            assert (said is None) <= (before["status"] == "interrupted"), "it was overtaken and does not say so"
+        assert said is None or "taken over by another driver" in said
+        yield name
+
+
+def test_what_a_successor_has_finished_stays(machine: Machine, halt: Halt, monkeypatch: pytest.MonkeyPatch) -> None:
+    def finishes(name: str) -> None:
+        finish(*take_over(machine("two"), name, monkeypatch))
+
+    for name in steps(halt, machine("one"), finishes):
+        folder = seen(machine("three"), name)
+        assert (folder.record["status"], folder.record["holds"]) == ("finished", 2)
+        assert (folder.path / "result").read_text() == "B"
+        assert (folder.path / "study.jsonl").read_text().endswith("B\n")
+    back = seen(machine("one"), name)
+    assert back.status() == "finished", "the overtaken driver's machine sees it too"
+    assert (back.path / "result").read_text() == "B"
+
+
+def test_what_a_successor_still_drives_stays(machine: Machine, halt: Halt, monkeypatch: pytest.MonkeyPatch) -> None:
+    driving: dict[str, tuple[RunFolder, Mirror]] = {}
+
+    def takes_over(name: str) -> None:
+        driving[name] = take_over(machine("two"), name, monkeypatch)
+
+    for name in steps(halt, machine("one"), takes_over):
+        folder, following = driving[name]
+        assert folder._lease is not None
+        assert folder._lease.kept(), "the successor goes on"
+        assert folder._lease.generation == 2
+        deadline = time.monotonic() + 60
+        while sync_state.undelivered(folder.path, sync_state.manifest(folder.path)[1]):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        there = seen(machine("three"), name)
+        assert there.status() == "running"
+        assert (there.path / "study.jsonl").read_bytes() == (folder.path / "study.jsonl").read_bytes()
+        finish(folder, following)
+        there = seen(machine("four"), name)
+        assert there.status() == "finished"
+        assert (there.path / "result").read_text() == "B"
+
+
+# A file system that several hosts share: the folder is the storage
+
+
+@pytest.fixture
+def on_host(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    return lambda name: monkeypatch.setattr(socket, "gethostname", lambda: name)
+
+
+def forget_lock(folder: RunFolder) -> None:
+    """As the server of a network file system does where a host was cut off."""
+    assert folder._lock
+    fcntl.flock(folder._lock, fcntl.LOCK_UN)
+
+
+@pytest.mark.parametrize("step", range(6))
+def test_on_a_shared_file_system_a_successor_has_a_folder_of_its_own(
+    step: int, on_host: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B takes over between any two of A's writes, and between the two steps of one: written aside, put in place."""
+    monkeypatch.setattr(object_sync, "RENEW_SECONDS", 0.01)
+    on_host("one")
+    folder = records.create(tmp_path, "sweep", "toy", {"seed": 1}, "orchestrator sweep toy", "run")
+    (folder.path / "study.jsonl").write_text("1\n")
+    watch = folder.mirror()
+    assert isinstance(watch, Watch)
+    taken: list[RunFolder] = []
+
+    def take_over() -> None:
+        forget_lock(folder)
+        on_host("two")
+        there = records.find(tmp_path, "run")
+        there.hold()
+        on_host("one")
+        with (there.path / "study.jsonl").open("a") as study:
+            study.write("B\n")
+        if step % 2:
+            there.release("finished", 0)
+        taken.append(there)
+
+    def write(name: str, content: str) -> None:
+        partial = folder.path / ".partial"
+        partial.write_text(content)
+        at(2)
+        partial.replace(folder.path / name)
+
+    reached = iter(range(9))
+
+    def at(_: int) -> None:
+        if next(reached) == step // 2 and not taken:
+            take_over()
+
+    at(0)
+    write("study.jsonl", "A\n")
+    real = Path.replace
+
+    def replace(self: Path, target: Path) -> Path:
+        at(1)
+        return real(self, target)
+
+    with monkeypatch.context() as halted:
+        halted.setattr(Path, "replace", replace)
+        folder.release("interrupted", 130)
+    said = watch.close()
+    assert said == "run was taken over by another driver; what this one did since is not stored"
+
+    (there,) = taken
+    seen = records.find(tmp_path, "run")
+    assert (seen.id, seen.path, seen.record["holds"]) == ("run", there.path, 2)
+    assert seen.record["status"] == ("finished" if step % 2 else "running")
+    assert (seen.path / "study.jsonl").read_text().endswith("B\n")
+    assert [found.path for found in records.folders(tmp_path)] == [there.path]
+    with pytest.raises(UserError, match="The name run is in use"):
+        records.create(tmp_path, "sweep", "toy", {}, "", "run")
+
+
+def test_a_watch_stops_the_driver_that_was_overtaken_alone(
+    on_host: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_sync, "RENEW_SECONDS", 0.01)
+    on_host("one")
+    folder = records.create(tmp_path, "run", "toy", {"seed": 1}, "orchestrator run toy", "run")
+    watch = folder.mirror()
+    forget_lock(folder)
+    on_host("two")
+    there = records.find(tmp_path, "run")
+    there.hold()
+    deadline = time.monotonic() + 60
+    while not folder.stop_file.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not there.stop_file.exists()
+    assert watch.close() is not None
+
+
+@pytest.mark.parametrize("host", ["one", "two"])
+def test_where_the_driver_before_is_known_to_be_gone_its_folder_is_used(
+    host: str, on_host: Callable[[str], None], tmp_path: Path
+) -> None:
+    on_host("one")
+    folder = records.create(tmp_path, "run", "toy", {"seed": 1}, "orchestrator run toy", "run")
+    if host == "two":
+        folder.release("interrupted", 130)  # it has said so itself
+    else:
+        forget_lock(folder)  # killed on this host: its lock is free
+    on_host(host)
+    there = records.find(tmp_path, "run")
+    there.hold()
+    assert there.path == folder.path
+
+
+def test_a_run_of_an_earlier_version_goes_on_where_it_is(on_host: Callable[[str], None], tmp_path: Path) -> None:
+    on_host("one")
+    folder = records.create(tmp_path, "run", "toy", {"seed": 1}, "orchestrator run toy", "run")
+    del folder.record["generation"]
+    folder.update()
+    forget_lock(folder)
+    on_host("two")
+    there = records.find(tmp_path, "run")
+    there.hold()
+    assert there.path == folder.path
+
+
+def test_a_generation_on_a_file_system_is_claimed_once(on_host: Callable[[str], None], tmp_path: Path) -> None:
+    on_host("one")
+    folder = records.create(tmp_path, "run", "toy", {"seed": 1}, "orchestrator run toy", "run")
+    forget_lock(folder)
+    (tmp_path / "run@2").mkdir()  # of one that died while it copied
+    on_host("two")
+    there = records.find(tmp_path, "run")
+    there.hold()
+    assert there.path == tmp_path / "run@3"
+    assert records.find(tmp_path, "run").path == there.path
+
+
+# The lease and the record, which all generations share
+
+
+def test_a_settled_record_is_not_replaced_by_an_earlier_driver(s3: str, tmp_path: Path) -> None:
+    place = Remote(f"{s3}/{tmp_path.name}/run")
+    store = conditional.objects(place)
+    assert store is not None
+    for content in ({"holds": 1, "status": "running"}, {"holds": 2, "status": "finished"}):
+        sync_state._publish(store, json.dumps(content).encode())
+    with pytest.raises(lease.Overtaken):
+        sync_state._publish(store, json.dumps({"holds": 1, "status": "interrupted"}).encode())
+    assert (sync_state.record(place) or {})["status"] == "finished"
+
+
+def test_one_of_two_has_a_generation(s3: str, tmp_path: Path) -> None:
+    place = Remote(f"{s3}/{tmp_path.name}/run")
+    first, second = Lease(place), Lease(place)
+    first.take()
+    with pytest.raises(UserError, match="driven by another process"):
+        second.take()
+    first.release()
+    assert lease.holder(place) is None
+    second.take(above=7)
+    assert second.generation == 8
+    assert not first.kept(lambda: True)
+    assert second.kept()
+
+
+def test_a_lease_whose_answer_was_lost_is_still_ours(s3: str, tmp_path: Path) -> None:
+    ours = Lease(Remote(f"{s3}/{tmp_path.name}/run"))
+    ours.take()
+    ours._tag = '"of before"'
+    assert ours.kept()
+
+
+def test_a_condition_that_fails_is_said(s3: str, tmp_path: Path) -> None:
+    store = Objects(Remote(f"{s3}/{tmp_path.name}/run"))
+    tag = store.write("name", b"1", None)
+    for other in (None, '"another"'):
+        with pytest.raises(Changed):
+            store.write("name", b"2", other)
+    with pytest.raises(Changed):
+        store.remove("name", '"another"')
+    assert store.read("name") == (b"1", tag)
+    assert store.read("none") is None
+
+
+@pytest.mark.parametrize(
+    ("hide", "said"),
+    [
+        ("library", "boto3 is not installed.*pip install 'ray-experiment-orchestrator\\[s3\\]'"),
+        ("conditions", "the store does not honour If-Match and If-None-Match"),
+    ],
+)
+def test_a_storage_without_conditional_writes_is_named_at_the_start(
+    hide: str, said: str, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if hide == "library":
+        monkeypatch.setattr(conditional, "find_spec", lambda name: None)
+    else:
+        monkeypatch.setattr(conditional, "_HONOURS", {})
+        monkeypatch.setattr(Objects, "write", lambda *_: "the tag of an object that was replaced all the same")
+    storage = remote.mirror_of(f"{s3}/{tmp_path.name}", tmp_path / "one")
+    folder = records.create(storage, "run", "toy", {"seed": 1}, "orchestrator run toy", "run")
+    warning = folder.warning()
+    assert warning is not None
+    assert re.search(said, warning)
+
+
+def test_with_conditional_writes_there_is_nothing_to_say(s3: str, tmp_path: Path) -> None:
+    storage = remote.mirror_of(f"{s3}/{tmp_path.name}", tmp_path / "one")
+    assert records.create(storage, "run", "toy", {"seed": 1}, "orchestrator run toy", "run").warning() is None
+    assert records.create(tmp_path / "plain", "run", "toy", {"seed": 1}, "", "run").warning() is None
+
+
+def test_folders_are_ordered_by_their_generation() -> None:
+    names = ["run", "run@10-b", "run@9", "other@2", "run@10-a"]
+    assert generations.by_run(names) == {"run": ["run@10-b", "run@10-a", "run@9", "run"], "other": ["other@2"]}
+    assert not records.NAME.fullmatch("run@2")

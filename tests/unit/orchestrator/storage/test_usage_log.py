@@ -1,0 +1,199 @@
+"""Device hours: what was held is counted, once, whatever died; and summed by whoever asks."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.config.spec import Resources
+from orchestrator.errors import UserError
+from orchestrator.report.device_hours import device_hours
+from orchestrator.storage import records, usage_log
+from orchestrator.storage.records import RunFolder
+from orchestrator.storage.usage_log import BEAT_SECONDS, EVENTS, Book
+
+TWO_GPUS = Resources(workers=2, gpus_per_worker=1, cpus_per_worker=3)
+ONE_CPU = Resources()
+NOON = datetime(2026, 11, 20, 12).timestamp()
+
+
+class Time:
+    """In the place of the module ``time``."""
+
+    def __init__(self) -> None:
+        self.now = NOON
+
+    def time(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    time = Time()
+    monkeypatch.setattr(usage_log, "time", time)
+    return time
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return records.create(tmp_path, "sweep", "toy", {}, "orchestrator sweep toy", "s1")
+
+
+def hours(folder: RunFolder, by: Any = "sweep", since: float | None = None) -> dict[str, tuple[float, float]]:
+    rows, _ = usage_log.table([folder], by, since)
+    return {row[by]: (row["gpu_hours"], row["cpu_hours"]) for row in rows}
+
+
+def test_devices_times_hours(folder: RunFolder, time: Time) -> None:
+    book = Book(folder.path)
+    book.start("trial 0", TWO_GPUS)
+    time.now += 1800
+    book.start("trial 1", ONE_CPU)
+    time.now += 1800
+    book.stop("trial 0")
+    time.now += 3600
+    book.stop("trial 1")
+    assert hours(folder, "trial") == {"s1 trial 0": (2.0, 6.0), "s1 trial 1": (0.0, 1.5)}
+    assert hours(folder) == {"s1": (2.0, 7.5)}
+    assert usage_log.hours(folder) == {"gpu_hours": 2.0, "cpu_hours": 7.5}
+
+
+def test_what_was_held_so_far_is_known_at_any_moment(folder: RunFolder, time: Time) -> None:
+    book = Book(folder.path)
+    assert book.seconds() == {"cpus": 0, "gpus": 0}
+    book.start("trial 0", TWO_GPUS)
+    time.now += 10
+    assert book.seconds() == {"cpus": 60, "gpus": 20}
+    book.start("trial 1", ONE_CPU)
+    time.now += 10
+    book.stop("trial 0")
+    time.now += 10
+    book.start("trial 1", ONE_CPU)  # a segment of a population's member that was not stopped before
+    assert book.seconds() == {"cpus": 140, "gpus": 40}
+    time.now += 10
+    book.beat()
+    driver = Book(folder.path)  # the first one is dead, and the next one counts on
+    time.now += 100
+    assert driver.seconds() == book_of(folder) == {"cpus": 140, "gpus": 40}
+
+
+def book_of(folder: RunFolder) -> dict[str, float]:
+    told = usage_log.hours(folder)
+    return {"cpus": round(3600 * told["cpu_hours"], 6), "gpus": round(3600 * told["gpu_hours"], 6)}
+
+
+def test_what_runs_counts_until_now(folder: RunFolder, time: Time) -> None:
+    Book(folder.path).start("run", ONE_CPU)
+    time.now += 7200
+    assert hours(folder) == {"s1": (0.0, 2.0)}
+
+
+def test_the_hours_between_a_crash_and_its_resume_are_nobodys(folder: RunFolder, time: Time) -> None:
+    book = Book(folder.path)
+    book.start("trial 0", ONE_CPU)
+    time.now += 3600
+    book.beat()
+    with (folder.path / EVENTS).open("a") as file:
+        file.write('{"time": 1, "ev')  # killed here
+    time.now += 36_000
+    resumed = Book(folder.path)
+    resumed.start("trial 0", ONE_CPU)
+    time.now += 1800
+    resumed.stop("trial 0")
+    assert hours(folder) == {"s1": (0.0, 1.5)}
+    assert all(json.loads(line) for line in (folder.path / EVENTS).read_text().splitlines())
+
+
+def test_a_lost_driver_counts_until_it_was_last_heard_of(folder: RunFolder, time: Time) -> None:
+    book = Book(folder.path)
+    book.start("trial 0", ONE_CPU)
+    time.now += 1800
+    book.beat()
+    time.now += 36_000
+    folder.release("finished", 0)
+    folder.update(status="running", ended=None)  # the lock is free, the record says otherwise
+    assert folder.status() == "lost"
+    assert hours(folder) == {"s1": (0.0, 0.5)}
+
+
+def test_a_beat_a_minute_and_only_while_something_is_held(folder: RunFolder, time: Time) -> None:
+    book = Book(folder.path)
+    book.beat()
+    assert not (folder.path / EVENTS).exists()
+    book.start("run", ONE_CPU)
+    for _ in range(10):
+        time.now += BEAT_SECONDS / 5
+        book.beat()
+    assert (folder.path / EVENTS).read_text().count("beat") == 2
+
+
+def test_stopping_twice_or_what_never_began_says_nothing(folder: RunFolder, time: Time) -> None:
+    book = Book(folder.path)
+    with book.holding("winner", ONE_CPU):
+        time.now += 3600
+    book.stop("winner")
+    book.stop("trial 5")
+    book.close()
+    assert hours(folder) == {"s1": (0.0, 1.0)}
+    assert len((folder.path / EVENTS).read_text().splitlines()) == 2
+
+
+def test_devices_are_given_back_when_the_block_fails(folder: RunFolder, time: Time) -> None:
+    with suppress(ZeroDivisionError), Book(folder.path).holding("winner", ONE_CPU):
+        time.now += 3600
+        raise ZeroDivisionError
+    time.now += 3600
+    assert hours(folder) == {"s1": (0.0, 1.0)}
+
+
+@pytest.mark.parametrize("line", ["", "{", "[]", '{"time": "x", "event": "stop"}', '{"event": "stop"}', "3", "null"])
+def test_damaged_lines_are_passed_over(line: str, folder: RunFolder, time: Time) -> None:
+    book = Book(folder.path)
+    book.start("run", ONE_CPU)
+    with (folder.path / EVENTS).open("a") as file:
+        file.write(f"{line}\n")
+    time.now += 3600
+    book.stop("run")
+    assert hours(folder) == {"s1": (0.0, 1.0)}
+
+
+def test_a_day_ends_at_midnight(folder: RunFolder, time: Time) -> None:
+    book = Book(folder.path)
+    book.start("run", ONE_CPU)
+    time.now += 37 * 3600
+    book.stop("run")
+    assert hours(folder, "day") == {"2026-11-20": (0.0, 12.0), "2026-11-21": (0.0, 24.0), "2026-11-22": (0.0, 1.0)}
+    assert hours(folder, since=usage_log.moment("2026-11-22")) == {"s1": (0.0, 1.0)}
+    assert hours(folder, since=usage_log.moment("2026-11-24")) == {}
+
+
+def test_by_person_and_workload_and_those_before_there_were_accounts(
+    tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for name, user in (("a", "ada"), ("b", "bob"), ("c", "ada"), ("old", "ada")):
+        monkeypatch.setenv("LOGNAME", user)
+        found.append(records.create(tmp_path, "run", "toy", {}, "", name))
+    for folder in found[:3]:
+        with Book(folder.path).holding("run", ONE_CPU):
+            time.now += 3600
+    rows, silent = usage_log.table(found, "person")
+    assert rows == [
+        {"person": "ada", "cpu_hours": 2.0, "gpu_hours": 0.0, "runs": 2},
+        {"person": "bob", "cpu_hours": 1.0, "gpu_hours": 0.0, "runs": 1},
+    ]
+    assert silent == 1
+    assert [row["workload"] for row in usage_log.table(found, "workload")[0]] == ["toy"]
+    shown = device_hours(rows, "person", silent).splitlines()
+    assert shown[-2].split() == ["in", "all", "0", "3"]
+    assert "1 " in shown[-1]
+
+
+def test_a_wrong_date() -> None:
+    with pytest.raises(UserError, match=r"This is no date: got 'yesterday'; allowed: 2026-11-21"):
+        usage_log.moment("yesterday")

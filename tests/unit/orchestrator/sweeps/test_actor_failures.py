@@ -1,0 +1,127 @@
+"""What a process or a storage that gives out is called: the cause, and what to do; what comes next stays possible."""
+
+from __future__ import annotations
+
+import errno
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from ray.air.execution._internal import RayActorManager
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayActorError, RayTaskError
+from ray.train import WorkerGroupError
+from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
+from ray.tune.execution import tune_controller
+
+from orchestrator.cluster.preemption import Preempted
+from orchestrator.engine import checkpoint
+from orchestrator.engine.checkpoint import Checkpoint
+from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.runs import reports, train
+from orchestrator.storage import disk
+from orchestrator.sweeps import actor_failures
+from tests.support.toy import hog
+
+KILLED = OutOfMemoryError(
+    "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.2, ID: 943f) was "
+    "1.54GB used / 1.76GB limit (0.877912)\nOOM kill reason: ...\n"
+)  # as Ray 2.60 says it
+TOLD = "out of memory (1.54GB of the node's 1.76GB were used): its process was killed by Ray's memory monitor"
+
+
+# Memory
+
+
+def test_a_process_at_its_limit_says_so() -> None:
+    with pytest.raises(MemoryError) as caught:
+        hog()
+    assert reports.describe(caught.value).startswith("out of memory: fewer trials at once (--concurrency)")
+
+
+def test_so_does_pytorch_on_a_cpu() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert reports.describe(caught.value).startswith("out of memory (")
+    assert "\n" not in reports.describe(caught.value)
+
+
+def test_what_the_memory_monitor_killed() -> None:
+    assert reports.death(str(KILLED)) == reports.describe(KILLED) == TOLD
+    assert reports.death(str(ActorDiedError())) == "its process died"
+    alone = RuntimeError("[...] Connection closed by peer [127.0.0.1]:10475.")
+    group = WorkerGroupError("lost", {0: alone, 1: WorkerHealthCheckFailedError("failed", KILLED)})
+    assert train.cause(group) == f"worker 1: {TOLD}"
+
+
+def test_tune_hears_of_any_death_as_of_an_actors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no actor's and no task's error would end Tune itself."""
+    heard: list[Any] = []
+    monkeypatch.setattr(RayActorManager, "_actor_task_failed", lambda self, task, error: heard.append(error))
+    manager = actor_failures.Actors.__new__(actor_failures.Actors)
+    for error in (KILLED, ActorDiedError(), RayTaskError("step", "trace", ValueError("bad"))):
+        manager._actor_task_failed(None, error)
+    assert isinstance(heard[0], RayActorError)
+    assert [type(error) for error in heard[1:]] == [ActorDiedError, RayTaskError]
+    assert str(pickle.loads(pickle.dumps(heard[0]))) == TOLD
+    with actor_failures.understood():
+        assert tune_controller.RayActorManager is actor_failures.Actors
+    assert tune_controller.RayActorManager is RayActorManager
+
+
+@pytest.mark.parametrize("last", [KILLED, actor_failures.Died(TOLD)], ids=["starting", "training"])
+def test_the_last_death_of_a_trial_is_its_cause(last: Exception, tmp_path: Path) -> None:
+    (tmp_path / "error.txt").write_text(
+        f"Failure # 1 (occurred at noon)\n{ActorDiedError()}\nFailure # 2 (occurred at one)\n{last}\n"
+    )  # as Tune writes it
+    assert actor_failures.cause(SimpleNamespace(error_file=tmp_path / "error.txt", num_failures=2)) == f"{TOLD} 2 times"
+    (tmp_path / "error.txt").write_text(f"Failure # 1 (occurred at noon)\n{ActorDiedError()}\n")
+    trial = SimpleNamespace(error_file=tmp_path / "error.txt", num_failures=1)
+    assert actor_failures.cause(trial) == "its process died 1 time"
+    assert actor_failures.cause(None) == "its process did not start"
+
+
+def test_a_trial_whose_node_is_taken_away_has_not_failed() -> None:
+    """Tune takes it for the actor's, as a task's error that crossed a process, and does not count it."""
+    wrapped = RayTaskError("step", "trace", pickle.loads(pickle.dumps(Preempted()))).as_instanceof_cause()
+    assert isinstance(wrapped, RayTaskError)
+    assert isinstance(wrapped, RayActorError)
+    assert wrapped.preempted
+
+
+# Storage
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_checkpoint_that_can_not_be_written_leaves_the_one_before(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = Checkpoint({"workload": "toy"}, 1, {"x": torch.ones(2)})
+    checkpoint.write(tmp_path / checkpoint.name(1), state)
+
+    def full(tensors: Any, file: Path) -> None:
+        file.write_bytes(b"half")
+        raise OSError(number, "No room")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(
+        UserError, match=rf"The storage {tmp_path} can not be written: got No room\. Free space"
+    ) as caught:
+        checkpoint.write(tmp_path / checkpoint.name(2), state)
+    assert caught.value.code == UNAVAILABLE
+    assert checkpoint.latest(tmp_path) == tmp_path / checkpoint.name(1)
+    assert [path.name for path in tmp_path.iterdir()] == [checkpoint.name(1)], "half a checkpoint takes what is left"
+
+
+def test_a_storage_that_is_full_is_told_from_other_trouble() -> None:
+    assert disk.is_full(OSError(errno.ENOSPC, "full"))
+    assert not disk.is_full(FileNotFoundError(errno.ENOENT, "gone"))
+    assert not disk.is_full(ValueError("no"))
+
+
+def test_what_meets_every_trial_is_not_one_trials_failure() -> None:
+    said = reports.last_words(disk.unwritable(Path("/storage"), OSError(errno.ENOSPC, "No space left on device")))
+    assert said["refused"] == UNAVAILABLE
+    assert reports.last_words(UserError("The checkpoint is of another run"))["refused"] is None

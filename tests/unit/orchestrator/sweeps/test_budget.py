@@ -1,0 +1,165 @@
+"""The device-hour budget: what counts, when no trial begins any more, when all stop, and over a restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.config.spec import Resources
+from orchestrator.storage import records
+from orchestrator.storage.records import RunFolder
+from orchestrator.storage.usage_log import Book
+from orchestrator.sweeps import budget as module
+from orchestrator.sweeps.budget import Budget
+from tests.support.searching import sweep
+from tests.support.toy import Clock
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Time passes only where a test says so, for the accounts as well."""
+    from orchestrator.storage import usage_log
+
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(usage_log, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return records.create(tmp_path, "sweep", "toy", {}, "orchestrator sweep toy")
+
+
+def budget(folder: RunFolder, device_seconds: float | None, **resources: Any) -> Budget:
+    hours = None if device_seconds is None else device_seconds / 3600
+    spec = sweep(max_device_hours=hours).model_copy(update={"resources": Resources(**resources)})
+    return Budget(spec, folder)
+
+
+def run(budget: Budget, clock: Clock, seconds: float, unit: int = 0) -> None:
+    budget.start(unit)
+    clock.sleep(seconds)
+    budget.stop(unit)
+
+
+def test_without_a_limit_there_is_always_room(folder: RunFolder, clock: Clock) -> None:
+    free = budget(folder, None)
+    run(free, clock, 1e9)
+    assert free.used == 1e9
+    assert (free.allows_another(), free.is_spent(), free.warns()) == (True, False, False)
+
+
+@pytest.mark.parametrize(
+    ("resources", "rate"),
+    [
+        ({}, 1),
+        ({"cpus_per_worker": 4}, 4),
+        ({"workers": 3, "cpus_per_worker": 2}, 6),
+        ({"gpus_per_worker": 0.25, "cpus_per_worker": 8}, 0.25),
+        ({"workers": 2, "gpus_per_worker": 2}, 4),
+    ],
+)
+def test_a_devices_second_is_a_gpus_where_there_is_one(
+    resources: dict[str, Any], rate: float, folder: RunFolder, clock: Clock
+) -> None:
+    spent = budget(folder, 100 * rate, **resources)
+    run(spent, clock, 10)
+    assert (spent.used, spent.of(0)) == (10 * rate, 10 * rate)
+    spent.start(1)
+    clock.sleep(5)
+    assert spent.used == 15 * rate, "what runs counts"
+    assert spent.of(1) == 0
+
+
+def test_trials_that_run_together_cost_their_sum(folder: RunFolder, clock: Clock) -> None:
+    spent = budget(folder, 100)
+    spent.start(0)
+    clock.sleep(4)
+    spent.start(1)
+    clock.sleep(3)
+    spent.stop(0)
+    clock.sleep(2)
+    spent.stop(1)
+    assert (spent.of(0), spent.of(1), spent.used) == (7, 5, 12)
+
+
+def test_a_unit_that_comes_in_parts_costs_their_sum(folder: RunFolder, clock: Clock) -> None:
+    spent = budget(folder, 100)
+    run(spent, clock, 4)
+    clock.sleep(50)
+    run(spent, clock, 3)
+    assert spent.of(0) == 7
+    spent.stop(0)
+    spent.stop(9)
+    assert spent.used == 7, "who holds nothing gives nothing back"
+
+
+def test_no_trial_begins_that_would_pass_the_limit(folder: RunFolder, clock: Clock) -> None:
+    spent = budget(folder, 35)
+    begun = 0
+    while spent.allows_another():
+        run(spent, clock, 10, unit=begun)
+        begun += 1
+    assert (begun, spent.used) == (3, 30)
+    assert not spent.is_spent()
+
+
+def test_what_runs_is_expected_to_cost_as_much(folder: RunFolder, clock: Clock) -> None:
+    """Of 35, 10 are spent and two run: 5 + 5 so far, as much to come; a third of 10 would pass the limit."""
+    spent = budget(folder, 35)
+    run(spent, clock, 10)
+    spent.start(1), spent.start(2)
+    clock.sleep(5)
+    assert spent.used == 20
+    assert not spent.allows_another()
+    spent.stop(1)
+    spent.stop(2)
+    assert spent.allows_another(), "they ended early: the usual is less, and there is room again"
+
+
+def test_the_first_ones_are_not_held_back_by_a_guess(folder: RunFolder, clock: Clock) -> None:
+    spent = budget(folder, 10)
+    for unit in range(4):
+        assert spent.allows_another()
+        spent.start(unit)
+    clock.sleep(3)
+    assert spent.is_spent(), "they are stopped when the sum is spent"
+
+
+def test_it_warns_once_at_four_fifths(folder: RunFolder, clock: Clock) -> None:
+    spent = budget(folder, 100)
+    run(spent, clock, 79)
+    assert not spent.warns()
+    spent.start(1)
+    clock.sleep(1)
+    assert [spent.warns() for _ in range(3)] == [True, False, False]
+
+
+def test_a_restart_remembers(folder: RunFolder, clock: Clock) -> None:
+    """From the event file: of trials alone, and of what a dead driver left open until it was last heard of."""
+    book, resources = Book(folder.path), Resources(cpus_per_worker=2)
+    for unit, seconds in (("trial 0", 10), ("trial 1 seed 2", 5), ("winner", 100), ("run", 100)):
+        with book.holding(unit, resources):
+            clock.sleep(seconds)
+    book.start("trial 2", resources)
+    clock.sleep(60)
+    book.beat()
+    clock.sleep(1000)  # dead
+    Book(folder.path)
+    again = budget(folder, 160, cpus_per_worker=2)
+    assert again.used == pytest.approx(2 * (10 + 5 + 60))
+    assert not again.warns(), "the process before this one did"
+    assert not again.is_spent()
+    run(again, clock, 5)
+    assert again.is_spent()
+
+
+def test_a_gpus_budget_counts_gpus_over_a_restart(folder: RunFolder, clock: Clock) -> None:
+    resources = Resources(cpus_per_worker=8, gpus_per_worker=0.5)
+    with Book(folder.path).holding("trial 0", resources):
+        clock.sleep(10)
+    again = budget(folder, 100, cpus_per_worker=8, gpus_per_worker=0.5)
+    assert again.used == pytest.approx(5)

@@ -1,0 +1,271 @@
+"""Hosts that die or fall silent: their trials go on, and one that is to blame fails alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from orchestrator.cluster.fair_share import Hold
+from orchestrator.config.spec import Search, SweepSpec
+from orchestrator.errors import RunFailed
+from orchestrator.runs.train import RETRIES
+from orchestrator.sweeps import pack as pack_placement
+from orchestrator.sweeps.pack import PackActor, run_packs
+
+EPOCHS = 6
+FOLDER = SimpleNamespace(id="s", log="s/log.txt")
+
+
+class Runner:
+    """In a PackRunner's place: an epoch of every trial a step. ``saved`` outlives it, as checkpoints do."""
+
+    saved: dict[int, int]
+    seen: list[set[int]]
+
+    def __init__(self, device: object, stop: Callable[[], bool]) -> None:
+        self.units: set[int] = set()
+        self.stop = stop
+
+    def begin(self, config: Mapping[str, Any]) -> None:
+        self.units.add(config["number"])
+
+    def drop(self, unit: int) -> None:
+        self.units.discard(unit)
+
+    def step(self) -> list[tuple[int, dict[str, Any]]]:
+        if self.units:
+            Runner.seen.append(set(self.units))
+        said = []
+        for unit in sorted(self.units):
+            Runner.saved[unit] = epoch = Runner.saved.get(unit, 0) + 1
+            said.append((unit, {"epoch": epoch, "done": epoch >= EPOCHS}))
+        if self.stop():
+            self.units.clear()
+        return said
+
+
+@dataclass(eq=False)
+class Answer:
+    """What will be said to a step; ``units`` are the trials in it."""
+
+    handle: Any
+    begin: list[Any]
+    drop: list[int]
+    stopping: bool
+
+    @property
+    def units(self) -> set[int]:
+        new, runner = {config["number"] for config in self.begin}, self.handle.actor._runner
+        return ((runner.units if runner else set()) | new) - set(self.drop)
+
+
+class Cluster:
+    """In Ray's place: an answer is computed when it is fetched; who holds a fatal trial dies, or never answers.
+
+    A ``broken`` error is what every step raises that has trials.
+    """
+
+    exceptions = ray.exceptions
+
+    def __init__(
+        self,
+        fatal: Sequence[int] = (),
+        hanging: Sequence[int] = (),
+        stillborn: bool = False,
+        broken: Exception | None = None,
+    ) -> None:
+        self.fatal, self.hanging, self.stillborn, self.broken = set(fatal), set(hanging), stillborn, broken
+        self.started, self.dead = 0, set[int]()
+        self.answered = Counter[int]()
+        self.now = 0.0
+
+    def remote(self, cls: type[PackActor]) -> Any:
+        cluster = self
+
+        class Handle:
+            def __init__(self, *args: Any) -> None:
+                self.actor, self.step = cls(*args), self
+                cluster.started += 1
+                self.number = cluster.started
+
+            def remote(self, begin: Sequence[Any], drop: Sequence[int], stopping: bool) -> Any:
+                return Answer(self, list(begin), list(drop), stopping)
+
+        class Options:
+            remote = Handle
+
+            def options(self, **need: float) -> Any:
+                assert need == {"num_cpus": 1, "num_gpus": 0}
+                return self
+
+        return Options()
+
+    def wait(self, answers: Sequence[Answer], num_returns: int, timeout: float) -> tuple[list[Answer], list[Answer]]:
+        there = [answer for answer in answers if not answer.units & self.hanging]
+        if there:  # in turns
+            first = min(there, key=lambda answer: self.answered[answer.handle.number])
+            self.answered[first.handle.number] += 1
+            return [first], []
+        self.now += timeout
+        return [], list(answers)
+
+    def get(self, answer: Answer) -> Any:
+        if self.stillborn or answer.handle.number in self.dead or answer.units & self.fatal:
+            raise ray.exceptions.ActorDiedError()
+        if self.broken and answer.units:
+            trace = 'File "/somewhere/devices.py", line 3, in take_device'
+            raise ray.exceptions.RayTaskError("step", trace, self.broken)
+        return answer.handle.actor.step(answer.begin, answer.drop, answer.stopping)
+
+    def kill(self, handle: Any) -> None:
+        self.dead.add(handle.number)
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Book:
+    def __init__(self, trials: int, stop_after: int | None = None) -> None:
+        self.trials, self.stop_after, self.given = trials, stop_after, 0
+        self.complete: list[int] = []
+        self.failed: dict[int, str] = {}
+        self.reports = self.most = 0
+
+    def next(self) -> dict[str, Any] | None:
+        if self.exhausted:
+            return None
+        self.given += 1
+        self.most = max(self.most, self.given - len(self.complete) - len(self.failed))
+        return {"number": self.given - 1}
+
+    @property
+    def exhausted(self) -> bool:
+        return self.given == self.trials
+
+    def result(self, unit: int, payload: Mapping[str, Any]) -> bool:
+        self.reports += 1
+        if payload["done"]:
+            self.complete.append(unit)
+        return bool(payload["done"])
+
+    def died(self, unit: int, cause: str) -> None:
+        self.failed[unit] = cause
+
+    def stopping(self) -> bool:
+        return self.stop_after is not None and self.reports >= self.stop_after
+
+
+@pytest.fixture
+def drive(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cluster]:
+    def drive(
+        book: Book, *capacities: int, timeout: float | None = None, hold: Hold = lambda wanted: wanted, **faults: Any
+    ) -> Cluster:
+        cluster = Cluster(**faults)
+        Runner.saved, Runner.seen = {}, []
+        monkeypatch.setattr(pack_placement, "ray", cluster)
+        monkeypatch.setattr(pack_placement, "time", cluster)
+        monkeypatch.setattr(pack_placement, "PackRunner", Runner)
+        spec = SweepSpec(workload="recommender", search=Search(trials=book.trials, trial_timeout=timeout))
+        run_packs(spec, FOLDER, book, capacities or [3], hold)  # type: ignore[arg-type]
+        return cluster
+
+    return drive
+
+
+def test_all_trials_run_as_many_at_once_as_there_is_room_for(drive: Callable[..., Cluster]) -> None:
+    book = Book(8)
+    cluster = drive(book, 3, 2)
+    assert sorted(book.complete) == list(range(8))
+    assert [len(units) for units in Runner.seen[:2]] == [3, 2]
+    assert book.most == 5, "each process has its own number"
+    assert cluster.started == len(cluster.dead) == 2, "every process was started once and ended"
+
+
+def test_a_trial_that_kills_its_process_fails_alone(drive: Callable[..., Cluster]) -> None:
+    book = Book(5)
+    drive(book, fatal=[1])
+    assert sorted(book.complete) == [0, 2, 3, 4]
+    assert book.failed == {1: f"its process died {RETRIES + 1} times"}
+    assert Runner.saved == {0: EPOCHS, 2: EPOCHS, 3: EPOCHS, 4: EPOCHS}, "and nobody began anew"
+
+
+def test_a_pack_whose_node_is_taken_away_goes_on_elsewhere(
+    drive: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often: that is no death of its process."""
+    times = 2 * RETRIES
+    nodes = iter([*[True] * times, *[False] * 10])
+
+    def this_node() -> Callable[[], bool]:
+        goes, asked = next(nodes), iter(range(100))
+        return lambda: goes and next(asked) > 0
+
+    monkeypatch.setattr(pack_placement, "this_node", this_node)
+    book = Book(3)
+    cluster = drive(book)
+    assert (sorted(book.complete), book.failed) == ([0, 1, 2], {})
+    assert cluster.started == len(cluster.dead) > RETRIES, "a process was left on its node"
+
+
+def test_a_trial_that_hangs_fails_alone(drive: Callable[..., Cluster]) -> None:
+    book = Book(5)
+    drive(book, hanging=[1], timeout=30.0)
+    assert sorted(book.complete) == [0, 2, 3, 4]
+    assert book.failed == {1: "no report for 30 s"}
+
+
+def test_a_stop_asks_all_to_save_and_begins_nothing(drive: Callable[..., Cluster]) -> None:
+    book = Book(9, stop_after=4)
+    drive(book, 3)
+    assert book.given == 3
+    assert not book.complete
+    assert set(Runner.saved.values()) == {3}, "one epoch more, with the word that it was to be the last"
+
+
+def test_processes_that_never_come_up_are_no_endless_loop(drive: Callable[..., Cluster]) -> None:
+    with pytest.raises(RunFailed, match=r"^s failed: The actor died unexpectedly .*\(log: s/log.txt\)$"):
+        drive(Book(2), stillborn=True)
+
+
+def test_what_breaks_a_whole_process_is_told_with_its_cause(drive: Callable[..., Cluster]) -> None:
+    with pytest.raises(RunFailed, match=r"^s failed: RuntimeError: CUDA error: no device \(devices.py:3\) "):
+        drive(Book(2), broken=RuntimeError("CUDA error: no device\nCompile with TORCH_USE_CUDA_DSA"))
+
+
+def test_a_process_that_hangs_when_it_takes_its_device_is_silent(drive: Callable[..., Cluster]) -> None:
+    """It has answered before it had trials, so the wait for it is over."""
+    book = Book(1)
+    drive(book, hanging=[0], timeout=30.0)
+    assert book.failed == {0: "no report for 30 s"}
+
+
+# A share of the cluster
+
+
+def test_a_process_is_given_back_when_its_trials_have_ended_and_taken_again(drive: Callable[..., Cluster]) -> None:
+    book, asked = Book(24), list[int]()
+
+    def hold(wanted: int) -> int:
+        """Another sweep is there for a while."""
+        asked.append(wanted)
+        return 1 if 3 <= len(book.complete) < 10 else wanted
+
+    cluster = drive(book, 1, 1, 1, hold=hold)
+    assert sorted(book.complete) == list(range(24))
+    assert cluster.started == 3 + 2, "two were given back, and two taken again"
+    assert book.failed == {}
+    assert asked[0] == 3
+    assert asked[-1] <= 1, "towards its end it wants no more than it has trials for"
+
+
+def test_no_more_processes_than_the_share_from_the_start(drive: Callable[..., Cluster]) -> None:
+    book = Book(4)
+    assert drive(book, 2, 2, hold=lambda wanted: 1).started == 1
+    assert book.most == 2
+    assert sorted(book.complete) == list(range(4))

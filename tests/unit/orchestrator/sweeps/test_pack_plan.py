@@ -1,0 +1,329 @@
+"""Trials together in one process: each tells, saves and ends as it does apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator.config.plan import Plan
+from orchestrator.config.spec import ExperimentSpec, Resources, Search, SweepSpec
+from orchestrator.engine import checkpoint
+from orchestrator.errors import RunFailed, UserError
+from orchestrator.runs import worker
+from orchestrator.storage.settings import resolve
+from orchestrator.sweeps import estimate, pack_plan
+from orchestrator.sweeps.pack_plan import PackRunner, capacities, pack_size, run_together
+from tests.support.toy import Toy
+from workloads import catalog
+from workloads.contract import Evaluation, Metrics, Split
+
+CPU = torch.device("cpu")
+EPOCHS = 8
+
+
+class PackedToys:
+    """Members one after the other: what is tested here is who is trained when, not how fast."""
+
+    trained: list[list[int]]
+
+    def __init__(self, members: Sequence[PackableToy]) -> None:
+        self.members = members
+
+    def train_epoch(self, epochs: Sequence[int]) -> list[Metrics]:
+        PackedToys.trained.append(list(epochs))
+        return [member.train_epoch(epoch) for member, epoch in zip(self.members, epochs, strict=True)]
+
+    def evaluate(self, members: Sequence[int], split: Split) -> list[Evaluation]:
+        return [self.members[place].evaluate(split) for place in members]
+
+
+class PackableToy(Toy):
+    """A toy of one shape for each momentum; 0.9 can not be packed, and 0.8 breaks its packs."""
+
+    def pack_shape(self) -> Hashable | None:
+        return None if self.params.momentum == 0.9 else self.params.momentum
+
+    @classmethod
+    def pack_size(cls, params: Any, device: torch.device) -> int:
+        return 4 if device.type == "cuda" else 2
+
+    @classmethod
+    def pack(cls, members: Sequence[PackableToy]) -> PackedToys:
+        if members[0].params.momentum == 0.8:
+            raise MemoryError("these do not fit")
+        return PackedToys(members)
+
+
+class PretrainedPackableToy(PackableToy):
+    """One whose start is evaluated before any epoch."""
+
+    pretrained = True
+
+
+@pytest.fixture(autouse=True)
+def packable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    entries = {
+        "toy": catalog.Entry("tests.support.toy:Params", f"{__name__}:PackableToy", "To be packed."),
+        "pretrained": catalog.Entry("tests.support.toy:Params", f"{__name__}:PretrainedPackableToy", "Trained before."),
+        "plain": catalog.Entry("tests.support.toy:Params", "tests.support.toy:Toy", "Not to be packed."),
+    }
+    for name, entry in entries.items():
+        monkeypatch.setitem(catalog.BUILT_IN, name, entry)
+    catalog.catalog.cache_clear()
+    PackedToys.trained = []
+    yield
+    catalog.catalog.cache_clear()
+
+
+def spec_of(number: int, plan: Mapping[str, Any], workload: str = "toy", **params: Any) -> ExperimentSpec:
+    full = {"lr": 0.05 + 0.01 * number, **params}
+    settings = Plan(**{"epochs": EPOCHS, "refit": True, "decide_at": (3,)} | dict(plan))
+    return ExperimentSpec(workload=workload, params=full, plan=settings, seed=number)
+
+
+class Book:
+    """In the ledger's place: hands out specs and keeps what it is told."""
+
+    def __init__(self, folder: Path, specs: Sequence[ExperimentSpec], stops: Mapping[int, int] | None = None) -> None:
+        self.folder, self.specs, self.stops = folder, list(specs), dict(stops or {})
+        self.given: list[int] = []
+        self.told: dict[int, list[dict[str, Any]]] = {}
+        self.under_way: list[int] = []
+
+    def next(self) -> dict[str, Any] | None:
+        number = len(self.given)
+        if number == len(self.specs):
+            return None
+        self.given.append(number)
+        return self.config(number)
+
+    def config(self, number: int) -> dict[str, Any]:
+        return {
+            "number": number,
+            "spec": self.specs[number].model_dump(mode="json"),
+            "folder": str(self.folder / str(number)),
+            "data": str(self.folder),
+            "keep": 2,
+            "save_at_rungs": False,
+        }
+
+    def result(self, unit: int, payload: Mapping[str, Any]) -> bool:
+        self.told.setdefault(unit, []).append(dict(payload))
+        return bool(payload["done"]) or payload.get("epoch", 0) >= self.stops.get(unit, EPOCHS + 1)
+
+    def rows(self, unit: int) -> list[Any]:
+        return [(epoch, metrics) for payload in self.told[unit] for epoch, _, metrics in payload["rows"]]
+
+
+def apart(book: Book, number: int) -> list[Any]:
+    work = worker.experiment(book.specs[number], book.folder, CPU, final=False)
+    return [(row.epoch, dict(row.metrics)) for report in work.stream() for row in report.rows]
+
+
+def together(book: Book, size: int, **runner: Any) -> None:
+    run_together(book, PackRunner(CPU, **runner), size)  # type: ignore[arg-type]
+
+
+def test_each_tells_what_it_tells_apart(tmp_path: Path) -> None:
+    book = Book(tmp_path, [spec_of(number, {}) for number in range(5)])
+    together(book, size=3)
+    for number in range(5):
+        assert book.rows(number) == apart(book, number)
+        assert [payload["epoch"] for payload in book.told[number]] == [3, EPOCHS]
+        assert book.told[number][-1]["ended"] == "epochs"
+        assert (tmp_path / str(number) / worker.UNITS).exists()
+    assert max(len(epochs) for epochs in PackedToys.trained) == 3
+
+
+def test_a_pack_trains_no_member_before_its_untouched_weights_are_evaluated(tmp_path: Path) -> None:
+    book = Book(tmp_path, [spec_of(number, {}, workload="pretrained") for number in range(2)])
+    together(book, size=2)
+    for number in range(2):
+        assert book.rows(number) == apart(book, number)
+        assert [epoch for epoch, _ in book.rows(number)] == list(range(EPOCHS + 1))
+        assert [payload["epoch"] for payload in book.told[number]] == [3, EPOCHS], "epoch 0 is not one to decide at"
+    assert PackedToys.trained[0] == [1, 1]
+
+
+def test_who_is_stopped_makes_room(tmp_path: Path) -> None:
+    """The next one joins at its first epoch, beside others that are further."""
+    book = Book(tmp_path, [spec_of(number, {}) for number in range(4)], stops={0: 3})
+    together(book, size=3)
+    assert [epoch for epoch, _ in book.rows(0)] == [1, 2, 3]
+    assert [4, 4, 1] in PackedToys.trained
+    assert book.rows(3) == apart(book, 3)
+
+
+def test_shapes_and_workloads_without_packing_share_a_process(tmp_path: Path) -> None:
+    specs = [
+        *(spec_of(number, {}) for number in range(2)),
+        *(spec_of(number, {}, momentum=0.3) for number in (2, 3)),
+        spec_of(4, {}, momentum=0.9),
+        spec_of(5, {}, workload="plain"),
+        spec_of(6, {"evaluate_every": 2}),
+        spec_of(7, {"patience": 1}),
+    ]
+    book = Book(tmp_path, specs)
+    together(book, size=8)
+    assert all(book.rows(number) == apart(book, number) for number in range(8))
+    assert {len(epochs) for epochs in PackedToys.trained} <= {4, 3, 2}
+    assert book.told[7][-1]["ended"] == "patience"
+
+
+def test_an_error_ends_its_trial_alone(tmp_path: Path) -> None:
+    specs = [spec_of(0, {}), spec_of(1, {}, nan_at=5), spec_of(2, {}, unknown=1), spec_of(3, {})]
+    book = Book(tmp_path, specs)
+    together(book, size=4)
+    assert book.told[1][-1]["error"] == "train/loss is nan at epoch 5"
+    assert [epoch for epoch, _ in book.rows(1)] == [1, 2, 3, 4]
+    assert "unknown" in book.told[2][-1]["error"]
+    assert all(book.rows(number) == apart(book, number) for number in (0, 3))
+
+
+def test_a_pack_that_fails_fails_its_members(tmp_path: Path) -> None:
+    book = Book(tmp_path, [spec_of(0, {}, momentum=0.8), spec_of(1, {}, momentum=0.8), spec_of(2, {})])
+    together(book, size=3)
+    assert all("these do not fit" in book.told[number][-1]["error"] for number in (0, 1))
+    assert book.rows(2) == apart(book, 2)
+
+
+def test_a_stop_saves_all_and_any_of_them_goes_on_apart(tmp_path: Path) -> None:
+    book = Book(tmp_path, [spec_of(number, {}) for number in range(3)])
+    asked = [0]
+
+    def stop() -> bool:
+        asked[0] += 1
+        return asked[0] > 2 * 3  # in the third epoch of each
+
+    together(book, size=3, stop=stop)
+    for number in range(3):
+        assert [epoch for epoch, _ in book.rows(number)] == [1, 2, 3]
+        found = checkpoint.latest(tmp_path / str(number))
+        assert found is not None
+        resumed = worker.experiment(book.specs[number], tmp_path, CPU, final=False)
+        state = checkpoint.read(found, book.specs[number].identity)
+        rows = {row.epoch: dict(row.metrics) for report in resumed.stream(state) for row in report.rows}
+        assert rows == dict(apart(book, number))
+
+
+def test_members_go_on_from_checkpoints_of_trials_apart(tmp_path: Path) -> None:
+    specs = [spec_of(number, {}) for number in range(2)]
+    book = Book(tmp_path, specs)
+    for number, epochs in enumerate((4, EPOCHS)):  # the second had only to say that it has ended
+        work = worker.experiment(specs[number], tmp_path, CPU, final=False, stop=_after(epochs))
+        for _ in work.stream():
+            pass
+        worker.save(work, tmp_path / str(number))
+    together(book, size=2)
+    for number in range(2):
+        assert dict(book.rows(number)) == dict(apart(book, number))
+        assert book.told[number][-1]["ended"] == "epochs"
+
+
+def _after(epochs: int) -> Callable[[], bool]:
+    asked = iter(range(1, epochs + 1))
+    return lambda: next(asked) == epochs
+
+
+def test_time_is_shared_fairly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.support.toy import Clock
+
+    clock = Clock()
+    monkeypatch.setattr(pack_plan, "time", clock)
+    monkeypatch.setattr("tests.support.toy.time", clock)
+    book = Book(tmp_path, [spec_of(0, {}, slow=3.0), spec_of(1, {}, slow=1.0)])
+    together(book, size=2)
+    assert [book.told[number][-1]["train_seconds"] for number in range(2)] == [2.0 * EPOCHS] * 2
+    assert len(book.told[0]) == EPOCHS, "an epoch that takes a second or more is told by itself"
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Callable[..., SweepSpec]:
+    (tmp_path / "mine.py").write_text("def space(trial):\n    return {'lr': trial.suggest_float('lr', 0.1, 0.2)}\n")
+
+    def describe(workload: str = "toy", gpus: float = 0, **asked: Any) -> SweepSpec:
+        search = Search(**{"space": f"{tmp_path}/mine.py:space", "trials": 64} | asked)
+        return SweepSpec(workload=workload, resources=Resources(gpus_per_worker=gpus), search=search)
+
+    return describe
+
+
+def test_how_many(sweep: Callable[..., SweepSpec]) -> None:
+    assert [pack_size(sweep(pack=asked)) for asked in ("auto", "off", 1, 7)] == [2, 1, 1, 7]
+    assert pack_size(sweep(gpus=1)) == 4
+    assert pack_size(sweep(scheduler="pbt")) == 1
+    assert [pack_size(sweep("plain", pack=asked)) for asked in ("auto", "off", 1)] == [1, 1, 1]
+    with pytest.raises(UserError, match="plain does not offer"):
+        pack_size(sweep("plain", pack=4))
+
+
+@pytest.mark.parametrize(
+    ("fitting", "asked", "expected"),
+    [
+        (4, {"pack": 8}, (8, 8, 8, 8)),
+        (4, {"pack": 8, "concurrency": 9}, (3, 2, 2, 2)),
+        (4, {"pack": 8, "concurrency": 3}, (1, 1, 1)),
+        (4, {"pack": 8, "concurrency": 99}, (8, 8, 8, 8)),
+        (4, {"trials": 3, "pack": 8}, (1, 1, 1)),
+        (4, {"trials": 9, "pack": 8}, (3, 2, 2, 2)),
+        (2, {"trials": 3, "seeds": 2, "pack": 8}, (3, 3)),
+        (1, {}, (2,)),
+        (3, {"pack": "off"}, (1, 1, 1)),
+        (3, {"scheduler": "pbt"}, (1, 1, 1)),
+    ],
+)
+def test_no_more_at_once_than_asked_for_and_no_process_without_a_trial(
+    fitting: int, asked: dict[str, Any], expected: tuple[int, ...], sweep: Callable[..., SweepSpec]
+) -> None:
+    found = capacities(sweep(**asked), fitting)
+    assert found == expected
+    assert sum(found) <= asked.get("concurrency", sum(found))
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [
+        ({"gpus_per_worker": 1, "max_gpus": 2}, (1, 1)),
+        ({"gpus_per_worker": 0.25, "max_gpus": 1}, (1, 1, 1, 1)),
+        ({"gpus_per_worker": 2, "workers": 2, "max_gpus": 7}, (1,)),
+        ({"gpus_per_worker": 1, "max_gpus": 99}, (1,) * 6),
+        ({"max_gpus": 1}, (1,) * 6),
+    ],
+)
+def test_a_sweep_holds_no_more_gpus_than_it_may(
+    devices: dict[str, Any], expected: tuple[int, ...], sweep: Callable[..., SweepSpec]
+) -> None:
+    asked = sweep(pack="off").model_copy(update={"resources": Resources(**devices)})
+    assert capacities(asked, 6) == expected
+
+
+def test_a_probe_of_trials_together_tells_ones_share(
+    sweep: Callable[..., SweepSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members of this pack take their turns of half a second, so that together they take twice as long as alone."""
+    from tests.support.toy import Clock
+
+    clock = Clock()
+    for module in ("orchestrator.sweeps.pack_plan", "orchestrator.sweeps.estimate", "tests.support.toy"):
+        monkeypatch.setattr(f"{module}.time", clock)
+    (tmp_path / "mine.py").write_text(
+        "def space(trial):\n    return {'lr': trial.suggest_float('lr', 0.1, 0.2), 'slow': 0.5}\n"
+    )
+    found = estimate.measure(sweep(), resolve({"tracking": "none"}), together=2)
+    assert (found.alone_seconds, found.epoch_seconds, found.start_seconds) == (0.5, 0.5, 0.5)
+    assert PackedToys.trained == [[1, 1], [2, 2]]
+
+
+def test_a_probe_that_fails_says_why(sweep: Callable[..., SweepSpec], tmp_path: Path) -> None:
+    nan_at, settings = "1 if trial.number else None", resolve({"tracking": "none"})
+    text = "def space(trial):\n    return {'lr': trial.suggest_float('lr', 0.1, 0.2), 'nan_at': NAN_AT}\n"
+    (tmp_path / "mine.py").write_text(text.replace("NAN_AT", nan_at))
+    with pytest.raises(RunFailed, match=r"^The probe failed: train/loss is nan at epoch 1$"):
+        estimate.measure(sweep(), settings, together=2)
+    (tmp_path / "mine.py").write_text(text.replace("NAN_AT", "2"))
+    with pytest.raises(RunFailed, match=r"^The probe failed: train/loss is nan at epoch 2$"):
+        estimate.measure(sweep(), settings)

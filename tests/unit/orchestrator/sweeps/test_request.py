@@ -1,0 +1,321 @@
+"""From what a user asks for to a complete spec: what wins, what is filled in, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.config import workload_loader
+from orchestrator.config.spec import Resources
+from orchestrator.errors import USAGE, UserError
+from orchestrator.storage.settings import Settings, resolve
+from orchestrator.sweeps import request
+from tests.support.toy import Params
+from workloads import catalog
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return resolve({"tracking": "none"})
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], None]:
+    """This machine has eight CPUs and no GPU, or what is said."""
+
+    def have(cpus: float, gpus: float) -> None:
+        monkeypatch.setattr(request, "this_machine", lambda: [{"CPU": cpus, "GPU": gpus}])
+
+    have(8, 0)
+    return have
+
+
+def refused(call: Callable[[], Any], *words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        call()
+    message = str(caught.value)
+    assert caught.value.code == USAGE
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+
+
+def yaml(folder: Path, text: str) -> Path:
+    (folder / "exp.yaml").write_text(text)
+    return folder / "exp.yaml"
+
+
+# One experiment
+
+
+def test_a_spec_is_complete(settings: Settings) -> None:
+    spec = request.experiment("recommender", settings, overrides={"lr": "0.5", "epochs": "7"}, seed=3, local=True)
+    assert (spec.workload, spec.seed, spec.plan.epochs) == ("recommender", 3, 7)
+    assert spec.params["lr"] == 0.5
+    assert spec.params["dataset"] == "synthetic"
+    assert spec.plan.refit is True, "as the workload's objective says"
+    assert spec.resources == Resources(cpus_per_worker=8)
+
+
+def test_flags_win_over_words_and_words_over_the_file(settings: Settings, tmp_path: Path) -> None:
+    file = yaml(
+        tmp_path,
+        "workload: recommender\nseed: 4\nparams: {lr: 0.1, dim: 8}\nplan: {epochs: 5, patience: 2}\n"
+        "resources: {workers: 2, cpus_per_worker: 3}\n",
+    )
+    words = {"lr": "0.2", "plan.epochs": "6", "resources.cpus_per_worker": "2"}
+    spec = request.experiment(None, settings, config=file, overrides=words, resources={"workers": 4})
+    assert (spec.params["lr"], spec.params["dim"]) == (0.2, 8)
+    assert (spec.plan.epochs, spec.plan.patience) == (6, 2)
+    assert (spec.resources.workers, spec.resources.cpus_per_worker) == (4, 2)
+    assert spec.seed == 4
+    assert request.experiment(None, settings, config=file, seed=9).seed == 9
+    assert request.experiment(None, settings, config=file, seed=0).seed == 0
+
+
+def test_a_preset_lies_below_what_is_given(settings: Settings, tmp_path: Path) -> None:
+    words = {"batch_size": "64", "patience": "1"}
+    spec = request.experiment("bi_encoder", settings, preset="note", overrides=words)
+    assert (spec.params["lowest_cosine"], spec.params["lr"], spec.params["batch_size"]) == (-1.0, 2e-5, 64)
+    assert (spec.plan.epochs, spec.plan.patience) == (5, 1)
+    file = yaml(tmp_path, "workload: bi_encoder\nparams: {lr: 0.5}\nplan: {epochs: 7}\n")
+    spec = request.experiment(None, settings, preset="note", config=file)
+    assert (spec.params["lowest_cosine"], spec.params["lr"], spec.plan.epochs) == (-1.0, 0.5, 7)
+
+
+def test_a_spec_holds_a_presets_settings_and_not_its_name(settings: Settings) -> None:
+    """So a resume and a reproduction need nothing of it."""
+    named = request.experiment("bi_encoder", settings, preset="note")
+    typed = request.experiment("bi_encoder", settings, overrides=workload_loader.presets("bi_encoder")["note"].settings)
+    assert named == typed
+
+
+def test_a_sweep_holds_a_preset_fixed(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def space(trial):\n    return {'split_seed': trial.suggest_int('split_seed', 0, 3)}"
+    )
+    search = {"space": f"{tmp_path / 'mine.py'}:space"}
+    spec = request.sweep("bi_encoder", settings, preset="note", overrides={"epochs": 4}, search=search)
+    assert (spec.fixed["lowest_cosine"], spec.fixed["loss"], spec.plan.epochs) == (-1.0, "mse", 4)
+
+
+def test_an_unknown_preset_gets_the_nearest_name(settings: Settings, toy_workload: str) -> None:
+    def asked(workload: str, preset: str) -> Callable[[], Any]:
+        return lambda: request.experiment(workload, settings, preset=preset)
+
+    refused(asked("bi_encoder", "notes"), "Unknown preset of bi_encoder: got 'notes'; allowed: note.", "mean 'note'?")
+    refused(asked(toy_workload, "note"), "Unknown preset of toy: got 'note'; allowed: none is known.")
+
+
+@pytest.mark.parametrize("presets", [["a", "list"], {"note": {"lr": 0.1}}])
+def test_an_attribute_of_another_meaning_offers_nothing(
+    presets: Any, toy_workload: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Params, "presets", presets, raising=False)
+    assert workload_loader.presets(toy_workload) == {}
+
+
+def test_every_preset_is_an_experiment(settings: Settings) -> None:
+    offered = [(workload, name) for workload in catalog.BUILT_IN for name in workload_loader.presets(workload)]
+    assert {("bi_encoder", "note"), ("recommender", "dpl_code")} <= {*offered}
+    for workload, name in offered:
+        preset = workload_loader.presets(workload)[name]
+        spec = request.experiment(workload, settings, preset=name)
+        assert preset.source
+        assert {**spec.plan.model_dump(), **spec.params}.items() >= preset.settings.items()
+
+
+def test_a_refit_that_was_asked_for_stays(settings: Settings) -> None:
+    for text, expected in (("false", False), ("only", "only"), ("true", True)):
+        assert request.experiment("recommender", settings, overrides={"refit": text}).plan.refit == expected
+
+
+@pytest.mark.parametrize(
+    ("cpus", "gpus", "asked", "expected"),
+    [
+        (8, 0, {}, Resources(cpus_per_worker=8)),
+        (8, 0, {"workers": 3}, Resources(workers=3, cpus_per_worker=2)),
+        (2, 0, {"workers": 4}, Resources(workers=4, cpus_per_worker=1)),
+        (8, 2, {}, Resources(gpus_per_worker=1, cpus_per_worker=8)),
+        (8, 2, {"gpus_per_worker": 0}, Resources(cpus_per_worker=8)),
+        (8, 2, {"gpus_per_worker": 0.5, "cpus_per_worker": 2}, Resources(gpus_per_worker=0.5, cpus_per_worker=2)),
+    ],
+)
+def test_devices_default_to_what_the_machine_has(
+    cpus: float, gpus: float, asked: dict[str, Any], expected: Resources, settings: Settings, machine: Any
+) -> None:
+    machine(cpus, gpus)
+    spec = request.experiment("recommender", settings, overrides={"batch_size": 1200}, resources=asked)
+    assert spec.resources == expected
+
+
+def test_on_a_cluster_elsewhere_this_machine_says_nothing(machine: Any) -> None:
+    machine(8, 2)
+    settings = resolve({"tracking": "none", "ray_address": "head:6379"})
+    assert request.experiment("recommender", settings).resources == Resources()
+    assert request.experiment("recommender", settings, local=True).resources.gpus_per_worker == 1
+
+
+@pytest.mark.parametrize(
+    ("workload", "asked", "words"),
+    [
+        (None, {}, ("No workload is named", "--config FILE")),
+        ("recomender", {}, ("Unknown workload", "Did you mean 'recommender'?")),
+        ("recommender", {"overrides": {"lrr": "1"}}, ("Unknown parameter: got 'lrr'", "Did you mean 'lr'?")),
+        ("recommender", {"overrides": {"lr": "2"}}, ("Parameter lr is not valid: got '2'",)),
+        ("recommender", {"overrides": {"epochs": "0"}}, ("Plan setting epochs is not valid: got '0'",)),
+        ("recommender", {"overrides": {"plan.decide_at": "[1]"}}, ("Unknown parameter: got 'plan.decide_at'",)),
+        ("recommender", {"overrides": {"layers": "2"}}, ("layers=2 has no effect with backbone=mf",)),
+        ("recommender", {"overrides": {"dataset": "synthtic"}}, ("Unknown dataset", "'synthetic'")),
+        ("recommender", {"overrides": {"dataset": "ml-100k"}}, ("is missing", "orchestrator data fetch ml-100k")),
+        ("recommender", {"seed": -1}, ("The seed is not valid: got -1",)),
+        ("recommender", {"seed": 2**31}, ("The seed is not valid", "2147483647")),
+        ("recommender", {"resources": {"workers": 0}}, ("Resource workers is not valid: got 0",)),
+        ("recommender", {"resources": {"workers": 2, "gpus_per_worker": 0.5}}, ("can not share a GPU",)),
+        ("recommender", {"resources": {"workers": 2}, "local": True}, ("--local runs in one process: got workers=2",)),
+        ("recommender", {"overrides": {"resources.wrkers": "2"}}, ("Unknown resource: got 'wrkers'", "'workers'?")),
+        ("recommender", {"overrides": {"search.trials": "2"}}, ("search.trials", "sweep")),
+        (
+            "recommender",
+            {"overrides": {"batch_size": "1001"}, "resources": {"workers": 2}},
+            ("do not divide it: got 1001", "Use batch_size=1000"),
+        ),
+        ("recommender", {"overrides": {"accumulate": "3"}}, ("accumulate=3", "Use batch_size=1023")),
+    ],
+)
+def test_what_no_experiment_could_be(
+    workload: str | None, asked: dict[str, Any], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    settings = resolve({"tracking": "none", "data": str(tmp_path)})
+    refused(lambda: request.experiment(workload, settings, **asked), *words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("params: {lr: 2}\n", ("Parameter lr (line 2) is not valid: got 2",)),
+        ("params:\n  dim: 4\n  lrr: 1\n", ("Unknown parameter (line 4): got 'lrr'", "Did you mean 'lr'?")),
+        ("plan:\n  epochs: many\n", ("Plan setting epochs (line 3) is not valid: got 'many'",)),
+        ("plan: {decide_at: [1]}\n", ("decide_at is the scheduler's to set",)),
+        ("resources: {workers: none}\n", ("Resource workers (line 2) is not valid: got 'none'",)),
+        ("seed: three\n", ("The seed is not valid: got 'three'",)),
+        ("seed: true\n", ("The seed is not valid: got True",)),
+    ],
+)
+def test_a_mistake_in_a_file_has_its_line(
+    text: str, words: tuple[str, ...], settings: Settings, tmp_path: Path
+) -> None:
+    file = yaml(tmp_path, f"workload: recommender\n{text}")
+    refused(lambda: request.experiment(None, settings, config=file), *words)
+
+
+# A sweep
+
+
+def test_a_sweep_holds_fixed_what_was_given(settings: Settings) -> None:
+    words = {"backbone": "mf", "epochs": "9"}
+    found = request.sweep("recommender", settings, overrides=words, search={"trials": 3, "sampler": None}, seed=2)
+    assert found.fixed == {"backbone": "mf"}
+    assert (found.plan.epochs, found.plan.refit, found.seed) == (9, True, 2)
+    assert (found.search.trials, found.search.sampler, found.search.scheduler) == (3, "tpe", "asha")
+    assert found.resources == Resources(cpus_per_worker=1), "a core a trial"
+
+
+def test_the_searchs_settings_come_from_file_words_and_flags(settings: Settings, tmp_path: Path) -> None:
+    file = yaml(tmp_path, "workload: recommender\nsearch: {trials: 5, sampler: random, space: mf}\n")
+    words = {"search.trials": "6", "search.scheduler": "none"}
+    found = request.sweep(None, settings, config=file, overrides=words, search={"sampler": "gp"}).search
+    assert (found.trials, found.sampler, found.space, found.scheduler) == (6, "gp", "mf", "none")
+
+
+def test_a_space_of_the_users_own_is_named_so_that_a_resume_finds_it(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text("def lr(trial):\n    return {'lr': trial.suggest_float('lr', 0.1, 0.2)}\n")
+    monkeypatch.chdir(tmp_path)
+    found = request.sweep("recommender", settings, search={"space": "mine.py:lr"})
+    assert found.search.space == f"{tmp_path}/mine.py:lr"
+
+
+def test_a_fixed_parameter_that_only_fits_what_the_space_sets_is_no_contradiction(
+    settings: Settings, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def gcn(trial):\n    return {'backbone': 'lightgcn', 'lr': trial.suggest_float('lr', 0.1, 0.2)}\n"
+    )
+    found = request.sweep(
+        "recommender", settings, overrides={"layers": "3"}, search={"space": f"{tmp_path}/mine.py:gcn"}
+    )
+    assert found.fixed == {"layers": 3}
+
+
+STEPS = """
+def steps(trial):
+    return {"lr": trial.suggest_float("lr", 0.1, 0.3, step=0.1), "dim": trial.suggest_categorical("dim", [8, 16])}
+"""
+
+
+@pytest.mark.parametrize(("trials", "expected"), [(None, 6), (4, 4), (99, 6)])
+def test_a_grids_trials_are_its_points_or_fewer(
+    trials: int | None, expected: int, settings: Settings, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(STEPS)
+    asked = {"space": f"{tmp_path}/mine.py:steps", "sampler": "grid", "trials": trials}
+    assert request.sweep("recommender", settings, search=asked).search.trials == expected
+    fixed = request.sweep("recommender", settings, search=asked, overrides={"dim": "8"})
+    assert fixed.search.trials == min(expected, 3)
+
+
+def test_several_objectives_are_searched_without_a_scheduler(settings: Settings) -> None:
+    words = {"objective": "recall_at_20:max,ndcg_at_20"}
+    found = request.sweep("recommender", settings, overrides=words)
+    assert (found.plan.objective, found.search.scheduler) == (("recall_at_20:max", "ndcg_at_20"), "none")
+    assert found.plan.refit is True, "as the workload's own objective says"
+
+
+def test_a_population_is_random_and_not_refitted(settings: Settings) -> None:
+    found = request.sweep("recommender", settings, search={"scheduler": "pbt", "trials": 4})
+    assert (found.search.sampler, found.plan.refit) == ("random", False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"search": {"sampler": "grid"}}, ("A grid needs steps, and lr has none",)),
+        ({"search": {"scheduler": "pbt"}, "resources": {"workers": 2}}, ("PBT can not be used here", "workers=2")),
+        ({"search": {"trial_timeout": 5}, "local": True}, ("--trial-timeout", "--local")),
+        ({"search": {"max_device_hours": 0}}, ("Search setting max_device_hours is not valid: got 0",)),
+        ({"search": {"seeds": 0}}, ("Search setting seeds is not valid: got 0",)),
+        ({"overrides": {"objective": "recall_at_20"}}, ("The objective recall_at_20 needs a direction",)),
+        (
+            {"overrides": {"objective": "loss:min,ndcg_at_20"}, "search": {"scheduler": "median"}},
+            ("median stops trials by one objective", "got loss, ndcg_at_20"),
+        ),
+        ({"overrides": {"refit": "only"}}, ("refit=only can not be",)),
+        ({"overrides": {"lrr": "1"}}, ("Unknown parameter: got 'lrr'",)),
+        ({"overrides": {"lr": "2"}}, ("Parameter lr is not valid",)),
+        ({"overrides": {"layers": "2", "backbone": "mf"}}, ("layers=2 has no effect with backbone=mf",)),
+        ({"overrides": {"layers": "2"}}, ("layers=2 has no effect with backbone=mf",)),
+        ({"overrides": {"accumulate": "3"}}, ("accumulate=3", "do not divide it")),
+        ({"overrides": {"resources.workers": "2"}, "local": True}, ("--local runs in one process: got workers=2",)),
+        ({"resources": {"workers": 3}, "overrides": {"batch_size": "1000"}}, ("3 worker(s)", "got 1000")),
+        ({"search": {"trials": 0}}, ("Search setting trials is not valid: got 0",)),
+        ({"search": {"sampler": "tep"}}, ("Search setting sampler is not valid: got 'tep'", "Did you mean 'tpe'?")),
+        ({"search": {"space": "spce"}}, ("Unknown search space of recommender", "Did you mean 'space'?")),
+        ({"search": {"space": "none.py:space"}}, ("search space's file does not exist", "none.py")),
+        ({"search": {"time_budget": 0}}, ("Search setting time_budget is not valid: got 0",)),
+        (
+            {"search": {"space": "mf"}, "overrides": {"lr": "0.1", "weight_decay": "0", "dim": "8"}},
+            ("Nothing is left to search",),
+        ),
+        (
+            {"search": {"space": "mf", "sampler": "cmaes"}, "overrides": {"weight_decay": "0", "dim": "8"}},
+            ("CMA-ES needs at least two searched parameters: got lr",),
+        ),
+    ],
+)
+def test_what_no_sweep_could_be(asked: dict[str, Any], words: tuple[str, ...], settings: Settings) -> None:
+    refused(lambda: request.sweep("recommender", settings, **asked), *words)

@@ -1,0 +1,519 @@
+"""Whole sweeps in this process: what is run, who wins, and what a resume may and may not change."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator.cluster.interrupts import Interrupts
+from orchestrator.config.spec import Search
+from orchestrator.console import Console
+from orchestrator.errors import DONE, PARTIAL, USAGE, Interrupted, RunFailed, UserError
+from orchestrator.provenance import record as provenance
+from orchestrator.report import report
+from orchestrator.runs import driver
+from orchestrator.runs.session import Result
+from orchestrator.storage import records
+from orchestrator.storage.settings import Settings, resolve
+from orchestrator.sweeps import request
+from orchestrator.sweeps import sweep as sweeps
+from orchestrator.sweeps.sweep import Again
+from orchestrator.sweeps.trial_manager import Ledger
+from tests.support.toy import Toy
+from workloads.contract import Objective
+
+SPACES = """
+def space(trial):
+    return {"lr": trial.suggest_float("lr", 0.01, 0.2)}
+
+def steps(trial):
+    momentum = trial.suggest_categorical("momentum", [0.0, 0.5])
+    return {"momentum": momentum, "lr": trial.suggest_float("lr", 0.1, 0.3, step=0.1) if momentum else 0.05}
+
+def broken(trial):
+    return {"lr": trial.suggest_float("lr", 0.01, 0.2), "nan_at": 2 if trial.number in BROKEN else None}
+
+BROKEN = {1, 2}
+"""
+Sweep = Callable[..., Result]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(SPACES)
+    return tmp_path / "mine.py"
+
+
+@pytest.fixture
+def settings(toy_workload: str, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    # What takes its time, and is not what this is about: plots, and the patch of a tree that somebody works in.
+    monkeypatch.setattr(report, "write_page", lambda *of: None)
+    monkeypatch.setattr(provenance, "sources", lambda **of: ())
+    return resolve({"tracking": "none"})
+
+
+@pytest.fixture
+def out() -> io.StringIO:
+    return io.StringIO()
+
+
+def console(out: io.StringIO) -> Console:
+    """One that writes to ``out``."""
+    found = Console()
+    found._out = out
+    return found
+
+
+@pytest.fixture
+def sweep(settings: Settings, file: Path, out: io.StringIO) -> Sweep:
+    """Run one to its end: ``space`` of the file; settings of the search, parameters and plan by their names."""
+
+    def run(space: str = "space", name: str | None = None, keep: str = "winner", seed: int = 0, **asked: Any) -> Result:
+        search = {key: asked.pop(key) for key in list(asked) if key in Search.model_fields}
+        spec = request.sweep(
+            "toy", settings, overrides={"epochs": 4} | asked, seed=seed, local=True,
+            search={"space": f"{file}:{space}", "scheduler": "none"} | search,
+        )  # fmt: skip
+        return sweeps.sweep(spec, settings, driver.Options(local=True, name=name, keep=keep), console(out))
+
+    return run
+
+
+@pytest.fixture
+def resume(settings: Settings, out: io.StringIO) -> Sweep:
+    def go_on(name: str, **more: Any) -> Result:
+        return sweeps.resume(records.find(settings.storage, name, "sweep"), settings, console(out), Again(**more))
+
+    return go_on
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+@contextmanager
+def killed_at(n: int, *, told: bool) -> Iterator[None]:
+    """The process dies at its ``n``-th report, before or after the ledger has taken it, and tidies nothing up."""
+    left, result = [n], Ledger.result
+
+    def counted(ledger: Ledger, unit: int, payload: Any) -> bool:
+        left[0] -= 1
+        if left[0] == 0 and not told:
+            raise Killed
+        stop = result(ledger, unit, payload)
+        if left[0] == 0:
+            raise Killed
+        return stop
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ledger, "result", counted)
+        patch.setattr(Ledger, "close", lambda ledger: None)
+        with pytest.raises(Killed):
+            yield
+
+
+@contextmanager
+def interrupted_at(n: int) -> Iterator[None]:
+    """Ctrl-C after ``n`` reports."""
+    left, result = [n], Ledger.result
+
+    def counted(ledger: Ledger, unit: int, payload: Any) -> bool:
+        left[0] -= 1
+        return result(ledger, unit, payload)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ledger, "result", counted)
+        patch.setattr(Interrupts, "asked", lambda interrupts: left[0] <= 0)
+        with pytest.raises(Interrupted):
+            yield
+
+
+def rows(result: Result) -> list[dict[str, Any]]:
+    """The table of trials, without what is never twice the same."""
+    found: list[dict[str, Any]] = json.loads((result.folder / "trials.json").read_text())
+    return [{key: value for key, value in row.items() if key != "train_seconds"} for row in found]
+
+
+def values(result: Result) -> list[float]:
+    return [row["value"] for row in rows(result)]
+
+
+def refused(call: Callable[[], Any], *words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        call()
+    assert caught.value.code == USAGE
+    for word in words:
+        assert word in str(caught.value), str(caught.value)
+
+
+# Grids
+
+POINTS = [{"momentum": 0.0}, *({"momentum": 0.5, "lr": pytest.approx(lr)} for lr in (0.1, 0.2, 0.3))]
+
+
+def points(result: Result) -> list[dict[str, Any]]:
+    return [{k.removeprefix("params."): v for k, v in row.items() if k.startswith("params.")} for row in rows(result)]
+
+
+@pytest.mark.parametrize(("asked", "expected"), [({}, POINTS), ({"trials": 3}, POINTS[:3]), ({"trials": 99}, POINTS)])
+def test_a_grid_runs_exactly_its_points(asked: dict[str, Any], expected: list[dict[str, Any]], sweep: Sweep) -> None:
+    result = sweep("steps", sampler="grid", **asked)
+    assert points(result) == expected
+    assert result.exit_code == DONE
+
+
+def test_a_grid_goes_on_with_its_next_points_and_no_further(sweep: Sweep, resume: Sweep) -> None:
+    sweep("steps", sampler="grid", trials=2, name="g")
+    assert points(resume("g", more_trials=1)) == POINTS[:3]
+    refused(lambda: resume("g", more_trials=2), "The grid has no more points: got 5 trials; allowed: at most 4")
+    assert points(resume("g", more_trials=1)) == POINTS
+
+
+# Populations
+
+POPULATION: dict[str, Any] = {"scheduler": "pbt", "trials": 5, "epochs": 20}
+
+
+def test_a_population_is_the_same_every_time(sweep: Sweep) -> None:
+    first = sweep(**POPULATION, name="a")
+    second = sweep(**POPULATION, name="b")
+    assert rows(first) == rows(second)
+    assert first.metrics == second.metrics
+    assert rows(sweep(**POPULATION, seed=1)) != rows(first)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_population_survives_its_process(told: bool, sweep: Sweep, resume: Sweep) -> None:
+    whole = sweep(**POPULATION, keep="all")
+    for n in (1, 9, 12, 40):
+        with killed_at(n, told=told):
+            sweep(**POPULATION, name=f"torn-{n}", keep="all")
+        torn = resume(f"torn-{n}")
+        assert rows(torn) == rows(whole), f"killed at {n}"
+        assert torn.metrics == whole.metrics, f"killed at {n}"
+
+
+def test_the_winner_of_a_population_is_tested_as_it_is(sweep: Sweep) -> None:
+    result = sweep(**POPULATION)
+    best = min(rows(result), key=lambda row: row["value"])
+    assert result.metrics["validation/error"] == best["value"]
+    assert result.extra["epochs"] == best["best_epoch"], "the weights of its best epoch, no refit"
+
+
+def test_a_population_takes_no_more_members(sweep: Sweep, resume: Sweep) -> None:
+    sweep(**POPULATION, name="p")
+    for more in ({"more_trials": 1}, {"retry_failed": True}):
+        refused(lambda more=more: resume("p", **more), "A population is what it began with")
+
+
+# Repeated seeds
+
+
+def test_the_winner_of_repeated_seeds_is_the_best_mean(sweep: Sweep, out: io.StringIO) -> None:
+    result = sweep(trials=3, seeds=3)
+    for row in rows(result):
+        assert len(set(row["seeds"])) == 3
+        assert row["value"] == pytest.approx(fmean(row["seeds"]))
+        assert row["spread"] == pytest.approx(stdev(row["seeds"]))
+    best = min(rows(result), key=lambda row: row["value"])
+    assert result.extra["best_trial"] == best["trial"]
+    assert result.extra["epochs"] == best["best_epoch"], "refitted for the median of the best epochs"
+    assert "on validation (mean over seeds)" in out.getvalue()
+
+
+@pytest.mark.parametrize("n", [1, 3, 5, 8])
+@pytest.mark.parametrize("told", [False, True])
+def test_repeated_seeds_survive_their_process(n: int, told: bool, sweep: Sweep, resume: Sweep) -> None:
+    asked: dict[str, Any] = {"trials": 3, "seeds": 3}
+    whole = sweep(**asked)
+    with killed_at(n, told=told):
+        sweep(**asked, name="torn")
+    torn = resume("torn")
+    assert rows(torn) == rows(whole)
+    assert torn.metrics == whole.metrics
+
+
+# Objectives
+
+
+def test_several_objectives_are_all_in_the_table_and_the_first_wins(sweep: Sweep) -> None:
+    result = sweep(objective="x:max,error", trials=4)
+    found = rows(result)
+    assert all(len(row["values"]) == 2 and row["value"] == row["values"][0] for row in found)
+    assert result.extra["best_trial"] == max(found, key=lambda row: row["value"])["trial"]
+
+
+def test_another_objective_selects_other_epochs(sweep: Sweep) -> None:
+    """The toy slides down from x = 4: its largest x is that of the first epoch."""
+    assert {row["best_epoch"] for row in rows(sweep(objective="x:max", trials=2))} == {1}
+    assert {row["best_epoch"] for row in rows(sweep(objective="x:min", trials=2))} == {4}
+
+
+@pytest.mark.parametrize("objective", ["eror:min", "x:max,eror:min"])
+def test_an_objective_that_no_trial_reports_stops_the_sweep_in_its_first_epoch(
+    objective: str, sweep: Sweep, settings: Settings, out: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[int] = []
+    train = Toy.train_epoch
+    monkeypatch.setattr(Toy, "train_epoch", lambda toy, epoch: trained.append(epoch) or train(toy, epoch))
+    refused(
+        lambda: sweep(objective=objective, trials=3, name="s"),
+        "Unknown objective: validation does not report it: got 'eror'; allowed: error, x. Did you mean 'error'?",
+    )
+    assert trained == [1]
+    folder = records.find(settings.storage, "s")
+    assert (folder.status(), folder.record["exit_code"]) == ("failed", USAGE)
+
+
+def test_a_winner_that_fails_in_its_refit_is_told_as_a_failed_run(
+    sweep: Sweep, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = Toy.train_epoch
+
+    def breaks(toy: Toy, epoch: int) -> Any:
+        if not toy.runtime.holdout:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation")
+        return train(toy, epoch)
+
+    monkeypatch.setattr(Toy, "train_epoch", breaks)
+    with pytest.raises(RunFailed) as caught:
+        sweep(trials=2, name="s")
+    log = settings.storage / "s" / "log.txt"
+    assert str(caught.value) == (
+        "s failed: it does not fit into its share of the GPU's memory (--gpus-per-worker, batch_size): "
+        f"CUDA out of memory. Tried to allocate 2.00 GiB. (log: {log})"
+    )
+    assert "breaks" in log.read_text(), "the traceback is there"
+
+
+def test_who_is_unbeaten_is_said_in_the_table(sweep: Sweep, out: io.StringIO) -> None:
+    result = sweep(objective="x:max,error", trials=6)
+    found = rows(result)
+    unbeaten = sum(
+        not any(o["values"][0] >= r["values"][0] and o["values"][1] <= r["values"][1] and o["values"] != r["values"]
+                for o in found)
+        for r in found
+    )  # fmt: skip
+    assert sum(line.split().count("front") for line in out.getvalue().splitlines()) == unbeaten
+
+
+def test_an_objective_that_a_run_does_not_report(settings: Settings, out: io.StringIO) -> None:
+    spec = request.experiment("toy", settings, overrides={"epochs": 2, "objective": "eror:min"}, local=True)
+    with pytest.raises(UserError, match=r"got 'eror'; allowed: error, x. Did you mean 'error'\?"):
+        driver.run(spec, settings, driver.Options(local=True), console(out))
+
+
+def test_the_commonest_cause_is_told_first(sweep: Sweep, file: Path) -> None:
+    file.write_text(
+        "def space(t):\n    return {'lr': t.suggest_float('lr', .1, .2), 'nan_at': 3 if t.number == 1 else 2}"
+    )
+    with pytest.raises(RunFailed, match="2 of 3: train/loss is nan at epoch 2"):
+        sweep(trials=3)
+
+
+# Warm start
+
+
+def test_a_sweep_learns_from_the_latest_which_is_not_itself(sweep: Sweep, out: io.StringIO) -> None:
+    sweep(trials=3, name="old")
+    result = sweep(trials=2, name="new", warm_start=("latest",))
+    assert "Learnt from 3 of 3 trials of old" in out.getvalue()
+    assert [row["trial"] for row in rows(result)] == [3, 4]
+    assert result.extra["trials"] == 2
+    assert result.extra["best_trial"] in (3, 4)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_what_was_learnt_is_known_after_a_restart_too(n: int, sweep: Sweep, resume: Sweep) -> None:
+    sweep(trials=3, name="old")
+    whole = sweep(trials=4, warm_start=("old",))
+    with killed_at(n, told=True):
+        sweep(trials=4, name="torn", warm_start=("old",))
+    assert rows(resume("torn")) == rows(whole)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"warm_start": ("oldd",)}, ("Unknown sweep: got 'oldd'", "Did you mean old?")),
+        ({"warm_start": ("old",), "space": "steps", "lr": 0.1}, ("old has no trial that lies in this search space",)),
+    ],
+)
+def test_a_warm_start_that_can_not_be_is_refused_before_anything_is_begun(
+    asked: dict[str, Any], words: tuple[str, ...], sweep: Sweep, settings: Settings
+) -> None:
+    sweep(trials=2, name="old")
+    refused(lambda: sweep(**{"name": "new"} | asked), *words)
+    assert not (settings.storage / "new").exists()
+
+
+# The contract of a resume
+
+OTHER = '{"momentum": trial.suggest_float("momentum", 0.0, 0.5)}'
+
+
+def test_a_finished_sweep_goes_on_only_with_more(sweep: Sweep, resume: Sweep) -> None:
+    sweep(trials=2, name="s")
+    refused(lambda: resume("s"), "s has already finished", "--more-trials N or --retry-failed")
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_more_trials_are_those_that_would_have_come(interrupted: bool, sweep: Sweep, resume: Sweep) -> None:
+    """Six trials in one go, and three of them first: the same six, and the same winner."""
+    whole = sweep(trials=6, sampler="random")
+    if interrupted:
+        with interrupted_at(4):
+            sweep(trials=4, sampler="random", name="s")
+        result = resume("s", more_trials=2)
+    else:
+        assert values(sweep(trials=3, sampler="random", name="s")) == values(whole)[:3]
+        result = resume("s", more_trials=3)
+    assert rows(result) == rows(whole)
+    assert result.extra["best_trial"] == whole.extra["best_trial"]
+    assert result.metrics == whole.metrics, "the new winner was refitted and tested"
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_the_winner_changes_only_where_it_is_beaten(
+    better: bool, sweep: Sweep, resume: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = sweep(trials=2, name="s", refit=False)
+    evaluate = Toy.evaluate
+
+    def shifted(self: Toy, split: Any) -> Any:
+        found = evaluate(self, split)
+        worth = 0.0 if better else 1e6
+        error = found.metrics["error"] * (worth if better else 1) + worth
+        return type(found)({**found.metrics, "error": error if split == "validation" else 0.125}, found.units)
+
+    monkeypatch.setattr(Toy, "evaluate", shifted)
+    second = resume("s", more_trials=1)
+    assert second.extra["best_trial"] == (2 if better else first.extra["best_trial"])
+    assert (second.metrics["test/error"] == 0.125) is better, "the test of an unchanged winner stays its only one"
+    if not better:
+        assert second.metrics == first.metrics
+
+
+def test_failed_trials_are_tried_again_and_then_nothing_has_failed(sweep: Sweep, resume: Sweep, file: Path) -> None:
+    first = sweep("broken", trials=4, name="s")
+    assert (first.exit_code, first.status, first.extra["failed"]) == (PARTIAL, "partial", 2)
+    still = resume("s", retry_failed=True)
+    assert [row["state"] for row in rows(still)] == ["complete", "fail", "fail", "complete", "fail", "fail"]
+    assert (still.exit_code, still.extra["failed"]) == (PARTIAL, 2), "those that were tried again count no more"
+    assert [points(still)[n] for n in (4, 5)] == [points(still)[n] for n in (1, 2)]
+
+
+def test_what_failed_by_bad_luck_comes_to_its_end_with_its_own_seed(
+    sweep: Sweep, resume: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, left = Toy.train_epoch, [6]
+
+    def unlucky(self: Toy, epoch: int) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise OSError("the disk was full")
+        return train(self, epoch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Toy, "train_epoch", unlucky)
+        first = sweep(trials=3, sampler="random", name="s")
+    assert [row["state"] for row in rows(first)].count("fail") == 1
+    assert "OSError: the disk was full (test_sweep.py:" in rows(first)[1]["cause"]
+    second = resume("s", retry_failed=True)
+    assert (second.exit_code, second.status, second.extra["failed"]) == (DONE, "finished", 0)
+    alone = sweep(trials=3, sampler="random")
+    assert (values(second)[3], points(second)[3]) == (values(alone)[1], points(alone)[1])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (SPACES.replace("0.01, 0.2)}", "0.01, 0.3)}"), ("lr: float 0.01 to 0.2 -> float 0.01 to 0.3",)),
+        (
+            SPACES.replace('{"lr": trial.suggest_float("lr", 0.01, 0.2)}', OTHER),
+            ("lr: float 0.01 to 0.2 -> not searched", "momentum: not searched -> float 0.0 to 0.5"),
+        ),
+    ],
+)  # fmt: skip
+def test_a_space_that_has_changed(text: str, words: tuple[str, ...], sweep: Sweep, resume: Sweep, file: Path) -> None:
+    with interrupted_at(2):
+        sweep(trials=4, name="s")
+    file.write_text(text)
+    for more in ({}, {"more_trials": 2}, {"retry_failed": True}):
+        refused(
+            lambda more=more: resume("s", **more),
+            "s can not go on: its search space or objective has changed since",
+            *words,
+            f"Put it back ({file}:space), or start a new sweep with --warm-start s",
+        )
+
+
+def test_an_objective_that_has_changed(sweep: Sweep, resume: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    with interrupted_at(2):
+        sweep(trials=4, name="s")
+    monkeypatch.setattr(Toy, "objective", Objective("x", "max", refit=True))
+    refused(lambda: resume("s"), "has changed since: got objective: error:min -> x:max")
+
+
+def test_a_sweep_of_before_there_were_contracts_goes_on(sweep: Sweep, resume: Sweep, settings: Settings) -> None:
+    with interrupted_at(2):
+        sweep(trials=3, name="s")
+    folder = records.find(settings.storage, "s")
+    del folder.record["spec"]["contract"]
+    folder.update()
+    assert resume("s").exit_code == DONE
+
+
+def test_two_at_once_on_one_id(sweep: Sweep, resume: Sweep, settings: Settings) -> None:
+    with interrupted_at(2):
+        sweep(trials=3, name="s")
+    other = records.find(settings.storage, "s")
+    other.hold()
+    refused(lambda: resume("s"), "s is being driven by another process", "orchestrator stop s")
+    other.release("interrupted", 130)
+    assert resume("s").exit_code == DONE
+
+
+def test_a_sweep_whose_journal_is_gone(sweep: Sweep, resume: Sweep, settings: Settings) -> None:
+    with interrupted_at(2):
+        sweep(trials=3, name="s")
+    (settings.storage / "s" / "study.jsonl").unlink()
+    refused(lambda: resume("s"), "s has lost its journal, study.jsonl", "Restore it")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("s", ("The name s is in use", "orchestrator sweep --resume s")),
+        ("latest", ("The name can not be one: got 'latest'",)),
+        ("a/b", ("The name can not be one: got 'a/b'",)),
+        ("", ("The name can not be one: got ''",)),
+    ],
+)
+def test_a_name_that_can_not_be(name: str, words: tuple[str, ...], sweep: Sweep) -> None:
+    sweep(trials=1, name="s")
+    refused(lambda: sweep(trials=1, name=name), *words)
+
+
+# Checkpoints
+
+
+@pytest.mark.parametrize(
+    ("keep", "trials", "winner"), [("winner", False, True), ("all", True, True), ("none", False, False)]
+)
+def test_checkpoints_after_a_sweep(
+    keep: str, trials: bool, winner: bool, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.engine.loop.CHECKPOINT_SECONDS", 0.0)
+    result = sweep(trials=2, keep=keep, checkpoint_every=1)
+    assert (result.folder / "trials").exists() is trials
+    assert bool(list((result.folder / "winner").glob("**/checkpoint-*"))) is winner
+    assert (result.folder / "winner" / "outcome.json").exists()

@@ -1,0 +1,445 @@
+"""The driver's book of a sweep: who is handed out, what is told to whom, and that nothing is left running."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from orchestrator.config.objectives import Unreported
+from orchestrator.config.spec import SweepSpec
+from orchestrator.engine.loop import Diverged, Row
+from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.runs import reports
+from orchestrator.search.pbt import Population
+from orchestrator.search.samplers import rungs
+from orchestrator.search.study import Study
+from orchestrator.storage import records, usage_log
+from orchestrator.sweeps import budget as budget_module
+from orchestrator.sweeps import trial_manager
+from orchestrator.sweeps.trial_manager import Ledger
+from tests.support.searching import ERROR, attributes, sweep
+from tests.support.toy import Clock
+
+
+class Recorder:
+    """In the tracker's place: the runs that are open, how they ended, and what was logged to them."""
+
+    def __init__(self) -> None:
+        self.open: list[str] = []
+        self.ends: dict[str, str] = {}
+        self.tags: dict[str, dict[str, str]] = {}
+        self.params: dict[str, dict[str, Any]] = {}
+        self.logged: dict[str, list[tuple[int, dict[str, float]]]] = {}
+        self.known: set[str] = set()
+        """Runs of an earlier process."""
+
+    def start(self, key: str, name: str, *, params: Any, tags: Any, parent: str) -> None:
+        assert key not in self.open, "opened twice"
+        self.open.append(key)
+        self.params[key], self.tags[key] = dict(params), dict(tags)
+
+    def log(self, key: str, rows: list[Row]) -> None:
+        self.logged.setdefault(key, []).extend((row.epoch, dict(row.metrics)) for row in rows)
+
+    def tag(self, key: str, tags: dict[str, str]) -> None:
+        self.tags[key].update(tags)
+
+    def end(self, key: str, status: str) -> None:
+        assert key in self.open or key in self.known, "ended, and never opened or ended before"
+        if key in self.open:
+            self.open.remove(key)
+        self.ends[key] = status
+
+    def opened(self, key: str) -> str | None:
+        return "id" if key in self.known else None
+
+
+def space(trial: Any) -> dict[str, Any]:
+    return {"lr": trial.suggest_float("lr", 0.01, 0.2)}
+
+
+class Driver:
+    """A ledger of a toy sweep, and what a driver has beside it."""
+
+    def __init__(self, storage: Path, spec: SweepSpec) -> None:
+        found = storage / "sweep"
+        if found.exists():
+            self.folder = records.find(storage, "sweep")
+            self.folder.hold()
+        else:
+            self.folder = records.create(storage, "sweep", "toy", {}, "orchestrator sweep toy", "sweep")
+        self.tracker, self.lines, self.notes = Recorder(), list[str](), list[str]()
+        self.trained: list[int] = []
+        self.work: list[tuple[Any, ...]] = []
+        self.interrupted = False
+        session = SimpleNamespace(
+            folder=self.folder,
+            tracker=self.tracker,
+            settings=SimpleNamespace(data=Path("data")),
+            interrupts=SimpleNamespace(asked=lambda: self.interrupted),
+            console=SimpleNamespace(
+                say=self.lines.append,
+                begin=lambda *of: self.work.append(("begin", *of)),
+                progress=lambda *of: self.work.append(of),
+            ),
+            notify=lambda event, message, *more: self.notes.append(f"{event}: {message}"),
+            trained_on=lambda *about: None,
+            pulse=SimpleNamespace(trained=self.trained.append),
+        )
+        self.study: Study
+        if spec.search.scheduler == "pbt":
+            self.study = Population(
+                self.folder.path, spec, [ERROR], space, False, changeable=["lr"],
+                distributions=_distributions(),
+            )  # fmt: skip
+        else:
+            self.study = Study(self.folder.path, spec, [ERROR], space, False)
+        self.ledger = Ledger(self.study, session, spec)  # type: ignore[arg-type]
+
+    def die(self) -> None:
+        """The process is gone: its locks are free, nothing is said."""
+        assert self.folder._lock
+        self.folder._lock.close()
+
+    def begin(self) -> int:
+        config = self.ledger.next()
+        assert config is not None
+        return int(config["number"])
+
+    def says(self, unit: int, epoch: int, value: float, ended: str | None = None) -> bool:
+        about = attributes(value, epoch, epoch)
+        rows = [[epoch, 1.7e9, {"train/loss": 1.0, "validation/error": value}]]
+        return self.ledger.result(unit, {"rows": rows, "ended": ended, **about})
+
+    @property
+    def states(self) -> list[str]:
+        return [trial.state.name for trial in self.study.trials]
+
+
+def _distributions() -> dict[str, Any]:
+    from optuna.distributions import FloatDistribution
+
+    return {"lr": FloatDistribution(0.01, 0.2)}
+
+
+Drive = Callable[..., Driver]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in (trial_manager, budget_module, usage_log):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def drive(toy_workload: str, tmp_path: Path) -> Drive:
+    """A driver of the sweep that is described; called again, the one after it."""
+
+    def begin(**asked: Any) -> Driver:
+        spec = sweep(**{"epochs": 9, "trials": 3, "scheduler": "none"} | asked)
+        if spec.search.scheduler == "pbt":
+            plan = spec.plan.model_copy(update={"refit": False, "decide_at": rungs(9, "pbt")})
+            spec = spec.model_copy(update={"plan": plan})
+        return Driver(tmp_path, spec)
+
+    return begin
+
+
+# What is handed out
+
+
+def test_a_process_gets_all_that_it_needs(drive: Drive, tmp_path: Path) -> None:
+    driver = drive()
+    config = driver.ledger.next()
+    assert config is not None
+    spec = config.pop("spec")
+    assert config == {
+        "number": 0, "folder": str(tmp_path / "sweep" / "trials" / "00000"), "data": "data",
+        "stop_file": str(tmp_path / "sweep" / "stop"), "keep": 2, "save_at_rungs": False,
+    }  # fmt: skip
+    assert spec["params"]["lr"] == driver.study.trials[0].params["lr"]
+    assert spec["params"]["momentum"] == 0.5, "complete"
+
+
+def test_each_seed_has_a_place_a_run_and_a_name_of_its_own(drive: Drive) -> None:
+    driver = drive(seeds=2, trials=1)
+    driver.says(driver.begin(), 9, 0.5, "epochs")
+    config = driver.ledger.next()
+    assert config is not None
+    assert (config["number"], Path(config["folder"]).name) == (1, "00000-seed1")
+    assert driver.tracker.open == ["sweep/0/1"]
+    assert driver.tracker.ends == {"sweep/0/0": "FINISHED"}
+    assert driver.tracker.tags["sweep/0/1"]["orchestrator.seed"] == "1"
+    driver.says(1, 9, 0.7, "epochs")
+    assert [line.split()[:5] for line in driver.lines] == [
+        ["trial", "0", "seed", "0", "complete"],
+        ["trial", "0", "seed", "1", "complete"],
+    ]
+
+
+# What is told
+
+
+def test_every_end_is_told_to_all(drive: Drive) -> None:
+    driver = drive(scheduler="asha", decide_at=(3,), trials=4)
+    for _ in range(3):
+        driver.begin()
+    assert driver.says(0, 3, 0.5) is False
+    assert driver.says(1, 3, 0.9) is True
+    assert driver.ledger.result(2, reports.last_words(Diverged(2, "train/loss", math.nan))) is True
+    assert driver.says(0, 9, 0.4, "epochs") is True
+    assert driver.states == ["COMPLETE", "PRUNED", "FAIL"]
+    assert driver.tracker.ends == {"sweep/0": "FINISHED", "sweep/1": "FINISHED", "sweep/2": "FAILED"}
+    states = {key: tags["orchestrator.state"] for key, tags in driver.tracker.tags.items()}
+    assert states == {"sweep/0": "complete", "sweep/1": "pruned", "sweep/2": "failed"}
+    assert driver.tracker.logged["sweep/0"] == [
+        (3, {"train/loss": 1.0, "validation/error": 0.5}), (9, {"train/loss": 1.0, "validation/error": 0.4}),
+    ]  # fmt: skip
+    assert driver.lines[-1].startswith("trial 0 complete error 0.4")
+    assert any("train/loss is nan at epoch 2" in line for line in driver.lines)
+
+
+def test_the_clock_starts_with_the_first_trial(drive: Drive) -> None:
+    """What ends together has no first end to count from."""
+    first = drive()
+    first.begin()
+    first.begin()
+    first.says(0, 9, 0.4, "epochs")
+    assert first.work == [("begin", "trial", 0), (1, 3, "trial")]
+    first.die()
+    second = drive()
+    second.begin()
+    assert second.work == [("begin", "trial", 1)]
+
+
+def test_it_says_how_the_sweep_stands(drive: Drive) -> None:
+    driver = drive(scheduler="asha", decide_at=(3,), trials=4)
+    assert driver.ledger.vitals().trials == {}
+    for _ in range(3):
+        driver.begin()
+    driver.says(0, 3, 0.5)
+    driver.says(1, 3, 0.9)
+    assert driver.ledger.live == 2
+    driver.ledger.result(2, reports.last_words(Diverged(2, "train/loss", math.nan)))
+    driver.says(0, 9, 0.4, "epochs")
+    driver.begin()
+    found = driver.ledger.vitals()
+    assert found.trials == {"complete": 1, "pruned": 1, "fail": 1, "running": 1}
+    assert (found.done, found.target, found.best) == (3, 4, {"trial": 0, "error": 0.4})
+    assert found.trouble == "trial 2: train/loss is nan at epoch 2"
+    assert found.device_seconds == pytest.approx(driver.ledger.book.seconds(), abs=1)
+    assert sum(driver.trained) == 3, "rows that were told"
+
+
+def test_a_report_of_a_trial_that_has_ended_is_answered_and_forgotten(drive: Drive) -> None:
+    driver = drive()
+    unit = driver.begin()
+    driver.ledger.died(unit, "its process died 4 times")
+    assert driver.says(unit, 5, 0.1) is True
+    assert driver.tracker.ends == {"sweep/0": "FAILED"}
+    assert driver.tracker.logged == {}
+    driver.ledger.died(unit, "again")
+    driver.ledger.close()
+    assert driver.tracker.ends == {"sweep/0": "FAILED"}
+    assert driver.study.trials[0].user_attrs["cause"] == "its process died 4 times"
+
+
+def test_the_other_seeds_of_a_configuration_that_failed_are_ended_too(drive: Drive, clock: Clock) -> None:
+    driver = drive(seeds=3, trials=1, max_device_hours=1.0)
+    driver.says(driver.begin(), 9, 0.5, "epochs")
+    assert [driver.begin(), driver.begin()] == [1, 2]
+    clock.sleep(10)
+    driver.ledger.died(1, "killed")
+    clock.sleep(5)
+    assert driver.says(2, 4, 0.5) is True
+    assert driver.tracker.ends == {"sweep/0/0": "FINISHED", "sweep/0/1": "FAILED", "sweep/0/2": "KILLED"}
+    clock.sleep(1000)
+    assert driver.ledger.budget.used == 10 + 15, "it holds nothing any more"
+    driver.ledger.close()
+    assert driver.tracker.open == []
+
+
+# Stops
+
+
+def test_what_no_trial_can_do_stops_all(drive: Drive) -> None:
+    driver = drive()
+    driver.begin(), driver.begin()
+    assert driver.ledger.result(1, reports.last_words(UserError("The checkpoint is of another run"))) is True
+    assert (driver.ledger.refusal, driver.ledger.exhausted) == (None, False), "that was the one trial's alone"
+    refused = Unreported("Unknown objective", got="'eror'", fix="Did you mean 'error'?")
+    assert driver.ledger.result(0, reports.last_words(refused)) is True
+    assert driver.ledger.stopping()
+    assert driver.ledger.next() is None
+    assert driver.ledger.exhausted
+    assert str(driver.ledger.refusal) == "Unknown objective: got 'eror'. Did you mean 'error'?"
+
+
+def test_a_storage_that_takes_nothing_stops_all_and_fails_nobody(drive: Drive) -> None:
+    driver = drive()
+    driver.begin(), driver.begin()
+    full = UserError("The storage can not be written", got="No space left on device", code=UNAVAILABLE)
+    assert driver.ledger.result(0, reports.last_words(full)) is True
+    assert driver.ledger.refusal is not None
+    assert (driver.ledger.refusal.code, str(driver.ledger.refusal)) == (UNAVAILABLE, str(full))
+    assert sorted(driver.study.unfinished()) == [0, 1], "a resume has nothing to go on with"
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_an_interrupt_leaves_all_to_be_resumed(seeds: int, drive: Drive) -> None:
+    driver = drive(seeds=seeds, trials=4)
+    driver.begin()
+    second = driver.begin()
+    if seeds == 2:
+        driver.says(second, 9, 0.5, "epochs")
+        driver.begin()
+    driver.interrupted = True
+    assert driver.ledger.next() is None
+    assert driver.ledger.exhausted
+    running = list(driver.tracker.open)
+    driver.ledger.close()
+    assert driver.tracker.open == []
+    assert all(driver.tracker.ends[key] == "KILLED" for key in running)
+    assert driver.states == ["RUNNING", "RUNNING"]
+    driver.die()
+    again = drive(seeds=seeds, trials=4)
+    assert [again.begin(), again.begin()] == ([0, 1] if seeds == 1 else [0, 3])
+
+
+def test_a_spent_time_budget_leaves_nothing_running(drive: Drive, clock: Clock) -> None:
+    driver = drive(time_budget=60.0)
+    driver.begin(), driver.begin()
+    driver.says(0, 9, 0.5, "epochs")
+    clock.sleep(61)
+    assert (driver.ledger.next(), driver.ledger.exhausted, driver.ledger.stopping()) == (None, True, True)
+    driver.ledger.close()
+    assert driver.states == ["COMPLETE", "FAIL"]
+    assert driver.study.trials[1].user_attrs["cause"] == "the time budget was spent"
+    assert driver.study.failed() == [], "it is no failure"
+    assert driver.tracker.ends == {"sweep/0": "FINISHED", "sweep/1": "KILLED"}
+    assert driver.lines[-1] == "Stopped: the time budget was spent"
+
+
+def test_a_time_budget_that_is_spent_with_the_last_trial_is_no_news(drive: Drive, clock: Clock) -> None:
+    driver = drive(time_budget=60.0, trials=1)
+    driver.says(driver.begin(), 9, 0.5, "epochs")
+    clock.sleep(61)
+    driver.ledger.close()
+    assert not any("Stopped" in line for line in driver.lines)
+
+
+@pytest.mark.parametrize("asked", [{"seeds": 3, "trials": 2}, {"scheduler": "pbt", "trials": 4}])
+@pytest.mark.parametrize("cause", ["time", "device-hour"])
+def test_a_spent_budget_leaves_nothing_of_a_trial_in_parts(
+    asked: dict[str, Any], cause: str, drive: Drive, clock: Clock
+) -> None:
+    limit: dict[str, Any] = {"time_budget": 60.0} if cause == "time" else {"max_device_hours": 100 / 3600}
+    driver = drive(**asked, **limit)
+    population = asked.get("scheduler") == "pbt"
+    first, second = driver.begin(), driver.begin()
+    driver.says(first, 1 if population else 9, 0.5, None if population else "epochs")
+    assert driver.states == ["RUNNING", "RUNNING"], "one waits for others, or for its other seeds"
+    clock.sleep(120)
+    assert driver.says(second, 1, 0.7) is population
+    driver.ledger.close()
+    assert set(driver.states) == {"FAIL"}
+    assert driver.tracker.open == []
+    assert {driver.tracker.ends[key] for key in driver.tracker.ends} <= {"FINISHED", "KILLED"}
+    assert driver.study.unfinished() == []
+
+
+def test_a_device_budget_takes_no_new_trial_but_ends_what_it_began(drive: Drive, clock: Clock) -> None:
+    """Two configurations of three seeds: when no further one fits, the seeds of the first are run all the same."""
+    driver = drive(seeds=3, trials=2, max_device_hours=35 / 3600)
+    for seed in range(3):
+        assert driver.begin() == seed
+        clock.sleep(10)
+        driver.says(seed, 9, 0.5, "epochs")
+    assert driver.ledger.next() is None
+    assert driver.ledger.exhausted
+    driver.ledger.close()
+    assert driver.states == ["COMPLETE"]
+    assert driver.lines[-1] == "Stopped: the device-hour budget takes no further trial"
+
+
+def test_room_that_an_early_end_leaves_is_used(drive: Drive, clock: Clock) -> None:
+    driver = drive(max_device_hours=30 / 3600)
+    driver.begin()
+    clock.sleep(10)
+    driver.says(0, 9, 0.5, "epochs")
+    driver.begin()
+    clock.sleep(1)
+    assert driver.ledger.next() is None
+    assert not driver.ledger.exhausted, "as long as something runs it may leave room"
+    driver.ledger.died(1, "killed")
+    assert driver.begin() == 2
+
+
+def test_four_fifths_of_a_budget_are_told_once(drive: Drive, clock: Clock) -> None:
+    driver = drive(max_device_hours=100 / 3600)
+    driver.begin()
+    clock.sleep(70)
+    driver.says(0, 1, 0.5)
+    assert driver.notes == []
+    clock.sleep(15)
+    driver.says(0, 2, 0.5)
+    driver.says(0, 3, 0.5)
+    assert driver.notes == ["budget: 80% of 0.0277778 device hours are spent"]
+    assert driver.lines == ["80% of 0.0277778 device hours are spent"]
+    clock.sleep(20)
+    assert driver.ledger.stopping()
+
+
+def test_a_budget_spent_by_an_earlier_process_settles_what_that_one_left(drive: Drive, clock: Clock) -> None:
+    first = drive(max_device_hours=100 / 3600)
+    first.begin()
+    clock.sleep(200)
+    first.ledger.book.close()
+    first.die()
+    second = drive(max_device_hours=100 / 3600)
+    second.tracker.known.add("sweep/0")
+    assert second.ledger.next() is None
+    assert second.ledger.exhausted
+    second.ledger.close()
+    assert second.states == ["FAIL"]
+    assert second.tracker.ends == {"sweep/0": "KILLED"}
+
+
+# PBT
+
+
+def test_a_member_is_one_run_whose_parameters_are_a_curve(drive: Drive) -> None:
+    driver = drive(scheduler="pbt", trials=4)
+    for _ in range(4):
+        driver.begin()
+    for unit in range(4):
+        _save(driver, unit)
+        assert driver.says(unit, 1, float(unit)) is True
+    assert driver.tracker.ends == {}, "a pause is no end"
+    configs = [driver.ledger.next() for _ in range(4)]
+    assert [config["number"] for config in configs if config] == [0, 1, 2, 3]
+    assert all(config["save_at_rungs"] and config["keep"] == 4 for config in configs if config)
+    assert len(driver.tracker.open) == 4
+    for unit in range(4):
+        curve = [(epoch, m["pbt/lr"]) for epoch, m in driver.tracker.logged[f"sweep/{unit}"] if "pbt/lr" in m]
+        assert [epoch for epoch, _ in curve] == [0, 1]
+        assert (curve[0][1] == curve[1][1]) is (unit != 3)
+        config = configs[unit]
+        assert config is not None
+        assert curve[1][1] == config["spec"]["params"]["lr"]
+        assert driver.tracker.params[f"sweep/{unit}"]["lr"] == curve[0][1]
+        assert set(driver.tracker.logged[f"sweep/{unit}"][0][1]) == {"pbt/lr"}
+
+
+def _save(driver: Driver, unit: int) -> None:
+    from orchestrator.engine import checkpoint
+
+    folder = driver.study.home(unit)
+    checkpoint.write(folder / checkpoint.name(1), checkpoint.Checkpoint({"workload": "toy"}, 1, {"made_by": unit}))

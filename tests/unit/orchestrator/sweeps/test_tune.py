@@ -1,0 +1,181 @@
+"""What Tune is told to call: the trial's actor, and what hears of processes that are replaced or lost for good."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from orchestrator.cluster.preemption import Preempted
+from orchestrator.config.plan import Plan
+from orchestrator.config.spec import ExperimentSpec
+from orchestrator.runs import heartbeat
+from orchestrator.runs.heartbeat import GIVEN_UP, PROCESS, GivenUp, Watch
+from orchestrator.sweeps import trial
+from orchestrator.sweeps.trial import TrialActor
+from orchestrator.sweeps.tune import _Restarts, _Search, _Shared, _Under
+from tests.support.toy import Toy
+
+
+class Book:
+    """In the ledger's place: hands out one trial."""
+
+    exhausted = True
+    live = 0
+
+    def __init__(self, home: Path) -> None:
+        self.left = [{"number": 7, "folder": str(home)}]
+        self.lost: list[tuple[int, str]] = []
+
+    def next(self) -> dict[str, Any] | None:
+        return self.left.pop() if self.left else None
+
+    def died(self, unit: int, cause: str) -> None:
+        self.lost.append((unit, cause))
+
+
+@pytest.fixture
+def under(tmp_path: Path) -> _Under:
+    return _Under(Book(tmp_path), Watch(10), slots=1, hold=lambda wanted: wanted)  # type: ignore[arg-type]
+
+
+def test_a_replaced_process_is_forgotten_and_counted(under: _Under, tmp_path: Path) -> None:
+    search, restarts = _Search(under), _Restarts(under)
+    assert search.suggest("a") == {"number": 7, "folder": str(tmp_path)}
+    assert search.suggest("b") == "FINISHED"
+    tunes = SimpleNamespace(trial_id="a", num_failures=0, error_file=tmp_path / "error.txt")
+    restarts.on_trial_start(1, [], tunes)
+    for times in (1, 2):
+        (tmp_path / PROCESS).write_text("{}")
+        under.watch.heard(7)
+        tunes.num_failures = times
+        restarts.on_trial_recover(1, [], tunes)
+        assert not (tmp_path / PROCESS).exists()
+    tunes.num_failures = 3
+    (tmp_path / "error.txt").write_text("Failure # 3 (occurred at noon)\nThe actor died unexpectedly.\n")
+    search.on_trial_complete("a", error=True)
+    assert under.ledger.lost == [(7, "its process died 3 times")]  # type: ignore[attr-defined]
+
+
+def test_what_was_killed_for_its_silence_has_that_for_a_cause(under: _Under, tmp_path: Path) -> None:
+    search = _Search(under)
+    search.suggest("a")
+    (tmp_path / GIVEN_UP).write_text("no report for 10 s")
+    search.on_trial_complete("a", error=True)
+    search.on_trial_complete("a")
+    assert under.ledger.lost == [(7, "no report for 10 s")]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("live", "may", "begins", "given_back"),
+    [
+        (4, 4, False, False),  # a sweep alone keeps its processes between trials
+        (3, 4, True, False),
+        (4, 2, False, True),  # one of more than its share gives back what it does not use
+        (2, 2, False, True),
+        (1, 2, True, False),
+    ],
+)
+def test_a_sweep_holds_its_share(tmp_path: Path, live: int, may: int, begins: bool, given_back: bool) -> None:
+    book = Book(tmp_path)
+    book.live = live
+    under = _Under(book, Watch(10), slots=4, hold=lambda wanted: min(wanted, may))  # type: ignore[arg-type]
+    search = _Shared(under)
+    search._total_samples = 99
+    assert search.is_finished() is given_back
+    book.exhausted = False
+    assert (search.searcher.suggest("a") is not None) is begins
+
+
+def test_towards_its_end_a_sweep_wants_what_runs(tmp_path: Path) -> None:
+    book, asked = Book(tmp_path), list[int]()
+    under = _Under(book, Watch(10), slots=4, hold=lambda wanted: asked.append(wanted) or wanted)  # type: ignore
+    search = _Search(under)
+    search.suggest("a")
+    book.live = 1
+    assert search.suggest("b") == "FINISHED"
+    under.may()
+    assert asked == [4, 4, 1]
+
+
+# The actor
+
+
+@pytest.fixture
+def actor(toy_workload: str, monkeypatch: pytest.MonkeyPatch) -> TrialActor:
+    """One that Tune has not yet set up; nobody watches it."""
+    monkeypatch.setattr(heartbeat, "announce", lambda folder: None)
+    return TrialActor.__new__(TrialActor)
+
+
+def config(home: Path, **params: Any) -> dict[str, Any]:
+    spec = ExperimentSpec(workload="toy", params=params, plan=Plan(epochs=8, refit=True, decide_at=(3,)))
+    home.mkdir()
+    return {
+        "spec": spec.model_dump(mode="json"), "folder": str(home), "data": str(home), "keep": 2, "save_at_rungs": False,
+    }  # fmt: skip
+
+
+def test_an_actor_that_diverged_has_told_all_and_saves_nothing(actor: TrialActor, tmp_path: Path) -> None:
+    actor.setup(config(tmp_path / "0", nan_at=6))
+    first, last = actor.step(), actor.step()
+    assert [epoch for epoch, _, _ in first["rows"]] == [1, 2, 3]
+    assert [epoch for epoch, _, _ in last["rows"]] == [4, 5]
+    assert (last["error"], last["done"]) == ("train/loss is nan at epoch 6", True)
+    actor.reset_config(config(tmp_path / "1"))
+    assert not list((tmp_path / "0").glob("checkpoint-*")), "the state was that of no epoch that was told"
+    assert [actor.step()["ended"] for _ in range(2)] == [None, "epochs"]
+    actor.cleanup()
+
+
+def test_untouched_weights_are_no_report_of_their_own(
+    actor: TrialActor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Toy, "pretrained", True, raising=False)
+    actor.setup(config(tmp_path / "0", start=1.0))
+    first = actor.step()
+    assert [epoch for epoch, _, _ in first["rows"]] == [0, 1, 2, 3]
+    assert (first["epoch"], first["best_epoch"], first["best_value"], first["ended"]) == (3, 0, 0.0, None)
+    last = actor.step()
+    assert (last["epoch"], last["best_epoch"], last["ended"]) == (8, 0, "epochs")
+    actor.cleanup()
+
+
+def test_an_actor_that_is_stopped_saves_what_it_has_told(actor: TrialActor, tmp_path: Path) -> None:
+    actor.setup(config(tmp_path / "0"))
+    assert actor.step()["epoch"] == 3
+    actor.cleanup()
+    (saved,) = (tmp_path / "0").glob("checkpoint-*")
+    assert saved.name.endswith("3")
+
+
+def test_a_trial_whose_node_is_taken_away_saves_and_leaves(
+    actor: TrialActor, toy_workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next process goes on from there, and states the last rows again for a driver that missed them."""
+    asked = iter(range(100))
+    monkeypatch.setattr(trial, "this_node", lambda: lambda: next(asked) > 3)
+    actor.setup(config(tmp_path / "0"))
+    assert [actor.step()["epoch"] for _ in range(2)] == [3, 5]
+    with pytest.raises(Preempted):
+        actor.step()
+    actor.cleanup()
+    monkeypatch.setattr(trial, "this_node", lambda: lambda: False)
+    other = TrialActor.__new__(TrialActor)
+    (tmp_path / "0").rename(tmp_path / "moved")
+    other.setup(config(tmp_path / "0") | {"folder": str(tmp_path / "moved")})
+    said = [other.step() for _ in range(2)]
+    assert [epoch for payload in said for epoch, _, _ in payload["rows"]] == list(range(1, 9))
+    assert said[-1]["ended"] == "epochs"
+    other.cleanup()
+
+
+def test_a_trial_that_was_given_up_is_not_begun_again(
+    actor: TrialActor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "announce", lambda folder: GivenUp("no report for 10 s; it hung at File x"))
+    actor.setup(config(tmp_path / "0", hang_at=1))
+    assert actor.step()["error"] == "no report for 10 s; it hung at File x"
+    actor.cleanup()

@@ -1,0 +1,248 @@
+"""A sweep that goes on and has another winner: MLflow has both whole, and how often test was opened is said."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.console import Console
+from orchestrator.provenance import record as provenance
+from orchestrator.report import report, run_page
+from orchestrator.runs import driver, model_upload
+from orchestrator.runs.session import Result
+from orchestrator.search import winners
+from orchestrator.storage import records
+from orchestrator.storage.records import RunFolder
+from orchestrator.storage.settings import Settings, resolve
+from orchestrator.sweeps import request, sweep, winner
+from orchestrator.sweeps.sweep import Again
+from tests.support.finished import sweep as finished
+from tests.support.toy import Toy
+from tests.support.tracked import metrics, tags
+from workloads.contract import Objective
+
+EPOCHS = 4
+SPACE = """
+def space(trial):
+    return {"lr": trial.suggest_float("lr", 0.01, 0.05)}
+"""
+
+
+@pytest.fixture
+def settings(toy_workload: str, database: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    # What takes its time, and is not what this is about: the page, the tree that somebody works in, the model.
+    monkeypatch.setattr(report, "write_page", lambda *of: None)
+    monkeypatch.setattr(provenance, "sources", lambda **of: ())
+    monkeypatch.setattr(model_upload, "deliver", lambda *of: None)
+    return resolve()
+
+
+@pytest.fixture
+def out() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def settled(settings: Settings, tmp_path: Path, out: io.StringIO) -> Result:
+    """A sweep of two trials, named ``s``, whose winner was refitted for all its epochs."""
+    (tmp_path / "mine.py").write_text(SPACE)
+    spec = request.sweep(
+        "toy", settings, overrides={"epochs": EPOCHS}, local=True,
+        search={"space": f"{tmp_path / 'mine.py'}:space", "scheduler": "none", "trials": 2},
+    )  # fmt: skip
+    found = sweep.sweep(spec, settings, driver.Options(local=True, name="s"), console(out))
+    assert found.extra["epochs"] == EPOCHS
+    return found
+
+
+@pytest.fixture
+def resume(settings: Settings, out: io.StringIO) -> Callable[..., Result]:
+    return lambda **more: sweep.resume(folder(settings), settings, console(out), Again(**more))
+
+
+@pytest.fixture
+def better(settled: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on a trial wins with its second epoch, and test says 0.125."""
+    evaluate = Toy.evaluate
+
+    def shifted(self: Toy, split: Any) -> Any:
+        found = evaluate(self, split)
+        error = 0.125 if split == "test" else 0.0 if self.epoch == 2 else 1e3
+        return type(found)({**found.metrics, "error": error}, found.units)
+
+    monkeypatch.setattr(Toy, "evaluate", shifted)
+
+
+def console(out: io.StringIO) -> Console:
+    found = Console()
+    found._out = out
+    return found
+
+
+def folder(settings: Settings) -> RunFolder:
+    return records.find(settings.storage, "s", "sweep")
+
+
+def logged(database: Path, name: str) -> list[tuple[int, float]]:
+    """Steps and values of a metric of the sweep's own run."""
+    return [(step, value) for key, step, value, *_ in metrics(database, "s") if key == name]
+
+
+def shown(database: Path, name: str) -> float:
+    """The value that MLflow's UI has for a metric of the sweep's own run."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{database}")
+    experiment = client.get_experiment_by_name("toy").experiment_id
+    (run,) = client.search_runs([experiment], "tags.`orchestrator.key` = 's'")
+    return float(run.data.metrics[name])
+
+
+def test_a_shorter_second_winner_is_whole_in_mlflow(
+    settled: Result, better: None, resume: Callable[..., Result], database: Path, settings: Settings, out: io.StringIO
+) -> None:
+    first = settled.metrics["test/error"]
+    assert logged(database, "test/error") == [(EPOCHS, first)]
+    assert tags(database, "s")["orchestrator.test_opened"] == "1"
+    assert "orchestrator.winners" not in tags(database, "s")
+    second = resume(more_trials=1)
+    assert (second.extra["best_trial"], second.extra["epochs"], second.metrics["test/error"]) == (2, 2, 0.125)
+    assert logged(database, "test/error") == [(EPOCHS, first), (EPOCHS + 2, 0.125)]
+    assert shown(database, "test/error") == 0.125
+    assert [step for step, _ in logged(database, "refit/loss")] == [1, 2, 3, 4, EPOCHS + 1, EPOCHS + 2]
+    assert second.history()["epoch"].tolist() == [1, 2], "the first winner's rows are none of the second one's"
+    found, old = tags(database, "s"), settled.extra["best_trial"]
+    assert found["orchestrator.untouched"] == "false", "whatever an earlier winner was"
+    assert (found["orchestrator.test_opened"], second.extra["test_opened"]) == ("2", 2)
+    assert found["orchestrator.winners"] == f"trial {old} from step 1, trial 2 from step 5"
+    assert found["mlflow.note.content"].endswith(f"the present: {found['orchestrator.winners']}.")
+    assert folder(settings).record["result"]["test_opened"] == 2
+    assert out.getvalue().count("Test is opened again: trial 2 is model 2 of this sweep to be evaluated on it") == 1
+
+
+def test_a_second_winner_that_is_untouched_has_steps_of_its_own(
+    settings: Settings, tmp_path: Path, database: Path, resume: Callable[..., Result], out: io.StringIO,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Pretrained weights: the first winner is trained for all epochs, the second for none."""
+    monkeypatch.setattr(Toy, "pretrained", True, raising=False)
+    (tmp_path / "mine.py").write_text(SPACE)
+    spec = request.sweep(
+        "toy", settings, overrides={"epochs": EPOCHS}, local=True,
+        search={"space": f"{tmp_path / 'mine.py'}:space", "scheduler": "none", "trials": 2},
+    )  # fmt: skip
+    first = sweep.sweep(spec, settings, driver.Options(local=True, name="s"), console(out))
+    assert (first.extra["epochs"], "orchestrator.untouched" in tags(database, "s")) == (EPOCHS, False)
+    assert "Training has made" not in out.getvalue()
+
+    evaluate = Toy.evaluate
+
+    def untouched_is_best(self: Toy, split: Any) -> Any:
+        found = evaluate(self, split)
+        error = 0.125 if split == "test" else 0.0 if self.epoch == 0 else 1e3
+        return type(found)({**found.metrics, "error": error}, found.units)
+
+    monkeypatch.setattr(Toy, "evaluate", untouched_is_best)
+    second = resume(more_trials=1)
+    assert (second.extra["best_trial"], second.extra["epochs"]) == (2, 0)
+    steps = [(EPOCHS, first.metrics["test/error"]), (EPOCHS + 1, 0.125)]
+    assert logged(database, "test/error") == steps
+    assert tags(database, "s")["orchestrator.untouched"] == "true"
+    assert out.getvalue().count("Training has made the pretrained weights worse") == 1
+
+
+def test_a_second_winner_that_dies_at_its_end_goes_on_at_its_own_steps(
+    settled: Result, better: None, resume: Callable[..., Result], database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep, "finish", lambda *of: (_ for _ in ()).throw(MemoryError("the process is gone")))
+        with pytest.raises(MemoryError):
+            resume(more_trials=1)
+    assert resume().extra["test_opened"] == 2
+    assert [step for step, _ in logged(database, "refit/loss")] == [1, 2, 3, 4, EPOCHS + 1, EPOCHS + 2]
+    assert [step for step, _ in logged(database, "test/error")] == [EPOCHS, EPOCHS + 2]
+
+
+def test_an_unbeaten_winner_opens_test_no_second_time(
+    settled: Result,
+    resume: Callable[..., Result],
+    database: Path,
+    out: io.StringIO,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(winner, "_ranking", lambda *of: ("", [], []))
+    monkeypatch.setattr(Toy, "train_epoch", lambda self, epoch: {"loss": 1.0})  # it stays where it started
+    again = resume(more_trials=1)
+    assert (again.extra["best_trial"], again.metrics) == (settled.extra["best_trial"], settled.metrics)
+    assert (again.extra["test_opened"], tags(database, "s")["orchestrator.test_opened"]) == (1, "1")
+    assert logged(database, "test/error") == [(EPOCHS, settled.metrics["test/error"])]
+    assert "opened again" not in out.getvalue()
+
+
+@pytest.mark.parametrize("refit", [False, True])
+def test_a_sweep_opens_test_for_its_winner_alone(
+    settings: Settings, database: Path, tmp_path: Path, out: io.StringIO, monkeypatch: pytest.MonkeyPatch, refit: bool
+) -> None:
+    """Also where the workload names epochs at which a final model is evaluated on test, as lifelong retrieval does."""
+    monkeypatch.setattr(Toy, "objective", Objective("error", "min", sealed_at=(1, 2, EPOCHS)))
+    monkeypatch.setattr(winner, "_ranking", lambda *of: ("", [], []))
+    opened: list[Toy] = []
+    evaluate = Toy.evaluate
+
+    def counted(self: Toy, split: Any) -> Any:
+        opened.extend([self] if split == "test" else [])
+        return evaluate(self, split)
+
+    monkeypatch.setattr(Toy, "evaluate", counted)
+    (tmp_path / "mine.py").write_text(SPACE)
+    spec = request.sweep(
+        "toy", settings, overrides={"epochs": EPOCHS, "refit": refit}, local=True,
+        search={"space": f"{tmp_path / 'mine.py'}:space", "scheduler": "none", "trials": 2},
+    )  # fmt: skip
+    found = sweep.sweep(spec, settings, driver.Options(local=True, name="s"), console(out))
+    for trial in ("s/0", "s/1"):
+        rows = metrics(database, trial)
+        assert [step for name, step, *_ in rows if name == "validation/error"] == [1, 2, 3, 4]
+        assert not [name for name, *_ in rows if name.startswith("test/")]
+    steps = [step for step, _ in logged(database, "test/error")]
+    assert steps == ([1, 2, EPOCHS] if refit else [found.extra["epochs"]])
+    assert len(set(map(id, opened))) == 1
+    assert (found.extra["test_opened"], tags(database, "s")["orchestrator.test_opened"]) == (1, "1")
+
+
+# The record
+
+
+def test_a_winner_that_never_came_to_its_test_opened_nothing(settings: Settings) -> None:
+    found = finished(settings.storage, "s", [(1.0,), (2.0,)], settled=False)
+    place = found.path / winners.WINNER
+    place.mkdir()
+    (place / winners.MARK).write_text("0")
+    assert [winners.crown(found, trial) for trial in (0, 0, 1)] == [0, 0, 1]
+    assert winners.tested(found) == set()
+    (place / winners.MARK).write_text("1")
+    (place / "outcome.json").write_text("{}")
+    assert winners.crown(found, 2) == 2
+    assert winners.tested(found) == {1}
+    assert winners.settled(found) == 2
+    assert winners.steps(found, 50) == "trial 0 from step 1, trial 1 from step 51, trial 2 from step 101"
+
+
+def test_a_sweep_that_settled_before_winners_were_in_the_record(settings: Settings) -> None:
+    found = finished(settings.storage, "s", [(1.0,), (2.0,)])
+    (found.path / winners.WINNER / winners.MARK).write_text("0")
+    assert "winners" not in found.record
+    assert (winners.crown(found, 1), winners.tested(found)) == (1, {0})
+    assert json.loads((found.path / "record.json").read_text())["winners"][-1] == {"trial": 1, "tested": False}
+
+
+def test_the_report_says_so(settings: Settings) -> None:
+    found = finished(settings.storage, "s", [(1.0,), (2.0,)])
+    assert run_page._opened(found) == []
+    found.update(winners=[{"trial": 1, "tested": True}, {"trial": 0, "tested": True}])
+    assert run_page._opened(found)[0].startswith("The test split was opened for 2 models")

@@ -1,0 +1,65 @@
+"""What a terminal shows: throughput and the time left are of the time that work has taken."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from orchestrator import console
+from orchestrator.console import Console
+from tests.support.toy import Clock
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(console, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def shown(clock: Clock) -> tuple[Console, io.StringIO]:
+    """A console that shows every line, and what it shows."""
+    found, out = Console(every=0.0), io.StringIO()
+    found._out = out
+    return found, out
+
+
+def test_what_ends_together_took_the_time_since_it_began(shown: tuple[Console, io.StringIO], clock: Clock) -> None:
+    lines, out = shown
+    lines.begin("trial")
+    clock.sleep(10.0)
+    for done in (1, 2, 3, 4):
+        lines.progress(done, 8, "trial")
+        clock.sleep(0.01)
+    assert out.getvalue().splitlines()[0] == "trial 1/8, 0.1 trials/s, 1 min 10 s left"
+    assert out.getvalue().splitlines()[3] == "trial 4/8, 0.399 trials/s, 10 s left"
+
+
+def test_what_was_done_before_took_none_of_this_time(shown: tuple[Console, io.StringIO], clock: Clock) -> None:
+    lines, out = shown
+    lines.begin("trial", 6)
+    clock.sleep(4.0)
+    lines.progress(8, 8, "trial")
+    assert out.getvalue() == "trial 8/8, 0.5 trials/s\n"
+
+
+def test_there_is_no_rate_before_time_has_passed(shown: tuple[Console, io.StringIO], clock: Clock) -> None:
+    lines, out = shown
+    lines.begin("trial")
+    clock.sleep(0.5)
+    lines.progress(2, 4, "trial")
+    assert out.getvalue() == "trial 2/4\n"
+
+
+def test_other_units_have_another_clock(shown: tuple[Console, io.StringIO], clock: Clock) -> None:
+    """After the trials the winner is refitted; who does not say when work began is timed from the first report on."""
+    lines, out = shown
+    lines.begin("trial")
+    clock.sleep(100.0)
+    lines.progress(1, 1, "trial")
+    for epoch in (2, 6):
+        lines.progress(epoch, 8, "refit epoch")
+        clock.sleep(2.0)
+    assert out.getvalue().splitlines()[1:] == ["refit epoch 2/8", "refit epoch 6/8, 2 refit epochs/s, 1 s left"]

@@ -1,0 +1,88 @@
+"""What, got, allowed, do this: one sentence each, across process borders too."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from orchestrator import errors
+from orchestrator.config.objectives import Unreported
+from orchestrator.errors import Interrupted, RunFailed, UserError, nearest, one_line, unknown
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (UserError("It is wrong"), "It is wrong."),
+        (UserError("It is wrong."), "It is wrong."),
+        (UserError("It is wrong", got=3), "It is wrong: got 3."),
+        (UserError("It is wrong", got=0, allowed=[1, 2]), "It is wrong: got 0; allowed: 1, 2."),
+        (UserError("It is wrong", allowed="one to nine"), "It is wrong; allowed: one to nine."),
+        (UserError("It is wrong", allowed=3), "It is wrong; allowed: 3."),
+        (UserError("It is wrong", fix="Mend it"), "It is wrong. Mend it."),
+        (UserError("It is wrong", got="x", fix="Mend it."), "It is wrong: got x. Mend it."),
+        (UserError("It is wrong", fix="Did you mean 'a'?"), "It is wrong. Did you mean 'a'?"),
+    ],
+)
+def test_one_sentence(error: UserError, text: str) -> None:
+    assert str(error) == text
+
+
+def test_exit_codes() -> None:
+    codes = (errors.DONE, errors.FAILED, errors.USAGE, errors.UNAVAILABLE, errors.PARTIAL, errors.REFUSED)
+    assert codes == (0, 1, 2, 3, 4, 5)
+    assert errors.INTERRUPTED == 130
+    assert (UserError("x").code, RunFailed("t", "c").code, Interrupted("r").code) == (2, 1, 130)
+
+
+def test_errors_cross_process_borders() -> None:
+    error = UserError("It is wrong", got=1, allowed=["a"], fix="Mend it", code=errors.UNAVAILABLE)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.code, copy.got, copy.allowed, copy.fix) == (str(error), 3, 1, ["a"], "Mend it")
+    refused = pickle.loads(pickle.dumps(unknown("objective", "a", ["b"], Unreported)))
+    assert (type(refused), str(refused)) == (Unreported, "Unknown objective: got 'a'; allowed: b.")
+    failed = pickle.loads(pickle.dumps(RunFailed("trial 3", "train/loss is nan at epoch 2", "log.txt")))
+    assert str(failed) == "trial 3 failed: train/loss is nan at epoch 2 (log: log.txt)"
+    assert (failed.trial, failed.log) == ("trial 3", "log.txt")
+    assert "orchestrator run --resume" in str(pickle.loads(pickle.dumps(Interrupted("orchestrator run --resume a"))))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("recomender", "recommender"), ("simcrl", "simclr"), ("zzz", None), ("", None)]
+)
+def test_the_nearest_name(name: str, expected: str | None) -> None:
+    assert nearest(name, ["recommender", "simclr", "vera"]) == expected
+
+
+def test_an_unknown_name_comes_with_all_known_and_the_nearest() -> None:
+    error = unknown("dataset", "ml100k", ["synthetic", "ml-100k"])
+    assert str(error) == "Unknown dataset: got 'ml100k'; allowed: ml-100k, synthetic. Did you mean 'ml-100k'?"
+    assert str(unknown("dataset", "zzz", ["b", "a"])) == "Unknown dataset: got 'zzz'; allowed: a, b."
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("it is wrong"), "it is wrong"),
+        (ValueError("\n  CUDA error: device-side assert triggered\nCompile with ..."),
+         "CUDA error: device-side assert triggered"),
+        (ValueError(), "no message"),
+        (KeyError("name"), "'name'"),
+    ],
+)  # fmt: skip
+def test_any_error_is_one_line(error: Exception, text: str) -> None:
+    assert one_line(error) == text
+
+
+def test_of_a_failed_validation_all_is_told() -> None:
+    class Model(BaseModel):
+        lr: float
+        dim: int
+
+    with pytest.raises(ValidationError) as caught:
+        Model.model_validate({"lr": "fast"})
+    said = one_line(caught.value)
+    assert said.startswith("lr: Input should be a valid number")
+    assert said.endswith("; dim: Field required")

@@ -1,0 +1,126 @@
+"""Rules that import-linter can not hold: what an import pulls in at run time, and who calls what."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from workloads.catalog import catalog
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = ("orchestrator", "workloads", "search_spaces")
+HEAVY = ("torch", "numpy", "pandas", "pyarrow", "ray", "mlflow", "optuna", "matplotlib", "transformers")
+
+LIGHT = {
+    "import workloads": (*HEAVY, "typer", "pydantic"),
+    "import workloads.contract, workloads.catalog, workloads.data, workloads.seeding": (*HEAVY, "typer"),
+    "from workloads.catalog import catalog; [entry.load_params() for entry in catalog().values()]": (*HEAVY, "typer"),
+    "from workloads.catalog import catalog; [entry.load_published() for entry in catalog().values()]": (
+        *HEAVY,
+        "typer",
+    ),
+    "import orchestrator": (*HEAVY, "typer", "pydantic"),
+    "import orchestrator.cli.app": (*HEAVY, "pydantic", "yaml"),
+    "import orchestrator.sweeps.request, orchestrator.cluster.preflight": HEAVY,
+    "import orchestrator.storage.records, orchestrator.cli.describe": HEAVY,
+}
+"""What a user waits for before the first word, and what it must not load."""
+
+PROBE = """
+import json, sys
+statement, heavy = sys.argv[1], json.loads(sys.argv[2])
+exec(statement)
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules} & set(heavy))))
+"""
+
+
+def loaded(statement: str, names: tuple[str, ...]) -> list[str]:
+    """Which of these packages a fresh process has loaded after the statement."""
+    words = [sys.executable, "-c", PROBE, statement, json.dumps(names)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
+    found: list[str] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("statement", LIGHT)
+def test_the_start_is_light(statement: str) -> None:
+    assert loaded(statement, LIGHT[statement]) == []
+
+
+@cache
+def sources() -> list[tuple[str, ast.Module]]:
+    """Every source file of ours by its path, parsed."""
+    files = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
+    return [(file.relative_to(ROOT).as_posix(), ast.parse(file.read_text())) for file in files]
+
+
+def imports(tree: ast.Module) -> set[str]:
+    """Every module that is imported anywhere in a file, with what is taken from it."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """Every call by its dotted name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+def test_the_probe_sees_imports_and_calls() -> None:
+    tree = ast.parse("def f():\n    from torch import distributed as d\n    import pickle\n    ray.train.report({})\n")
+    assert {"torch.distributed", "pickle"} <= imports(tree)
+    assert [name for name, _ in calls(tree)] == ["ray.train.report"]
+
+
+def test_torch_distributed_has_one_importer_beside_the_suite_that_makes_process_groups() -> None:
+    importers = {
+        path for path, tree in sources() if any(name.startswith("torch.distributed") for name in imports(tree))
+    }
+    assert importers == {"workloads/distributed.py", "workloads/testing_distributed.py"}
+
+
+@pytest.mark.parametrize(("name", "place"), [("ray.train.report", "orchestrator/runs/train.py")])
+def test_reports_leave_by_one_door(name: str, place: str) -> None:
+    assert {path for path, tree in sources() if any(called == name for called, _ in calls(tree))} == {place}
+
+
+def test_nothing_is_pickled() -> None:
+    """But CIFAR's own archives, which are read with every name refused that is not an array's."""
+    pickling = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
+    assert {path for path, tree in sources() if imports(tree) & pickling} == {"workloads/data/images/archives.py"}
+    for path, tree in sources():
+        for name, call in calls(tree):
+            if name in ("torch.load", "torch.save"):
+                keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+                assert keywords.get("weights_only") == "True", f"{path}: {ast.unparse(call)}"
+
+
+def test_a_workload_knows_no_other() -> None:
+    names = set(catalog())
+    for path, tree in sources():
+        package, _, rest = path.partition("/")
+        owner = rest.partition("/")[0]
+        if package == "workloads" and owner in names:
+            others = {f"workloads.{name}" for name in names - {owner}}
+            assert not imports(tree) & others, path
+
+
+def test_the_orchestrator_finds_workloads_in_the_catalog() -> None:
+    names = {f"workloads.{name}" for name in catalog()}
+    for path, tree in sources():
+        if path.startswith("orchestrator/"):
+            found = {".".join(name.split(".")[:2]) for name in imports(tree)}
+            assert not found & names, path

@@ -1,0 +1,230 @@
+"""The queue on disk: order, memory, damage, a full disk, and the batches that are made of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import UserError
+from orchestrator.tracking import journal
+from orchestrator.tracking.journal import HELD, Journal, batches
+from tests.support.tracked import full_disk
+from tests.support.waiting import HANG_SECONDS
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "tracking.jsonl"
+
+
+def log(key: str, *epochs: int) -> dict[str, Any]:
+    return {"op": "log", "key": key, "rows": [[epoch, 1000 + epoch, {"loss": epoch / 8}] for epoch in epochs]}
+
+
+def drain(queue: Journal) -> list[dict[str, Any]]:
+    """All that waits, without the format."""
+    queue.finish()
+    found = []
+    while taken := queue.take():
+        found += [{name: value for name, value in operation.items() if name != "format"} for operation in taken]
+        queue.forget()
+    return found
+
+
+def test_what_goes_in_comes_out_in_order_and_the_file_empties(file: Path) -> None:
+    queue = Journal(file)
+    put = [log("a", epoch) for epoch in range(1, 4)]
+    for operation in put:
+        queue.put(**operation)
+    first = queue.take()
+    assert [operation["rows"] for operation in first] == [operation["rows"] for operation in put]
+    queue.put(**log("a", 4))
+    assert not queue.empty()
+    queue.forget()
+    assert drain(queue) == [log("a", 4)]
+    assert queue.empty()
+    assert file.stat().st_size == 0
+    queue.close()
+    assert not file.exists()
+
+
+def test_its_depth_is_what_is_not_delivered(file: Path) -> None:
+    queue = Journal(file)
+    for epoch in range(5):
+        queue.put(**log("a", epoch))
+    assert queue.depth == 5
+    queue.take()
+    queue.put(**log("a", 6))
+    assert queue.depth == 6, "taken is not delivered"
+    queue.forget()
+    assert queue.depth == 1
+    queue.put(**log("b", 1))
+    queue.close()
+    after = Journal(file)
+    assert after.depth == 7, "what it does not know to be delivered it sends once more"
+    drain(after)
+    assert after.depth == 0
+
+
+def test_its_depth_counts_what_a_full_disk_does_not_take(file: Path) -> None:
+    queue = Journal(file)
+    queue.put(**log("a", 1))
+    with full_disk(file):
+        queue.put(**log("a", 2))
+        queue.put(**log("a", 3))
+    assert queue.depth == 3
+    drain(queue)
+    assert queue.depth == 0
+
+
+def test_what_was_taken_and_not_forgotten_is_there_for_the_next(file: Path) -> None:
+    queue = Journal(file)
+    for epoch in (1, 2):
+        queue.put(**log("a", epoch))
+    queue.take()
+    queue.put(**log("a", 3))
+    queue.close()
+    assert drain(Journal(file)) == [log("a", epoch) for epoch in (1, 2, 3)]
+
+
+def test_hours_of_an_outage_cost_disk_and_no_memory(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "WINDOW", journal.WINDOW // 8)
+    queue = Journal(file)
+    queue.put(**log("a", 0))
+    tracemalloc.start()
+    try:
+        for epoch in range(1, 2_501):
+            queue.put(**log("a", epoch))
+        queue.finish()
+        while queue.take():
+            queue.forget()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert file.stat().st_size == 0
+    assert peak < 20 * journal.WINDOW, "windows, not the file, are held"
+
+
+def test_windows_follow_each_other_without_a_gap(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "WINDOW", 200)
+    queue = Journal(file)
+    long = {"op": "start", "key": "b", "params": {"text": "x" * 5000}}  # longer than a window
+    put = [log("a", 1), log("a", 2), log("a", 3), long, log("a", 4), log("ü", 5)]
+    for operation in put:
+        queue.put(**operation)
+    assert len(queue.take()) < len(put)
+    assert drain(queue) == put
+
+
+def test_a_reader_waits_and_is_woken(file: Path) -> None:
+    queue = Journal(file)
+    taken: list[Any] = []
+    reader = threading.Thread(target=lambda: taken.extend(queue.take()), daemon=True)
+    reader.start()
+    queue.put(**log("a", 1))
+    reader.join(HANG_SECONDS)
+    assert [operation["key"] for operation in taken] == ["a"]
+    queue.forget()
+    reader = threading.Thread(target=lambda: taken.append(queue.take()), daemon=True)
+    reader.start()
+    queue.finish()
+    reader.join(HANG_SECONDS)
+    assert taken[-1] == []
+
+
+@pytest.mark.parametrize("damage", [b'{"op": "log", "key"\n', b"\x00\xff\xfe\n", b"[1, 2]\n", b"\n"])
+def test_a_damaged_line_costs_itself_alone(damage: bytes, file: Path) -> None:
+    queue = Journal(file)
+    queue.put(**log("a", 1))
+    queue.close()
+    with file.open("ab") as stream:
+        stream.write(damage)
+    queue = Journal(file)
+    queue.put(**log("a", 2))
+    assert [operation for operation in drain(queue) if operation["op"] != "none"] == [log("a", 1), log("a", 2)]
+
+
+def test_half_a_line_is_cut_off_however_long_it_is(file: Path) -> None:
+    queue = Journal(file)
+    queue.put(**log("a", 1))
+    queue.close()
+    with file.open("ab") as stream:
+        stream.write(b'{"op": "start", "text": "' + b"x" * 200_000)
+    queue = Journal(file)
+    queue.put(**log("a", 2))
+    assert drain(queue) == [log("a", 1), log("a", 2)]
+    file.write_bytes(b"no line at all")
+    assert drain(Journal(file)) == []
+
+
+def test_another_format_is_refused_in_a_sentence(file: Path) -> None:
+    file.write_text(json.dumps({"format": 99, "op": "log"}) + "\n")
+    with pytest.raises(UserError, match=r"another format: got 99"):
+        Journal(file)
+    file.write_text(json.dumps({"op": "log", "key": "a", "rows": []}) + "\n")  # as before formats were written
+    assert drain(Journal(file)) == [{"op": "log", "key": "a", "rows": []}]
+
+
+def test_a_full_disk_stops_nobody_and_order_stays(file: Path) -> None:
+    queue = Journal(file)
+    queue.put(**log("a", 1))
+    with full_disk(file, room=30):  # half a line finds room
+        for epoch in (2, 3):
+            queue.put(**log("a", epoch))
+    queue.put(**log("a", 4))  # there is room again, but not before those that wait
+    assert (queue.lost, queue.trouble) == (0, "File too large")
+    assert drain(queue) == [log("a", epoch) for epoch in (1, 2, 3, 4)]
+    queue.put(**log("a", 5))
+    assert file.stat().st_size > 0
+    assert drain(queue) == [log("a", 5)]
+
+
+def test_a_full_disk_and_an_outage_lose_reports_and_count_them(file: Path) -> None:
+    queue = Journal(file)
+    with full_disk(file):
+        begun = time.monotonic()
+        for epoch in range(1, HELD + 11):
+            queue.put(**log("a", epoch))
+        queue.put(op="end", key="a", status="FINISHED")
+        assert time.monotonic() - begun < HANG_SECONDS
+        assert queue.lost == 10
+        kept = queue.take()
+        assert len(kept) == HELD + 1
+        assert kept[-1]["op"] == "end", "how it ended is always kept"
+        queue.close()
+    assert queue.lost == HELD + 11
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("room", [0, 30])  # nothing of the next line is written, or half of it
+def test_what_waits_in_memory_goes_to_a_disk_that_has_room_again(file: Path, room: int) -> None:
+    queue = Journal(file)
+    queue.put(**log("a", 1))
+    whole = file.read_bytes()
+    with full_disk(file, room):
+        queue.put(**log("a", 2))
+        assert file.read_bytes() == whole, "half a line is left behind"
+        queue.put(**log("a", 3))
+    queue.close()
+    assert queue.lost == 0
+    assert [json.loads(line)["rows"][0][0] for line in file.read_text().splitlines()] == [1, 2, 3]
+    assert drain(Journal(file)) == [log("a", epoch) for epoch in (1, 2, 3)]
+
+
+def test_rows_of_runs_that_take_turns_meet_in_batches() -> None:
+    turns = [log(key, epoch) for epoch in range(1, 51) for key in "abcd"]
+    assert batches(turns) == [log(key, *range(1, 51)) for key in "abcd"]
+
+
+def test_what_parts_the_rows_of_a_run_stays_between_them() -> None:
+    end, tag = {"op": "end", "key": "a"}, {"op": "tag", "key": "b"}
+    given = [{"op": "start", "key": "a"}, log("a", 1), log("b", 1), log("a", 2), end, log("b", 2), log("a", 3), tag]
+    merged = [{"op": "start", "key": "a"}, log("a", 1, 2), log("b", 1, 2), end, log("a", 3), tag]
+    assert batches(given) == merged
+    assert given[1] == log("a", 1), "what was given is as it was"

@@ -1,0 +1,112 @@
+"""System metrics: MLflow's own names, a sample at the start and one at the end, and never an error."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from orchestrator.engine.loop import Row
+from orchestrator.tracking import system_metrics
+from orchestrator.tracking.system_metrics import Monitors, SystemMetrics
+from tests.support.waiting import until
+
+
+class NvmlError(Exception):
+    """As pynvml's NVMLError."""
+
+
+def refuse(_: Any) -> Any:
+    raise NvmlError
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """NVML as it answers for two devices, half full and busy."""
+    nvml = SimpleNamespace(
+        NVMLError=NvmlError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda number: number,
+        nvmlDeviceGetMemoryInfo=lambda gpu: SimpleNamespace(used=(gpu + 1) * 10e9, total=80e9),
+        nvmlDeviceGetUtilizationRates=lambda gpu: SimpleNamespace(gpu=50 + gpu),
+        nvmlDeviceGetPowerUsage=lambda gpu: 350_000,
+        nvmlDeviceGetEnforcedPowerLimit=lambda gpu: 700_000,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    return nvml
+
+
+def mlflow_names(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """What MLflow's own monitors tell on this machine."""
+    from mlflow.system_metrics.metrics import gpu_monitor
+    from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
+    from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
+    from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
+
+    monkeypatch.setattr(gpu_monitor, "pynvml", sys.modules["pynvml"], raising=False)
+    monitors = [CPUMonitor(), DiskMonitor(), NetworkMonitor(), gpu_monitor.GPUMonitor()]
+    for monitor in monitors:
+        monitor.collect_metrics()
+    return {name for monitor in monitors for name in monitor.aggregate_metrics()}
+
+
+def test_the_names_are_mlflows(two_gpus: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Monitors().sample()
+    assert set(found) == mlflow_names(monkeypatch)
+    assert (found["gpu_0_memory_usage_percentage"], found["gpu_1_memory_usage_percentage"]) == (12.5, 25.0)
+    assert (found["gpu_1_utilization_percentage"], found["gpu_0_power_usage_watts"]) == (51.0, 350.0)
+    assert found["gpu_0_power_usage_percentage"] == 50.0
+    assert 0 < found["system_memory_usage_percentage"] <= 100
+
+
+def test_a_device_that_does_not_tell_its_power_tells_the_rest(two_gpus: SimpleNamespace) -> None:
+    two_gpus.nvmlDeviceGetPowerUsage = refuse
+    found = Monitors().sample()
+    assert "gpu_0_utilization_percentage" in found
+    assert "gpu_0_power_usage_watts" not in found
+
+
+@pytest.mark.parametrize("missing", ["package", "driver"])
+def test_without_nvml_there_is_the_rest(
+    missing: str, two_gpus: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if missing == "package":
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+    else:
+        two_gpus.nvmlDeviceGetCount = lambda: refuse(None)
+    found = Monitors().sample()
+    assert "cpu_utilization_percentage" in found
+    assert not any(name.startswith("gpu_") for name in found)
+
+
+def test_there_is_a_sample_at_the_end_of_the_shortest_run_and_steps_go_on_after_a_resume() -> None:
+    rows: list[Row] = []
+    before = time.time()
+    with SystemMetrics(rows.extend, began=before - 100):
+        pass
+    after = time.time()
+    (row,) = rows
+    assert 100 <= row.epoch <= after - before + 101, "seconds since the run began"
+    assert before <= row.time <= after
+    assert "system/cpu_utilization_percentage" in row.metrics
+
+
+def test_samples_come_at_the_interval() -> None:
+    rows: list[Row] = []
+    with SystemMetrics(rows.extend, began=time.time(), interval=0.01):
+        until(lambda: len(rows) >= 3)
+
+
+def test_a_machine_that_tells_nothing_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Any:
+        raise OSError("no /proc")
+
+    monkeypatch.setattr(system_metrics, "Monitors", broken)
+    rows: list[Row] = []
+    with SystemMetrics(rows.extend, began=0):
+        pass
+    assert rows == []

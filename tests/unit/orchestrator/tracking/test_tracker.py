@@ -1,0 +1,258 @@
+"""The writer on a real store and a real server: each value once, whatever dies, and never in training's way."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.engine.loop import Row
+from orchestrator.errors import UserError
+from orchestrator.tracking import client as mlflow_client
+from orchestrator.tracking import tracker as tracking
+from orchestrator.tracking.tracker import JOURNAL, Tracker
+from tests.support.tracked import (
+    NOWHERE,
+    OWNER,
+    expected,
+    metrics,
+    query,
+    row,
+    rows,
+    statuses,
+    tags,
+)
+from tests.support.waiting import FOR_EVER
+
+# A store that is there
+
+
+def test_a_run_from_its_start_to_its_end(open_tracker: Callable[..., Tracker], database: Path, tmp_path: Path) -> None:
+    tracker = open_tracker()
+    tracker.start(
+        OWNER, "a name", params={"lr": 0.1, "kind": "mf", "none": None, "deep": [1]}, tags={"mlflow.user": "me"}
+    )
+    tracker.log(OWNER, rows(1, 3))
+    tracker.tag(OWNER, {"orchestrator.state": "complete"})
+    tracker.log(OWNER, rows(4, 5))
+    tracker.end(OWNER, "FINISHED")
+    assert tracker.close() is None
+    assert not (tmp_path / JOURNAL).exists()
+    assert metrics(database) == expected(rows(1, 5))
+    assert statuses(database) == {OWNER: "FINISHED"}
+    assert dict(query(database, "select key, value from params")) == {
+        "lr": "0.1", "kind": "mf", "none": "null", "deep": "[1]",
+    }  # fmt: skip
+    found = tags(database)
+    assert (found["mlflow.user"], found["orchestrator.state"], found["orchestrator.id"]) == ("me", "complete", OWNER)
+    ((name, start, end),) = query(database, "select name, start_time, end_time from runs")
+    assert name == "a name"
+    assert start <= end
+    assert query(database, "select name from experiments where experiment_id > 0") == [("toy",)]
+
+
+def test_a_sweep_and_its_trials(open_tracker: Callable[..., Tracker], database: Path) -> None:
+    tracker = open_tracker()
+    tracker.start(OWNER, "sweep", params={})
+    for number in range(3):
+        tracker.start(f"{OWNER}/{number}", f"trial-{number}", params={"lr": number}, parent=OWNER)
+    for epoch in (1, 2):
+        for number in range(3):
+            tracker.log(f"{OWNER}/{number}", rows(epoch, epoch))
+    for number, status in enumerate(("FINISHED", "FAILED", "KILLED")):
+        tracker.end(f"{OWNER}/{number}", status)  # type: ignore[arg-type]
+    tracker.end(OWNER, "FINISHED")
+    assert tracker.close() is None
+    ends = {OWNER: "FINISHED", f"{OWNER}/0": "FINISHED", f"{OWNER}/1": "FAILED", f"{OWNER}/2": "KILLED"}
+    assert statuses(database) == ends
+    ((parent,),) = query(database, "select run_uuid from tags where key = 'orchestrator.key' and value = ?", OWNER)
+    for number in range(3):
+        assert tags(database, f"{OWNER}/{number}")["mlflow.parentRunId"] == parent
+        assert metrics(database, f"{OWNER}/{number}") == expected(rows(1, 2))
+
+
+def test_values_wait_for_each_other_in_batches(
+    open_tracker: Callable[..., Tracker], database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than MLflow takes in one request, and far fewer requests than reports."""
+    sent: list[int] = []
+    send = mlflow_client.Client.metrics
+
+    def counted(client: Any, run: str, values: list[Any]) -> None:
+        sent.append(len(values))
+        send(client, run, values)
+
+    monkeypatch.setattr(mlflow_client.Client, "metrics", counted)
+    tracker = open_tracker()
+    tracker.start(OWNER, "run", params={})
+    for epoch in range(1, 1501):
+        tracker.log(OWNER, rows(epoch, epoch))
+    tracker.end(OWNER, "FINISHED")
+    assert tracker.close() is None
+    assert metrics(database) == expected(rows(1, 1500))
+    assert max(sent) > 1000
+    assert len(sent) < 100
+
+
+def test_a_report_without_rows_is_no_operation(open_tracker: Callable[..., Tracker], tmp_path: Path) -> None:
+    tracker = open_tracker(uri=NOWHERE)
+    tracker.log(OWNER, [])
+    assert (tmp_path / JOURNAL).read_text() == ""
+
+
+def test_the_run_id_is_there_once_the_run_is_open(open_tracker: Callable[..., Tracker], database: Path) -> None:
+    tracker = open_tracker()
+    tracker.start(OWNER, "run", params={})
+    assert [(tracker.run_id(OWNER),)] == query(database, "select run_uuid from runs")
+    assert tracker.flush()
+
+
+# Taking a run up again
+
+
+def test_a_resumed_run_is_the_same_run_and_no_step_is_there_twice(
+    open_tracker: Callable[..., Tracker], database: Path
+) -> None:
+    first = open_tracker()
+    first.start(OWNER, "run", params={"lr": 0.1})
+    first.log(OWNER, rows(1, 6))
+    first.log(OWNER, [row(6, accuracy=0.5)])
+    first.end(OWNER, "KILLED")
+    assert first.close() is None
+    second = open_tracker(resuming=True)
+    second.start(OWNER, "run", params={"lr": 0.1})
+    again = [Row(r.epoch, r.time + 1000, r.metrics) for r in rows(4, 6)]  # repeated after the last checkpoint, later
+    second.log(OWNER, again)
+    assert second.flush()
+    assert statuses(database) == {OWNER: "RUNNING"}
+    second.log(OWNER, [*rows(7, 8), row(8, accuracy=0.6)])
+    second.end(OWNER, "FINISHED")
+    assert second.close() is None
+    assert statuses(database) == {OWNER: "FINISHED"}
+    assert metrics(database) == expected(rows(1, 8), [row(6, accuracy=0.5), row(8, accuracy=0.6)])
+
+
+def test_rows_stated_twice_by_one_process_are_there_once(open_tracker: Callable[..., Tracker], database: Path) -> None:
+    tracker = open_tracker()
+    tracker.start(OWNER, "run", params={})
+    tracker.log(OWNER, rows(1, 5))
+    tracker.log(OWNER, rows(3, 7))
+    assert tracker.close() is None
+    assert metrics(database) == expected(rows(1, 7))
+
+
+def test_runs_of_another_owner_are_not_taken_up(open_tracker: Callable[..., Tracker], database: Path) -> None:
+    first = open_tracker()
+    first.start("other-run", "other", params={})
+    assert first.close() is None
+    second = open_tracker(resuming=True)
+    second.start(OWNER, "run", params={})
+    second.log(OWNER, rows(1, 2))
+    assert second.close() is None
+    assert set(statuses(database)) == {"other-run", OWNER}
+    assert metrics(database, "other-run") == []
+
+
+def test_thousands_of_trials_are_searched_for_once(
+    open_tracker: Callable[..., Tracker], database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    for name in ("known", "find", "create"):
+        real = getattr(mlflow_client.Client, name)
+        monkeypatch.setattr(
+            mlflow_client.Client, name, lambda *args, real=real, name=name: asked.append(name) or real(*args)
+        )
+    monkeypatch.setattr(mlflow_client, "PAGE", 3)
+    for resuming, last in ((False, 2), (True, 4)):
+        tracker = open_tracker(resuming=resuming)
+        tracker.start(OWNER, "sweep", params={})
+        for number in range(10 if resuming else 8):
+            tracker.start(f"{OWNER}/{number}", f"trial-{number}", params={}, parent=OWNER)
+            tracker.log(f"{OWNER}/{number}", rows(1, last))
+        assert tracker.close() is None
+        assert asked == (["known"] + ["create"] * 2 if resuming else ["create"] * 9)
+        asked.clear()
+    assert len(statuses(database)) == 11
+    assert all(metrics(database, f"{OWNER}/{number}") == expected(rows(1, 4)) for number in range(10))
+
+
+# What is refused
+
+
+def test_a_run_that_is_refused_keeps_no_other_back(
+    open_tracker: Callable[..., Tracker], database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = mlflow_client.Client.create
+
+    def choosy(client: Any, name: str, *args: Any) -> str:
+        if name == "refused":
+            raise mlflow_client.Refused("no room for it")
+        return create(client, name, *args)
+
+    monkeypatch.setattr(mlflow_client.Client, "create", choosy)
+    tracker = open_tracker()
+    tracker.start("refused", "refused", params={})
+    tracker.log("refused", rows(1, 2))
+    tracker.end("refused", "FINISHED")
+    tracker.start(OWNER, "run", params={})
+    tracker.log(OWNER, rows(1, 2))
+    tracker.end(OWNER, "FINISHED")
+    told = tracker.close(timeout=FOR_EVER)
+    assert told == "MLflow refused some values: no room for it"
+    assert statuses(database) == {OWNER: "FINISHED"}
+    assert metrics(database) == expected(rows(1, 2))
+
+
+def test_a_deleted_experiment_is_said_at_once(open_tracker: Callable[..., Tracker], database: Path) -> None:
+    first = open_tracker()
+    first.start("other", "run", params={})
+    assert first.close() is None
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("update experiments set lifecycle_stage = 'deleted' where name = 'toy'")
+        connection.commit()
+    second = open_tracker()
+    second.start(OWNER, "run", params={})
+    with pytest.raises(UserError, match=r"MLflow refuses the run: got .*deleted"):
+        second.run_id(OWNER, timeout=FOR_EVER)
+
+
+# Requests that are lost
+
+
+@pytest.mark.parametrize("method", ["create", "params", "metrics", "tags", "input", "end", "known"])
+@pytest.mark.parametrize("lost", ["request", "answer"])
+def test_one_lost_request_changes_nothing(
+    method: str, lost: str, open_tracker: Callable[..., Tracker], database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = getattr(mlflow_client.Client, method)
+    failed: list[str] = []
+
+    def flaky(*args: Any) -> Any:
+        result = None
+        if failed or lost == "answer":
+            result = real(*args)
+        if not failed:
+            failed.append(method)
+            raise ConnectionError("connection reset by peer")
+        return result
+
+    monkeypatch.setattr(mlflow_client.Client, method, flaky)
+    monkeypatch.setattr(tracking, "RETRY_SECONDS", (0.01,))
+    tracker = open_tracker(resuming=method == "known")
+    tracker.start(OWNER, "run", params={"lr": 0.1})
+    tracker.log(OWNER, rows(1, 3))
+    tracker.tag(OWNER, {"state": "complete"})
+    tracker.input(OWNER, {"name": "ml-100k", "digest": "a1b2", "source": "ml-100k"})
+    tracker.end(OWNER, "FINISHED")
+    assert tracker.flush()
+    assert tracker.close() is None
+    assert failed
+    assert statuses(database) == {OWNER: "FINISHED"}
+    assert metrics(database) == expected(rows(1, 3))
+    assert dict(query(database, "select key, value from params")) == {"lr": "0.1"}
+    assert tags(database)["state"] == "complete"
+    assert query(database, "select count(*) from inputs") == [(1,)]

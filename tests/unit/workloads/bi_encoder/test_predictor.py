@@ -1,0 +1,128 @@
+"""The served bi-encoder against the trained one, and what it does with input that is no sentence."""
+
+from __future__ import annotations
+
+import ast
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from tests.support.readme_tree import ROOT
+from workloads.bi_encoder.params import Params
+from workloads.bi_encoder.predictor import Predictor
+from workloads.bi_encoder.workload import BiEncoder
+from workloads.contract import Runtime
+from workloads.encoders.pooling import cosine
+from workloads.encoders.text import encode
+
+SENTENCES = ["c1w0 the1 c2w1", "", "c3w0 " * 20, "something unseen", "c1w0 the1 c2w1"]
+
+
+def trained(pooling: Any = "mean") -> BiEncoder:
+    runtime = Runtime(device=torch.device("cpu"), data=Path(), seed=7, epochs=1)
+    workload = BiEncoder(Params(batch_size=160, pooling=pooling, max_length=12), runtime)
+    workload.train_epoch(1)
+    return workload
+
+
+def served(workload: BiEncoder) -> Predictor:
+    servable = workload.servable()
+    return Predictor({name: tensor.numpy() for name, tensor in servable.weights.items()}, dict(servable.config))
+
+
+@pytest.fixture(scope="module")
+def predictor() -> Predictor:
+    return served(trained())
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+def test_vectors_and_similarities_are_those_of_training(pooling: str) -> None:
+    workload = trained(pooling)
+    expected = encode(workload.encoder, workload.tokenizer(SENTENCES))
+    predictor = served(workload)
+    found = predictor.predict(pd.DataFrame({"sentence": SENTENCES}), batch_size=2)
+    np.testing.assert_allclose(np.stack(found["vector"]), expected.numpy(), rtol=1e-4, atol=1e-5)
+    cut = workload.tokenizer(SENTENCES).cut
+    assert cut.tolist() == [False, False, True, False, False]
+    assert found["truncated"].tolist() == cut.tolist()
+    pairs = predictor.predict(pd.DataFrame({"sentence1": SENTENCES, "sentence2": SENTENCES[::-1]}))
+    np.testing.assert_allclose(pairs["similarity"], cosine(expected, expected.flip(0)).numpy(), rtol=1e-4, atol=1e-5)
+    assert pairs["truncated"].tolist() == (cut | cut[::-1]).tolist()
+
+
+def test_rounding_takes_no_similarity_beyond_one(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "torch.nn.functional.cosine_similarity", lambda one, other, eps: torch.tensor([1.0000001, -1.0000001])
+    )
+    found = predictor.predict(pd.DataFrame({"sentence1": ["c1w0"] * 2, "sentence2": ["c1w0"] * 2}))
+    assert found["similarity"].tolist() == [1.0, -1.0]
+
+
+def test_one_pair_alone(predictor: Predictor) -> None:
+    """E-S2: a batch of one keeps its dimension."""
+    found = predictor.predict(pd.DataFrame({"sentence1": ["c1w0"], "sentence2": ["c1w0"]}))
+    assert found["similarity"].tolist() == [pytest.approx(1.0, abs=1e-6)]
+
+
+def test_an_empty_sentence_is_similar_to_nothing(predictor: Predictor) -> None:
+    """E-S4."""
+    found = predictor.predict(pd.DataFrame({"sentence1": ["", " "], "sentence2": ["c1w0", ""]}))
+    assert found["similarity"].tolist() == [0.0, 0.0]
+    unit = predictor.predict(pd.DataFrame({"sentence": ["", "c1w0"]}), unit_length=True)
+    assert [np.linalg.norm(vector) for vector in unit["vector"]] == [0.0, pytest.approx(1.0, abs=1e-6)]
+
+
+def test_sentences_and_pairs_in_one_table(predictor: Predictor) -> None:
+    mixed = pd.DataFrame({"sentence": ["c1w0", None], "sentence1": [None, "c1w0"], "sentence2": [None, "c2w0"]})
+    found = predictor.predict(mixed)
+    alone = predictor.predict(mixed[["sentence"]].head(1))
+    pair = predictor.predict(mixed[["sentence1", "sentence2"]].tail(1))
+    np.testing.assert_allclose(found["vector"][0], alone["vector"][0], rtol=1e-5, atol=1e-6)
+    assert found["vector"][1] is None
+    assert math.isnan(found["similarity"][0])
+    assert found["similarity"][1] == pytest.approx(pair["similarity"][1], abs=1e-6)
+
+
+def test_no_rows_give_no_rows(predictor: Predictor) -> None:
+    found = predictor.predict(pd.DataFrame({"sentence": []}))
+    assert list(found.columns) == ["vector", "truncated"]
+    assert len(found) == 0
+
+
+def test_the_index_of_the_input_is_kept(predictor: Predictor) -> None:
+    found = predictor.predict(pd.DataFrame({"sentence": ["a", "b"]}, index=[7, 3]))
+    assert found.index.tolist() == [7, 3]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "params", "message"),
+    [
+        ({"text": ["a"]}, {}, "needs a column 'sentence', or 'sentence1' and 'sentence2', got"),
+        ({"sentence": ["a", 3]}, {}, "column sentence holds texts, got 3 in row 1"),
+        ({"sentence1": ["a"], "sentence2": [None]}, {}, r"row 0 of the input is neither a sentence nor a pair: .*1"),
+        ({"sentence1": ["a"]}, {}, "needs a column 'sentence', or 'sentence1' and 'sentence2', got"),
+        ({"sentence": ["a", math.nan]}, {}, "row 1 of the input is neither a sentence nor a pair: it has no text"),
+        ({"sentence": ["a"]}, {"batch_size": 0}, "batch_size must be at least 1, got 0"),
+    ],
+)
+def test_what_is_no_sentence_is_refused(
+    predictor: Predictor, inputs: dict[str, Any], params: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        predictor.predict(pd.DataFrame(inputs), **params)
+
+
+def test_what_reads_a_batch_is_the_same_code_in_both_predictors_of_vectors() -> None:
+    """A predictor is one file that needs no other, so that the bi-encoder's and the lifelong one hold a copy each."""
+
+    def read(package: str) -> list[str]:
+        tree = ast.parse((ROOT / "workloads" / package / "predictor.py").read_text())
+        (found,) = (one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one.name == "_read")
+        return [ast.dump(one) for one in (found.args, *found.body[ast.get_docstring(found) is not None :])]
+
+    assert read("bi_encoder") == read("lifelong")

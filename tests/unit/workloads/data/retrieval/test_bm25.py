@@ -1,0 +1,107 @@
+"""BM25's candidates against the formula, and how they are kept."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from workloads.data import DataError
+from workloads.data.cache import cache_dir, default_data_root
+from workloads.data.retrieval.bm25 import BM25, candidates, search
+from workloads.data.retrieval.load import load_retrieval
+from workloads.data.retrieval.types import split_queries
+from workloads.metrics.retrieval import per_query
+
+DOCS = ["cats purr purr", "dogs bark at cats", "birds", "", "the at of"]
+
+
+def test_scores_are_lucenes_formula() -> None:
+    found = search(DOCS, ["purr", "cats bark"], 5, BM25(k1=1.2, b=0.5))
+    lengths = [3, 3, 1, 0, 0]  # without stop words
+    average = sum(lengths) / len(lengths)
+
+    def score(count: int, having: int, length: int) -> float:
+        idf = math.log(1 + (len(DOCS) - having + 0.5) / (having + 0.5))
+        return idf * count / (count + 1.2 * (1 - 0.5 + 0.5 * length / average))
+
+    assert found.docs[0].tolist() == [0, -1, -1, -1, -1]
+    assert found.scores[0, 0] == pytest.approx(score(2, 1, 3), rel=1e-5)
+    assert found.docs[1].tolist() == [1, 0, -1, -1, -1]
+    assert found.scores[1, :2] == pytest.approx([score(1, 2, 3) + score(1, 1, 3), score(1, 2, 3)], rel=1e-5)
+    assert found.counts.tolist() == [1, 2]
+
+
+def test_words_are_stemmed_and_stop_words_left_out() -> None:
+    found = search(DOCS, ["barking CAT", "the", "", "unheard"], 3)
+    assert found.docs[0].tolist() == [1, 0, -1]
+    assert found.counts.tolist() == [2, 0, 0, 0]
+    assert np.isneginf(found.scores[1:]).all()
+
+
+def test_ties_rank_by_document_number_also_at_the_cut() -> None:
+    found = search(["cat", "dog", "cat", "cat", "cat"], ["cat"], 3)
+    assert found.docs.tolist() == [[0, 2, 3]]
+    assert np.ptp(found.scores) == 0
+
+
+def test_documents_without_a_word() -> None:
+    assert search(["", "the"], ["cat"], 2).docs.tolist() == [[-1, -1]]
+
+
+def test_candidates_are_kept_under_the_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = load_retrieval("synthetic-retrieval", Path())
+    first = candidates("synthetic-retrieval", Path(), data, 10)
+    with monkeypatch.context() as patch:
+        patch.setattr("workloads.data.retrieval.bm25.search", None)
+        kept = candidates("synthetic-retrieval", Path(), data, 10)
+    assert np.array_equal(first.docs, kept.docs)
+    assert np.array_equal(first.scores, kept.scores)
+    assert candidates("synthetic-retrieval", Path(), data, 5).docs.shape == (64, 5)
+    assert not np.array_equal(candidates("synthetic-retrieval", Path(), data, 10, BM25(k1=0.5)).scores, first.scores)
+
+
+def test_a_damaged_file_is_made_anew() -> None:
+    data = load_retrieval("synthetic-retrieval", Path())
+    first = candidates("synthetic-retrieval", Path(), data, 10)
+    (file,) = (cache_dir() / "bm25").glob("*.npz")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 255
+    for damaged in (bytes(content), b"", content[:100]):
+        file.write_bytes(damaged)
+        assert np.array_equal(candidates("synthetic-retrieval", Path(), data, 10).docs, first.docs)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "bm25s":
+            raise ImportError(f"No module named {name!r}", name=name)
+        return imported(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(DataError, match=r"BM25 needs the package bm25s\. Install bm25s and PyStemmer"):
+        search(DOCS, ["cat"], 1)
+
+
+@pytest.mark.data
+def test_scifact_at_the_level_of_published_bm25() -> None:
+    """BEIR, table 2: .665 with other constants and without title and text joined; Lucene's flat index: .679."""
+    import torch
+
+    root = default_data_root()
+    data = load_retrieval("scifact", root)
+    test = split_queries(data, seed=0).test
+    found = candidates("scifact", root, data, 100)
+    rows = data.judgements[data.parts[data.judgements[:, 0]] == 3]
+    relevant = {(int(query), int(doc)) for query, doc, _ in rows}
+    grades = [[float((int(q), int(d)) in relevant) for d in found.docs[q]] for q in test]
+    counts = np.bincount(rows[:, 0], minlength=len(data.queries))[test]
+    judged = (np.arange(counts.max()) < counts[:, None]).astype(np.float32)
+    values = per_query(torch.from_numpy(found.scores[test]), torch.tensor(grades), torch.from_numpy(judged))
+    assert values["ndcg_at_10"].mean().item() == pytest.approx(0.686, abs=0.002)

@@ -1,0 +1,245 @@
+"""Retrieval collections: BEIR's layout, triples, the cache, splits, and what is wrong in them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from workloads.data import DataError, check_readable, dataset
+from workloads.data.cache import cache_dir, default_data_root
+from workloads.data.retrieval.load import _load, load_retrieval
+from workloads.data.retrieval.synthetic import Planted, generate
+from workloads.data.retrieval.types import PARTS, Retrieval, split_queries
+
+DOCS = [
+    {"_id": "d1", "title": "Cats", "text": "purr"},
+    {"_id": "d2", "title": "", "text": "dogs bark"},
+    {"_id": "d3", "text": ""},
+]
+QUERIES = [{"_id": f"q{number}", "text": text} for number, text in enumerate(["cat", "dog", "", "bird"])]
+HEADER = "query-id\tcorpus-id\tscore"
+
+
+@pytest.fixture
+def beir(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a collection in BEIR's layout; ``qrels`` are the lines of each file below the folder."""
+
+    def write(docs: list[dict] = DOCS, queries: list[dict] = QUERIES, zipped: bool = False, **qrels: str) -> Path:
+        folder = tmp_path / "own"
+        (folder / "qrels").mkdir(parents=True, exist_ok=True)
+        for name, rows in (("corpus.jsonl", docs), ("queries.jsonl", queries)):
+            text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+            (folder / (f"{name}.gz" if zipped else name)).write_bytes(gzip.compress(text) if zipped else text)
+        for name, lines in qrels.items():
+            file = folder / ("qrels.tsv" if name == "qrels" else f"qrels/{name}.tsv")
+            file.write_text("\n".join([HEADER, *lines.split(";")]) + "\n")
+        return folder
+
+    return write
+
+
+def load(folder: Path, **options: str) -> Retrieval:
+    return load_retrieval(str(folder), Path(), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_texts_and_judgements_of_three_parts(beir: Callable[..., Path], zipped: bool) -> None:
+    data = load(beir(train="q1\td2\t2", dev="q3\td1\t1", test="q0\td2\t0;q0\td1\t3", zipped=zipped))
+    assert data.docs.to_pylist() == ["Cats purr", "dogs bark", ""]
+    assert data.queries.to_pylist() == ["cat", "dog", "", "bird"]
+    assert data.doc_ids.to_pylist() == ["d1", "d2", "d3"]
+    assert data.judgements.tolist() == [[0, 0, 3], [0, 1, 0], [1, 1, 2], [3, 0, 1]]
+    assert [PARTS[part] for part in data.parts] == ["test", "train", "", "dev"]
+    assert data.indptr.tolist() == [0, 2, 3, 3, 4]
+    assert data.empty_docs.tolist() == [2]
+    assert data.empty_queries.tolist() == [2]
+    assert data.answered.tolist() == [True, True, False, True]
+    assert data.counts() == {
+        "documents": 3, "queries": 4, "judgements": 4, "queries_without_relevant": 1, "empty_documents": 1,
+        "empty_queries": 1, "unknown_judgements": 0,
+    }  # fmt: skip
+
+
+def test_one_file_of_judgements_has_no_parts(beir: Callable[..., Path]) -> None:
+    data = load(beir(qrels="q0\td1\t1.0;q0\td1\t1;q1\td2\t-1"))
+    assert data.judgements.tolist() == [[0, 0, 1], [1, 1, 0]]
+    assert not data.parts.any()
+
+
+def test_a_collection_is_converted_once_and_mapped(beir: Callable[..., Path]) -> None:
+    folder = beir(qrels="q0\td1\t1")
+    first = load(folder)
+    _load.cache_clear()
+    (written,) = (cache_dir() / "retrieval").glob("*.arrow")
+    before = written.stat().st_mtime_ns
+    again = load(folder)
+    assert written.stat().st_mtime_ns == before
+    assert again.docs.equals(first.docs)
+    assert np.array_equal(again.judgements, first.judgements)
+    with pytest.raises(ValueError, match="read-only"):
+        again.judgements[0, 0] = 1
+
+
+def test_a_damaged_cache_is_rebuilt(beir: Callable[..., Path]) -> None:
+    folder = beir(qrels="q0\td1\t1")
+    load(folder)
+    (written,) = (cache_dir() / "retrieval").glob("*.arrow")
+    content = bytearray(written.read_bytes())
+    content[content.index(b"Cats purr")] ^= 1
+    written.write_bytes(content)
+    _load.cache_clear()
+    assert load(folder).docs[0].as_py() == "Cats purr"
+
+
+def test_unknown_ids_are_refused_by_name_or_skipped_and_counted(beir: Callable[..., Path]) -> None:
+    folder = beir(train="q1\td2\t1;q9\td1\t1", test="q0\td1\t1;q0\td7\t1")
+    with pytest.raises(DataError, match=r"train.tsv, line 3: query q9; test.tsv, line 3: document d7\. .*skip"):
+        load(folder)
+    data = load(folder, unknown="skip")
+    assert data.n_unknown == 2
+    assert len(data.judgements) == 2
+
+
+@pytest.mark.parametrize(
+    ("qrels", "message"),
+    [
+        ({"qrels": "q0 d1"}, "qrels.tsv, line 2: the line holds no judgement: got 'q0 d1'"),
+        ({"qrels": "q0\td1\tgood"}, "line 2: the line holds no judgement"),
+        ({"qrels": "q0\td1\t1.5"}, "line 2: the line holds no judgement"),
+        ({"qrels": "q0\td1\tinf"}, "line 2: the line holds no judgement"),
+        (
+            {"train": "q1\td1\t1", "test": "q0\td2\t-1;q2\td2\t0"},
+            r"test.tsv: no query of the test part has a relevant document: .*got 2 judged queries, no grade above 0\. ",
+        ),
+        ({"qrels": "q0\td1\t1;q0\td1\t2"}, "line 3: a pair is judged twice, and differently"),
+        ({"qrels": "q0\td1\t0"}, "no document is judged relevant"),
+        (
+            {"train": "q0\td1\t1", "test": "q0\td2\t1"},
+            "a query is judged in two parts: got query 'q0' in train and test",
+        ),
+    ],
+)
+def test_damaged_judgements(beir: Callable[..., Path], qrels: dict[str, str], message: str) -> None:
+    folder = beir(**qrels)
+    with pytest.raises(DataError, match=message):
+        check_readable(str(folder), Path())
+
+
+def test_a_domain_of_multi_cpr_tests_on_its_dev_part(tmp_path: Path) -> None:
+    (tmp_path / "corpus.tsv").write_text("1\tcats\n2\tdogs\n")
+    for part in ("train", "dev"):
+        (tmp_path / f"{part}.query.txt").write_text("1\tcat\n")
+        (tmp_path / f"qrels.{part}.tsv").write_text("1\t0\t1\t1\n")
+    data = load(tmp_path)
+    assert [PARTS[part] for part in data.parts] == ["train", "test"]
+    (tmp_path / "qrels.dev.tsv").write_text("1\t0\t1\t-1\n")
+    with pytest.raises(DataError, match=r"qrels.dev.tsv: no query of the test part has a relevant document"):
+        load(tmp_path)
+
+
+def test_damaged_texts(beir: Callable[..., Path]) -> None:
+    for docs, message in (
+        ([*DOCS, DOCS[0]], "corpus.jsonl, line 4: an id occurs twice: got 'd1', as in line 1"),
+        ([{"_id": "d1"}], "corpus.jsonl, line 1: the line holds no text"),
+        ([{"_id": "d1", "text": 3}], "line 1: id, title and text are strings"),
+        ([], "corpus.jsonl: the file is empty"),
+    ):
+        folder = beir(docs=docs, qrels="q0\td1\t1")
+        with pytest.raises(DataError, match=message):
+            load(folder)
+    (folder / "corpus.jsonl").write_bytes(b'{"_id": "d1", "text": "\xff"}\n')
+    with pytest.raises(DataError, match="line 1: the text is not UTF-8"):
+        load(folder)
+
+
+def test_a_header_that_differs(beir: Callable[..., Path]) -> None:
+    folder = beir(qrels="q0\td1\t1")
+    (folder / "qrels.tsv").write_text("q0 0 d1 1\n")
+    with pytest.raises(DataError, match="line 1: the header differs: got 'q0 0 d1 1'"):
+        load(folder)
+
+
+def test_triples_are_queries_with_judged_documents(tmp_path: Path) -> None:
+    file = tmp_path / "triples.parquet"
+    rows = {"query": ["a", "a", "b"], "positive": ["x", "x", "z"], "negative": ["y", "z", "x"], "more": [1, 2, 3]}
+    pq.write_table(pa.table(rows), file)
+    data = load(file)
+    assert data.queries.to_pylist() == ["a", "b"]
+    assert data.docs.to_pylist() == ["x", "y", "z"]
+    assert data.judgements.tolist() == [[0, 0, 1], [0, 1, 0], [0, 2, 0], [1, 0, 0], [1, 2, 1]]
+
+
+def test_damaged_triples(tmp_path: Path) -> None:
+    file = tmp_path / "triples.parquet"
+    for rows, message in (
+        ({"query": ["a"], "positive": ["x"], "negative": ["x"]}, "line 1: a pair is judged twice, and differently"),
+        ({"query": ["a", "b"], "positive": ["x", None], "negative": ["y", "y"]}, "line 2: column positive has a gap"),
+        ({"query": [1], "positive": ["x"], "negative": ["y"]}, "column query holds no text: got int64"),
+    ):
+        pq.write_table(pa.table(rows), file)
+        with pytest.raises(DataError, match=message):
+            load(file)
+
+
+def test_another_kind_is_refused() -> None:
+    with pytest.raises(DataError, match="dataset 'synthetic' has another kind: got interactions; expected retrieval"):
+        load_retrieval("synthetic", Path())
+    assert dataset("synthetic-retrieval").kind == "retrieval"
+
+
+def test_split_follows_the_source_and_leaves_out_queries_without_a_relevant_document(
+    beir: Callable[..., Path],
+) -> None:
+    data = load(beir(train="q1\td2\t2;q2\td1\t0", dev="q3\td1\t1", test="q0\td1\t3"))
+    found = split_queries(data, seed=0)
+    assert [part.tolist() for part in found] == [[1], [3], [0]]
+    refit = split_queries(data, seed=0, holdout=False)
+    assert [part.tolist() for part in refit] == [[1, 3], [], [0]]
+
+
+def test_drawn_parts_are_disjoint_seeded_and_of_the_asked_size() -> None:
+    data = generate(Planted())
+    unsplit = Retrieval(
+        data.doc_ids, data.docs, data.query_ids, data.queries, data.judgements, np.zeros_like(data.parts)
+    )
+    found = split_queries(unsplit, seed=3, validation=0.25, test=0.25)
+    assert [len(part) for part in found] == [36, 12, 16]
+    assert sorted(np.concatenate(found).tolist()) == list(range(64))
+    again, other = split_queries(unsplit, seed=3, validation=0.25, test=0.25), split_queries(unsplit, seed=4)
+    assert np.array_equal(found.test, again.test)
+    assert not np.array_equal(found.test[:16], other.test[:16])
+
+
+def test_too_few_queries_to_split(beir: Callable[..., Path]) -> None:
+    with pytest.raises(ValueError, match="too few queries to split: 2 of 4 have a relevant document"):
+        split_queries(load(beir(qrels="q0\td1\t1;q1\td2\t1")), seed=0)
+
+
+def test_planted_relevance() -> None:
+    data = generate(Planted())
+    assert len(data.docs) == 8 * 8 * 9
+    assert np.bincount(data.judgements[:, 2]).tolist() == [0, 128, 64]
+    query, doc, _ = data.judgements[data.judgements[:, 2] == 2][5]
+    assert set(data.queries[int(query)].as_py().split()) <= set(data.docs[int(doc)].as_py().split())
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("name", "counts", "grades"),
+    [
+        ("scifact", (5183, 1109, 1258), 1), ("cran", (1400, 225, 1612), 4), ("cisi", (1460, 112, 3114), 1),
+        ("cacm", (3204, 64, 796), 1), ("med", (1033, 30, 696), 1), ("time", (423, 83, 321), 1),
+    ],
+)  # fmt: skip
+def test_real_collections(name: str, counts: tuple[int, int, int], grades: int) -> None:
+    data = load_retrieval(name, default_data_root())
+    assert (len(data.docs), len(data.queries), len(data.judgements)) == counts
+    assert data.judgements[:, 2].max() == grades
+    assert data.n_unknown == 0

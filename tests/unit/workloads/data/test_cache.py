@@ -1,0 +1,138 @@
+"""Places, locks, atomic writes and remembered digests."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.waiting import HANG_SECONDS
+from workloads.data import cache_dir, default_data_root, digests
+from workloads.data.cache import file_lock, replacing
+from workloads.data.digests import digest
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_CACHE", str(tmp_path / "cache"))
+
+
+def test_places_follow_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ORCHESTRATOR_DATA", raising=False)
+    assert cache_dir() == tmp_path / "cache"
+    assert default_data_root() == tmp_path / "cache" / "data"
+    monkeypatch.setenv("ORCHESTRATOR_DATA", "~/sets")
+    assert default_data_root() == Path.home() / "sets"
+    monkeypatch.setenv("ORCHESTRATOR_CACHE", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_dir() == tmp_path / "xdg" / "orchestrator"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_dir() == Path.home() / ".cache" / "orchestrator"
+
+
+def _increment(counter: Path, lock: Path, times: int) -> None:
+    for _ in range(times):
+        with file_lock(lock):
+            value = int(counter.read_text())
+            time.sleep(0.001)  # lets the others in, if the lock does
+            counter.write_text(str(value + 1))
+
+
+def test_lock_excludes_other_processes(tmp_path: Path) -> None:
+    counter = tmp_path / "counter"
+    counter.write_text("0")
+    arguments = (counter, tmp_path / "locks" / "counter", 20)
+    processes = [SPAWN.Process(target=_increment, args=arguments) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(HANG_SECONDS)
+    assert counter.read_text() == "60"
+
+
+def _die_while_writing(path: Path) -> None:
+    with file_lock(path.with_suffix(".lock")), replacing(path) as file:
+        file.write(b"half")
+        file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_writer_leaves_the_old_file_and_no_lock(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    process = SPAWN.Process(target=_die_while_writing, args=(path,))
+    process.start()
+    process.join(HANG_SECONDS)
+    assert process.exitcode == -signal.SIGKILL
+    assert path.read_bytes() == b"old"
+    with file_lock(path.with_suffix(".lock")), replacing(path) as file:
+        file.write(b"new")
+    assert path.read_bytes() == b"new"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "file.lock"]
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(TypeError), replacing(tmp_path / "file") as file:
+        file.writelines([b"half", None])
+    assert list(tmp_path.iterdir()) == []
+
+
+class TestDigest:
+    @pytest.fixture
+    def readings(self, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+        """The files that were really read."""
+        read: list[Path] = []
+        really = digests.sha256
+        monkeypatch.setattr(digests, "sha256", lambda path: read.append(path) or really(path))
+        monkeypatch.setattr(digests, "_SETTLED_NS", 0)
+        return read
+
+    def test_an_unchanged_file_is_read_once(self, tmp_path: Path, readings: list[Path]) -> None:
+        path = tmp_path / "file"
+        path.write_bytes(b"content")
+        assert {digest(path) for _ in range(3)} == {hashlib.sha256(b"content").hexdigest()}
+        assert readings == [path]
+
+    def test_a_change_of_the_same_size_and_time_is_seen(self, tmp_path: Path, readings: list[Path]) -> None:
+        path = tmp_path / "file"
+        path.write_bytes(b"content")
+        digest(path)
+        before = path.stat()
+        time.sleep(0.02)  # a tick of the file system's clock
+        path.write_bytes(b"CONTENT")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert digest(path) == hashlib.sha256(b"CONTENT").hexdigest()
+
+    def test_a_file_written_just_now_is_not_trusted(
+        self, tmp_path: Path, readings: list[Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(digests, "_SETTLED_NS", 60_000_000_000)
+        path = tmp_path / "file"
+        path.write_bytes(b"content")
+        digest(path)
+        digest(path)
+        assert len(readings) == 2
+
+    def test_a_damaged_memory_is_not_believed(self, tmp_path: Path, readings: list[Path]) -> None:
+        path = tmp_path / "file"
+        path.write_bytes(b"content")
+        expected = digest(path)
+        for memo in (tmp_path / "cache" / "digests").iterdir():
+            memo.write_bytes(memo.read_bytes()[:-5])
+        assert digest(path) == expected
+        assert len(readings) == 2
+
+    def test_works_without_a_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = tmp_path / "file"
+        path.write_bytes(b"content")
+        monkeypatch.setenv("ORCHESTRATOR_CACHE", str(path))  # a file where a folder should be
+        assert digest(path) == hashlib.sha256(b"content").hexdigest()
+        with pytest.raises(FileNotFoundError):
+            digest(tmp_path / "absent")

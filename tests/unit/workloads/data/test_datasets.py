@@ -1,0 +1,246 @@
+"""The catalogue: names, presence, damage, fingerprint; light to import."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.tiny_dataset import FILES, lay_out, register
+from workloads.data import (
+    DATASETS,
+    DataError,
+    Dataset,
+    SourceFile,
+    check,
+    check_readable,
+    dataset,
+    fetch,
+    fingerprint,
+    occupations,
+    verify,
+)
+from workloads.data.datasets import LAYOUTS, check_kind
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> Dataset:
+    """A dataset of two small files, in the catalogue for one test."""
+    return register(monkeypatch, "http://127.0.0.1:9")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return lay_out(tmp_path / "data")
+
+
+def test_the_catalogue_is_complete() -> None:
+    assert {"synthetic", "ml-100k", "ml-1m", "yahoo-r3", "lastfm", "gowalla", "yelp2018"} <= set(DATASETS)
+    for name, known in DATASETS.items():
+        assert known.name == name
+        assert known.summary
+        assert all(source.sha256 or source.size or source in known.files for source in known.extras)
+        for source in (*known.files, *known.extras):
+            assert {len(digest) for digest in (source.sha256, *source.also)} <= {0, 64}
+            assert source.url.startswith("https://") != bool(known.obtain)
+            assert (source.member or source.url).endswith(source.path) or known.obtain
+
+
+@pytest.mark.parametrize(("kind", "mine"), list(LAYOUTS.items()))
+def test_what_is_of_no_kind_is_told_what_would_do(kind: str, mine: str, tmp_path: Path) -> None:
+    fitting = [known.name for known in DATASETS.values() if known.kind == kind]
+    with pytest.raises(DataError) as caught:
+        check_kind("no-such-thing", kind)
+    assert str(caught.value) == (
+        f"Unknown dataset: got 'no-such-thing'; expected one of {', '.join(fitting)} or the path of your own."
+    )
+    with pytest.raises(DataError) as caught:
+        check_kind(str(tmp_path), kind)
+    assert str(caught.value) == f"{tmp_path}: what is there is no dataset; expected {mine}."
+    assert check_kind(str(tmp_path / "nothing"), kind) == str(tmp_path / "nothing")
+    with pytest.raises(DataError, match="there is nothing at this path"):
+        check(str(tmp_path / "nothing"), tmp_path)
+
+
+def test_every_kind_has_its_layouts() -> None:
+    assert set(LAYOUTS) == {known.kind for known in DATASETS.values()}
+
+
+def test_only_a_known_one_can_be_fetched(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        fetch("ml-10k", tmp_path)
+    assert "your own" not in str(caught.value)
+    assert str(caught.value).endswith("Did you mean 'ml-100k'?")
+
+
+def test_an_unknown_name_offers_the_nearest() -> None:
+    with pytest.raises(DataError, match=r"got 'ml-10k'; expected one of .*synthetic.*Did you mean 'ml-100k'\?$"):
+        dataset("ml-10k")
+    with pytest.raises(DataError, match=r"got 'zzz'; expected one of"):
+        dataset("zzz")
+
+
+def test_a_missing_file_says_where_and_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        check("ml-100k", tmp_path)
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path / 'ml-100k' / '100k_train.csv'}: ")
+    assert "orchestrator data fetch ml-100k" in message
+    assert "ORCHESTRATOR_DATA" in message
+    assert f"searched: {tmp_path}" in message
+    assert len(verify("ml-100k", tmp_path)) == 2
+    with pytest.raises(DataError, match="missing"):
+        fingerprint("ml-100k", tmp_path)
+
+
+def test_a_missing_file_is_told_without_heavy_imports(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; import workloads.data as data\n"
+        "try: data.check('ml-100k', Path(sys.argv[1]))\n"
+        "except data.DataError: pass\n"
+        "heavy = {'numpy', 'pandas', 'pyarrow', 'torch', 'urllib.request'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_intact_files_pass(tiny: Dataset, root: Path) -> None:
+    check("tiny", root)
+    assert verify("tiny", root) == []
+
+
+def test_generated_data_needs_no_files(tmp_path: Path) -> None:
+    check("synthetic", tmp_path)
+    assert verify("synthetic", tmp_path) == fetch("synthetic", tmp_path) == []
+
+
+def test_damage_is_named_by_line_where_there_is_one(tiny: Dataset, root: Path) -> None:
+    path = root / "tiny" / "100k_train.csv"
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(DataError, match=r"line 4: the line is truncated: got '1,1'.*data fetch tiny"):
+        check("tiny", root)
+    (problem,) = verify("tiny", root)
+    assert "line 4" in problem
+
+
+def test_damage_that_parses_is_named_by_checksum(tiny: Dataset, root: Path) -> None:
+    path = root / "tiny" / "100k_test.csv"
+    changed = path.read_bytes().replace(b"1,6,4", b"1,6,5")
+    path.write_bytes(changed)
+    with pytest.raises(DataError) as caught:
+        check("tiny", root)
+    message = str(caught.value)
+    assert f"{path}: the checksum differs" in message
+    assert hashlib.sha256(changed).hexdigest() in message
+    assert tiny.files[1].sha256 in message
+
+
+def test_an_overlap_is_named_though_the_other_file_is_the_damaged_one(tiny: Dataset, root: Path) -> None:
+    path = root / "tiny" / "100k_train.csv"
+    path.write_bytes(path.read_bytes() + b"1,6,4\r\n")
+    with pytest.raises(DataError, match=r"line 3: a pair of the test part is also in the train part.*line 5 of"):
+        check("tiny", root)
+
+
+def test_a_compressed_copy_is_as_good(tiny: Dataset, root: Path) -> None:
+    path = root / "tiny" / "100k_train.csv"
+    before = fingerprint("tiny", root)
+    path.with_name("100k_train.csv.gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+    check("tiny", root)
+    assert verify("tiny", root) == []
+    assert fingerprint("tiny", root) == before
+    path.with_name("100k_train.csv.gz").write_bytes(gzip.compress(FILES["100k_train.csv"][:-4]))
+    with pytest.raises(DataError, match=r"100k_train.csv.gz, line 4: the line is truncated"):
+        check("tiny", root)
+
+
+def test_other_line_ends_may_be_as_good(tiny: Dataset, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = FILES["100k_train.csv"].replace(b"\r\n", b"\n")
+    (root / "tiny" / "100k_train.csv").write_bytes(content)
+    with pytest.raises(DataError, match="checksum differs"):
+        check("tiny", root)
+    train, test = tiny.files
+    train = dataclasses.replace(train, also=(hashlib.sha256(content).hexdigest(),))
+    monkeypatch.setitem(DATASETS, "tiny", dataclasses.replace(tiny, files=(train, test)))
+    check("tiny", root)
+
+
+class TestWithoutChecksum:
+    @pytest.fixture
+    def unverified(self, tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> Dataset:
+        files = tuple(SourceFile(source.path) for source in tiny.files)
+        known = dataclasses.replace(tiny, files=files, obtain="Ask for it at https://example.org")
+        monkeypatch.setitem(DATASETS, "tiny", known)
+        return known
+
+    @pytest.mark.usefixtures("unverified")
+    def test_only_reading_shows_damage(self, root: Path) -> None:
+        path = root / "tiny" / "100k_train.csv"
+        check("tiny", root)
+        check_readable("tiny", root)
+        assert verify("tiny", root) == []
+        path.write_bytes(path.read_bytes()[:-4])
+        check("tiny", root)
+        with pytest.raises(DataError, match="line 4: the line is truncated"):
+            check_readable("tiny", root)
+        assert "line 4" in verify("tiny", root)[0]
+        path.write_bytes(b"")
+        with pytest.raises(DataError, match="line 1: the columns are wrong"):
+            check("tiny", root)
+
+    @pytest.mark.usefixtures("unverified")
+    def test_what_has_no_address_says_where_to_get_it_and_where_to_put_it(self, root: Path) -> None:
+        (root / "tiny" / "100k_test.csv").unlink()
+        advice = f"Ask for it at https://example.org; put 100k_train.csv and 100k_test.csv into {root / 'tiny'}"
+        with pytest.raises(DataError, match=re.escape(advice)):
+            check("tiny", root)
+        with pytest.raises(DataError, match=f"no public address.*{re.escape(advice)}"):
+            fetch("tiny", root)
+
+
+class TestOccupations:
+    def test_a_dataset_that_does_not_tell_them(self, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match=r"does not tell its users' occupations: got synthetic; expected.*ml-100k"):
+            occupations("synthetic", tmp_path)
+
+    def test_missing_files(self, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match=r"ml-100k/u.data: .*missing.*orchestrator data fetch ml-100k-raw"):
+            check("ml-100k-raw", tmp_path)
+        with pytest.raises(DataError, match=r"u.user: the file of dataset ml-100k-raw is missing"):
+            occupations("ml-100k-raw", tmp_path)
+
+
+def test_every_damaged_file_is_listed(tiny: Dataset, root: Path) -> None:
+    (root / "tiny" / "100k_train.csv").write_bytes(b"user,item\r\n")
+    (root / "tiny" / "100k_test.csv").unlink()
+    (root / "tiny" / "100k_test.csv").mkdir()
+    problems = verify("tiny", root)
+    assert len(problems) == 2
+    assert "checksum" in problems[0]
+    assert "can not be read (Is a directory)" in problems[1]
+
+
+def test_the_fingerprint_is_that_of_content_and_version(
+    tiny: Dataset, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = fingerprint("tiny", root)
+    moved = shutil.copytree(root, tmp_path / "elsewhere")
+    assert fingerprint("tiny", moved) == before
+    (moved / "tiny" / "100k_test.csv").write_bytes(FILES["100k_train.csv"])
+    assert fingerprint("tiny", moved) != before
+    monkeypatch.setitem(DATASETS, "tiny", dataclasses.replace(tiny, version="2"))
+    assert fingerprint("tiny", root) != before

@@ -1,0 +1,149 @@
+"""What is missing is brought from its source, verified before anything is replaced."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import socket
+import threading
+import zipfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.support.tiny_dataset import FILES, lay_out, register
+from tests.support.waiting import HANG_SECONDS
+from workloads.data import DATASETS, DataError, DataUnreachable, SourceFile, check, check_readable, download, fetch
+
+
+@pytest.fixture
+def server() -> Iterator[ThreadingHTTPServer]:
+    """A web server on this machine whose paths are file names, and ways to fail."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            way, _, name = self.path.strip("/").rpartition("/")
+            self.server.asked.append(name)
+            body = self.server.archive if name == "all.zip" else FILES[name]
+            if way == "absent":
+                self.send_error(404)
+                return
+            if way == "hang":
+                self.server.over.wait()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write({"cut": body[:-9], "other": body[::-1]}.get(way, body))
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    web = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    web.asked, web.over = [], threading.Event()
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, content in FILES.items():
+            archive.writestr(f"tiny/{name}", content)
+    web.archive = packed.getvalue()
+    threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
+    yield web
+    web.over.set()
+    web.shutdown()
+    web.server_close()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return lay_out(tmp_path / "data")
+
+
+@pytest.fixture
+def url(server: ThreadingHTTPServer) -> str:
+    return f"http://127.0.0.1:{server.server_port}"
+
+
+def test_brings_what_is_missing_or_damaged(
+    server: ThreadingHTTPServer, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(monkeypatch, url)
+    root, train = tmp_path / "new", tmp_path / "new" / "tiny" / "100k_train.csv"
+    assert [path.name for path in fetch("tiny", root)] == list(FILES)
+    check("tiny", root)
+    assert fetch("tiny", root) == []
+    train.write_bytes(b"damaged")
+    assert fetch("tiny", root) == [train]
+    check("tiny", root)
+    assert server.asked == [*FILES, "100k_train.csv"]
+
+
+@pytest.mark.parametrize(
+    ("way", "kind", "message"),
+    [
+        ("absent", DataUnreachable, "can not be downloaded.*Not Found"),
+        ("cut", DataUnreachable, "broke off 9 bytes before its end"),
+        ("hang", DataUnreachable, "can not be downloaded.*timed out"),
+        ("other", DataError, "is not the file of the dataset.*sha256 .* expected .* sha256"),
+    ],
+)
+def test_a_failure_changes_nothing(
+    url: str,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+    kind: type[DataError],
+    message: str,
+) -> None:
+    monkeypatch.setattr(download, "_TIMEOUT_S", 0.3 if way == "hang" else HANG_SECONDS)
+    register(monkeypatch, f"{url}/{way}")
+    train = root / "tiny" / "100k_train.csv"
+    train.write_bytes(b"damaged")
+    with pytest.raises(DataError, match=message) as caught:
+        fetch("tiny", root)
+    assert type(caught.value) is kind
+    assert train.read_bytes() == b"damaged"
+    assert {path.name for path in train.parent.iterdir()} == {*FILES, ".fetch.lock"}
+
+
+def test_a_member_of_an_archive(
+    server: ThreadingHTTPServer, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = register(monkeypatch, url)
+    files = tuple(
+        dataclasses.replace(source, url=f"{url}/all.zip", member=f"tiny/{source.path}") for source in known.files
+    )
+    extras = (SourceFile("notes.txt", url=f"{url}/all.zip", member="tiny/notes.txt"),)
+    monkeypatch.setitem(DATASETS, "tiny", dataclasses.replace(known, files=files))
+    assert [path.read_bytes() for path in fetch("tiny", tmp_path)] == list(FILES.values())
+    monkeypatch.setitem(DATASETS, "tiny", dataclasses.replace(known, extras=extras))
+    with pytest.raises(DataError, match=r"not the archive of the dataset: .*notes.txt.*expected a ZIP archive with"):
+        fetch("tiny", tmp_path)
+    server.archive = b"no archive"
+    with pytest.raises(DataError, match="not the archive of the dataset"):
+        fetch("tiny", tmp_path)
+    assert {path.name for path in (tmp_path / "tiny").iterdir()} == {*FILES, ".fetch.lock"}
+
+
+def test_a_file_that_nobody_vouches_for(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = register(monkeypatch, url)
+    files = tuple(SourceFile(source.path, url=source.url) for source in known.files)
+    monkeypatch.setitem(DATASETS, "tiny", dataclasses.replace(known, files=files))
+    assert len(fetch("tiny", tmp_path)) == 2
+    assert fetch("tiny", tmp_path) == []
+    check_readable("tiny", tmp_path)
+
+
+def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:  # bound and not listening: refuses
+        free.bind(("127.0.0.1", 0))
+        register(monkeypatch, f"http://127.0.0.1:{free.getsockname()[1]}")
+        with pytest.raises(DataUnreachable, match=r"refused.*copy the dataset's files to"):
+            fetch("tiny", tmp_path / "new")
+
+
+def test_a_root_that_can_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, "http://127.0.0.1:9")
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"can not be written.*ORCHESTRATOR_DATA"):
+        fetch("tiny", tmp_path / "file")

@@ -1,0 +1,60 @@
+"""Lifelong retrieval passes the conformance suite, with an index in memory and in files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from workloads.data.retrieval.load import load_retrieval
+from workloads.data.retrieval.types import Retrieval
+from workloads.lifelong import dataset, workload
+from workloads.lifelong.workload import Lifelong
+from workloads.testing import Conformance
+
+SMALL = {
+    "max_length": 24, "batch_size": 8, "lr": 1e-3, "split_sessions": 1, "n_new": 4, "candidates": 12, "n_memory": 2,
+    "capacity": 4,
+}  # fmt: skip
+
+
+class LifelongConformance(Conformance):
+    workload: ClassVar[type[Any]] = Lifelong
+    ranked: ClassVar[tuple[str, ...]] = ("*_at_*", "forgetting", "forward_transfer")
+    compared: ClassVar[Mapping[str, Any]] = {"lr": 1e-6}
+
+    @pytest.fixture(autouse=True)
+    def _watch_stands_still(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The seconds that embedding took are in the state, and are never the same twice."""
+        monkeypatch.setattr(workload, "time", SimpleNamespace(perf_counter=lambda: 0.0))
+
+    @contextmanager
+    def spoiled_test(self) -> Iterator[None]:
+        """Every second query of the test part is judged no longer."""
+
+        def spoiled(name: str, root: Path, unknown: Any = "refuse") -> Retrieval:
+            whole = load_retrieval(name, root, unknown)
+            tested = np.flatnonzero(whole.parts == 3)[::2]
+            kept = whole.judgements[~np.isin(whole.judgements[:, 0], tested)]
+            return replace(whole, judgements=kept)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dataset, "load_retrieval", spoiled)
+            dataset._prepared.cache_clear()
+            yield
+        dataset._prepared.cache_clear()
+
+
+class TestRankingAlignment(LifelongConformance):
+    params: ClassVar[Mapping[str, Any]] = SMALL
+
+
+class TestEverythingAnew(LifelongConformance):
+    params: ClassVar[Mapping[str, Any]] = {**SMALL, "memory": "ocs", "compatible": "no", "new": "random"}
+    test_two_processes_equal_one = None  # type: ignore[assignment]  # dear; the other's holds

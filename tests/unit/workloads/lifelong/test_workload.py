@@ -1,0 +1,404 @@
+"""Lifelong retrieval: sessions in order, what is embedded when, the methods by name, serving, and bad input."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from pydantic import ValidationError
+
+from orchestrator.config.plan import Plan
+from orchestrator.engine.loop import run_epochs
+from workloads.contract import Runtime, Servable
+from workloads.data.errors import DataError
+from workloads.lifelong.dataset import prepared
+from workloads.lifelong.evaluation import MEASURES, Judge
+from workloads.lifelong.index import Index, read_segment
+from workloads.lifelong.params import Params
+from workloads.lifelong.predictor import Predictor
+from workloads.lifelong.workload import Lifelong
+from workloads.testing import values
+
+SMALL: Mapping[str, Any] = {
+    "max_length": 24, "batch_size": 16, "lr": 1e-3, "split_sessions": 2, "n_new": 4, "candidates": 12,
+}  # fmt: skip
+RUNTIME = Runtime(device=torch.device("cpu"), data=Path(), seed=7, epochs=3)
+
+
+def build(runtime: Runtime = RUNTIME, **params: Any) -> Lifelong:
+    return Lifelong(Params(**{**SMALL, **params}), runtime)
+
+
+def trained(epochs: int = 3, **params: Any) -> Lifelong:
+    workload = build(**params)
+    for epoch in range(1, epochs + 1):
+        workload.train_epoch(epoch)
+    return workload
+
+
+@pytest.fixture(scope="module")
+def finished() -> Lifelong:
+    return trained()
+
+
+def test_a_compatible_index_is_only_ever_appended_to(finished: Lifelong) -> None:
+    sessions = finished.data.sessions
+    assert finished.index.docs.tolist() == sessions.until(2).tolist()
+    expected = np.repeat([0, 1, 2], [len(sessions.arriving(session)) for session in range(3)])
+    assert finished.index.models.tolist() == expected.tolist()
+    first = trained(epochs=1).index
+    np.testing.assert_array_equal(finished.index.vectors()[: len(first)], first.vectors())
+    assert finished.evaluate("test").metrics["documents_embedded"] == len(sessions.until(2))
+
+
+def test_without_compatibility_all_is_embedded_anew() -> None:
+    found = trained(compatible="no")
+    sessions = found.data.sessions
+    assert set(found.index.models.tolist()) == {2}
+    everything = sum(len(sessions.until(session)) for session in range(3))
+    assert found.evaluate("test").metrics["documents_embedded"] == everything
+    anew = found.reader.embed(sessions.until(2)).numpy()
+    np.testing.assert_allclose(found.index.vectors(), anew, atol=1e-5)
+
+
+def test_epochs_belong_to_sessions_and_the_engine_is_told_their_ends() -> None:
+    workload = build(replace(RUNTIME, epochs=8))
+    assert workload.ends == workload.objective.sealed_at == (4, 6, 8)
+    assert values(workload.train_epoch(1))["session"] == 0
+    assert len(workload.index) == 0
+    assert workload.evaluate("validation").metrics["average_mrr_at_10"] == 0
+    for epoch in (2, 3, 4, 5):
+        seen = values(workload.train_epoch(epoch))
+    assert seen["session"] == 1
+    assert workload.evaluate("validation").metrics["sessions_ended"] == 1
+
+
+def test_the_objective_grows_with_every_session_and_ends_as_the_mean(finished: Lifelong) -> None:
+    averages = []
+    for epochs in (1, 2):
+        found = trained(epochs).evaluate("validation").metrics
+        averages.append(found["average_mrr_at_10"])
+    last = finished.evaluate("validation")
+    assert averages[0] < averages[1] < last.metrics["average_mrr_at_10"]
+    of_sessions = last.tables["sessions"]["mrr_at_10"]
+    assert last.metrics["average_mrr_at_10"] == pytest.approx(of_sessions.mean())
+    assert last.metrics["mrr_at_10"] == pytest.approx(of_sessions[-1])
+    for name in ("average_mrr_at_10", "average_recall_at_100", "bm25_average_mrr_at_10"):
+        assert last.units[name].mean() == pytest.approx(last.metrics[name])
+
+
+def test_a_ranking_is_measured_against_what_is_indexed_by_then(finished: Lifelong) -> None:
+    """MRR@10 of session 1 by hand."""
+    data, split = finished.data, finished.data.queries.test
+    arrived = data.sessions.session
+    found = []
+    for query in split.tolist():
+        rows = data.data.judgements[data.data.judgements[:, 0] == query]
+        relevant = {int(doc) for _, doc, grade in rows if grade > 0 and 0 <= arrived[doc] <= 1}
+        if relevant:
+            ranks = [rank for rank, doc in enumerate(finished.rankings[1][query][:10].tolist(), 1) if doc in relevant]
+            found.append(1 / ranks[0] if ranks else 0.0)
+    table = finished.evaluate("test").tables["sessions"]
+    assert table["mrr_at_10"][1] == pytest.approx(np.mean(found))
+    assert table["queries"][1] == len(found)
+
+
+def test_the_training_queries_find_their_documents() -> None:
+    """Of all sessions: in the later ones the stored documents are found by queries that were trained on since."""
+
+    def found(**params: Any) -> float:
+        workload = build(replace(RUNTIME, epochs=16), **params)
+        for epoch in range(1, 17):
+            workload.train_epoch(epoch)
+        judge = Judge(workload.data, workload.data.train)
+        return judge.evaluation(workload.rankings, workload.work, units=False).metrics["mrr_at_10"]
+
+    assert found(n_new=12, lr=1e-9) < 0.65
+    assert found(n_new=12) > 0.9
+
+
+def test_labels_of_later_sessions_are_never_trained_on(finished: Lifelong) -> None:
+    arrived = finished.data.sessions.session
+    assert all((arrived[docs] == 0).all() for docs in finished.data.positives)
+    for docs, relevant in zip(finished.data.candidates[0], finished.data.positives):
+        assert not np.isin(docs, relevant).any()
+    for session, docs in enumerate(finished.data.candidates):
+        assert (arrived[docs[docs >= 0]] == session).all()
+
+
+def test_the_memory_holds_earlier_negatives(finished: Lifelong) -> None:
+    arrived = finished.data.sessions.session
+    held = finished.replayed[finished.replayed >= 0].numpy()
+    assert len(held)
+    assert set(arrived[held].tolist()) <= {0, 1}
+    kept = finished.memory[finished.memory >= 0].numpy()
+    assert 2 in arrived[kept]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"memory": "none", "compatible": "frozen"},
+        {"memory": "random", "new": "random", "compatible": "embedding"},
+        {"memory": "mir", "new": "random"},
+        {"memory": "gss", "new": "bm25", "standardise": None},
+        {"memory": "ocs", "alpha": 0.9, "standardise": True},
+        {"update": "retrain"},
+    ],
+)
+def test_every_method_trains(params: dict[str, Any]) -> None:
+    found = trained(**params)
+    assert found.session == 2
+    assert np.isfinite(list(found.evaluate("test").metrics.values())).all()
+
+
+def test_mir_takes_its_virtual_step_back() -> None:
+    workload = trained(2, memory="mir")
+    before = {name: value.clone() for name, value in workload.encoder.state_dict().items()}
+    workload._begin(2, 3)
+    assert all(torch.equal(value, before[name]) for name, value in workload.encoder.state_dict().items())
+    assert (workload.replayed >= 0).any()
+
+
+def test_no_update_leaves_the_model_of_session_0() -> None:
+    first, last = trained(1, update="none"), trained(update="none")
+    for name, value in first.encoder.state_dict().items():
+        assert torch.equal(value, last.encoder.state_dict()[name])
+    assert len(last.index) == len(last.data.sessions.until(2))
+
+
+def test_retraining_begins_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+
+    def spoil(workload: Lifelong, session: int, epoch: int) -> tuple[float, float]:
+        begun.append(workload.reader.embed(np.arange(3)))
+        for parameter in workload.encoder.parameters():
+            parameter.data.zero_()
+        return 0.0, 0.0
+
+    monkeypatch.setattr(Lifelong, "_train", spoil)
+    trained(update="retrain")
+    assert begun[0].any()
+    assert torch.equal(begun[0], begun[1])
+    assert torch.equal(begun[0], begun[2])
+
+
+def test_an_index_in_files_is_that_in_memory_and_goes_on_after_a_crash(tmp_path: Path, finished: Lifelong) -> None:
+    halfway = build(index=str(tmp_path))
+    halfway.train_epoch(1)
+    state = copy.deepcopy(halfway.state_dict())
+    halfway.train_epoch(2)  # whose checkpoint was never written
+    assert len(list(tmp_path.rglob("session-*.arrow"))) == 2
+    fresh = build(index=str(tmp_path))
+    fresh.load_state_dict(state)
+    assert len(list(tmp_path.rglob("session-*.arrow"))) == 1
+    assert fresh.work == halfway.work[:1]
+    assert fresh.work[0].seconds > 0
+    for epoch in (2, 3):
+        fresh.train_epoch(epoch)
+    assert np.array_equal(fresh.index.vectors(), finished.index.vectors())
+    assert values(fresh.evaluate("test")) == values(finished.evaluate("test"))
+    served = served_by(fresh)
+    assert served.predict(pd.DataFrame({"query": ["said0x1 said0x2"]}), k=3)["rank"].tolist() == [1, 2, 3]
+
+
+def test_runs_that_share_a_folder_leave_each_other_s_index_alone(tmp_path: Path) -> None:
+    """Of one lineage: the same run again, and one that differs only in what may change mid-run."""
+    first = trained(index=str(tmp_path))
+    query = pd.DataFrame({"query": ["said0x1 said0x2"]})
+    before = served_by(first).predict(query)
+    others = [trained(index=str(tmp_path)), trained(index=str(tmp_path), lr=5e-3)]
+    assert len({one.index.folder for one in (first, *others)}) == 3
+    assert {one.index.lineage for one in others} == {first.index.lineage}
+    pd.testing.assert_frame_equal(served_by(first).predict(query), before)
+    changed = build(index=str(tmp_path), lr=5e-3, weight_decay=0.1)
+    changed.load_state_dict(first.state_dict())
+    np.testing.assert_array_equal(changed.index.vectors(), first.index.vectors())
+
+
+def served_by(workload: Lifelong) -> Predictor:
+    return loaded(workload.servable())
+
+
+def loaded(servable: Servable) -> Predictor:
+    config = json.loads(json.dumps(dict(servable.config)))
+    return Predictor({name: tensor.numpy() for name, tensor in servable.weights.items()}, config)
+
+
+def test_the_served_model_ranks_as_the_trained_one(finished: Lifelong) -> None:
+    queries = finished.data.data.queries.to_pylist()[:4]
+    found = served_by(finished).predict(pd.DataFrame({"query": queries}), k=5)
+    for number, query in enumerate(queries):
+        expected = [finished.data.data.doc_ids[int(doc)].as_py() for doc in finished.rankings[-1][number][:5]]
+        assert found.loc[found["query"] == query, "document"].tolist() == expected
+    example = finished.servable().example
+    assert len(served_by(finished).predict(pd.DataFrame(example), k=2)) == 4
+
+
+def test_a_lineage_goes_with_the_model(finished: Lifelong) -> None:
+    lineage = finished.servable().config["lineage"]
+    assert (lineage["session"], lineage["parent"], lineage["sessions_seen"]) == (2, 1, [0, 1, 2])
+    assert build(lr=5e-4).index.lineage == finished.index.lineage  # may change mid-run
+    assert build(alpha=0.1).index.lineage != finished.index.lineage
+    tags = finished.servable().tags
+    assert tags["lineage"] == finished.index.lineage
+    assert (tags["session"], tags["sessions_seen"], tags["index"]) == ("2", "0 to 2", "in the model")
+    assert tags["index_rows"] == str(len(finished.index))
+
+
+def test_an_index_of_other_models_is_refused(tmp_path: Path, finished: Lifelong) -> None:
+    other = trained(index=str(tmp_path), alpha=0.1)
+    assert other.index.folder is not None
+    query = pd.DataFrame({"query": ["said0x1"]})
+    with pytest.raises(ValueError, match="belongs to models of another lineage"):
+        served_by(finished).predict(query, index=str(other.index.folder))
+    with pytest.raises(ValueError, match="holds no index"):
+        served_by(finished).predict(query, index=str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("compatible", ["ranking", "no"])
+def test_a_model_of_a_session_keeps_its_own_part_of_a_growing_index(tmp_path: Path, compatible: str) -> None:
+    workload = build(index=str(tmp_path), compatible=compatible)
+    workload.train_epoch(1)
+    workload.train_epoch(2)
+    early = copy.deepcopy(workload.servable())  # its weights are the model's own
+    assert early.tags["index"] == str(workload.index.folder)
+    query = pd.DataFrame({"query": workload.data.data.queries.to_pylist()[:3]})
+    before = loaded(early).predict(query, k=1000)
+    workload.train_epoch(3)
+    pd.testing.assert_frame_equal(loaded(early).predict(query, k=1000), before)
+    assert len(before) == 3 * len(workload.data.sessions.until(1))
+    assert len(served_by(workload).predict(query, k=1000)) == 3 * len(workload.data.sessions.until(2))
+
+    with pytest.raises(ValueError, match=r"models of sessions \[.*2\], which the model of session 1 can not read"):
+        loaded(early).predict(query, index=str(workload.index.folder))
+    assert workload.index.folder is not None
+    written = workload.index.folder / "session-0001.arrow"
+    kept = read_segment(written)
+    other = Index(workload.index.lineage, workload.index.dim, compatible != "no", tmp_path / "other")
+    other.append(1, kept.docs, np.zeros_like(kept.vectors))
+    written.unlink()
+    (tmp_path / "other" / written.name).replace(written)
+    with pytest.raises(ValueError, match=r"session-0001\.arrow is another one than the model belongs to"):
+        loaded(early)
+    written.unlink()
+    with pytest.raises(ValueError, match=r"session-0001\.arrow is missing, truncated or damaged"):
+        loaded(early)
+
+
+def test_what_the_predictor_is_not_given(finished: Lifelong) -> None:
+    served = served_by(finished)
+    with pytest.raises(ValueError, match="needs the column 'query'"):
+        served.predict(pd.DataFrame({"text": ["a"]}))
+    with pytest.raises(ValueError, match="got nothing in row 1"):
+        served.predict(pd.DataFrame({"query": ["a", None]}))
+    with pytest.raises(ValueError, match="k must be at least 1"):
+        served.predict(pd.DataFrame({"query": ["a"]}), k=0)
+    assert len(served.predict(pd.DataFrame({"query": ["", "said0x1"]}), k=3)) == 3
+
+
+def test_queries_without_a_hit_are_counted_and_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = build(memory="none", compatible="frozen")
+    nothing = tuple(np.full_like(docs, -1) for docs in workload.data.candidates)
+    workload.data = replace(workload.data, candidates=nothing)
+    seen = values(workload.train_epoch(1))
+    assert seen["without_negatives"] == 1.0
+    assert seen["loss"] == 0.0
+
+
+def test_a_checkpoint_of_other_sessions_is_refused(finished: Lifelong) -> None:
+    with pytest.raises(ValueError, match="other sessions of dataset 'synthetic-retrieval'"):
+        build(split_seed=1).load_state_dict(finished.state_dict())
+    with pytest.raises(ValueError, match="belongs to another run"):
+        build(n_new=3).load_state_dict(finished.state_dict())
+
+
+def test_what_is_refused_at_the_start() -> None:
+    with pytest.raises(ValueError, match="epochs=2 are too few for 3 sessions"):
+        build(replace(RUNTIME, epochs=2))
+    with pytest.raises(ValueError, match="the nearest that does is 15"):
+        build(replace(RUNTIME, world_size=3))
+    with pytest.raises(ValueError, match="leaves a session without documents"):
+        build(replace(RUNTIME, epochs=999), split_sessions=900, split_first=0.9)
+    with pytest.raises(ValueError, match="a refit has no validation split"):
+        build(replace(RUNTIME, holdout=False)).evaluate("validation")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"new": "random", "alpha": 0.3}, "alpha=0.3 has no effect with new=random"),
+        ({"memory": "none", "capacity": 3}, "capacity=3 has no effect with memory=none"),
+        ({"compatible": "frozen", "align_weight": 2}, "align_weight=2.0 has no effect with compatible=frozen"),
+        ({"update": "none", "memory": "isd"}, "memory=isd has no effect with update=none"),
+        ({"update": "retrain", "compatible": "ranking"}, "update=retrain goes with compatible=no"),
+        ({"n_new": 60}, "n_new=60 is more than the candidates=50"),
+        ({"n_memory": 9, "capacity": 8}, "n_memory=9 is more than the memory's capacity=8"),
+        ({"n_new": 2, "capacity": 9}, "capacity=9 is more than a query's memory can ever be offered"),
+        ({"index": "here"}, "index=here is not an absolute path"),
+        ({"dataset": "ml-100k"}, "holds another kind of data"),
+        ({"encoder": "/nowhere"}, "there is no encoder"),
+    ],
+)
+def test_what_can_not_be_meant_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Params(**given)
+
+
+def test_what_is_left_open_goes_with_the_choices() -> None:
+    assert Params().compatible == "ranking"
+    assert Params(update="retrain").compatible == "no"
+    assert Params(update="none").memory == "none"
+    assert (Params(n_new=2).capacity, Params(n_new=1, split_sessions=2).n_memory) == (8, 2)
+    assert Params(**Params(memory="mir").model_dump()) == Params(memory="mir")
+
+
+def test_the_stream_is_one_object_in_a_process() -> None:
+    params = Params(**SMALL)
+    assert prepared(params, Path(), True) is prepared(params.model_copy(update={"lr": 0.1}), Path(), True)
+
+
+def test_a_truncated_index_ends_a_resume(tmp_path: Path) -> None:
+    workload = build(index=str(tmp_path))
+    workload.train_epoch(1)
+    state = workload.state_dict()
+    (file,) = tmp_path.rglob("session-*.arrow")
+    cut = file.read_bytes()[:-20]
+    file.unlink()
+    file.write_bytes(cut)
+    with pytest.raises(DataError, match="the index file is truncated or damaged"):
+        build(index=str(tmp_path)).load_state_dict(state)
+
+
+def test_a_topic_that_no_query_of_the_split_has_is_left_out() -> None:
+    """With as many sessions as this every topic has its turn, and validation has queries of some of them only."""
+    workload = build(replace(RUNTIME, epochs=5), split_sessions=4, split_topics=8)
+    for epoch in range(1, 6):
+        workload.train_epoch(epoch)
+    found = workload.evaluate("validation")
+    asked = set(workload.data.topic[workload.data.queries.validation].tolist())
+    assert len(asked) < 8
+    assert set(found.tables["topics"]["topic"].tolist()) <= asked
+    assert np.isfinite(list(found.metrics.values())).all()
+
+
+def test_the_engine_seals_test_after_every_session_and_selects_the_last_epoch() -> None:
+    workload = build(replace(RUNTIME, epochs=6))
+    reports = list(run_epochs(workload, Plan(epochs=6, refit=False), on_sealed=lambda *_: None))
+    rows = [row for report in reports for row in report.rows]
+    sealed = [row for row in rows if "test/average_mrr_at_10" in row.metrics]
+    assert [row.epoch for row in sealed] == list(workload.ends) == [3, 4, 6]
+    # A sweep's winner is evaluated once, at its end: the table has what each session's model was worth.
+    sessions = workload.evaluate("test").tables["sessions"]
+    for name in MEASURES:
+        assert sessions[name].tolist() == [row.metrics[f"test/{name}"] for row in sealed]
+    assert reports[-1].progress.best_epoch == 6
+    assert rows[4].metrics["validation/average_mrr_at_10"] == rows[3].metrics["validation/average_mrr_at_10"]

@@ -1,0 +1,67 @@
+"""The AUC that BCL's α comes from: that of the evaluation where it is cheap, close to it where it is drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from workloads.recommender import evaluation as module
+from workloads.recommender.dataset import Prepared, prepared
+from workloads.recommender.evaluation import evaluation, mean_auc, rank_users
+
+CPU = torch.device("cpu")
+
+
+def tables(data: Prepared, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """A model that knows something: popular items score higher."""
+    source = torch.Generator().manual_seed(seed)
+    users, items = (torch.randn(n, 8, generator=source) for n in (data.n_users, data.n_items))
+    users[:, 0], items[:, 0] = 1, data.popularity.float().sqrt()
+    return users, items
+
+
+@pytest.fixture(scope="module")
+def data() -> Prepared:
+    return prepared("synthetic", Path(), 0, True, CPU)
+
+
+def by_all_metrics(model: tuple[torch.Tensor, torch.Tensor], data: Prepared) -> float:
+    return evaluation(rank_users([model], data.validation, data.train)[0], data.validation).metrics["auc"]
+
+
+def test_where_pairs_are_few_it_is_that_of_the_evaluation(data: Prepared) -> None:
+    model = tables(data)
+    assert mean_auc(*model, data.validation, data.train, data.unknown, 1) == by_all_metrics(model, data)
+
+
+def test_where_they_are_many_it_is_close_and_another_key_draws_anew(
+    data: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tables(data)
+    monkeypatch.setattr(module, "COMPARED", 0)
+    found = [mean_auc(*model, data.validation, data.train, data.unknown, key) for key in (1, 1, 2, 3)]
+    assert found == pytest.approx([by_all_metrics(model, data)] * 4, abs=0.002)
+    assert found[0] == found[1]
+    assert len(set(found)) == 3
+
+
+def test_equal_scores_are_one_half(data: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.ones(data.n_users, 4), torch.ones(data.n_items, 4)
+    for compared in (module.COMPARED, 0):
+        monkeypatch.setattr(module, "COMPARED", compared)
+        assert mean_auc(*model, data.validation, data.train, data.unknown, 1) == 0.5
+
+
+def test_nothing_to_find_is_refused() -> None:
+    data = prepared("synthetic", Path(), 0, False, CPU)
+    with pytest.raises(ValueError, match="nothing can be measured"):
+        mean_auc(*tables(data), data.validation, data.train, data.unknown, 1)
+
+
+@pytest.mark.parametrize("holdout", [True, False])
+def test_the_items_that_are_unknown_are_in_no_list(holdout: bool) -> None:
+    data = prepared("synthetic", Path(), 0, holdout, CPU)
+    expected = data.n_items - torch.bincount(data.known.users, minlength=data.n_users)
+    assert torch.equal(data.unknown.counts, expected)

@@ -1,0 +1,434 @@
+"""A step's loss by hand, from the nodes that were drawn: each loss gets the scores and parameters it is about."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import expit, logsumexp
+
+from workloads.contract import Runtime
+from workloads.data import DataError, Interactions, load_interactions
+from workloads.losses.contrastive import alpha_from_auc, bcl_weights_at
+from workloads.recommender import workload as module
+from workloads.recommender.batches import batches
+from workloads.recommender.calibration import calibrate
+from workloads.recommender.credence import GaussianFactors, credence, prior_log_odds
+from workloads.recommender.dataset import prepare
+from workloads.recommender.loss_calls import OBJECTIVES, Scores, settings
+from workloads.recommender.params import Params
+from workloads.recommender.reads import LOSSES, MASKING
+from workloads.recommender.workload import Recommender
+
+CPU = torch.device("cpu")
+RUNTIME = Runtime(device=CPU, data=Path(), seed=3, epochs=2)
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def build(runtime: Runtime = RUNTIME, **params: Any) -> Recommender:
+    """Scores of a trained model's size, so that no loss is where all of them look alike."""
+    batch = {} if params.get("optimizer") == "sgd" else {"batch_size": 256}
+    workload = Recommender(Params(dim=8, **batch, **params), runtime)
+    with torch.no_grad():
+        workload.model.embedding.mul_(6)
+    return workload
+
+
+def softplus(x: Array) -> Array:
+    return np.logaddexp(0, x)
+
+
+def bcl(i: Array, j: Array, m: Array) -> Array:
+    place = (j[:, :, None] >= j[:, None, :]).mean(2)
+    weights = bcl_weights_at(torch.from_numpy(place), alpha=0.9, beta=0.7, tau=0.1).numpy()
+    return logsumexp(np.c_[i, j], axis=1, b=np.c_[np.ones(len(i)), weights]) - i
+
+
+def dcl(i: Array, j: Array, positives: Array, weights: Array | float = 1.0) -> Array:
+    among = ((weights * np.exp(j)).sum(1) - j.shape[1] * 0.1 * np.exp(positives).mean(1)) / 0.9
+    among = np.maximum(among, j.shape[1] * np.exp(j).min(1))
+    return -np.log(np.exp(i) / (np.exp(i) + among))
+
+
+CASES: dict[str, tuple[dict[str, Any], Callable[[Array, Array, Array], Array]]] = {
+    "bpr": ({}, lambda i, j, m: softplus(j[:, 0] - i)),
+    "bce": ({}, lambda i, j, m: (softplus(-i) + softplus(j[:, 0])) / 2),
+    "infonce": ({"negatives": 5, "temperature": 0.5}, lambda i, j, m: logsumexp(2 * np.c_[i, j], axis=1) - 2 * i),
+    "decoupled": ({"negatives": 5}, lambda i, j, m: logsumexp(j, axis=1) - i),
+    "dcl": ({"negatives": 5, "positives": 3, "tau": 0.1}, lambda i, j, m: dcl(i, j, np.c_[i, m])),
+    "hcl": (
+        {"negatives": 5, "tau": 0.1, "beta": 2.0},
+        lambda i, j, m: dcl(i, j, i[:, None], np.exp(2 * j) / np.exp(2 * j).mean(1, keepdims=True)),
+    ),
+    "dpl": (
+        {"negatives": 4, "positives": 3, "tau": 0.1},
+        lambda i, j, m: (
+            -np.log(np.maximum((expit(i[:, None] - j).mean(1) - 0.1 * expit(i[:, None] - m).mean(1)) / 0.9, 0.01))
+        ),
+    ),
+    "bcl": ({"negatives": 5, "tau": 0.1, "alpha": 0.9, "beta": 0.7}, bcl),
+    "gbpr": ({"rho": 0.3}, lambda i, j, m: softplus(j[:, 0] - 0.3 * np.c_[i, m].mean(1) - 0.7 * i)),
+    "mpr": (
+        {"lam": 0.3},
+        lambda i, j, m: softplus(
+            -(0.3 * (i - j[:, 1] - (j[:, 0] - j[:, 1])) + 0.7 * (j[:, 0] - j[:, 1] - (m[:, 0] - m[:, 1])))
+        ),
+    ),
+    "denoise_truncated_bpr": (
+        {"threshold": 0.8},
+        lambda i, j, m: softplus(j[:, 0] - i) * (softplus(j[:, 0] - i) <= 0.8),
+    ),
+    "denoise_reweighted": (
+        {"beta": 0.5},
+        lambda i, j, m: (expit(i) ** 0.5 * softplus(-i) + expit(-j[:, 0]) ** 0.5 * softplus(j[:, 0])) / 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("backbone", ["mf", "lightgcn"])
+@pytest.mark.parametrize("loss", sorted(CASES))
+def test_a_step_by_hand(loss: str, backbone: Any) -> None:
+    params, formula = CASES[loss]
+    workload = build(replace(RUNTIME, steps_per_epoch=1), loss=loss, backbone=backbone, **params)
+    table = workload.model.embeddings().detach().double().numpy().copy()
+    (batch,) = batches(workload.data, workload.draws, 256, workload.runtime, 1)
+    user, item, *others = (table[row] for row in batch.nodes.numpy())
+    extras, negatives = others[: workload.draws.extras], others[workload.draws.extras :]
+    anchor = item if loss == "gbpr" else user
+    scores = [(user * item).sum(1), *((user * row).sum(1) for row in negatives)]
+    further = np.array([(anchor * row).sum(1) for row in extras]).T
+    expected = formula(scores[0], np.array(scores[1:]).T, further)
+    assert workload.train_epoch(1)["loss"] == pytest.approx(expected.mean(), rel=1e-5)
+
+
+def masked_dcl(i: Array, j: Array, *, beta: float) -> Array:
+    """HCL with τ+ = .1 of a positive and the negatives of one user; β = 0 is DCL."""
+    weights = np.exp(beta * j) / np.exp(beta * j).mean()
+    among = ((weights * np.exp(j)).sum() - len(j) * 0.1 * np.exp(i)) / 0.9
+    return -np.log(np.exp(i) / (np.exp(i) + max(among, len(j) * np.exp(j).min())))
+
+
+IN_BATCH: dict[str, tuple[dict[str, Any], Callable[[Any, Array], Any]]] = {
+    "infonce": ({"temperature": 0.5}, lambda i, j: logsumexp(2 * np.r_[i, j]) - 2 * i),
+    "decoupled": ({}, lambda i, j: logsumexp(j) - i),
+    "dcl": ({"tau": 0.1}, lambda i, j: masked_dcl(i, j, beta=0)),
+    "hcl": ({"tau": 0.1, "beta": 2.0}, lambda i, j: masked_dcl(i, j, beta=2)),
+    "bcl": ({"tau": 0.1, "alpha": 0.9, "beta": 0.7}, lambda i, j: bcl(np.array([i]), j[None], j[None])[0]),
+}
+
+
+@pytest.mark.parametrize("backbone", ["mf", "lightgcn"])
+@pytest.mark.parametrize("loss", sorted(IN_BATCH))
+def test_the_negatives_of_a_batch_by_hand(loss: str, backbone: Any) -> None:
+    """E-6.N: each user against the batch's items, as often as they are there, without those that it has in training."""
+    params, formula = IN_BATCH[loss]
+    workload = build(replace(RUNTIME, steps_per_epoch=1), loss=loss, sampler="in_batch", backbone=backbone, **params)
+    data, table = workload.data, workload.model.embeddings().detach().double().numpy().copy()
+    (batch,) = batches(data, workload.draws, 256, workload.runtime, 1)
+    users, items = batch.nodes.numpy()
+    owned = {(user, item + data.n_users) for user, item in zip(data.train.users.tolist(), data.train.items.tolist())}
+    losses, false = [], []
+    for user, item in zip(users, items):
+        others = [other for other in items if (user, other) not in owned]
+        losses.append(formula(table[user] @ table[item], table[others] @ table[user]))
+        false += [bool(data.truth[user, other - data.n_users]) for other in others]  # type: ignore[index]
+    found = workload.train_epoch(1)
+    assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+    assert found["fnr"] == pytest.approx(np.mean(false))
+
+
+def test_a_user_who_has_all_of_a_batch_has_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = prepare(Interactions(2, 3, np.array([(0, 0), (0, 1), (1, 2)], np.int32), np.array([(1, 1)])), 0, False, CPU)
+    monkeypatch.setattr(module, "prepared", lambda *_: data)
+    for loss in IN_BATCH:
+        params = Params(loss=loss, sampler="in_batch", dim=4, batch_size=1)
+        workload = Recommender(params, replace(RUNTIME, holdout=False))
+        assert workload.train_epoch(1)["loss"] == 0
+        assert torch.isfinite(workload.model.embedding).all()
+
+
+@pytest.mark.parametrize("loss", sorted(IN_BATCH))
+def test_a_batch_without_negatives_has_a_defined_quality(loss: str) -> None:
+    """All of them are the users' own: no negative is false, and nobody learns anything."""
+    params = Params(loss=loss, sampler="in_batch", dim=4, batch_size=1, quality=True)
+    found = Recommender(params, replace(RUNTIME, steps_per_epoch=9)).train_epoch(1)
+    assert (found["tnr"], found["inf"], found["fnr"]) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("loss", [loss for loss in sorted(LOSSES) if "temperature" in LOSSES[loss]])
+def test_the_smallest_temperature_trains_on(loss: str) -> None:
+    workload = build(loss=loss, temperature=1e-3, negatives=8, lr=0.05)
+    for epoch in range(1, 6):
+        assert np.isfinite(list(workload.train_epoch(epoch).values())).all()
+    assert torch.isfinite(workload.model.embedding).all()
+
+
+def test_truncation_drops_more_with_each_step() -> None:
+    workload = build(replace(RUNTIME, steps_per_epoch=1), loss="denoise_truncated", drop_rate=0.4, drop_steps=2)
+    for step in range(3):
+        table = workload.model.embeddings().detach().double().numpy().copy()
+        (batch,) = batches(workload.data, workload.draws, 256, workload.runtime, step + 1)
+        user, item, negative = (table[row] for row in batch.nodes.numpy())
+        positive, other = softplus(-(user * item).sum(1)), softplus((user * negative).sum(1))
+        dropped = 512 - int((1 - min(0.2 * step, 0.4)) * 512)
+        kept = np.r_[np.sort(positive)[: 256 - dropped], other]
+        assert workload.train_epoch(step + 1)["loss"] == pytest.approx(kept.mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize("runtime", [{"accumulate": 2}, {"world_size": 2}])
+def test_a_batch_that_is_ranked_can_not_be_split(runtime: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="loss=denoise_truncated ranks the losses of a whole batch"):
+        build(replace(RUNTIME, **runtime), loss="denoise_truncated")
+
+
+@pytest.mark.parametrize("prior_var", [0.6, "fitted"])
+@pytest.mark.parametrize("form", ["mean1", "thesis", "bayes", "prior"])
+def test_bprac_weighs_interactions_by_their_credence(form: Any, prior_var: Any) -> None:
+    workload = build(replace(RUNTIME, steps_per_epoch=1), loss="bprac", credence=form, prior_var=prior_var)
+    data, table = workload.data, workload.model.embedding.detach().double().clone()
+    (batch,) = batches(data, workload.draws, 256, workload.runtime, 1)
+    users, items = data.pairs
+    scores = (table[users] * table[items]).sum(1)
+    odds = prior_log_odds(data.popularity)[items - data.n_users]
+    sides = table[: data.n_users], table[data.n_users :]
+    distribution = GaussianFactors.fitted(*sides) if prior_var == "fitted" else GaussianFactors(8, 0.6)
+    weights = credence(scores, odds, distribution, form)
+    user, item, negative = (table[row] for row in batch.nodes)
+    losses = torch.nn.functional.softplus((user * negative).sum(1) - (user * item).sum(1))
+    found = workload.train_epoch(1)
+    assert found["loss"] == pytest.approx((weights[batch.rows] * losses).mean().item(), rel=1e-4)
+    assert 0 < found["ks"] < 1
+
+
+@pytest.mark.parametrize("form", ["auc", "auc_literal"])
+def test_alpha_follows_the_validation_auc(form: str) -> None:
+    workload = build(loss="bcl", negatives=4, lr=0.02, alpha=form)
+    for epoch in (1, 2, 3):
+        expected = alpha_from_auc(workload.evaluate("validation").metrics["auc"], literal=form == "auc_literal")
+        assert workload.train_epoch(epoch)["alpha"] == pytest.approx(expected)
+    refit = build(replace(RUNTIME, holdout=False), loss="bcl", negatives=4)
+    assert 0.5 <= refit.train_epoch(1)["alpha"] <= 1
+
+
+def test_bcl_places_ties_as_it_is_told() -> None:
+    """One negative is last by "<=", with a weight of .556, and in the middle by mid ranks (E-6.30)."""
+    given: dict[str, Any] = {"alpha": 0.9, "beta": 0.5, "tau": 0.1}
+    scores = Scores(torch.zeros(3), torch.zeros(3, 0), torch.zeros(3, 1), 0)
+    for ties, place in ({"ties": "mid"}, 0.5), ({"ties": "le"}, 1.0), ({}, 1.0):
+        weight = bcl_weights_at(torch.tensor(place), **given)
+        found = OBJECTIVES["bcl"](scores, **settings(Params(loss="bcl", negatives=1, **ties, **given), 0.05))
+        torch.testing.assert_close(found, torch.log1p(weight).expand(3))
+    assert weight.item() == pytest.approx(0.556, abs=1e-3)
+
+
+def test_tau_is_the_density() -> None:
+    workload = build(loss="dpl")
+    assert workload.settings["tau"] == pytest.approx(len(workload.data.train.items) / (600 * 400))
+    assert build(loss="dpl", tau=0.3).settings["tau"] == 0.3
+
+
+def test_anchors_without_gradient_are_counted() -> None:
+    """At τ+ near one P̂ is negative for many."""
+    found = build(loss="dpl", negatives=1, positives=1, tau=0.9).train_epoch(1)
+    assert 0.1 < found["clamped"] < 1
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "dns", "bns_oracle"])
+def test_sampling_quality_by_hand(sampler: Any) -> None:
+    """TNR (4.27) and INF (4.28), by the planted truth of the generated data."""
+    workload = build(
+        replace(RUNTIME, steps_per_epoch=1), sampler=sampler, quality=True, truth="planted", lr=1e-6, weight_decay=0
+    )
+    truth = workload.data.truth
+    assert truth is not None
+    found = workload.train_epoch(1)
+    if sampler == "bns_oracle":
+        assert found["tnr"] > 0.97
+        return
+    if sampler == "dns":
+        assert 0.3 < found["tnr"] < 0.95
+        return
+    (batch,) = batches(workload.data, workload.draws, 256, workload.runtime, 1)
+    user, item, negative = (workload.model.embedding.detach()[row] for row in batch.nodes)
+    info = torch.sigmoid((user * negative).sum(1) - (user * item).sum(1)).numpy()
+    liked = truth[batch.nodes[0], batch.nodes[2] - workload.data.n_users]
+    assert found["tnr"] == pytest.approx(1 - liked.mean())
+    assert found["inf"] == pytest.approx(np.where(liked, -info, info).mean(), rel=1e-4)
+
+
+@pytest.mark.parametrize("given", [{}, {"loss": "infonce", "negatives": 3}, {"sampler": "dns"}, {"optimizer": "sgd"}])
+def test_false_negatives_by_the_planted_truth(given: dict[str, Any]) -> None:
+    """Reported without being asked for; with quality told by the same truth it is what TNR leaves."""
+    if given.get("optimizer"):
+        pytest.importorskip("numba")
+    workload, unasked = build(quality=True, truth="planted", **given), build(**given)
+    for epoch in (1, 2):
+        found = workload.train_epoch(epoch)
+        assert found["fnr"] == pytest.approx(1 - found["tnr"])
+        assert 0.02 < found["fnr"] < 0.5
+        assert unasked.train_epoch(epoch)["fnr"] == found["fnr"]
+        assert found["fpr"] == 0
+
+
+def test_false_positives_by_the_weight_that_they_carry() -> None:
+    """Injected noise, a sixth of what is trained on; the credence of BPRAC gives it less."""
+    plain = build(dataset_noise=0.2, lr=0.02)
+    weighing = build(dataset_noise=0.2, lr=0.02, loss="bprac", credence="thesis")
+    data = load_interactions("synthetic", Path(), "official", 0.2)
+    assert data.truth is not None
+    users, items = plain.data.pairs[0].numpy(), plain.data.pairs[1].numpy() - data.n_users
+    expected = (~data.truth[users, items]).mean()
+    assert expected == pytest.approx(1 / 6, abs=0.01)
+    for epoch in (1, 2, 3):
+        assert plain.train_epoch(epoch)["fpr"] == pytest.approx(expected)
+        assert weighing.train_epoch(epoch)["fpr"] < 0.9 * expected
+
+
+@pytest.mark.data
+def test_nothing_is_told_where_nothing_is_known() -> None:
+    root = Path(os.environ.get("ORCHESTRATOR_DATA", ""))
+    if not (root / "ml-100k").is_dir():
+        pytest.skip("ORCHESTRATOR_DATA holds no ml-100k")
+    assert set(build(replace(RUNTIME, data=root, steps_per_epoch=1), dataset="ml-100k").train_epoch(1)) == {"loss"}
+    noisy = build(replace(RUNTIME, data=root, steps_per_epoch=1), dataset="ml-100k", dataset_noise=0.25)
+    assert noisy.train_epoch(1)["fpr"] == pytest.approx(0.2, abs=0.01)
+
+
+def test_a_refit_has_no_validation_part_to_tell_by() -> None:
+    assert "tnr" not in build(replace(RUNTIME, holdout=False), quality=True).train_epoch(1)
+    assert "tnr" in build(replace(RUNTIME, holdout=False), quality=True, truth="test").train_epoch(1)
+
+
+def test_a_dataset_without_occupations() -> None:
+    with pytest.raises(DataError, match="occupations"):
+        build(sampler="bns", bns_prior="occupation")
+
+
+def test_state_holds_what_a_sampler_remembers() -> None:
+    whole, halfway = (build(sampler="srns") for _ in range(2))
+    for workload in (whole, halfway):
+        workload.train_epoch(1)
+    fresh = build(sampler="srns")
+    fresh.load_state_dict(halfway.state_dict())
+    assert fresh.train_epoch(2) == whole.train_epoch(2)
+    assert "sampler" not in build().state_dict()
+
+
+def limits(loss: str) -> list[dict[str, Any]]:
+    """The ends of a loss's parameters."""
+    reads, found = LOSSES[loss], [dict[str, Any]()]
+    found += [{"tau": tau} for tau in (0.0, 0.999) if "tau" in reads]
+    found += [{name: count} for name in ("negatives", "positives") for count in (1, 50) if name in reads]
+    if "positives" in reads:
+        found.append({"positives": 0})
+    if "alpha" in reads:
+        ends = ((0.5, 0.0, 0.0), (1.0, 1.0, 0.0), (1.0, 0.0, 0.999), (0.5, 1.0, 0.5))
+        found += [{"alpha": alpha, "beta": beta, "tau": tau} for alpha, beta, tau in ends]
+    found += [{name: value} for name in ("rho", "lam") for value in (0.0, 1.0) if name in reads]
+    found += [{"temperature": value} for value in (1e-3, 1e4) if "temperature" in reads]
+    if "credence" in reads:
+        forms = ("mean1", "thesis", "bayes", "prior")
+        found += [{"credence": form, "prior_var": value} for form in forms for value in (1e-6, 100.0)]
+    return found
+
+
+@pytest.mark.parametrize("loss", sorted(LOSSES))
+def test_nothing_at_the_limits_is_nan(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users with everything, with nothing and with one item; an item never seen; sets larger than the catalogue."""
+    owned = {0: range(6), 2: [3], 3: [0, 1], 4: range(5)}
+    train = np.array([(user, item) for user, items in owned.items() for item in items], np.int32)
+    data = prepare(Interactions(5, 7, train, np.array([(2, 1)], np.int32)), 0, False, RUNTIME.device)
+    monkeypatch.setattr(module, "prepared", lambda *_: data)
+    samplers: tuple[dict[str, Any], ...] = (
+        {}, {"sampler": "dns", "candidates": 100}, {"sampler": "bns", "candidates": 100, "bns_prior": "users"},
+        {"sampler": "srns", "srns_memory": 20}, {"sampler": "srns", "srns_temperature": 1e-3},
+        {"sampler": "popularity"}, {"sampler": "aobpr", "aobpr_lambda": 1e-3}, {"sampler": "in_batch"},
+    )  # fmt: skip
+    for number, given in enumerate(limits(loss)):
+        # The default parameters and the sets' sizes with every sampler; another limit with two, in turn.
+        sizes = {"negatives", "positives"} & given.keys()
+        turn = samplers if sizes or not given else (samplers[0], samplers[1 + number % (len(samplers) - 1)])
+        for sampler in turn:
+            if sampler == {"sampler": "in_batch"} and (loss not in MASKING or "negatives" in given):
+                continue
+            params = Params(loss=loss, dim=4, batch_size=4, lr=0.1, **given, **sampler)
+            workload = Recommender(params, replace(RUNTIME, holdout=False))
+            metrics = [workload.train_epoch(epoch) for epoch in (1, 2)] + [workload.evaluate("test").metrics]
+            assert all(np.isfinite(list(row.values())).all() for row in metrics), (given, sampler)
+            assert torch.isfinite(workload.model.embedding).all()
+
+
+@pytest.mark.parametrize("runtime", [{"accumulate": 2}, {"world_size": 2}, {"steps_per_epoch": 3}])
+def test_sequential_sgd_takes_whole_passes(runtime: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="optimizer=sgd takes one triple at a time, in whole passes"):
+        Recommender(Params(optimizer="sgd"), replace(RUNTIME, **runtime))
+
+
+def test_sequential_sgd_learns() -> None:
+    pytest.importorskip("numba")
+    workload = Recommender(Params(optimizer="sgd", lr=0.05, weight_decay=0.01), replace(RUNTIME, holdout=False))
+    before = workload.evaluate("test").metrics["ndcg_at_20"]
+    for epoch in range(1, 21):
+        workload.train_epoch(epoch)
+    assert workload.evaluate("test").metrics["ndcg_at_20"] > 3 * before
+    assert workload.pack_shape() is None
+    assert set(workload.state_dict()) == {"embedding"}
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_step_of_batched_sgd_by_hand(weighted: bool) -> None:
+    """(3.31), (3.32): the sum over the batch of c (gradient + reg Θ), for every row as often as a triple touches it."""
+    loss = {"loss": "bprac"} if weighted else {}
+    given: dict[str, Any] = {"optimizer": "sgd_batched", "lr": 0.05, "weight_decay": 0.02, **loss}
+    workload = build(replace(RUNTIME, steps_per_epoch=1), **given)
+    start = workload.model.embedding.detach().clone().double()
+    (batch,) = batches(workload.data, workload.draws, 256, workload.runtime, 1)
+    weights = calibrate(workload, 1).of(batch.rows)
+    c = torch.ones(256, dtype=torch.float64) if weights is None else weights.double()
+    user, item, negative = (start[row] for row in batch.nodes)
+    down = (c * torch.sigmoid((user * (negative - item)).sum(1))).unsqueeze(1)
+    expected = start.clone()
+    rows = ((user, item - negative), (item, user), (negative, -user))
+    for nodes, (own, step) in zip(batch.nodes, rows):
+        expected.index_add_(0, nodes, 0.05 * (down * step - 0.02 * c.unsqueeze(1) * own))
+    workload.train_epoch(1)
+    torch.testing.assert_close(workload.model.embedding.detach().double(), expected, rtol=1e-4, atol=1e-6)
+    assert set(workload.state_dict()) == {"embedding"}
+    assert workload.pack_shape() is None
+
+
+@pytest.mark.parametrize("given", [{}, {"sampler": "dns"}, {"loss": "mpr", "sampler": "dns"}, {"loss": "gbpr"}])
+def test_batched_and_compiled_sgd_learn_alike(given: dict[str, Any]) -> None:
+    """One learning curve, within the spread of seeds: the same algorithm, drawn by two programs."""
+    pytest.importorskip("numba")
+
+    def curve(seed: int, **optimizer: Any) -> list[tuple[float, float]]:
+        params = Params(dim=8, lr=0.1, weight_decay=0.01, **given, **optimizer)
+        workload = Recommender(params, replace(RUNTIME, seed=seed, holdout=False))
+        found = []
+        for last in (4, 8, 12):
+            losses = [workload.train_epoch(epoch)["loss"] for epoch in range(last - 3, last + 1)]
+            found.append((losses[-1], workload.evaluate("test").metrics["ndcg_at_20"]))
+        return found
+
+    batched, compiled = (
+        np.array([curve(seed, **optimizer) for seed in range(4)])
+        for optimizer in ({"optimizer": "sgd_batched", "batch_size": 256}, {"optimizer": "sgd"})
+    )
+    spread = np.sqrt((batched.var(0, ddof=1) + compiled.var(0, ddof=1)) / 2)
+    assert (np.abs(batched.mean(0) - compiled.mean(0)) < 2 * spread + 1e-3).all()
+    assert (compiled[:, -1, 1] > 0.15).all()  # from .03

@@ -1,0 +1,232 @@
+"""The thesis' tables and figures on recommendation: values, settings of their rows, and what only they measure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from orchestrator.reproduce import table_runs
+from orchestrator.reproduce.table_runs import Effort, Runner
+from orchestrator.search import spaces
+from orchestrator.storage.settings import resolve
+from workloads.data import load_interactions
+from workloads.published import Figure, Row, Table
+from workloads.recommender.credence import GaussianFactors, credence, prior_log_odds
+from workloads.recommender.params import Params
+from workloads.recommender.published import scores, trust
+from workloads.recommender.published.figures import FIGURES
+from workloads.recommender.published.methods import AS_CODED
+from workloads.recommender.published.regime import THESIS
+from workloads.recommender.published.tables import TABLES
+
+ML_100K = {
+    ("thesis-4.2", "RNS"): 0.3962, ("thesis-4.2", "DNS"): 0.4069, ("thesis-4.2", "BNS"): 0.4176,
+    ("thesis-5.2", "InfoNCE"): 0.4118, ("thesis-5.2", "DCL"): 0.4207, ("thesis-5.2", "HCL"): 0.4242,
+    ("thesis-5.2", "DPL"): 0.4338, ("thesis-6.3", "BCL"): 0.4357,
+}  # fmt: skip
+
+
+def rows() -> Iterator[tuple[Table, Row]]:
+    """Every row of every table, those of ours included."""
+    for known in TABLES.values():
+        for dataset in known.datasets:
+            for backbone in ("mf", "lightgcn"):
+                yield from ((known, row) for row in known.rows(dataset, backbone))
+
+
+def row(table: str, dataset: str, backbone: str, method: str) -> Row:
+    return next(one for one in TABLES[table].rows(dataset, backbone) if one.method == method)
+
+
+# -- the data ------------------------------------------------------------------------------------------------
+
+
+def test_every_row_is_an_experiment() -> None:
+    for known, one in rows():
+        params = Params(**one.settings.params)
+        assert {"dataset": params.dataset, "backbone": params.backbone} == one.where, known.id
+        assert set(one.settings.searched) <= set(one.settings.params)
+
+
+def test_every_point_of_every_figure_is_an_experiment() -> None:
+    for figure in (one for one in FIGURES.values() if isinstance(one, Figure)):
+        for panel in figure.panels:
+            for line in panel.lines:
+                for point in line.points:
+                    params = {"dataset": "ml-100k", **line.where, **line.method.params, **figure.common}
+                    Params(**{**params, **point.params})
+                    Params(**{**params, **point.params, **figure.blind})
+
+
+def test_what_a_row_leaves_to_the_search_is_in_its_space() -> None:
+    space = spaces.load("recommender", table_runs.space(THESIS))
+    for one in {repr(one.settings): one for _, one in rows()}.values():
+        params = Params(**one.settings.params).model_dump(mode="json")
+        fixed = {name: value for name, value in params.items() if name not in one.settings.searched}
+        survey = spaces.probe(space, fixed, Params, seed=0)
+        assert set(survey.distributions) == set(one.settings.searched), one.method
+
+
+@pytest.mark.parametrize("known", TABLES.values(), ids=TABLES)
+def test_lists_grow_in_recall_and_fall_in_precision(known: Table) -> None:
+    """What a slip of a digit or of a column would break."""
+    for one in (one for other, one in rows() if other is known and known.measure is None and one.published):
+        values = one.published
+        cutoffs = sorted({int(metric.rpartition("_")[2]) for metric in known.columns})
+        for low, high in pairwise(cutoffs):
+            assert values[f"recall_at_{low}"] < values[f"recall_at_{high}"], one
+            assert values[f"precision_at_{low}"] > values[f"precision_at_{high}"], one
+        for k in cutoffs:
+            assert 0 < values[f"ndcg_at_{k}"] < 0.75
+            assert (values[f"ndcg_at_{k}"] > 0.9 * values[f"precision_at_{k}"]) or known.why(one, f"ndcg_at_{k}")
+
+
+@pytest.mark.parametrize(("known", "method"), ML_100K, ids=lambda word: word)
+def test_the_values_that_are_to_be_reached(known: str, method: str) -> None:
+    assert row(known, "ml-100k", "mf", method).published["ndcg_at_20"] == ML_100K[known, method]
+
+
+@pytest.mark.parametrize("dataset", ["ml-100k", "ml-1m"])
+def test_blocks_stand_for_what_table_5_3_confirms(dataset: str) -> None:
+    """The labels of the source are scrambled (E-4.T): the third block of 4.2 and 5.2 is ML-1M with MF."""
+    known = row("thesis-5.3", dataset, "mf", "BPR").published
+    assert row("thesis-4.2", dataset, "mf", "RNS").published == known
+    assert row("thesis-5.2", dataset, "mf", "BPR").published == known
+
+
+def test_impossible_values_are_doubted_and_their_neighbours_are_not() -> None:
+    known, one = TABLES["thesis-5.2"], row("thesis-5.2", "ml-1m", "lightgcn", "DPL")
+    assert "E-5.T" in {doubt.tag for doubt in known.why(one, "ndcg_at_10")}
+    assert "E-5.T" not in {doubt.tag for doubt in known.why(one, "ndcg_at_20")}
+    assert "E-5.T" not in {doubt.tag for doubt in known.why(row("thesis-5.2", "ml-1m", "mf", "DPL"), "ndcg_at_10")}
+
+
+def test_another_dataset_has_the_methods_and_no_values() -> None:
+    found = TABLES["thesis-4.2"].rows("lastfm", "lightgcn")
+    assert [one.method for one in found] == ["RNS", "PNS", "AOBPR", "DNS", "SRNS", "BNS"]  # SGD is for mf alone
+    assert not any(one.published for one in found)
+    assert {one.settings.params["dataset"] for one in found} == {"lastfm"}
+
+
+def test_a_row_of_ours_is_compared_with_the_published_one_it_repeats() -> None:
+    ours = row("thesis-4.2", "ml-100k", "mf", "BNS, SGD")
+    assert ours.ours
+    assert ours.published == row("thesis-4.2", "ml-100k", "mf", "BNS").published
+    assert (ours.settings.params["lr"], ours.settings.params["weight_decay"], ours.settings.searched) == (
+        0.01,
+        0.01,
+        (),
+    )
+    assert row("thesis-3.2", "ml-100k", "mf", "BPRAC, bayes").published == {}
+
+
+def test_settings_printed_whole_are_not_searched_and_stay_on_the_cpu() -> None:
+    printed, searched = (TABLES["thesis-4.2"].rows("synthetic", "mf")[at].settings for at in (-1, 0))
+    assert Runner(THESIS, resolve(), Effort()).search_spec(printed) is None
+    assert Runner(THESIS, resolve(), Effort(trials=0)).search_spec(searched) is None
+    runner = Runner(THESIS, resolve(), Effort(trials=3, local=True))
+    spec = runner.search_spec(searched)
+    assert spec is not None
+    assert (spec.search.trials, spec.plan.epochs, set(spec.fixed) & {"lr", "weight_decay"}) == (3, 100, set())
+    final = runner.final_spec(printed, printed.params, 100, 4)
+    assert (final.seed, final.plan.refit, final.resources.gpus_per_worker) == (4, "only", 0)
+
+
+# -- what is computed from a trained model -------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> tuple[Path, dict[str, Any], Path]:
+    """A model of 12 users and 9 items that nobody trained, with the table it would have been trained on."""
+    rng = np.random.default_rng(0)
+    data = tmp_path / "data"
+    data.mkdir()
+    pairs = [(u, i) for u in range(12) for i in range(9) if rng.random() < 0.6]
+    rated = [(u, i, int(rng.integers(1, 6))) for u, i in pairs]
+    for name, part in (("train", rated[::2]), ("test", rated[1::2])):
+        lines = ["user,item,rating", *(f"{u},{i},{r}" for u, i, r in part)]
+        (data / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    tables = {"users": torch.from_numpy(rng.normal(size=(12, 4))).float(),
+              "items": torch.from_numpy(rng.normal(size=(9, 4))).float()}  # fmt: skip
+    save_file(tables, folder / "weights.safetensors")
+    return folder, {"dataset": str(data), "loss": "bprac", "dim": 4, "credence": "bayes"}, tmp_path
+
+
+def test_the_credence_is_judged_by_the_ratings_of_training_interactions(model: Any) -> None:
+    folder, params, root = model
+    data, weights = load_interactions(params["dataset"], root), load_file(folder / "weights.safetensors")
+    assert data.train_ratings is not None
+    counts = torch.bincount(torch.tensor(data.train[:, 1], dtype=torch.int64), minlength=9)
+    values = [
+        credence(
+            (weights["users"][u] @ weights["items"][i]).reshape(1), prior_log_odds(counts)[i].reshape(1),
+            GaussianFactors(4, 0.6), "bayes",
+        ).item()
+        for u, i in data.train.tolist()
+    ]  # fmt: skip
+    good, bad = ([v for v, r in zip(values, data.train_ratings) if bool(r > 1) == keep] for keep in (True, False))
+    auc = np.mean([(g > b) + 0.5 * (g == b) for g in good for b in bad])
+    found = trust.judge(folder, params, root)
+    assert found.auc == pytest.approx(auc, abs=1e-6)
+    area = torch.trapezoid(found.true_positives, found.false_positives).item()
+    assert area == pytest.approx(auc, abs=1e-6)
+
+
+def test_the_prior_alone_is_a_row_that_no_training_changes(model: Any) -> None:
+    folder, params, root = model
+    found = trust.judge(folder, {**params, "credence": "prior"}, root)
+    data = load_interactions(params["dataset"], root)
+    assert data.train_ratings is not None
+    popularity = np.bincount(data.train[:, 1], minlength=9)[data.train[:, 1]]
+    good, bad = (popularity[(data.train_ratings > 1) == keep] for keep in (True, False))
+    assert found.auc == pytest.approx(np.mean([(g > b) + 0.5 * (g == b) for g in good for b in bad]), abs=1e-6)
+    weights = load_file(folder / "weights.safetensors")
+    save_file({name: -3 * weight for name, weight in weights.items()}, folder / "weights.safetensors")
+    assert trust.judge(folder, {**params, "credence": "prior"}, root).auc == found.auc
+    for table in ("thesis-3.2", "thesis-3.3"):
+        assert row(table, "ml-100k", "mf", "BPRAC, prior alone").settings.params["credence"] == "prior"
+    assert "BPRAC, prior alone" in {line.name for line in cast(Figure, FIGURES["thesis-fig3.4"]).panels[0].lines}
+
+
+def test_without_ratings_there_is_nothing_to_judge_by(model: Any) -> None:
+    folder, params, root = model
+    for name in ("train", "test"):
+        file = Path(params["dataset"]) / f"{name}.csv"
+        lines = [line.rpartition(",")[0] for line in file.read_text().splitlines()]
+        file.write_text("\n".join(lines) + "\n")
+    with pytest.raises(ValueError, match="no ratings"):
+        trust.judge(folder, params, root)
+
+
+def test_densities_of_scores_count_every_candidate_once(model: Any) -> None:
+    folder, params, root = model
+    found = scores.of_model(folder, params, root)
+    width = (found.x[1] - found.x[0]).item()
+    assert found.true.sum().item() * width == pytest.approx(1)
+    assert found.false.sum().item() * width == pytest.approx(1)
+    data = load_interactions(params["dataset"], root)
+    assert (found.false * width * len(data.test)).round().sum() == len(data.test)
+
+
+def test_false_negatives_score_higher_in_theory() -> None:
+    for found in scores.in_theory().values():
+        for density in (found.true, found.false):
+            assert torch.trapezoid(density, found.x).item() == pytest.approx(1, abs=0.01)
+    normal = scores.in_theory(2000)["normal(0, 1)"]
+    mean = torch.trapezoid(normal.x * normal.false, normal.x).item()
+    assert mean == pytest.approx(1 / math.sqrt(math.pi), abs=0.01)  # of the larger of two standard normals
+
+
+def test_the_preset_of_dpls_code_is_the_row_of_the_table() -> None:
+    preset, row = Params.presets["dpl_code"].settings, AS_CODED["DPL, author's code"]
+    assert preset == {**row.params, "backbone": "mf", "epochs": row.epochs, "refit": "only"}

@@ -1,0 +1,475 @@
+"""The SimCLR workload: parameters, optimisers, batches, evaluation, what is refused, and what is served."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from orchestrator.config.plan import Plan
+from orchestrator.engine.loop import Diverged, run_epochs
+from orchestrator.search.spaces import presets
+from tests.support.pictures import class_folders
+from workloads.contract import Runtime
+from workloads.data.images.resident import Prepared, prepared_images
+from workloads.losses.contrastive import alpha_from_auc
+from workloads.simclr import workload as module
+from workloads.simclr.batches import Batch, batches, steps_per_pass
+from workloads.simclr.data_checks import settings
+from workloads.simclr.evaluation import spread
+from workloads.simclr.loss_calls import OBJECTIVES
+from workloads.simclr.model import SimCLR as Model
+from workloads.simclr.optim import TRUST, Optimizer, learning_rate
+from workloads.simclr.params import Params
+from workloads.simclr.reads import FEATURES
+from workloads.simclr.workload import SimCLR
+
+RUNTIME = Runtime(device=torch.device("cpu"), data=Path(), seed=3, epochs=2)
+TINY: dict[str, Any] = {"dataset_size": 8, "encoder": "tiny", "projection": 16, "batch_size": 256}
+
+
+def _built(runtime: Runtime = RUNTIME, **params: Any) -> SimCLR:
+    return SimCLR(Params(**{**TINY, **params}), runtime)
+
+
+def test_what_is_read_and_not_given_goes_with_the_choices() -> None:
+    assert (Params().encoder, Params().stem, Params().projection) == ("tiny", None, 128)
+    real = Params(dataset="cifar-10", loss="bcl", optimizer="sgd")
+    assert (real.encoder, real.momentum) == ("resnet18", 0.9)
+    assert real.of_loss() == {"temperature": 0.5, "tau": "classes", "alpha": "auc", "beta": "classes", "ties": "le"}
+    assert Params(subvector=32).projection is None
+    assert Params(**real.model_dump()) == real
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"batch_size": 1}, "batch_size=1 leaves an image no negatives"),
+        ({"temperature": 0}, "greater than or equal to 0.001"),
+        ({"temperature": 1e-40}, "greater than or equal to 0.001"),
+        ({"subvector": 500}, "subvector=500 is more than the 128 features of encoder=tiny. Set it to at most 128"),
+        ({"temperature": math.nan}, "finite number"),
+        ({"loss": "hcl", "alpha": 0.9}, "alpha=0.9 has no effect with loss=hcl. Drop alpha, or set loss=bcl"),
+        ({"momentum": 0.9}, "momentum=0.9 has no effect with optimizer=adam. Drop momentum, or set optimizer=sgd or"),
+        ({"subvector": 8, "projection": 8}, "projection=8 has no effect with subvector=8"),
+        ({"encoder": "tiny", "stem": "cifar"}, "stem=cifar has no effect with encoder=tiny"),
+        ({"loss": "bcl", "beta": 2.0}, r"beta=2 of loss=bcl is not in \[0, 1\]"),
+        ({"loss": "bcl", "alpha": 0.4}, r"alpha=0.4 of loss=bcl is not in \[0.5, 1\]"),
+        ({"loss": "dcl", "tau": 1.0}, r"tau=1 of loss=dcl is not in \[0, 1\)"),
+        ({"crop": 0}, "greater than 0"),
+    ],
+)
+def test_bad_parameters_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Params(**given)
+
+
+@pytest.mark.parametrize(
+    ("params", "runtime", "message"),
+    [
+        ({"batch_size": 2048}, {}, "batch_size=2048 is more than the 920 training images"),
+        ({"batch_size": 255}, {"world_size": 2}, "does not divide over 2 worker.s. x accumulate=1; the"),
+        ({"batch_size": 10}, {"accumulate": 4}, "does not divide over 1 worker.s. x accumulate=4; .* is 8"),
+    ],
+)
+def test_what_can_not_be_trained_is_refused(params: dict[str, Any], runtime: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _built(replace(RUNTIME, **runtime), **params)
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_a_part_too_small_to_be_evaluated_is_refused(split: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(*args: Any, **kwargs: Any) -> Prepared:
+        data = prepared_images(*args, **kwargs)
+        part = getattr(data, split)
+        return replace(data, **{split: replace(part, rows=part.rows[:1], labels=part.labels[:1])})
+
+    monkeypatch.setattr(module, "prepared_images", cut)
+    with pytest.raises(ValueError, match=f"has 1 images in its {split} part, which can not be evaluated"):
+        _built()
+
+
+@pytest.mark.parametrize(
+    ("params", "holdout", "message"),
+    [
+        (
+            {"batch_size": 921},
+            True,
+            "batch_size=921 is more than the 920 training images of dataset 'synthetic-images'",
+        ),
+        ({"batch_size": 1025}, False, "batch_size=1025 is more than the 1024 training images"),
+        ({"batch_size": 920}, True, None),
+        ({"batch_size": 1024}, False, None),
+        ({"dataset": "cifar-10", "batch_size": 60_000}, True, None),
+    ],
+)
+def test_too_few_images_are_refused_before_a_start(params: dict[str, Any], holdout: bool, message: str | None) -> None:
+    """But for datasets of the catalogue, which are large, and are not decoded for that."""
+    with pytest.raises(ValueError, match=message) if message else nullcontext():
+        Params(**params).check_data(Path(), holdout=holdout)
+
+
+def test_one_class_is_refused_before_a_start(tmp_path: Path) -> None:
+    class_folders(tmp_path / "pictures", {"a": 20})
+    one = {"dataset": str(tmp_path / "pictures"), "batch_size": 4, "encoder": "tiny"}
+    with pytest.raises(ValueError, match=r"tau=classes needs a dataset of several classes, .* has 1"):
+        Params(**one, loss="bcl").check_data(tmp_path)
+    Params(**one).check_data(tmp_path)
+    class_folders(tmp_path / "few", {"a": 8})
+    few = Params(**{**one, "dataset": str(tmp_path / "few")})
+    with pytest.raises(ValueError, match="has 1 images in its validation part, which can not be evaluated"):
+        few.check_data(tmp_path)
+    class_folders(tmp_path / "single", {"a": 1, "b": 1})
+    single = Params(**{**one, "dataset": str(tmp_path / "single"), "batch_size": 2})
+    with pytest.raises(ValueError, match="no class has two labelled images"):
+        single.check_data(tmp_path)
+
+
+def test_to_look_at_the_data_takes_no_pytorch() -> None:
+    code = (
+        "from pathlib import Path; from workloads.simclr.params import Params; Params().check_data(Path()); import sys"
+    )
+    assert subprocess.run([sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)"]).returncode == 0
+
+
+def test_trials_of_many_shapes_in_one_process_stay_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch compiles a function for so many modules and no more: what earlier trials left must not count."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    with torch._dynamo.config.patch(recompile_limit=2, fail_on_recompile_limit_hit=True):
+        for projection in (4, 5, 6, 7):
+            built = _built(compile=True, projection=projection)
+            built.network(torch.zeros(2, 3, 8, 8))
+
+
+def test_images_that_were_skipped_are_counted_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(*args: Any, **kwargs: Any) -> Prepared:
+        return replace(prepared_images(*args, **kwargs), skipped=("cat/7.png", "dog/1.png"))
+
+    monkeypatch.setattr(module, "prepared_images", damaged)
+    built = _built(dataset_corrupt="skip")
+    assert built.train_epoch(1)["skipped"] == 2
+    assert built.evaluate("validation").tables["skipped"]["image"].tolist() == ["cat/7.png", "dog/1.png"]
+
+
+def test_defaults_by_the_number_of_classes() -> None:
+    found = settings(Params(loss="bcl"), classes=10)
+    assert found == {"temperature": 0.5, "tau": 0.1, "alpha": "auc", "beta": 0.9, "ties": "le"}
+    assert settings(Params(loss="bcl", tau=0.2, beta=0.5), classes=10)["tau"] == 0.2
+    with pytest.raises(ValueError, match="tau=classes needs a dataset of several classes, 'cifar-10' has 1"):
+        settings(Params(dataset="cifar-10", loss="dcl"), classes=1)
+    assert settings(Params(dataset="cifar-10"), classes=0) == {"temperature": 0.5}
+
+
+@pytest.mark.parametrize("loss", sorted(OBJECTIVES))
+def test_every_loss_falls_in_training(loss: str) -> None:
+    built = _built(loss=loss, batch_size=128, lr=3e-3, eval_probe="never")
+    rows = [built.train_epoch(epoch) for epoch in (1, 2)]
+    assert rows[1]["loss"] < rows[0]["loss"]
+    assert rows[0]["negatives"] == 254
+    assert rows[0]["temperature"] == 0.5
+    reported = {"tau", "beta"} if loss == "hcl" else {"tau"} if loss == "dcl" else set()
+    reported = {"tau", "alpha", "beta"} if loss == "bcl" else reported
+    assert rows[0].keys() - {"loss", "learning_rate", "negatives", "temperature"} == reported
+
+
+@pytest.mark.parametrize("temperature", [0.5, 0.1])
+def test_the_loss_is_that_of_all_views_as_anchors(temperature: float) -> None:
+    """NT-Xent by cross entropy over all 2b anchors: second views are anchors, too. Thesis 2.2.4.1."""
+    pairs = nn.functional.normalize(torch.randn(6, 2, 16, generator=torch.Generator().manual_seed(1)), dim=2)
+    views = torch.cat([pairs[:, 0], pairs[:, 1]])
+    logits = (views @ views.T / temperature).fill_diagonal_(-torch.inf)
+    other = (torch.arange(12) + 6) % 12
+    each = nn.functional.cross_entropy(logits, other, reduction="none")
+    assert each[:6].mean() != pytest.approx(each[6:].mean().item(), rel=1e-3)  # or one half would do for both
+    found = _built()._loss(pairs, {"temperature": temperature})
+    assert found.item() == pytest.approx(each.mean().item(), rel=1e-5)
+
+
+def test_alpha_is_calibrated_by_the_auc_of_validation() -> None:
+    built = _built(loss="bcl")
+    before = built.evaluate("validation").metrics["auc"]
+    assert built.train_epoch(1)["alpha"] == alpha_from_auc(before)
+    assert _built(loss="bcl", alpha="auc_literal").train_epoch(1)["alpha"] == max(0.5, before)
+    assert _built(loss="bcl", alpha=0.8).train_epoch(1)["alpha"] == 0.8
+
+
+def test_how_ties_count_reaches_the_loss() -> None:
+    """Embeddings that are all equal: by the definition their negatives weigh about half of what they do by halves."""
+    losses = []
+    for ties in ("le", "mid"):
+        built = _built(loss="bcl", alpha=0.9, beta=0.5, ties=ties)
+        equal = nn.functional.normalize(torch.ones(256, 2, 16), dim=2)
+        losses.append(built._loss(equal, used=built.settings).item())
+    assert losses[0] < losses[1] - 0.4
+    assert "ties" not in _built(loss="bcl", ties="mid").train_epoch(1)
+
+
+@pytest.mark.parametrize(
+    ("params", "side", "stem"),
+    [({}, 32, "cifar"), ({"dataset_size": 96}, 96, "imagenet"), ({"dataset_size": 96, "view_size": 32}, 32, "cifar"),
+     ({"dataset_size": 96, "stem": "cifar"}, 96, "cifar")],
+)  # fmt: skip
+def test_large_views_have_a_stem_that_pools(params: dict[str, Any], side: int, stem: str) -> None:
+    built = SimCLR(Params(encoder="resnet18", **params), RUNTIME)
+    assert (built.params.stem, built.recipe.size) == (stem, side)
+    assert built.model.encoder.layers.conv1.kernel_size == ((7, 7) if stem == "imagenet" else (3, 3))
+
+
+def test_views_may_be_smaller_than_the_images() -> None:
+    built = _built(dataset_size=24, view_size=12, batch_size=128)
+    (batch, *_) = batches(built.data.train, built.recipe, 128, RUNTIME, 1)
+    assert batch.views(built.recipe, torch.contiguous_format).shape == (256, 3, 12, 12)
+    assert built.train_epoch(1)["loss"] > 0
+    assert built.evaluate("validation").metrics["knn_top1"] > 0
+    assert built.servable().config["size"] == 24
+
+
+@pytest.mark.parametrize(("size", "at_once"), [(8, 512), (32, 512), (64, 128), (96, 56), (224, 32)])
+def test_large_images_are_encoded_fewer_at_once(size: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = _built()
+    seen: list[int] = []
+    built.data = replace(built.data, size=size)
+    hook = lambda _module, given: seen.append(len(given[0]))  # noqa: E731
+    built.model.encoder.register_forward_pre_hook(hook)
+    built.features(built.data.train, torch.arange(520))
+    assert seen[0] == at_once
+    assert sum(seen) == 520
+
+
+@pytest.mark.parametrize(("asked", "encoder", "resets"), [(True, "tiny", 1), (None, "tiny", 0), (False, "resnet18", 0)])
+def test_what_was_compiled_before_does_not_count(
+    asked: bool | None, encoder: str, resets: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: called.append("reset"))
+    monkeypatch.setattr(torch, "compile", lambda model: called.append("compile") or model)
+    _built(compile=asked, encoder=encoder)
+    assert called == ["reset", "compile"] * resets
+
+
+def test_training_reads_no_label_but_for_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = _built(loss="hcl").train_epoch(1)
+
+    def relabelled(*args: Any, **kwargs: Any) -> Prepared:
+        data = prepared_images(*args, **kwargs)
+        return replace(data, train=replace(data.train, labels=data.train.labels.flip(0)))
+
+    monkeypatch.setattr(module, "prepared_images", relabelled)
+    assert _built(loss="hcl").train_epoch(1) == first
+
+
+def test_a_refit_trains_on_all_and_has_no_validation() -> None:
+    built = _built(replace(RUNTIME, holdout=False), loss="bcl")
+    assert len(built.data.train) == 1024
+    assert 0.5 <= built.train_epoch(1)["alpha"] <= 1
+    with pytest.raises(ValueError, match="a refit has no validation split"):
+        built.evaluate("validation")
+
+
+def test_evaluation_in_units_and_tables() -> None:
+    found = _built(eval_probe="always").evaluate("test")
+    assert list(found.units) == ["id", "knn_top1", "knn_top5", "probe_top1", "probe_top5"]
+    for name, column in list(found.units.items())[1:]:
+        assert len(column) == 512
+        assert found.metrics[name] == pytest.approx(column.mean())
+    assert found.metrics["knn_top5"] >= found.metrics["knn_top1"] > 1 / 8
+    assert list(found.tables["scores"]) == ["score", "true_negatives", "false_negatives"]
+    assert {len(column) for column in found.tables["plane"].values()} == {512}
+    assert set(found.tables["plane"]["label"]) <= set(_built().data.classes)
+
+
+def test_weights_that_are_no_numbers_are_wrong_and_have_no_plane() -> None:
+    built = _built(eval_probe="always")
+    with torch.no_grad():
+        next(built.model.encoder.parameters()).fill_(torch.nan)
+    found = built.evaluate("validation")
+    assert {found.metrics[name] for name in ("knn_top1", "knn_top5", "probe_top1", "probe_top5")} == {0.0}
+    assert not math.isfinite(found.metrics["alignment"])
+    assert list(found.tables) == ["scores"]
+
+
+def test_a_run_that_diverges_says_so() -> None:
+    wild = _built(optimizer="sgd", lr=100, weight_decay=1, schedule="constant", batch_size=64)
+    with pytest.raises(Diverged, match="is nan at epoch"):
+        list(run_epochs(wild, Plan(epochs=4)))
+
+
+@pytest.mark.parametrize("encoder", ["tiny", "resnet18"])
+@pytest.mark.parametrize("preset", sorted(presets("simclr")))
+def test_every_preset_has_a_model(preset: str, encoder: str) -> None:
+    """At both ends of its ranges, too."""
+    for end in ("low", "high"):
+        drawn = presets("simclr")[preset](_End(end))
+        params = Params(**drawn, encoder=encoder)
+        assert Model(params, seed=0).features == FEATURES[encoder]
+
+
+class _End:
+    """Instead of a trial: the least, or the greatest, of each range."""
+
+    def __init__(self, end: str) -> None:
+        self.end = end
+
+    def suggest_float(self, name: str, low: float, high: float, log: bool = False) -> float:
+        return low if self.end == "low" else high
+
+    def suggest_int(self, name: str, low: int, high: int, log: bool = False) -> int:
+        return low if self.end == "low" else high
+
+    def suggest_categorical(self, name: str, choices: list[Any]) -> Any:
+        return choices[0 if self.end == "low" else -1]
+
+
+def test_the_probe_is_fitted_when_it_is_asked_for() -> None:
+    asked = {when: _built(eval_probe=when) for when in ("always", "test", "never")}
+    fitted = {
+        (when, split): "probe_top1" in built.evaluate(split).metrics  # type: ignore[arg-type]
+        for when, built in asked.items()
+        for split in ("validation", "test")
+    }
+    assert {place for place, there in fitted.items() if there} == {
+        ("always", "validation"), ("always", "test"), ("test", "test"),
+    }  # fmt: skip
+    assert "classifier.weight" not in asked["never"].servable().weights
+
+
+def test_bf16_is_close_to_fp32() -> None:
+    whole, half = (_built(replace(RUNTIME, precision=precision)) for precision in ("fp32", "bf16"))
+    assert half.train_epoch(1)["loss"] == pytest.approx(whole.train_epoch(1)["loss"], rel=2e-3)
+    assert {value.dtype for value in half.state_dict()["model"].values()} == {torch.float32, torch.int64}
+
+
+def test_a_batch_is_the_ranks_side_by_side() -> None:
+    """Images and draws of two ranks are those of one, and micro-batches of a rank those of its batch."""
+    built = _built()
+    part, recipe = built.data.train, built.recipe
+
+    def steps(rank: int, world: int) -> list[Batch]:
+        return list(batches(part, recipe, 128, replace(RUNTIME, rank=rank, world_size=world, steps_per_epoch=9), 2))
+
+    alone, shares = steps(0, 1), [steps(rank, 2) for rank in range(2)]
+    assert len(alone) == 9
+    layout = torch.contiguous_format
+    for step, batch in enumerate(alone):
+        both = [shares[rank][step] for rank in range(2)]
+        assert torch.equal(torch.cat([one.images for one in both]), batch.images)
+        views = [one.views(recipe, layout).unflatten(0, (2, 64)) for one in both]
+        assert torch.equal(torch.cat(views, 1).flatten(0, 1), batch.views(recipe, layout))
+        micro = [one.views(recipe, layout).unflatten(0, (2, 32)) for one in batch.split(4)]
+        assert torch.equal(torch.cat(micro, 1).flatten(0, 1), batch.views(recipe, layout))
+    assert not torch.equal(*alone[0].views(recipe, layout).chunk(2))
+
+
+def test_a_pass_takes_an_image_once_at_most() -> None:
+    built = _built()
+    marked = replace(built.data.train, images=torch.arange(1024).view(-1, 1, 1, 1).expand(-1, 3, 8, 8))
+    whole = steps_per_pass(len(marked), 128)
+    assert whole == 7
+    seen = torch.cat([batch.images[:, 0, 0, 0] for batch in batches(marked, built.recipe, 128, RUNTIME, 1)])
+    assert len(seen) == len(seen.unique()) == 7 * 128
+    again = torch.cat([batch.images[:, 0, 0, 0] for batch in batches(marked, built.recipe, 128, RUNTIME, 2)])
+    assert not torch.equal(seen, again)
+
+
+@pytest.mark.parametrize(("ranks", "images"), [(2, 80), (3, 80), (3, 75), (4, 33)])
+def test_features_are_shared_out_in_any_parts(ranks: int, images: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five blocks over three ranks, a last block that is smaller, ranks without a block: one result, in order."""
+    monkeypatch.setattr(module, "ENCODED", 16)
+    built, rows = _built(), torch.arange(images).flip(0)
+    alone = built.features(built.data.train, rows)
+    shares: list[torch.Tensor] = []
+
+    def sent(own: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+        assert len(own) == sizes[len(shares)]
+        shares.append(own)
+        return own.new_zeros(sum(sizes), own.shape[1])
+
+    def everyones() -> list[torch.Tensor]:
+        found = []
+        for rank in range(ranks):
+            built.runtime = replace(RUNTIME, rank=rank, world_size=ranks)
+            found.append(built.features(built.data.train, rows))
+        return found
+
+    monkeypatch.setattr(module, "gather", sent)
+    everyones()
+    monkeypatch.setattr(module, "gather", lambda own, sizes: torch.cat(shares))
+    assert all(torch.equal(found, alone) for found in everyones())
+
+
+def test_learning_rates_of_the_steps() -> None:
+    params = Params(lr=2.0, warmup=0.2)
+    rates = [learning_rate(params, step, 100) for step in range(100)]
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[19] == rates[20] == pytest.approx(2.0)
+    assert rates[60] == pytest.approx(1.0)
+    assert 0 < rates[99] < 0.001
+    assert all(first >= second for first, second in pairwise(rates[20:]))
+    constant = Params(schedule="constant", lr=2.0)
+    assert {learning_rate(constant, step, 100) for step in range(100)} == {2.0}
+
+
+def test_lars_is_its_formula() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 2).double()
+    optimizer = Optimizer(layer, Params(optimizer="lars", momentum=0.5, weight_decay=0.1))
+    weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
+    moving, shift = torch.zeros_like(weight), torch.zeros_like(bias)
+    for step in range(3):
+        gradients = [torch.full_like(weight, 0.5 + step), torch.full_like(bias, -1.0)]
+        layer.weight.grad, layer.bias.grad = (gradient.clone() for gradient in gradients)
+        optimizer.step(lr=4.0)
+        update = gradients[0] + 0.1 * weight
+        moving = 0.5 * moving + TRUST * weight.norm() / update.norm() * update
+        shift = 0.5 * shift + gradients[1]  # neither decayed nor adapted
+        weight, bias = weight - 4 * moving, bias - 4 * shift
+    torch.testing.assert_close(layer.weight.detach(), weight)
+    torch.testing.assert_close(layer.bias.detach(), bias)
+    assert layer.weight.grad is None
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "lars"])
+def test_an_optimiser_goes_on_from_its_state(optimizer: Any) -> None:
+    def steps(layer: nn.Module, inner: Optimizer, count: int) -> None:
+        for _ in range(count):
+            torch.autograd.backward(layer(torch.ones(1, 3)).square().sum())
+            inner.step(0.05)
+
+    torch.manual_seed(1)
+    first, second = nn.Linear(3, 2), nn.Linear(3, 2)
+    whole = Optimizer(first, Params(optimizer=optimizer))
+    steps(first, whole, 2)
+    second.load_state_dict(first.state_dict())
+    resumed = Optimizer(second, Params(optimizer=optimizer))
+    resumed.load_state_dict(whole.state_dict())
+    steps(first, whole, 2)
+    steps(second, resumed, 2)
+    assert torch.equal(first.weight, second.weight)
+    assert set(whole.state_dict()) == {"weight", "bias"}
+
+
+def test_a_state_of_another_model_is_refused() -> None:
+    state = _built().state_dict()
+    with pytest.raises(ValueError, match=r"the checkpoint does not fit: head\.3\.weight is \(16, 128\) there and \(8,"):
+        _built(projection=8).load_state_dict(state)
+    with pytest.raises(ValueError, match="missing there"):
+        _built().load_state_dict({})
+
+
+def test_places_are_spread_evenly() -> None:
+    assert spread(10, 100).tolist() == list(range(10))
+    assert spread(9, 3).tolist() == [0, 4, 8]
+    assert len(spread(10_000, 2048).unique()) == 2048
+    assert np.diff(spread(10_000, 2048).numpy()).max() <= 6

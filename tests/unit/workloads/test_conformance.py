@@ -1,0 +1,416 @@
+"""The conformance suite: the recommender passes it, and a workload with a fault does not."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support import toy
+from tests.support.toy import Params, Toy
+from workloads.contract import Evaluation, Metrics, Objective, Servable, Split, State
+from workloads.data import Interactions, load_interactions
+from workloads.recommender import dataset
+from workloads.recommender.workload import Recommender
+from workloads.testing import Conformance, values
+
+FLIPPED = 0.02
+"""With PyTorch's plainest kernels AOBPR draws one item of 14,866 otherwise in two micro-batches than in one: 0.003."""
+
+
+class RecommenderConformance(Conformance):
+    workload: ClassVar[type[Any]] = Recommender
+    ranked: ClassVar[tuple[str, ...]] = ("fnr", "tnr", "clamped", "ks")
+
+    @contextmanager
+    def spoiled_test(self) -> Iterator[None]:
+        """Half of the test part is missing."""
+
+        def spoiled(name: str, root: Path, *variant: Any) -> Interactions:
+            whole = load_interactions(name, root, *variant)
+            return replace(whole, test=whole.test[::2])
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dataset, "load_interactions", spoiled)
+            dataset._prepared.cache_clear()
+            yield
+        dataset._prepared.cache_clear()
+
+    def test_many_short_epochs_are_one_long_one(self) -> None:
+        """Three virtual epochs of two steps are one of six: a pass is cut, not begun anew."""
+        short, long = self.build(steps_per_epoch=2), self.build(steps_per_epoch=6)
+        for epoch in (1, 2, 3):
+            short.train_epoch(epoch)
+        long.train_epoch(1)
+        assert values(short.evaluate("validation")) == values(long.evaluate("validation"))
+
+
+class TestMatrixFactorisation(RecommenderConformance):
+    params: ClassVar[Mapping[str, Any]] = {"backbone": "mf", "dim": 8, "batch_size": 2048, "lr": 0.01}
+    pack: ClassVar[tuple[Mapping[str, Any], ...]] = (
+        {}, {"lr": 0.02, "lr_decay": 0.5, "lr_decay_every": 1}, {"weight_decay": 0.1},
+    )  # fmt: skip
+
+
+class TestLightGCN(RecommenderConformance):
+    params: ClassVar[Mapping[str, Any]] = {
+        "backbone": "lightgcn", "layers": 2, "dim": 8, "batch_size": 4096, "lr": 0.01,
+    }  # fmt: skip
+
+
+class OneProcess(RecommenderConformance):
+    """Without the spawn of two processes, which is dear."""
+
+    test_two_processes_equal_one = None  # type: ignore[assignment]
+
+
+class TestHardDPL(OneProcess):
+    choices: ClassVar[float] = FLIPPED
+    params: ClassVar[Mapping[str, Any]] = {
+        "loss": "dpl", "sampler": "dns", "negatives": 3, "positives": 2, "tau": 0.3, "dim": 8,
+        "batch_size": 4096, "lr": 0.01,
+    }  # fmt: skip
+
+
+class TestBCLWithSampledBNSOnLightGCN(RecommenderConformance):
+    choices: ClassVar[float] = FLIPPED
+    params: ClassVar[Mapping[str, Any]] = {
+        "backbone": "lightgcn", "loss": "bcl", "alpha": 0.9, "negatives": 4, "sampler": "bns", "ecdf": "sampled",
+        "ecdf_items": 32, "quality": True, "dim": 8, "batch_size": 4096, "lr": 0.01,
+    }  # fmt: skip
+
+
+class TestInfoNCEWithSRNS(RecommenderConformance):
+    choices: ClassVar[float] = FLIPPED
+    params: ClassVar[Mapping[str, Any]] = {
+        "loss": "infonce", "negatives": 2, "sampler": "srns", "candidates": 8, "srns_warmup": 1, "dim": 8,
+        "batch_size": 4096, "lr": 0.01,
+    }  # fmt: skip
+    test_many_short_epochs_are_one_long_one = None  # type: ignore[assignment]  # the memory changes with an epoch
+
+
+class TestHCLWithBatchBNS(OneProcess):
+    choices: ClassVar[float] = FLIPPED
+    params: ClassVar[Mapping[str, Any]] = {
+        "loss": "hcl", "negatives": 2, "positives": 2, "sampler": "bns", "ecdf": "batch", "dim": 8,
+        "batch_size": 4096, "lr": 0.01,
+    }  # fmt: skip
+
+
+class TestBCLInTheBatch(RecommenderConformance):
+    params: ClassVar[Mapping[str, Any]] = {
+        "loss": "bcl", "alpha": 0.9, "sampler": "in_batch", "dim": 8, "batch_size": 128, "lr": 0.01,
+    }  # fmt: skip
+
+
+class TestBPRACWithPopularity(OneProcess):
+    params: ClassVar[Mapping[str, Any]] = {
+        "loss": "bprac", "sampler": "popularity", "dim": 8, "batch_size": 4096, "lr": 0.01,
+    }  # fmt: skip
+    test_many_short_epochs_are_one_long_one = None  # type: ignore[assignment]  # an E-step is at an epoch's start
+
+
+class TestBPRACOnLightGCN(TestBPRACWithPopularity):
+    params: ClassVar[Mapping[str, Any]] = {
+        "loss": "bprac", "credence": "bayes", "backbone": "lightgcn", "dim": 8, "batch_size": 4096, "lr": 0.01,
+    }  # fmt: skip
+
+
+class TestGBPRWithAOBPROnLightGCN(OneProcess):
+    choices: ClassVar[float] = FLIPPED
+    params: ClassVar[Mapping[str, Any]] = {
+        "loss": "gbpr", "sampler": "aobpr", "backbone": "lightgcn", "dim": 8, "batch_size": 4096, "lr": 0.01,
+    }  # fmt: skip
+
+
+class TestMPRWithTheOracle(OneProcess):
+    choices: ClassVar[float] = FLIPPED
+    params: ClassVar[Mapping[str, Any]] = {
+        "loss": "mpr", "sampler": "bns_oracle", "dim": 8, "batch_size": 4096, "lr": 0.01,
+    }  # fmt: skip
+
+
+class TestTruncatedBCEWithThePosterior(OneProcess):
+    params: ClassVar[Mapping[str, Any]] = {
+        "loss": "denoise_truncated", "drop_steps": 4, "sampler": "bns_posterior", "bns_prior": "users", "dim": 8,
+        "batch_size": 4096, "lr": 0.01,
+    }  # fmt: skip
+    test_micro_batches_give_the_same_gradient = None  # type: ignore[assignment]  # refused: it ranks a whole batch
+
+
+@pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
+class TestSequentialBPRACWithBNS(OneProcess):
+    params: ClassVar[Mapping[str, Any]] = {
+        "optimizer": "sgd", "loss": "bprac", "sampler": "bns", "bns_lambda": "warm", "dim": 8, "lr": 0.05,
+        "weight_decay": 0.01,
+    }  # fmt: skip
+    # One triple at a time, in whole passes: these are refused.
+    test_many_short_epochs_are_one_long_one = None  # type: ignore[assignment]
+    test_micro_batches_give_the_same_gradient = None  # type: ignore[assignment]
+    test_virtual_epochs_cover_the_same_stream = None  # type: ignore[assignment]
+
+
+class TestBatchedSGDWithDNS(RecommenderConformance):
+    choices: ClassVar[float] = FLIPPED
+    params: ClassVar[Mapping[str, Any]] = {
+        "optimizer": "sgd_batched", "sampler": "dns", "dim": 8, "batch_size": 256, "lr": 0.05, "weight_decay": 0.01,
+    }  # fmt: skip
+
+
+class TestToy(Conformance):
+    workload: ClassVar[type[Any]] = Toy
+    params: ClassVar[Mapping[str, Any]] = {"lr": 0.05}
+    test_two_processes_equal_one = None  # type: ignore[assignment]  # it has nothing to share out, and a spawn is dear
+
+    @contextmanager
+    def spoiled_test(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(toy, "TEST_OPTIMUM", -3.0)
+            yield
+
+
+# Faults, each of which the suite must find. Every class is the sound toy but for what its name says.
+
+
+class LacksMethods:
+    Params, objective = Params, Toy.objective
+
+    def __init__(self, params: Any, runtime: Any) -> None: ...
+
+
+class DrawsFromTheClock(Toy):
+    def train_epoch(self, epoch: int) -> Metrics:
+        super().train_epoch(epoch)
+        return {"loss": random.SystemRandom().random()}
+
+
+class SetsItsOwnEpochs(Toy):
+    class Params(Params):
+        epochs: int = 3
+
+
+class IgnoresItsSeed(Toy):
+    def __init__(self, params: Params, runtime: Any) -> None:
+        super().__init__(params, replace(runtime, seed=0))
+
+
+class DrawsFromTorchsGlobalStream(Toy):
+    def train_epoch(self, epoch: int) -> Metrics:
+        self.x = self.x + torch.rand((), dtype=torch.float64)
+        return super().train_epoch(epoch)
+
+
+class DrawsFromNumPysGlobalStream(Toy):
+    def train_epoch(self, epoch: int) -> Metrics:
+        self.x = self.x + np.random.rand()
+        return super().train_epoch(epoch)
+
+
+class CarriesItsStream(Toy):
+    """Resumes wrongly: the generator goes on where this object left it, not where the epoch begins."""
+
+    def __init__(self, params: Params, runtime: Any) -> None:
+        super().__init__(params, runtime)
+        self.stream = torch.Generator().manual_seed(runtime.seed)
+
+    def train_epoch(self, epoch: int) -> Metrics:
+        self.x = self.x + 0.1 * torch.rand((), dtype=torch.float64, generator=self.stream)
+        return super().train_epoch(epoch)
+
+
+class ForgetsItsVelocity(Toy):
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict({**state, "velocity": torch.zeros_like(state["velocity"])})
+
+
+class EvaluatesWithASideEffect(Toy):
+    def evaluate(self, split: Split) -> Evaluation:
+        found = super().evaluate(split)
+        self.velocity = self.velocity * 0.9
+        return found
+
+
+class EvaluatesAtRandom(Toy):
+    def evaluate(self, split: Split) -> Evaluation:
+        torch.rand(1)
+        return super().evaluate(split)
+
+
+class ChangesItsKeys(Toy):
+    def train_epoch(self, epoch: int) -> Metrics:
+        return {**super().train_epoch(epoch), f"loss_{epoch}": 1.0}
+
+
+class Overflows(Toy):
+    def train_epoch(self, epoch: int) -> Metrics:
+        super().train_epoch(epoch)
+        return {"loss": float("inf")}
+
+
+class NamesAnotherObjective(Toy):
+    objective = Objective("ndcg_at_20", "max")
+
+
+class TrainsOnTest(Toy):
+    def train_epoch(self, epoch: int) -> Metrics:
+        self.x = self.x + 0.01 * self.test_optimum
+        return super().train_epoch(epoch)
+
+
+class NeedsPickle(Toy):
+    def state_dict(self) -> State:
+        return {**super().state_dict(), "x": self.x.numpy()}
+
+
+class RestoresTheLearningRate(Toy):
+    def state_dict(self) -> State:
+        return {**super().state_dict(), "lr": self.params.lr}
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self.params = self.params.model_copy(update={"lr": state["lr"]})
+
+
+class UnitsWithoutAnId(Toy):
+    def evaluate(self, split: Split) -> Evaluation:
+        found = super().evaluate(split)
+        return replace(found, units={"error": found.units["error"]})
+
+
+class UnitsTwice(Toy):
+    def evaluate(self, split: Split) -> Evaluation:
+        found = super().evaluate(split)
+        return replace(found, units={**found.units, "id": np.zeros(3)})
+
+
+class ScalesWithMicroBatches(Toy):
+    def __init__(self, params: Params, runtime: Any) -> None:
+        super().__init__(params.model_copy(update={"lr": params.lr * runtime.accumulate}), runtime)
+
+
+class SumsMomentsOfMicroBatches(Toy):
+    """No metric of two epochs shows it."""
+
+    def state_dict(self) -> State:
+        return {**super().state_dict(), "velocity": self.velocity * self.runtime.accumulate}
+
+
+class StandsStill(Toy):
+    def train_epoch(self, epoch: int) -> Metrics:
+        metrics = super().train_epoch(epoch)
+        return {"loss": 0.5} if self.runtime.steps_per_epoch else metrics
+
+
+class ServesFromItsOwnCode(Toy):
+    def servable(self) -> Servable:
+        return replace(super().servable(), predictor=Path(toy.__file__))
+
+
+class ServesNoTensors(Toy):
+    def servable(self) -> Servable:
+        return replace(super().servable(), weights={"x": float(self.x)})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("check", "faulty"),
+    [
+        ("test_is_a_workload", LacksMethods),
+        ("test_no_parameter_has_the_name_of_a_setting", SetsItsOwnEpochs),
+        ("test_same_seed_same_metrics", DrawsFromTheClock),
+        ("test_another_seed_other_metrics", IgnoresItsSeed),
+        ("test_global_random_state_plays_no_part", DrawsFromTorchsGlobalStream),
+        ("test_global_random_state_plays_no_part", DrawsFromNumPysGlobalStream),
+        ("test_two_epochs_are_one_saved_restored_and_another", CarriesItsStream),
+        ("test_two_epochs_are_one_saved_restored_and_another", ForgetsItsVelocity),
+        ("test_loaded_state_keeps_the_parameters_learning_rate", RestoresTheLearningRate),
+        ("test_evaluate_changes_nothing", EvaluatesWithASideEffect),
+        ("test_evaluate_changes_nothing", EvaluatesAtRandom),
+        ("test_training_reduces_to_finite_constant_keys", ChangesItsKeys),
+        ("test_training_reduces_to_finite_constant_keys", Overflows),
+        ("test_objectives_are_measured", NamesAnotherObjective),
+        ("test_training_never_reads_the_test_split", TrainsOnTest),
+        ("test_state_is_tensors_and_json", NeedsPickle),
+        ("test_units_are_rows_with_an_id", UnitsWithoutAnId),
+        ("test_units_are_rows_with_an_id", UnitsTwice),
+        ("test_micro_batches_give_the_same_gradient", ScalesWithMicroBatches),
+        ("test_micro_batches_give_the_same_gradient", SumsMomentsOfMicroBatches),
+        ("test_virtual_epochs_cover_the_same_stream", StandsStill),
+        ("test_servable_is_plain", ServesFromItsOwnCode),
+        ("test_servable_is_plain", ServesNoTensors),
+    ],
+)
+def test_the_suite_finds(check: str, faulty: type[Any]) -> None:
+    suite = type("Suite", (TestToy,), {"workload": faulty})()
+    arguments = ("validation",) if check == "test_evaluate_changes_nothing" else ()
+    call: Callable[..., Any] = getattr(suite, check)
+    with pytest.raises((AssertionError, TypeError)):
+        call(*arguments)
+
+
+def test_a_suite_must_say_how_to_spoil_its_test_split() -> None:
+    class Silent(Conformance):
+        workload: ClassVar[type[Any]] = Toy
+        params: ClassVar[Mapping[str, Any]] = {}
+
+    with pytest.raises(NotImplementedError, match=r"Silent needs spoiled_test\(\): see the example"):
+        Silent().test_training_never_reads_the_test_split()
+
+
+def test_a_spoiled_test_that_spoils_nothing_is_found() -> None:
+    class Gentle(TestToy):
+        @contextmanager
+        def spoiled_test(self) -> Iterator[None]:
+            yield
+
+    with pytest.raises(AssertionError, match="spoiled nothing"):
+        Gentle().test_training_never_reads_the_test_split()
+
+
+# Evaluation by two processes
+
+
+class Ranking(TestToy):
+    __test__ = False
+    ranked: ClassVar[tuple[str, ...]] = ("share_*",)
+
+
+def evaluated(**other: Any) -> Evaluation:
+    """Of 100 users: ``ndcg`` by user, ``share_right`` over them and a loss."""
+    ndcg = np.linspace(0, 1, 100)
+    metrics = {"ndcg": ndcg.mean(), "share_right": 0.5, "loss": 1.0}
+    units = {"id": np.arange(100), "ndcg": ndcg}
+    return Evaluation(metrics | other.get("metrics", {}), units | other.get("units", {}))
+
+
+def one_rank_flipped() -> dict[str, Any]:
+    ndcg = evaluated().units["ndcg"].copy()
+    ndcg[7] += 0.4
+    return {"units": {"ndcg": ndcg}, "metrics": {"ndcg": ndcg.mean(), "share_right": 0.51}}
+
+
+def test_a_rank_that_flips_between_processes_is_no_fault() -> None:
+    Ranking()._assert_evaluated_alike(evaluated(), evaluated(**one_rank_flipped()))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"units": {"ndcg": np.where(np.arange(100) % 2, evaluated().units["ndcg"], 0)}},  # one rank's half
+        {"units": {"id": np.arange(100)[::-1]}},
+        {"metrics": {"loss": 1.001}},
+        {"metrics": {"ndcg": 0.25}},  # the mean of other units
+        {"metrics": {"more": 1.0}},
+        {**one_rank_flipped(), "metrics": {}},
+    ],
+)
+def test_what_differs_between_processes_is_a_fault(other: dict[str, Any]) -> None:
+    with pytest.raises(AssertionError):
+        Ranking()._assert_evaluated_alike(evaluated(), evaluated(**other))

@@ -1,0 +1,75 @@
+"""Two gloo processes against one on the same global batches, and the collectives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from workloads import distributed
+from workloads.contract import Runtime
+from workloads.recommender.params import Params
+from workloads.recommender.workload import Recommender
+from workloads.testing_distributed import together
+
+REFIT = Runtime(device=torch.device("cpu"), data=Path(), seed=3, epochs=2, holdout=False)
+CASES: tuple[tuple[int, dict[str, Any]], ...] = (
+    (1, {"backbone": "mf", "batch_size": 1000}),
+    (1, {"backbone": "lightgcn", "batch_size": 1000}),
+    (3, {"backbone": "mf", "batch_size": 1000}),
+    (1, {"backbone": "mf", "batch_size": 16530}),
+)
+"""Micro-batches and parameters."""
+
+
+def two_epochs(runtime: Runtime, params: dict[str, Any]) -> tuple[Recommender, float]:
+    """The workload and its loss after two epochs."""
+    workload = Recommender(Params(**params), runtime)
+    return workload, [workload.train_epoch(epoch)["loss"] for epoch in (1, 2)][-1]
+
+
+def measured(workload: Recommender) -> tuple[dict[str, float], int]:
+    """Metrics, and the number of columns of units."""
+    evaluation = workload.evaluate("test")
+    return dict(evaluation.metrics), len(evaluation.units)
+
+
+def one_rank(rank: int, folder: str) -> None:
+    assert distributed.agree(f"from {rank}") == "from 0"
+    mine = torch.tensor([1.0, rank])
+    assert distributed.reduce_sum(mine).tolist() == [2, 1]
+    assert mine.tolist() == [1, rank]
+    runtime = replace(REFIT, rank=rank, world_size=2)
+    trained = [two_epochs(replace(runtime, accumulate=parts), params) for parts, params in CASES]
+    results = [(workload.model.embedding.detach(), loss, *measured(workload)) for workload, loss in trained]
+    torch.save(results, Path(folder, f"{rank}.pt"))
+
+
+def test_two_processes_are_one(tmp_path: Path) -> None:
+    together(one_rank, str(tmp_path))
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    for (_, params), first, second in zip(CASES, *ranks):
+        alone, loss = two_epochs(REFIT, params)
+        assert torch.equal(first[0], second[0])
+        torch.testing.assert_close(first[0], alone.model.embedding.detach(), rtol=0, atol=2e-5)
+        assert first[1] == second[1] == pytest.approx(loss, rel=1e-6)
+        # Where weights differ in a last bit, two near-equal scores may change places: these are of equal weights.
+        alone.load_state_dict({**alone.state_dict(), "embedding": first[0]})
+        metrics, columns = measured(alone)
+        assert first[2] == second[2] == metrics
+        assert (first[3], second[3]) == (columns, 0)
+
+
+def test_a_case_ends_on_a_batch_smaller_than_the_world() -> None:
+    assert Recommender(Params(), REFIT).data.pairs.shape[1] % CASES[-1][1]["batch_size"] == 1
+
+
+def test_alone_collectives_are_the_identity() -> None:
+    value = torch.ones(2)
+    assert distributed.reduce_sum(value) is value
+    assert distributed.agree("mine") == "mine"
+    model = torch.nn.Linear(1, 1)
+    assert distributed.wrap(model, REFIT) is model

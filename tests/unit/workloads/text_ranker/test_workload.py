@@ -1,0 +1,336 @@
+"""The text ranker: conformance, what its groups hold, its losses by name, serving, and bad input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from workloads.contract import Runtime
+from workloads.data.retrieval.load import load_retrieval
+from workloads.data.retrieval.types import Retrieval
+from workloads.losses.ranknet import bounded, margin_ranking_loss, ranknet_loss
+from workloads.testing import Conformance, values
+from workloads.text_ranker import dataset
+from workloads.text_ranker.batches import Groups, Trainer
+from workloads.text_ranker.evaluation import interpolated, standardised
+from workloads.text_ranker.loss_calls import Block, pairs, query_losses
+from workloads.text_ranker.model import Reader, score_pairs
+from workloads.text_ranker.params import Params
+from workloads.text_ranker.predictor import Predictor
+from workloads.text_ranker.workload import TextRanker
+
+SMALL = {"max_length": 32, "batch_size": 8, "lr": 3e-3, "eval_candidates": 30, "pool": 10}
+RUNTIME = Runtime(device=torch.device("cpu"), data=Path(), seed=7, epochs=2)
+
+
+class RankerConformance(Conformance):
+    workload: ClassVar[type[Any]] = TextRanker
+    ranked: ClassVar[tuple[str, ...]] = ("bm25_weight",)  # the one that ranks the validation queries best
+    compared: ClassVar[Mapping[str, Any]] = {"lr": 1e-6}
+
+    @contextmanager
+    def spoiled_test(self) -> Iterator[None]:
+        """Every second query of the test part is missing."""
+
+        def spoiled(name: str, root: Path, unknown: Any = "refuse") -> Retrieval:
+            whole = load_retrieval(name, root, unknown)
+            parts = whole.parts.copy()
+            tested = np.flatnonzero(parts == 3)
+            parts[tested[::2]] = 2
+            kept = whole.judgements[~np.isin(whole.judgements[:, 0], tested[::2])]
+            return replace(whole, judgements=kept, parts=parts)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dataset, "load_retrieval", spoiled)
+            dataset._prepared.cache_clear()
+            yield
+        dataset._prepared.cache_clear()
+
+
+class TestCrossEncoder(RankerConformance):
+    # 25 training queries: in the last batch of a pass one of two workers has none.
+    params: ClassVar[Mapping[str, Any]] = {**SMALL, "split_validation": 0.22}
+
+    def test_the_last_batch_has_one_query(self) -> None:
+        ranker = self.build()
+        assert isinstance(ranker, TextRanker)
+        assert len(ranker.trainer.queries) % ranker.params.batch_size == 1
+
+
+class TestBiEncoderWithLearnableMargin(RankerConformance):
+    params: ClassVar[Mapping[str, Any]] = {
+        **SMALL, "scoring": "bi", "loss": "adaptive_margin", "learnable": True, "positives": 2, "hard": 0.5,
+    }  # fmt: skip
+    test_two_processes_equal_one = None  # type: ignore[assignment]  # dear; the cross-encoder's holds
+
+
+def build(**params: Any) -> TextRanker:
+    return TextRanker(Params(**{**SMALL, **params}), RUNTIME)
+
+
+def test_training_beats_what_it_begins_with() -> None:
+    ranker = build(eval_candidates=50)
+    before = ranker.evaluate("validation").metrics["ndcg_at_10"]
+    for epoch in (1, 2, 3):
+        ranker.train_epoch(epoch)
+    assert ranker.evaluate("validation").metrics["ndcg_at_10"] > before + 0.2
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"loss": "margin"}, {"loss": "adaptive_ranknet", "ties": "judged"}, {"loss": "listwise"},
+        {"loss": "lambdarank", "learnable": True}, {"ties": "all", "pooling": "max"},
+    ],
+)  # fmt: skip
+def test_every_loss_trains(params: dict[str, Any]) -> None:
+    metrics = values(build(positives=2, **params).train_epoch(1))
+    assert metrics["loss"] > 0
+    assert np.isfinite(list(metrics.values())).all()
+
+
+def test_groups_hold_relevant_documents_and_others_of_bm25() -> None:
+    trainer = Trainer(build().data, Params(**SMALL, positives=2, negatives=4))
+    groups = trainer.groups(seed=1, number=1)
+    found = trainer.data.found.docs
+    assert groups.docs.shape == (len(trainer.queries), 6)
+    for query, docs, grades in zip(groups.queries, groups.docs, groups.grades):
+        assert (grades[:2] > 0).all()
+        assert (grades[2:] == 0).all()
+        hard = docs[2:]
+        assert len(set(hard)) == 4
+        assert set(hard) <= set(found[query, : trainer.params.pool].tolist())
+    again, other = trainer.groups(1, 1), trainer.groups(1, 2)
+    assert np.array_equal(groups.docs, again.docs)
+    assert not np.array_equal(groups.docs, other.docs)
+
+
+def test_any_document_stands_in_where_bm25_finds_too_few() -> None:
+    trainer = Trainer(build().data, Params(**{**SMALL, "pool": 2}, negatives=6))
+    groups = trainer.groups(seed=1, number=1)
+    there = groups.docs >= 0
+    assert there[:, 1:].sum(1).min() >= 4
+    for docs in groups.docs:
+        kept = docs[docs >= 0]
+        assert len(set(kept)) == len(kept)
+    assert (groups.grades[:, 1:] == 0).all()
+
+
+def groups_of(grades: list[list[float]], judged: list[list[bool]]) -> Groups:
+    shape = np.array(grades).shape
+    docs = np.where(np.array(grades) < 0, -1, np.arange(shape[1]))
+    return Groups(np.arange(shape[0]), docs, np.maximum(grades, 0).astype(np.float32), np.array(judged))
+
+
+def test_pairs_by_how_ties_count() -> None:
+    groups = groups_of([[2, 1, 1, 0, -1]], [[True, True, True, False, False]])
+    preferred = [[0, 0, 1], [0, 0, 2], [0, 0, 3], [0, 1, 3], [0, 2, 3]]
+    assert pairs(groups, "none").T.tolist() == preferred
+    assert sorted(pairs(groups, "judged").T.tolist()) == sorted([*preferred, [0, 1, 2]])
+    alike = groups_of([[0, 0, 0]], [[True, True, False]])
+    assert pairs(alike, "none").shape == (3, 0)
+    assert pairs(alike, "judged").T.tolist() == [[0, 0, 1]]
+    assert len(pairs(alike, "all").T) == 3
+    assert alike.alike.tolist() == [True]
+    assert groups.alike.tolist() == [False]
+
+
+def test_every_query_weighs_alike_whatever_its_pairs() -> None:
+    grades = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
+    scores = torch.tensor([[0.2, 0.5, -1.0], [0.2, 0.5, -torch.inf]], requires_grad=True)
+    compared = torch.tensor([[0, 0, 1], [0, 0, 0], [1, 2, 1]])
+    found = query_losses(Block(scores, grades, compared), "ranknet", 1.0, 1.0)
+    torch.autograd.backward(found.sum())
+    each = ranknet_loss(torch.tensor([0.2, 0.2]), torch.tensor([0.5, -1.0]), torch.ones(2))
+    assert found.tolist() == pytest.approx([each.mean().item(), each[0].item()])
+    assert scores.grad is not None
+    assert scores.grad.isfinite().all()
+    plain = query_losses(Block(scores, grades, compared), "margin", 0.3, 1.0)
+    hinge = margin_ranking_loss(torch.tensor([0.2, 0.2]), torch.tensor([0.5, -1.0]), torch.ones(2), 0.3)
+    assert plain.tolist() == pytest.approx([hinge.mean().item(), hinge[0].item()])
+
+
+def test_a_learnt_margin_starts_at_its_value_and_moves_inside_its_bounds() -> None:
+    ranker = build(loss="margin", margin=0.5, learnable=True)
+    assert ranker.model.strength(torch.device("cpu")).item() == pytest.approx(0.5)
+    found = values(ranker.train_epoch(1))["strength"]
+    assert 0.1 < found < 0.5
+    assert ranker.model.raw is not None
+    assert found == pytest.approx(bounded(ranker.model.raw).item())
+
+
+def test_interpolation_standardises_each_query() -> None:
+    scores = torch.tensor([[10.0, 30.0, -torch.inf], [5.0, 5.0, 5.0], [-torch.inf] * 3])
+    bm25 = torch.tensor([[1.0, 3.0, -torch.inf], [3.0, 2.0, 1.0], [-torch.inf] * 3])
+    assert standardised(scores)[:2].tolist() == [[-1, 1, 0], [0, 0, 0]]
+    found = interpolated(scores, bm25, 0.5)
+    assert found[0].tolist() == [-1, 1, -torch.inf]
+    assert found[1].argsort(descending=True).tolist() == [0, 1, 2]
+    assert found[2].tolist() == [-torch.inf] * 3
+
+
+def test_the_weight_is_the_best_on_validation_and_is_kept_in_the_state() -> None:
+    ranker = build(eval_candidates=50)
+    ranker.train_epoch(1)
+    scores, _ = ranker._ranked("validation")
+    judge = ranker._judge("validation")
+    means = [judge.evaluation(scores, step / 20, False).metrics["fused_ndcg_at_10"] for step in range(21)]
+    assert means[round(20 * ranker.bm25_weight)] == max(means)
+    fresh = build(eval_candidates=50)
+    fresh.load_state_dict(ranker.state_dict())
+    assert fresh.bm25_weight == ranker.bm25_weight
+    given = build(eval_candidates=50, bm25_weight=0.3)
+    given.load_state_dict(ranker.state_dict())
+    assert given.bm25_weight == 0.3
+
+
+def test_a_pretrained_bi_encoder_is_measured_untouched_with_its_own_weight_of_bm25(tmp_path: Path) -> None:
+    """Epoch 0 may be the model: then its weight of BM25 must be the best one, too. A cross-encoder's head is new."""
+    scratch = build(scoring="bi")
+    scratch.model.encoder.model.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(scratch.reader.tokenizer.definition)
+    ranker = build(scoring="bi", encoder=str(tmp_path))
+    assert [scratch.pretrained, ranker.pretrained, build(encoder=str(tmp_path)).pretrained] == [False, True, False]
+    chosen, untouched = ranker.bm25_weight, values(ranker.evaluate("validation"))
+    ranker.choose_weight()
+    assert ranker.bm25_weight == chosen == untouched["bm25_weight"]
+    assert untouched["fused_ndcg_at_10"] >= max(untouched["ndcg_at_10"], untouched["bm25_ndcg_at_10"])
+    saved = deepcopy(ranker.state_dict())
+    ranker.train_epoch(1)
+    ranker.load_state_dict(saved)
+    assert values(ranker.evaluate("validation")) == untouched
+
+
+def test_bm25_alone_and_the_model_alone_are_the_ends_of_the_weight() -> None:
+    for weight, system in ((1.0, "bm25_"), (0.0, "")):
+        metrics = build(bm25_weight=weight).evaluate("test").metrics
+        assert metrics["fused_ndcg_at_10"] == pytest.approx(metrics[f"{system}ndcg_at_10"])
+
+
+def test_a_measure_of_more_than_the_candidates_is_left_out() -> None:
+    metrics = {depth: build(eval_candidates=depth).evaluate("test").metrics for depth in (5, 20, 100)}
+    assert "recall_at_100" in metrics[100]
+    assert metrics[100].keys() - metrics[20].keys() == {
+        f"{system}{name}_at_100" for system in ("", "bm25_", "fused_") for name in ("ndcg", "mrr", "recall", "success")
+    }
+    assert "ndcg_at_10" in metrics[5]
+
+
+@pytest.mark.parametrize("params", [{}, {"scoring": "bi"}, {"pooling": "mean"}, {"scoring": "bi", "pooling": "max"}])
+def test_the_predictor_scores_as_the_workload_does(params: dict[str, Any]) -> None:
+    ranker = build(**params)
+    ranker.train_epoch(1)
+    servable = ranker.servable()
+    predictor = Predictor({name: tensor.numpy() for name, tensor in servable.weights.items()}, dict(servable.config))
+    lists = ranker._judge("test").lists
+    scores = ranker._ranked("test")[0].numpy()
+    data = ranker.data.data
+    rows = [(0, place) for place in range(3)] + [(1, place) for place in range(2)]
+    inputs = pd.DataFrame(
+        {
+            "query": [data.queries[int(lists.queries[q])].as_py() for q, _ in rows],
+            "document": [data.docs[int(lists.docs[q, place])].as_py() for q, place in rows],
+        }
+    )
+    found = predictor.predict(inputs, batch_size=2)
+    assert found["score"].tolist() == pytest.approx([scores[pair] for pair in rows], abs=1e-4)
+    assert sorted(found["rank"][:3]) == [1, 2, 3]
+    assert found["rank"][:3].tolist() == (1 + np.argsort(np.argsort(-scores[0, :3]))).tolist()
+    with_bm25 = predictor.predict(inputs.assign(bm25=[lists.bm25[pair] for pair in rows]))
+    together = interpolated(
+        torch.from_numpy(scores[:1, :3]), torch.from_numpy(lists.bm25[:1, :3].copy()), ranker.bm25_weight
+    )
+    assert with_bm25["fused"][:3].tolist() == pytest.approx(together[0].tolist(), abs=1e-4)
+    tokenizer, unread = ranker.reader.tokenizer, ["", "\u200b", data.docs[0].as_py()]
+    places = np.array([(query, doc) for query in range(3) for doc in range(3)])
+    bare = tokenizer.bare(unread)
+    reader = Reader(tokenizer, dataset.Texts(bare, bare), ranker.params.scoring)
+    expected, _ = score_pairs(ranker.model.eval(), reader, places[:, 0], places[:, 1])
+    texts = {name: [unread[place] for place in side] for name, side in zip(("query", "document"), places.T)}
+    assert predictor.predict(pd.DataFrame(texts), batch_size=1)["score"].tolist() == pytest.approx(
+        expected.tolist(), abs=1e-4
+    )
+    if ranker.params.scoring == "bi":
+        assert not expected[:-1].any()
+
+
+def test_bad_input_of_the_predictor() -> None:
+    servable = build().servable()
+    predictor = Predictor({name: tensor.numpy() for name, tensor in servable.weights.items()}, dict(servable.config))
+    good = pd.DataFrame({"query": ["a", "a"], "document": ["", "x " * 99]})
+    assert np.isfinite(predictor.predict(good)["score"]).all()
+    assert len(predictor.predict(good[:0])) == 0
+    for inputs, message in (
+        (good[["query"]], r"needs the columns 'query' and 'document', got \['query'\]"),
+        (good.assign(document=[3, "x"]), "column 'document' holds texts, got 3 in row 0"),
+        (good.assign(document=["x", None]), "column 'document' holds texts, got nothing in row 1"),
+        (good.assign(bm25=["1", "much"]), "column 'bm25' holds numbers, got 'much' in row 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            predictor.predict(inputs)
+
+
+def test_a_refit_can_not_choose_the_weight() -> None:
+    with pytest.raises(ValueError, match="a refit trains on the validation part, where bm25_weight would be chosen"):
+        TextRanker(Params(**SMALL), replace(RUNTIME, holdout=False))
+    refit = TextRanker(Params(**SMALL, bm25_weight=0.3), replace(RUNTIME, holdout=False))
+    refit.train_epoch(1)
+    with pytest.raises(ValueError, match="a refit has no validation split"):
+        refit.evaluate("validation")
+    assert refit.evaluate("test").metrics["ndcg_at_10"] > 0
+
+
+def test_a_batch_that_does_not_divide() -> None:
+    with pytest.raises(ValueError, match=r"batch_size=8 .* does not divide over 3 workers; the nearest that does is 9"):
+        TextRanker(Params(**SMALL), replace(RUNTIME, world_size=3))
+
+
+def test_a_state_of_another_model() -> None:
+    with pytest.raises(ValueError, match="the checkpoint does not fit encoder 'tiny' with scoring=cross"):
+        build().load_state_dict(build(scoring="bi").state_dict())
+
+
+def collection(tmp_path: Path, docs: list[str], queries: list[str], judged: str) -> str:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    for name, texts in (("corpus", docs), ("queries", queries)):
+        rows = (json.dumps({"_id": f"{name[0]}{number}", "text": text}) for number, text in enumerate(texts))
+        (folder / f"{name}.jsonl").write_text("\n".join(rows))
+    rows = (row.replace(" ", "\t") for row in judged.split(";"))
+    (folder / "qrels.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *rows]))
+    return str(folder)
+
+
+def test_empty_texts_long_ones_and_queries_that_find_nothing(tmp_path: Path) -> None:
+    """They count: an empty query and one that BM25 finds nothing for score 0, a long document is cut."""
+    docs = ["cats purr", "", "dogs bark", "cats bark " * 100, "dogs purr"]
+    queries = ["cats", "", "unheard", "dogs", "purr", "bark"]
+    name = collection(tmp_path, docs, queries, "q0 c0 1;q1 c1 1;q2 c2 1;q3 c2 1;q4 c0 1;q5 c2 1")
+    ranker = build(dataset=name, split_validation=0.4, split_test=0.5)
+    trained = values(ranker.train_epoch(1))
+    assert trained["truncated"] > 0
+    seen = [ranker.evaluate(split) for split in ("validation", "test")]
+    assert all(np.isfinite(list(one.metrics.values())).all() for one in seen)
+    rows = np.concatenate([one.units["id"] for one in seen])
+    without = [row for row in rows if row in (1, 2)]
+    counted = sum(one.metrics["no_candidates"] * len(one.units["id"]) for one in seen)
+    assert counted == pytest.approx(len(without))
+
+
+def test_a_collection_whose_grades_are_all_equal_trains_on_what_was_not_judged(tmp_path: Path) -> None:
+    docs = ["cats purr", "dogs bark", "cats bark"]
+    name = collection(tmp_path, docs, ["cats", "dogs", "bark", "purr"], "q0 c0 2;q1 c1 2;q2 c2 2;q3 c0 2")
+    ranker = build(dataset=name, loss="adaptive_ranknet")
+    found = values(ranker.train_epoch(1))
+    assert found["loss"] > 0
+    assert found["without_pairs"] == 0

@@ -1,0 +1,175 @@
+"""VERA at its limits: queries and parameters that leave little or nothing to learn."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from tests.support.small_vera import BASELINE, RUNTIME, build
+from workloads.testing import values
+from workloads.vera.confidence import confidence
+from workloads.vera.dataset import divided
+from workloads.vera.evaluation import Judged
+from workloads.vera.inference import rank
+from workloads.vera.model import LARGEST, _grown
+from workloads.vera.params import Params
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """Questions of which some have one candidate, some nothing but the answer, one stands alone in its group."""
+    graph = [(f"e{number}", f"rel{number % 3}", f"o{number % 5}x{number}") for number in range(90)]
+    graph += [(f"e{number}", "also", f"p{number}") for number in range(0, 90, 2)]
+    rows = [
+        {
+            "id": f"q{number}", "kb": "g", "hops": 1, "question": f"rel{number % 3} of e{number}",
+            "topic_entity": f"e{number}", "path": [graph[number]], "split": ("train", "dev", "test")[number % 3],
+            "set": "alone" if number == 3 else "other",
+        }
+        for number in range(90)
+    ]  # fmt: skip
+    (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "g.tsv").write_text("\n".join("\t".join(triple) for triple in graph))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "params", [{}, {"groups": "type"}, {"method": "edl", **BASELINE}, {"method": "softmax", **BASELINE}]
+)
+def test_one_candidate_fewer_than_k_all_positive_and_a_group_of_one(own: Path, params: dict[str, Any]) -> None:
+    vera = build(dataset=str(own), eval_candidates=1, eval_k=3, batch_size=4, **params)
+    lengths = vera.data.pool.lengths
+    assert lengths.min() == 1
+    assert lengths.max() == 2
+    assert (vera.data.block(np.flatnonzero(lengths == 1)).positive).all()
+    for epoch in range(1, 5):
+        assert np.isfinite(list(values(vera.train_epoch(epoch)).values())).all()
+    found = vera.evaluate("test")
+    assert np.isfinite(list(found.metrics.values())).all()
+    assert found.metrics["success"] == 1
+
+
+def test_queries_without_a_positive_or_without_candidates_count_with_zero(tmp_path: Path) -> None:
+    docs = [{"_id": f"d{number}", "title": "", "text": f"word{number} common"} for number in range(12)]
+    queries = [{"_id": f"q{number}", "text": f"word{number}" if number % 4 else "unheard"} for number in range(12)]
+    queries[1]["text"] = "word2"  # finds what does not answer it
+    (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, docs)))
+    (tmp_path / "queries.jsonl").write_text("\n".join(map(json.dumps, queries)))
+    lines = "\n".join(f"q{number}\td{number}\t1" for number in range(12))
+    (tmp_path / "qrels.tsv").write_text(f"query-id\tcorpus-id\tscore\n{lines}")
+    vera = build(dataset=str(tmp_path), eval_candidates=5, batch_size=3, calibration_share=0.4)
+    assert (vera.data.pool.lengths[vera.data.parts.train] > 0).all()
+    for epoch in range(1, 5):
+        assert np.isfinite(list(values(vera.train_epoch(epoch)).values())).all()
+    blind = np.array([0, 4, 8])
+    read = rank(vera.model, vera.data, np.array([0, 1, 4, 8]), vera.params, vera.runtime)
+    judged = Judged.of(vera.data, np.array([0, 1, 4, 8]))
+    assert confidence(read, 1, vera.params).tolist()[0] == 0
+    assert judged.success(read, 1).tolist() == [0, 0, 0, 0]
+    assert (vera.data.pool.lengths[blind] == 0).all()
+    assert np.isfinite(list(vera.evaluate("test").metrics.values())).all()
+
+
+def test_validation_without_candidates_calibrates_nothing(own: Path) -> None:
+    data = build(dataset=str(own), batch_size=4).data
+    indptr = np.zeros_like(data.pool.indptr)
+    blind = replace(data, pool=replace(data.pool, indptr=indptr))
+    with pytest.raises(ValueError, match=r"no validation query of dataset .* Set calibration_part=train"):
+        divided(blind, Params(calibration_part="validation"), 0)
+    assert len(divided(data, Params(calibration_part="validation"), 0)[1]) == 30
+
+
+def test_a_head_beyond_its_largest_still_learns() -> None:
+    side = torch.tensor([-1.0, 0.5, LARGEST, LARGEST + 2, 100.0], requires_grad=True)
+    grown = _grown(side)
+    torch.testing.assert_close(grown[1:3], side[1:3].expm1())
+    assert (grown.diff() > 0).all()
+    grown.sum().backward()
+    assert side.grad is not None
+    assert (side.grad[1:] > 0).all()
+    assert side.grad[2:].tolist() == pytest.approx([math.exp(LARGEST)] * 3, rel=1e-5)
+
+
+def test_scores_too_large_for_a_product(own: Path) -> None:
+    vera = build(dataset=str(own), eval_candidates=50, batch_size=8)
+    with torch.no_grad():
+        vera.model.ranking.weight.mul_(1e6)
+        vera.model.evidence[2].bias.copy_(torch.tensor([1e4, -1e4]))
+    for epoch in (1, 3):
+        assert np.isfinite(list(values(vera.train_epoch(epoch)).values())).all()
+    assert np.isfinite(list(vera.evaluate("validation").metrics.values())).all()
+    assert all(side.isfinite().all() for side in vera.model.state_dict().values())
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (
+            {"method": "softmax", "cand_weight": 0.1},
+            "cand_weight=0.1 has no effect with method=softmax. Drop cand_weight",
+        ),
+        ({"eps": 0.1}, "eps=0.1 has no effect with query_target=hybrid. Drop eps, or set query_target=eps"),
+        ({"stage_patience": 2}, "or set stage_switch=plateau"),
+        (
+            {"calibration_part": "validation", "calibration_share": 0.2},
+            "calibration_share=0.2 has no effect with calibration_part=validation. Drop calibration_share",
+        ),
+        (
+            {"method": "edl", "confidence": "softmax"},
+            "method=edl has no confidence=softmax. Set confidence to evidence",
+        ),
+        ({"method": "softmax", "confidence": "mc_dropout", "dropout": 0}, "mc_dropout needs dropout"),
+        ({"stage_share": (0, 0, 0)}, "leaves no stage to train in"),
+        (
+            {"calibration_part": "validation", "stage_backbone": (1, 0, 0.1)},
+            r"trains the ranking on validation queries. Set stage_rank=\[1,0,0\], or stage_backbone=\[1,0,0\]",
+        ),
+        (
+            {
+                "calibration_part": "validation",
+                "stage_backbone": (1, 0.1, 0),
+                "stage_rank": (1, 0, 0),
+                "cons_to_ranking": True,
+            },
+            "Set cons_to_ranking=false, or stage_backbone",
+        ),
+        ({"eval_k": 0}, "eval_k=0 is not from 1 to 1000"),
+        ({"dataset": "synthetic"}, "holds another kind of data: got interactions"),
+        ({"query_alpha": 1.5}, "less than or equal to 1"),
+    ],
+)
+def test_parameters_are_refused_with_what_to_do(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Params(**params)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "params", "message"),
+    [
+        ({"world_size": 3}, {}, "batch_size=64 is the global batch and does not divide over 3 workers"),
+        ({"holdout": False}, {}, "Set refit=false"),
+    ],
+)
+def test_a_run_that_can_not_be_is_refused(runtime: dict[str, Any], params: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(replace(RUNTIME, **runtime), **params)
+
+
+def test_a_state_of_an_earlier_head_is_refused() -> None:
+    vera = build()
+    state = {name: side for name, side in vera.state_dict().items() if name != "head"}
+    with pytest.raises(ValueError, match=r"another version of VERA.* Start a new run"):
+        vera.load_state_dict(state)
+
+
+def test_a_state_of_another_width_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"the checkpoint does not fit dataset 'synthetic-questions'.*hidden=8"):
+        build().load_state_dict(build(hidden=4).state_dict())

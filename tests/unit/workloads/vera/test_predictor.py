@@ -1,0 +1,116 @@
+"""VERA searched, published and served."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import optuna
+import pandas as pd
+import pytest
+
+from orchestrator.report.samples import on_what
+from orchestrator.search.spaces import suggest
+from search_spaces import vera as spaces
+from tests.support.small_vera import BASELINE, build
+from workloads.vera.confidence import confidence
+from workloads.vera.inference import rank
+from workloads.vera.params import Params
+from workloads.vera.predictor import Predictor
+from workloads.vera.published import ABLATION, MAIN, RELIABILITY
+from workloads.vera.workload import Vera
+
+
+def test_search_spaces_and_published_rows_are_experiments() -> None:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    for preset in (spaces.space, spaces.evidential, spaces.softmax):
+        for _ in range(10):
+            Params(**preset(study.ask()))
+    for table in (MAIN, ABLATION):
+        for name in table.datasets:
+            for row in table.rows(name):
+                assert Params(**{**row.settings.params, "encoder": "tiny"}).dataset == name
+
+
+def test_a_search_that_calibrates_by_validation_chooses_no_share() -> None:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    found = suggest(spaces.space, study.ask(), {"calibration_part": "validation"})
+    assert Params(**found).calibration_share is None
+    assert Params(**suggest(spaces.space, study.ask(), {})).calibration_share is not None
+
+
+def test_the_figure_runs_each_dataset_as_the_table_does() -> None:
+    for dataset in MAIN.datasets:
+        rows = {row.method: row.settings for row in MAIN.rows(dataset)}
+        for line in RELIABILITY.panels[0].lines:
+            params = {**line.method.params, **RELIABILITY.common, **RELIABILITY.on[dataset], "dataset": dataset}
+            assert params == rows[line.name].params
+            assert RELIABILITY.line_on(dataset, line).method.epochs == rows[line.name].epochs
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {}, {"evidence_context": False, "recalibration": "platt"},
+        {"method": "edl", "recalibration": "isotonic", **BASELINE},
+        {"method": "softmax", "recalibration": "temperature", **BASELINE},
+        {"dataset": "synthetic-retrieval", "recalibration": "temperature", "batch_size": 8},
+    ],
+)  # fmt: skip
+def test_served_ranking_is_the_trained_one(params: dict[str, Any]) -> None:
+    vera = build(eval_k=2, **params)
+    for epoch in range(1, 5):
+        vera.train_epoch(epoch)
+    served = vera.servable()
+    predictor = Predictor(
+        {name: side.numpy() for name, side in served.weights.items()}, json.loads(json.dumps(served.config))
+    )
+    data, queries = vera.data, vera.data.parts.test[:5]
+    found = predictor.predict(inputs_of(vera, queries))
+    read = rank(vera.model, data, queries, vera.params, vera.runtime)
+    np.testing.assert_allclose(found["score"], read.scores[read.listed], rtol=2e-3, atol=2e-3)
+    c = confidence(read, 2, vera.params, vera.chosen.map_k).repeat_interleave(read.listed.sum(1))
+    np.testing.assert_allclose(found["confidence"], c, atol=2e-3)
+    assert found["abstain"].tolist() == (found["confidence"] < vera.chosen.threshold).tolist()
+    assert found.groupby("query")["rank"].min().eq(1).all()
+    if vera.params.confidence == "evidence":
+        np.testing.assert_allclose(found["kappa"], sum(read.evidence)[read.listed], rtol=5e-3)
+    assert len(predictor.predict(pd.DataFrame(dict(served.example)))) == len(served.example["query"])
+
+
+def inputs_of(vera: Vera, queries: Any) -> pd.DataFrame:
+    pool, frames = vera.data.pool, []
+    names = np.array(pool.categories, object)
+    for number, query in enumerate(queries):
+        rows = np.arange(*pool.indptr[pool.list_of[query] : pool.list_of[query] + 2])
+        columns: dict[str, Any] = {"query": f"{pool.queries[query]}{' ' * number}"}  # apart, though of equal words
+        columns["candidate"] = [pool.texts[text] for text in pool.text[rows]]
+        columns |= {name: names[pool.codes[rows, place]] for place, name in enumerate(pool.code_names)}
+        columns |= {name: pool.numbers[rows, place] for place, name in enumerate(pool.number_names)}
+        frames.append(pd.DataFrame(columns))
+    return pd.concat(frames, ignore_index=True)
+
+
+def test_what_a_predictor_refuses() -> None:
+    vera = build()
+    served = vera.servable()
+    predictor = Predictor({name: side.numpy() for name, side in served.weights.items()}, dict(served.config))
+    frame = pd.DataFrame(dict(served.example))
+    with pytest.raises(ValueError, match=r"of which \['relation'\] are missing"):
+        predictor.predict(frame.drop(columns="relation"))
+    with pytest.raises(ValueError, match="column 'query' holds texts, got None in row 0"):
+        predictor.predict(frame.assign(query=None))
+    with pytest.raises(ValueError, match="column 'subject_degree' holds numbers, got 'much' in row 0"):
+        predictor.predict(frame.assign(subject_degree="much"))
+    assert len(predictor.predict(frame.head(0))) == 0
+    assert predictor.predict(frame.assign(relation="never seen"))["confidence"].between(0, 1).all()
+
+
+def test_who_calibrates_by_validation_is_compared_there_with_its_like_alone() -> None:
+    plain, kept, flattered = (
+        Params(**given).model_dump(mode="json")
+        for given in ({"method": "softmax"}, {}, {"calibration_part": "validation"})
+    )
+    assert on_what(plain) == on_what(kept) != on_what(flattered)
+    assert on_what(plain, "test") == on_what(flattered, "test")

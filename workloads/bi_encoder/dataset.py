@@ -1,0 +1,67 @@
+"""The pairs of a dataset as token ids, tokenised once and shared by the trials of a process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.bi_encoder.params import Params
+from workloads.data.pairs.splits import load_pairs
+from workloads.data.pairs.types import Pairs, SentencePairs
+from workloads.encoders.tokens import Tokenizer, Tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """n pairs of m different texts.
+
+    ``tokens``: of the texts. ``pairs`` (n, 2) int64: the two texts of each pair; ``grades`` (n,) float32, from 0 to 5.
+    Both stay on the host, where batches are cut; a step sends what it needs.
+    """
+
+    tokens: Tokens
+    pairs: NDArray[np.int64]
+    grades: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.grades)
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """All parts under one tokenizer."""
+
+    train: Part
+    validation: Part
+    test: Part
+
+
+def training_texts(pairs: SentencePairs, holdout: bool) -> Pairs:
+    """What is trained on: without ``holdout`` the validation part as well."""
+    return pairs.train if holdout or pairs.validation is None else pairs.train + pairs.validation
+
+
+def load(params: Params, root: Path) -> SentencePairs:
+    """The texts of the dataset. Raises :class:`~workloads.data.errors.DataError` as ``load_pairs``."""
+    return load_pairs(params.dataset, root, params.split, seed=params.split_seed)
+
+
+def prepared(params: Params, root: Path, holdout: bool, tokenizer: Tokenizer) -> Prepared:
+    """The dataset tokenised; from the second call of a process on, in a millisecond."""
+    return _prepared(load(params, root), holdout, tokenizer)
+
+
+@lru_cache(maxsize=4)
+def _prepared(pairs: SentencePairs, holdout: bool, tokenizer: Tokenizer) -> Prepared:
+    parts = (training_texts(pairs, holdout), pairs.validation, pairs.test)
+    return Prepared(*(_part(part, tokenizer) for part in parts if part is not None))
+
+
+def _part(pairs: Pairs, tokenizer: Tokenizer) -> Part:
+    numbers: dict[str, int] = {}
+    both = [[numbers.setdefault(text, len(numbers)) for text in texts] for texts in zip(pairs.first, pairs.second)]
+    return Part(tokenizer(list(numbers)), np.array(both, np.int64).reshape(-1, 2), pairs.scores)

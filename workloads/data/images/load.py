@@ -1,0 +1,127 @@
+"""From a dataset's name to its images: decoded once per machine, memory-mapped from then on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from functools import lru_cache, partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.data.conversion_cache import intact, made_once, place
+from workloads.data.datasets import dataset, read
+from workloads.data.images.convert import Corrupt, Images, Pixels, convert, refused
+from workloads.data.images.types import ImageSource
+
+FORMAT = 2
+"""Version of the layout and of what is decoded; it is part of the cache's folder names."""
+
+_INDEX = "index.json"
+_CHECKED_BYTES = 4 << 30  # of a larger file only the size is checked when it is mapped
+_KEPT = 8  # datasets a process keeps mapped
+
+
+def load_images(name: str, root: Path, size: int | None = None, corrupt: Corrupt = "refuse") -> Images:
+    """The images of a dataset under the data root, after :func:`~workloads.data.datasets.check`.
+
+    The first process decodes them into the cache while others wait; later calls in one process return the same object.
+    A damaged cache is rebuilt.
+
+    Args:
+        name: of the catalogue, or an absolute path.
+        root: the data root.
+        size: height and width to bring the images to, the middle of those that are not square; None for the images'
+            own, which must then be one square.
+        corrupt: ``refuse`` a dataset with an image that can not be decoded, or ``skip`` such images.
+
+    Raises:
+        DataError: the dataset is unknown, of another kind, missing or damaged, or as
+            :func:`~workloads.data.images.convert.convert`.
+        workloads.data.CacheUnwritable: the cache can not be written.
+    """
+    folder = place("images", name, intact(name, root, "images"), f"{size or 'own'}-v{FORMAT}")
+    images = _load(name, root, size, corrupt, folder)
+    if images.skipped and corrupt == "refuse":  # they were skipped when the cache was written
+        raise refused(images.skipped[0])
+    return images
+
+
+@lru_cache(maxsize=_KEPT)
+def _load(name: str, root: Path, size: int | None, corrupt: Corrupt, folder: Path) -> Images:
+    if not dataset(name).files:  # a generated one is small, and made as quickly as mapped
+        return convert(read(name, root), size, corrupt, lambda _part, shape: np.zeros(shape, np.uint8))
+    return made_once(folder, _mapped, lambda: _write(folder, read(name, root), size, corrupt))
+
+
+def _write(folder: Path, source: ImageSource, size: int | None, corrupt: Corrupt) -> None:
+    """Decode into a folder that takes its place when it is whole, an ``.npy`` file an array.
+
+    Raises:
+        OSError: it can not be written; nothing is left behind.
+        DataError: as :func:`~workloads.data.images.convert.convert`.
+    """
+    draft = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        images = convert(source, size, corrupt, partial(_allocated, draft))
+        for part, pixels in (("train", images.train), ("test", images.test)):
+            np.save(draft / f"{part}-labels.npy", pixels.labels)
+            np.save(draft / f"{part}-rows.npy", pixels.rows)
+            if isinstance(pixels.images, np.memmap):
+                pixels.images.flush()
+        index = {
+            "classes": images.classes,
+            "skipped": images.skipped,
+            "files": {file.name: [file.stat().st_size, _crc32(file)] for file in sorted(draft.iterdir())},
+        }
+        (draft / _INDEX).write_text(json.dumps(index))
+        shutil.rmtree(folder, ignore_errors=True)
+        draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _allocated(folder: Path, part: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """A mapped file for the images of a part."""
+    file = folder / f"{part}.npy"
+    if not shape[0]:  # nothing can not be mapped
+        np.save(file, np.empty(shape, np.uint8))
+        return np.empty(shape, np.uint8)
+    mapped: NDArray[np.uint8] = np.lib.format.open_memmap(file, "w+", np.uint8, shape)
+    if hasattr(os, "posix_fallocate"):  # a full disk is an error here and would kill the process when it is written to
+        with file.open("r+b") as opened:
+            os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
+    return mapped
+
+
+def _mapped(folder: Path) -> Images | None:
+    """Map what :func:`_write` wrote; None where it is missing or damaged."""
+    try:
+        index = json.loads((folder / _INDEX).read_text())
+        for name, (size, crc32) in index["files"].items():
+            file = folder / name
+            if file.stat().st_size != size or (size <= _CHECKED_BYTES and _crc32(file) != crc32):
+                return None
+        train, test = (_pixels(folder, part) for part in ("train", "test"))
+        return Images(train, test, tuple(index["classes"]), tuple(index["skipped"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # whatever a damaged one looks like, it is written anew
+
+
+def _pixels(folder: Path, part: str) -> Pixels:
+    labels, rows = (np.load(folder / f"{part}-{name}.npy") for name in ("labels", "rows"))
+    # Copied on write, though nobody writes: PyTorch warns of arrays that are read-only.
+    return Pixels(np.load(folder / f"{part}.npy", mmap_mode="c" if len(labels) else None), labels, rows)
+
+
+def _crc32(file: Path) -> int:
+    found = 0
+    with file.open("rb") as opened:
+        while chunk := opened.read(1 << 22):
+            found = zlib.crc32(chunk, found)
+    return found

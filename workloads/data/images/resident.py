@@ -1,0 +1,171 @@
+"""A dataset of images split and, where it fits, on its device, shared by the trials of a process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from workloads.data.datasets import fingerprint
+from workloads.data.images.convert import Corrupt, Images, Pixels
+from workloads.data.images.load import load_images
+from workloads.data.images.splits import split
+
+_DEVICE_SHARE = 0.5  # of the device's free memory that a dataset may take
+_KEPT = 4  # splits a process keeps on its device
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some images of a dataset.
+
+    ``images`` (N, 3, S, S) uint8: those of the source, on the device, or memory-mapped on the host. ``rows`` (n,)
+    int64, on the host: which of them make up the part. ``labels`` (n,) int64, on the device: their classes, -1 where
+    none is known.
+    """
+
+    images: torch.Tensor
+    rows: torch.Tensor
+    labels: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def resident(self) -> bool:
+        """Whether the images lie where the labels do."""
+        return self.images.device == self.labels.device
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        """Images (B, 3, S, S) uint8 on the device, by their places in the part, (B,) int64 on the host."""
+        rows = self.rows[index]
+        if self.resident:
+            return self.images[rows.to(self.images.device, non_blocking=True)]
+        return self.images[rows].pin_memory().to(self.labels.device, non_blocking=True)
+
+    def stream(self, batches: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """:meth:`take` of one batch after the other; from the host the next is gathered while one is used."""
+        if self.resident:
+            yield from map(self.take, batches)
+            return
+        with ThreadPoolExecutor(1) as pool:
+            ahead = None
+            for index in batches:
+                ahead, ready = pool.submit(self.take, index), ahead
+                if ready is not None:
+                    yield ready.result()
+            if ahead is not None:
+                yield ahead.result()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One dataset, split and device.
+
+    ``train``: what is learnt from; images without a label are nowhere else. ``size``: height and width of the images.
+    ``skipped``: those left out because they can not be decoded, by name.
+    """
+
+    train: Part
+    validation: Part
+    test: Part
+    classes: tuple[str, ...]
+    size: int
+    skipped: tuple[str, ...]
+
+
+def prepared_images(
+    name: str,
+    root: Path,
+    *,
+    split_seed: int,
+    holdout: bool,
+    device: torch.device,
+    size: int | None = None,
+    corrupt: Corrupt = "refuse",
+) -> Prepared:
+    """The dataset on the device; from the second call of a process on, at once.
+
+    Args:
+        name: of the catalogue, or an absolute path.
+        root: the data root.
+        split_seed: of the validation part, a stratified tenth of the labelled training images.
+        holdout: False leaves the validation part in train; it is then empty by itself.
+        device: where the images are kept if they fit, and handed to.
+        size: as for :func:`~workloads.data.images.load.load_images`; so is ``corrupt``.
+
+    Raises:
+        workloads.data.DataError: as :func:`~workloads.data.images.load.load_images` and :func:`prepare`.
+    """
+    return _prepared(name, root, fingerprint(name, root), split_seed, holdout, device, size, corrupt)
+
+
+@lru_cache(maxsize=_KEPT)
+def _prepared(
+    name: str,
+    root: Path,
+    fingerprint: str,
+    split_seed: int,
+    holdout: bool,
+    device: torch.device,
+    size: int | None,
+    corrupt: Corrupt,
+) -> Prepared:
+    data, placed = _placed(name, root, fingerprint, device, size, corrupt)
+    return prepare(data, split_seed, holdout, device, placed)
+
+
+@lru_cache(maxsize=_KEPT)
+def _placed(
+    name: str, root: Path, _fingerprint: str, device: torch.device, size: int | None, corrupt: Corrupt
+) -> tuple[Images, tuple[torch.Tensor, torch.Tensor]]:
+    """A dataset and its images on the device, which all its splits share."""
+    data = load_images(name, root, size, corrupt)
+    return data, _on_device(data, device)
+
+
+def prepare(
+    data: Images,
+    split_seed: int,
+    holdout: bool,
+    device: torch.device,
+    placed: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> Prepared:
+    """Split, and move to the device what fits there, unless it is ``placed`` already: images of train and of test.
+
+    Raises:
+        workloads.data.DataError: nothing can be held out for validation.
+    """
+    images, test_images = placed or _on_device(data, device)
+    parts, judged = split(data, split_seed, holdout), data.test
+    if parts.carved:
+        judged, test_images = data.train, images
+
+    def part(images: torch.Tensor, pixels: Pixels, rows: NDArray[np.int64]) -> Part:
+        return Part(images, torch.from_numpy(rows), torch.from_numpy(pixels.labels[rows]).to(device))
+
+    return Prepared(
+        part(images, data.train, parts.train),
+        part(images, data.train, parts.validation),
+        part(test_images, judged, parts.test),
+        data.classes,
+        data.size,
+        data.skipped,
+    )
+
+
+def _on_device(data: Images, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The images of both parts, where they fit on the device; a CPU's are those in the cache's files."""
+    images = torch.from_numpy(data.train.images), torch.from_numpy(data.test.images)
+    if device.type != "cuda":
+        return images
+    free, _total = torch.cuda.mem_get_info(device)
+    if sum(part.nbytes for part in images) > _DEVICE_SHARE * free:
+        return images
+    return images[0].to(device), images[1].to(device)

@@ -1,0 +1,51 @@
+"""From a dataset's name to its questions over a graph: converted once per machine, mapped once per process."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import pyarrow as pa
+
+from workloads.data.arrow_lists import read_lists, write_lists
+from workloads.data.conversion_cache import converted, intact, place
+from workloads.data.questions.knowledge_graph import KIND, GraphQuestions
+
+FORMAT = 1
+"""Version of the layout; it is part of the cache's file names."""
+
+_TEXTS = ("ids", "texts", "entities", "relations", "types")
+_NUMBERS = ("triples", "graphs", "topic", "hops", "answer", "part", "type", "family")
+_KEPT = 4  # datasets a process keeps
+
+
+def load_questions(name: str, root: Path) -> GraphQuestions:
+    """The questions of that name under the data root, after :func:`~workloads.data.datasets.check`.
+
+    The first process converts the files to Arrow in the cache while others wait; from then on numbers are
+    memory-mapped, and later calls in one process return the same object. A damaged cache file is rebuilt.
+
+    Raises:
+        DataError: the dataset is unknown, of another kind, missing or damaged.
+        workloads.data.errors.CacheUnwritable: the cache can not be written.
+    """
+    path = place("questions", name, intact(name, root, KIND, "questions over a graph"), f"v{FORMAT}.arrow")
+    return _load(name, root, path)
+
+
+@lru_cache(maxsize=_KEPT)
+def _load(name: str, root: Path, path: Path) -> GraphQuestions:
+    return converted(name, root, path, _read, _write)
+
+
+def _write(path: Path, data: GraphQuestions) -> None:
+    texts = {name: pa.array(getattr(data, name), pa.large_string()) for name in _TEXTS}
+    write_lists(path, {**texts, **{name: pa.array(getattr(data, name).ravel()) for name in _NUMBERS}}, {})
+
+
+def _read(path: Path) -> GraphQuestions | None:
+    if (kept := read_lists(path)) is None or kept[0].keys() != {*_TEXTS, *_NUMBERS}:
+        return None
+    texts = {name: kept[0][name].to_pylist() for name in _TEXTS}
+    numbers = {name: kept[0][name].to_numpy() for name in _NUMBERS}
+    return GraphQuestions(**texts, **{**numbers, "triples": numbers["triples"].reshape(-1, 3)})

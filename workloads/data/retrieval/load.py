@@ -1,0 +1,72 @@
+"""From a collection's name to its texts and judgements: converted once per machine, mapped once per process."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import pyarrow as pa
+
+from workloads.data.arrow_lists import read_lists, write_lists
+from workloads.data.conversion_cache import converted, intact, place
+from workloads.data.errors import DataError
+from workloads.data.retrieval.types import Retrieval, Unknown
+
+FORMAT = 3
+"""Version of the layout and of what the readers refuse; it is part of the cache's file names."""
+
+_KEPT = 8  # collections a process keeps mapped
+_NAMED = 3  # unknown judgements in a message
+
+
+def load_retrieval(name: str, root: Path, unknown: Unknown = "refuse") -> Retrieval:
+    """The collection of that name under the data root, after :func:`~workloads.data.datasets.check`.
+
+    The first process converts the files to Arrow in the cache while others wait; from then on texts and judgements are
+    memory-mapped, and later calls in one process return the same object. A damaged cache file is rebuilt.
+
+    Args:
+        name: of the catalogue, or an absolute path.
+        root: the data root.
+        unknown: ``refuse`` a collection whose judgements name documents or queries that are not there, or ``skip``
+            those judgements, which the collection then names.
+
+    Raises:
+        DataError: the dataset is unknown, of another kind, missing or damaged, or has unknown judgements.
+        workloads.data.errors.CacheUnwritable: the cache can not be written.
+    """
+    data = _load(name, root, place("retrieval", name, intact(name, root, "retrieval"), f"v{FORMAT}.arrow"))
+    if data.n_unknown and unknown == "refuse":
+        more = data.n_unknown - len(data.unknown[:_NAMED])
+        got = "; ".join(data.unknown[:_NAMED]) + (f" and {more} more" if more else "")
+        raise DataError(
+            f"judgements of dataset {name} name texts that are not there", got=got,
+            fix="Correct them, or set dataset_unknown=skip to leave them out",
+        )  # fmt: skip
+    return data
+
+
+@lru_cache(maxsize=_KEPT)
+def _load(name: str, root: Path, path: Path) -> Retrieval:
+    return converted(name, root, path, _read, _write)
+
+
+def _write(path: Path, data: Retrieval) -> None:
+    columns = {
+        "doc_ids": data.doc_ids,
+        "docs": data.docs,
+        "query_ids": data.query_ids,
+        "queries": data.queries,
+        "judgements": pa.array(data.judgements.ravel()),
+        "parts": pa.array(data.parts),
+    }
+    write_lists(path, columns, {"unknown": list(data.unknown), "n_unknown": data.n_unknown})
+
+
+def _read(path: Path) -> Retrieval | None:
+    """Map a file of :func:`_write`; None where it is missing or damaged."""
+    if (kept := read_lists(path)) is None:
+        return None
+    columns, meta = kept
+    numbers = {name: columns.pop(name).to_numpy() for name in ("judgements", "parts")}
+    return Retrieval(**columns, **{**numbers, "judgements": numbers["judgements"].reshape(-1, 3)}, **meta)
