@@ -12,7 +12,7 @@ from harness import data_root
 from workloads.bi_encoder.params import Params
 from workloads.bi_encoder.workload import BiEncoder
 from workloads.contract import Runtime
-from workloads.data.pairs.splits import load_pairs
+from workloads.data.pairs.load import load_pairs
 from workloads.encoders.text import encode
 
 

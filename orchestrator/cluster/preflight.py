@@ -43,14 +43,14 @@ def dataset(workload: str, params: Mapping[str, Any], root: Path) -> str | None:
     name, kinds = params.get("dataset"), workload_loader.entry(workload).data
     if name is None or not kinds:
         return None
-    from workloads.data import check_readable, datasets
+    from workloads.data import ReadOptions, check_readable, datasets
     from workloads.data.errors import CacheUnwritable, DataError
 
     try:
         datasets.check_kind(name, *kinds)
         datasets.check(name, root)
         options = {option: params.get(f"dataset_{option}") for option in ("size", "corrupt", "unknown", "noise")}
-        check_readable(name, root, params.get("split"), **options)
+        check_readable(name, root, ReadOptions(split=params.get("split"), **options))
         return datasets.fingerprint(name, root)
     except CacheUnwritable as error:
         raise UserError(str(error), code=UNAVAILABLE) from None

@@ -35,22 +35,11 @@ def _described(name: str, root: Path) -> dict[str, str]:
     }
 
 
-def _counts(name: str, root: Path) -> dict[str, int]:
-    """What is counted in it. The first to ask on a machine converts it, as whoever trains on it would."""
-    from workloads.data import datasets, load_interactions
+def _counts(name: str, root: Path) -> Mapping[str, int]:
+    """The numbers of its kind, such as users; empty where it cannot be read, which training will report."""
+    from workloads.data import datasets
     from workloads.data.errors import CacheUnwritable, DataError
 
-    if datasets.dataset(name).kind == "interactions":
-        with suppress(DataError, CacheUnwritable):  # who trains will say it
-            found = load_interactions(name, root)
-            return {
-                "users": found.n_users,
-                "items": found.n_items,
-                "interactions": len(found.train) + len(found.test),
-            }
-    if datasets.dataset(name).kind == "retrieval":
-        from workloads.data.retrieval.load import load_retrieval
-
-        with suppress(DataError, CacheUnwritable):
-            return load_retrieval(name, root, "skip").counts()
+    with suppress(DataError, CacheUnwritable):
+        return datasets.counts(name, root)
     return {}

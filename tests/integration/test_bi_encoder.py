@@ -12,7 +12,7 @@ import torch
 
 import orchestrator
 from tests.support.commands import typed
-from workloads.data.pairs.splits import load_pairs
+from workloads.data.pairs.load import load_pairs
 from workloads.encoders.pooling import cosine, normalised
 from workloads.encoders.sources import folder_of
 from workloads.encoders.text import encode, load_encoder

@@ -5,12 +5,22 @@ about graphs.
 """
 
 from workloads.data.cache import cache_dir, default_data_root
-from workloads.data.datasets import DATASETS, check, dataset, fetch, fingerprint, occupations, verify
+from workloads.data.datasets import (
+    DATASETS,
+    check,
+    check_readable,
+    dataset,
+    fetch,
+    fingerprint,
+    left_out,
+    occupations,
+    verify,
+)
 from workloads.data.errors import CacheUnwritable, DataError, DataUnreachable
-from workloads.data.interactions.load import check_readable, left_out, load_interactions
+from workloads.data.interactions.load import load_interactions
 from workloads.data.interactions.tables import absolute
 from workloads.data.interactions.types import Interactions
-from workloads.data.source import Dataset, SourceFile
+from workloads.data.source import Dataset, ReadOptions, SourceFile
 
 __all__ = [
     "DATASETS",
@@ -19,6 +29,7 @@ __all__ = [
     "DataUnreachable",
     "Dataset",
     "Interactions",
+    "ReadOptions",
     "SourceFile",
     "absolute",
     "cache_dir",

@@ -14,25 +14,27 @@ from workloads.data.digests import digest, sha256
 from workloads.data.errors import DataError
 from workloads.data.files import held
 from workloads.data.images.archives import CIFAR_10, CIFAR_100, STL_10, TINY_IMAGENET
-from workloads.data.images.own import is_images, own_images
+from workloads.data.images.kind import IMAGES, skipped_warning
 from workloads.data.images.synthetic import SYNTHETIC_IMAGES
 from workloads.data.images.tables import CIFAR_10_SUBSET
+from workloads.data.interactions.kind import INTERACTIONS
 from workloads.data.interactions.lightgcn import GOWALLA, LASTFM, YELP2018
 from workloads.data.interactions.movielens import ML_1M, ML_100K, ML_100K_RAW
 from workloads.data.interactions.synthetic import SYNTHETIC
 from workloads.data.interactions.synthetic_large import SYNTHETIC_1M
 from workloads.data.interactions.tables import is_path, own_dataset
 from workloads.data.interactions.yahoo import YAHOO_R3
-from workloads.data.pairs.sts import GLUE_STSB, STSB, is_pairs, own_pairs
+from workloads.data.pairs.kind import PAIRS
+from workloads.data.pairs.sts import GLUE_STSB, STSB
 from workloads.data.pairs.synthetic import SYNTHETIC_PAIRS
-from workloads.data.questions.knowledge_graph import PATHQUESTION, is_questions, own_questions
+from workloads.data.questions.kind import QUESTIONS
+from workloads.data.questions.knowledge_graph import PATHQUESTION
 from workloads.data.questions.synthetic import SYNTHETIC_QUESTIONS
-from workloads.data.retrieval.beir import is_beir, own_beir
 from workloads.data.retrieval.collections import CACM, CISI, CRAN, MED, SCIFACT, TIME
+from workloads.data.retrieval.kind import RETRIEVAL
 from workloads.data.retrieval.synthetic import SYNTHETIC_RETRIEVAL
-from workloads.data.retrieval.topical import CLASSIC_IR, is_topical, own_topical
-from workloads.data.retrieval.triples import is_triples, own_triples
-from workloads.data.source import Dataset, SourceFile
+from workloads.data.retrieval.topical import CLASSIC_IR
+from workloads.data.source import Dataset, Kind, ReadOptions, SourceFile
 
 DATASETS: Mapping[str, Dataset] = {
     known.name: known
@@ -68,29 +70,8 @@ DATASETS: Mapping[str, Dataset] = {
     )
 }
 
-OWN: tuple[tuple[Callable[[Path], bool], Callable[[str, Path], Dataset]], ...] = (
-    (is_beir, own_beir),
-    (is_topical, own_topical),
-    (is_triples, own_triples),
-    (is_questions, own_questions),
-    (is_pairs, own_pairs),
-    (is_images, own_images),
-)
-"""The forms of a user's own data at an absolute path, each told by what lies there; otherwise it is interactions."""
-
-
-LAYOUTS: Mapping[str, str] = {
-    "images": "a folder with a sub-folder of image files for each class, or with such folders in train and test (or "
-    "val); Parquet with the columns image and label, one table or train.parquet and test.parquet",
-    "interactions": "a table with the columns user and item (.parquet, .csv, .tsv); a folder with two of them, train "
-    "and test, or with train.txt and test.txt, a user's items a line",
-    "retrieval": "a folder with corpus.jsonl, queries.jsonl and qrels.tsv or qrels/*.tsv; a collection of LoTTE or CPR "
-    "or a folder of them; Parquet with the columns query, positive and negative",
-    "graph_questions": "a folder with questions.jsonl and a TSV of triples for each graph",
-    "sentence_pairs": "a table with the columns sentence1, sentence2 and score (.parquet, .csv, .tsv); a folder with "
-    "train and, where there are any, dev and test",
-}
-"""What a user's own data of each kind look like; the README of a workload has them in full."""
+KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (RETRIEVAL, QUESTIONS, PAIRS, IMAGES, INTERACTIONS)}
+"""The kinds of data by name, in the order in which their forms are looked for at a path; interactions are the rest."""
 
 
 def dataset(name: str) -> Dataset:
@@ -103,7 +84,8 @@ def dataset(name: str) -> Dataset:
         return DATASETS[name]
     if is_path(name):
         path = Path(name)
-        own = next((own for fits, own in OWN if path.is_absolute() and fits(path)), None)
+        forms = (form for kind in KINDS.values() for form in kind.own)
+        own = next((own for fits, own in forms if path.is_absolute() and fits(path)), None)
         return own(name, path) if own else own_dataset(name)
     raise _unknown(name, sorted(DATASETS), " or the path of your own")
 
@@ -125,7 +107,7 @@ def check_kind(name: str, *kinds: str) -> str:
         try:
             kind = dataset(name).kind
         except DataError:
-            layouts = "; or ".join(LAYOUTS[kind] for kind in kinds)
+            layouts = "; or ".join(KINDS[kind].layout for kind in kinds)
             raise DataError("what is there is no dataset", file=Path(name), expected=layouts) from None
     if kind not in kinds:
         expected = f"{' or '.join(kinds)}: {', '.join(fitting)}, or the path of your own"
@@ -152,6 +134,31 @@ def check(name: str, root: Path) -> None:
     """
     for problem in _problems(dataset(name), root, digest):
         raise problem
+
+
+def check_readable(name: str, root: Path, options: ReadOptions = ReadOptions()) -> None:
+    """Refuse, before a worker starts, what :func:`check` does not see.
+
+    That is: a damaged line or image where there is no checksum, a split or noise that the dataset cannot have, and
+    parts that nothing could be judged by. Such a dataset is converted now, as by its first reader.
+
+    Raises:
+        DataError: the dataset is unknown, missing or damaged, or does not have what the options need.
+        CacheUnwritable: the cache cannot be written.
+    """
+    known = dataset(name)
+    KINDS[known.kind].check(known, root, options)
+
+
+def counts(name: str, root: Path) -> Mapping[str, int]:
+    """The numbers that describe a dataset, by its kind. The first call on a machine may convert it."""
+    return KINDS[dataset(name).kind].counts(name, root)
+
+
+def left_out(params: Mapping[str, Any], root: Path) -> str | None:
+    """A sentence about the examples of a run's dataset that are left out; None without one."""
+    name = params.get("dataset")
+    return None if name is None else skipped_warning(dataset(name), params, root)
 
 
 def verify(name: str, root: Path) -> list[str]:

@@ -1,8 +1,8 @@
-"""What a dataset is: its files at their official source and the functions that read them."""
+"""What a dataset is: its files at their official source and the functions that read them; what a kind of data is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,3 +72,31 @@ class Dataset:
     def verified(self) -> bool:
         """Whether a checksum is known for every file, so that damage shows without reading."""
         return all(source.sha256 for source in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """Parameters of a run that say how its dataset is read; None where the run does not have the parameter."""
+
+    split: str | None = None
+    size: int | None = None
+    corrupt: str | None = None
+    unknown: str | None = None
+    noise: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of data: what a user's own files look like, and how a dataset of the kind is checked and counted.
+
+    ``layout`` describes a user's own data. ``own`` are its forms at an absolute path: whether a path has that form,
+    and the dataset there. ``check`` refuses, before a worker starts, what checksums do not show; it raises
+    :class:`~workloads.data.errors.DataError`. ``counts`` are the numbers that describe a dataset, such as its users.
+    Both import NumPy only when called.
+    """
+
+    name: str
+    layout: str
+    own: tuple[tuple[Callable[[Path], bool], Callable[[str, Path], Dataset]], ...]
+    check: Callable[[Dataset, Path, ReadOptions], None]
+    counts: Callable[[str, Path], Mapping[str, int]]

@@ -24,7 +24,7 @@ from workloads.bi_encoder.loss_calls import OBJECTIVES, Scored
 from workloads.bi_encoder.params import Params
 from workloads.bi_encoder.workload import BiEncoder
 from workloads.contract import Runtime
-from workloads.data.pairs.splits import load_pairs
+from workloads.data.pairs.load import load_pairs
 from workloads.data.pairs.types import SentencePairs
 from workloads.testing import Conformance, values
 from workloads.testing_distributed import together

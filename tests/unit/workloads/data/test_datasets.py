@@ -27,7 +27,7 @@ from workloads.data import (
     occupations,
     verify,
 )
-from workloads.data.datasets import LAYOUTS, check_kind
+from workloads.data.datasets import KINDS, check_kind
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def test_the_catalogue_is_complete() -> None:
             assert (source.member or source.url).endswith(source.path) or known.obtain
 
 
-@pytest.mark.parametrize(("kind", "mine"), list(LAYOUTS.items()))
+@pytest.mark.parametrize(("kind", "mine"), list((kind.name, kind.layout) for kind in KINDS.values()))
 def test_what_is_of_no_kind_is_told_what_would_do(kind: str, mine: str, tmp_path: Path) -> None:
     fitting = [known.name for known in DATASETS.values() if known.kind == kind]
     with pytest.raises(DataError) as caught:
@@ -75,7 +75,7 @@ def test_what_is_of_no_kind_is_told_what_would_do(kind: str, mine: str, tmp_path
 
 
 def test_every_kind_has_its_layouts() -> None:
-    assert set(LAYOUTS) == {known.kind for known in DATASETS.values()}
+    assert set(KINDS) == {known.kind for known in DATASETS.values()}
 
 
 def test_only_a_known_one_can_be_fetched(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tests.support.pictures import class_folders, picture
-from workloads.data import DataError, check_readable, fingerprint, verify
+from workloads.data import DataError, ReadOptions, check_readable, fingerprint, verify
 from workloads.data.cache import cache_dir
 from workloads.data.images import load
 from workloads.data.images import resident as prepared_module
@@ -81,7 +81,7 @@ def test_a_corrupt_image_is_skipped_and_counted(folder: Path) -> None:
     class_folders(folder, {"a": 10, "b": 10})
     for name in ("a/0.png", "b/4.png"):
         (folder / name).write_bytes(b"")
-    check_readable(str(folder), folder, corrupt="skip")
+    check_readable(str(folder), folder, ReadOptions(corrupt="skip"))
     images = load_images(str(folder), folder, corrupt="skip")
     assert [name.split(" ")[0] for name in images.skipped] == [str(folder / "a/0.png"), str(folder / "b/4.png")]
     assert images.train.rows.tolist() == [*range(1, 14), *range(15, 20)]

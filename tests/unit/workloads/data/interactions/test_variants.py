@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.data import DataError, Interactions, check_readable, load_interactions
+from workloads.data import DataError, Interactions, ReadOptions, check_readable, load_interactions
 from workloads.data.interactions.variants import Split, resplit, with_noise
 
 N_USERS, N_ITEMS = 7, 9
@@ -20,6 +20,11 @@ rated = st.dictionaries(
     st.tuples(st.integers(0, N_USERS - 1), st.integers(0, N_ITEMS - 1)), st.integers(1, 5), min_size=1, max_size=50
 )
 seeds = st.integers(0, 2**63)
+
+
+def refuse_unreadable(name: str, root: Path, split: str) -> None:
+    check_readable(name, root, ReadOptions(split=split))
+
 
 
 def interactions(ratings: dict[tuple[int, int], int], n_test: int = 0) -> Interactions:
@@ -95,7 +100,7 @@ def test_a_survey_gives_its_good_ratings_and_train_stays() -> None:
 
 
 def test_a_clean_split_needs_ratings(tmp_path: Path) -> None:
-    for refuse in (load_interactions, check_readable):
+    for refuse in (load_interactions, refuse_unreadable):
         with pytest.raises(DataError, match=r"split=clean needs ratings.*split=official or split=random"):
             refuse("synthetic", tmp_path, split="clean")
 
@@ -109,7 +114,7 @@ def test_ratings_off_the_scale_are_no_clean_test_part(stray: int, refused: bool,
     if not refused:
         assert len(load_interactions(str(table), tmp_path, "clean").test) == (stray + 1) // 2
         return
-    for refuse in (load_interactions, check_readable):
+    for refuse in (load_interactions, refuse_unreadable):
         with pytest.raises(DataError, match=rf"highest rating, 55,.*got {stray} of 150; .*2%\. Correct.*split=random"):
             refuse(str(table), tmp_path, split="clean")
     assert len(load_interactions(str(table), tmp_path, "random").test) == 30

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from workloads.data import DataError, check_readable, dataset, fingerprint
-from workloads.data.pairs.splits import load_pairs
+from workloads.data import DataError, ReadOptions, check_readable, dataset, fingerprint
+from workloads.data.pairs.load import load_pairs
 from workloads.data.pairs.synthetic import Planted, generate
 from workloads.data.pairs.types import Pairs
 
@@ -101,8 +101,8 @@ def test_hidden_test_scores_are_refused_before_training_and_dev_stands_in(tmp_pa
     write_csv(tmp_path / "validation.csv", ROWS[40:50])
     write_csv(tmp_path / "test.csv", [(one, other, -1.0) for one, other, _ in ROWS[50:]])
     with pytest.raises(DataError, match=r"hides the scores of its test part .* Set split=dev"):
-        check_readable(str(tmp_path), ROOT, None)
-    check_readable(str(tmp_path), ROOT, "dev")
+        check_readable(str(tmp_path), ROOT)
+    check_readable(str(tmp_path), ROOT, ReadOptions(split="dev"))
     assert texts(load_pairs(str(tmp_path), ROOT, "dev").test) == set(ROWS[40:50])
 
 

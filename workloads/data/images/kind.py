@@ -1,0 +1,52 @@
+"""Images as a kind of data. Imports no NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from workloads.data.images.own import is_images, own_images
+from workloads.data.source import Dataset, Kind, ReadOptions
+
+if TYPE_CHECKING:
+    from workloads.data.images.convert import Corrupt
+
+
+def check(dataset: Dataset, root: Path, options: ReadOptions) -> None:
+    """Decode a dataset without checksums now, as its first reader would."""
+    if dataset.verified:
+        return
+    from workloads.data.images.load import load_images
+
+    load_images(dataset.name, root, options.size, cast("Corrupt", options.corrupt or "refuse"))
+
+
+def counts(name: str, root: Path) -> Mapping[str, int]:
+    """Nothing: to count images, they would be decoded."""
+    return {}
+
+
+def skipped_warning(dataset: Dataset, params: Mapping[str, Any], root: Path) -> str | None:
+    """A sentence about the images that ``dataset_corrupt=skip`` leaves out; None without one.
+
+    A dataset of known checksums has none that cannot be decoded.
+    """
+    if params.get("dataset_corrupt") != "skip" or dataset.verified:
+        return None
+    from workloads.data.images.load import load_images
+
+    skipped = load_images(dataset.name, root, params.get("dataset_size"), "skip").skipped
+    many = f"{len(skipped)} images can not be decoded and are left out, the first of them"
+    one = "1 image can not be decoded and is left out:"
+    return f"Warning: {one if len(skipped) == 1 else many} {skipped[0]}" if skipped else None
+
+
+IMAGES = Kind(
+    "images",
+    "a folder with a sub-folder of image files for each class, or with such folders in train and test (or "
+    "val); Parquet with the columns image and label, one table or train.parquet and test.parquet",
+    own=((is_images, own_images),),
+    check=check,
+    counts=counts,
+)

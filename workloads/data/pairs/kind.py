@@ -1,0 +1,32 @@
+"""Sentence pairs as a kind of data. Imports no NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from workloads.data.pairs.sts import is_pairs, own_pairs
+from workloads.data.pairs.types import KIND
+from workloads.data.source import Dataset, Kind, ReadOptions
+
+
+def check(dataset: Dataset, root: Path, options: ReadOptions) -> None:
+    """Refuse a dataset with hidden test scores, or without the parts that the split needs."""
+    from workloads.data.pairs.load import load_pairs
+
+    load_pairs(dataset.name, root, "dev" if options.split == "dev" else "official")
+
+
+def counts(name: str, root: Path) -> Mapping[str, int]:
+    """Nothing is counted."""
+    return {}
+
+
+PAIRS = Kind(
+    KIND,
+    "a table with the columns sentence1, sentence2 and score (.parquet, .csv, .tsv); a folder with "
+    "train and, where there are any, dev and test",
+    own=((is_pairs, own_pairs),),
+    check=check,
+    counts=counts,
+)

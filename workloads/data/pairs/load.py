@@ -1,0 +1,63 @@
+"""From a dataset's name to its sentence pairs in three parts: the source's own, or carved from train by a seed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from workloads.data.conversion_cache import intact
+from workloads.data.datasets import read
+from workloads.data.errors import DataError
+from workloads.data.pairs.splits import carve
+from workloads.data.pairs.types import KIND, SentencePairs
+
+PairSplit: TypeAlias = Literal["official", "dev"]
+"""The source's own parts, or its dev part as the test part, with a new validation part carved from train."""
+
+VALIDATION, TEST = 0.1, 0.2
+"""Shares that are carved where the source has no such part."""
+
+
+def load_pairs(name: str, root: Path, split: PairSplit = "official", *, seed: int = 0) -> SentencePairs:
+    """A dataset with all three parts. One that the source does not have is carved from train.
+
+    Which part a pair comes to hangs on the seed and its two texts alone, so that equal pairs are never torn apart.
+    Later calls in one process return the same object.
+
+    Args:
+        name: of the catalogue, or an absolute path.
+        root: the data root.
+        split: see :data:`PairSplit`.
+        seed: of the parts that are carved.
+
+    Raises:
+        DataError: the dataset is unknown, of another kind, missing or damaged, its test scores are hidden, or a part
+            would be empty.
+    """
+    return _load(name, root, intact(name, root, KIND, "pairs of sentences"), split, seed)
+
+
+@lru_cache(maxsize=4)
+def _load(name: str, root: Path, fingerprint: str, split: PairSplit, seed: int) -> SentencePairs:
+    data: SentencePairs = read(name, root)
+    if split == "dev":
+        if data.validation is None:
+            raise DataError(f"dataset {name!r} has no dev part", got="split=dev", expected="split=official")
+        data = SentencePairs(data.train, test=data.validation)
+    elif data.test is not None and data.test.hidden:
+        raise DataError(
+            f"the source of dataset {name!r} hides the scores of its test part (-1, or none)",
+            fix="Set split=dev to test on its dev part and to carve a validation part from train",
+        )
+    if data.test is None:
+        train, test = carve(data.train, TEST, "test", seed)
+        data = replace(data, train=train, test=test)
+    if data.validation is None:
+        train, validation = carve(data.train, VALIDATION, "validation", seed)
+        data = replace(data, train=train, validation=validation)
+    for part, pairs in (("train", data.train), ("validation", data.validation), ("test", data.test)):
+        if not pairs:
+            raise DataError(f"the {part} part of dataset {name!r} has no pair")
+    return data

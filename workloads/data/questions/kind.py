@@ -1,0 +1,32 @@
+"""Questions over knowledge graphs as a kind of data. Imports no NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from workloads.data.questions.knowledge_graph import KIND, is_questions, own_questions
+from workloads.data.source import Dataset, Kind, ReadOptions
+
+
+def check(dataset: Dataset, root: Path, options: ReadOptions) -> None:
+    """Read questions without checksums now, as their first reader would."""
+    if dataset.verified:
+        return
+    from workloads.data.questions.load import load_questions
+
+    load_questions(dataset.name, root)
+
+
+def counts(name: str, root: Path) -> Mapping[str, int]:
+    """Nothing is counted."""
+    return {}
+
+
+QUESTIONS = Kind(
+    KIND,
+    "a folder with questions.jsonl and a TSV of triples for each graph",
+    own=((is_questions, own_questions),),
+    check=check,
+    counts=counts,
+)
