@@ -145,7 +145,9 @@ class Workload(Protocol):
     import no PyTorch, and raise ValueError in one sentence: ``check_plan(epochs, refit)`` for a plan that these values
     can not be trained by, and ``check_data(root, holdout)`` for data that they can not be trained on. ``root`` is the
     data root, under which the dataset is there and intact; without ``holdout`` no part is ever held out for validation.
-    A class attribute ``presets`` that it may have maps names to a :class:`Preset` each, for ``--preset NAME``.
+    A class attribute ``presets`` that it may have maps names to a :class:`Preset` each, for ``--preset NAME``; one
+    named ``tables`` maps a parameter to the rows of its values (:mod:`workloads.loss_table`), which
+    ``orchestrator workloads NAME`` shows.
 
     No name is one of :data:`RESERVED`. ``batch_size`` is the global batch, which workers and micro-batches divide.
     Where the catalog's entry names kinds of data, ``dataset``, ``dataset_size``, ``dataset_corrupt``,

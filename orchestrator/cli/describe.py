@@ -46,12 +46,14 @@ def print_parameters(name: str, as_json: bool) -> None:
     """What ``key=value`` may set: the workload's parameters and the engine's plan.
 
     As JSON, each is its JSON Schema (``type, default, minimum, enum, description`` ...) with its ``name`` and
-    ``section`` (``params`` or ``plan``). Raises UserError for an unknown workload, with the nearest name.
+    ``section`` (``params`` or ``plan``); presets and the rows of tables, such as the losses, have ``source`` and their
+    settings. Raises UserError for an unknown workload, with the nearest name.
     """
     entry = workload_loader.entry(name)
     params = list(_properties(workload_loader.params(name).model_json_schema()))
     plan = [(key, schema) for key, schema in _properties(Plan.model_json_schema()) if key in PLAN_KEYS]
     presets = workload_loader.presets(name)
+    tables = workload_loader.tables(name)
     if as_json:
         sections = {"params": params, "plan": plan}
         rows = [
@@ -61,17 +63,31 @@ def print_parameters(name: str, as_json: bool) -> None:
             {"name": key, "section": "preset", "source": preset.source, "settings": dict(preset.settings)}
             for key, preset in presets.items()
         ]
+        rows += [
+            {"name": key, "section": choice, "source": row.source, "params": _defaults(row.params)}
+            for choice, table in tables.items()
+            for key, row in table.items()
+        ]
         print(json.dumps(rows))
         return
     print(f"{name}: {entry.summary}\n")
     _print_parameters("parameter", params)
     print("\nThe plan, which is the same for every workload:\n")
     _print_parameters("plan", plan)
+    for choice, table in tables.items():
+        print(f"\nWhat each {choice} uses, with its defaults:\n")
+        lines = ([key, _words(_defaults(row.params)), row.source] for key, row in table.items())
+        _print_table((choice, "parameters", "source"), lines)
     if presets:
         print("\nSettings of a source, by --preset NAME:\n")
         lines = ([key, preset.source, _words(preset.settings)] for key, preset in presets.items())
         _print_table(("preset", "source", "settings"), lines)
     print(f"\nSet them as key=value, such as: orchestrator run {name} epochs=10")
+
+
+def _defaults(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults as JSON values; one that is computed as its text."""
+    return {name: str(value) if callable(value) else value for name, value in params.items()}
 
 
 def print_datasets(settings: Settings, as_json: bool) -> None:

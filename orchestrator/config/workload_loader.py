@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
@@ -47,6 +47,15 @@ def presets(name: str) -> Mapping[str, Preset]:
     if not isinstance(offered, Mapping):  # another's attribute that has this name
         return {}
     return {preset: settings for preset, settings in offered.items() if isinstance(settings, Preset)}
+
+
+def tables(name: str) -> Mapping[str, Mapping[str, Any]]:
+    """The rows behind the values of a workload's parameters; empty where it offers none.
+
+    By parameter, then by value; a row has ``source`` and ``params``. Raises UserError as :func:`params`.
+    """
+    offered = getattr(params(name), "tables", {})
+    return offered if isinstance(offered, Mapping) else {}
 
 
 def code(name: str) -> type[Workload]:

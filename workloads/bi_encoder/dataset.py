@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.bi_encoder.params import Params
-from workloads.data.pairs.splits import load_pairs
+from workloads.data.pairs.load import load_pairs
 from workloads.data.pairs.types import Pairs, SentencePairs
 from workloads.encoders.tokens import Tokenizer, Tokens
 

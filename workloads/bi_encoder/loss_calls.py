@@ -1,11 +1,10 @@
-"""The losses by name: from the vectors of a global batch of pairs to this rank's share of the loss."""
+"""From the vectors of a global batch of pairs to this rank's share of the loss."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,14 +12,12 @@ from numpy.typing import NDArray
 
 from workloads.bi_encoder.batches import Batch
 from workloads.bi_encoder.dataset import Part
+from workloads.bi_encoder.losses import LOSSES
 from workloads.distributed import gather
 from workloads.encoders.pooling import cosine, normalised
-from workloads.losses import contrastive
-from workloads.losses.graded import cosent_loss, cosine_embedding_loss, cosine_mse_loss
+from workloads.losses import graded
+from workloads.losses.graded import cosine_mse_loss
 from workloads.scores import in_batch_scores
-
-Objective: TypeAlias = Callable[..., torch.Tensor]
-"""From a :class:`Scored` batch and, by name, what the loss reads, to a scalar: the ranks' sum is the batch's loss."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,27 +46,48 @@ class Scored:
         return tensor
 
 
-def _mse(scored: Scored, *, lowest_cosine: float) -> torch.Tensor:
+def batch_loss(scored: Scored, loss: str, settings: Mapping[str, Any]) -> torch.Tensor:
+    """The loss of that name, a scalar: the sum over the ranks is the batch's loss.
+
+    Args:
+        settings: the parameters used with the loss, by name.
+    """
+    row = LOSSES[loss]
+    if row.in_batch:
+        return in_batch_loss(scored, row.load(), **settings)
+    value: torch.Tensor = row.load()(scored, **settings)
+    return value
+
+
+def mse_loss(scored: Scored, *, lowest_cosine: float) -> torch.Tensor:
+    """The squared distance of a pair's cosine from its score, mapped to [``lowest_cosine``, 1] (E-S0)."""
     grades = scored.sent(scored.part.grades[scored.own])
     return cosine_mse_loss(scored.cosines, grades, lowest_cosine).sum() / len(scored.batch)
 
 
-def _cosine_embedding(scored: Scored, *, positive_from: float, margin: float) -> torch.Tensor:
+def cosine_embedding_loss(scored: Scored, *, positive_from: float, margin: float) -> torch.Tensor:
+    """PyTorch's cosine embedding loss; a pair is positive from a score of ``positive_from`` on."""
     positive = scored.sent(scored.part.grades[scored.own] >= positive_from)
-    return cosine_embedding_loss(scored.cosines, positive, margin).sum() / len(scored.batch)
+    return graded.cosine_embedding_loss(scored.cosines, positive, margin).sum() / len(scored.batch)
 
 
-def _cosent(scored: Scored, *, temperature: float) -> torch.Tensor:
-    """Of all pairs of the batch together: each rank computes the same and counts for its part."""
+def cosent_loss(scored: Scored, *, temperature: float) -> torch.Tensor:
+    """CoSENT, of all pairs of the batch: each rank computes the same and counts for its part."""
     cosines = gather(scored.cosines, scored.batch.counts)
     grades = scored.sent(scored.part.grades[scored.batch.rows])
-    return cosent_loss(cosines, grades, temperature) / len(scored.batch.counts)
+    return graded.cosent_loss(cosines, grades, temperature) / len(scored.batch.counts)
 
 
-def _in_batch(scored: Scored, *, loss: Objective, positive_from: float, **settings: Any) -> torch.Tensor:
+def in_batch_loss(
+    scored: Scored, formula: Callable[..., torch.Tensor], *, positive_from: float, **settings: Any
+) -> torch.Tensor:
     """The first sentences of pairs that belong together, against the second sentences of all pairs of the batch.
 
     No negative of an anchor is a sentence that is the same text as itself or its own second one (E-6.N).
+
+    Args:
+        formula: of scores (A,), (A, N) and, by name, ``settings``.
+        positive_from: the score from which on a pair belongs together.
     """
     part, rows = scored.part, scored.batch.rows
     anchors = np.flatnonzero(part.grades[scored.own] >= positive_from)
@@ -80,26 +98,4 @@ def _in_batch(scored: Scored, *, loss: Objective, positive_from: float, **settin
     first = normalised(scored.vectors[:, 0]).index_select(0, scored.sent(anchors))
     own = scored.sent(anchors + scored.batch.own.start)
     positive, negatives = in_batch_scores(first, candidates, own, scored.sent(same))
-    return loss(positive, negatives, **settings).sum() / count
-
-
-def _dcl(positive: torch.Tensor, negatives: torch.Tensor, **settings: Any) -> torch.Tensor:
-    """The pair's own second sentence is the only known positive (E-DCL)."""
-    return contrastive.dcl_loss(positive, negatives, positive.unsqueeze(1), floor="cosine", **settings)
-
-
-def _hcl(positive: torch.Tensor, negatives: torch.Tensor, **settings: Any) -> torch.Tensor:
-    return contrastive.hcl_loss(positive, negatives, positive.unsqueeze(1), floor="cosine", **settings)
-
-
-OBJECTIVES: Mapping[str, Objective] = {
-    "mse": _mse,
-    "cosent": _cosent,
-    "cosine_embedding": _cosine_embedding,
-    "infonce": partial(_in_batch, loss=contrastive.infonce_loss),
-    "decoupled": partial(_in_batch, loss=contrastive.decoupled_loss),
-    "dcl": partial(_in_batch, loss=_dcl),
-    "hcl": partial(_in_batch, loss=_hcl),
-    "bcl": partial(_in_batch, loss=contrastive.bcl_loss),
-}
-"""The losses that a parameter ``loss`` can name."""
+    return formula(positive, negatives, **settings).sum() / count

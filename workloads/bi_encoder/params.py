@@ -11,13 +11,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from workloads.bi_encoder.reads import LOSSES, idle, resolved
+from workloads.bi_encoder.losses import CONDITIONAL, LOSSES, fill_defaults
+from workloads.conditional_params import OneOf, out_of_bounds_error
 from workloads.contract import MID_RUN, Preset
 from workloads.data.datasets import check_kind
 from workloads.data.pairs.types import ALIASES, KIND
 from workloads.encoders import sources
 
-Loss: TypeAlias = Literal["mse", "cosent", "cosine_embedding", "infonce", "decoupled", "dcl", "hcl", "bcl"]
+Loss: TypeAlias = Annotated[str, OneOf(LOSSES)]
 
 
 PRESETS: Mapping[str, Preset] = {
@@ -40,6 +41,7 @@ class Params(BaseModel):
     """
 
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
+    tables: ClassVar[Mapping[str, Mapping[str, Any]]] = {"loss": LOSSES}
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     dataset: Annotated[str, AfterValidator(lambda name: check_kind(ALIASES.get(name, name), KIND))] = Field(
@@ -126,17 +128,17 @@ class Params(BaseModel):
     @classmethod
     def _resolve(cls, given: Any) -> Any:
         """Give what the loss and the encoder read, and was not set, the value that goes with them."""
-        return resolved(given) if isinstance(given, dict) else given
+        return fill_defaults(given) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _read(self) -> Self:
         """Refuse a value that nothing would read, or that its loss has no use for."""
-        if message := idle(self.model_dump()):
+        values = self.model_dump()
+        bounds = LOSSES[self.loss].bounds
+        if message := CONDITIONAL.unused_parameter_error(values) or out_of_bounds_error(values, bounds, ("loss",)):
             raise ValueError(message)
-        if self.loss == "bcl" and self.beta is not None and self.beta > 1:
-            raise ValueError(f"beta={self.beta:g} of loss=bcl is not in [0, 1]")
         return self
 
     def of_loss(self) -> dict[str, Any]:
         """The parameters that the loss reads, by name."""
-        return {name: getattr(self, name) for name in LOSSES[self.loss]}
+        return {name: getattr(self, name) for name in LOSSES[self.loss].params}

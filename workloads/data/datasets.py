@@ -136,7 +136,7 @@ def check(name: str, root: Path) -> None:
         raise problem
 
 
-def check_readable(name: str, root: Path, options: ReadOptions = ReadOptions()) -> None:
+def check_readable(name: str, root: Path, options: ReadOptions | None = None) -> None:
     """Refuse, before a worker starts, what :func:`check` does not see.
 
     That is: a damaged line or image where there is no checksum, a split or noise that the dataset cannot have, and
@@ -147,7 +147,7 @@ def check_readable(name: str, root: Path, options: ReadOptions = ReadOptions()) 
         CacheUnwritable: the cache cannot be written.
     """
     known = dataset(name)
-    KINDS[known.kind].check(known, root, options)
+    KINDS[known.kind].check(known, root, options or ReadOptions())
 
 
 def counts(name: str, root: Path) -> Mapping[str, int]:

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from workloads.conditional_params import ConditionalParams, Rules
 from workloads.contract import MID_RUN
 from workloads.data.datasets import check_kind
 from workloads.encoders import sources
@@ -17,20 +19,35 @@ from workloads.encoders import sources
 Memory: TypeAlias = Literal["none", "isd", "random", "mir", "gss", "ocs"]
 Compatible: TypeAlias = Literal["no", "frozen", "embedding", "ranking"]
 
-_REMEMBERING = ("isd", "random", "mir", "gss", "ocs")
 
-_OF = {
-    "alpha": ("new", ("l2r",), 0.5),
-    "standardise": ("new", ("l2r",), False),
-    "n_memory": ("memory", _REMEMBERING, 4),
-    "capacity": ("memory", _REMEMBERING, 12),
-    "align_weight": ("compatible", ("embedding", "ranking"), 1.0),
-    "detach_target": ("compatible", ("ranking",), False),
+def _offered(values: Mapping[str, Any], *, at_most: int, name: str = "") -> int:
+    """A memory's default size, at most what it is ever offered; a value that is no number is refused later."""
+    numbers = {key: Params.model_fields[key].default for key in ("n_new", "split_sessions")}
+    try:
+        offered = int(values.get("n_new", numbers["n_new"])) * int(
+            values.get("split_sessions", numbers["split_sessions"])
+        )
+        kept = int(values.get(name) or at_most)
+    except (TypeError, ValueError):
+        return at_most
+    return max(1, min(at_most, kept, offered))
+
+
+_MEMORY = {
+    "n_memory": lambda values: _offered(values, at_most=4, name="capacity"),
+    "capacity": lambda values: _offered(values, at_most=12),
 }
-"""Parameters that only some choices read: of which choice, with which of its values, and their default there."""
+_RULES: Rules = {
+    ("update", "continue"): {"memory": "isd", "compatible": "ranking"},
+    ("update", "none"): {"memory": "none", "compatible": "frozen"},
+    ("update", "retrain"): {"memory": "none", "compatible": "no"},
+    ("new", "l2r"): {"alpha": 0.5, "standardise": False},
+    **{("memory", memory): _MEMORY for memory in ("isd", "random", "mir", "gss", "ocs")},
+    ("compatible", "embedding"): {"align_weight": 1.0},
+    ("compatible", "ranking"): {"align_weight": 1.0, "detach_target": False},
+}
 
-
-_BOUNDED = ("n_memory", "capacity")
+CONDITIONAL = ConditionalParams(lambda: _RULES, {"update": "continue", "new": "l2r"})
 
 
 class Params(BaseModel):
@@ -145,29 +162,13 @@ class Params(BaseModel):
     @classmethod
     def _resolve(cls, given: Any) -> Any:
         """Give what the choices read, and was not set, the value that goes with them."""
-        if not isinstance(given, dict):
-            return given
-        values = dict(given)
-        trained = values.get("update", "continue")
-        if values.get("memory") is None:
-            values["memory"] = "isd" if trained == "continue" else "none"
-        if values.get("compatible") is None:
-            values["compatible"] = {"none": "frozen", "retrain": "no"}.get(trained, "ranking")
-        for name, (choice, readers, default) in _OF.items():
-            if values.get(name) is None and values.get(choice, cls.model_fields[choice].default) in readers:
-                values[name] = default if name not in _BOUNDED else _fitting(name, int(default), given)
-        return values
+        return CONDITIONAL.fill_defaults(given) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _readable(self) -> Self:
         """Refuse a value that nothing would read, and a memory that there is nothing for."""
-        for name, (choice, readers, _) in _OF.items():
-            if getattr(self, choice) not in readers and getattr(self, name) is not None:
-                fix = " or ".join(f"{choice}={reader}" for reader in readers)
-                raise ValueError(
-                    f"{name}={getattr(self, name)} has no effect with {choice}={getattr(self, choice)}. "
-                    f"Drop {name}, or set {fix}"
-                )
+        if message := CONDITIONAL.unused_parameter_error(self.model_dump()):
+            raise ValueError(message)
         if self.update != "continue" and self.memory != "none":
             raise ValueError(f"memory={self.memory} has no effect with update={self.update}. Set memory=none")
         needed = {"none": ("frozen",), "retrain": ("no",)}.get(self.update)
@@ -193,14 +194,3 @@ class Params(BaseModel):
                 f"epochs={epochs} are too few for {self.split_sessions + 1} sessions, each of which needs one. "
                 f"Set epochs={self.split_sessions + 1} or more, or fewer split_sessions"
             )
-
-
-def _fitting(name: str, default: int, given: dict[str, Any]) -> int:
-    """The default of a memory's size, or as many as are offered to it; a value that is no number is refused later."""
-    numbers = {key: Params.model_fields[key].default for key in ("n_new", "split_sessions")}
-    try:
-        offered = {key: int(given.get(key, number)) for key, number in numbers.items()}
-        kept = int(given.get("capacity") or default) if name == "n_memory" else default
-    except (TypeError, ValueError):
-        return default
-    return max(1, min(default, kept, offered["n_new"] * offered["split_sessions"]))

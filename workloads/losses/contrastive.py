@@ -75,6 +75,21 @@ def dcl_loss(
     return _debiased(positive, negatives, extra, tau, 0, temperature, floor)
 
 
+def cosine_dcl_loss(
+    positive: torch.Tensor, negatives: torch.Tensor, *, tau: float, temperature: float = 1.0
+) -> torch.Tensor:
+    """DCL of cosines with K = 1: the positive itself is the only known one (E-DCL). Shapes as for :func:`dcl_loss`."""
+    return dcl_loss(positive, negatives, positive.unsqueeze(1), tau=tau, temperature=temperature, floor="cosine")
+
+
+def cosine_hcl_loss(
+    positive: torch.Tensor, negatives: torch.Tensor, *, tau: float, beta: float, temperature: float = 1.0
+) -> torch.Tensor:
+    """HCL of cosines with K = 1: the positive itself is the only known one (E-DCL). Shapes as for :func:`hcl_loss`."""
+    own = positive.unsqueeze(1)
+    return hcl_loss(positive, negatives, own, tau=tau, beta=beta, temperature=temperature, floor="cosine")
+
+
 def hcl_loss(
     positive: torch.Tensor,
     negatives: torch.Tensor,

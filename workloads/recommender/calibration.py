@@ -106,4 +106,4 @@ def _credence(workload: Recommender, epoch: int) -> Calibration:
     prior = prior_log_odds(data.popularity).index_select(0, chosen)
     weights = credence(scores, prior, distribution, params.credence)
     metrics = {"ks": ks_distance(sample, distribution).item()} if params.backbone == "mf" else {}
-    return Calibration({}, weights, metrics)
+    return Calibration(workload.settings, weights, metrics)

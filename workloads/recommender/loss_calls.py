@@ -1,13 +1,14 @@
-"""The losses by name: which scores and which parameters each of them takes."""
+"""The scores of a batch, and the losses whose call is more than a call of their formula."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 
 from workloads.losses import contrastive, pairwise
+from workloads.recommender.losses import LOSSES
 from workloads.recommender.params import Params
 
 
@@ -30,73 +31,52 @@ class Scores(NamedTuple):
         return torch.cat([self.positive.unsqueeze(1), self.extra], 1)
 
 
-Objective: TypeAlias = Callable[..., torch.Tensor]
-"""From scores and, by name, the parameters that the loss reads, to one value a positive, (B,)."""
+def dcl_loss(
+    positive: torch.Tensor,
+    negatives: torch.Tensor,
+    known: torch.Tensor,
+    *,
+    positives: int,
+    temperature: float,
+    tau: float,
+) -> torch.Tensor:
+    """DCL with the first ``positives`` of the ``known`` positives (B, 1 + M), the positive itself included (E-DCL)."""
+    return contrastive.dcl_loss(positive, negatives, known[:, :positives], temperature=temperature, tau=tau)
 
 
-def _dcl(x: Scores, *, positives: int, **settings: Any) -> torch.Tensor:
-    return contrastive.dcl_loss(x.positive, x.negatives, x.positives[:, :positives], **settings)
+def hcl_loss(
+    positive: torch.Tensor,
+    negatives: torch.Tensor,
+    known: torch.Tensor,
+    *,
+    positives: int,
+    temperature: float,
+    tau: float,
+    beta: float,
+) -> torch.Tensor:
+    """HCL with the first ``positives`` of the ``known`` positives (B, 1 + M), the positive itself included (E-DCL)."""
+    return contrastive.hcl_loss(positive, negatives, known[:, :positives], temperature=temperature, tau=tau, beta=beta)
 
 
-def _hcl(x: Scores, *, positives: int, **settings: Any) -> torch.Tensor:
-    return contrastive.hcl_loss(x.positive, x.negatives, x.positives[:, :positives], **settings)
+def mpr_loss(positive: torch.Tensor, extra: torch.Tensor, negatives: torch.Tensor, *, lam: float) -> torch.Tensor:
+    """MPR of two viewed items ``extra`` (B, 2) and two unobserved ones ``negatives`` (B, 2)."""
+    return pairwise.mpr_loss(positive, (extra[:, 0], extra[:, 1]), (negatives[:, 0], negatives[:, 1]), lam=lam)
 
 
-def _mpr(x: Scores, *, lam: float) -> torch.Tensor:
-    viewed, unobserved = x.extra.unbind(1), x.negatives.unbind(1)
-    return pairwise.mpr_loss(x.positive, (viewed[0], viewed[1]), (unobserved[0], unobserved[1]), lam=lam)
+def truncated_loss(
+    positive: torch.Tensor, negative: torch.Tensor, step: int, *, drop_rate: float, drop_steps: int
+) -> torch.Tensor:
+    """The truncated cross entropy, whose dropped share rises to ``drop_rate`` over ``drop_steps`` steps."""
+    return pairwise.truncated_bce_loss(
+        positive, negative, pairwise.truncated_share(step, maximum=drop_rate, steps=drop_steps)
+    )
 
 
-def _truncated(x: Scores, *, drop_rate: float, drop_steps: int) -> torch.Tensor:
-    share = pairwise.truncated_share(x.step, maximum=drop_rate, steps=drop_steps)
-    return pairwise.truncated_bce_loss(x.positive, x.negative, share)
+def loss_settings(params: Params, density: float) -> Mapping[str, Any]:
+    """The parameters that the formula takes; ``alpha`` may still be "auc" or "auc_literal".
 
-
-OBJECTIVES: Mapping[str, Objective] = {
-    "bpr": lambda x: pairwise.bpr_loss(x.positive, x.negative),
-    "bce": lambda x: pairwise.bce_loss(x.positive, x.negative),
-    "infonce": lambda x, **settings: contrastive.infonce_loss(x.positive, x.negatives, **settings),
-    "decoupled": lambda x, **settings: contrastive.decoupled_loss(x.positive, x.negatives, **settings),
-    "dcl": _dcl,
-    "hcl": _hcl,
-    "dpl": lambda x, *, tau: pairwise.dpl_loss(x.positive, x.negatives, x.extra, tau=tau),
-    "bcl": lambda x, **settings: contrastive.bcl_loss(x.positive, x.negatives, **settings),
-    "gbpr": lambda x, *, rho: pairwise.gbpr_loss(x.positive, x.positives, x.negative, rho=rho),
-    "mpr": _mpr,
-    "denoise_truncated": _truncated,
-    "denoise_reweighted": lambda x, *, beta: pairwise.reweighted_bce_loss(x.positive, x.negative, beta),
-    "denoise_truncated_bpr": lambda x, *, threshold: pairwise.truncated_bpr_loss(x.positive, x.negative, threshold),
-    "bprac": lambda x: pairwise.bpr_loss(x.positive, x.negative),  # weighted by credence, (3.29)
-}
-"""The losses that a parameter ``loss`` can name."""
-
-OF_BATCH = {"denoise_truncated"}
-"""Losses that compare the samples of a batch with one another, which therefore can not be split."""
-
-POINTWISE = {"bpr", "bce", "denoise_reweighted", "denoise_truncated_bpr"}
-"""Losses of one positive and one negative, each pair for itself."""
-
-_COUNTS = {"negatives", "group", "credence", "prior_var"}
-"""Parameters of a loss that its draws or its weights read, not its formula."""
-
-
-def draws(params: Params) -> tuple[int, int]:
-    """N and M: how many negatives and further positives (or users, of gbpr) an interaction needs."""
-    if params.loss == "mpr":
-        return 2, 2
-    extras = params.positives or 0
-    if params.loss in ("dcl", "hcl"):
-        extras = max(0, extras - 1)  # the positive is the first
-    if params.group:
-        extras = params.group - 1  # the user is one of them
-    return params.negatives or 1, extras
-
-
-def settings(params: Params, density: float) -> dict[str, Any]:
-    """The parameters that the formula takes; ``alpha`` may still be "auc" or "auc_literal"."""
-    found = {name: value for name, value in params.of_loss().items() if name not in _COUNTS}
-    if params.loss == "dpl":
-        del found["positives"]
-    if found.get("tau") == "density":
-        found["tau"] = density
-    return found
+    Args:
+        density: of the training interactions, for ``tau=density``.
+    """
+    settings = {name: getattr(params, name) for name in LOSSES[params.loss].keywords}
+    return settings | ({"tau": density} if settings.get("tau") == "density" else {})

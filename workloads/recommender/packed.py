@@ -16,7 +16,8 @@ from workloads.contract import Evaluation, Metrics, Split
 from workloads.recommender.adam import Adam, StackedAdam
 from workloads.recommender.batches import packed_nodes, steps_per_pass
 from workloads.recommender.evaluation import evaluation, rank_users
-from workloads.recommender.loss_calls import OBJECTIVES, POINTWISE, Scores
+from workloads.recommender.loss_calls import Scores
+from workloads.recommender.losses import LOSSES
 from workloads.recommender.model import MatrixFactorisation
 from workloads.recommender.params import Params
 from workloads.recommender.quality import wrong_share
@@ -57,7 +58,7 @@ def _can(params: Params) -> bool:
     return (
         params.backbone == "mf"
         and params.optimizer == "adam"
-        and params.loss in POINTWISE
+        and LOSSES[params.loss].pointwise
         and static
         and not params.quality
     )
@@ -102,12 +103,12 @@ class RecommenderPack:
     def _train(self, part: slice, epochs: Sequence[int]) -> list[Metrics]:
         members, stack = self.members[part], [tensor[part] for tensor in self._stack]
         data, params = members[0].data, members[0].params
-        objective, settings = OBJECTIVES[params.loss], members[0].settings
+        loss, settings = LOSSES[params.loss], members[0].settings
 
         def loss_of(positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
-            return objective(
-                Scores(positive, positive.new_empty(len(positive), 0), negative.unsqueeze(1), 0), **settings
-            )
+            scores = Scores(positive, positive.new_empty(len(positive), 0), negative.unsqueeze(1), 0)
+            values: torch.Tensor = loss.compute(scores, settings)
+            return values
 
         table = MatrixFactorisation(stack[0].flatten(0, 1))
         offsets = torch.arange(len(members), device=data.pairs.device)[:, None] * (data.n_users + data.n_items)

@@ -12,18 +12,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from workloads.conditional_params import OneOf, out_of_bounds_error
 from workloads.contract import MID_RUN, Preset
 from workloads.data.datasets import check_kind, occupations
-from workloads.recommender.reads import SAMPLERS, fault, not_sequential, of_loss, resolved
+from workloads.recommender.losses import CONDITIONAL, LOSSES, SAMPLERS, combination_error, not_compiled
 
 Backbone: TypeAlias = Literal["mf", "lightgcn"]
-Loss: TypeAlias = Literal[
-    "bpr", "bce", "infonce", "decoupled", "dcl", "hcl", "dpl", "bcl", "gbpr", "mpr", "denoise_truncated",
-    "denoise_reweighted", "denoise_truncated_bpr", "bprac",
-]  # fmt: skip
-Sampler: TypeAlias = Literal[
-    "uniform", "in_batch", "popularity", "aobpr", "dns", "srns", "bns", "bns_posterior", "bns_oracle"
-]
+Loss: TypeAlias = Annotated[str, OneOf(LOSSES)]
+Sampler: TypeAlias = Annotated[str, OneOf(SAMPLERS)]
 
 LARGEST_BLOCK = 2**15
 """Users that are scored with as many items at once, by ``sampler=in_batch``: 4 GiB of float32."""
@@ -49,6 +45,7 @@ class Params(BaseModel):
     """
 
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
+    tables: ClassVar[Mapping[str, Mapping[str, Any]]] = {"loss": LOSSES, "sampler": SAMPLERS}
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, "interactions"))] = Field(
@@ -251,7 +248,7 @@ class Params(BaseModel):
     @classmethod
     def _resolve(cls, given: Any) -> Any:
         """Give what the loss and the sampler read, and was not set, the value that goes with them."""
-        return resolved(given) if isinstance(given, dict) else given
+        return CONDITIONAL.fill_defaults(given) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _no_idle_parameter(self) -> Self:
@@ -270,25 +267,19 @@ class Params(BaseModel):
             raise ValueError(
                 f"batch_size={self.batch_size} has no effect with optimizer=sgd. Drop batch_size, or set optimizer=adam"
             )
-        if self.optimizer == "sgd" and (unable := not_sequential(self.model_dump())):
+        if self.optimizer == "sgd" and (unable := not_compiled(self.model_dump())):
             raise ValueError(f"optimizer=sgd does not know {unable}. Set optimizer=adam")
-        if message := fault(self.model_dump()):
+        values = self.model_dump()
+        bounds = {**LOSSES[self.loss].bounds, **SAMPLERS[self.sampler].bounds}
+        if message := combination_error(values):
             raise ValueError(message)
         if self.sampler == "in_batch" and self.batch_size > LARGEST_BLOCK:
             raise ValueError(
                 f"batch_size={self.batch_size} with sampler=in_batch scores as many users with as many items. "
                 f"Set a batch_size of at most {LARGEST_BLOCK}"
             )
-        for name, value, least, most in (
-            ("tau", self.tau, 0.0, 1 - 2**-24),
-            ("alpha", self.alpha, 0.5, 1.0),
-            ("beta", self.beta, 0.0, 1.0 if self.loss == "bcl" else 100.0),
-            ("bns_lambda", self.bns_lambda, 0.0, 1e6),
-            ("prior_var", self.prior_var, 1e-6, 100.0),
-        ):
-            if isinstance(value, float) and not least <= value <= most:
-                bounds = {"tau": "[0, 1)"}.get(name, f"[{least:g}, {most:g}]")
-                raise ValueError(f"{name}={value:g} of loss={self.loss}, sampler={self.sampler} is not in {bounds}")
+        if message := out_of_bounds_error(values, bounds, ("loss", "sampler")):
+            raise ValueError(message)
         return self
 
     def check_data(self, root: Path, holdout: bool = True) -> None:
@@ -299,11 +290,3 @@ class Params(BaseModel):
         """
         if self.bns_prior == "occupation":
             occupations(self.dataset, root)
-
-    def of_loss(self) -> dict[str, Any]:
-        """The parameters that the loss reads, by name."""
-        return {name: getattr(self, name) for name in of_loss(self.loss, self.sampler)}
-
-    def of_sampler(self) -> dict[str, Any]:
-        """The parameters that the sampler reads, by name."""
-        return {name: getattr(self, name) for name in SAMPLERS[self.sampler]}

@@ -9,6 +9,7 @@ import torch
 
 from workloads.data.datasets import occupations
 from workloads.recommender.dataset import Prepared
+from workloads.recommender.losses import SAMPLERS
 from workloads.recommender.params import Params
 from workloads.sampling.bayesian import (
     BNS,
@@ -34,7 +35,7 @@ def sampler(params: Params, data: Prepared, root: Path) -> Sampler:
         workloads.data.DataError: the dataset does not tell its users' occupations, and the prior needs them.
         ValueError: what a user truly likes is asked for, and it is not known.
     """
-    return SAMPLERS[params.sampler](params, data, root)
+    return _BUILD[SAMPLERS[params.sampler].build](params, data, root)
 
 
 def _aobpr(params: Params, data: Prepared, root: Path) -> Sampler:
@@ -48,14 +49,14 @@ def _dns(params: Params, data: Prepared, root: Path) -> Sampler:
 
 
 def _srns(params: Params, data: Prepared, root: Path) -> Sampler:
-    found = params.of_sampler()
+    own = {name: getattr(params, name) for name in SAMPLERS["srns"].params}
     return SRNS(
         data.unobserved,
-        memory=found["srns_memory"],
-        pool=found["candidates"],
-        alpha=found["srns_alpha"],
-        warmup=found["srns_warmup"],
-        temperature=found["srns_temperature"],
+        memory=own["srns_memory"],
+        pool=own["candidates"],
+        alpha=own["srns_alpha"],
+        warmup=own["srns_warmup"],
+        temperature=own["srns_temperature"],
     )
 
 
@@ -108,7 +109,7 @@ def prior_table(params: Params, data: Prepared, root: Path) -> tuple[torch.Tenso
     return popularity / popularity.sum(), None
 
 
-SAMPLERS: Mapping[str, Callable[[Params, Prepared, Path], Sampler]] = {
+_BUILD: Mapping[str, Callable[[Params, Prepared, Path], Sampler]] = {
     "uniform": lambda _params, data, _root: Uniform(data.unobserved),
     "in_batch": lambda _params, data, _root: InBatch(data.observed),
     "popularity": lambda _params, data, _root: Popularity(data.unobserved, data.observed, data.popularity),
@@ -116,7 +117,4 @@ SAMPLERS: Mapping[str, Callable[[Params, Prepared, Path], Sampler]] = {
     "dns": _dns,
     "srns": _srns,
     "bns": _bns,
-    "bns_posterior": _bns,
-    "bns_oracle": _bns,
 }
-"""The samplers that a parameter ``sampler`` can name."""

@@ -20,7 +20,8 @@ from workloads.recommender.calibration import Calibration, calibrate
 from workloads.recommender.dataset import History, prepared
 from workloads.recommender.epoch_metrics import Tally
 from workloads.recommender.evaluation import evaluation, rank_users
-from workloads.recommender.loss_calls import OBJECTIVES, OF_BATCH, Scores, draws, settings
+from workloads.recommender.loss_calls import Scores, loss_settings
+from workloads.recommender.losses import LOSSES
 from workloads.recommender.model import LightGCN, MatrixFactorisation, normal, xavier
 from workloads.recommender.params import Params as RecommenderParams
 from workloads.recommender.samplers import sampler
@@ -78,9 +79,9 @@ class Recommender:
         if params.optimizer != "sgd":
             kind = Adam if params.optimizer == "adam" else sgd.BatchedSGD
             self.optimizer = kind(self.model.embedding, params.weight_decay)
-        negatives, extras = draws(params)
+        negatives, extras = LOSSES[params.loss].counts(params.model_dump())
         self.draws = Draws(sampler(params, self.data, runtime.data), negatives, extras, of_item=params.loss == "gbpr")
-        self.settings = settings(params, self.data.density)
+        self.settings = loss_settings(params, self.data.density)
 
     def pack_shape(self) -> Hashable | None:
         """Matrix factorisations with steps alike can be trained together."""
@@ -143,7 +144,7 @@ class Recommender:
             items = nodes[2 + extras :] if shared is None else part.items.unsqueeze(1).expand(-1, len(part.rows))
             tally.see(positive[0], negative, nodes[0], items - self.data.n_users)
         found = Scores(positive.squeeze(0), extra.T, negative.T, step)
-        losses = OBJECTIVES[self.params.loss](found, **calibrated.settings)
+        losses = LOSSES[self.params.loss].compute(found, calibrated.settings)
         weights = calibrated.of(part.rows)
         return losses if weights is None else losses * weights, nodes
 
@@ -243,7 +244,7 @@ def _names(numbers: np.ndarray[Any, Any], ids: np.ndarray[Any, Any] | None) -> n
 
 def _check_batch(params: RecommenderParams, runtime: Runtime) -> None:
     check_batch(params.batch_size, runtime)
-    if params.loss in OF_BATCH and (runtime.world_size > 1 or runtime.accumulate > 1):
+    if LOSSES[params.loss].whole_batch and (runtime.world_size > 1 or runtime.accumulate > 1):
         raise ValueError(
             f"loss={params.loss} ranks the losses of a whole batch, which can not be split over "
             f"{runtime.world_size} workers and {runtime.accumulate} micro-batches. Use one of each"

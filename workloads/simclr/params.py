@@ -6,21 +6,24 @@ Chen et al., ICML 2020 ("SimCLR"). A parameter that only some losses read is Non
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from workloads.conditional_params import OneOf
 from workloads.contract import MID_RUN
 from workloads.data.datasets import check_kind
-from workloads.simclr.reads import LOSSES, resolved, trouble
+from workloads.simclr.losses import LOSSES, combination_error, fill_defaults
 
-Loss: TypeAlias = Literal["infonce", "decoupled", "dcl", "hcl", "bcl"]
+Loss: TypeAlias = Annotated[str, OneOf(LOSSES)]
 
 
 class Params(BaseModel):
     """What an experiment with SimCLR can set."""
 
+    tables: ClassVar[Mapping[str, Mapping[str, Any]]] = {"loss": LOSSES}
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, "images"))] = Field(
@@ -161,7 +164,7 @@ class Params(BaseModel):
     @classmethod
     def _resolve(cls, given: Any) -> Any:
         """Give what is read, and was not set, the value that goes with the choices made."""
-        return resolved(given) if isinstance(given, dict) else given
+        return fill_defaults(given) if isinstance(given, dict) else given
 
     @field_validator("batch_size")
     @classmethod
@@ -176,7 +179,7 @@ class Params(BaseModel):
     @model_validator(mode="after")
     def _no_idle_parameter(self) -> Self:
         """Refuse a value that nothing would read, or that its loss has no use for."""
-        if message := trouble(self.model_dump()):
+        if message := combination_error(self.model_dump()):
             raise ValueError(message)
         return self
 
@@ -192,4 +195,4 @@ class Params(BaseModel):
 
     def of_loss(self) -> dict[str, Any]:
         """The parameters that the loss reads, by name."""
-        return {"temperature": self.temperature} | {name: getattr(self, name) for name in LOSSES[self.loss]}
+        return {"temperature": self.temperature} | {name: getattr(self, name) for name in LOSSES[self.loss].params}

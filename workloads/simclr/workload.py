@@ -23,11 +23,10 @@ from workloads.seeding import generator
 from workloads.simclr.batches import Batch, batches, steps_per_pass
 from workloads.simclr.data_checks import check_parts, settings
 from workloads.simclr.evaluation import Frozen, Views, evaluation, spread
-from workloads.simclr.loss_calls import OBJECTIVES
+from workloads.simclr.losses import LOSSES, default_stem
 from workloads.simclr.model import SimCLR as Model
 from workloads.simclr.optim import Optimizer, learning_rate
 from workloads.simclr.params import Params as SimCLRParams
-from workloads.simclr.reads import stem
 from workloads.simclr.serving import servable
 
 ENCODED = 512
@@ -71,7 +70,7 @@ class SimCLR:
         self.settings = settings(params, len(self.data.classes))
         view = params.view_size or self.data.size
         self.recipe = Recipe(view, self.data.size, scale=(params.crop, 1.0), strength=params.strength, blur=params.blur)
-        params = self.params = params.model_copy(update={"stem": params.stem or stem(params.encoder, view)})
+        params = self.params = params.model_copy(update={"stem": params.stem or default_stem(params.encoder, view)})
         layout = torch.channels_last if params.channels_last else torch.contiguous_format
         model = synchronised(Model(params, runtime.seed), runtime)
         self.model = model.to(runtime.device).to(memory_format=layout)
@@ -126,7 +125,8 @@ class SimCLR:
         images = torch.arange(rank * own, (rank + 1) * own, device=views.device)
         anchors = torch.cat([images, images + ranks * own])
         positive, negatives = two_view_scores(views, anchors)
-        return OBJECTIVES[self.params.loss](positive, negatives, **used).mean()
+        losses: torch.Tensor = LOSSES[self.params.loss].load()(positive, negatives, **used)
+        return losses.mean()
 
     def _calibrated(self) -> dict[str, Any]:
         """What the loss takes in this epoch: α by the AUC of the model as it stands (E-6.21). A collective."""

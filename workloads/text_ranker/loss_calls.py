@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from workloads.losses.listwise import lambdarank_loss, listwise_softmax_loss
-from workloads.losses.ranknet import (
-    adaptive_margin_ranking_loss,
-    adaptive_ranknet_loss,
-    margin_ranking_loss,
-    ranknet_loss,
-)
 from workloads.text_ranker.batches import Groups
+from workloads.text_ranker.losses import LOSSES
 
 
 @dataclass(frozen=True)
@@ -32,29 +25,28 @@ class Block:
     pairs: torch.Tensor
 
 
-PairLoss: TypeAlias = Callable[..., torch.Tensor]
-"""From s_i, s_j, y_i, y_j, the margin or σ, and the largest gap of grades to one value a pair."""
+class PairScores(NamedTuple):
+    """Scores ``s`` and grades ``y`` of P pairs, (P,) each; the margin or σ; the largest difference of two grades."""
+
+    s_i: torch.Tensor
+    s_j: torch.Tensor
+    y_i: torch.Tensor
+    y_j: torch.Tensor
+    scale: torch.Tensor | float
+    gap_max: float
+
+    @property
+    def preference(self) -> torch.Tensor:
+        """S: the sign of the difference of grades, (P,)."""
+        return (self.y_i - self.y_j).sign()
 
 
-def _margin(
-    s_i: torch.Tensor, s_j: torch.Tensor, y_i: torch.Tensor, y_j: torch.Tensor, m: torch.Tensor, _: float
-) -> torch.Tensor:
-    return margin_ranking_loss(s_i, s_j, (y_i - y_j).sign(), m)
+class ListScores(NamedTuple):
+    """Scores and grades of b groups, (b, G); σ where the loss has one."""
 
-
-def _ranknet(
-    s_i: torch.Tensor, s_j: torch.Tensor, y_i: torch.Tensor, y_j: torch.Tensor, sigma: torch.Tensor, _: float
-) -> torch.Tensor:
-    return ranknet_loss(s_i, s_j, (y_i - y_j).sign(), sigma)
-
-
-PAIRWISE: Mapping[str, PairLoss] = {
-    "margin": _margin,
-    "adaptive_margin": adaptive_margin_ranking_loss,
-    "ranknet": _ranknet,
-    "adaptive_ranknet": adaptive_ranknet_loss,
-}
-"""The losses of pairs."""
+    scores: torch.Tensor
+    grades: torch.Tensor
+    scale: torch.Tensor | float
 
 
 def query_losses(block: Block, loss: str, scale: torch.Tensor | float, gap_max: float) -> torch.Tensor:
@@ -66,17 +58,18 @@ def query_losses(block: Block, loss: str, scale: torch.Tensor | float, gap_max: 
         scale: the margin or σ, for those that have one.
         gap_max: the largest difference of two grades.
     """
-    if loss == "listwise":
-        return listwise_softmax_loss(block.scores, block.grades)
-    if loss == "lambdarank":
-        return lambdarank_loss(block.scores, block.grades, scale)
-    row, i, j = block.pairs
-    values = PAIRWISE[loss](
-        block.scores[row, i], block.scores[row, j], block.grades[row, i], block.grades[row, j], scale, gap_max
-    )
+    row = LOSSES[loss]
+    values: torch.Tensor
+    if not row.pairs:
+        values = row.compute(ListScores(block.scores, block.grades, scale), {})
+        return values
+    group, i, j = block.pairs
+    s_i, s_j = block.scores[group, i], block.scores[group, j]
+    y_i, y_j = block.grades[group, i], block.grades[group, j]
+    values = row.compute(PairScores(s_i, s_j, y_i, y_j, scale, gap_max), {})
     none = values.new_zeros(len(block.scores))
-    counts = none.index_add(0, row, torch.ones_like(values))
-    return none.index_add(0, row, values) / counts.clamp(min=1)
+    counts = none.index_add(0, group, torch.ones_like(values))
+    return none.index_add(0, group, values) / counts.clamp(min=1)
 
 
 def pairs(groups: Groups, ties: str | None) -> NDArray[np.int64]:

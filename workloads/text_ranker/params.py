@@ -7,38 +7,23 @@ parameter that only some losses or one way of scoring read is None with the othe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from workloads.conditional_params import OneOf
 from workloads.contract import MID_RUN
 from workloads.data.datasets import check_kind
 from workloads.encoders import sources
+from workloads.text_ranker.losses import CONDITIONAL, LOSSES
 
-Loss: TypeAlias = Literal["margin", "adaptive_margin", "ranknet", "adaptive_ranknet", "listwise", "lambdarank"]
-
-_MARGIN = {"margin": 1.0, "learnable": False}
-_SIGMA = {"sigma": 1.0, "learnable": False}
-_RANKNET = {**_SIGMA, "ties": "none"}
-
-_READS: Mapping[tuple[str, str], Mapping[str, Any]] = {
-    ("loss", "margin"): _MARGIN,
-    ("loss", "adaptive_margin"): _MARGIN,
-    ("loss", "ranknet"): _RANKNET,
-    ("loss", "adaptive_ranknet"): _RANKNET,
-    ("loss", "listwise"): {},
-    ("loss", "lambdarank"): _SIGMA,
-    ("scoring", "cross"): {"pooling": "cls"},
-    ("scoring", "bi"): {"pooling": "mean", "temperature": 0.05},
-}
-"""What a choice reads, and the values that go with it where none is given."""
-
-_DEFAULTS = {"loss": "ranknet", "scoring": "cross"}
+Loss: TypeAlias = Annotated[str, OneOf(LOSSES)]
 
 
 class Params(BaseModel):
     """What an experiment with the text ranker can set."""
 
+    tables: ClassVar[Mapping[str, Mapping[str, Any]]] = {"loss": LOSSES}
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, "retrieval"))] = Field(
@@ -134,27 +119,13 @@ class Params(BaseModel):
     @classmethod
     def _resolve(cls, given: Any) -> Any:
         """Give what the loss and the scoring read, and was not set, the value that goes with them."""
-        if not isinstance(given, dict):
-            return given
-        values = dict(given)
-        for choice, default in _DEFAULTS.items():
-            for name, value in _READS.get((choice, str(values.get(choice, default))), {}).items():
-                if values.get(name) is None:
-                    values[name] = value
-        return values
+        return CONDITIONAL.fill_defaults(given) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _no_idle_parameter(self) -> Self:
         """Refuse a value that nothing would read, or that its loss has no use for."""
-        for choice in _DEFAULTS:
-            chosen = getattr(self, choice)
-            readers = {name: [v for (c, v), reads in _READS.items() if c == choice and name in reads] for name in _ALL}
-            for name, values in readers.items():
-                if values and chosen not in values and getattr(self, name) is not None:
-                    fix = " or ".join(f"{choice}={value}" for value in values)
-                    raise ValueError(
-                        f"{name}={getattr(self, name)} has no effect with {choice}={chosen}. Drop {name}, or set {fix}"
-                    )
+        if message := CONDITIONAL.unused_parameter_error(self.model_dump()):
+            raise ValueError(message)
         start = self.margin if self.margin is not None else self.sigma
         if self.learnable and start is not None and not 0.1 < start < 2:
             name = "margin" if self.margin is not None else "sigma"
@@ -170,6 +141,3 @@ class Params(BaseModel):
                 "a refit trains on the validation part, where bm25_weight would be chosen. Set bm25_weight to what the "
                 "selected run reports, or refit=false"
             )
-
-
-_ALL = sorted({name for reads in _READS.values() for name in reads})

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from workloads.conditional_params import ConditionalParams, Rules
 from workloads.contract import MID_RUN
 from workloads.data.datasets import check_kind
 from workloads.encoders import sources
@@ -34,18 +35,19 @@ _VERA: Mapping[str, Any] = {
     "stage_switch": "epochs", "evidence_context": True, "cand_to_backbone": False, "query_to_backbone": False,
     "cons_to_ranking": False, "temperature": 1.0, "prior_positive": 0.05, "prior_negative": 1.0,
 }  # fmt: skip
-_OF_METHOD: Mapping[str, Mapping[str, Any]] = {
-    "vera": _VERA,
-    "edl": {"prior_positive": 0.05, "prior_negative": 1.0},
-    "softmax": {"temperature": 1.0},
+_GROUPS = {"groups": "confidence", "group_bins": 20}
+_RULES: Rules = {
+    ("method", "vera"): {**_VERA, "confidence": "evidence"},
+    ("method", "edl"): {"prior_positive": 0.05, "prior_negative": 1.0, "confidence": "evidence"},
+    ("method", "softmax"): {"temperature": 1.0, "confidence": "softmax"},
+    ("query_target", "hybrid"): _GROUPS,
+    ("query_target", "group"): _GROUPS,
+    ("query_target", "eps"): {"eps": 0.03},
+    ("calibration_part", "train"): {"calibration_share": 0.1},
+    ("stage_switch", "plateau"): {"stage_patience": 3},
 }
-_OF_TARGET: Mapping[str, Mapping[str, Any]] = {
-    "hybrid": {"groups": "confidence", "group_bins": 20},
-    "group": {"groups": "confidence", "group_bins": 20},
-    "eps": {"eps": 0.03},
-}
-_OF_PART: Mapping[str, Mapping[str, Any]] = {"train": {"calibration_share": 0.1}}
-"""What a choice reads, and the values that go with it where none is given."""
+
+CONDITIONAL = ConditionalParams(lambda: _RULES, {"method": "vera"})
 
 _CONFIDENCE: Mapping[Method, tuple[Confidence, ...]] = {
     "vera": ("evidence",),
@@ -200,24 +202,7 @@ class Params(BaseModel):
     @classmethod
     def _resolve(cls, given: Any) -> Any:
         """Give what the choices read, and was not set, the value that goes with them."""
-        if not isinstance(given, dict):
-            return given
-        values = dict(given)
-
-        def fill(reads: Mapping[str, Any]) -> None:
-            for name, value in reads.items():
-                if values.get(name) is None:
-                    values[name] = value
-
-        method = values.get("method", "vera")
-        fill(_OF_METHOD.get(str(method), {}))
-        if method in _CONFIDENCE:
-            fill({"confidence": _CONFIDENCE[method][0]})
-        fill(_OF_TARGET.get(str(values.get("query_target")), {}))
-        fill(_OF_PART.get(str(values.get("calibration_part")), {}))
-        if values.get("stage_switch") == "plateau":
-            fill({"stage_patience": 3})
-        return values
+        return CONDITIONAL.fill_defaults(given) if isinstance(given, dict) else given
 
     def check_plan(self, epochs: int, refit: bool) -> None:
         """Raises ValueError for a refit."""
@@ -230,17 +215,8 @@ class Params(BaseModel):
     @model_validator(mode="after")
     def _no_idle_parameter(self) -> Self:
         """Refuse a value that nothing would read."""
-        read = {**_OF_METHOD[self.method], **_OF_TARGET.get(self.query_target or "", {})}
-        read |= _OF_PART.get(self.calibration_part or "", {})
-        if self.stage_switch == "plateau":
-            read["stage_patience"] = 3
-        for name in _OPTIONAL:
-            value = getattr(self, name)
-            if name not in read and value is not None:
-                fix = _READ_WITH.get(name) or " or ".join(f"method={m}" for m, own in _OF_METHOD.items() if name in own)
-                switch = fix.split("=")[0] if name in _READ_WITH else "method"
-                chosen = f"{switch}={getattr(self, switch)}"
-                raise ValueError(f"{name}={value} has no effect with {chosen}. Drop {name}, or set {fix}")
+        if message := CONDITIONAL.unused_parameter_error(self.model_dump()):
+            raise ValueError(message)
         if self.confidence not in _CONFIDENCE[self.method]:
             fix = " or ".join(_CONFIDENCE[self.method])
             raise ValueError(f"method={self.method} has no confidence={self.confidence}. Set confidence to {fix}")
@@ -268,13 +244,3 @@ class Params(BaseModel):
                     f"on validation queries. Set {fix}, or stage_backbone=[1,0,0]"
                 )
         return self
-
-
-_READ_WITH = {
-    "eps": "query_target=eps",
-    "groups": "query_target=hybrid or group",
-    "group_bins": "query_target=hybrid or group",
-    "stage_patience": "stage_switch=plateau",
-    "calibration_share": "calibration_part=train",
-}
-_OPTIONAL = sorted({*_VERA, *_READ_WITH, *(name for own in _OF_METHOD.values() for name in own)})

@@ -8,7 +8,7 @@ from workloads.data.pairs.types import Pairs
 
 
 def carve(pairs: Pairs, share: float, part: str, seed: int) -> tuple[Pairs, Pairs]:
-    """The pairs that stay and those that are carved: which part a pair comes to depends on the seed and its two texts."""
+    """The pairs that stay and those that are carved. A pair's part depends on the seed and its two texts alone."""
     import numpy as np
 
     texts = (f"{seed}\0{part}\0{first}\0{second}".encode() for first, second in zip(pairs.first, pairs.second))

@@ -58,7 +58,7 @@ def test_the_catalogue_is_complete() -> None:
             assert (source.member or source.url).endswith(source.path) or known.obtain
 
 
-@pytest.mark.parametrize(("kind", "mine"), list((kind.name, kind.layout) for kind in KINDS.values()))
+@pytest.mark.parametrize(("kind", "mine"), [(kind.name, kind.layout) for kind in KINDS.values()])
 def test_what_is_of_no_kind_is_told_what_would_do(kind: str, mine: str, tmp_path: Path) -> None:
     fitting = [known.name for known in DATASETS.values() if known.kind == kind]
     with pytest.raises(DataError) as caught:

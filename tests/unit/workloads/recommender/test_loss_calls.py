@@ -21,9 +21,9 @@ from workloads.recommender.batches import batches
 from workloads.recommender.calibration import calibrate
 from workloads.recommender.credence import GaussianFactors, credence, prior_log_odds
 from workloads.recommender.dataset import prepare
-from workloads.recommender.loss_calls import OBJECTIVES, Scores, settings
+from workloads.recommender.loss_calls import Scores, loss_settings
+from workloads.recommender.losses import LOSSES
 from workloads.recommender.params import Params
-from workloads.recommender.reads import LOSSES, MASKING
 from workloads.recommender.workload import Recommender
 
 CPU = torch.device("cpu")
@@ -169,7 +169,7 @@ def test_a_batch_without_negatives_has_a_defined_quality(loss: str) -> None:
     assert (found["tnr"], found["inf"], found["fnr"]) == (1, 0, 0)
 
 
-@pytest.mark.parametrize("loss", [loss for loss in sorted(LOSSES) if "temperature" in LOSSES[loss]])
+@pytest.mark.parametrize("loss", [loss for loss in sorted(LOSSES) if "temperature" in LOSSES[loss].params])
 def test_the_smallest_temperature_trains_on(loss: str) -> None:
     workload = build(loss=loss, temperature=1e-3, negatives=8, lr=0.05)
     for epoch in range(1, 6):
@@ -230,7 +230,7 @@ def test_bcl_places_ties_as_it_is_told() -> None:
     scores = Scores(torch.zeros(3), torch.zeros(3, 0), torch.zeros(3, 1), 0)
     for ties, place in ({"ties": "mid"}, 0.5), ({"ties": "le"}, 1.0), ({}, 1.0):
         weight = bcl_weights_at(torch.tensor(place), **given)
-        found = OBJECTIVES["bcl"](scores, **settings(Params(loss="bcl", negatives=1, **ties, **given), 0.05))
+        found = LOSSES["bcl"].compute(scores, loss_settings(Params(loss="bcl", negatives=1, **ties, **given), 0.05))
         torch.testing.assert_close(found, torch.log1p(weight).expand(3))
     assert weight.item() == pytest.approx(0.556, abs=1e-3)
 
@@ -330,7 +330,7 @@ def test_state_holds_what_a_sampler_remembers() -> None:
 
 def limits(loss: str) -> list[dict[str, Any]]:
     """The ends of a loss's parameters."""
-    reads, found = LOSSES[loss], [dict[str, Any]()]
+    reads, found = LOSSES[loss].params, [dict[str, Any]()]
     found += [{"tau": tau} for tau in (0.0, 0.999) if "tau" in reads]
     found += [{name: count} for name in ("negatives", "positives") for count in (1, 50) if name in reads]
     if "positives" in reads:
@@ -363,7 +363,7 @@ def test_nothing_at_the_limits_is_nan(loss: str, monkeypatch: pytest.MonkeyPatch
         sizes = {"negatives", "positives"} & given.keys()
         turn = samplers if sizes or not given else (samplers[0], samplers[1 + number % (len(samplers) - 1)])
         for sampler in turn:
-            if sampler == {"sampler": "in_batch"} and (loss not in MASKING or "negatives" in given):
+            if sampler == {"sampler": "in_batch"} and (not LOSSES[loss].in_batch or "negatives" in given):
                 continue
             params = Params(loss=loss, dim=4, batch_size=4, lr=0.1, **given, **sampler)
             workload = Recommender(params, replace(RUNTIME, holdout=False))

@@ -29,11 +29,10 @@ from workloads.simclr import workload as module
 from workloads.simclr.batches import Batch, batches, steps_per_pass
 from workloads.simclr.data_checks import settings
 from workloads.simclr.evaluation import spread
-from workloads.simclr.loss_calls import OBJECTIVES
+from workloads.simclr.losses import FEATURES, LOSSES
 from workloads.simclr.model import SimCLR as Model
 from workloads.simclr.optim import TRUST, Optimizer, learning_rate
 from workloads.simclr.params import Params
-from workloads.simclr.reads import FEATURES
 from workloads.simclr.workload import SimCLR
 
 RUNTIME = Runtime(device=torch.device("cpu"), data=Path(), seed=3, epochs=2)
@@ -172,7 +171,7 @@ def test_defaults_by_the_number_of_classes() -> None:
     assert settings(Params(dataset="cifar-10"), classes=0) == {"temperature": 0.5}
 
 
-@pytest.mark.parametrize("loss", sorted(OBJECTIVES))
+@pytest.mark.parametrize("loss", sorted(LOSSES))
 def test_every_loss_falls_in_training(loss: str) -> None:
     built = _built(loss=loss, batch_size=128, lr=3e-3, eval_probe="never")
     rows = [built.train_epoch(epoch) for epoch in (1, 2)]

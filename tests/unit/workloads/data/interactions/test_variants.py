@@ -26,7 +26,6 @@ def refuse_unreadable(name: str, root: Path, split: str) -> None:
     check_readable(name, root, ReadOptions(split=split))
 
 
-
 def interactions(ratings: dict[tuple[int, int], int], n_test: int = 0) -> Interactions:
     """The last ``n_test`` ratings are the test part; the time of a rating is its place."""
     pairs = np.array([*ratings], np.int32)

@@ -1,0 +1,95 @@
+"""A loss is one row of its workload's table: everything that depends on its name follows from the row."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from orchestrator.cli.app import app
+from workloads.loss_table import Loss
+from workloads.recommender.losses import LOSSES, SAMPLERS, RecommenderLoss
+from workloads.recommender.params import Params
+
+TABLES = ("recommender", "simclr", "bi_encoder", "text_ranker")
+
+
+def rows(workload: str) -> dict[str, Loss]:
+    table: dict[str, Loss] = import_module(f"workloads.{workload}.losses").LOSSES
+    return table
+
+
+@pytest.mark.parametrize("workload", TABLES)
+def test_each_row_names_a_function_and_parameters_that_exist(workload: str) -> None:
+    fields = import_module(f"workloads.{workload}.params").Params.model_fields
+    for name, row in rows(workload).items():
+        assert callable(row.load()), name
+        assert row.source, name
+        assert set(row.params) <= set(fields), name
+        assert set(row.bounds) <= set(row.params), name
+
+
+def test_each_parameter_of_a_recommenders_loss_is_used() -> None:
+    weights = {"bprac": {"credence", "prior_var"}}  # of the interactions, not of the formula
+    for name, row in LOSSES.items():
+        values = dict.fromkeys(Params.model_fields) | dict.fromkeys(row.params, 3)
+        drawn = {key for key in row.params if row.counts(values) != row.counts({**values, key: 7})}
+        assert set(row.params) == {*row.keywords, *drawn, *weights.get(name, ())}, name
+
+
+def test_each_sampler_is_built_by_a_function() -> None:
+    samplers = import_module("workloads.recommender.samplers")
+    assert {row.build for row in SAMPLERS.values()} == set(samplers._BUILD)
+
+
+def hinge(positive: torch.Tensor, negative: torch.Tensor, *, threshold: float) -> torch.Tensor:
+    return (threshold - positive + negative).clamp(min=0)
+
+
+@pytest.fixture
+def added(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = RecommenderLoss(f"{__name__}:hinge", "a test", ("positive", "negative"), {"threshold": 1.0}, pointwise=True)
+    monkeypatch.setitem(LOSSES, "hinge", row)
+
+
+@pytest.mark.usefixtures("added")
+def test_a_row_that_is_added_has_defaults_and_errors() -> None:
+    assert Params(loss="hinge").threshold == 1
+    assert Params(loss="hinge").tau is None
+    with pytest.raises(ValidationError, match=r"tau=0\.1 has no effect with loss=hinge"):
+        Params(loss="hinge", tau=0.1)
+    with pytest.raises(ValidationError, match="set loss=denoise_truncated_bpr or loss=hinge"):
+        Params(loss="bpr", threshold=2)
+    with pytest.raises(ValidationError, match="sampler=in_batch does not go with loss=hinge"):
+        Params(loss="hinge", sampler="in_batch")
+    with pytest.raises(ValidationError, match="optimizer=sgd does not know loss=hinge"):
+        Params(loss="hinge", optimizer="sgd")
+
+
+@pytest.mark.usefixtures("added")
+def test_a_row_that_is_added_is_trained_with_and_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = ["loss=hinge", "threshold=0.5", "epochs=2"]
+    words = ["run", "recommender", *row, "--local", "--tracking", "none", "--json", "--storage", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["orchestrator", *words])
+    assert command(*words) == 0
+    outcome: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert outcome["status"] == "finished"
+    assert command("workloads", "recommender", "--json") == 0
+    shown = [row for row in json.loads(capsys.readouterr().out) if row["section"] == "loss"]
+    assert shown[-1] == {"name": "hinge", "section": "loss", "source": "a test", "params": {"threshold": 1.0}}
+    assert command("workloads", "recommender") == 0
+    assert "hinge" in capsys.readouterr().out
+
+
+def command(*words: str) -> int:
+    """The exit code of a command in this process."""
+    code = app(list(words), standalone_mode=False)
+    return int(code or 0)

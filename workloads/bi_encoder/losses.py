@@ -1,0 +1,69 @@
+"""The losses by name, and everything that depends on the name. Imports no PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from workloads.conditional_params import ConditionalParams, Rules
+from workloads.loss_table import Loss
+
+
+@dataclass(frozen=True)
+class BiEncoderLoss(Loss):
+    """A loss of :class:`~workloads.bi_encoder.loss_calls.Scored`, to a scalar: the ranks' sum is the batch's loss.
+
+    Attributes:
+        in_batch: a formula of an anchor's score with its own sentence and with the other sentences of the batch.
+    """
+
+    in_batch: bool = False
+
+
+_IN_BATCH = {"temperature": 0.05, "positive_from": 4.0}
+_DEBIASED = {**_IN_BATCH, "tau": 0.01}
+_CALLS = "workloads.bi_encoder.loss_calls"
+_FORMULAS = "workloads.losses.contrastive"
+
+LOSSES: dict[str, BiEncoderLoss] = {
+    "mse": BiEncoderLoss(f"{_CALLS}:mse_loss", "note 2.4, E-S0", params={"lowest_cosine": 0.0}),
+    "cosent": BiEncoderLoss(f"{_CALLS}:cosent_loss", "Su Jianlin, 2022", params={"temperature": 0.05}),
+    "cosine_embedding": BiEncoderLoss(
+        f"{_CALLS}:cosine_embedding_loss", "note 2.4; Hadsell et al., CVPR 2006",
+        params={"positive_from": 4.0, "margin": 0.5},
+    ),
+    "infonce": BiEncoderLoss(f"{_FORMULAS}:infonce_loss", "thesis (2.3)", params=_IN_BATCH, in_batch=True),
+    "decoupled": BiEncoderLoss(f"{_FORMULAS}:decoupled_loss", "thesis 2.2.4.3", params=_IN_BATCH, in_batch=True),
+    "dcl": BiEncoderLoss(f"{_FORMULAS}:cosine_dcl_loss", "thesis 5.6.1.4", params=_DEBIASED, in_batch=True),
+    "hcl": BiEncoderLoss(
+        f"{_FORMULAS}:cosine_hcl_loss", "thesis (5.52)", params={**_DEBIASED, "beta": 0.5}, in_batch=True
+    ),
+    "bcl": BiEncoderLoss(
+        f"{_FORMULAS}:bcl_loss", "thesis (6.31)", params={**_DEBIASED, "alpha": 0.9, "beta": 0.7},
+        bounds={"beta": (0.0, 1.0)}, in_batch=True,
+    ),
+}  # fmt: skip
+"""0.05 is the scale of 20 that sentence-transformers has, τ+ about the share of pairs that mean the same."""
+
+OF_SCRATCH = 1e-3
+"""Learning rate of an encoder from scratch."""
+
+OF_PRETRAINED = 5e-5
+"""Learning rate of a pretrained encoder: the highest of BERT's authors (A.3), which on the dev part of STS-B is ahead
+of the 2e-5 of the design note (6.6)."""
+
+
+def _rules() -> Rules:
+    return {("loss", name): row.params for name, row in LOSSES.items()}
+
+
+CONDITIONAL = ConditionalParams(_rules, {"loss": "mse"})
+
+
+def fill_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """``given`` with the defaults of its loss and encoder."""
+    values = dict(given)
+    if values.get("lr") is None:
+        values["lr"] = OF_SCRATCH if values.get("encoder", "tiny") == "tiny" else OF_PRETRAINED
+    return CONDITIONAL.fill_defaults(values)

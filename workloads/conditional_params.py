@@ -1,0 +1,119 @@
+"""Parameters that only some values of another parameter use: their defaults there, and errors where nothing uses them.
+
+A conditional parameter is None in the model of the parameters; its default comes from the rule that applies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+Rules: TypeAlias = Mapping[tuple[str, Any], Mapping[str, Any]]
+"""(parameter, value) -> the parameters used with it and their defaults; a callable default takes the values so far."""
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A default that follows from the values so far; ``text`` describes it."""
+
+    text: str
+    function: Callable[[Mapping[str, Any]], Any]
+
+    def __call__(self, values: Mapping[str, Any]) -> Any:
+        return self.function(values)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class ConditionalParams:
+    """The rules of a workload, in the order in which defaults are filled: a rule may give another one its parameter.
+
+    ``rules`` is a function, so that a row that is added to a table of losses counts at once. ``choices`` are the values
+    that the deciding parameters have where none is given.
+    """
+
+    rules: Callable[[], Rules]
+    choices: Mapping[str, Any]
+
+    def fill_defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """``given`` and, of what it leaves open, the defaults of the rules that apply."""
+        values = dict(given)
+        for (choice, value), params in self.rules().items():
+            if _equals(values.get(choice, self.choices.get(choice)), value):
+                for name, default in params.items():
+                    if values.get(name) is None:
+                        values[name] = default(values) if callable(default) else default
+        return values
+
+    def unused_parameter_error(self, values: Mapping[str, Any]) -> str | None:
+        """A sentence about the first conditional parameter that is set and that no rule uses; None without one.
+
+        Args:
+            values: complete and validated.
+        """
+        rules = self.rules()
+        used = {name for (choice, value), params in rules.items() if values[choice] == value for name in params}
+        for name in sorted({name for params in rules.values() for name in params} - used):
+            if values[name] is not None:
+                users = [rule for rule, params in rules.items() if name in params]
+                chosen = ", ".join(f"{choice}={_text(values[choice])}" for choice in dict.fromkeys(c for c, _ in users))
+                fix = " or ".join(f"{choice}={_text(value)}" for choice, value in users)
+                return f"{name}={values[name]} has no effect with {chosen}. Drop {name}, or set {fix}"
+        return None
+
+
+def _equals(given: Any, value: Any) -> bool:
+    """Whether ``given`` becomes ``value``, as pydantic reads booleans."""
+    if isinstance(value, bool):
+        return (str(given).lower() in ("1", "true", "yes", "on", "y", "t")) is value
+    return str(given) == str(value)
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def out_of_bounds_error(
+    values: Mapping[str, Any], bounds: Mapping[str, tuple[float, float]], choices: tuple[str, ...]
+) -> str | None:
+    """A sentence about the first number outside its closed interval; None without one.
+
+    For parameters that may also be a word, and for those whose bounds depend on a choice.
+
+    Args:
+        values: complete and validated.
+        bounds: least and greatest value by parameter.
+        choices: the parameters that the bounds depend on, for the message.
+    """
+    for name, (least, most) in bounds.items():
+        value = values[name]
+        if isinstance(value, float) and not least <= value <= most:
+            chosen = ", ".join(f"{choice}={_text(values[choice])}" for choice in choices)
+            end = ")" if float(f"{most:g}") > most else "]"  # just below a number: that number is excluded
+            return f"{name}={value:g} of {chosen} is not in [{least:g}, {most:g}{end}"
+    return None
+
+
+class OneOf:
+    """Annotation of a parameter that names a row of a table, one that is added later included."""
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        self.table = table
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, core_schema.str_schema())
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
+        return {"type": "string", "enum": list(self.table)}
+
+    def _check(self, name: str) -> str:
+        if name not in self.table:
+            *names, last = map(repr, self.table)
+            expected = f"{', '.join(names)} or {last}" if names else last
+            raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})
+        return name

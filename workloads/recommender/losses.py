@@ -1,0 +1,219 @@
+"""The losses and samplers by name, and everything that depends on the name. Imports no PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from workloads.conditional_params import Computed, ConditionalParams, Rules
+from workloads.loss_table import Loss
+
+
+@dataclass(frozen=True)
+class RecommenderLoss(Loss):
+    """A loss of :class:`~workloads.recommender.loss_calls.Scores`, one value a positive (B,).
+
+    Attributes:
+        draws: N and M, the negatives and the further positives (or users) that an interaction needs: names of
+            parameters, None for one negative or no further positive; or a function of the parameters' values.
+        in_batch: leaves masked negatives out, as the user's own items in a batch have to be (E-6.N).
+        compiled: the compiled loop of ``optimizer=sgd`` has it.
+        pointwise: of one positive and one negative, each pair by itself.
+        whole_batch: compares the samples of a batch with one another, so that a batch cannot be split.
+    """
+
+    draws: tuple[str | None, str | None] | Callable[[Mapping[str, Any]], tuple[int, int]] = (None, None)
+    in_batch: bool = False
+    compiled: bool = False
+    pointwise: bool = False
+    whole_batch: bool = False
+
+    def counts(self, values: Mapping[str, Any]) -> tuple[int, int]:
+        """N and M for these parameters."""
+        if callable(self.draws):
+            return self.draws(values)
+        negatives, positives = self.draws
+        return (values[negatives] or 1 if negatives else 1), (values[positives] or 0 if positives else 0)
+
+
+def _sampled(count: int) -> Computed:
+    """The default of ``negatives``: ``count``, or None where the batch's items are the negatives."""
+    return Computed(str(count), lambda values: None if values.get("sampler") == "in_batch" else count)
+
+
+def _beyond_the_first(values: Mapping[str, Any]) -> tuple[int, int]:
+    """N, and K - 1 further positives: the positive itself is the first (E-DCL)."""
+    return values["negatives"] or 1, max(0, (values["positives"] or 0) - 1)
+
+
+_TAU = {"tau": (0.0, 1 - 2**-24)}
+_PAIR = ("positive", "negative")
+_CONTRASTIVE = {"negatives": _sampled(64), "temperature": 1.0}
+_DEBIASED = {**_CONTRASTIVE, "positives": 1, "tau": "density"}
+
+LOSSES: dict[str, RecommenderLoss] = {
+    "bpr": RecommenderLoss(
+        "workloads.losses.pairwise:bpr_loss", "thesis (2.2)", _PAIR, compiled=True, pointwise=True
+    ),
+    "bce": RecommenderLoss(
+        "workloads.losses.pairwise:bce_loss", "thesis table 4.4", _PAIR, compiled=True, pointwise=True
+    ),
+    "infonce": RecommenderLoss(
+        "workloads.losses.contrastive:infonce_loss", "thesis (2.3)", params=_CONTRASTIVE,
+        draws=("negatives", None), in_batch=True,
+    ),
+    "decoupled": RecommenderLoss(
+        "workloads.losses.contrastive:decoupled_loss", "thesis 2.2.4.3; Yeh et al., ECCV 2022", params=_CONTRASTIVE,
+        draws=("negatives", None), in_batch=True,
+    ),
+    "dcl": RecommenderLoss(
+        "workloads.recommender.loss_calls:dcl_loss", "thesis 5.6.1.4; Chuang et al., NeurIPS 2020",
+        ("positive", "negatives", "positives"), _DEBIASED, _TAU, draws=_beyond_the_first, in_batch=True,
+    ),
+    "hcl": RecommenderLoss(
+        "workloads.recommender.loss_calls:hcl_loss", "thesis (5.52), E-5.52; Robinson et al., ICLR 2021",
+        ("positive", "negatives", "positives"), {**_DEBIASED, "beta": 0.5}, _TAU, draws=_beyond_the_first,
+        in_batch=True,
+    ),
+    "dpl": RecommenderLoss(
+        "workloads.losses.pairwise:dpl_loss", "thesis (5.17), algorithm 4", ("positive", "negatives", "extra"),
+        {"negatives": _sampled(10), "positives": 10, "tau": "density"}, _TAU, draws=("negatives", "positives"),
+    ),
+    "bcl": RecommenderLoss(
+        "workloads.losses.contrastive:bcl_loss", "thesis (6.31), algorithm 5",
+        params={**_CONTRASTIVE, "tau": "density", "alpha": "auc", "beta": 0.7, "ties": "le"},
+        bounds={**_TAU, "alpha": (0.5, 1.0), "beta": (0.0, 1.0)}, draws=("negatives", None), in_batch=True,
+    ),
+    "gbpr": RecommenderLoss(
+        "workloads.losses.pairwise:gbpr_loss", "thesis table 3.3; Pan and Chen, IJCAI 2013",
+        ("positive", "positives", "negative"), {"group": 3, "rho": 0.4},
+        draws=lambda values: (1, values["group"] - 1), compiled=True,  # the user is one of the group
+    ),
+    "mpr": RecommenderLoss(
+        "workloads.recommender.loss_calls:mpr_loss", "thesis table 3.3; Yu et al., CIKM 2018",
+        ("positive", "extra", "negatives"), {"lam": 0.5}, draws=lambda _: (2, 2), compiled=True,
+    ),
+    "denoise_truncated": RecommenderLoss(
+        "workloads.recommender.loss_calls:truncated_loss", "thesis table 3.3; Wang et al., WSDM 2021",
+        (*_PAIR, "step"), {"drop_rate": 0.2, "drop_steps": 30_000}, whole_batch=True,
+    ),
+    "denoise_reweighted": RecommenderLoss(
+        "workloads.losses.pairwise:reweighted_bce_loss", "thesis table 3.3; Wang et al., WSDM 2021",
+        _PAIR, {"beta": 0.2}, compiled=True, pointwise=True,
+    ),
+    "denoise_truncated_bpr": RecommenderLoss(
+        "workloads.losses.pairwise:truncated_bpr_loss", "thesis 3.5.1", _PAIR, {"threshold": 2.0},
+        compiled=True, pointwise=True,
+    ),
+    "bprac": RecommenderLoss(  # BPR weighted by credence, which takes the parameters
+        "workloads.losses.pairwise:bpr_loss", "thesis (3.27), (3.29)", _PAIR,
+        {"credence": "mean1", "prior_var": 0.6}, {"prior_var": (1e-6, 100.0)}, compiled=True,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SamplerRow:
+    """A sampler: the function of :mod:`workloads.recommender.samplers` that builds it, and as for a loss."""
+
+    build: str
+    source: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    compiled: bool = True
+
+
+_LAMBDA = {"bns_lambda": (0.0, 1e6)}
+_BNS = {"candidates": 5, "bns_lambda": 5.0, "bns_prior": "popularity"}
+
+SAMPLERS: dict[str, SamplerRow] = {
+    "uniform": SamplerRow("uniform", "RNS of thesis table 4.2"),
+    "in_batch": SamplerRow("in_batch", "thesis 5.6.2.3, E-6.N", compiled=False),
+    "popularity": SamplerRow("popularity", "PNS of thesis table 4.2"),
+    "aobpr": SamplerRow("aobpr", "Rendle and Freudenthaler, WSDM 2014", {"aobpr_lambda": 100.0}),
+    "dns": SamplerRow("dns", "Zhang et al., SIGIR 2013; E-4.D", {"candidates": 5}),
+    "srns": SamplerRow(
+        "srns", "Ding et al., NeurIPS 2020; E-4.D",
+        {"candidates": 64, "srns_memory": 8, "srns_alpha": 5.0, "srns_warmup": 50, "srns_temperature": 10.0},
+        compiled=False,
+    ),
+    "bns": SamplerRow("bns", "thesis (4.30), algorithm 3", {**_BNS, "bns_uniform_epochs": 0, "ecdf": "exact"}, _LAMBDA),
+    "bns_posterior": SamplerRow(
+        "bns", "thesis (4.29)", {"candidates": 5, "bns_prior": "popularity", "ecdf": "exact"}
+    ),
+    "bns_oracle": SamplerRow(
+        "bns", "thesis table 4.5", {**_BNS, "bns_prior": "label", "truth": "planted", "ecdf": "exact"}, _LAMBDA
+    ),
+}  # fmt: skip
+
+_SWITCHES: Rules = {
+    ("ecdf", "sampled"): {"ecdf_items": 128},
+    ("quality", True): {"truth": "validation"},
+    ("optimizer", "sgd"): {"threads": 1},
+}
+
+PLANTED = "synthetic"
+"""The dataset of which it is known what users truly like."""
+
+
+def _rules() -> Rules:
+    losses = {("loss", name): row.params for name, row in LOSSES.items()}
+    return losses | {("sampler", name): row.params for name, row in SAMPLERS.items()} | dict(_SWITCHES)
+
+
+CONDITIONAL = ConditionalParams(_rules, {"loss": "bpr", "sampler": "uniform"})
+
+
+def combination_error(values: Mapping[str, Any]) -> str | None:
+    """A sentence about parameters that do not go together; None without one."""
+    if values["sampler"] == "in_batch" and values["negatives"] is not None:
+        return (
+            f"negatives={values['negatives']} has no effect with sampler=in_batch, which takes the items of the batch. "
+            "Drop negatives, or set another sampler"
+        )
+    return CONDITIONAL.unused_parameter_error(values) or _unmasked(values) or _unknown_truth(values)
+
+
+def not_compiled(values: Mapping[str, Any]) -> str | None:
+    """The first parameter that the compiled loop does not have, as ``name=value``; None without one."""
+    compiled: dict[str, set[str | None]] = {
+        "backbone": {"mf"},
+        "loss": {name for name, row in LOSSES.items() if row.compiled},
+        "sampler": {name for name, row in SAMPLERS.items() if row.compiled},
+        "ecdf": {None, "exact"},
+    }
+    return next((f"{name}={values[name]}" for name, has in compiled.items() if values[name] not in has), None)
+
+
+def _unmasked(values: Mapping[str, Any]) -> str | None:
+    """About a loss that cannot take the batch's items for negatives."""
+    if values["sampler"] != "in_batch" or LOSSES[values["loss"]].in_batch:
+        return None
+    masking = " or ".join(name for name, row in LOSSES.items() if row.in_batch)
+    return (
+        f"sampler=in_batch does not go with loss={values['loss']}, which can not leave out the items that a user has. "
+        f"Set loss={masking}, or another sampler"
+    )
+
+
+def _unknown_truth(values: Mapping[str, Any]) -> str | None:
+    """About a truth that is not known when it is needed."""
+    if values["bns_prior"] == "label" and values["sampler"] != "bns_oracle":
+        return (
+            f"bns_prior=label is for sampler=bns_oracle, which knows labels; got sampler={values['sampler']}. "
+            "Set bns_prior=popularity"
+        )
+    oracle = values["sampler"] == "bns_oracle"
+    seen = "truth=test, which training then has seen"
+    if oracle and values["truth"] == "validation":
+        return (
+            "sampler=bns_oracle can not know truth=validation, since a refit trains on it. "
+            f"Set {seen}, or truth=planted with dataset={PLANTED}"
+        )
+    if values["truth"] == "planted" and values["dataset"] != PLANTED:
+        return (
+            f"truth=planted is known of dataset={PLANTED} alone, not of dataset={values['dataset']}. "
+            f"Set {seen if oracle else 'truth=validation or truth=test'}"
+        )
+    return None

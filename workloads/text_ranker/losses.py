@@ -1,0 +1,56 @@
+"""The losses by name, and everything that depends on the name. Imports no PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workloads.conditional_params import ConditionalParams, Rules
+from workloads.loss_table import Loss
+
+_PAIR = ("s_i", "s_j", "preference", "scale")
+_GRADED = ("s_i", "s_j", "y_i", "y_j", "scale", "gap_max")
+
+
+@dataclass(frozen=True)
+class RankerLoss(Loss):
+    """A loss of pairs of documents, one value a pair, or of the lists of a block, one value a query.
+
+    Attributes:
+        pairs: whether it is of pairs.
+    """
+
+    pairs: bool = False
+
+
+_MARGIN = {"margin": 1.0, "learnable": False}
+_SIGMA = {"sigma": 1.0, "learnable": False}
+_RANKNET = {**_SIGMA, "ties": "none"}
+
+LOSSES: dict[str, RankerLoss] = {
+    "margin": RankerLoss("workloads.losses.ranknet:margin_ranking_loss", "E-R3", _PAIR, _MARGIN, pairs=True),
+    "adaptive_margin": RankerLoss(
+        "workloads.losses.ranknet:adaptive_margin_ranking_loss", "E-R4", _GRADED, _MARGIN, pairs=True
+    ),
+    "ranknet": RankerLoss("workloads.losses.ranknet:ranknet_loss", "note, E-R1", _PAIR, _RANKNET, pairs=True),
+    "adaptive_ranknet": RankerLoss(
+        "workloads.losses.ranknet:adaptive_ranknet_loss", "E-R5", _GRADED, _RANKNET, pairs=True
+    ),
+    "listwise": RankerLoss(
+        "workloads.losses.listwise:listwise_softmax_loss", "Bruch et al., ICTIR 2019", ("scores", "grades")
+    ),
+    "lambdarank": RankerLoss(
+        "workloads.losses.listwise:lambdarank_loss", "Burges, MSR-TR-2010-82", ("scores", "grades", "scale"), _SIGMA
+    ),
+}
+
+
+def _rules() -> Rules:
+    losses = {("loss", name): row.params for name, row in LOSSES.items()}
+    return {
+        **losses,
+        ("scoring", "cross"): {"pooling": "cls"},
+        ("scoring", "bi"): {"pooling": "mean", "temperature": 0.05},
+    }
+
+
+CONDITIONAL = ConditionalParams(_rules, {"loss": "ranknet", "scoring": "cross"})
