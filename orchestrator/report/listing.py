@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.console import aligned, duration, show
 from orchestrator.errors import UserError, unknown
 from orchestrator.report import trials
+from orchestrator.search.progress import search_progress
 from orchestrator.search.ranking import ranked
 from orchestrator.storage import records
 from orchestrator.storage.names import TRIALS
@@ -19,9 +19,7 @@ from orchestrator.storage.records import SETTLED, Kind, RunFolder
 from orchestrator.storage.settings import Settings
 
 if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial
-
-    from workloads.contract import Objective
+    pass
 
 STATUSES = ("running", "finished", "partial", "failed", "interrupted", "lost")
 
@@ -149,24 +147,11 @@ def progress(folder: RunFolder) -> dict[str, Any]:
     except UserError:  # it has only just begun
         return {"trials": {}, "target": target, "best": None, "seconds_left": None}
     objective = trials.objectives(folder)[0]
-    told = standing(found, target, objective, trials.best(folder, found, objective))
+    told = search_progress(found, target, objective, trials.best(folder, found, objective))
     if folder.status() == "running":
         return told
     states = {"interrupted" if state == "running" else state: count for state, count in told["trials"].items()}
     return told | {"trials": states, "seconds_left": None}
-
-
-def standing(
-    found: Sequence[FrozenTrial], target: int, objective: Objective, winner: FrozenTrial | None
-) -> dict[str, Any]:
-    """The same from the trials themselves, of which ``winner`` is the best so far."""
-    best = None if winner is None else {"trial": winner.number, objective.metric: winner.values[0]}
-    return {
-        "trials": dict(Counter(trial.state.name.lower() for trial in found)),
-        "target": target,
-        "best": best,
-        "seconds_left": _seconds_left(found, target),
-    }
 
 
 def progress_as_text(told: Mapping[str, Any]) -> str:
@@ -178,19 +163,6 @@ def progress_as_text(told: Mapping[str, Any]) -> str:
     if told["seconds_left"] is not None:
         parts.append(f"{duration(told['seconds_left'])} left")
     return "; ".join(parts)
-
-
-def _seconds_left(found: Sequence[FrozenTrial], target: int) -> float | None:
-    """The usual trial's seconds, times what is left of trials, over how many run at once."""
-    ended = [t.duration.total_seconds() for t in found if t.state.is_finished() and t.duration is not None]
-    running = [trial for trial in found if trial.state.name == "RUNNING"]
-    if not ended or not running:
-        return None
-    usual: float = sum(ended) / len(ended)
-    now = datetime.now()
-    passed = sum(min(usual, (now - t.datetime_start).total_seconds()) for t in running if t.datetime_start)
-    left = max(0, target - len(found) + len(running)) * usual - passed
-    return round(float(max(0.0, left)) / len(running), 1)
 
 
 def _told(folder: RunFolder) -> dict[str, Any]:

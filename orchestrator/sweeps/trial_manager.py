@@ -11,13 +11,13 @@ from orchestrator.config.spec import ExperimentSpec, SweepSpec
 from orchestrator.console import show
 from orchestrator.engine.loop import Row
 from orchestrator.errors import UNAVAILABLE, UserError
-from orchestrator.report import listing
 from orchestrator.runs import reports, worker
 from orchestrator.runs.driver import flat_params
 from orchestrator.runs.driver_status import Vitals
 from orchestrator.runs.session import Session
 from orchestrator.search.curves import Curves
 from orchestrator.search.pbt import KEPT, Population
+from orchestrator.search.progress import search_progress
 from orchestrator.search.study import Study, Trial, Verdict
 from orchestrator.storage.usage_log import Book
 from orchestrator.sweeps.budget import Budget
@@ -81,8 +81,9 @@ class Ledger:
 
     def vitals(self) -> Vitals:
         """How the sweep stands. Any thread may ask: Optuna's storage lets several read."""
-        standing = listing.standing(self._study.trials, self._study.target, self._study.objective, self._study.best())
-        return Vitals(**standing, done=self._done, device_seconds=self.book.seconds(), trouble=self._trouble)
+        study = self._study
+        shown = search_progress(study.trials, study.target, study.objective, study.best())
+        return Vitals(**shown, done=self._done, device_seconds=self.book.seconds(), trouble=self._trouble)
 
     @property
     def exhausted(self) -> bool:

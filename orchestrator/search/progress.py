@@ -1,0 +1,46 @@
+"""How far a search is, from its trials."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+    from workloads.contract import Objective
+
+
+def search_progress(
+    trials: Sequence[FrozenTrial], target: int, objective: Objective, winner: FrozenTrial | None
+) -> dict[str, Any]:
+    """Trials by state, their ``target``, the ``best``, and ``seconds_left`` where they can be estimated.
+
+    Args:
+        trials: of the search, in any state.
+        target: how many there are to be.
+        objective: what the search selects by.
+        winner: the best trial so far.
+    """
+    best = None if winner is None else {"trial": winner.number, objective.metric: winner.values[0]}
+    return {
+        "trials": dict(Counter(trial.state.name.lower() for trial in trials)),
+        "target": target,
+        "best": best,
+        "seconds_left": _seconds_left(trials, target),
+    }
+
+
+def _seconds_left(trials: Sequence[FrozenTrial], target: int) -> float | None:
+    """The usual trial's seconds, times what is left of trials, over how many run at once."""
+    ended = [t.duration.total_seconds() for t in trials if t.state.is_finished() and t.duration is not None]
+    running = [trial for trial in trials if trial.state.name == "RUNNING"]
+    if not ended or not running:
+        return None
+    usual: float = sum(ended) / len(ended)
+    now = datetime.now()
+    passed = sum(min(usual, (now - t.datetime_start).total_seconds()) for t in running if t.datetime_start)
+    left = max(0, target - len(trials) + len(running)) * usual - passed
+    return round(float(max(0.0, left)) / len(running), 1)
