@@ -1,0 +1,53 @@
+"""MLflow tags are a format: renaming one loses what earlier runs say of themselves."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import orchestrator
+
+TAGS = {
+    "orchestrator.best_trial",
+    "orchestrator.cause",
+    "orchestrator.command",
+    "orchestrator.data_fingerprint",
+    "orchestrator.device_seconds",
+    "orchestrator.epoch",
+    "orchestrator.epochs",
+    "orchestrator.event",
+    "orchestrator.fingerprint",
+    "orchestrator.id",
+    "orchestrator.key",
+    "orchestrator.kind",
+    "orchestrator.number",
+    "orchestrator.outcome",
+    "orchestrator.parent",
+    "orchestrator.reads_test",
+    "orchestrator.refit",
+    "orchestrator.repeat",
+    "orchestrator.reproduced",
+    "orchestrator.reproduces",
+    "orchestrator.seed",
+    "orchestrator.selected_on",
+    "orchestrator.spec",
+    "orchestrator.state",
+    "orchestrator.test_opened",
+    "orchestrator.untouched",
+    "orchestrator.winners",
+    "orchestrator.workers",
+    "orchestrator.workload",
+}
+
+
+def test_the_names_of_tags_stay() -> None:
+    root = Path(orchestrator.__file__).parent
+    texts = {
+        node.value
+        for file in root.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    used = {text for text in texts if re.fullmatch(r"orchestrator\.\w+", text)}
+    assert used == TAGS
