@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli.common import reachable, resolved
-from orchestrator.cli.options import Json, Tracking
+from orchestrator.config.options import Json, Tracking
 from orchestrator.console import Console
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from orchestrator.cli.common import resolved
-from orchestrator.cli.options import Experiment, Json, Local, RayAddress, Storage, Tracking
+from orchestrator.config.options import Experiment, Json, Local, RayAddress, Storage, Tracking
 from orchestrator.errors import unknown
 from workloads.published import Computation, Figure, Published, Table
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.common import resolved
-from orchestrator.cli.options import Json, RayAddress, Tracking
+from orchestrator.config.options import Json, RayAddress, Tracking
 from orchestrator.errors import UserError
 
 app = typer.Typer()

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.common import resolved
-from orchestrator.cli.options import Json, Storage, Tracking
+from orchestrator.config.options import Json, Storage, Tracking
 from orchestrator.errors import FAILED, UserError
 
 app = typer.Typer()

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.common import PLANNING, Planning, alone, planned, resolved, show_result, split_words
-from orchestrator.cli.options import (
+from orchestrator.config.options import (
     Config,
     Cpus,
     Experiment,
