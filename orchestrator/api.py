@@ -5,42 +5,47 @@
 >>> result.metrics["test/ndcg_at_20"], result.history()
 >>> best = sweep("recommender", trials=8, register="rec").trials()
 >>> load_model("rec/1").predict(users)
+
+The commands ``run`` and ``sweep`` take their options from these signatures. Nothing heavy is imported before a call.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.console import Console
+from orchestrator.config import options
+from orchestrator.config.options import Given, changed, collects_arguments, options_of
 from orchestrator.errors import UserError, goes_on
-from orchestrator.runs.session import Result
-from orchestrator.storage.settings import Settings, resolve
-from orchestrator.sweeps import request
+
+if TYPE_CHECKING:
+    from orchestrator.runs.session import Result
+    from orchestrator.storage.settings import Settings
 
 ADDRESSES = ("tracking", "experiment", "storage", "ray_address")
 
 
+@collects_arguments
 def run(
+    given: Given,
+    /,
     workload: str | None = None,
     *,
-    local: bool = True,
-    seed: int | None = None,
-    config: str | Path | None = None,
-    preset: str | None = None,
-    resume: str | None = None,
-    name: str | None = None,
-    register: str | None = None,
-    workers: int | str | None = None,
-    gpus_per_worker: float | None = None,
-    cpus_per_worker: float | None = None,
-    max_gpus: int | None = None,
-    tracking: str | None = None,
-    experiment: str | None = None,
-    storage: str | None = None,
-    ray_address: str | None = None,
+    config: options.Config = None,
+    preset: options.Preset = None,
+    seed: options.Seed = None,
+    local: options.Local = True,
+    workers: options.Workers = None,
+    gpus_per_worker: options.Gpus = None,
+    cpus_per_worker: options.Cpus = None,
+    max_gpus: options.MaxGpus = None,
+    resume: options.Resume = None,
+    name: options.Name = None,
+    register: options.Register = None,
+    tracking: options.Tracking = None,
+    experiment: options.Experiment = None,
+    storage: options.Storage = None,
+    ray_address: options.RayAddress = None,
     **settings_of_the_workload: Any,
 ) -> Result:
     """Run one experiment; keywords beyond the named ones are parameters and plan keys (``lr=0.01, epochs=5``).
@@ -48,9 +53,10 @@ def run(
     In this process by default; ``local=False`` goes through Ray Train. ``resume`` (an id, or ``latest``) goes on with
     one, by itself. Raises UserError, RunFailed and Interrupted.
     """
-    given = dict(locals())
+    from orchestrator.console import Console
     from orchestrator.runs import driver
     from orchestrator.storage import records
+    from orchestrator.sweeps import request
 
     settings = _settings(given)
     if resume is not None:
@@ -61,48 +67,52 @@ def run(
     return driver.run(spec, settings, driver.Options(local=local, register=register, name=name), Console())
 
 
+@collects_arguments
 def sweep(
+    given: Given,
+    /,
     workload: str | None = None,
     *,
-    trials: int | None = None,
-    space: str | None = None,
-    sampler: str | None = None,
-    scheduler: str | None = None,
-    seeds: int | None = None,
-    warm_start: Sequence[str] = (),
-    concurrency: int | None = None,
-    pack: int | str | None = None,
-    time_budget: float | None = None,
-    max_device_hours: float | None = None,
-    trial_timeout: float | None = None,
-    local: bool = True,
-    seed: int | None = None,
-    config: str | Path | None = None,
-    preset: str | None = None,
-    resume: str | None = None,
-    more_trials: int = 0,
-    retry_failed: bool = False,
-    name: str | None = None,
-    keep: str = "winner",
-    register: str | None = None,
-    workers: int | str | None = None,
-    gpus_per_worker: float | None = None,
-    cpus_per_worker: float | None = None,
-    max_gpus: int | None = None,
-    tracking: str | None = None,
-    experiment: str | None = None,
-    storage: str | None = None,
-    ray_address: str | None = None,
+    config: options.Config = None,
+    preset: options.Preset = None,
+    trials: options.Trials = None,
+    space: options.Space = None,
+    sampler: options.Sampler = None,
+    scheduler: options.Scheduler = None,
+    seeds: options.Seeds = None,
+    warm_start: options.WarmStart = (),
+    concurrency: options.Concurrency = None,
+    pack: options.Pack = None,
+    time_budget: options.TimeBudget = None,
+    max_device_hours: options.MaxDeviceHours = None,
+    trial_timeout: options.TrialTimeout = None,
+    seed: options.Seed = None,
+    local: options.Local = True,
+    workers: options.Workers = None,
+    gpus_per_worker: options.Gpus = None,
+    cpus_per_worker: options.Cpus = None,
+    max_gpus: options.MaxGpus = None,
+    resume: options.Resume = None,
+    more_trials: options.MoreTrials = 0,
+    retry_failed: options.RetryFailed = False,
+    keep: options.Keep = None,
+    name: options.Name = None,
+    register: options.Register = None,
+    tracking: options.Tracking = None,
+    experiment: options.Experiment = None,
+    storage: options.Storage = None,
+    ray_address: options.RayAddress = None,
     **settings_of_the_workload: Any,
 ) -> Result:
     """Search hyperparameters; keywords beyond the named ones are held fixed. ``.trials()`` is a DataFrame.
 
-    ``resume`` goes on with a sweep; beside it may stand ``more_trials``, ``retry_failed``, and ``space`` where the file
-    of its search space has moved.
+    ``resume`` goes on with a sweep. With it go ``more_trials``, ``retry_failed``, and ``space`` where the file of its
+    search space has moved. Raises UserError, RunFailed and Interrupted.
     """
-    given = dict(locals())
+    from orchestrator.console import Console
     from orchestrator.runs import driver
     from orchestrator.storage import records
+    from orchestrator.sweeps import request
     from orchestrator.sweeps import sweep as sweeps
 
     settings = _settings(given)
@@ -115,13 +125,14 @@ def sweep(
         raise UserError("more_trials and retry_failed go on with a sweep", fix="Name it with resume=ID")
     asked = request.by_name(given, python=True)
     spec = request.sweep(workload, settings, overrides=settings_of_the_workload, **asked)
-    options = driver.Options(local=local, register=register, name=name, keep=keep)
-    return sweeps.sweep(spec, settings, options, Console())
+    chosen = driver.Options(local=local, register=register, name=name, keep=keep or "winner")
+    return sweeps.sweep(spec, settings, chosen, Console())
 
 
 def load_model(reference: str, *, tracking: str | None = None) -> Any:
     """The MLflow model ``NAME@alias`` or ``NAME/version``."""
     from orchestrator.registry import models as registry
+    from orchestrator.storage.settings import resolve
     from orchestrator.tracking.mlflow_globals import speaking_to
 
     settings = resolve({"tracking": tracking})
@@ -132,16 +143,17 @@ def load_model(reference: str, *, tracking: str | None = None) -> Any:
         return mlflow.pyfunc.load_model(uri)
 
 
-def _settings(given: Mapping[str, Any]) -> Settings:
+def _settings(given: Given) -> Settings:
+    from orchestrator.storage.settings import resolve
+
     if given["ray_address"] and given["local"] and given["resume"] is None:
         raise UserError("A local run uses no Ray", got="ray_address and local=True", fix="Set local=False")
     return resolve({name: given[name] for name in ADDRESSES})
 
 
-def _check_alone(call: Callable[..., Result], given: Mapping[str, Any], *beside: str) -> None:
-    """Raises UserError where more than ``resume``, addresses and what may stand ``beside`` it was given."""
-    allowed = {"resume", "settings_of_the_workload", *ADDRESSES, *beside}
-    known = inspect.signature(call).parameters
-    named = [name for name, value in given.items() if name not in allowed and value != known[name].default]
+def _check_alone(call: Callable[..., Result], given: Given, *allowed: str) -> None:
+    """Raises UserError where more than ``resume``, addresses and what is ``allowed`` with it is given."""
+    defaults = {"workload": None} | {name: option.default for name, option in options_of(call).items()}
+    named = changed(given, defaults, {"resume", *ADDRESSES, *allowed})
     if others := [*named, *given["settings_of_the_workload"]]:
         raise goes_on("resume", others)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import typer
 
+from orchestrator import api
+from orchestrator.config.options import Given, Json, Words, changed, options_of
 from orchestrator.errors import UserError, goes_on, mask
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from orchestrator.config.spec import ExperimentSpec, SweepSpec
     from orchestrator.runs.session import Result
     from orchestrator.storage.settings import Settings
@@ -67,10 +72,51 @@ def split_words(words: list[str] | None) -> tuple[str | None, list[str]]:
     return workload, words
 
 
-def alone(flag: str, words: list[str] | None, **options: Any) -> None:
-    named = (name for name, value in options.items() if value is not None and value is not False)
-    if given := [*(words or []), *(f"--{name.replace('_', '-')}" for name in named)]:
-        raise goes_on(flag, given)
+DEFAULTS: Given = {"local": False, "warm_start": None}
+"""Defaults of the commands where they are others than a notebook's."""
+
+
+def command_of(call: Callable[..., Any]) -> Callable[[Callable[[Given, Any, Any], None]], Callable[..., None]]:
+    """Make a command of a function of the options of ``call`` by name, the words, and whether JSON is asked for."""
+    parameters = [inspect.Parameter("words", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Words)]
+    for name, option in options_of(call).items():
+        kind, info = get_args(option.annotation)
+        annotated: Any = Annotated[_read_as(kind), info]
+        parameters.append(option.replace(annotation=annotated, default=DEFAULTS.get(name, option.default)))
+    json_option = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
+    signature = inspect.Signature([*parameters, json_option])
+
+    def decorate(command: Callable[[Given, Any, Any], None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def typed(**values: Any) -> None:
+            words = values.pop("words")
+            as_json = values.pop("as_json")
+            command(values, words, as_json)
+
+        del typed.__wrapped__  # Typer would read its signature
+        typed.__signature__ = signature  # type: ignore[attr-defined]
+        typed.__annotations__ = {name: one.annotation for name, one in signature.parameters.items()}
+        return typed
+
+    return decorate
+
+
+def _read_as(kind: Any) -> Any:
+    """The type that the command line reads an option as: of several, as a text or a path."""
+    if get_origin(kind) is Sequence:
+        return list[str] | None
+    kinds = [one for one in get_args(kind) if one is not NoneType]
+    if len(kinds) < 2:
+        return kind
+    return Path | None if Path in kinds else str | None
+
+
+def alone(flag: str, words: list[str] | None, given: Given, call: Callable[..., Any], *allowed: str) -> None:
+    """Raises UserError where more than ``flag``, addresses and what is ``allowed`` with it is given."""
+    defaults = {name: DEFAULTS.get(name, option.default) for name, option in options_of(call).items()}
+    named = changed(given, defaults, {"resume", *api.ADDRESSES, *allowed})
+    if others := [*(words or []), *(f"--{name.replace('_', '-')}" for name in named)]:
+        raise goes_on(flag, others)
 
 
 def show_result(result: Result, as_json: bool) -> None:

@@ -1,14 +1,27 @@
-"""The command line's arguments and options that several verbs share, declared once."""
+"""Options, each declared once: their types and, for the command line, their flags and help.
+
+A call of the notebook names its options in its signature, with these annotations. Its command takes its own from there.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from types import SimpleNamespace
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Given: TypeAlias = Mapping[str, Any]
+"""The arguments of a call by name, defaults included."""
+
 Words = Annotated[list[str] | None, typer.Argument(metavar="[WORKLOAD] key=value ...", show_default=False)]
-Config = Annotated[Path | None, typer.Option("--config", help="YAML file; key=value words go on top of it.")]
+Config = Annotated[str | Path | None, typer.Option("--config", help="YAML file; key=value words go on top of it.")]
 Preset = Annotated[
     str | None,
     typer.Option("--preset", metavar="NAME", help="A source's settings (`workloads NAME`); file and words go on top."),
@@ -20,7 +33,7 @@ Register = Annotated[str | None, typer.Option("--register", metavar="NAME", help
 Json = Annotated[bool, typer.Option("--json", help="One machine-readable line, last on standard output.")]
 Resume = Annotated[str | None, typer.Option("--resume", metavar="latest|ID", help="Go on with an interrupted one.")]
 Workers = Annotated[
-    str | None,
+    int | str | None,
     typer.Option("--workers", metavar="N|MIN:MAX", help="Processes that train one model (DDP); elastic.  [default: 1]"),
 ]
 Gpus = Annotated[
@@ -37,5 +50,80 @@ Experiment = Annotated[str | None, typer.Option("--experiment", help="MLflow exp
 Storage = Annotated[str | None, typer.Option("--storage", help="Where checkpoints, logs and results go.")]
 RayAddress = Annotated[str | None, typer.Option("--ray-address", help="Ray cluster.  [default: a local one]")]
 
+Trials = Annotated[int | None, typer.Option("--trials", help="Trials in all.  [default: 16; of a grid, every point]")]
+Space = Annotated[str | None, typer.Option("--space", help="One of the workload's, or file.py:function.")]
+Sampler = Annotated[str | None, typer.Option("--sampler", help="tpe, gp, cmaes, random, grid.  [default: tpe]")]
+Scheduler = Annotated[
+    str | None, typer.Option("--scheduler", help="asha, hyperband, median, pbt or none.  [default: asha]")
+]
+Seeds = Annotated[
+    int | None, typer.Option("--seeds", help="Runs of each configuration; the best mean wins.  [default: 1]")
+]
+WarmStart = Annotated[
+    Sequence[str], typer.Option("--warm-start", metavar="SWEEP", help="Learn from an earlier sweep; repeatable.")
+]
+Concurrency = Annotated[int | None, typer.Option("--concurrency", help="Trials at once.")]
+Pack = Annotated[
+    int | str | None, typer.Option("--pack", help="Trials trained together: auto, off or how many.  [default: auto]")
+]
+TimeBudget = Annotated[float | None, typer.Option("--time-budget", help="Seconds for the search.")]
+MaxDeviceHours = Annotated[
+    float | None, typer.Option("--max-device-hours", help="GPU hours (else CPU hours) for the search.")
+]
+TrialTimeout = Annotated[
+    float | None, typer.Option("--trial-timeout", help="Seconds of silence after which a trial has failed.")
+]
+MoreTrials = Annotated[
+    int, typer.Option("--more-trials", help="With --resume: so many more; a new winner opens test again.")
+]
+RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="With --resume: try failed trials again.")]
+Keep = Annotated[
+    str | None, typer.Option("--keep", help="Checkpoints after the sweep: winner, all or none.  [default: winner]")
+]
+
 Reference = Annotated[str, typer.Argument(metavar="ID", help="Id of a run, a sweep or a job, or latest.")]
 Address = Annotated[str | None, typer.Option("--address", help="Dashboard, for jobs.")]
+
+
+def collects_arguments(call: Callable[Concatenate[Given, P], R]) -> Callable[P, R]:
+    """Give ``call`` all its arguments by name as its first one; its signature, as it is shown, is the others."""
+    evaluated = evaluated_signature(call)
+    shown = evaluated.replace(
+        parameters=[one.replace(annotation=plain(one.annotation)) for one in list(evaluated.parameters.values())[1:]]
+    )
+
+    @functools.wraps(call)
+    def collected(*args: P.args, **kwargs: P.kwargs) -> R:
+        bound = shown.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return call(bound.arguments, *args, **kwargs)
+
+    collected.__signature__ = shown  # type: ignore[attr-defined]
+    return collected
+
+
+def evaluated_signature(call: Callable[..., Any]) -> inspect.Signature:
+    """The signature with its annotations as objects; that of the result stays a text, as it may not be imported."""
+    call = inspect.unwrap(call)
+    texts = {name: hint for name, hint in call.__annotations__.items() if name != "return"}
+    hints = get_type_hints(SimpleNamespace(__annotations__=texts), call.__globals__, include_extras=True)
+    signature = inspect.signature(call)
+    return signature.replace(
+        parameters=[one.replace(annotation=hints.get(one.name, Any)) for one in signature.parameters.values()]
+    )
+
+
+def options_of(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The options of a call: its parameters that have a flag."""
+    parameters = evaluated_signature(call).parameters.values()
+    return {one.name: one for one in parameters if get_origin(one.annotation) is Annotated}
+
+
+def plain(annotation: Any) -> Any:
+    """The type of an option."""
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def changed(given: Given, defaults: Mapping[str, Any], allowed: Collection[str]) -> list[str]:
+    """The arguments that are not their defaults and not ``allowed``."""
+    return [name for name, default in defaults.items() if name not in allowed and given[name] != default]

@@ -5,13 +5,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, cast, get_args
 
 import pytest
+from typer.core import TyperGroup, TyperOption
+from typer.main import get_command
 
 from orchestrator import api
 from orchestrator.cli import training
+from orchestrator.cli.common import DEFAULTS, _read_as
+from orchestrator.config.options import options_of
 from orchestrator.errors import UserError
+from orchestrator.sweeps import request
 from tests.support.commands import SPACES
 
 HERE: dict[str, Any] = {"tracking": "none", "epochs": 2}
@@ -25,10 +31,58 @@ def refused(call: Callable[[], Any], *words: str) -> None:
     assert "--" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("call", "verb"), [(api.run, training.run_command), (api.sweep, training.sweep_command)])
-def test_the_keywords_are_those_of_the_command_line(call: Any, verb: Any) -> None:
-    named = set(inspect.signature(call).parameters) - {"workload", "settings_of_the_workload"}
-    assert named == set(inspect.signature(verb).parameters) - {"words", "as_json"}
+VERBS = [(api.run, "run"), (api.sweep, "sweep")]
+VALUES = {bool: [], int: ["2"], float: ["2"], str: ["x"], list[str]: ["x"], Path: ["x"]}
+
+LEFT_OUT = {"resume", "more_trials", "retry_failed", "tracking", "storage", "ray_address"}
+"""Options that a plan does not take, and addresses, which would be looked up."""
+
+
+class Parsed(Exception):
+    """Raised where a command has read its options."""
+
+
+@pytest.mark.parametrize(("call", "verb"), VERBS)
+def test_the_notebook_the_command_and_its_plan_have_the_same_options(
+    call: Any, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declared = options_of(call)
+    command = cast("TyperGroup", get_command(training.app)).commands[verb]
+    flags = {one.name: one for one in command.params if isinstance(one, TyperOption) and one.name != "as_json"}
+    assert flags.keys() == declared.keys()
+    words: list[str] = []
+    for name, option in declared.items():
+        kind, info = get_args(option.annotation)
+        assert inspect.signature(call).parameters[name].annotation == kind
+        assert (flags[name].help, flags[name].opts) == (info.help, [f"--{name.replace('_', '-')}"])
+        if name not in LEFT_OUT:
+            types = [one for one in get_args(_read_as(kind)) or (kind,) if one is not NoneType]
+            words += [flags[name].opts[0], *VALUES[list[str] if name == "warm_start" else types[0]]]
+
+    read: list[dict[str, Any]] = []
+
+    def by_name(given: dict[str, Any]) -> None:
+        read.append(dict(given))
+        raise Parsed
+
+    monkeypatch.setattr(request, "by_name", by_name)
+    for first in ([verb], ["plan", verb]):
+        with pytest.raises(Parsed):
+            training.app([*first, "toy", *words], standalone_mode=False)
+    typed, planned = read
+    assert typed == planned
+    defaults = {name: DEFAULTS.get(name, option.default) for name, option in declared.items()}
+    unchanged = {name for name, default in defaults.items() if typed[name] == default}
+    assert unchanged == LEFT_OUT & declared.keys()
+
+
+def test_a_calls_signature_has_types_and_defaults() -> None:
+    shown = inspect.signature(api.sweep)
+    assert str(shown.parameters["seeds"]) == "seeds: int | None = None"
+    assert str(shown.parameters["local"]) == "local: bool = True"
+    assert "given" not in shown.parameters
+    with pytest.raises(TypeError, match="multiple values for argument 'workload'"):
+        api.run("toy", workload="toy")
 
 
 def test_a_run_with_a_storage_of_its_own_and_its_resume(toy_workload: str, tmp_path: Path) -> None:
