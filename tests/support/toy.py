@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import threading
 import time
@@ -18,6 +19,9 @@ from workloads.recommender import predictor
 from workloads.seeding import derive
 
 TEST_OPTIMUM = 1.5
+
+TRAINED = "TOY_EPOCHS"
+"""Environment variable: a file to which each epoch that is begun is appended, a line each."""
 BEST_EPOCH = 3
 
 
@@ -105,6 +109,9 @@ class Toy:
             time.sleep(3600)
         if epoch == self.params.hog_at:
             hog() if self.runtime.device.type == "cpu" else hog_device(self.runtime.device)
+        if TRAINED in os.environ:
+            with open(os.environ[TRAINED], "a") as file:
+                file.write(f"{epoch}\n")
         time.sleep(self.params.slow)
         for step in range(self.runtime.steps_per_epoch or 1):
             noise = derive(self.runtime.seed, f"noise {step}", epoch) / 2**63 - 0.5
