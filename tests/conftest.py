@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 from orchestrator.storage.settings import NAMES, embedded_uri
@@ -26,6 +27,11 @@ PREDICTOR = "../third_party/toy_predictor.py"
 
 # PyTorch reads it when it is imported, later: one thread, so that bitwise claims hold and neighbours are left alone.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# An example may take as long as it takes: a machine with much other work is no fault.
+slow = hypothesis.HealthCheck.too_slow
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[slow])
+hypothesis.settings.load_profile("patient")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
