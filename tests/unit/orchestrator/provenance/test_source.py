@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -213,8 +214,11 @@ def test_a_slow_git_delays_no_longer_than_it_may(
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
 
     class Timer(threading.Timer):
+        def __init__(self, interval: float, end: Callable[[], None]) -> None:
+            assert 0 < interval <= HANG_SECONDS
+            super().__init__(interval, end)
+
         def run(self) -> None:
-            assert 0 < self.interval <= HANG_SECONDS
             while not self.finished.wait(0.01):
                 if hung.exists():
                     self.function()
