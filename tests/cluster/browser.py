@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, expect, sync_playwright
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = (
@@ -39,6 +39,7 @@ class Browser:
     def __init__(self, page: Page) -> None:
         self.page, self.complaints = page, list[str]()
         page.set_default_timeout(SECONDS)
+        expect.set_options(timeout=SECONDS)
         page.on("console", lambda said: self._hear(said.text) if said.type == "error" else None)
         page.on("pageerror", lambda error: self._hear(str(error)))
 

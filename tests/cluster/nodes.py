@@ -76,7 +76,11 @@ class Node:
         if self.process is None:
             return []
         found = []
-        for process in self.process.children(recursive=True):
+        try:
+            children = self.process.children(recursive=True)
+        except psutil.NoSuchProcess:  # it has ended by itself, as a preempted one does
+            return []
+        for process in children:
             try:
                 if name in " ".join(process.cmdline()):
                     found.append(process)
