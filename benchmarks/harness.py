@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import platform
@@ -84,6 +85,9 @@ class Benchmark:
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     before: dict[str, Any] = field(default_factory=lambda: origin())
+
+    def __post_init__(self) -> None:
+        adopt_orphans()
 
     def run(self, contestants: Mapping[str, Contestant]) -> None:
         """Every contestant once a round, in turn (A B A B ...): a machine that drifts drifts for all."""
@@ -238,6 +242,16 @@ def foreign_seconds() -> float:
     cores = psutil.cpu_times(percpu=True)
     busy = sum(sum(cores[core]) - cores[core].idle - cores[core].iowait for core in os.sched_getaffinity(0))
     return float(busy - own_seconds())
+
+
+def adopt_orphans() -> None:
+    """Have this process inherit what its descendants leave running, so that :func:`own_seconds` counts it (Linux).
+
+    Ray's daemons outlive who starts them for a while; init would inherit them, and their time would count as foreign.
+    """
+    pr_set_child_subreaper = 36
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1)
 
 
 def own_seconds() -> float:

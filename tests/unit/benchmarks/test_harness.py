@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ def harness(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setattr(harness, "commit", lambda: "0123456789ab-dirty")
     monkeypatch.setattr(harness, "QUIET_CORES", 1e9)
     monkeypatch.setattr(harness, "busy_cores", lambda: 0.0)
+    monkeypatch.setattr(harness, "adopt_orphans", lambda: None)  # not those of other tests in this process
     return harness
 
 
@@ -44,3 +47,23 @@ def test_printed_tables_begin_with_command_date_and_commit(harness: Any, capsys:
     assert head.startswith("`python benchmarks/vera_quality.py` printed this at 20")
     assert head.endswith(", commit 0123456789ab-dirty.")
     assert not empty
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
+def test_what_a_contestant_leaves_running_counts_as_its_own() -> None:
+    """Ray's daemons do that: their time is not another program's."""
+    program = """
+import subprocess, sys, time, harness
+harness.Benchmark("none", rounds=1)
+burn = "import time\\nwhile time.process_time() < 0.5: pass"
+subprocess.run(["sh", "-c", f"'{sys.executable}' -c '{burn}' &"], check=True)
+deadline = time.monotonic() + 60
+while (seconds := harness.own_seconds() - time.process_time()) < 0.45 and time.monotonic() < deadline:
+    time.sleep(0.05)
+print(seconds)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(BENCHMARKS)}, check=True,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert float(done.stdout) > 0.4
