@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -106,7 +106,8 @@ class Benchmark:
                 pass
             used, started = foreign_seconds(), time.monotonic()
             value = contestant()
-            others = max(0.0, (foreign_seconds() - used) / (time.monotonic() - started))
+            seconds = min(after - before for after, before in zip(foreign_seconds(), used))
+            others = max(0.0, seconds / (time.monotonic() - started))
             if others <= QUIET_CORES or time.monotonic() >= deadline:
                 return value, others
 
@@ -234,14 +235,17 @@ def busy_cores(seconds: float = 0.5) -> float:
     return sum(shares[core] for core in os.sched_getaffinity(0)) / 100
 
 
-def foreign_seconds() -> float:
-    """CPU seconds of the cores that this process may use, less its own and its descendants', the ended among them.
+def foreign_seconds() -> tuple[float, float]:
+    """CPU seconds that other programs have used, counted in two ways; neither is too low.
 
-    So a machine can be shared: ``taskset -c 0,1`` for the benchmark, other cores for what runs beside it.
+    By cores: those that this process may use, less its own time and its descendants'. Programs on other cores do not
+    count (``taskset -c 0,1``). By processes: all that are not its descendants. Processes that ended without being
+    waited for, as the workers of Ray's raylet do, do not count.
     """
     cores = psutil.cpu_times(percpu=True)
     busy = sum(sum(cores[core]) - cores[core].idle - cores[core].iowait for core in os.sched_getaffinity(0))
-    return float(busy - own_seconds())
+    own = {process.pid for process in own_processes()}
+    return float(busy - own_seconds()), _seconds(one for one in psutil.process_iter() if one.pid not in own)
 
 
 def adopt_orphans() -> None:
@@ -254,11 +258,19 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1)
 
 
+def own_processes() -> list[psutil.Process]:
+    """This process and its descendants."""
+    return [psutil.Process(), *psutil.Process().children(recursive=True)]
+
+
 def own_seconds() -> float:
     """CPU seconds of this process and its descendants; what an ended one used has moved to its parent."""
-    me = psutil.Process()
+    return _seconds(own_processes())
+
+
+def _seconds(processes: Iterable[psutil.Process]) -> float:
     seconds = 0.0
-    for process in (me, *me.children(recursive=True)):
+    for process in processes:
         with suppress(psutil.NoSuchProcess):
             seconds += sum(process.cpu_times()[:4])
     return seconds

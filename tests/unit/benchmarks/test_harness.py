@@ -67,3 +67,14 @@ print(seconds)
         capture_output=True, text=True,
     )  # fmt: skip
     assert float(done.stdout) > 0.4
+
+
+def test_time_that_only_one_count_of_other_programs_has_is_not_theirs(
+    harness: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's raylet does not wait for its workers: by cores their time would be another program's."""
+    counts = iter([(1.0, 1.0), (1e6, 1.0)])
+    monkeypatch.setattr(harness, "foreign_seconds", lambda: next(counts))
+    bench = harness.Benchmark("none", rounds=1)
+    bench.run({"ours": lambda: 2.0})
+    assert bench.busy["ours"] == [0.0]
