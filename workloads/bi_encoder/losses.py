@@ -27,7 +27,10 @@ _CALLS = "workloads.bi_encoder.loss_calls"
 _FORMULAS = "workloads.losses.contrastive"
 
 LOSSES: dict[str, BiEncoderLoss] = {
-    "mse": BiEncoderLoss(f"{_CALLS}:mse_loss", "note 2.4, E-S0", params={"lowest_cosine": 0.0}),
+    "mse": BiEncoderLoss(
+        f"{_CALLS}:mse_loss",
+        "note 1, 2.4: label / 5; `CosineSimilarityLoss` of sentence-transformers; E-S0", params={"lowest_cosine": 0.0}
+    ),
     "cosent": BiEncoderLoss(f"{_CALLS}:cosent_loss", "Su Jianlin, 2022", params={"temperature": 0.05}),
     "cosine_embedding": BiEncoderLoss(
         f"{_CALLS}:cosine_embedding_loss", "note 2.4; Hadsell et al., CVPR 2006",
@@ -40,7 +43,7 @@ LOSSES: dict[str, BiEncoderLoss] = {
         f"{_FORMULAS}:cosine_hcl_loss", "thesis (5.52)", params={**_DEBIASED, "beta": 0.5}, in_batch=True
     ),
     "bcl": BiEncoderLoss(
-        f"{_FORMULAS}:bcl_loss", "thesis (6.31)", params={**_DEBIASED, "alpha": 0.9, "beta": 0.7},
+        f"{_FORMULAS}:bcl_loss", "thesis (6.31), algorithm 5", params={**_DEBIASED, "alpha": 0.9, "beta": 0.7},
         bounds={"beta": (0.0, 1.0)}, in_batch=True,
     ),
 }  # fmt: skip

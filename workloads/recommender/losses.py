@@ -54,13 +54,15 @@ _DEBIASED = {**_CONTRASTIVE, "positives": 1, "tau": "density"}
 
 LOSSES: dict[str, RecommenderLoss] = {
     "bpr": RecommenderLoss(
-        "workloads.losses.pairwise:bpr_loss", "thesis (2.2)", _PAIR, compiled=True, pointwise=True
+        "workloads.losses.pairwise:bpr_loss",
+        "thesis (2.2), (3.4), (4.1); BPR of tables 3.3, 5.2, 6.3", _PAIR, compiled=True, pointwise=True
     ),
     "bce": RecommenderLoss(
-        "workloads.losses.pairwise:bce_loss", "thesis table 4.4", _PAIR, compiled=True, pointwise=True
+        "workloads.losses.pairwise:bce_loss", "thesis table 4.4, BCE", _PAIR, compiled=True, pointwise=True
     ),
     "infonce": RecommenderLoss(
-        "workloads.losses.contrastive:infonce_loss", "thesis (2.3)", params=_CONTRASTIVE,
+        "workloads.losses.contrastive:infonce_loss",
+        "thesis (2.3); InfoNCE of tables 4.4, 5.2, 6.3", params=_CONTRASTIVE,
         draws=("negatives", None), in_batch=True,
     ),
     "decoupled": RecommenderLoss(
@@ -68,46 +70,51 @@ LOSSES: dict[str, RecommenderLoss] = {
         draws=("negatives", None), in_batch=True,
     ),
     "dcl": RecommenderLoss(
-        "workloads.recommender.loss_calls:dcl_loss", "thesis 5.6.1.4; Chuang et al., NeurIPS 2020",
+        "workloads.recommender.loss_calls:dcl_loss",
+        "thesis 5.6.1.4; DCL of tables 5.2, 6.3; Chuang et al., NeurIPS 2020",
         ("positive", "negatives", "positives"), _DEBIASED, _TAU, draws=_beyond_the_first, in_batch=True,
     ),
     "hcl": RecommenderLoss(
-        "workloads.recommender.loss_calls:hcl_loss", "thesis (5.52), E-5.52; Robinson et al., ICLR 2021",
+        "workloads.recommender.loss_calls:hcl_loss",
+        "thesis (5.52), E-5.52; HCL of tables 5.2, 6.3; Robinson et al., ICLR 2021",
         ("positive", "negatives", "positives"), {**_DEBIASED, "beta": 0.5}, _TAU, draws=_beyond_the_first,
         in_batch=True,
     ),
     "dpl": RecommenderLoss(
-        "workloads.losses.pairwise:dpl_loss", "thesis (5.17), algorithm 4", ("positive", "negatives", "extra"),
+        "workloads.losses.pairwise:dpl_loss",
+        "thesis (5.17), algorithm 4; DPL of table 5.2", ("positive", "negatives", "extra"),
         {"negatives": _sampled(10), "positives": 10, "tau": "density"}, _TAU, draws=("negatives", "positives"),
     ),
     "bcl": RecommenderLoss(
-        "workloads.losses.contrastive:bcl_loss", "thesis (6.31), algorithm 5",
+        "workloads.losses.contrastive:bcl_loss", "thesis (6.31), algorithm 5; BCL of table 6.3",
         params={**_CONTRASTIVE, "tau": "density", "alpha": "auc", "beta": 0.7, "ties": "le"},
         bounds={**_TAU, "alpha": (0.5, 1.0), "beta": (0.0, 1.0)}, draws=("negatives", None), in_batch=True,
     ),
     "gbpr": RecommenderLoss(
-        "workloads.losses.pairwise:gbpr_loss", "thesis table 3.3; Pan and Chen, IJCAI 2013",
+        "workloads.losses.pairwise:gbpr_loss", "thesis table 3.3, GBPR; Pan and Chen, IJCAI 2013",
         ("positive", "positives", "negative"), {"group": 3, "rho": 0.4},
         draws=lambda values: (1, values["group"] - 1), compiled=True,  # the user is one of the group
     ),
     "mpr": RecommenderLoss(
-        "workloads.recommender.loss_calls:mpr_loss", "thesis table 3.3; Yu et al., CIKM 2018",
+        "workloads.recommender.loss_calls:mpr_loss", "thesis table 3.3, MPR; Yu et al., CIKM 2018",
         ("positive", "extra", "negatives"), {"lam": 0.5}, draws=lambda _: (2, 2), compiled=True,
     ),
     "denoise_truncated": RecommenderLoss(
-        "workloads.recommender.loss_calls:truncated_loss", "thesis table 3.3; Wang et al., WSDM 2021",
+        "workloads.recommender.loss_calls:truncated_loss", "thesis table 3.3, DenoiseRec; Wang et al., WSDM 2021",
         (*_PAIR, "step"), {"drop_rate": 0.2, "drop_steps": 30_000}, whole_batch=True,
     ),
     "denoise_reweighted": RecommenderLoss(
-        "workloads.losses.pairwise:reweighted_bce_loss", "thesis table 3.3; Wang et al., WSDM 2021",
+        "workloads.losses.pairwise:reweighted_bce_loss",
+        "thesis table 3.3, DenoiseRec reweighted; Wang et al., WSDM 2021",
         _PAIR, {"beta": 0.2}, compiled=True, pointwise=True,
     ),
     "denoise_truncated_bpr": RecommenderLoss(
-        "workloads.losses.pairwise:truncated_bpr_loss", "thesis 3.5.1", _PAIR, {"threshold": 2.0},
+        "workloads.losses.pairwise:truncated_bpr_loss",
+        "thesis 3.5.1: a loss above the threshold is 0", _PAIR, {"threshold": 2.0},
         compiled=True, pointwise=True,
     ),
     "bprac": RecommenderLoss(  # BPR weighted by credence, which takes the parameters
-        "workloads.losses.pairwise:bpr_loss", "thesis (3.27), (3.29)", _PAIR,
+        "workloads.losses.pairwise:bpr_loss", "thesis (3.27), (3.29); tables 3.2, 3.3", _PAIR,
         {"credence": "mean1", "prior_var": 0.6}, {"prior_var": (1e-6, 100.0)}, compiled=True,
     ),
 }  # fmt: skip

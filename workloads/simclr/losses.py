@@ -11,17 +11,22 @@ from workloads.loss_table import Loss
 _TAU = {"tau": (0.0, 1 - 2**-24)}
 
 LOSSES: dict[str, Loss] = {
-    "infonce": Loss("workloads.losses.contrastive:infonce_loss", "SimCLR's NT-Xent, thesis 2.2.4.1"),
-    "decoupled": Loss("workloads.losses.contrastive:decoupled_loss", "thesis 2.2.4.3"),
+    "infonce": Loss(
+        "workloads.losses.contrastive:infonce_loss",
+        "NT-Xent of SimCLR: Chen et al., ICML 2020, eq. 1; thesis 2.2.4.1, (6.2); SimCLR of table 6.4"
+    ),
+    "decoupled": Loss("workloads.losses.contrastive:decoupled_loss", "thesis 2.2.4.3; Yeh et al., ECCV 2022"),
     "dcl": Loss(
-        "workloads.losses.contrastive:cosine_dcl_loss", "thesis (6.47)", params={"tau": "classes"}, bounds=_TAU
+        "workloads.losses.contrastive:cosine_dcl_loss",
+        "thesis (6.47); DCL of table 6.4; Chuang et al., NeurIPS 2020", params={"tau": "classes"}, bounds=_TAU
     ),
     "hcl": Loss(
-        "workloads.losses.contrastive:cosine_hcl_loss", "thesis (5.52)", params={"tau": "classes", "beta": 1.0},
+        "workloads.losses.contrastive:cosine_hcl_loss",
+        "thesis (5.52), E-5.52; HCL of table 6.4; Robinson et al., ICLR 2021", params={"tau": "classes", "beta": 1.0},
         bounds={**_TAU, "beta": (0.0, 100.0)},
     ),
     "bcl": Loss(
-        "workloads.losses.contrastive:bcl_loss", "thesis (6.31)",
+        "workloads.losses.contrastive:bcl_loss", "thesis (6.31), algorithm 5; BCL of table 6.4",
         params={"tau": "classes", "alpha": "auc", "beta": "classes", "ties": "le"},
         bounds={**_TAU, "alpha": (0.5, 1.0), "beta": (0.0, 1.0)},
     ),

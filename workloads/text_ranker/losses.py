@@ -27,19 +27,40 @@ _SIGMA = {"sigma": 1.0, "learnable": False}
 _RANKNET = {**_SIGMA, "ties": "none"}
 
 LOSSES: dict[str, RankerLoss] = {
-    "margin": RankerLoss("workloads.losses.ranknet:margin_ranking_loss", "E-R3", _PAIR, _MARGIN, pairs=True),
-    "adaptive_margin": RankerLoss(
-        "workloads.losses.ranknet:adaptive_margin_ranking_loss", "E-R4", _GRADED, _MARGIN, pairs=True
+    "margin": RankerLoss(
+        "workloads.losses.ranknet:margin_ranking_loss",
+        "margin ranking loss, left blank in the note; E-R3",
+        _PAIR,
+        _MARGIN,
+        pairs=True,
     ),
-    "ranknet": RankerLoss("workloads.losses.ranknet:ranknet_loss", "note, E-R1", _PAIR, _RANKNET, pairs=True),
+    "adaptive_margin": RankerLoss(
+        "workloads.losses.ranknet:adaptive_margin_ranking_loss",
+        "left blank in the note; E-R4",
+        _GRADED,
+        _MARGIN,
+        pairs=True,
+    ),
+    "ranknet": RankerLoss(
+        "workloads.losses.ranknet:ranknet_loss",
+        "RankNet; the sign of the note's formula by E-R1",
+        _PAIR,
+        _RANKNET,
+        pairs=True,
+    ),
     "adaptive_ranknet": RankerLoss(
-        "workloads.losses.ranknet:adaptive_ranknet_loss", "E-R5", _GRADED, _RANKNET, pairs=True
+        "workloads.losses.ranknet:adaptive_ranknet_loss", "left blank in the note; E-R5", _GRADED, _RANKNET, pairs=True
     ),
     "listwise": RankerLoss(
-        "workloads.losses.listwise:listwise_softmax_loss", "Bruch et al., ICTIR 2019", ("scores", "grades")
+        "workloads.losses.listwise:listwise_softmax_loss",
+        "softmax cross entropy, not in the note; Bruch et al., ICTIR 2019",
+        ("scores", "grades"),
     ),
     "lambdarank": RankerLoss(
-        "workloads.losses.listwise:lambdarank_loss", "Burges, MSR-TR-2010-82", ("scores", "grades", "scale"), _SIGMA
+        "workloads.losses.listwise:lambdarank_loss",
+        "not in the note; Burges, MSR-TR-2010-82",
+        ("scores", "grades", "scale"),
+        _SIGMA,
     ),
 }
 

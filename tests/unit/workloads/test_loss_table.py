@@ -13,19 +13,12 @@ import torch
 from pydantic import ValidationError
 
 from orchestrator.cli.app import app
-from workloads.loss_table import Loss
+from tests.support.loss_tables import WORKLOADS, readme, rows, written
 from workloads.recommender.losses import LOSSES, SAMPLERS, RecommenderLoss
 from workloads.recommender.params import Params
 
-TABLES = ("recommender", "simclr", "bi_encoder", "text_ranker")
 
-
-def rows(workload: str) -> dict[str, Loss]:
-    table: dict[str, Loss] = import_module(f"workloads.{workload}.losses").LOSSES
-    return table
-
-
-@pytest.mark.parametrize("workload", TABLES)
+@pytest.mark.parametrize("workload", WORKLOADS)
 def test_each_row_names_a_function_and_parameters_that_exist(workload: str) -> None:
     fields = import_module(f"workloads.{workload}.params").Params.model_fields
     for name, row in rows(workload).items():
@@ -93,3 +86,8 @@ def command(*words: str) -> int:
     """The exit code of a command in this process."""
     code = app(list(words), standalone_mode=False)
     return int(code or 0)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_the_readme_has_the_table(workload: str) -> None:
+    assert readme(workload).read_text() == written(workload), "run: python -m tests.support.loss_tables"
