@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 LOWER = .venv-lower
 UNIT = $(BIN)/python -m pytest tests/unit -n 2 --dist worksteal
-INTEGRATION = $(BIN)/python -m pytest tests/integration -m "not faults" -n 2 --dist loadfile --no-loadscope-reorder
+INTEGRATION = $(BIN)/python -m pytest tests/integration -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-unit test-integration test-faults test-cluster test-lower test-gpu lint format setup clean
 
@@ -36,7 +36,7 @@ test-faults: $(READY)
 # At most 20 minutes; what each fault cost is told at the end. PostgreSQL and Chromium must be installed (Debian:
 # apt-get install postgresql chromium).
 test-cluster: $(READY)
-	$(BIN)/python -m pytest tests/cluster -rP --show-capture=stdout
+	$(BIN)/python -m pytest tests/cluster -m cluster -rP --show-capture=stdout
 
 test-unit: $(READY)
 	$(UNIT)
