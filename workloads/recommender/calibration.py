@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from workloads.contract import Runtime
 from workloads.losses.contrastive import alpha_from_auc
 from workloads.recommender.credence import (
     EmpiricalScores,
@@ -20,14 +21,11 @@ from workloads.recommender.credence import (
     prior_log_odds,
     sampled_scores,
 )
-from workloads.recommender.dataset import History
+from workloads.recommender.dataset import History, Prepared
 from workloads.recommender.evaluation import mean_auc
 from workloads.recommender.params import Params
 from workloads.recommender.quality import wrong_share
 from workloads.seeding import derive, generator
-
-if TYPE_CHECKING:
-    from workloads.recommender.workload import Recommender
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,36 +41,56 @@ class Calibration:
         return None if self.weights is None else self.weights.index_select(0, rows)
 
 
-@torch.no_grad()
-def calibrate(workload: Recommender, epoch: int) -> Calibration:
-    """For the epoch's steps, with ``fpr`` where it can be told. A collective; equal on all workers."""
-    found, wrong = _calibrated(workload, epoch), workload.data.wrong
-    if wrong is None:
-        return found
-    return replace(found, metrics={**found.metrics, "fpr": wrong_share(wrong, found.weights).item()})
+@dataclass(frozen=True, slots=True)
+class Calibrator:
+    """Calibrates the loss ``settings`` of an experiment by the ``embeddings`` of its model, users' and items'."""
 
+    params: Params
+    runtime: Runtime
+    data: Prepared
+    settings: Mapping[str, Any]
+    embeddings: Callable[[], tuple[torch.Tensor, torch.Tensor]]
 
-def _calibrated(workload: Recommender, epoch: int) -> Calibration:
-    form = workload.settings.get("alpha")
-    if form in ("auc", "auc_literal"):
-        alpha = alpha_from_auc(_auc(workload, epoch), literal=form == "auc_literal")
-        return Calibration({**workload.settings, "alpha": alpha}, metrics={"alpha": alpha})
-    if workload.params.loss == "bprac":
-        return _credence(workload, epoch)
-    return Calibration(workload.settings)
+    @torch.no_grad()
+    def __call__(self, epoch: int) -> Calibration:
+        """For the epoch's steps, with ``fpr`` where it can be told. A collective; equal on all workers."""
+        result, wrong = self._calibrated(epoch), self.data.wrong
+        if wrong is None:
+            return result
+        return replace(result, metrics={**result.metrics, "fpr": wrong_share(wrong, result.weights).item()})
 
+    def _calibrated(self, epoch: int) -> Calibration:
+        form = self.settings.get("alpha")
+        if form in ("auc", "auc_literal"):
+            alpha = alpha_from_auc(self._auc(epoch), literal=form == "auc_literal")
+            return Calibration({**self.settings, "alpha": alpha}, metrics={"alpha": alpha})
+        return self._credence(epoch) if self.params.loss == "bprac" else Calibration(self.settings)
 
-def _auc(workload: Recommender, epoch: int) -> float:
-    """Of the validation part; of the training interactions in a refit, which has no other (E-6.21)."""
-    data, runtime = workload.data, workload.runtime
-    if runtime.holdout:
-        relevant, excluded = data.validation, data.train
-    else:
-        nothing = History(np.empty((0, 2), np.int32), data.n_users, runtime.device)
-        relevant, excluded = data.train, nothing
-    users, items = workload.embeddings()
-    key = derive(runtime.seed, "auc", epoch)
-    return mean_auc(users, items, relevant, excluded, data.unknown, key, runtime.rank, runtime.world_size)
+    def _auc(self, epoch: int) -> float:
+        """Of the validation part; of the training interactions in a refit, which has no other (E-6.21)."""
+        data, runtime = self.data, self.runtime
+        if runtime.holdout:
+            relevant, excluded = data.validation, data.train
+        else:
+            nothing = History(np.empty((0, 2), np.int32), data.n_users, runtime.device)
+            relevant, excluded = data.train, nothing
+        users, items = self.embeddings()
+        key = derive(runtime.seed, "auc", epoch)
+        return mean_auc(users, items, relevant, excluded, data.unknown, key, runtime.rank, runtime.world_size)
+
+    def _credence(self, epoch: int) -> Calibration:
+        """The E-step of BPRAC, thesis (3.27)."""
+        data, params = self.data, self.params
+        users, items = self.embeddings()
+        sample = sampled_scores(users, items, generator(self.runtime.seed, "credence", epoch), n=2**13)
+        assert params.credence is not None
+        distribution = score_distribution(params, users, items, sample)
+        owners, chosen = data.pairs[0], data.pairs[1] - data.n_users
+        scores = interaction_scores(users, items, torch.stack([owners, chosen]))
+        prior = prior_log_odds(data.popularity).index_select(0, chosen)
+        weights = credence(scores, prior, distribution, params.credence)
+        metrics = {"ks": ks_distance(sample, distribution).item()} if params.backbone == "mf" else {}
+        return Calibration(self.settings, weights, metrics)
 
 
 def score_distribution(
@@ -92,18 +110,3 @@ def score_distribution(
     if params.prior_var == "fitted":
         return GaussianFactors.fitted(users, items)
     return GaussianFactors(params.dim, params.prior_var)
-
-
-def _credence(workload: Recommender, epoch: int) -> Calibration:
-    """The E-step of BPRAC, thesis (3.27)."""
-    data, params = workload.data, workload.params
-    users, items = workload.embeddings()
-    sample = sampled_scores(users, items, generator(workload.runtime.seed, "credence", epoch), n=2**13)
-    assert params.credence is not None
-    distribution = score_distribution(params, users, items, sample)
-    owners, chosen = data.pairs[0], data.pairs[1] - data.n_users
-    scores = interaction_scores(users, items, torch.stack([owners, chosen]))
-    prior = prior_log_odds(data.popularity).index_select(0, chosen)
-    weights = credence(scores, prior, distribution, params.credence)
-    metrics = {"ks": ks_distance(sample, distribution).item()} if params.backbone == "mf" else {}
-    return Calibration(workload.settings, weights, metrics)

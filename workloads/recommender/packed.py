@@ -6,24 +6,23 @@ table as they do on one, so every number comes about as it does apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from workloads.contract import Evaluation, Metrics, Split
+from workloads.contract import Evaluation, Metrics, Runtime, Split
 from workloads.recommender.adam import Adam, StackedAdam
-from workloads.recommender.batches import packed_nodes, steps_per_pass
+from workloads.recommender.batches import Draws, packed_nodes, steps_per_pass
+from workloads.recommender.dataset import History, Prepared
 from workloads.recommender.evaluation import evaluation, rank_users
 from workloads.recommender.loss_calls import Scores
 from workloads.recommender.losses import LOSSES
 from workloads.recommender.model import MatrixFactorisation
 from workloads.recommender.params import Params
 from workloads.recommender.quality import wrong_share
-
-if TYPE_CHECKING:
-    from workloads.recommender.workload import Recommender
+from workloads.recommender.sgd import BatchedSGD, SequentialSGD
 
 OWN = {"lr", "lr_decay", "lr_decay_every", "weight_decay"}
 """The parameters in which members may differ; so may their seeds."""
@@ -41,16 +40,33 @@ _FUSED = {"cpu"}
 """Devices on which a member's own fused optimiser step is cheaper than its share of one for all."""
 
 
-def shape(workload: Recommender) -> Hashable | None:
+class Member(Protocol):
+    """What a pack uses of a recommender."""
+
+    params: Params
+    runtime: Runtime
+    data: Prepared
+    model: MatrixFactorisation
+    optimizer: Adam | BatchedSGD | SequentialSGD
+    draws: Draws
+    settings: Mapping[str, Any]
+
+    def learning_rate(self, epoch: int) -> float: ...
+
+    def embeddings(self) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    def judged(self, split: Split) -> tuple[History, History]: ...
+
+
+def shape(params: Params, runtime: Runtime, data: Prepared) -> Hashable | None:
     """Equal for trials whose steps are alike; None for what is not two scores and one loss a positive.
 
     That is LightGCN, sequential SGD, losses of several negatives or weights, samplers that look at the model,
     measures of quality, several workers, micro-batches and virtual epochs.
     """
-    params, runtime = workload.params, workload.runtime
     if not _can(params) or runtime.world_size > 1 or runtime.accumulate > 1 or runtime.steps_per_epoch:
         return None
-    return (*params.model_dump(exclude=OWN).items(), id(workload.data))
+    return (*params.model_dump(exclude=OWN).items(), id(data))
 
 
 def _can(params: Params) -> bool:
@@ -80,7 +96,7 @@ def size(params: Params, device: torch.device) -> int:
 class RecommenderPack:
     """The members' tables and moments, stacked; the members' own tensors are its rows."""
 
-    def __init__(self, members: Sequence[Recommender]) -> None:
+    def __init__(self, members: Sequence[Member]) -> None:
         self.members = members
         own = [(m.model.embedding.detach(), *_adam(m).state_dict().values()) for m in members]
         self._stack = [torch.stack(tensors) for tensors in zip(*own)]
@@ -142,7 +158,7 @@ class RecommenderPack:
         return [evaluation(own, relevant) for own in values]
 
 
-def _adam(member: Recommender) -> Adam:
+def _adam(member: Member) -> Adam:
     assert isinstance(member.optimizer, Adam)  # else it has no shape to be packed by
     return member.optimizer
 
@@ -164,7 +180,7 @@ def _each(
 
 
 def _optimizer(
-    members: Sequence[Recommender], stack: Sequence[torch.Tensor], epochs: Sequence[int]
+    members: Sequence[Member], stack: Sequence[torch.Tensor], epochs: Sequence[int]
 ) -> Callable[[torch.Tensor], None]:
     """A step of Adam along stacked gradients, for the epoch.
 

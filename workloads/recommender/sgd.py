@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from workloads.contract import Runtime
 from workloads.data.interactions.splits import user_csr
 from workloads.recommender.dataset import Prepared
 from workloads.recommender.epoch_metrics import tells_quality
+from workloads.recommender.params import Params
 from workloads.recommender.samplers import prior_table
 from workloads.sampling.bayesian import warm_lambda
 
 if TYPE_CHECKING:
     from workloads.recommender.sequential.mf import Lists, SequentialMF
-    from workloads.recommender.workload import Recommender
 
 _OWN = ("candidates", "aobpr_lambda", "bns_uniform_epochs", "beta", "rho", "group", "lam", "threshold")
 """Parameters that the loop knows by the same name."""
@@ -49,44 +51,47 @@ class BatchedSGD:
         self.parameter.grad = None
 
 
-def check(workload: Recommender) -> None:
-    """Refuse what a sequential epoch has no sense for.
+class SequentialSGD:
+    """Plain SGD on a CPU, one triple at a time, by a compiled loop that is built at the first epoch.
 
-    Raises:
-        ValueError: several workers, micro-batches, virtual epochs, a device that is no CPU, or no compiler.
+    A model that is only evaluated needs no compiler.
     """
-    runtime = workload.runtime
-    if find_spec("numba") is None:
-        raise ValueError("optimizer=sgd needs numba, which is not installed. Install numba, or set optimizer=adam")
-    if runtime.device.type != "cpu":
-        raise ValueError(
-            f"optimizer=sgd runs on a CPU, not on {runtime.device.type}. Set optimizer=sgd_batched or optimizer=adam"
+
+    def __init__(self, params: Params, runtime: Runtime, data: Prepared, table: torch.Tensor) -> None:
+        """``table``: of all nodes (N, d), which the loop writes to.
+
+        Raises:
+            ValueError: several workers, micro-batches, virtual epochs, a device that is no CPU, or no compiler.
+        """
+        if find_spec("numba") is None:
+            raise ValueError("optimizer=sgd needs numba, which is not installed. Install numba, or set optimizer=adam")
+        if runtime.device.type != "cpu":
+            raise ValueError(
+                f"optimizer=sgd runs on a CPU, not on {runtime.device.type}. "
+                "Set optimizer=sgd_batched or optimizer=adam"
+            )
+        if runtime.world_size > 1 or runtime.accumulate > 1 or runtime.steps_per_epoch:
+            raise ValueError(
+                "optimizer=sgd takes one triple at a time, in whole passes: use one worker, "
+                "accumulate=1 and no steps_per_epoch, or set optimizer=adam"
+            )
+        self.params, self.runtime, self.data, self.table = params, runtime, data, table
+
+    def train_epoch(self, epoch: int, lr: float, weights: torch.Tensor | None) -> dict[str, float]:
+        """One pass over the interactions, whose ``weights`` are those of the data's pairs or None for ones."""
+        lam = self.params.bns_lambda
+        return self._loop.train_epoch(
+            epoch,
+            lr=lr,
+            bns_lambda=warm_lambda(epoch) if lam == "warm" else lam,
+            credence=None if weights is None else _of_all(self.data, weights),
         )
-    if runtime.world_size > 1 or runtime.accumulate > 1 or runtime.steps_per_epoch:
-        raise ValueError(
-            "optimizer=sgd takes one triple at a time, in whole passes: use one worker, "
-            "accumulate=1 and no steps_per_epoch, or set optimizer=adam"
-        )
 
-
-def train_epoch(workload: Recommender, epoch: int, weights: torch.Tensor | None) -> dict[str, float]:
-    """One pass over the interactions, whose ``weights`` are those of the data's pairs or None for ones."""
-    params = workload.params
-    lam = params.bns_lambda
-    return _sequential(workload).train_epoch(
-        epoch,
-        lr=workload.learning_rate(epoch),
-        bns_lambda=warm_lambda(epoch) if lam == "warm" else lam,
-        credence=None if weights is None else _of_all(workload.data, weights),
-    )
-
-
-def _sequential(workload: Recommender) -> SequentialMF:
-    """Built at the first epoch: a model that is only evaluated needs no compiler."""
-    if workload.sequential is None:
+    @cached_property
+    def _loop(self) -> SequentialMF:
         from workloads.recommender.sequential.mf import SequentialMF, Settings
 
-        params, data = workload.params, workload.data
+        params, data = self.params, self.data
         own: dict[str, Any] = {name: getattr(params, name) for name in _OWN if getattr(params, name) is not None}
         settings = Settings(
             loss="bpr" if params.loss == "bprac" else params.loss,  # type: ignore[arg-type]  # checked by Params
@@ -95,37 +100,33 @@ def _sequential(workload: Recommender) -> SequentialMF:
             threads=params.threads or 1,
             **own,
         )
-        users, items = torch.split(workload.model.embedding.detach(), [data.n_users, data.n_items])
+        users, items = torch.split(self.table, [data.n_users, data.n_items])
         prior, groups = None, None
         if params.bns_prior not in (None, "label"):
-            prior, groups = prior_table(params, data, workload.runtime.data)
-        workload.sequential = SequentialMF(
+            prior, groups = prior_table(params, data, self.runtime.data)
+        return SequentialMF(
             users,
             items,
             data.train.indptr,
             data.train.items,
             settings,
-            workload.runtime.seed,
+            self.runtime.seed,
             prior=None if prior is None else prior.numpy(),
             group=None if groups is None else groups.numpy(),
-            truth=_truth(workload),
+            truth=self._truth(),
             planted=None if data.truth is None else user_csr(np.argwhere(data.truth), data.n_users),
         )
-    return workload.sequential
 
-
-def _truth(workload: Recommender) -> Lists | None:
-    """The lists of what users like beyond training, where the sampler or a measure asks for them."""
-    data, truth = workload.data, workload.params.truth
-    if truth is None or not (
-        workload.params.sampler == "bns_oracle" or tells_quality(workload.params, workload.runtime)
-    ):
-        return None
-    if truth == "planted":
-        assert data.truth is not None  # checked by Params
-        return user_csr(np.argwhere(data.truth), data.n_users)
-    history = data.test if truth == "test" else data.validation
-    return history.indptr, history.items
+    def _truth(self) -> Lists | None:
+        """The lists of what users like beyond training, where the sampler or a measure asks for them."""
+        data, truth = self.data, self.params.truth
+        if truth is None or not (self.params.sampler == "bns_oracle" or tells_quality(self.params, self.runtime)):
+            return None
+        if truth == "planted":
+            assert data.truth is not None  # checked by Params
+            return user_csr(np.argwhere(data.truth), data.n_users)
+        history = data.test if truth == "test" else data.validation
+        return history.indptr, history.items
 
 
 def _of_all(data: Prepared, weights: torch.Tensor) -> torch.Tensor:

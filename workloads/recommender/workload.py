@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,10 +13,10 @@ import torch
 from workloads.checks import check_batch, check_split
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
 from workloads.distributed import reduce_sum, without_sync, wrap
-from workloads.recommender import packed, sgd
+from workloads.recommender import packed
 from workloads.recommender.adam import Adam
 from workloads.recommender.batches import Batch, Draws, batches, choice, steps_per_pass
-from workloads.recommender.calibration import Calibration, calibrate
+from workloads.recommender.calibration import Calibration, Calibrator
 from workloads.recommender.dataset import History, prepared
 from workloads.recommender.epoch_metrics import Tally
 from workloads.recommender.evaluation import evaluation, rank_users
@@ -25,10 +25,8 @@ from workloads.recommender.losses import LOSSES
 from workloads.recommender.model import LightGCN, MatrixFactorisation, normal, xavier
 from workloads.recommender.params import Params as RecommenderParams
 from workloads.recommender.samplers import sampler
+from workloads.recommender.sgd import INITIAL, BatchedSGD, SequentialSGD
 from workloads.seeding import derive
-
-if TYPE_CHECKING:
-    from workloads.recommender.sequential.mf import SequentialMF
 
 
 class Recommender:
@@ -61,31 +59,31 @@ class Recommender:
         )
         if self.data.pairs.shape[1] == 0:
             raise ValueError(f"dataset {params.dataset!r} has no interaction that a negative item exists for")
-        self.sequential: SequentialMF | None = None
-        if params.optimizer == "sgd":
-            sgd.check(self)
         if params.optimizer == "adam":
             initial = xavier(self.data.n_users, self.data.n_items, params.dim, runtime.seed)
         else:
-            initial = normal(self.data.n_users + self.data.n_items, params.dim, sgd.INITIAL, runtime.seed)
+            initial = normal(self.data.n_users + self.data.n_items, params.dim, INITIAL, runtime.seed)
         initial = initial.to(runtime.device)
         if params.backbone == "lightgcn":
             dtype = torch.bfloat16 if runtime.precision == "bf16" else torch.float32
             self.model: MatrixFactorisation = LightGCN(initial, self.data.graph, params.layers, dtype)
         else:
             self.model = MatrixFactorisation(initial)
-        self.replica = wrap(self.model, runtime)
-        self.optimizer: Adam | sgd.BatchedSGD | None = None  # the compiled loop steps by itself
-        if params.optimizer != "sgd":
-            kind = Adam if params.optimizer == "adam" else sgd.BatchedSGD
+        if params.optimizer == "sgd":
+            table = self.model.embedding.detach()
+            self.optimizer: Adam | BatchedSGD | SequentialSGD = SequentialSGD(params, runtime, self.data, table)
+        else:
+            kind = Adam if params.optimizer == "adam" else BatchedSGD
             self.optimizer = kind(self.model.embedding, params.weight_decay)
+        self.replica = wrap(self.model, runtime)
         negatives, extras = LOSSES[params.loss].counts(params.model_dump())
         self.draws = Draws(sampler(params, self.data, runtime.data), negatives, extras, of_item=params.loss == "gbpr")
         self.settings = loss_settings(params, self.data.density)
+        self.calibrate = Calibrator(params, runtime, self.data, self.settings, self.embeddings)
 
     def pack_shape(self) -> Hashable | None:
         """Matrix factorisations with steps alike can be trained together."""
-        return packed.shape(self)
+        return packed.shape(self.params, self.runtime, self.data)
 
     @classmethod
     def pack_size(cls, params: RecommenderParams, device: torch.device) -> int:
@@ -107,13 +105,14 @@ class Recommender:
             ``alpha`` (bcl calibrated by the AUC) and ``ks`` (bprac on matrix factorisation).
         """
         params, runtime, data = self.params, self.runtime, self.data
-        if self.optimizer is None:
-            calibrated = calibrate(self, epoch)
-            return {**sgd.train_epoch(self, epoch, calibrated.weights), **calibrated.metrics}
+        lr = self.learning_rate(epoch)
+        if isinstance(self.optimizer, SequentialSGD):
+            calibrated = self.calibrate(epoch)
+            return {**self.optimizer.train_epoch(epoch, lr, calibrated.weights), **calibrated.metrics}
         if self.draws.sampler.dynamic:
             table = self.model.embeddings().detach()
             self.draws.sampler.begin(table, epoch, derive(runtime.seed, "memory", epoch))
-        calibrated, tally, lr = calibrate(self, epoch), Tally(params, data, runtime), self.learning_rate(epoch)
+        calibrated, tally = self.calibrate(epoch), Tally(params, data, runtime)
         steps = runtime.steps_per_epoch or steps_per_pass(data, params.batch_size)
         drawn = batches(data, self.draws, params.batch_size, runtime, epoch)
         for step, batch in enumerate(drawn, (epoch - 1) * steps):
@@ -123,7 +122,7 @@ class Recommender:
                     losses, nodes = self._losses(part, epoch, step, calibrated, tally)
                     loss = cost = losses.sum()
                     over = batch.size
-                    if isinstance(self.optimizer, sgd.BatchedSGD):
+                    if isinstance(self.optimizer, BatchedSGD):
                         cost, over = loss + self.optimizer.penalty(nodes, calibrated.of(part.rows)), 1
                     # DDP averages over ranks: with this factor, to the mean (or sum) over the global batch.
                     torch.autograd.backward(cost * (runtime.world_size / over))
@@ -223,7 +222,7 @@ class Recommender:
         }
         return Servable(
             predictor=Path(__file__).with_name("predictor.py"),
-            weights={name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()},
+            weights=weights,
             config={"dataset": self.params.dataset, "backbone": self.params.backbone},
             example={"user": _names(np.flatnonzero(data.known.counts)[:3], data.user_ids)},
             params={"k": 20, "exclude_seen": True, "unknown": "popular"},

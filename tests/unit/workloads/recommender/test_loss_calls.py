@@ -18,7 +18,6 @@ from workloads.data import DataError, Interactions, load_interactions
 from workloads.losses.contrastive import alpha_from_auc, bcl_weights_at
 from workloads.recommender import workload as module
 from workloads.recommender.batches import batches
-from workloads.recommender.calibration import calibrate
 from workloads.recommender.credence import GaussianFactors, credence, prior_log_odds
 from workloads.recommender.dataset import prepare
 from workloads.recommender.loss_calls import Scores, loss_settings
@@ -397,7 +396,7 @@ def test_a_step_of_batched_sgd_by_hand(weighted: bool) -> None:
     workload = build(replace(RUNTIME, steps_per_epoch=1), **given)
     start = workload.model.embedding.detach().clone().double()
     (batch,) = batches(workload.data, workload.draws, 256, workload.runtime, 1)
-    weights = calibrate(workload, 1).of(batch.rows)
+    weights = workload.calibrate(1).of(batch.rows)
     c = torch.ones(256, dtype=torch.float64) if weights is None else weights.double()
     user, item, negative = (start[row] for row in batch.nodes)
     down = (c * torch.sigmoid((user * (negative - item)).sum(1))).unsqueeze(1)

@@ -31,7 +31,7 @@ def trained(request: pytest.FixtureRequest) -> Recommender:
 
 def served(workload: Recommender) -> Predictor:
     servable = workload.servable()
-    return Predictor({name: tensor.numpy() for name, tensor in servable.weights.items()}, dict(servable.config))
+    return Predictor({name: tensor.detach().numpy() for name, tensor in servable.weights.items()}, dict(servable.config))
 
 
 def small() -> Predictor:
