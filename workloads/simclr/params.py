@@ -14,7 +14,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 from workloads.conditional_params import OneOf
 from workloads.contract import MID_RUN
-from workloads.data.datasets import check_kind
+from workloads.data.datasets import check_kind, dataset
+from workloads.simclr.data_checks import check_parts, loss_settings
 from workloads.simclr.losses import LOSSES, combination_error, fill_defaults
 
 Loss: TypeAlias = Annotated[str, OneOf(LOSSES)]
@@ -184,14 +185,26 @@ class Params(BaseModel):
         return self
 
     def check_data(self, root: Path, holdout: bool = True) -> None:
-        """Refuse a dataset of too few images, or classes, to train and judge with these values.
+        """Refuse, before a worker starts, a dataset of too few images, or classes, for these values.
+
+        One whose checksums are known is not decoded for that.
 
         Raises:
-            ValueError: says how many there are; DataError where nothing can be held out.
+            ValueError: says how many there are.
+            workloads.data.DataError: nothing can be held out, or as for
+                :func:`~workloads.data.images.load.load_images`.
         """
-        from workloads.simclr.data_checks import check_data  # with NumPy
+        known = dataset(self.dataset)
+        if known.files and known.verified:  # it is large, and holds several classes
+            return
+        from workloads.data.images.load import load_images
+        from workloads.data.images.splits import split
 
-        check_data(self, root, holdout)
+        images = load_images(self.dataset, root, self.dataset_size, self.dataset_corrupt)
+        parts = split(images, self.split_seed, holdout)
+        train, validation, test = (len(part) for part in (parts.train, parts.validation, parts.test))
+        check_parts(self.dataset, self.batch_size, train, validation, test, holdout)
+        loss_settings(self.dataset, self.of_loss(), len(images.classes))
 
     def of_loss(self) -> dict[str, Any]:
         """The parameters that the loss reads, by name."""

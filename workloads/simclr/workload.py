@@ -21,7 +21,7 @@ from workloads.normalisation import synchronised
 from workloads.scores import two_view_scores
 from workloads.seeding import generator
 from workloads.simclr.batches import Batch, batches, steps_per_pass
-from workloads.simclr.data_checks import check_parts, settings
+from workloads.simclr.data_checks import check_parts, loss_settings
 from workloads.simclr.evaluation import Frozen, Views, evaluation, spread
 from workloads.simclr.losses import LOSSES, default_stem
 from workloads.simclr.model import SimCLR as Model
@@ -66,8 +66,8 @@ class SimCLR:
             device=runtime.device,
         )
         train, validation, test = map(len, (self.data.train, self.data.validation, self.data.test))
-        check_parts(params, train, validation, test, runtime.holdout)
-        self.settings = settings(params, len(self.data.classes))
+        check_parts(params.dataset, params.batch_size, train, validation, test, runtime.holdout)
+        self.settings = loss_settings(params.dataset, params.of_loss(), len(self.data.classes))
         view = params.view_size or self.data.size
         self.recipe = Recipe(view, self.data.size, scale=(params.crop, 1.0), strength=params.strength, blur=params.blur)
         params = self.params = params.model_copy(update={"stem": params.stem or default_stem(params.encoder, view)})

@@ -27,7 +27,7 @@ from workloads.data.images.resident import Prepared, prepared_images
 from workloads.losses.contrastive import alpha_from_auc
 from workloads.simclr import workload as module
 from workloads.simclr.batches import Batch, batches, steps_per_pass
-from workloads.simclr.data_checks import settings
+from workloads.simclr.data_checks import loss_settings
 from workloads.simclr.evaluation import spread
 from workloads.simclr.losses import FEATURES, LOSSES
 from workloads.simclr.model import SimCLR as Model
@@ -163,6 +163,9 @@ def test_images_that_were_skipped_are_counted_and_named(monkeypatch: pytest.Monk
 
 
 def test_defaults_by_the_number_of_classes() -> None:
+    def settings(params: Params, classes: int) -> dict[str, Any]:
+        return loss_settings(params.dataset, params.of_loss(), classes)
+
     found = settings(Params(loss="bcl"), classes=10)
     assert found == {"temperature": 0.5, "tau": 0.1, "alpha": "auc", "beta": 0.9, "ties": "le"}
     assert settings(Params(loss="bcl", tau=0.2, beta=0.5), classes=10)["tau"] == 0.2
