@@ -118,13 +118,15 @@ class Preset:
 class Servable:
     """What the registry stores: weights and a standalone predictor, no pickle.
 
-    ``predictor`` is one Python source file that lies beside a workload's module (elsewhere it could be a stranger's),
+    ``predictor`` is a Python source file that lies beside a workload's module (elsewhere it could be a stranger's),
     imports neither ``orchestrator`` nor ``workloads`` and defines ``class Predictor`` with
     ``__init__(weights: dict[str, np.ndarray], config: dict)`` and
-    ``predict(inputs: pandas.DataFrame, **params) -> pandas.DataFrame``. ``example`` are input columns
-    (``bytes`` in one of objects where the input is binary), ``params`` the keyword parameters of ``predict`` with
-    their defaults, ``requirements`` what the file imports. ``tags`` are what the registry's version says of itself,
-    such as where an index lies that the model belongs to.
+    ``predict(inputs: pandas.DataFrame, **params) -> pandas.DataFrame``. Files that it imports by relative imports are
+    exported with it (:mod:`workloads.predictor_sources`). ``weights`` may be on any device and part of a graph: the
+    export copies them. ``example`` are input columns (``bytes`` in one of objects where the input is binary),
+    ``params`` the keyword parameters of ``predict`` with their defaults, ``requirements`` the packages that these files
+    import. ``tags`` are what the registry's version says of itself, such as where an index lies that the model belongs
+    to.
     """
 
     predictor: Path

@@ -19,22 +19,28 @@ notice. Set ``data`` (a folder) when the parameters name a dataset that is on di
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import math
 import random
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar
+from uuid import uuid4
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from workloads import distributed
 from workloads.contract import RESERVED, Evaluation, Metrics, Objective, Packable, Runtime, State, Workload
+from workloads.predictor_sources import predictor_sources
 from workloads.testing_distributed import WORLD, together
+from workloads.testing_states import assert_equal_states, broken, families, through_plain_data
 
 
 @dataclass(frozen=True)
@@ -133,10 +139,10 @@ class Conformance:
 
     def test_two_epochs_are_one_saved_restored_and_another(self) -> None:
         whole, fresh = self.reference(), self.build()
-        fresh.load_state_dict(_through_plain_data(whole.states[0]))
+        fresh.load_state_dict(through_plain_data(whole.states[0]))
         assert values(fresh.train_epoch(2)) == whole.rows[1]
         assert values(fresh.evaluate("validation")) == whole.validation[0]
-        _assert_equal(fresh.state_dict(), whole.states[1])
+        assert_equal_states(fresh.state_dict(), whole.states[1])
 
     def test_training_reduces_to_finite_constant_keys(self) -> None:
         reference = self.reference()
@@ -157,11 +163,11 @@ class Conformance:
     def test_evaluate_changes_nothing(self, split: Any) -> None:
         looked = self.build()
         looked.train_epoch(1)
-        before = _copy(looked.state_dict())
+        before = through_plain_data(looked.state_dict())
         torch_stream, numpy_stream, python_stream = torch.get_rng_state(), np.random.get_state(), random.getstate()
         first = values(looked.evaluate(split))
         assert values(looked.evaluate(split)) == first
-        _assert_equal(looked.state_dict(), before)
+        assert_equal_states(looked.state_dict(), before)
         assert torch.equal(torch.get_rng_state(), torch_stream)
         assert str(np.random.get_state()) == str(numpy_stream)
         assert random.getstate() == python_stream
@@ -181,7 +187,7 @@ class Conformance:
             for epoch in (1, 2):
                 spoiled.train_epoch(epoch)
         assert values(spoiled.evaluate("validation")) == plain.validation[0]
-        _assert_equal(spoiled.state_dict(), plain.states[1])
+        assert_equal_states(spoiled.state_dict(), plain.states[1])
         assert values(spoiled.evaluate("test")) != values(plain.test), "spoiled_test() spoiled nothing"
 
     def spoiled_test(self) -> Any:
@@ -189,7 +195,7 @@ class Conformance:
         raise NotImplementedError(f"{type(self).__name__} needs spoiled_test(): see the example in workloads.testing")
 
     def test_state_is_tensors_and_json(self) -> None:
-        _through_plain_data(self.reference().states[0])
+        through_plain_data(self.reference().states[0])
 
     def test_loaded_state_keeps_the_parameters_learning_rate(self) -> None:
         if "lr" not in self.workload.Params.model_fields:
@@ -198,7 +204,7 @@ class Conformance:
         lr = self.workload.Params(**self.params).lr
         other = self.workload.Params(**{**self.params, "lr": lr * 2})
         taken = self.workload(other, Runtime(device=torch.device("cpu"), data=self.data, seed=7, epochs=self.epochs))
-        taken.load_state_dict(_through_plain_data(donor.states[0]))
+        taken.load_state_dict(through_plain_data(donor.states[0]))
         taken.train_epoch(2)
         assert values(taken.evaluate("validation")) != donor.validation[0]
 
@@ -218,10 +224,30 @@ class Conformance:
         servable = workload.servable()
         assert all(isinstance(tensor, torch.Tensor) for tensor in servable.weights.values())
         json.dumps([dict(servable.config), dict(servable.params)])
-        source = servable.predictor.read_text()
-        for ours in ("orchestrator", "workloads"):
-            assert f"import {ours}" not in source
-            assert f"from {ours}" not in source
+        for file in predictor_sources(servable.predictor).values():
+            source = file.read_text()
+            for ours in ("orchestrator", "workloads"):
+                assert f"import {ours}" not in source
+                assert f"from {ours}" not in source
+
+    def test_an_exported_model_predicts_its_example(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """From copies of its sources, plain arrays and JSON."""
+        workload = self.build()
+        workload.train_epoch(1)
+        servable = workload.servable()
+        package = f"exported_{uuid4().hex}"
+        for name, file in predictor_sources(servable.predictor).items():
+            copied = tmp_path / package / (name if "/" in name else f"workload/{name}")
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copied)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        module = importlib.import_module(f"{package}.workload.predictor")
+        weights = {name: tensor.detach().cpu().numpy() for name, tensor in servable.weights.items()}
+        predictor = module.Predictor(weights, json.loads(json.dumps(dict(servable.config))))
+        example = pd.DataFrame({name: column.tolist() for name, column in servable.example.items()})
+        output = predictor.predict(example, **servable.params)
+        assert isinstance(output, pd.DataFrame)
+        assert len(output)
 
     def test_two_processes_equal_one(self) -> None:
         """In training, and of one trained model in evaluation."""
@@ -242,7 +268,7 @@ class Conformance:
         for key in one.rows:
             if not self._is_ranked(key.partition("@")[0]):
                 assert one.rows[key] == pytest.approx(other.rows[key], rel=tolerance, abs=tolerance), key
-        tensors, others = _families(one.state), _families(other.state)
+        tensors, others = families(one.state), families(other.state)
         assert tensors.keys() == others.keys()
         for family, tensor in tensors.items():
             difference = torch.linalg.vector_norm(tensor - others[family])
@@ -278,17 +304,17 @@ class Conformance:
                 alone = [apart[place].train_epoch(epoch), apart[place].evaluate("validation")]
                 assert [values(result) for result in results] == [values(result) for result in alone]
         for one, other in zip(apart, members):
-            _assert_equal(one.state_dict(), other.state_dict())
+            assert_equal_states(one.state_dict(), other.state_dict())
         assert [values(one.train_epoch(4)) for one in apart] == [values(one.train_epoch(4)) for one in members]
 
     def test_a_member_that_diverges_leaves_its_pack_as_it_was(self) -> None:
         apart, members = (self._members() for _ in range(2))
-        members[1].load_state_dict(_broken(members[1].state_dict()))
+        members[1].load_state_dict(broken(members[1].state_dict()))
         pack = self.workload.pack(members)
         trained = pack.train_epoch([1, 1, 1])
         for place in (0, 2):
             assert values(trained[place]) == values(apart[place].train_epoch(1))
-            _assert_equal(members[place].state_dict(), apart[place].state_dict())
+            assert_equal_states(members[place].state_dict(), apart[place].state_dict())
 
     def _members(self) -> list[Any]:
         """Three that one pack takes; skips where there is no packing."""
@@ -336,7 +362,7 @@ def _train_rank(
 
 def _trained(workload: Workload) -> _Trained:
     rows = {f"{k}@{epoch}": v for epoch in (1, 2) for k, v in values(workload.train_epoch(epoch)).items()}
-    return _Trained(rows, _copy(workload.state_dict()))
+    return _Trained(rows, through_plain_data(workload.state_dict()))
 
 
 def _metrics(workload: Workload) -> dict[str, float]:
@@ -354,69 +380,3 @@ def _seed_global_streams(seed: int) -> None:
 def _flat(rows: list[dict[str, float]]) -> dict[str, float]:
     """Both epochs' metrics, each name with its epoch."""
     return {f"{name}@{epoch}": value for epoch, row in enumerate(rows, 1) for name, value in row.items()}
-
-
-def _through_plain_data(state: Any) -> Any:
-    """The state as a file would give it back; a TypeError for anything but tensors and JSON scalars."""
-    if isinstance(state, torch.Tensor):
-        return state.detach().clone()
-    if isinstance(state, Mapping):
-        return {_json_scalar(key): _through_plain_data(value) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        return [_through_plain_data(value) for value in state]
-    return _json_scalar(state)
-
-
-def _json_scalar(value: Any) -> Any:
-    if value is not None and not isinstance(value, bool | int | float | str):
-        raise TypeError(f"the state holds a {type(value).__name__}: {value!r}")
-    return value
-
-
-def _copy(state: Any) -> Any:
-    return _through_plain_data(state)
-
-
-def _broken(state: Any) -> Any:
-    """The state with NaN in the place of every real number that is in a tensor."""
-    if isinstance(state, torch.Tensor):
-        return torch.full_like(state, torch.nan) if state.is_floating_point() else state
-    if isinstance(state, Mapping):
-        return {key: _broken(value) for key, value in state.items()}
-    return [_broken(value) for value in state] if isinstance(state, list | tuple) else state
-
-
-def _assert_equal(first: Any, second: Any, path: str = "state") -> None:
-    if isinstance(first, torch.Tensor):
-        assert torch.equal(first, second), path
-    elif isinstance(first, Mapping):
-        assert first.keys() == second.keys(), path
-        for key in first:
-            _assert_equal(first[key], second[key], f"{path}/{key}")
-    elif isinstance(first, list | tuple):
-        assert len(first) == len(second), path
-        for index, (one, other) in enumerate(zip(first, second)):
-            _assert_equal(one, other, f"{path}/{index}")
-    else:
-        assert first == second, path
-
-
-def _families(state: Any) -> dict[str, torch.Tensor]:
-    """A state's real numbers, in one vector for each kind: ``encoder``, ``optimizer/exp_avg``.
-
-    A tensor alone may be nothing but rounding, such as the gradient of a bias that a softmax takes away, and under Adam
-    that bias itself.
-    """
-    found: dict[str, list[torch.Tensor]] = {}
-
-    def add(part: Any, path: tuple[str, ...]) -> None:
-        if isinstance(part, torch.Tensor):
-            if part.is_floating_point():
-                family = path[0] if len(path) == 1 or "." in path[-1] else f"{path[0]}/{path[-1]}"
-                found.setdefault(family, []).append(part.double().flatten())
-        elif isinstance(part, Mapping | list | tuple):
-            for name, value in part.items() if isinstance(part, Mapping) else enumerate(part):
-                add(value, (*path, str(name)))
-
-    add(state, ())
-    return {family: torch.cat(parts) for family, parts in found.items()}

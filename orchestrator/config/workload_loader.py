@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from orchestrator.errors import UserError, one_line, unknown
 from workloads.catalog import Entry, broken, catalog, package
 from workloads.contract import RESERVED, Preset, Workload
+from workloads.predictor_sources import predictor_sources
 
 T = TypeVar("T")
 
@@ -74,32 +75,33 @@ def predictor(name: str) -> Path:
     """The file of the served model. Raises UserError for one that could not serve, whatever the weights."""
     file = _loading(name, lambda: entry(name).folder) / entry(name).predictor
     try:
-        tree = ast.parse(file.read_bytes(), str(file))
+        trees = [ast.parse(source.read_bytes()) for source in predictor_sources(file).values()]
     except OSError as error:
-        raise _unservable(
-            name, f"{file} can not be read ({error.strerror})", "Write it, or name it in the Entry"
-        ) from None
+        fix = "Write it, or name it in the Entry" if error.filename == str(file) else "Write it, or do without"
+        raise _unservable(name, f"{error.filename} can not be read ({error.strerror})", fix) from None
     except SyntaxError as error:
-        raise _unservable(name, f"{file}, line {error.lineno}, is no Python: {error.msg}", "Correct it") from None
+        raise _unservable(
+            name, f"{error.filename}, line {error.lineno}, is no Python: {error.msg}", "Correct it"
+        ) from None
     except ValueError as error:
-        raise _unservable(name, f"{file} is no Python: {one_line(error)}", "Correct it") from None
-    if absent := sorted(module for module in _imported(tree) if not _is_installed(module)):
+        raise _unservable(name, f"{file}: {one_line(error)}", "Correct it") from None
+    absent = sorted(module for module in set().union(*map(_imported, trees)) if not _is_installed(module))
+    if absent:
         raise _unservable(name, f"{file} imports {', '.join(absent)}, not installed here", "Install it, or do without")
-    if not any(isinstance(node, ast.ClassDef) and node.name == "Predictor" for node in tree.body):
+    if not any(isinstance(node, ast.ClassDef) and node.name == "Predictor" for node in trees[0].body):
         raise _unservable(name, f"{file} has no class Predictor", "See workloads.contract.Servable")
     return file
 
 
 def _imported(tree: ast.Module) -> set[str]:
-    """The packages that a module imports as it is loaded, come what may."""
+    """The packages that a module imports as it is loaded, come what may; not the files that are exported with it."""
     imports = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
-    imports |= {"." * node.level + (node.module or "") for node in tree.body if isinstance(node, ast.ImportFrom)}
-    return {name if name.startswith(".") else name.partition(".")[0] for name in imports}
+    imports |= {node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom) and not node.level}
+    return {name.partition(".")[0] for name in imports}
 
 
 def _is_installed(module: str) -> bool:
-    """Nothing is, beside a file that stands alone."""
-    return not module.startswith(".") and (module in sys.modules or find_spec(module) is not None)
+    return module in sys.modules or find_spec(module) is not None
 
 
 def _unservable(name: str, why: str, fix: str) -> UserError:

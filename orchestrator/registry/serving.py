@@ -3,10 +3,13 @@
 It loads plain files (JSON and safetensors) and hands them to the model's own ``predictor.py``.
 """
 
-import importlib.util
+import importlib
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from uuid import uuid4
 
 import mlflow
 import pandas as pd
@@ -15,12 +18,17 @@ from safetensors.numpy import load_file
 
 
 def predictor(folder: Path) -> Any:
-    """The ``Predictor`` that a run exported to ``folder``, with its weights."""
-    spec = importlib.util.spec_from_file_location("predictor", folder / "predictor.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    """The ``Predictor`` that a run exported to ``folder``, with its weights.
+
+    Its module is ``PACKAGE.workload.predictor``, of a package that no other model shares. Both packages lie in
+    ``folder``, so that the relative imports of the predictor find the files that were exported with it.
+    """
+    package = f"served_{uuid4().hex}"
+    for name in (package, f"{package}.workload"):
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__path__ = [str(folder)]
+    importlib.invalidate_caches()
+    module = importlib.import_module(f"{package}.workload.predictor")
     config = json.loads((folder / "config.json").read_text())
     return module.Predictor(load_file(folder / "weights.safetensors"), config)
 

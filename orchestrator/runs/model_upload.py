@@ -25,6 +25,7 @@ from orchestrator.storage.settings import Settings
 from orchestrator.tracking.tracker import JOURNAL
 from workloads.catalog import catalog
 from workloads.data.cache import file_lock
+from workloads.predictor_sources import predictor_sources
 
 OWED = "owed"
 
@@ -86,7 +87,9 @@ def _check_files(outcome: Path) -> None:
     A run's folder on shared storage, or one that was handed over, may be anybody's.
     """
     _check_links(outcome)
-    for code in _predictors(outcome):
+    for bytecode in [folder for model in _models(outcome) for folder in model.rglob("__pycache__")]:
+        shutil.rmtree(bytecode)  # it would run in the place of the source that is looked at here
+    for code in _sources(outcome):
         if code.read_bytes() not in _installed():
             raise Foreign(
                 f"{code} is not the code of a workload that is installed here",
@@ -99,26 +102,38 @@ def _check_links(outcome: Path) -> None:
         raise Foreign(f"{link} is a link, and what it points at would be sent", fix="Remove it")
 
 
-def _predictors(outcome: Path) -> list[Path]:
-    return [outcome / "model" / "predictor.py", *outcome.glob(f"{SEALED}/*/model/predictor.py")]
+def _models(outcome: Path) -> list[Path]:
+    return [outcome / "model", *outcome.glob(f"{SEALED}/*/model")]
+
+
+def _sources(outcome: Path) -> list[Path]:
+    """What Python may run of the models below ``outcome``: source files, and bytecode in the place of a source file."""
+    return [file for model in _models(outcome) for file in model.rglob("*.py*")]
 
 
 def _renew(outcome: Path, predictor: Path) -> None:
-    """Have the models below ``outcome`` served by the workload's predictor as it is now, where theirs is gone."""
+    """Have the models below ``outcome`` served by the workload's code as it is now, where theirs is gone."""
     _check_links(outcome)
-    for code in _predictors(outcome):
-        if code.read_bytes() not in _installed():
-            shutil.copyfile(predictor, code)
+    sources = _sources(outcome)
+    if all(file.read_bytes() in _installed() for file in sources):
+        return
+    for file in sources:
+        file.unlink()
+    for model in _models(outcome):
+        for name, source in predictor_sources(predictor).items():
+            (model / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(source, model / name)
 
 
 @cache
 def _installed() -> frozenset[bytes]:
-    """The source files beside the modules of workloads: a predictor is one of them."""
-    found: set[bytes] = set()
+    """The source files next to the modules of workloads, and those that their predictors import."""
+    sources: set[bytes] = set()
     for entry in catalog().values():
-        with suppress(Exception):  # a broken one is nobody else's trouble
-            found.update(file.read_bytes() for file in entry.folder.glob("*.py"))
-    return frozenset(found)
+        with suppress(Exception):  # a broken one is no other workload's problem
+            sources.update(file.read_bytes() for file in entry.folder.glob("*.py"))
+            sources.update(file.read_bytes() for file in predictor_sources(entry.folder / entry.predictor).values())
+    return frozenset(sources)
 
 
 def sync(settings: Settings, folder: RunFolder) -> str:

@@ -15,10 +15,11 @@ from orchestrator.config.spec import ExperimentSpec, Resources
 from orchestrator.engine import checkpoint
 from orchestrator.engine.experiment import Experiment, Outcome
 from orchestrator.engine.loop import Diverged, EpochReport, Progress, Row
-from orchestrator.errors import UserError
+from orchestrator.errors import UserError, one_line
 from orchestrator.registry import servable as servables
 from orchestrator.storage import disk, names
 from workloads.contract import Columns, Evaluation, Runtime, Servable, Workload
+from workloads.predictor_sources import predictor_sources
 
 if TYPE_CHECKING:
     import torch
@@ -176,9 +177,10 @@ def _servable(workload: Workload) -> Servable:
     """What it serves. Raises UserError where the predictor can not be read: no fault of the storage."""
     served = workload.servable()
     try:
-        served.predictor.read_bytes()
-    except OSError as error:
-        raise UserError(f"The predictor {served.predictor} can not be read", got=error.strerror) from None
+        predictor_sources(served.predictor)
+    except (OSError, ValueError, SyntaxError) as error:
+        got = error.strerror if isinstance(error, OSError) else one_line(error)
+        raise UserError(f"The predictor {served.predictor} can not be read", got=got) from None
     return served
 
 
@@ -234,15 +236,14 @@ def outcome_of(folder: Path) -> dict[str, Any] | None:
 
 
 def export(servable: Servable, folder: Path) -> None:
-    """Write a servable as plain files: ``predictor.py, weights.safetensors, config.json, servable.json``."""
+    """Write a servable as plain files: its source, ``weights.safetensors``, ``config.json`` and ``servable.json``."""
     from safetensors.torch import save_file
 
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    shutil.copyfile(servable.predictor, folder / "predictor.py")
-    save_file(
-        {k: v.detach().to("cpu").contiguous() for k, v in servable.weights.items()},
-        folder / "weights.safetensors",
-    )
+    for name, source in predictor_sources(servable.predictor).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, folder / name)
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in servable.weights.items()}
+    save_file(weights, folder / "weights.safetensors")
     (folder / "config.json").write_text(json.dumps(dict(servable.config)))
     servables.write(servable, folder)

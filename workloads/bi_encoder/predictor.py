@@ -1,7 +1,6 @@
 """Serve a trained sentence encoder: sentences in, vectors out; or pairs of sentences in, similarities out.
 
-This one file goes to the registry. It needs NumPy, pandas, PyTorch, tokenizers and transformers, and uses CUDA where
-it is.
+It is exported with ``served_text.py``, which it reads texts with, and needs nothing else of the package.
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import tokenizers
 import torch
 from numpy.typing import NDArray
 from torch.nn import functional
-from transformers import AutoConfig, AutoModel
+
+from ..encoders.served_text import ServedTextEncoder
 
 _SINGLE, _PAIR = "sentence", ("sentence1", "sentence2")
 _FLOOR = 1e-8  # of a norm, so that an empty sentence has similarity 0
@@ -31,15 +30,10 @@ class Predictor:
                 ``tokenizer.json``.
             config: ``model``, the transformer's configuration; ``pooling``: mean, cls or max; ``max_length`` in tokens.
         """
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.tokenizer = tokenizers.Tokenizer.from_str(bytes(weights["tokenizer"].tobytes()).decode())
-        self.pooling, self.max_length = config["pooling"], int(config["max_length"])
-        self.model = AutoModel.from_config(AutoConfig.for_model(**config["model"]))  # type: ignore[no-untyped-call]
-        if hasattr(self.model, "pooler"):
-            self.model.pooler = None
-        own = {name.removeprefix("model."): value for name, value in weights.items() if name.startswith("model.")}
-        self.model.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in own.items()})
-        self.model.to(self.device).eval()
+        tokenizer = bytes(weights["tokenizer"].tobytes()).decode()
+        self.encoder = ServedTextEncoder(
+            weights, "model.", config["model"], tokenizer, int(config["max_length"]), config["pooling"]
+        )
 
     @torch.inference_mode()
     def predict(self, inputs: pd.DataFrame, *, unit_length: bool = False, batch_size: int = 64) -> pd.DataFrame:
@@ -59,54 +53,20 @@ class Predictor:
             ValueError: the columns are missing, a row is neither a sentence nor a pair (its number is named), or
                 ``batch_size`` is below 1.
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         texts, first, second = _rows(inputs)
-        vectors, cut = self._vectors(texts, batch_size)
+        vectors, _, cut = self.encoder(texts, batch_size)
         paired = second >= 0
-        found: dict[str, Any] = {}
+        output: dict[str, Any] = {}
         if _SINGLE in inputs.columns:
-            shown = functional.normalize(vectors, eps=_FLOOR) if unit_length else vectors
-            each = shown[torch.from_numpy(first).to(self.device)].cpu().numpy()
-            found["vector"] = [None if pair else vector for pair, vector in zip(paired, each)]
+            scaled = functional.normalize(vectors, eps=_FLOOR) if unit_length else vectors
+            each = scaled[first].cpu().numpy()
+            output["vector"] = [None if pair else vector for pair, vector in zip(paired, each)]
         if _PAIR[0] in inputs.columns:
-            one, other = (vectors[torch.from_numpy(side[paired]).to(self.device)] for side in (first, second))
             similarity = np.full(len(inputs), np.nan, np.float32)
-            similarity[paired] = functional.cosine_similarity(one, other, eps=_FLOOR).clamp(-1, 1).cpu().numpy()
-            found["similarity"] = similarity
-        return pd.DataFrame({**found, "truncated": cut[first] | (paired & cut[second])}, index=inputs.index)
-
-    def _vectors(self, texts: list[str], batch_size: int) -> tuple[torch.Tensor, NDArray[np.bool_]]:
-        """Vectors (n, d), and which texts were cut. Texts of like length are read together, equal ones once."""
-        different = {text: number for number, text in enumerate(dict.fromkeys(texts))}
-        bare = self.tokenizer.encode_batch_fast(list(different), add_special_tokens=False)
-        lengths = np.array([len(encoding.ids) for encoding in bare], np.int64)
-        limit = self.max_length - self.tokenizer.num_special_tokens_to_add(is_pair=False)
-        self.tokenizer.no_padding()
-        self.tokenizer.enable_truncation(self.max_length)
-        framed = self.tokenizer.encode_batch_fast(list(different))
-        vectors = torch.zeros(len(different), self.model.config.hidden_size, device=self.device)
-        order = np.argsort(lengths, kind="stable")
-        order = order[lengths[order] > 0]
-        for rows in np.split(order, range(batch_size, len(order), batch_size)):
-            if len(rows):
-                ids = [torch.tensor(framed[row].ids) for row in rows]
-                vectors[torch.from_numpy(rows).to(self.device)] = self._read(ids)
-        places = np.array([different[text] for text in texts], np.int64)
-        return vectors[torch.from_numpy(places).to(self.device)], (lengths > limit)[places]
-
-    def _read(self, ids: list[torch.Tensor]) -> torch.Tensor:
-        """Vectors of a batch, (b, d)."""
-        padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(self.device)
-        lengths = torch.tensor([len(one) for one in ids], device=self.device).unsqueeze(1)
-        mask = torch.arange(padded.shape[1], device=self.device) < lengths
-        hidden = self.model(input_ids=padded, attention_mask=mask.long()).last_hidden_state
-        if self.pooling == "cls":
-            return torch.as_tensor(hidden[:, 0])
-        real = mask.unsqueeze(-1)
-        if self.pooling == "max":
-            return torch.as_tensor(hidden.masked_fill(~real, -torch.inf).amax(1))
-        return torch.as_tensor(hidden.masked_fill(~real, 0).sum(1) / lengths)
+            cosine = functional.cosine_similarity(vectors[first[paired]], vectors[second[paired]], eps=_FLOOR)
+            similarity[paired] = cosine.clamp(-1, 1).cpu().numpy()
+            output["similarity"] = similarity
+        return pd.DataFrame({**output, "truncated": cut[first] | (paired & cut[second])}, index=inputs.index)
 
 
 def _rows(inputs: pd.DataFrame) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from workloads.contract import Servable
+from workloads.encoders.served_text import REQUIREMENTS
 from workloads.encoders.text import TextEncoder
 from workloads.encoders.tokens import Tokenizer
 
@@ -25,7 +26,7 @@ def servable(encoder: TextEncoder, tokenizer: Tokenizer, dataset: str) -> Servab
     weights["tokenizer"] = torch.frombuffer(bytearray(tokenizer.definition.encode()), dtype=torch.uint8)
     return Servable(
         predictor=Path(__file__).with_name("predictor.py"),
-        weights={name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()},
+        weights=weights,
         config={
             "dataset": dataset,
             "model": encoder.model.config.to_diff_dict(),
@@ -34,5 +35,5 @@ def servable(encoder: TextEncoder, tokenizer: Tokenizer, dataset: str) -> Servab
         },
         example=_EXAMPLE,
         params={"unit_length": False, "batch_size": 64},
-        requirements=("numpy", "pandas", "tokenizers", "torch", "transformers"),
+        requirements=REQUIREMENTS,
     )

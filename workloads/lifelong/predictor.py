@@ -1,7 +1,6 @@
 """Search with a trained retrieval model: queries in, the documents of its index out.
 
-This one file goes to the registry. It needs NumPy, pandas, pyarrow, PyTorch, tokenizers and transformers, and uses CUDA
-where it is.
+It is exported with ``served_text.py``, which it reads texts with, and needs nothing else of the package.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import tokenizers
 import torch
 from numpy.typing import NDArray
 from torch.nn import functional
-from transformers import AutoConfig, AutoModel
+
+from ..encoders.served_text import ServedTextEncoder, text_columns
 
 _FLOOR = 1e-8
 _BLOCK = 8192
@@ -40,17 +39,15 @@ class Predictor:
         Raises:
             ValueError: a file of the index is missing, damaged, or another one than the model was registered with.
         """
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.tokenizer = tokenizers.Tokenizer.from_str(_text(weights["tokenizer"]))
-        self.tokenizer.enable_truncation(int(config["max_length"]))
-        self.tokenizer.no_padding()
-        self.pooling, self.lineage = config["pooling"], config["lineage"]
-        self.model = AutoModel.from_config(AutoConfig.for_model(**config["model"]))  # type: ignore[no-untyped-call]
-        if hasattr(self.model, "pooler"):
-            self.model.pooler = None
-        own = {name.removeprefix("model."): value for name, value in weights.items() if name.startswith("model.")}
-        self.model.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in own.items()})
-        self.model.to(self.device).eval()
+        self.lineage = config["lineage"]
+        self.encoder = ServedTextEncoder(
+            weights,
+            "model.",
+            config["model"],
+            _text(weights["tokenizer"]),
+            int(config["max_length"]),
+            config["pooling"],
+        )
         self.doc_ids: list[str] = json.loads(_text(weights["index.doc_ids"]))
         if "index.vectors" in weights:
             self.index = [(weights["index.docs"], weights["index.vectors"])]
@@ -75,18 +72,19 @@ class Predictor:
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
-        queries = _queries(inputs)
+        (queries,) = text_columns(inputs, "query")
         segments = _open(Path(index), self.lineage) if index else self.index
-        vectors, empty = self._embed(queries)
-        scores = torch.empty(len(queries), 0, device=self.device)
-        docs = torch.empty(len(queries), 0, dtype=torch.int64, device=self.device)
+        vectors, empty, _ = self.encoder(queries, _TEXTS)
+        vectors = functional.normalize(vectors, eps=_FLOOR)
+        scores = vectors.new_empty(len(queries), 0)
+        docs = torch.empty(len(queries), 0, dtype=torch.int64, device=vectors.device)
         for numbers, rows in _blocks(segments):
-            found = vectors @ torch.from_numpy(rows).to(self.device).T
-            names = torch.from_numpy(numbers).to(self.device).expand(found.shape)
+            found = vectors @ torch.from_numpy(rows).to(vectors.device).T
+            names = torch.from_numpy(numbers).to(vectors.device).expand(found.shape)
             scores, docs = torch.cat([scores, found], 1), torch.cat([docs, names], 1)
             scores, order = scores.sort(dim=1, descending=True, stable=True)
             scores, docs = scores[:, :k], docs.gather(1, order)[:, :k]
-        kept = [row for row in range(len(queries)) if row not in empty]
+        kept = np.flatnonzero(~empty).tolist()
         number = docs.shape[1]
         return pd.DataFrame(
             {
@@ -96,29 +94,6 @@ class Predictor:
                 "score": scores[kept].cpu().numpy().ravel().astype(np.float32),
             }
         )
-
-    def _embed(self, texts: list[str]) -> tuple[torch.Tensor, set[int]]:
-        """Vectors of length one, (n, d), and which texts have no token."""
-        bare = [len(one.ids) for one in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
-        framed = self.tokenizer.encode_batch_fast(texts)
-        vectors = torch.zeros(len(texts), self.model.config.hidden_size, device=self.device)
-        order = [row for row in np.argsort(bare, kind="stable").tolist() if bare[row]]
-        for first in range(0, len(order), _TEXTS):
-            rows = order[first : first + _TEXTS]
-            vectors[rows] = self._read([torch.tensor(framed[row].ids) for row in rows])
-        return functional.normalize(vectors, eps=_FLOOR), {row for row, count in enumerate(bare) if not count}
-
-    def _read(self, ids: list[torch.Tensor]) -> torch.Tensor:
-        padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).to(self.device)
-        lengths = torch.tensor([len(one) for one in ids], device=self.device).unsqueeze(1)
-        mask = torch.arange(padded.shape[1], device=self.device) < lengths
-        hidden = self.model(input_ids=padded, attention_mask=mask.long()).last_hidden_state
-        if self.pooling == "cls":
-            return torch.as_tensor(hidden[:, 0])
-        real = mask.unsqueeze(-1)
-        if self.pooling == "max":
-            return torch.as_tensor(hidden.masked_fill(~real, -torch.inf).amax(1))
-        return torch.as_tensor(hidden.masked_fill(~real, 0).sum(1) / lengths)
 
 
 def _blocks(segments: list[tuple[NDArray[Any], NDArray[Any]]]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
@@ -173,17 +148,6 @@ def _mapped(folder: Path, segments: list[dict[str, Any]]) -> list[tuple[NDArray[
         vectors = column.values.to_numpy().reshape(-1, column.type.list_size)
         found.append((batch.column("doc").to_numpy(), vectors))
     return found
-
-
-def _queries(inputs: pd.DataFrame) -> list[str]:
-    if "query" not in inputs.columns:
-        raise ValueError(f"the input needs the column 'query', got {list(inputs.columns)}")
-    values = inputs["query"].tolist()
-    for row, value in enumerate(values):
-        if not isinstance(value, str):
-            got = "nothing" if value is None or value != value else repr(value)
-            raise ValueError(f"column 'query' holds texts, got {got} in row {row}")
-    return values
 
 
 def _text(array: NDArray[Any]) -> str:

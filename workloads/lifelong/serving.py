@@ -12,6 +12,7 @@ import torch
 
 from workloads.contract import MID_RUN, Runtime, Servable
 from workloads.data import fingerprint
+from workloads.encoders.served_text import REQUIREMENTS
 from workloads.encoders.text import TextEncoder
 from workloads.encoders.tokens import Tokenizer
 from workloads.lifelong.index import Index
@@ -50,7 +51,7 @@ def servable(
         weights["index.vectors"] = torch.from_numpy(index.vectors())
     return Servable(
         predictor=Path(__file__).with_name("predictor.py"),
-        weights={name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()},
+        weights=weights,
         config={
             "dataset": params.dataset,
             "model": encoder.model.config.to_diff_dict(),
@@ -68,7 +69,7 @@ def servable(
         },
         example={"query": np.array(["wing flutter at high speed", "blood pressure"], dtype=object)},
         params={"k": 10, "index": ""},
-        requirements=("numpy", "pandas", "pyarrow", "tokenizers", "torch", "transformers"),
+        requirements=(*REQUIREMENTS, "pyarrow"),
         tags={
             "lineage": index.lineage,
             "session": str(session),

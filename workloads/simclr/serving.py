@@ -34,7 +34,7 @@ def servable(
         weights |= {"classifier.weight": classifier[0], "classifier.bias": classifier[1]}
     return Servable(
         predictor=Path(__file__).with_name("predictor.py"),
-        weights={name: value.detach().cpu().contiguous() for name, value in weights.items()},
+        weights=weights,
         config={
             "dataset": params.dataset,
             "encoder": params.encoder,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from workloads.contract import Servable
+from workloads.encoders.served_text import REQUIREMENTS
 from workloads.encoders.tokens import Tokenizer
 from workloads.text_ranker.dataset import Prepared
 from workloads.text_ranker.params import Params
@@ -21,9 +22,7 @@ _EXAMPLE = 3  # documents
 
 def servable(ranker: Ranker, tokenizer: Tokenizer, params: Params, bm25_weight: float, data: Prepared) -> Servable:
     """Weights and settings for ``predictor.py``; the example is a query with its first candidates."""
-    weights = {
-        name: tensor.detach().cpu().contiguous() for name, tensor in ranker.state_dict().items() if name != "raw"
-    }
+    weights = {name: tensor for name, tensor in ranker.state_dict().items() if name != "raw"}
     counts = data.found.counts
     query = int(counts.argmax())
     docs = data.found.docs[query, :_EXAMPLE]
@@ -45,5 +44,5 @@ def servable(ranker: Ranker, tokenizer: Tokenizer, params: Params, bm25_weight: 
             "document": np.array([data.data.docs[int(doc)].as_py() for doc in docs], object),
         },
         params={"batch_size": 32},
-        requirements=("numpy", "pandas", "torch", "transformers", "tokenizers"),
+        requirements=REQUIREMENTS,
     )

@@ -1,7 +1,6 @@
 """Serve a trained VERA model: queries with their candidates in, a ranking with its probability of success out.
 
-This one file goes to the registry. It needs NumPy, pandas, PyTorch, tokenizers and transformers, and uses CUDA where
-it is.
+It is exported with ``served_text.py``, which it reads texts with, and needs nothing else of the package.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 from torch.nn import functional
-from transformers import AutoConfig, AutoModel
+
+from ..encoders.served_text import ServedTextEncoder, number_column, text_columns
 
 _EDGE = 1e-12
 
@@ -31,15 +30,10 @@ class Predictor:
             config: what ``serving.py`` beside this file writes.
         """
         self.config = config
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        settings = AutoConfig.for_model(**config["encoder"])
-        self.encoder = AutoModel.from_config(settings)  # type: ignore[no-untyped-call]
-        own = {name.removeprefix("encoder."): side for name, side in weights.items() if name.startswith("encoder.")}
-        # A pooler that nothing reads is not stored.
-        self.encoder.load_state_dict(
-            {name: torch.from_numpy(np.array(side)) for name, side in own.items()}, strict=False
+        self.encoder = ServedTextEncoder(
+            weights, "encoder.", config["encoder"], config["tokenizer"], config["max_length"], config["pooling"]
         )
-        self.encoder.to(self.device).eval()
+        self.device = self.encoder.device
         self.weights = {
             name: torch.from_numpy(np.array(side)).to(self.device)
             for name, side in weights.items()
@@ -47,9 +41,6 @@ class Predictor:
         }
         self.map = np.asarray(weights["map"], np.float64)
         self.category = {name: number for number, name in enumerate(config["categories"])}
-        self.tokenizer = Tokenizer.from_str(config["tokenizer"])
-        self.tokenizer.enable_truncation(config["max_length"])
-        self.tokenizer.enable_padding()
 
     @torch.inference_mode()
     def predict(self, inputs: pd.DataFrame, *, batch_size: int = 64) -> pd.DataFrame:
@@ -71,13 +62,11 @@ class Predictor:
         Raises:
             ValueError: a column is missing, or holds a gap, no text or no number.
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         config = self.config
         needed = ["query", "candidate", *config["code_names"], *config["number_names"]]
         if missing := [name for name in needed if name not in inputs.columns]:
             raise ValueError(f"the input needs the columns {needed}, of which {missing} are missing")
-        queries, texts = (_texts(inputs, name) for name in ("query", "candidate"))
+        queries, texts = text_columns(inputs, "query", "candidate")
         found = pd.DataFrame({"query": queries, "candidate": texts})
         if config["of_graph"]:
             queries, texts = ([_plain(text) for text in side] for side in (queries, texts))
@@ -85,7 +74,7 @@ class Predictor:
             return found
         list_of = torch.from_numpy(pd.factorize(found["query"])[0].astype(np.int64)).to(self.device)
         codes = [[self.category.get(str(value), 0) for value in inputs[name]] for name in config["code_names"]]
-        numbers = [_numbers(inputs, name) for name in config["number_names"]]
+        numbers = [number_column(inputs, name) for name in config["number_names"]]
         scores, alpha, beta = self._scores(list_of, queries, texts, codes, numbers, batch_size)
         found["score"] = scores.cpu().numpy()
         found["rank"] = found.groupby("query")["score"].rank(method="first", ascending=False).astype(np.int64)
@@ -115,7 +104,8 @@ class Predictor:
         """Scores, α and β of n candidates, (n,) each: the model of ``model.py`` beside this file."""
         w = {name.removeprefix("backbone."): side for name, side in self.weights.items()}
         count = int(list_of.max()) + 1
-        query, text = self._vectors(queries, size), self._vectors(texts, size)
+        sides = (self.encoder(side, size).vectors for side in (queries, texts))
+        query, text = (functional.normalize(side, eps=1e-8) for side in sides)
         scale = query.shape[1] ** 0.5
         plain = torch.tensor(np.array(numbers, np.float32).reshape(len(numbers), len(queries)).T, device=self.device)
         feature = torch.cat([(plain - w["mean"]) / w["deviation"], (query * text).sum(1, keepdim=True)], 1)
@@ -176,24 +166,6 @@ class Predictor:
         found: NDArray[np.float64] = 1 / (1 + np.exp(-logit))
         return found
 
-    def _vectors(self, texts: list[str], batch_size: int) -> torch.Tensor:
-        """Vectors of length one, (n, d); equal texts are read once, a blank one has the zero vector."""
-        different = list(dict.fromkeys(texts))
-        vectors = torch.zeros(len(different), self.encoder.config.hidden_size, device=self.device)
-        order = sorted((row for row, text in enumerate(different) if text.strip()), key=lambda row: len(different[row]))
-        for start in range(0, len(order), batch_size):
-            rows = order[start : start + batch_size]
-            read = self.tokenizer.encode_batch_fast([different[row] for row in rows])
-            ids, mask = (
-                torch.tensor([getattr(one, side) for one in read], device=self.device)
-                for side in ("ids", "attention_mask")
-            )
-            hidden = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state.float()
-            real = mask.unsqueeze(2)
-            vectors[rows] = (hidden * real).sum(1) / real.sum(1).clamp(min=1)
-        place = {text: number for number, text in enumerate(different)}
-        return functional.normalize(vectors, eps=1e-8)[[place[text] for text in texts]]
-
 
 def _sums(values: torch.Tensor, list_of: torch.Tensor, count: int) -> torch.Tensor:
     return values.new_zeros(count).index_add(0, list_of, values)
@@ -224,19 +196,3 @@ def _standardised(features: torch.Tensor, list_of: torch.Tensor, count: int) -> 
 def _plain(text: str) -> str:
     """The words of a graph's names, as in training."""
     return " ".join(text.replace("_", " ").replace("/", " ").split())
-
-
-def _texts(inputs: pd.DataFrame, name: str) -> list[str]:
-    values = inputs[name].tolist()
-    for row, value in enumerate(values):
-        if not isinstance(value, str):
-            raise ValueError(f"column {name!r} holds texts, got {value!r} in row {row}")
-    return values
-
-
-def _numbers(inputs: pd.DataFrame, name: str) -> NDArray[np.float32]:
-    numbers = pd.to_numeric(inputs[name], errors="coerce").to_numpy(np.float32)
-    if not np.isfinite(numbers).all():
-        row = int((~np.isfinite(numbers)).argmax())
-        raise ValueError(f"column {name!r} holds numbers, got {inputs[name].iloc[row]!r} in row {row}")
-    return numbers

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from workloads.contract import Servable
+from workloads.encoders.served_text import REQUIREMENTS
 from workloads.vera.dataset import Prepared
 from workloads.vera.evaluation import Chosen
 from workloads.vera.model import BESIDE, FURTHEST, LARGEST, UNIT, Retriever
@@ -22,7 +23,7 @@ def servable(model: Retriever, data: Prepared, params: Params, choice: Chosen) -
     weights = {**encoder, **model.state_dict(), "map": choice.map_k.values.reshape(-1)}
     return Servable(
         predictor=Path(__file__).with_name("predictor.py"),
-        weights={name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()},
+        weights=weights,
         config={
             "encoder": json.loads(data.encoder.model.config.to_json_string(use_diff=False)),
             "tokenizer": data.tokenizer.definition,
@@ -44,7 +45,7 @@ def servable(model: Retriever, data: Prepared, params: Params, choice: Chosen) -
         },
         example=_example(data),
         params={"batch_size": 64},
-        requirements=("numpy", "pandas", "torch", "transformers", "tokenizers"),
+        requirements=REQUIREMENTS,
     )
 
 

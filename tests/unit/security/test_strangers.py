@@ -132,6 +132,25 @@ def test_a_model_in_a_folder_is_logged_only_with_code_that_is_installed(outcome:
     assert not canary.exists()
 
 
+@pytest.mark.parametrize("name", ["encoders/served_text.py", "helper.pyc"])
+def test_nor_with_a_further_file_of_code(outcome: Path, canary: Path, name: str) -> None:
+    file = outcome / "model" / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(source(canary))
+    with pytest.raises(model_upload.Foreign, match="not the code of a workload that is installed here"):
+        model_upload._check_files(outcome)
+    file.unlink()
+    model_upload._check_files(outcome)
+
+
+def test_bytecode_never_runs_in_the_place_of_source(outcome: Path) -> None:
+    bytecode = outcome / "model" / "__pycache__" / "predictor.cpython-311.pyc"
+    bytecode.parent.mkdir()
+    bytecode.write_bytes(b"")
+    model_upload._check_files(outcome)
+    assert not bytecode.exists()
+
+
 @pytest.mark.parametrize("name", ["model/weights.safetensors", "tables/x.parquet", "outcome.json"])
 def test_a_link_in_a_folder_is_not_followed(outcome: Path, name: str, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("hunter2")

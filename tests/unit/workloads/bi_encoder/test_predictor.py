@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import math
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pandas as pd
 import pytest
 import torch
 
-from tests.support.readme_tree import ROOT
 from workloads.bi_encoder.params import Params
 from workloads.bi_encoder.predictor import Predictor
 from workloads.bi_encoder.workload import BiEncoder
@@ -115,14 +113,3 @@ def test_what_is_no_sentence_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         predictor.predict(pd.DataFrame(inputs), **params)
-
-
-def test_what_reads_a_batch_is_the_same_code_in_both_predictors_of_vectors() -> None:
-    """A predictor is one file that needs no other, so that the bi-encoder's and the lifelong one hold a copy each."""
-
-    def read(package: str) -> list[str]:
-        tree = ast.parse((ROOT / "workloads" / package / "predictor.py").read_text())
-        (found,) = (one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one.name == "_read")
-        return [ast.dump(one) for one in (found.args, *found.body[ast.get_docstring(found) is not None :])]
-
-    assert read("bi_encoder") == read("lifelong")

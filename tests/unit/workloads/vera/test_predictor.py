@@ -99,7 +99,7 @@ def test_what_a_predictor_refuses() -> None:
     frame = pd.DataFrame(dict(served.example))
     with pytest.raises(ValueError, match=r"of which \['relation'\] are missing"):
         predictor.predict(frame.drop(columns="relation"))
-    with pytest.raises(ValueError, match="column 'query' holds texts, got None in row 0"):
+    with pytest.raises(ValueError, match="column 'query' holds texts, got nothing in row 0"):
         predictor.predict(frame.assign(query=None))
     with pytest.raises(ValueError, match="column 'subject_degree' holds numbers, got 'much' in row 0"):
         predictor.predict(frame.assign(subject_degree="much"))

@@ -1,0 +1,94 @@
+"""Models in a folder: with further source files, and as they were exported before there were any."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from orchestrator.registry.serving import predictor
+from orchestrator.runs.worker import export
+from tests.support.readme_tree import ROOT
+from workloads.bi_encoder.params import Params
+from workloads.bi_encoder.workload import BiEncoder
+from workloads.contract import Runtime
+from workloads.predictor_sources import predictor_sources
+
+SENTENCES = pd.DataFrame({"sentence": ["c1w0 the1 c2w1", "", "c3w0 " * 20, "c1w0 the1 c2w1"]})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    runtime = Runtime(device=torch.device("cpu"), data=Path(), seed=7, epochs=1)
+    folder = tmp_path_factory.mktemp("exported") / "model"
+    export(BiEncoder(Params(batch_size=160, max_length=12), runtime).servable(), folder)
+    return folder
+
+
+def test_a_predictor_is_exported_with_what_it_imports(folder: Path) -> None:
+    files = {file.relative_to(folder).as_posix() for file in folder.rglob("*.*")}
+    assert files == {
+        "predictor.py", "encoders/served_text.py", "weights.safetensors", "config.json", "servable.json"
+    }  # fmt: skip
+
+
+def test_a_model_of_one_file_predicts_as_it_did(folder: Path, tmp_path: Path) -> None:
+    """The predictor of version 0.0 stands in each model that was registered with it."""
+    before = tmp_path / "model"
+    shutil.copytree(folder, before, ignore=shutil.ignore_patterns("encoders"))
+    shutil.copyfile(ROOT / "tests" / "recorded" / "predictors" / "bi_encoder.py", before / "predictor.py")
+    old, new = (predictor(path).predict(SENTENCES, unit_length=True) for path in (before, folder))
+    assert old["truncated"].tolist() == new["truncated"].tolist() == [False, False, True, False]
+    for one, other in zip(old["vector"], new["vector"]):
+        torch.testing.assert_close(torch.tensor(one), torch.tensor(other), rtol=1e-5, atol=1e-6)
+
+
+def test_two_models_of_one_process_each_have_their_own_code(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "model"
+    shutil.copytree(folder, other)
+    served = other / "encoders" / "served_text.py"
+    served.write_text(served.read_text().replace("len(one.ids) <= special", "True"))
+    first, second, again = (predictor(path).predict(SENTENCES)["vector"][0] for path in (folder, other, folder))
+    assert not second.any()
+    assert (first == again).all()
+    assert first.any()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from . import near",
+        "from ...far.away import x",
+        "from ..near import x",
+        "from .near.by import x",
+        "from ..package.near import x",
+    ],
+)
+def test_a_relative_import_that_an_export_cannot_follow(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "package" / "predictor.py"
+    file.parent.mkdir()
+    file.write_text(f"import numpy\n{line}\n")
+    with pytest.raises(ValueError, match=r"line 2: a relative import of a predictor is `from \.NAME import` or"):
+        predictor_sources(file)
+
+
+def test_the_files_of_a_predictor(tmp_path: Path) -> None:
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    mine.mkdir()
+    theirs.mkdir()
+    (mine / "serving.py").write_text("from .near import x\nfrom ..theirs.far import y\n")
+    (mine / "near.py").write_text("x = 1")
+    (theirs / "far.py").write_text("from .next import z\n")
+    (theirs / "next.py").write_text("z = 1")
+    assert predictor_sources(mine / "serving.py") == {
+        "predictor.py": mine / "serving.py",
+        "near.py": mine / "near.py",
+        "theirs/far.py": theirs / "far.py",
+        "theirs/next.py": theirs / "next.py",
+    }
+    (theirs / "next.py").unlink()
+    with pytest.raises(FileNotFoundError, match=r"theirs/next\.py"):
+        predictor_sources(mine / "serving.py")
