@@ -41,35 +41,36 @@ def test_each_sampler_is_built_by_a_function() -> None:
     assert {row.build for row in SAMPLERS.values()} == set(samplers._BUILD)
 
 
-def hinge(positive: torch.Tensor, negative: torch.Tensor, *, threshold: float) -> torch.Tensor:
+def added_loss(positive: torch.Tensor, negative: torch.Tensor, *, threshold: float) -> torch.Tensor:
     return (threshold - positive + negative).clamp(min=0)
 
 
 @pytest.fixture
 def added(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = RecommenderLoss(f"{__name__}:hinge", "a test", ("positive", "negative"), {"threshold": 1.0}, pointwise=True)
-    monkeypatch.setitem(LOSSES, "hinge", row)
+    function, inputs = f"{__name__}:added_loss", ("positive", "negative")
+    row = RecommenderLoss(function, "a test", inputs, {"threshold": 1.0}, pointwise=True)
+    monkeypatch.setitem(LOSSES, "added", row)
 
 
 @pytest.mark.usefixtures("added")
 def test_a_row_that_is_added_has_defaults_and_errors() -> None:
-    assert Params(loss="hinge").threshold == 1
-    assert Params(loss="hinge").tau is None
-    with pytest.raises(ValidationError, match=r"tau=0\.1 has no effect with loss=hinge"):
-        Params(loss="hinge", tau=0.1)
-    with pytest.raises(ValidationError, match="set loss=denoise_truncated_bpr or loss=hinge"):
+    assert Params(loss="added").threshold == 1
+    assert Params(loss="added").tau is None
+    with pytest.raises(ValidationError, match=r"tau=0\.1 has no effect with loss=added"):
+        Params(loss="added", tau=0.1)
+    with pytest.raises(ValidationError, match=r"set loss=denoise_truncated_bpr .*or loss=added"):
         Params(loss="bpr", threshold=2)
-    with pytest.raises(ValidationError, match="sampler=in_batch does not go with loss=hinge"):
-        Params(loss="hinge", sampler="in_batch")
-    with pytest.raises(ValidationError, match="optimizer=sgd does not know loss=hinge"):
-        Params(loss="hinge", optimizer="sgd")
+    with pytest.raises(ValidationError, match="sampler=in_batch does not go with loss=added"):
+        Params(loss="added", sampler="in_batch")
+    with pytest.raises(ValidationError, match="optimizer=sgd does not know loss=added"):
+        Params(loss="added", optimizer="sgd")
 
 
 @pytest.mark.usefixtures("added")
 def test_a_row_that_is_added_is_trained_with_and_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row = ["loss=hinge", "threshold=0.5", "epochs=2"]
+    row = ["loss=added", "threshold=0.5", "epochs=2"]
     words = ["run", "recommender", *row, "--local", "--tracking", "none", "--json", "--storage", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["orchestrator", *words])
     assert command(*words) == 0
@@ -77,9 +78,9 @@ def test_a_row_that_is_added_is_trained_with_and_shown(
     assert outcome["status"] == "finished"
     assert command("workloads", "recommender", "--json") == 0
     shown = [row for row in json.loads(capsys.readouterr().out) if row["section"] == "loss"]
-    assert shown[-1] == {"name": "hinge", "section": "loss", "source": "a test", "params": {"threshold": 1.0}}
+    assert shown[-1] == {"name": "added", "section": "loss", "source": "a test", "params": {"threshold": 1.0}}
     assert command("workloads", "recommender") == 0
-    assert "hinge" in capsys.readouterr().out
+    assert "added" in capsys.readouterr().out
 
 
 def command(*words: str) -> int:

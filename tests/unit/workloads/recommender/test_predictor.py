@@ -31,7 +31,8 @@ def trained(request: pytest.FixtureRequest) -> Recommender:
 
 def served(workload: Recommender) -> Predictor:
     servable = workload.servable()
-    return Predictor({name: tensor.detach().numpy() for name, tensor in servable.weights.items()}, dict(servable.config))
+    weights = {name: tensor.detach().numpy() for name, tensor in servable.weights.items()}
+    return Predictor(weights, dict(servable.config))
 
 
 def small() -> Predictor:
