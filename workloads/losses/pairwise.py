@@ -31,20 +31,6 @@ def bpr_loss(positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
     return functional.softplus(negative - positive)
 
 
-def hinge_loss(positive: torch.Tensor, negative: torch.Tensor, *, threshold: float) -> torch.Tensor:
-    """Hinge on the difference of scores, ``max(0, threshold - x_ui + x_uj)``. Herbrich et al., 2000, ranking SVM.
-
-    Args:
-        positive: x_ui, (B,).
-        negative: x_uj, (B,).
-        threshold: the difference above which a pair counts nothing.
-
-    Returns:
-        (B,), at least 0.
-    """
-    return (threshold - positive + negative).clamp(min=0)
-
-
 def bce_loss(positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
     """Binary cross entropy of a positive (label 1) and a negative (label 0), their mean. Thesis table 4.4.
 

@@ -113,10 +113,6 @@ LOSSES: dict[str, RecommenderLoss] = {
         "thesis 3.5.1: a loss above the threshold is 0", _PAIR, {"threshold": 2.0},
         compiled=True, pointwise=True,
     ),
-    "hinge": RecommenderLoss(
-        "workloads.losses.pairwise:hinge_loss", "Herbrich et al., 2000, ranking SVM", _PAIR, {"threshold": 1.0},
-        pointwise=True,
-    ),
     "bprac": RecommenderLoss(  # BPR weighted by credence, which takes the parameters
         "workloads.losses.pairwise:bpr_loss", "thesis (3.27), (3.29); tables 3.2, 3.3", _PAIR,
         {"credence": "mean1", "prior_var": 0.6}, {"prior_var": (1e-6, 100.0)}, compiled=True,

@@ -14,7 +14,6 @@ from workloads.losses.pairwise import (
     debiased_probability,
     dpl_loss,
     gbpr_loss,
-    hinge_loss,
     mpr_loss,
     reweighted_bce_loss,
     truncated_bce_loss,
@@ -36,12 +35,6 @@ def test_bpr_is_the_formula() -> None:
     positive, negative = torch.randn(2, 200, dtype=torch.float64) * 4
     expected = [-math.log(1 / (1 + math.exp(-(p - n)))) for p, n in zip(positive.tolist(), negative.tolist())]
     assert bpr_loss(positive, negative).tolist() == pytest.approx(expected, rel=1e-12)
-
-
-def test_hinge_is_the_formula() -> None:
-    positive, negative = _scores(3, 2, 200)
-    expected = [max(0.0, 1.5 - p + n) for p, n in zip(positive.tolist(), negative.tolist())]
-    assert hinge_loss(positive, negative, threshold=1.5).tolist() == pytest.approx(expected)
 
 
 def test_bpr_known_values() -> None:
