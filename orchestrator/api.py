@@ -85,6 +85,7 @@ def sweep(
     pack: options.Pack = None,
     time_budget: options.TimeBudget = None,
     max_device_hours: options.MaxDeviceHours = None,
+    max_failures: options.MaxFailures = None,
     trial_timeout: options.TrialTimeout = None,
     seed: options.Seed = None,
     local: options.Local = True,

@@ -70,6 +70,10 @@ TimeBudget = Annotated[float | None, typer.Option("--time-budget", help="Seconds
 MaxDeviceHours = Annotated[
     float | None, typer.Option("--max-device-hours", help="GPU hours (else CPU hours) for the search.")
 ]
+MaxFailures = Annotated[
+    int | None,
+    typer.Option("--max-failures", help="Failed trials that stop it.  [default: the first 5, or 10 of the first 20]"),
+]
 TrialTimeout = Annotated[
     float | None, typer.Option("--trial-timeout", help="Seconds of silence after which a trial has failed.")
 ]

@@ -151,6 +151,11 @@ class Search(BaseModel):
     max_device_hours: float | None = Field(
         None, gt=0, description="Device hours of the search (GPUs, else CPUs): no trial begins that would pass them."
     )
+    max_failures: int | None = Field(
+        None, ge=1,
+        description="Failed trials that stop the sweep; unset: the first 5 that end, with one cause, or half of the "
+        "first 20.",
+    )  # fmt: skip
 
 
 class SweepSpec(BaseModel):

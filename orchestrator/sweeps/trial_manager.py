@@ -21,6 +21,7 @@ from orchestrator.search.progress import search_progress
 from orchestrator.search.study import Study, Trial, Verdict
 from orchestrator.storage.usage_log import Book
 from orchestrator.sweeps.budget import Budget
+from orchestrator.sweeps.failure_limit import FailureLimit
 
 
 class Ledger:
@@ -45,6 +46,7 @@ class Ledger:
         """What ended a trial and would end every other one, so that the sweep has stopped."""
         self.book = Book(session.folder.path)
         self.budget = Budget(spec, session.folder)
+        self.failures = FailureLimit(spec.search.max_failures)
 
     def share(self, trials: float) -> None:
         """So many trials at once share the devices of one on the average: each is charged its part."""
@@ -138,7 +140,7 @@ class Ledger:
             self._drop(unit)
 
     def stopping(self) -> bool:
-        asked = self.refusal is not None or self._session.interrupts.asked()
+        asked = self.refusal is not None or self.failures.is_reached() or self._session.interrupts.asked()
         return asked or self.time_is_up() or self.budget.is_spent()
 
     def time_is_up(self) -> bool:
@@ -200,6 +202,7 @@ class Ledger:
         self._stop_clock(unit)
         self._begun.discard(unit)
         self._done = sum(trial.state.is_finished() for trial in self._study.trials)
+        self.failures.count(detail if verdict == "failed" else None)
         if verdict == "failed":
             self._trouble = f"{self._name(unit)}: {detail}"
         tracker = self._session.tracker

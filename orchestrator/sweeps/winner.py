@@ -26,6 +26,7 @@ from orchestrator.search.study import Study
 from orchestrator.search.winners import WINNER
 from orchestrator.storage import sync_state
 from orchestrator.storage.names import HISTORY
+from orchestrator.sweeps.failure_limit import FailureLimit
 from orchestrator.sweeps.trial_manager import Ledger
 
 SHOWN = 15
@@ -55,6 +56,8 @@ def choose(session: Session, spec: SweepSpec, study: Study, ledger: Ledger) -> W
         raise ledger.refusal
     if session.interrupts.asked():
         raise Interrupted(f"orchestrator sweep --resume {session.folder.id}")
+    if ledger.failures.is_reached() and (study.unfinished() or not study.exhausted()):
+        raise RunFailed(session.folder.id, _too_many(ledger.failures, session.folder.id), str(session.folder.log))
     best = study.best()
     if best is None:
         raise RunFailed(session.folder.id, _why_none(study), str(session.folder.log))
@@ -100,6 +103,11 @@ def _make_room(session: Session, number: int, trained: Path) -> int:
     if (trained / worker.UNITS).exists():
         shutil.copyfile(trained / worker.UNITS, folder / worker.UNITS)
     return place
+
+
+def _too_many(failures: FailureLimit, sweep: str) -> str:
+    again = f"orchestrator sweep --resume {sweep} --retry-failed"
+    return f"stopped, {failures}. Correct the cause and go on with: {again}; --max-failures N allows more of them"
 
 
 def _why_none(study: Study) -> str:

@@ -16,7 +16,7 @@ import torch
 from orchestrator.cluster.interrupts import Interrupts
 from orchestrator.config.spec import Search
 from orchestrator.console import Console
-from orchestrator.errors import DONE, PARTIAL, USAGE, Interrupted, RunFailed, UserError
+from orchestrator.errors import DONE, FAILED, PARTIAL, USAGE, Interrupted, RunFailed, UserError
 from orchestrator.provenance import record as provenance
 from orchestrator.report import report
 from orchestrator.runs import driver
@@ -409,6 +409,36 @@ def test_failed_trials_are_tried_again_and_then_nothing_has_failed(sweep: Sweep,
     assert [row["state"] for row in rows(still)] == ["complete", "fail", "fail", "complete", "fail", "fail"]
     assert (still.exit_code, still.extra["failed"]) == (PARTIAL, 2), "those that were tried again count no more"
     assert [points(still)[n] for n in (4, 5)] == [points(still)[n] for n in (1, 2)]
+
+
+def test_a_sweep_whose_trials_all_fail_stops_and_goes_on_when_the_cause_is_gone(
+    sweep: Sweep, resume: Sweep, monkeypatch: pytest.MonkeyPatch, settings: Settings
+) -> None:
+    """Sixty of sixty ran before."""
+
+    def missing(self: Toy, epoch: int) -> Any:
+        raise FileNotFoundError(f"no such file: /typo (process {epoch})")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Toy, "train_epoch", missing)
+        with pytest.raises(RunFailed) as caught:
+            sweep(trials=9, name="s")
+    for words in ("stopped, 5 of 5 trials failed with: FileNotFoundError: no such file: /typo", "--retry-failed"):
+        assert words in str(caught.value)
+    folder = records.find(settings.storage, "s", "sweep")
+    assert (folder.status(), folder.record["exit_code"]) == ("failed", FAILED)
+    result = resume("s", retry_failed=True)
+    assert [row["state"] for row in rows(result)] == ["fail"] * 5 + ["complete"] * 9
+    assert (result.exit_code, result.status) == (DONE, "finished")
+
+
+def test_more_failures_may_be_allowed(sweep: Sweep, file: Path) -> None:
+    file.write_text(file.read_text().replace("BROKEN = {1, 2}", "BROKEN = set(range(6))"))
+    with pytest.raises(RunFailed, match=r"stopped, 5 of 5 trials failed with: .*nan"):
+        sweep("broken", trials=7)
+    assert sweep("broken", trials=7, max_failures=7).status == "partial"
+    with pytest.raises(RunFailed, match="stopped, 1 of 1 trials failed"):
+        sweep("broken", trials=7, max_failures=1)
 
 
 def test_what_failed_by_bad_luck_comes_to_its_end_with_its_own_seed(

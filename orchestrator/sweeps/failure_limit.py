@@ -1,0 +1,52 @@
+"""When a sweep stops because its trials fail."""
+
+from __future__ import annotations
+
+import re
+
+FIRST = 5
+"""So many trials that end first and all fail for one cause stop a sweep without a limit of its own."""
+
+WINDOW = 20
+"""So do failures of half of the first so many."""
+
+
+class FailureLimit:
+    """Counts the trials of a process of the sweep that have ended, and those that failed.
+
+    Two causes are one where they differ only in numbers, such as the epoch or a process id.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        """``limit``: failed trials that stop the sweep, at least 1; None for the rules of this module."""
+        self._limit = limit
+        self._causes: list[str | None] = []
+
+    def count(self, cause: str | None) -> None:
+        """Count a trial that has ended: the cause of a failure, None for any other end."""
+        self._causes.append(cause)
+
+    @property
+    def failed(self) -> list[str]:
+        """The causes of the trials that failed."""
+        return [cause for cause in self._causes if cause is not None]
+
+    def is_reached(self) -> bool:
+        """Whether the sweep is to stop."""
+        if self._limit is not None:
+            return len(self.failed) >= self._limit
+        first = {cause and _without_numbers(cause) for cause in self._causes[:FIRST]}
+        one_cause = len(self._causes) >= FIRST and len(first) == 1 and None not in first
+        return one_cause or sum(cause is not None for cause in self._causes[:WINDOW]) >= WINDOW / 2
+
+    def __str__(self) -> str:
+        """The most frequent cause with its count."""
+        kinds = [_without_numbers(cause) for cause in self.failed]
+        commonest = max(kinds, key=kinds.count)
+        count = kinds.count(commonest)
+        others = f" ({len(kinds)} failed in all)" if count < len(kinds) else ""
+        return f"{count} of {len(self._causes)} trials failed with: {self.failed[kinds.index(commonest)]}{others}"
+
+
+def _without_numbers(cause: str) -> str:
+    return re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "N", cause)

@@ -1,0 +1,40 @@
+"""When failures stop a sweep: by a limit, by the first that end, by half of the first twenty."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.sweeps.failure_limit import FailureLimit
+
+
+def counted(causes: list[str | None], limit: int | None = None) -> FailureLimit:
+    failures = FailureLimit(limit)
+    for cause in causes:
+        failures.count(cause)
+    return failures
+
+
+@pytest.mark.parametrize(
+    ("causes", "limit", "reached"),
+    [
+        (["no such file: a"] * 4, None, False),
+        (["no such file: a"] * 5, None, True),
+        (["no such file: a"] * 4 + ["another"], None, False),
+        (["loss is nan in epoch 3", "loss is nan in epoch 14", *["loss is nan in epoch 1e-3"] * 3], None, True),
+        ([None, *["no such file: a"] * 9], None, False),
+        ([None, *["no such file: a"] * 10], None, True),
+        ([None] * 10 + ["a", "b"] * 5, None, True),
+        ([None] * 11 + ["a"] * 100, None, False),
+        (["a", "b", None], 2, True),
+        (["a"] * 50, 51, False),
+        ([], None, False),
+    ],
+)
+def test_when_it_is_reached(causes: list[str | None], limit: int | None, reached: bool) -> None:
+    assert counted(causes, limit).is_reached() is reached
+
+
+def test_the_most_frequent_cause_with_its_count() -> None:
+    assert str(counted(["nan in epoch 3", None, "nan in epoch 5"])) == "2 of 3 trials failed with: nan in epoch 3"
+    text = str(counted(["killed", "nan in epoch 3", "nan in epoch 5"]))
+    assert text == "2 of 3 trials failed with: nan in epoch 3 (3 failed in all)"
