@@ -24,6 +24,18 @@ OUT_OF_MEMORY = "out of memory"
 """What such a cause begins with, whoever noticed it."""
 
 
+class DeviceLost(Exception):
+    """The process has lost its accelerator: every further call on the device fails until another process begins."""
+
+
+def check_device(error: Exception) -> None:
+    """Raises DeviceLost where ``error`` is of the accelerator and not of its memory: the process must end."""
+    if isinstance(error, DeviceLost):
+        raise error
+    if _is(error, "torch", "AcceleratorError") and OUT_OF_MEMORY not in str(error):
+        raise DeviceLost(f"the accelerator was lost: {one_line(error)}") from error
+
+
 def payload(report: EpochReport) -> dict[str, Any]:
     """A report as the plain dict that crosses the process border."""
     progress = report.progress
@@ -117,6 +129,8 @@ def death(told: str) -> str:
     """What has happened to a process that Ray has lost, by Ray's words for it; begins a sentence."""
     if told.startswith(OUT_OF_MEMORY):
         return told.splitlines()[0]
+    if lost := re.search(rf"\b{DeviceLost.__name__}: (.+)", told):
+        return lost[1]
     if "running low on memory" in told:
         used = re.search(r"was (\S+) used / (\S+) limit", told)
         node = f" ({used[1]} of the node's {used[2]} were used)" if used else ""

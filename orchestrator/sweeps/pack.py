@@ -191,6 +191,10 @@ class _Packs:
             host.trials = {}
             host.start()
             return
+        except reports.DeviceLost as error:
+            host.kill()
+            self._bury(host, one_line(getattr(error, "cause", error)))  # without Ray's wrapping
+            return
         except ray.exceptions.RayTaskError as error:  # no trial's fault: it would do so again
             raise reports.failed_there(self._folder, error) from error
         except ray.exceptions.RayError as error:

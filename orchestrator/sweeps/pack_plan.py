@@ -174,6 +174,9 @@ class _Trial:
 class PackRunner:
     """Trials under way in this process. What one does wrong ends it alone and is its last payload.
 
+    Not so a lost accelerator, which no trial of this process can use any more: :meth:`begin` and :meth:`step` raise
+    :class:`~orchestrator.runs.reports.DeviceLost`.
+
     ``stop`` is asked after every epoch of every trial: when it says yes, all save what they have and leave.
     """
 
@@ -192,6 +195,7 @@ class PackRunner:
         try:
             self._trials[config["number"]] = self._open(config)
         except Exception as error:
+            reports.check_device(error)
             self._failed.append((config["number"], reports.last_words(error)))
 
     @property
@@ -244,6 +248,7 @@ class PackRunner:
                 elif trial.is_to_be_judged:
                     said.append((unit, trial.payload()))
             except Exception as error:
+                reports.check_device(error)
                 self.drop(unit)
                 said.append((unit, reports.last_words(error, trial.rows)))
         return said

@@ -13,9 +13,9 @@ from orchestrator.cluster.fair_share import sharing
 from orchestrator.config import objectives, workload_loader
 from orchestrator.config.spec import SweepSpec
 from orchestrator.console import Console
-from orchestrator.errors import UNAVAILABLE, Interrupted, UserError
+from orchestrator.errors import UNAVAILABLE, Interrupted, RunFailed, UserError
 from orchestrator.provenance import record as provenance
-from orchestrator.runs import worker
+from orchestrator.runs import reports, worker
 from orchestrator.runs.driver import Follow, Options, finish, in_process
 from orchestrator.runs.session import Result, Session, adopt
 from orchestrator.search import grid, samplers, spaces, strategy, trusted_spaces, warm_start
@@ -222,6 +222,9 @@ def _in_process(spec: SweepSpec, session: Session, study: Study, ledger: Ledger)
     ledger.share(size)
     try:
         pack_plan.run_together(ledger, pack_plan.PackRunner(device, stop=ledger.stopping), size)
+    except reports.DeviceLost as error:
+        cause = f"{error}. This process cannot go on: orchestrator sweep --resume {session.folder.id}"
+        raise RunFailed(session.folder.id, cause, str(session.folder.log)) from error
     finally:
         ledger.close()
     winner = choose(session, spec, study, ledger)

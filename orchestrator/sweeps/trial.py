@@ -22,8 +22,8 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
     """``step`` is one report of the stream. Checkpoints are ours: found by (sweep, number), they outlive Tune's ids.
 
     What a trial does wrong is part of its result, not an exception: an exception costs the process (3 to 4 s) and
-    Tune would retry it. Exceptions are for processes that die, and for one whose node is being taken away: it saves
-    and begins anew on another.
+    Tune would retry it. Exceptions are for processes that die, for one that has lost its accelerator, and for one whose
+    node is being taken away: it saves and begins anew on another.
     """
 
     _experiment: Experiment
@@ -56,6 +56,8 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
                 if report := next(self._stream, None):
                     return self._reported(report)
             except Exception as error:
+                self._last = None
+                reports.check_device(error)
                 self._failure = reports.last_words(error)
             else:
                 raise Preempted  # nothing else ends a trial's stream before its time
@@ -89,7 +91,7 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
             found = checkpoint.latest(self._folder)
             self._stream = self._experiment.stream(checkpoint.read(found, spec.identity) if found else None)
         except Exception as error:
-            self._failure = reports.last_words(error)
+            self._stream = _raising(error)  # at the first step, as what is raised later
 
     def _leave(self) -> None:
         """Save what a stopped trial has done, in case it was interrupted rather than pruned."""
@@ -99,3 +101,8 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
 
     def _save(self) -> None:
         worker.save(self._experiment, self._folder, self._keep)
+
+
+def _raising(error: Exception) -> Iterator[EpochReport]:
+    raise error
+    yield

@@ -14,7 +14,7 @@ import pytest
 from orchestrator.cluster.interrupts import ONE_PRESS_SECONDS
 from orchestrator.storage import records
 from tests.support.commands import SPACES, Start, Store, trials, typed
-from tests.support.toy import TRAINED
+from tests.support.toy import LOST, TRAINED
 
 TRIALS = 5
 SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none", "--trials", str(TRIALS)]
@@ -145,6 +145,20 @@ def test_a_second_signal_while_it_saves_ends_it_at_once(home: Path, start: Start
     run.terminate()
     assert run.end() == 130
     assert records.find(home / "storage", folder.id).status() == "interrupted"
+
+
+@pytest.mark.faults
+@pytest.mark.usefixtures("third_party")
+def test_a_lost_accelerator_costs_its_process_and_no_trial(
+    home: Path, start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Every call of the process fails from then on, so that the trials after it must have another one."""
+    monkeypatch.setenv(LOST, str(tmp_path / "lost"))
+    sweep = start(*SWEEP[:2], "--space", f"{SPACES}:one_loses_its_device", *SWEEP[4:], "epochs=4", "--concurrency", "1")
+    assert sweep.end() == 0, sweep.text()
+    assert (tmp_path / "lost").exists()
+    assert [row["state"] for row in trials(home)] == ["complete"] * TRIALS
+    Store(home).check()
 
 
 @pytest.mark.usefixtures("third_party", "database")

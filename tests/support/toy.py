@@ -23,6 +23,27 @@ TRAINED = "TOY_EPOCHS"
 """Environment variable: a file to which each epoch that is begun is appended, a line each."""
 BEST_EPOCH = 3
 
+LOST = "TOY_LOST"
+"""Environment variable: a file that says that an accelerator has been lost."""
+
+lost: set[int] = set()
+"""The process, if it has lost its accelerator."""
+
+
+def touch_device() -> None:
+    """As a CUDA call after an illegal access: it fails from then on."""
+    if os.getpid() in lost:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+
+def lose_device() -> None:
+    """Lose it, but for the first time only."""
+    marker = Path(os.environ[LOST])
+    if not marker.exists():
+        marker.touch()
+        lost.add(os.getpid())
+    touch_device()
+
 
 class Clock(threading.local):
     """In the place of the module ``time``: each thread's own clock, moved by sleeping alone."""
@@ -42,6 +63,7 @@ class Clock(threading.local):
 class Params(BaseModel):
     """``nan_at`` is an epoch whose loss is NaN, ``hang_at`` one without an end, ``hog_at`` one that wants all memory.
 
+    At ``lost_at`` the process loses its accelerator, unless the file that :data:`LOST` names is there by then.
     ``slow`` are seconds an epoch takes.
     """
 
@@ -56,11 +78,13 @@ class Params(BaseModel):
     hang_at: int | None = None
     hog_at: int | None = None
     slow: float = 0.0
+    lost_at: int | None = None
 
     @model_serializer(mode="wrap")
     def _as_recorded(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Unset, what came later is left out: the recorded runs keep their fingerprints."""
-        return {name: value for name, value in dump(self).items() if name != "hog_at" or value is not None}
+        later = ("hog_at", "lost_at")
+        return {name: value for name, value in dump(self).items() if name not in later or value is not None}
 
 
 ToyParams: TypeAlias = Params
@@ -95,6 +119,7 @@ class Toy:
     objective: Objective | tuple[Objective, ...] = Objective("error", "min", refit=True)
 
     def __init__(self, params: ToyParams, runtime: Runtime) -> None:
+        touch_device()
         self.params, self.runtime = params, runtime
         self.x = torch.tensor(params.start, dtype=torch.float64)
         self.velocity = torch.zeros((), dtype=torch.float64)
@@ -106,6 +131,9 @@ class Toy:
         self.calls.append(f"train {epoch}")
         while epoch == self.params.hang_at:
             time.sleep(3600)
+        touch_device()
+        if epoch == self.params.lost_at:
+            lose_device()
         if epoch == self.params.hog_at:
             hog() if self.runtime.device.type == "cpu" else hog_device(self.runtime.device)
         if TRAINED in os.environ:

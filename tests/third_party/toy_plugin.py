@@ -26,6 +26,10 @@ def one_hangs(trial: Any) -> dict[str, Any]:
     return {"lr": trial.suggest_float("lr", 0.01, 0.2), "hang_at": 2 if trial.number == 1 else None}
 
 
+def one_loses_its_device(trial: Any) -> dict[str, Any]:
+    return {"lr": trial.suggest_float("lr", 0.01, 0.2), "lost_at": 2 if trial.number == 1 else None}
+
+
 def one_hogs(trial: Any) -> dict[str, Any]:
     return {"lr": trial.suggest_float("lr", 0.01, 0.2), "hog_at": 2 if trial.number == 1 else None}
 

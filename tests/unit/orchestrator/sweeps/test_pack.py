@@ -14,6 +14,7 @@ import ray
 from orchestrator.cluster.fair_share import Hold
 from orchestrator.config.spec import Search, SweepSpec
 from orchestrator.errors import RunFailed
+from orchestrator.runs.reports import DeviceLost
 from orchestrator.runs.train import RETRIES
 from orchestrator.sweeps import pack as pack_placement
 from orchestrator.sweeps.pack import PackActor, run_packs
@@ -211,6 +212,25 @@ def test_a_pack_whose_node_is_taken_away_goes_on_elsewhere(
     cluster = drive(book)
     assert (sorted(book.complete), book.failed) == ([0, 1, 2], {})
     assert cluster.started == len(cluster.dead) > RETRIES, "a process was left on its node"
+
+
+def test_a_trial_that_loses_its_processs_accelerator_fails_alone(
+    drive: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Runner.step
+
+    def losing(runner: Runner) -> Any:
+        if 1 in runner.units:
+            raise DeviceLost("the accelerator was lost: CUDA error: an illegal memory access")
+        return step(runner)
+
+    monkeypatch.setattr(Runner, "step", losing)
+    book = Book(5)
+    cluster = drive(book)
+    assert sorted(book.complete) == [0, 2, 3, 4]
+    assert list(book.failed) == [1]
+    assert "the accelerator was lost: CUDA error" in book.failed[1]
+    assert cluster.started == len(cluster.dead) > RETRIES, "a process went on without its accelerator"
 
 
 def test_a_trial_that_hangs_fails_alone(drive: Callable[..., Cluster]) -> None:

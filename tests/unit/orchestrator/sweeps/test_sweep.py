@@ -27,6 +27,7 @@ from orchestrator.sweeps import request
 from orchestrator.sweeps import sweep as sweeps
 from orchestrator.sweeps.sweep import Again
 from orchestrator.sweeps.trial_manager import Ledger
+from tests.support import toy
 from tests.support.toy import Toy
 from workloads.contract import Objective
 
@@ -430,6 +431,23 @@ def test_a_sweep_whose_trials_all_fail_stops_and_goes_on_when_the_cause_is_gone(
     result = resume("s", retry_failed=True)
     assert [row["state"] for row in rows(result)] == ["fail"] * 5 + ["complete"] * 9
     assert (result.exit_code, result.status) == (DONE, "finished")
+
+
+def test_a_lost_accelerator_ends_the_process_and_no_trial(
+    sweep: Sweep, resume: Sweep, file: Path, monkeypatch: pytest.MonkeyPatch, settings: Settings, tmp_path: Path
+) -> None:
+    """Ten of twelve trials failed before, in milliseconds, and the winner's evaluation."""
+    monkeypatch.setenv(toy.LOST, str(tmp_path / "lost"))
+    monkeypatch.setattr(toy, "lost", set())
+    file.write_text(SPACES.replace("nan_at", "lost_at"))
+    with pytest.raises(RunFailed) as caught:
+        sweep("broken", trials=4, name="s")
+    for words in ("the accelerator was lost: CUDA error: an illegal memory", "orchestrator sweep --resume s"):
+        assert words in str(caught.value)
+    assert records.find(settings.storage, "s", "sweep").status() == "failed"
+    toy.lost.clear()  # another process
+    result = resume("s")
+    assert (result.exit_code, [row["state"] for row in rows(result)]) == (DONE, ["complete"] * 4)
 
 
 def test_more_failures_may_be_allowed(sweep: Sweep, file: Path) -> None:
