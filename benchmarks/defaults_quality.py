@@ -28,7 +28,6 @@ ROWS: dict[str, tuple[str, ...]] = {
     "recommender dataset=ml-100k loss=dpl epochs=200": ("ndcg_at_20",),
     "bi_encoder dataset=stsb encoder=minilm epochs=2": ("spearman",),
     "vera dataset=scifact encoder=minilm": ("mrr", "calib/nll"),
-    "vera dataset=pathquestion encoder=minilm": ("mrr", "calib/nll"),
     "lifelong dataset=classic-ir encoder=minilm epochs=6": ("average_mrr_at_10",),
 }
 """The words of each command, and the metrics that are shown of it."""
