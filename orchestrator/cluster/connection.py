@@ -88,7 +88,8 @@ def cluster(address: str | None) -> Iterator[list[Node]]:
                 logging_level="ERROR",
                 configure_logging=False,
             )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # a node that does not start in time is a plain Exception of Ray's
+        ray.shutdown()
         raise UserError(
             f"No Ray cluster could be had at {address or 'this machine'}: {one_line(error)}",
             fix="Check RAY_ADDRESS or --ray-address; unset, a local cluster is started", code=UNAVAILABLE,
