@@ -65,6 +65,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_power_cut() -> Iterator[None]:
+    """What the tests write need not survive one: a study's journal would wait for the disk at each line."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def initialised_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty MLflow store: its schema takes seconds to make, so it is made once for all workers and copied."""
