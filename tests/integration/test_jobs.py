@@ -33,7 +33,7 @@ from tests.support.waiting import HANG_SECONDS
 ORCHESTRATOR = [sys.executable, "-m", "orchestrator"]
 SHORT = ["run", "recommender", "epochs=2", "--local", "--tracking", "none"]
 LONG = ["run", "recommender", "epochs=1000000", "--local", "--tracking", "none"]
-ON_RAY = ["run", "recommender", "epochs=1000000", "--cpus-per-worker", "1"]
+ON_RAY = ["run", "toy", "epochs=1000000", "slow=0.1", "--cpus-per-worker", "1"]  # leaves the processors alone
 SLOW = ["run", "toy", "epochs=2", "slow=3600", "--local"]
 
 
@@ -48,6 +48,7 @@ class Head:
         foreign = ("RAY_", "ORCHESTRATOR_", "MLFLOW_")
         self.anonymous = {name: value for name, value in os.environ.items() if not name.startswith(foreign)} | {
             "HOME": str(root),
+            "PYTHONPATH": f"{THIRD_PARTY}{os.pathsep}{ROOT}",  # the toy, for the jobs too
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # the jobs' python
             "ORCHESTRATOR_HOME": str(root / "home"),
             "RAY_API_SERVER_ADDRESS": self.address,
