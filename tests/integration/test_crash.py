@@ -16,7 +16,7 @@ from orchestrator.storage import records
 from tests.support.commands import SPACES, Start, Store, trials, typed
 from tests.support.toy import LOST, TRAINED
 
-TRIALS = 5
+TRIALS = 4
 SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none", "--trials", str(TRIALS)]
 
 
@@ -24,8 +24,8 @@ SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none", "-
 def test_a_sweep_survives_its_drivers_death(place: str, home: Path, start: Start) -> None:
     epochs, store = 10, Store(home)
     extra = ["--local"] if place == "local" else []
-    first = start(*SWEEP, f"epochs={epochs}", "slow=0.15", *extra)
-    first.until(lambda: first.completed() >= 2 and store.steps())
+    first = start(*SWEEP, f"epochs={epochs}", "slow=0.3", "--concurrency", "2", *extra)
+    first.until(lambda: first.completed() and store.steps())
     first.kill()
     done = first.completed()
     assert done < TRIALS

@@ -17,7 +17,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from tests.support.clusters import busy, groups, logical, named, soon
 from tests.support.commands import SPACES, Start, Store, starting, trials
 
-TRIALS = 3
+TRIALS = 2
 SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--workers", "2", "--cpus-per-worker", "1"]
 
 
