@@ -13,6 +13,7 @@ import orchestrator
 from orchestrator.console import Console
 from orchestrator.engine.loop import Row
 from orchestrator.errors import RunFailed, UserError
+from orchestrator.promotion import isolated_check
 from orchestrator.promotion.alias_lock import Refusal
 from orchestrator.promotion.aliases import Request, promote
 from orchestrator.promotion.evidence import gather
@@ -57,6 +58,7 @@ def test_every_session_is_a_version_and_its_index_goes_with_it(
 
     write = worker.write_sealed
     monkeypatch.setattr(worker, "write_sealed", dies_once)
+    monkeypatch.setattr(isolated_check, "CALLS", 3)  # what a call takes on average is not tested
     index = tmp_path / "index"
     with pytest.raises(RunFailed, match="the machine is gone"):
         orchestrator.run("lifelong", local=True, register="search", name="first", index=str(index), **SMALL)
