@@ -29,7 +29,7 @@ def ranked(scores: list[list[float]], alpha: float = 1.0, beta: float = 1.0) -> 
 def test_c_recovers_the_known_probabilities() -> None:
     """The planted probabilities are .3, .5, .75 and .95; whoever knows their mean alone errs by .225."""
     with pytest.MonkeyPatch.context() as patch:
-        known = replace(SYNTHETIC_QUESTIONS, version="many", reader=lambda _: generate(Planted(topics=1200)))
+        known = replace(SYNTHETIC_QUESTIONS, version="many", reader=lambda _: generate(Planted(topics=600)))
         patch.setitem(DATASETS, "synthetic-questions", known)  # type: ignore[arg-type]
         vera = build(
             replace(RUNTIME, epochs=12), hidden=32, eval_candidates=1, stage_share=(2.0, 1.0, 1.0), eval_k=1,
