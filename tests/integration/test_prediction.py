@@ -28,6 +28,7 @@ from orchestrator.promotion import aliases
 from orchestrator.registry import prediction, tables
 from orchestrator.storage.settings import Settings, resolve
 from tests.support.commands import typed
+from tests.support.stores import copy_store
 from tests.support.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,8 +66,9 @@ def orchestrator(home: Path, *words: str, stdin: str | None = None) -> subproces
 
 
 @pytest.fixture(scope="module")
-def registered(tmp_path_factory: pytest.TempPathFactory) -> Registered:
+def registered(tmp_path_factory: pytest.TempPathFactory, initialised_store: Path) -> Registered:
     home = tmp_path_factory.mktemp("registered")
+    copy_store(initialised_store, home)
     done = typed(home, "run", "recommender", "epochs=2", "--local", "--register", "rec", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
