@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import sqlite3
 import sys
 from collections.abc import Callable, Generator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +29,13 @@ PREDICTOR = "../third_party/toy_predictor.py"
 
 # PyTorch reads it when it is imported, later: one thread, so that bitwise claims hold and neighbours are left alone.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Compiled once for all workers and runs, and anew when one of these sources changes: numba itself looks at a function's
+# own file only. A test's own cache would be empty.
+root = Path(__file__).resolve().parents[1]
+sources = sorted((root / "workloads" / "recommender" / "sequential").glob("*.py"))
+digest = hashlib.blake2b(b"".join(source.read_bytes() for source in sources), digest_size=8).hexdigest()
+os.environ.setdefault("NUMBA_CACHE_DIR", str(root / ".cache" / "numba" / digest))
 
 # An example may take as long as it takes: a machine with much other work is no fault.
 slow = hypothesis.HealthCheck.too_slow
@@ -76,10 +85,13 @@ def no_power_cut() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def initialised_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty MLflow store: its schema takes seconds to make, so it is made once for all workers and copied."""
+    from mlflow.store.db import utils
     from sqlalchemy import event
     from sqlalchemy.engine import Engine
 
     event.listen(Engine, "connect", _never_wait_for_the_disk)
+    # Read anew from all of MLflow's migrations for each store that is opened, and the same each time.
+    utils._get_latest_schema_revision = cache(utils._get_latest_schema_revision)
     base = tmp_path_factory.getbasetemp()
     home = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "store"
     store.ensure(embedded_uri(home))
