@@ -90,8 +90,9 @@ def initialised_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from sqlalchemy.engine import Engine
 
     event.listen(Engine, "connect", _never_wait_for_the_disk)
-    # Read anew from all of MLflow's migrations for each store that is opened, and the same each time.
-    utils._get_latest_schema_revision = cache(utils._get_latest_schema_revision)
+    # MLflow reads all its migrations for each store that is opened, where it still has this function.
+    if latest_revision := getattr(utils, "_get_latest_schema_revision", None):
+        utils._get_latest_schema_revision = cache(latest_revision)
     base = tmp_path_factory.getbasetemp()
     home = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "store"
     store.ensure(embedded_uri(home))
