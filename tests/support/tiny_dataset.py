@@ -21,7 +21,7 @@ def register(monkeypatch: pytest.MonkeyPatch, url: str) -> Dataset:
         SourceFile(name, len(content), hashlib.sha256(content).hexdigest(), f"{url}/{name}")
         for name, content in FILES.items()
     )
-    known = Dataset("tiny", "two small files", "interactions", "1", read_ml_100k, sources)
+    known = Dataset("tiny", "two small files", "interactions", read_ml_100k, sources)
     monkeypatch.setitem(DATASETS, "tiny", known)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     return known

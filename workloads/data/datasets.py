@@ -22,7 +22,7 @@ from workloads.data.interactions.lightgcn import GOWALLA, LASTFM, YELP2018
 from workloads.data.interactions.movielens import ML_1M, ML_100K, ML_100K_RAW
 from workloads.data.interactions.synthetic import SYNTHETIC
 from workloads.data.interactions.synthetic_large import SYNTHETIC_1M
-from workloads.data.interactions.tables import is_path, own_dataset
+from workloads.data.interactions.tables import is_path, own_interactions
 from workloads.data.interactions.yahoo import YAHOO_R3
 from workloads.data.pairs.kind import PAIRS
 from workloads.data.pairs.sts import GLUE_STSB, STSB
@@ -86,7 +86,7 @@ def dataset(name: str) -> Dataset:
         path = Path(name)
         forms = (form for kind in KINDS.values() for form in kind.own)
         own = next((own for fits, own in forms if path.is_absolute() and fits(path)), None)
-        return own(name, path) if own else own_dataset(name)
+        return own(name, path) if own else own_interactions(name)
     raise _unknown(name, sorted(DATASETS), " or the path of your own")
 
 

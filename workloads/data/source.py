@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,9 +54,9 @@ class Dataset:
     name: str
     summary: str
     kind: str
-    version: str
     reader: Callable[[Path], Any]
     files: tuple[SourceFile, ...] = ()
+    version: str = "1"
     extras: tuple[SourceFile, ...] = ()
     occupations: Callable[[Path], Any] | None = None
     folder: str = ""
@@ -72,6 +72,12 @@ class Dataset:
     def verified(self) -> bool:
         """Whether a checksum is known for every file, so that damage shows without reading."""
         return all(source.sha256 for source in self.files)
+
+
+def own_dataset(name: str, kind: str, folder: Path, files: Iterable[str], reader: Callable[[Path], Any]) -> Dataset:
+    """A user's own, by its absolute path; ``files`` lie in ``folder``."""
+    sources = tuple(SourceFile(file) for file in files)
+    return Dataset(name, "a user's own", kind, reader, sources, folder=str(folder))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +97,12 @@ class Kind:
 
     ``layout`` describes a user's own data. ``own`` are its forms at an absolute path: whether a path has that form,
     and the dataset there. ``check`` refuses, before a worker starts, what checksums do not show; it raises
-    :class:`~workloads.data.errors.DataError`. ``counts`` are the numbers that describe a dataset, such as its users.
-    Both import NumPy only when called.
+    :class:`~workloads.data.errors.DataError`. ``counts`` are the numbers that describe a dataset, such as its users,
+    none where they would cost too much. Both import NumPy only when called.
     """
 
     name: str
     layout: str
     own: tuple[tuple[Callable[[Path], bool], Callable[[str, Path], Dataset]], ...]
     check: Callable[[Dataset, Path, ReadOptions], None]
-    counts: Callable[[str, Path], Mapping[str, int]]
+    counts: Callable[[str, Path], Mapping[str, int]] = lambda _name, _root: {}

@@ -154,7 +154,7 @@ def _explained(archive: Path) -> Iterator[None]:
 
 
 def _dataset(name: str, summary: str, file: SourceFile, reader: Any) -> Dataset:
-    return Dataset(name=name, summary=summary, kind="images", version="1", reader=reader, files=(file,))
+    return Dataset(name=name, summary=summary, kind="images", reader=reader, files=(file,))
 
 
 CIFAR_10 = _dataset(

@@ -22,11 +22,6 @@ def check(dataset: Dataset, root: Path, options: ReadOptions) -> None:
     load_images(dataset.name, root, options.size, cast("Corrupt", options.corrupt or "refuse"))
 
 
-def counts(name: str, root: Path) -> Mapping[str, int]:
-    """Nothing: to count images, they would be decoded."""
-    return {}
-
-
 def skipped_warning(dataset: Dataset, params: Mapping[str, Any], root: Path) -> str | None:
     """A sentence about the images that ``dataset_corrupt=skip`` leaves out; None without one.
 
@@ -47,6 +42,5 @@ IMAGES = Kind(
     "a folder with a sub-folder of image files for each class, or with such folders in train and test (or "
     "val); Parquet with the columns image and label, one table or train.parquet and test.parquet",
     own=((is_images, own_images),),
-    check=check,
-    counts=counts,
+    check=check,  # and no counts: images would be decoded for them
 )

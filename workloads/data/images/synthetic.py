@@ -8,10 +8,9 @@ ones two views would be told from all others, and nothing else were learnt.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workloads.data.draws import uniform
 from workloads.data.images.types import ImageSource, of_arrays
 from workloads.data.source import Dataset
 
@@ -53,10 +52,10 @@ def generate(planted: Planted) -> ImageSource:
     bits = np.random.PCG64(planted.seed)
     labels = np.arange(count) % len(CLASSES)
     inside = _inside(bits, planted, labels)[..., None]
-    below = np.floor(256 * _uniform(bits, count, 1, 1, 1))
-    above = (below + 64 + np.floor(128 * _uniform(bits, count, 1, 1, 1))) % 256
-    tint = np.floor((2 * planted.tint + 1) * _uniform(bits, 2, count, 1, 1, 3)) - planted.tint
-    noise = np.floor((2 * planted.noise + 1) * _uniform(bits, count, planted.size, planted.size, 3)) - planted.noise
+    below = np.floor(256 * uniform(bits, count, 1, 1, 1))
+    above = (below + 64 + np.floor(128 * uniform(bits, count, 1, 1, 1))) % 256
+    tint = np.floor((2 * planted.tint + 1) * uniform(bits, 2, count, 1, 1, 3)) - planted.tint
+    noise = np.floor((2 * planted.noise + 1) * uniform(bits, count, planted.size, planted.size, 3)) - planted.noise
     pixels = np.clip(np.where(inside, above + tint[0], below + tint[1]) + noise, 0, 255).astype(np.uint8)
     train, test = (slice(None, planted.train), slice(planted.train, None))
     return ImageSource(
@@ -72,10 +71,10 @@ def _inside(bits: np.random.PCG64, planted: Planted, labels: NDArray[np.int64]) 
 
     count, size = len(labels), planted.size
     least, most = planted.radius
-    radius = size * (least + (most - least) * _uniform(bits, count, 1, 1))
-    centre = radius + (size - 2 * radius) * _uniform(bits, 2, count, 1, 1)
+    radius = size * (least + (most - least) * uniform(bits, count, 1, 1))
+    centre = radius + (size - 2 * radius) * uniform(bits, 2, count, 1, 1)
     # A turn of up to a quarter to either side, by the tangent of half of it: no sine that differs between machines.
-    half = 2 * _uniform(bits, count, 1, 1) - 1
+    half = 2 * uniform(bits, count, 1, 1) - 1
     cosine, sine = (1 - half * half) / (1 + half * half), 2 * half / (1 + half * half)
     at = np.arange(size) + 0.5
     x, y = (at[None, None] - centre[0]) / radius, (at[None, :, None] - centre[1]) / radius
@@ -89,16 +88,6 @@ def _inside(bits: np.random.PCG64, planted: Planted, labels: NDArray[np.int64]) 
     return drawn
 
 
-def _uniform(bits: np.random.PCG64, *shape: int) -> NDArray[np.float64]:
-    """Uniform on [0, 1), 53 bits."""
-    high: NDArray[Any] = bits.random_raw(shape) >> 11
-    return high.astype("float64") * 2.0**-53
-
-
-def _read(planted: Planted, _folder: Path) -> ImageSource:
-    return generate(planted)
-
-
 _DEFAULT = Planted()
 
 SYNTHETIC_IMAGES = Dataset(
@@ -106,5 +95,5 @@ SYNTHETIC_IMAGES = Dataset(
     summary="shapes, plain and striped, 8 classes, 1,024 + 512 generated images of 32 x 32",
     kind="images",
     version=f"1 {_DEFAULT}",
-    reader=partial(_read, _DEFAULT),
+    reader=lambda _folder: generate(_DEFAULT),
 )

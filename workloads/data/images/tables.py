@@ -122,7 +122,6 @@ CIFAR_10_SUBSET = Dataset(
     name="cifar-10-subset",
     summary="10,000 + 2,000 images of CIFAR-10, recompressed as JPEG: not to be set beside a published table",
     kind="images",
-    version="1",
     reader=read_image_tables,
     files=(SourceFile(TRAIN), SourceFile(TEST)),
     folder="cifar10",

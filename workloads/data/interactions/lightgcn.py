@@ -122,7 +122,6 @@ def _lists(name: str, summary: str, sizes: tuple[int, int], rows: tuple[int, int
         name=name,
         summary=f"{summary}, {sizes[0]:,} users, {sizes[1]:,} items, {rows[0]:,} + {rows[1]:,} interactions",
         kind="interactions",
-        version="1",
         reader=partial(read_item_lists, sizes=sizes, rows=rows),
         files=tuple(
             SourceFile(f"{part}.txt", url=f"{_URL}/master/data/{name}/{part}.txt") for part in ("train", "test")
@@ -136,7 +135,6 @@ LASTFM = Dataset(
     name="lastfm",
     summary="artists of Last.fm, LightGCN's split, 1,892 users, 4,489 items, 42,135 + 10,533 interactions",
     kind="interactions",
-    version="1",
     reader=read_lastfm,
     files=(
         SourceFile(

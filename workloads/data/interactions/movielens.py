@@ -126,7 +126,6 @@ ML_100K = Dataset(
     name="ml-100k",
     summary="MovieLens 100K, 943 users, 1,682 items, 80,000 + 20,000 ratings (GroupLens terms: research use)",
     kind="interactions",
-    version="1",
     reader=read_ml_100k,
     files=(
         SourceFile(
@@ -150,7 +149,6 @@ ML_100K_RAW = Dataset(
     name="ml-100k-raw",
     summary="MovieLens 100K as GroupLens ships it (u.data), with times and without a split (research use)",
     kind="interactions",
-    version="1",
     reader=read_ml_100k_raw,
     files=(_U_DATA,),
     extras=(_U_USER,),
@@ -162,7 +160,6 @@ ML_1M = Dataset(
     name="ml-1m",
     summary="MovieLens 1M, 6,040 users, 3,952 items, 1,000,209 ratings with times, no split (research use)",
     kind="interactions",
-    version="1",
     reader=read_ml_1m,
     files=(
         SourceFile(

@@ -9,9 +9,9 @@ false negative.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workloads.data.draws import uniform
 from workloads.data.interactions.types import Interactions
 from workloads.data.source import Dataset
 
@@ -55,23 +55,17 @@ def generate(planted: Planted) -> Interactions:
     affinity = _bell(bits, n_users, planted.rank) @ _bell(bits, n_items, planted.rank).T
 
     least, most = planted.liked
-    n_liked = (n_items * (least + (most - least) * _uniform(bits, n_users) ** 2)).astype(np.int64)
+    n_liked = (n_items * (least + (most - least) * uniform(bits, n_users) ** 2)).astype(np.int64)
     threshold = np.sort(affinity, axis=1)[np.arange(n_users), n_items - np.maximum(n_liked, 1)]
     truth = affinity >= threshold[:, None]
 
     popularity_rank = np.argsort(bits.random_raw(n_items))
     exposure = planted.exposure / (1 + popularity_rank / (planted.half * n_items))
-    observed = truth & (_uniform(bits, n_users, n_items) < exposure)
+    observed = truth & (uniform(bits, n_users, n_items) < exposure)
 
     pairs = np.argwhere(observed).astype(np.int32)
     test = hold_out(pairs, n_users, planted.test, planted.seed)
     return Interactions(n_users, n_items, pairs[~test], pairs[test], truth=truth)
-
-
-def _uniform(bits: np.random.PCG64, *shape: int) -> NDArray[np.float64]:
-    """Uniform on [0, 1), 53 bits."""
-    high: NDArray[Any] = bits.random_raw(shape) >> 11
-    return high.astype("float64") * 2.0**-53
 
 
 def _bell(bits: np.random.PCG64, *shape: int) -> NDArray[np.int64]:
@@ -81,10 +75,6 @@ def _bell(bits: np.random.PCG64, *shape: int) -> NDArray[np.int64]:
     return total - 2 * 0xFFFF
 
 
-def _read(_folder: Path) -> Interactions:
-    return generate(_DEFAULT)
-
-
 _DEFAULT = Planted()
 
 SYNTHETIC = Dataset(
@@ -92,5 +82,5 @@ SYNTHETIC = Dataset(
     summary="planted preferences, 600 users, 400 items, 20,669 interactions, true false negatives known",
     kind="interactions",
     version=f"1 {_DEFAULT}",
-    reader=_read,
+    reader=lambda _folder: generate(_DEFAULT),
 )

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from workloads.data.draws import uniform
 from workloads.data.interactions.types import Interactions
 from workloads.data.source import Dataset
 
@@ -54,7 +54,7 @@ def generate_large(sizes: Sizes) -> Interactions:
     bits = np.random.PCG64(sizes.seed)
     n_users, n_items = sizes.n_users, sizes.n_items
     # A user's further share is 1 / u^(1/2) of a uniform u, whose tail is a power law with finite mean.
-    share = 1 / np.sqrt(_uniform(bits, n_users) + 1e-3) - 1 / np.sqrt(1 + 1e-3)
+    share = 1 / np.sqrt(uniform(bits, n_users) + 1e-3) - 1 / np.sqrt(1 + 1e-3)
     rest = sizes.n_interactions - sizes.least * n_users
     # fsum, because the order in which NumPy adds is not the same everywhere.
     counts = sizes.least + np.floor(share * (rest / math.fsum(share))).astype(np.int64)
@@ -77,20 +77,11 @@ def _items(bits: np.random.PCG64, users: NDArray[np.int64], sizes: Sizes) -> NDA
     """An item for each user: item i is in group i mod n_groups, and popular where i is small."""
     import numpy as np
 
-    u = _uniform(bits, len(users))
+    u = uniform(bits, len(users))
     items = (sizes.n_items * u * u).astype(np.int64)  # of density 1 / sqrt(i): the head is seen most
     group = users % sizes.n_groups
     near = items - items % sizes.n_groups + group
-    return np.where((_uniform(bits, len(users)) < sizes.own) & (near < sizes.n_items), near, items)
-
-
-def _uniform(bits: np.random.PCG64, count: int) -> NDArray[np.float64]:
-    high: NDArray[Any] = bits.random_raw(count) >> 11
-    return high.astype("float64") * 2.0**-53
-
-
-def _read(_folder: Path) -> Interactions:
-    return generate_large(_DEFAULT)
+    return np.where((uniform(bits, len(users)) < sizes.own) & (near < sizes.n_items), near, items)
 
 
 _DEFAULT = Sizes()
@@ -100,5 +91,5 @@ SYNTHETIC_1M = Dataset(
     summary="groups and popularity, 30,000 users, 41,000 items, 1,000,000 interactions: Gowalla's size, for benchmarks",
     kind="interactions",
     version=f"1 {_DEFAULT}",
-    reader=_read,
+    reader=lambda _folder: generate_large(_DEFAULT),
 )

@@ -11,7 +11,7 @@ from workloads.data.errors import DataError
 from workloads.data.interactions.columns import FORMS, Columns, read_columns
 from workloads.data.interactions.lightgcn import read_item_lists
 from workloads.data.interactions.types import Interactions
-from workloads.data.source import Dataset, SourceFile
+from workloads.data.source import Dataset, own_dataset
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +33,7 @@ def absolute(name: str) -> str:
     return os.path.abspath(os.path.expanduser(name)) if is_path(name) else name
 
 
-def own_dataset(name: str) -> Dataset:
+def own_interactions(name: str) -> Dataset:
     """The dataset that lies at an absolute path.
 
     Raises:
@@ -63,15 +63,8 @@ def _parts(folder: Path) -> tuple[str, str]:
 
 
 def _own(name: str, folder: Path, files: tuple[str, ...]) -> Dataset:
-    return Dataset(
-        name=name,
-        summary="a user's own",
-        kind="interactions",
-        version="1",
-        reader=read_item_lists if files[0].endswith(_LISTS) else partial(read_tables, files=files),
-        files=tuple(SourceFile(file) for file in files),
-        folder=str(folder),
-    )
+    reader = read_item_lists if files[0].endswith(_LISTS) else partial(read_tables, files=files)
+    return own_dataset(name, "interactions", folder, files, reader)
 
 
 def read_tables(folder: Path, files: tuple[str, ...]) -> Interactions:

@@ -45,7 +45,6 @@ YAHOO_R3 = Dataset(
     name="yahoo-r3",
     summary="Yahoo! Music R3, 5,400 users, 1,000 songs: rated on their own, and a survey of random songs (on request)",
     kind="interactions",
-    version="1",
     reader=read_yahoo_r3,
     files=tuple(SourceFile(_NAME.format(part)) for part in _ROWS),
     obtain="Yahoo! gives R3 to researchers who ask for it at https://webscope.sandbox.yahoo.com/catalog.php?datatype=r",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from workloads.data.pairs.sts import is_pairs, own_pairs
@@ -17,16 +16,10 @@ def check(dataset: Dataset, root: Path, options: ReadOptions) -> None:
     load_pairs(dataset.name, root, "dev" if options.split == "dev" else "official")
 
 
-def counts(name: str, root: Path) -> Mapping[str, int]:
-    """Nothing is counted."""
-    return {}
-
-
 PAIRS = Kind(
     KIND,
     "a table with the columns sentence1, sentence2 and score (.parquet, .csv, .tsv); a folder with "
     "train and, where there are any, dev and test",
     own=((is_pairs, own_pairs),),
     check=check,
-    counts=counts,
 )

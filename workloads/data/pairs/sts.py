@@ -196,15 +196,8 @@ def _score_of(file: Path, names: list[str], may_hide: bool) -> str | None:
 
 def _of_tables(name: str, summary: str, folder: str, files: dict[str, SourceFile], header: bool) -> Dataset:
     named = {part: source.path for part, source in files.items()}
-    return Dataset(
-        name=name,
-        summary=summary,
-        kind=KIND,
-        version="1",
-        reader=partial(read_tables, files=named, header=header),
-        files=tuple(files.values()),
-        folder=folder,
-    )
+    reader = partial(read_tables, files=named, header=header)
+    return Dataset(name, summary, KIND, reader, tuple(files.values()), folder=folder)
 
 
 _SOURCE = "https://raw.githubusercontent.com/PhilipMay/stsb-multi-mt/99a65f1b68667f69a57bea13f602c7c9c27a9fcd/data"
@@ -230,7 +223,6 @@ GLUE_STSB = Dataset(
     name="glue-stsb",
     summary="the same in GLUE, through the package datasets; its test scores are hidden, so with split=dev",
     kind=KIND,
-    version="1",
     reader=read_glue,
     obtain="fetched by the package datasets",
     needs=("datasets",),

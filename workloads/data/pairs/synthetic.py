@@ -8,9 +8,9 @@ who learns which words mean the same does not.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workloads.data.draws import below, distinct
 from workloads.data.pairs.types import HIGHEST, KIND, Pairs, SentencePairs
 from workloads.data.source import Dataset
 
@@ -50,8 +50,8 @@ def _pairs(bits: np.random.PCG64, planted: Planted, count: int) -> Pairs:
 
     first, second, scores = [], [], []
     for _ in range(count):
-        shared = _below(bits, planted.named + 1)
-        drawn = _ordered(bits, planted.concepts)
+        shared = below(bits, planted.named + 1)
+        drawn = distinct(bits, planted.concepts, planted.concepts)
         ours, others = drawn[: planted.named], drawn[planted.named : 2 * planted.named - shared]
         first.append(_sentence(bits, planted, ours))
         second.append(_sentence(bits, planted, ours[:shared] + others))
@@ -60,23 +60,9 @@ def _pairs(bits: np.random.PCG64, planted: Planted, count: int) -> Pairs:
 
 
 def _sentence(bits: np.random.PCG64, planted: Planted, concepts: list[int]) -> str:
-    words = [f"c{concept}w{_below(bits, planted.words)}" for concept in concepts]
-    words += [f"the{_below(bits, planted.common)}" for _ in range(_below(bits, planted.filler + 1))]
-    return " ".join(words[place] for place in _ordered(bits, len(words)))
-
-
-def _below(bits: np.random.PCG64, limit: int) -> int:
-    return int(bits.random_raw() % limit)
-
-
-def _ordered(bits: np.random.PCG64, count: int) -> list[int]:
-    """0, 1, ... in a random order."""
-    draws = sorted((int(draw), number) for number, draw in enumerate(bits.random_raw(count)))
-    return [number for _, number in draws]
-
-
-def _read(_folder: Path) -> SentencePairs:
-    return generate(_DEFAULT)
+    words = [f"c{concept}w{below(bits, planted.words)}" for concept in concepts]
+    words += [f"the{below(bits, planted.common)}" for _ in range(below(bits, planted.filler + 1))]
+    return " ".join(words[place] for place in distinct(bits, len(words), len(words)))
 
 
 _DEFAULT = Planted()
@@ -86,5 +72,5 @@ SYNTHETIC_PAIRS = Dataset(
     summary="planted similarity, 640 + 160 + 160 pairs of sentences in words of which two mean the same",
     kind=KIND,
     version=f"1 {_DEFAULT}",
-    reader=_read,
+    reader=lambda _folder: generate(_DEFAULT),
 )

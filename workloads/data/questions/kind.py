@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from workloads.data.questions.knowledge_graph import KIND, is_questions, own_questions
@@ -18,15 +17,9 @@ def check(dataset: Dataset, root: Path, options: ReadOptions) -> None:
     load_questions(dataset.name, root)
 
 
-def counts(name: str, root: Path) -> Mapping[str, int]:
-    """Nothing is counted."""
-    return {}
-
-
 QUESTIONS = Kind(
     KIND,
     "a folder with questions.jsonl and a TSV of triples for each graph",
     own=((is_questions, own_questions),),
     check=check,
-    counts=counts,
 )

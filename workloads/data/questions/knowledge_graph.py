@@ -211,16 +211,7 @@ def _tables(folder: Path) -> list[str]:
 
 def _of_files(name: str, summary: str, folder: str, files: tuple[SourceFile, ...], obtain: str = "") -> Dataset:
     tables = tuple(file.path for file in files if file.path != QUESTIONS)
-    return Dataset(
-        name=name,
-        summary=summary,
-        kind=KIND,
-        version="1",
-        reader=partial(read_questions, tables=tables),
-        files=files,
-        folder=folder,
-        obtain=obtain,
-    )
+    return Dataset(name, summary, KIND, partial(read_questions, tables=tables), files, folder=folder, obtain=obtain)
 
 
 PATHQUESTION = _of_files(

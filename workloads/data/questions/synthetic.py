@@ -8,14 +8,10 @@ ranking can do better than to put the named one first, and then it is right with
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING
 
+from workloads.data.draws import below
 from workloads.data.questions.knowledge_graph import KIND, PARTS, GraphQuestions, Question, numbered
 from workloads.data.source import Dataset
-
-if TYPE_CHECKING:
-    import numpy as np
 
 SURE = {"surely": 0.95, "probably": 0.75, "maybe": 0.5, "hardly": 0.3}
 """The first words, and how probable the named triple is."""
@@ -46,14 +42,14 @@ def generate(planted: Planted) -> GraphQuestions:
     odds: list[tuple[int, int, float]] = []
     for topic in range(planted.topics):
         own = [
-            (f"topic{topic}", f"rel{relation}", f"object{_below(bits, planted.objects)}")
+            (f"topic{topic}", f"rel{relation}", f"object{below(bits, planted.objects)}")
             for relation in range(planted.relations)
         ]
         for word, probability in SURE.items():
-            named = _below(bits, planted.relations)
+            named = below(bits, planted.relations)
             others = [relation for relation in range(planted.relations) if relation != named]
-            is_named = _below(bits, 10**6) < probability * 10**6
-            answer = named if is_named else others[_below(bits, len(others))]
+            is_named = below(bits, 10**6) < probability * 10**6
+            answer = named if is_named else others[below(bits, len(others))]
             part = PARTS[max(0, topic % planted.of - planted.of + 3)]
             text = f"{word} rel{named}"
             questions.append(
@@ -68,14 +64,6 @@ def generate(planted: Planted) -> GraphQuestions:
     return replace(data, odds=(rows, np.array([row[2] for row in odds])))
 
 
-def _below(bits: np.random.PCG64, limit: int) -> int:
-    return int(bits.random_raw() % limit)
-
-
-def _read(_folder: Path) -> GraphQuestions:
-    return generate(_DEFAULT)
-
-
 _DEFAULT = Planted()
 
 SYNTHETIC_QUESTIONS = Dataset(
@@ -83,5 +71,5 @@ SYNTHETIC_QUESTIONS = Dataset(
     summary="questions of a planted probability of success over a graph, 1,200 questions, 1,800 triples",
     kind=KIND,
     version=f"1 {_DEFAULT}",
-    reader=_read,
+    reader=lambda _folder: generate(_DEFAULT),
 )

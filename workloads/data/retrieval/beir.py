@@ -31,16 +31,8 @@ _HEADER = ("query-id", "corpus-id", "score")
 def collection(name: str, summary: str, folder: str, files: tuple[SourceFile, ...], obtain: str = "") -> Dataset:
     """A dataset in this layout; what of ``files`` is neither documents nor queries are judgements."""
     judgements = tuple(file.path for file in files if file.path not in (CORPUS, QUERIES))
-    return Dataset(
-        name=name,
-        summary=summary,
-        kind="retrieval",
-        version="1",
-        reader=partial(read_beir, files=judgements),
-        files=files,
-        folder=folder,
-        obtain=obtain,
-    )
+    reader = partial(read_beir, files=judgements)
+    return Dataset(name, summary, "retrieval", reader, files, folder=folder, obtain=obtain)
 
 
 def judgement_files(folder: Path) -> list[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workloads.data.draws import below, distinct
 from workloads.data.source import Dataset
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def generate(planted: Planted) -> Retrieval:
     rows: list[Row] = []
     for topic in range(planted.topics):
         for _ in range(planted.queries):
-            asked = _distinct(bits, planted.words, planted.asked)
+            asked = distinct(bits, planted.words, planted.asked)
             name, part = f"q{len(queries)}", "test" if len(queries) % 2 else "train"
             queries.append(" ".join(_word(topic, word) for word in asked))
             for grade, count in ((2, planted.literal), (1, planted.meant)):
@@ -64,9 +65,9 @@ def generate(planted: Planted) -> Retrieval:
                     rows.append(Row(name, f"d{len(docs)}", grade, part, Path(), 0))
                     docs.append(_document(bits, planted, own, relevant=True))
             for _ in range(planted.near):
-                other = (topic + 1 + _below(bits, planted.topics - 1)) % planted.topics
-                borrowed = [_word(topic, asked[place]) for place in _distinct(bits, planted.asked, 2)]
-                own = [*borrowed, _word(other, _below(bits, planted.words))]
+                other = (topic + 1 + below(bits, planted.topics - 1)) % planted.topics
+                borrowed = [_word(topic, asked[place]) for place in distinct(bits, planted.asked, 2)]
+                own = [*borrowed, _word(other, below(bits, planted.words))]
                 docs.append(_document(bits, planted, own, relevant=False))
     return judged(
         ([f"d{number}" for number in range(len(docs))], docs),
@@ -79,27 +80,13 @@ def _document(bits: np.random.PCG64, planted: Planted, telling: list[str], *, re
     half = planted.common // 2
     words = list(telling)
     for _ in range(planted.filler):
-        in_tone = _below(bits, 1000) < 1000 * planted.tone
-        words.append(f"common{_below(bits, half) + half * (in_tone != relevant)}")
-    return " ".join(words[place] for place in _distinct(bits, len(words), len(words)))
+        in_tone = below(bits, 1000) < 1000 * planted.tone
+        words.append(f"common{below(bits, half) + half * (in_tone != relevant)}")
+    return " ".join(words[place] for place in distinct(bits, len(words), len(words)))
 
 
 def _word(topic: int, word: int, *, twin: bool = False) -> str:
     return f"{'meant' if twin else 'said'}{topic}x{word}"
-
-
-def _below(bits: np.random.PCG64, limit: int) -> int:
-    return int(bits.random_raw() % limit)
-
-
-def _distinct(bits: np.random.PCG64, limit: int, count: int) -> list[int]:
-    """``count`` different numbers below ``limit``, in any order."""
-    draws = sorted((int(draw), number) for number, draw in enumerate(bits.random_raw(limit)))
-    return [number for _, number in draws[:count]]
-
-
-def _read(_folder: Path) -> Retrieval:
-    return generate(_DEFAULT)
 
 
 _DEFAULT = Planted()
@@ -109,5 +96,5 @@ SYNTHETIC_RETRIEVAL = Dataset(
     summary="planted relevance in grades, 8 topics, 576 documents, 64 queries, half of them test",
     kind="retrieval",
     version=f"1 {_DEFAULT}",
-    reader=_read,
+    reader=lambda _folder: generate(_DEFAULT),
 )

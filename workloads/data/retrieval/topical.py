@@ -53,9 +53,7 @@ def topical(name: str, summary: str, folder: str, topics: Mapping[str, tuple[str
     """A dataset of topics: the folder of each, "" for the dataset's own, and the files in it."""
     files = tuple(SourceFile(f"{topic}/{file}".lstrip("/")) for topic, names in topics.items() for file in names)
     reader = partial(read_topics, topics=topics)
-    return Dataset(
-        name, summary, kind="retrieval", version="1", reader=reader, files=files, folder=folder, obtain=obtain
-    )
+    return Dataset(name, summary, "retrieval", reader, files, folder=folder, obtain=obtain)
 
 
 def read_topics(folder: Path, topics: Mapping[str, tuple[str, ...]]) -> Retrieval:

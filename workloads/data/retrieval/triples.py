@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.data.errors import DataError
 from workloads.data.retrieval.judged import Row, judged
-from workloads.data.source import Dataset, SourceFile
+from workloads.data.source import Dataset, own_dataset
 
 if TYPE_CHECKING:
     from workloads.data.retrieval.types import Retrieval
@@ -31,15 +31,7 @@ def is_triples(file: Path) -> bool:
 
 def own_triples(name: str, file: Path) -> Dataset:
     """The dataset of a user's triples, by the file's absolute path."""
-    return Dataset(
-        name=name,
-        summary="a user's own",
-        kind="retrieval",
-        version="1",
-        reader=partial(read_triples, file=file.name),
-        files=(SourceFile(file.name),),
-        folder=str(file.parent),
-    )
+    return own_dataset(name, "retrieval", file.parent, (file.name,), partial(read_triples, file=file.name))
 
 
 def read_triples(folder: Path, file: str) -> Retrieval:

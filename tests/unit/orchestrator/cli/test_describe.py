@@ -67,7 +67,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> Path:
 
     content = b"1\n2\n3\n"
     source = SourceFile("n.txt", len(content), hashlib.sha256(content).hexdigest(), "http://127.0.0.1:9/n.txt")
-    monkeypatch.setitem(datasets.DATASETS, "tiny", Dataset("tiny", "Three numbers.", "numbers", "1", read, (source,)))
+    monkeypatch.setitem(datasets.DATASETS, "tiny", Dataset("tiny", "Three numbers.", "numbers", read, (source,)))
     path = settings.data / "tiny" / "n.txt"
     path.parent.mkdir(parents=True)
     path.write_bytes(content)

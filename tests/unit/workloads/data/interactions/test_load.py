@@ -39,7 +39,7 @@ def read_and_count(folder: Path) -> Interactions:
 
 def register(content: bytes) -> None:
     source = SourceFile("seed.txt", len(content), hashlib.sha256(content).hexdigest(), "https://localhost/seed.txt")
-    known = Dataset("counted", "a reader that counts", "interactions", "1", read_and_count, (source,))
+    known = Dataset("counted", "a reader that counts", "interactions", read_and_count, (source,))
     DATASETS["counted"] = known  # type: ignore[index]
 
 
@@ -181,7 +181,7 @@ def test_a_cache_that_can_not_be_written(root: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_another_kind_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    images = Dataset("pictures", "none", "images", "1", lambda folder: folder)
+    images = Dataset("pictures", "none", "images", lambda folder: folder)
     monkeypatch.setitem(DATASETS, "pictures", images)
     with pytest.raises(DataError, match="got images; expected interactions"):
         load_interactions("pictures", root)
