@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from workloads.data.cache import cache_dir, file_lock
 from workloads.data.datasets import check, dataset, fingerprint, read
@@ -34,18 +35,20 @@ def place(folder: str, name: str, fingerprint: str, ending: str) -> Path:
     return cache_dir() / folder / f"{short}-{fingerprint[:32]}-{ending}"
 
 
+@lru_cache(maxsize=8)
 def converted(
-    name: str, root: Path, path: Path, mapped: Callable[[Path], T | None], write: Callable[[Path, T], None]
-) -> T:
+    name: str, root: Path, path: Path, mapped: Callable[[Path], Any], write: Callable[[Path, Any], None]
+) -> Any:
     """A dataset in the form that ``write`` gives it at ``path``; ``mapped`` is None where that is missing or damaged.
+
+    A process keeps the last ones that it asked for.
 
     Raises:
         DataError: as :func:`~workloads.data.datasets.read` and :func:`made_once`.
         CacheUnwritable: the cache can not be written.
     """
     if not dataset(name).files:  # generating is as quick as mapping
-        generated: T = read(name, root)
-        return generated
+        return read(name, root)
     return made_once(path, mapped, lambda: write(path, read(name, root)))
 
 

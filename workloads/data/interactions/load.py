@@ -35,7 +35,7 @@ def load_interactions(name: str, root: Path, split: Split = "official", noise: f
         CacheUnwritable: the cache can not be written.
     """
     path = place("interactions", name, intact(name, root, "interactions"), f"v{FORMAT}.arrow")
-    data = _load(name, root, path)
+    data: Interactions = converted(name, root, path, read_interactions, write_interactions)
     if split == "official" and len(data.test) and not noise:
         return data
     return _variant(name, root, path, split, noise)
@@ -46,10 +46,6 @@ def _variant(name: str, root: Path, path: Path, split: Split, noise: float) -> I
     # Here: they need NumPy, which most commands do not.
     from workloads.data.interactions.variants import resplit, with_noise
 
-    data = resplit(_load(name, root, path), split, clean_from=dataset(name).clean_from)
+    data = converted(name, root, path, read_interactions, write_interactions)
+    data = resplit(data, split, clean_from=dataset(name).clean_from)
     return with_noise(data, noise) if noise else data
-
-
-@lru_cache(maxsize=_KEPT)
-def _load(name: str, root: Path, path: Path) -> Interactions:
-    return converted(name, root, path, read_interactions, write_interactions)

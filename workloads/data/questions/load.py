@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +15,6 @@ FORMAT = 1
 
 _TEXTS = ("ids", "texts", "entities", "relations", "types")
 _NUMBERS = ("triples", "graphs", "topic", "hops", "answer", "part", "type", "family")
-_KEPT = 4  # datasets a process keeps
 
 
 def load_questions(name: str, root: Path) -> GraphQuestions:
@@ -30,12 +28,8 @@ def load_questions(name: str, root: Path) -> GraphQuestions:
         workloads.data.errors.CacheUnwritable: the cache can not be written.
     """
     path = place("questions", name, intact(name, root, KIND, "questions over a graph"), f"v{FORMAT}.arrow")
-    return _load(name, root, path)
-
-
-@lru_cache(maxsize=_KEPT)
-def _load(name: str, root: Path, path: Path) -> GraphQuestions:
-    return converted(name, root, path, _read, _write)
+    data: GraphQuestions = converted(name, root, path, _read, _write)
+    return data
 
 
 def _write(path: Path, data: GraphQuestions) -> None:

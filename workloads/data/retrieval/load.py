@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +14,6 @@ from workloads.data.retrieval.types import Retrieval, Unknown
 FORMAT = 3
 """Version of the layout and of what the readers refuse; it is part of the cache's file names."""
 
-_KEPT = 8  # collections a process keeps mapped
 _NAMED = 3  # unknown judgements in a message
 
 
@@ -35,7 +33,8 @@ def load_retrieval(name: str, root: Path, unknown: Unknown = "refuse") -> Retrie
         DataError: the dataset is unknown, of another kind, missing or damaged, or has unknown judgements.
         workloads.data.errors.CacheUnwritable: the cache can not be written.
     """
-    data = _load(name, root, place("retrieval", name, intact(name, root, "retrieval"), f"v{FORMAT}.arrow"))
+    path = place("retrieval", name, intact(name, root, "retrieval"), f"v{FORMAT}.arrow")
+    data: Retrieval = converted(name, root, path, _read, _write)
     if data.n_unknown and unknown == "refuse":
         more = data.n_unknown - len(data.unknown[:_NAMED])
         got = "; ".join(data.unknown[:_NAMED]) + (f" and {more} more" if more else "")
@@ -44,11 +43,6 @@ def load_retrieval(name: str, root: Path, unknown: Unknown = "refuse") -> Retrie
             fix="Correct them, or set dataset_unknown=skip to leave them out",
         )  # fmt: skip
     return data
-
-
-@lru_cache(maxsize=_KEPT)
-def _load(name: str, root: Path, path: Path) -> Retrieval:
-    return converted(name, root, path, _read, _write)
 
 
 def _write(path: Path, data: Retrieval) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workloads.data import DataError, check, dataset
+from workloads.data import DataError, check, conversion_cache, dataset
 from workloads.data.cache import default_data_root
 from workloads.data.questions.knowledge_graph import GraphQuestions, Question, numbered
-from workloads.data.questions.load import _load, load_questions
+from workloads.data.questions.load import load_questions
 from workloads.data.questions.neighbourhoods import neighbourhoods
 from workloads.data.questions.synthetic import SURE, Planted, generate
 
@@ -68,7 +68,7 @@ def test_is_converted_once_and_a_damaged_conversion_anew(written: Callable[..., 
     for content in (whole, whole[: len(whole) // 2], whole.replace(b"rome", b"pisa")):
         kept.unlink()  # the old one stays mapped
         kept.write_bytes(content)
-        _load.cache_clear()
+        conversion_cache.converted.cache_clear()
         again = load_questions(path, Path())
         for field in fields(GraphQuestions):
             old, new = (getattr(data, field.name) for data in (first, again))

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from workloads.data import DataError, check_readable, dataset
+from workloads.data import DataError, check_readable, conversion_cache, dataset
 from workloads.data.cache import cache_dir, default_data_root
-from workloads.data.retrieval.load import _load, load_retrieval
+from workloads.data.retrieval.load import load_retrieval
 from workloads.data.retrieval.synthetic import Planted, generate
 from workloads.data.retrieval.types import PARTS, Retrieval, split_queries
 
@@ -76,7 +76,7 @@ def test_one_file_of_judgements_has_no_parts(beir: Callable[..., Path]) -> None:
 def test_a_collection_is_converted_once_and_mapped(beir: Callable[..., Path]) -> None:
     folder = beir(qrels="q0\td1\t1")
     first = load(folder)
-    _load.cache_clear()
+    conversion_cache.converted.cache_clear()
     (written,) = (cache_dir() / "retrieval").glob("*.arrow")
     before = written.stat().st_mtime_ns
     again = load(folder)
@@ -94,7 +94,7 @@ def test_a_damaged_cache_is_rebuilt(beir: Callable[..., Path]) -> None:
     content = bytearray(written.read_bytes())
     content[content.index(b"Cats purr")] ^= 1
     written.write_bytes(content)
-    _load.cache_clear()
+    conversion_cache.converted.cache_clear()
     assert load(folder).docs[0].as_py() == "Cats purr"
 
 
