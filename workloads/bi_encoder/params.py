@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from workloads.bi_encoder.losses import CONDITIONAL, LOSSES, fill_defaults
+from workloads.common_params import WeightDecay, WorkloadParams
 from workloads.conditional_params import OneOf, out_of_bounds_error
 from workloads.contract import MID_RUN, Preset
 from workloads.data.datasets import check_kind
@@ -33,7 +34,7 @@ PRESETS: Mapping[str, Preset] = {
 """The encoder is not among them: the note's bert-base has to be fetched, so it is named by itself."""
 
 
-class Params(BaseModel):
+class Params(WorkloadParams):
     """What an experiment with the bi-encoder can set.
 
     The defaults are the note's (6.6) as far as it has any, but for the target of the loss, which makes a pretrained
@@ -42,7 +43,7 @@ class Params(BaseModel):
 
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
     tables: ClassVar[Mapping[str, Mapping[str, Any]]] = {"loss": LOSSES}
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    conditional = CONDITIONAL
 
     dataset: Annotated[str, AfterValidator(lambda name: check_kind(ALIASES.get(name, name), KIND))] = Field(
         default="synthetic-pairs",
@@ -88,13 +89,7 @@ class Params(BaseModel):
     warmup: float = Field(
         default=0.1, ge=0, le=1, description="Share of all steps in which lr rises (note: 0.1); then it falls to 0."
     )
-    weight_decay: float = Field(
-        default=0.01,
-        ge=0,
-        le=1,
-        description="Of AdamW, biases and norms spared (note: 0.01).",
-        json_schema_extra=MID_RUN,
-    )
+    weight_decay: WeightDecay = Field(default=0.01, description="Of AdamW, biases and norms spared (note: 0.01).")
     clip: float = Field(
         default=1.0, gt=0, description="Largest norm of a step's gradient (note: 1).", json_schema_extra=MID_RUN
     )
@@ -131,11 +126,9 @@ class Params(BaseModel):
         return fill_defaults(given) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
-    def _read(self) -> Self:
-        """Refuse a value that nothing would read, or that its loss has no use for."""
-        values = self.model_dump()
-        bounds = LOSSES[self.loss].bounds
-        if message := CONDITIONAL.unused_parameter_error(values) or out_of_bounds_error(values, bounds, ("loss",)):
+    def _in_bounds(self) -> Self:
+        """Refuse a value that its loss has no use for."""
+        if message := out_of_bounds_error(self.model_dump(), LOSSES[self.loss].bounds, ("loss",)):
             raise ValueError(message)
         return self
 

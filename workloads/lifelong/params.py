@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from workloads.common_params import LearningRate, RetrievalParams, WeightDecay
 from workloads.conditional_params import ConditionalParams, Rules
 from workloads.contract import MID_RUN
 from workloads.data.datasets import check_kind
@@ -47,13 +48,11 @@ _RULES: Rules = {
     ("compatible", "ranking"): {"align_weight": 1.0, "detach_target": False},
 }
 
-CONDITIONAL = ConditionalParams(lambda: _RULES, {"update": "continue", "new": "l2r"})
 
-
-class Params(BaseModel):
+class Params(RetrievalParams):
     """What an experiment with lifelong retrieval can set. The defaults are L2R with ranking alignment."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    conditional = ConditionalParams(lambda: _RULES, {"update": "continue", "new": "l2r"})
 
     dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, "retrieval"))] = Field(
         default="synthetic-retrieval",
@@ -61,16 +60,7 @@ class Params(BaseModel):
         description="Documents, queries and judgements: a name (`data list`), a folder in the form of BEIR, LoTTE or "
         "Multi-CPR, or one that holds such folders, a topic each.",
     )
-    dataset_unknown: Literal["refuse", "skip"] = Field(
-        default="refuse", description="Judgements that name documents or queries which are not there."
-    )
     split_seed: int = Field(default=0, ge=0, description="Seed of sessions and of the queries' parts.")
-    split_validation: float = Field(
-        default=0.2, gt=0, lt=1, description="Share of the training queries that validate, where the source has no dev."
-    )
-    split_test: float = Field(
-        default=0.5, gt=0, lt=1, description="Share of all queries that test, where the source has no test part."
-    )
     split_sessions: int = Field(default=4, ge=1, le=1000, description="T: sessions after the first, 0.")
     split_first: float = Field(default=0.5, gt=0, lt=1, description="Share of each topic's documents in session 0.")
     split_main: float = Field(
@@ -131,12 +121,8 @@ class Params(BaseModel):
     )
 
     batch_size: int = Field(default=16, ge=1, le=2**16, description="Queries in a global batch, over all workers.")
-    lr: float = Field(
-        default=2e-5, gt=0, le=1, description="Learning rate at its height, in each session.", json_schema_extra=MID_RUN
-    )
-    weight_decay: float = Field(
-        default=0.01, ge=0, le=1, description="Of AdamW, on matrices (BERT: 0.01).", json_schema_extra=MID_RUN
-    )
+    lr: LearningRate = Field(default=2e-5, description="Learning rate at its height, in each session.")
+    weight_decay: WeightDecay = Field(default=0.01, description="Of AdamW, on matrices (BERT: 0.01).")
     warmup: float = Field(
         default=0.1, ge=0, lt=1, description="Share of a session's steps in which lr rises; then it falls linearly."
     )
@@ -158,17 +144,9 @@ class Params(BaseModel):
             raise ValueError(f"index={folder} is not an absolute path: workers may run elsewhere. Give the whole path")
         return folder
 
-    @model_validator(mode="before")
-    @classmethod
-    def _resolve(cls, given: Any) -> Any:
-        """Give what the choices read, and was not set, the value that goes with them."""
-        return CONDITIONAL.fill_defaults(given) if isinstance(given, dict) else given
-
     @model_validator(mode="after")
     def _readable(self) -> Self:
-        """Refuse a value that nothing would read, and a memory that there is nothing for."""
-        if message := CONDITIONAL.unused_parameter_error(self.model_dump()):
-            raise ValueError(message)
+        """Refuse choices that do not go together, and a memory that there is nothing for."""
         if self.update != "continue" and self.memory != "none":
             raise ValueError(f"memory={self.memory} has no effect with update={self.update}. Set memory=none")
         needed = {"none": ("frozen",), "retrain": ("no",)}.get(self.update)

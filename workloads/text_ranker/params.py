@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from workloads.common_params import LearningRate, RetrievalParams, WeightDecay
 from workloads.conditional_params import OneOf
-from workloads.contract import MID_RUN
 from workloads.data.datasets import check_kind
 from workloads.encoders import sources
 from workloads.text_ranker.losses import CONDITIONAL, LOSSES
@@ -20,27 +20,17 @@ from workloads.text_ranker.losses import CONDITIONAL, LOSSES
 Loss: TypeAlias = Annotated[str, OneOf(LOSSES)]
 
 
-class Params(BaseModel):
+class Params(RetrievalParams):
     """What an experiment with the text ranker can set."""
 
     tables: ClassVar[Mapping[str, Mapping[str, Any]]] = {"loss": LOSSES}
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    conditional = CONDITIONAL
 
     dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, "retrieval"))] = Field(
         default="synthetic-retrieval",
         min_length=1,
         description="Documents, queries and judgements: a name (`data list`), a folder in BEIR's form, or Parquet of "
         "(query, positive, negative).",
-    )
-    dataset_unknown: Literal["refuse", "skip"] = Field(
-        default="refuse", description="Judgements that name documents or queries which are not there."
-    )
-    split_seed: int = Field(default=0, ge=0, description="Seed of the parts that are drawn.")
-    split_validation: float = Field(
-        default=0.2, gt=0, lt=1, description="Share of the training queries that validate, where the source has no dev."
-    )
-    split_test: float = Field(
-        default=0.5, gt=0, lt=1, description="Share of all queries that test, where the source has no test part."
     )
     eval_candidates: int = Field(
         default=100, ge=1, le=10_000, description="BM25's documents of a query that are ranked (100: as is usual)."
@@ -95,16 +85,8 @@ class Params(BaseModel):
     pool: int = Field(default=50, ge=1, le=10_000, description="BM25's documents that hard negatives are drawn from.")
 
     batch_size: int = Field(default=8, ge=1, le=2**16, description="Queries in a global batch, over all workers.")
-    lr: float = Field(
-        default=3e-5,
-        gt=0,
-        le=1,
-        description="Learning rate at its height (BERT's authors: 2e-5 to 5e-5).",
-        json_schema_extra=MID_RUN,
-    )
-    weight_decay: float = Field(
-        default=0.01, ge=0, le=1, description="Of AdamW, on matrices (BERT: 0.01).", json_schema_extra=MID_RUN
-    )
+    lr: LearningRate = Field(default=3e-5, description="Learning rate at its height (BERT's authors: 2e-5 to 5e-5).")
+    weight_decay: WeightDecay = Field(default=0.01, description="Of AdamW, on matrices (BERT: 0.01).")
     warmup: float = Field(
         default=0.1, ge=0, lt=1, description="Share of all steps in which lr rises; then it falls linearly (BERT: 0.1)."
     )
@@ -115,17 +97,9 @@ class Params(BaseModel):
         "of 21 by NDCG@10 there.",
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _resolve(cls, given: Any) -> Any:
-        """Give what the loss and the scoring read, and was not set, the value that goes with them."""
-        return CONDITIONAL.fill_defaults(given) if isinstance(given, dict) else given
-
     @model_validator(mode="after")
-    def _no_idle_parameter(self) -> Self:
-        """Refuse a value that nothing would read, or that its loss has no use for."""
-        if message := CONDITIONAL.unused_parameter_error(self.model_dump()):
-            raise ValueError(message)
+    def _in_bounds(self) -> Self:
+        """Refuse a strength that could not be learnt, and a share that is none."""
         start = self.margin if self.margin is not None else self.sigma
         if self.learnable and start is not None and not 0.1 < start < 2:
             name = "margin" if self.margin is not None else "sigma"

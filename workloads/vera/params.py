@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from workloads.common_params import LearningRate, RetrievalParams, WeightDecay
 from workloads.conditional_params import ConditionalParams, Rules
 from workloads.contract import MID_RUN
 from workloads.data.datasets import check_kind
@@ -23,6 +24,7 @@ Recalibration: TypeAlias = Literal["none", "temperature", "platt", "isotonic"]
 KINDS = ("graph_questions", "retrieval")
 """Kinds of data that there are candidates for."""
 
+Weight: TypeAlias = Annotated[float | None, Field(ge=0, le=100, json_schema_extra=MID_RUN)]
 Factor: TypeAlias = Annotated[float, Field(ge=0, le=100)]
 Stages: TypeAlias = tuple[Factor, Factor, Factor]
 """A factor for each of the note's stages: the ranking, the evidence of candidates, the calibration of queries."""
@@ -47,8 +49,6 @@ _RULES: Rules = {
     ("stage_switch", "plateau"): {"stage_patience": 3},
 }
 
-CONDITIONAL = ConditionalParams(lambda: _RULES, {"method": "vera"})
-
 _CONFIDENCE: Mapping[Method, tuple[Confidence, ...]] = {
     "vera": ("evidence",),
     "edl": ("evidence",),
@@ -56,25 +56,15 @@ _CONFIDENCE: Mapping[Method, tuple[Confidence, ...]] = {
 }
 
 
-class Params(BaseModel):
+class Params(RetrievalParams):
     """What an experiment with VERA or one of its baselines can set."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    conditional = ConditionalParams(lambda: _RULES, {"method": "vera"})
 
     dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, *KINDS))] = Field(
         default="synthetic-questions",
         min_length=1,
         description="Questions over a graph or documents with judgements: a name (`data list`) or a folder.",
-    )
-    dataset_unknown: Literal["refuse", "skip"] = Field(
-        default="refuse", description="Judgements that name documents or queries which are not there."
-    )
-    split_seed: int = Field(default=0, ge=0, description="Seed of the parts that are drawn.")
-    split_validation: float = Field(
-        default=0.2, gt=0, lt=1, description="Share of the training queries that validate, where the source has no dev."
-    )
-    split_test: float = Field(
-        default=0.5, gt=0, lt=1, description="Share of all queries that test, where the source has no test part."
     )
     calibration_part: Literal["train", "validation"] | None = Field(
         default=None,
@@ -135,24 +125,14 @@ class Params(BaseModel):
         "the others'.",
     )
 
-    cand_weight: float | None = Field(
-        default=None, ge=0, le=100, description="λ_cand (note 6: .1 to .3).", json_schema_extra=MID_RUN
-    )
-    query_weight: float | None = Field(
-        default=None, ge=0, le=100, description="λ_query (note 6: .5 to 1).", json_schema_extra=MID_RUN
-    )
-    cons_weight: float | None = Field(
-        default=None, ge=0, le=100, description="λ_cons (note 6: .1 to .3).", json_schema_extra=MID_RUN
-    )
-    negative_weight: float | None = Field(
-        default=None, ge=0, le=100, description="λ_neg (note 6: .01 to .1).", json_schema_extra=MID_RUN
-    )
+    cand_weight: Weight = Field(default=None, description="λ_cand (note 6: .1 to .3).")
+    query_weight: Weight = Field(default=None, description="λ_query (note 6: .5 to 1).")
+    cons_weight: Weight = Field(default=None, description="λ_cons (note 6: .1 to .3).")
+    negative_weight: Weight = Field(default=None, description="λ_neg (note 6: .01 to .1).")
     query_alpha: float | None = Field(
         default=None, ge=0, le=1, description="α, of KL(p||q) against KL(q||p) (note 6: .7).", json_schema_extra=MID_RUN
     )
-    query_beta: float | None = Field(
-        default=None, ge=0, le=100, description="β, of the entropy gate (note 6: 1).", json_schema_extra=MID_RUN
-    )
+    query_beta: Weight = Field(default=None, description="β, of the entropy gate (note 6: 1).")
     query_target: Literal["hybrid", "eps", "group"] | None = Field(
         default=None, description="What p is: Z and its group's rate, Z clipped, or the group's rate (E-V1, E-V2)."
     )
@@ -184,11 +164,11 @@ class Params(BaseModel):
     cons_to_ranking: bool | None = Field(default=None, description="L_cons trains the ranking as well (E-V9).")
 
     batch_size: int = Field(default=64, ge=1, le=2**16, description="Queries in a global batch, over all workers.")
-    lr: float = Field(default=1e-3, gt=0, le=1, description="Learning rate of AdamW.", json_schema_extra=MID_RUN)
+    lr: LearningRate = Field(default=1e-3, description="Learning rate of AdamW.")
     lr_decay: Literal["none", "linear"] = Field(
         default="linear", description="The learning rate stays, or falls to 0 over each stage; a baseline has one."
     )
-    weight_decay: float = Field(default=0.01, ge=0, le=1, description="Of AdamW.", json_schema_extra=MID_RUN)
+    weight_decay: WeightDecay = Field(default=0.01, description="Of AdamW.")
     clip: float = Field(default=1.0, gt=0, le=1e6, description="Largest norm of the gradient.")
 
     @field_validator("eval_k")
@@ -197,12 +177,6 @@ class Params(BaseModel):
         if isinstance(k, int) and not 1 <= k <= 1000:
             raise ValueError(f"eval_k={k} is not from 1 to 1000")
         return k
-
-    @model_validator(mode="before")
-    @classmethod
-    def _resolve(cls, given: Any) -> Any:
-        """Give what the choices read, and was not set, the value that goes with them."""
-        return CONDITIONAL.fill_defaults(given) if isinstance(given, dict) else given
 
     def check_plan(self, epochs: int, refit: bool) -> None:
         """Raises ValueError for a refit."""
@@ -213,10 +187,8 @@ class Params(BaseModel):
             )
 
     @model_validator(mode="after")
-    def _no_idle_parameter(self) -> Self:
-        """Refuse a value that nothing would read."""
-        if message := CONDITIONAL.unused_parameter_error(self.model_dump()):
-            raise ValueError(message)
+    def _confident(self) -> Self:
+        """Refuse a confidence that the method does not have, and stages without any epoch."""
         if self.confidence not in _CONFIDENCE[self.method]:
             fix = " or ".join(_CONFIDENCE[self.method])
             raise ValueError(f"method={self.method} has no confidence={self.confidence}. Set confidence to {fix}")
