@@ -17,7 +17,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from types import TracebackType
 
 from orchestrator.config.spec import Resources
 from orchestrator.storage.settings import Settings
@@ -135,9 +134,7 @@ class Share:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join(INTERVAL_SECONDS)
         with suppress(Exception):

@@ -9,8 +9,8 @@ import math
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
@@ -21,7 +21,7 @@ from orchestrator.config import workload_loader
 from orchestrator.config.parsing import validate
 from orchestrator.config.plan import Plan
 from orchestrator.config.spec import Resources
-from orchestrator.errors import UNAVAILABLE, UserError
+from orchestrator.errors import UNAVAILABLE, USAGE, UserError
 from orchestrator.storage.disk import check_writable
 from orchestrator.storage.settings import Settings
 
@@ -44,34 +44,23 @@ def dataset(workload: str, params: Mapping[str, Any], root: Path) -> str | None:
     if name is None or not kinds:
         return None
     from workloads.data import ReadOptions, check_readable, datasets
-    from workloads.data.errors import CacheUnwritable, DataError
+    from workloads.data.errors import DataError
 
-    try:
+    with _as_user_errors(DataError):
         datasets.check_kind(name, *kinds)
         datasets.check(name, root)
         options = {option: params.get(f"dataset_{option}") for option in ("size", "corrupt", "unknown", "noise")}
         check_readable(name, root, ReadOptions(split=params.get("split"), **options))
         return datasets.fingerprint(name, root)
-    except CacheUnwritable as error:
-        raise UserError(str(error), code=UNAVAILABLE) from None
-    except DataError as error:
-        raise UserError(str(error)) from None
 
 
 def data(name: str, params: Mapping[str, Any], root: Path, refit: bool | str | None = None) -> None:
     """The dataset, which is there and intact, is one that these parameters can be trained on (``check_data`` in the
     contract); with ``refit="only"`` nothing is held out of it. Raises UserError."""
     model = workload_loader.params(name)
-    if not hasattr(model, "check_data"):
-        return
-    from workloads.data.errors import CacheUnwritable
-
-    try:
-        model.model_validate(dict(params)).check_data(root, holdout=refit != "only")
-    except CacheUnwritable as error:
-        raise UserError(str(error), code=UNAVAILABLE) from None
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    if hasattr(model, "check_data"):
+        with _as_user_errors():
+            model.model_validate(dict(params)).check_data(root, holdout=refit != "only")
 
 
 def batch(params: Mapping[str, Any], resources: Resources, plan: Plan) -> None:
@@ -94,12 +83,20 @@ def batch(params: Mapping[str, Any], resources: Resources, plan: Plan) -> None:
 def schedule(name: str, params: Mapping[str, Any], plan: Plan, refit: bool) -> None:
     """The plan is one that these parameters can be trained by (``check_plan`` in the contract). Raises UserError."""
     model = workload_loader.params(name)
-    if not hasattr(model, "check_plan"):
-        return
+    if hasattr(model, "check_plan"):
+        with _as_user_errors():
+            model.model_validate(dict(params)).check_plan(plan.epochs, refit)
+
+
+@contextmanager
+def _as_user_errors(refusal: type[ValueError] = ValueError) -> Iterator[None]:
+    """What a workload or a dataset refuses is the user's to mend."""
+    from workloads.data.errors import CacheUnwritable
+
     try:
-        model.model_validate(dict(params)).check_plan(plan.epochs, refit)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+        yield
+    except refusal as error:
+        raise UserError(str(error), code=UNAVAILABLE if isinstance(error, CacheUnwritable) else USAGE) from None
 
 
 def services(settings: Settings, resources: Resources, *, ray: bool, workload: str | None = None) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.console import aligned, duration, show
 from orchestrator.errors import UserError, unknown
@@ -17,9 +17,6 @@ from orchestrator.storage import records
 from orchestrator.storage.names import TRIALS
 from orchestrator.storage.records import SETTLED, Kind, RunFolder
 from orchestrator.storage.settings import Settings
-
-if TYPE_CHECKING:
-    pass
 
 STATUSES = ("running", "finished", "partial", "failed", "interrupted", "lost")
 

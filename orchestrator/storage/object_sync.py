@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.provenance import private_files
@@ -234,9 +233,7 @@ class Carried:
     def __enter__(self) -> Carried:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

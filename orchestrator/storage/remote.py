@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -111,18 +112,14 @@ class Remote:
     def remove(self, name: str) -> None:
         """Remove an object, if it is there."""
         system, base = self._place()
-        try:
+        with suppress(FileNotFoundError):
             system.delete_file(f"{base}/{name}")
-        except FileNotFoundError:
-            return
 
     def remove_folder(self, name: str) -> None:
         """Remove all objects below ``name``, if there are any."""
         system, base = self._place()
-        try:
+        with suppress(FileNotFoundError):
             system.delete_dir(f"{base}/{name}")
-        except FileNotFoundError:
-            return
 
     def now(self) -> float:
         """The storage's clock: ours may be wrong. Writes and removes an object on the way."""

@@ -138,12 +138,6 @@ def spans(folder: RunFolder) -> list[Span]:
     return [Span(folder.id, unit, start["time"], end, start["cpus"], start["gpus"]) for unit, start, end in found]
 
 
-def hours(folder: RunFolder) -> dict[str, float]:
-    """``cpu_hours`` and ``gpu_hours`` of one run or sweep so far."""
-    found = spans(folder)
-    return {"cpu_hours": sum(s.cpu_hours for s in found), "gpu_hours": sum(s.gpu_hours for s in found)}
-
-
 def mean_devices(folder: RunFolder) -> float:
     """Devices held on the average while any were: GPUs where there were some, else CPUs."""
     found = spans(folder)

@@ -13,18 +13,10 @@ def average_ranks(values: torch.Tensor) -> torch.Tensor:
     return ranks
 
 
-def pearson(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Pearson's r of (n,) with (n,), a float64 scalar; 0 where either is constant, or n = 0 (E-S3)."""
-    return influences(x, y).mean() if len(x) else x.new_zeros((), dtype=torch.float64)
-
-
-def spearman(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Spearman's ρ of (n,) with (n,): Pearson's r of the average ranks. Design note 6.4, E-S3."""
-    return pearson(average_ranks(x), average_ranks(y))
-
-
 def influences(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """What each observation has to do with r: values whose mean is r, and whose spread is that of r, (n,) float64.
+    """What each observation has to do with Pearson's r: values whose mean is r, and whose spread is r's, (n,) float64.
+
+    Of average ranks r is Spearman's ρ (design note 6.4). Where either is constant, r is 0 (E-S3).
 
     ``r + z_x z_y - r (z_x² + z_y²)/2`` with standardised z, the influence function of r (Devlin, Gnanadesikan and
     Kettenring, Biometrika 1975). Resampling them instead of the pairs needs no correlation computed anew.

@@ -108,11 +108,6 @@ def per_query(
     return values | {"map": average_precision(ranked, judged)}
 
 
-def metric_names(ks: Sequence[int] = (10,)) -> list[str]:
-    """The keys of :func:`per_query`, in its order."""
-    return [f"{name}_at_{k}" for k in ks for name in AT_K] + ["map"]
-
-
 def _relevant(judged: torch.Tensor) -> torch.Tensor:
     return (judged > 0).sum(1)
 

@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from workloads.data.interactions.types import Interactions
-
-
-def false_negatives(data: Interactions, users: NDArray[np.integer[Any]], items: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which sampled negatives, pairs (n,), are truly liked. Their mean is a sampler's false-negative rate.
-
-    Raises:
-        ValueError: the truth is not known.
-    """
-    if data.truth is None:
-        raise ValueError("the truth of this dataset is not known: only a generated one tells what a user likes")
-    found: NDArray[np.bool_] = data.truth[users, items]
-    return found
 
 
 def false_positives(data: Interactions) -> NDArray[np.bool_]:

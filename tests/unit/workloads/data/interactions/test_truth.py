@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from workloads.data import Interactions, load_interactions
-from workloads.data.interactions.truth import false_negatives, false_positives, untrusted
+from workloads.data.interactions.truth import false_positives, untrusted
 from workloads.data.interactions.variants import with_noise
 
 LIKED = {(0, 0), (0, 1), (0, 2), (1, 3)}
@@ -22,11 +22,6 @@ def data() -> Interactions:
     return Interactions(3, 4, np.array(TRAIN, np.int32), np.array([(0, 1)], np.int32), truth=truth)
 
 
-def test_false_negatives_are_sampled_and_liked(data: Interactions) -> None:
-    users, items = np.array([0, 0, 2, 1]), np.array([1, 3, 0, 3])
-    assert false_negatives(data, users, items).tolist() == [pair in LIKED for pair in zip(users, items)]
-
-
 def test_false_positives_are_in_train_and_not_liked(data: Interactions) -> None:
     assert false_positives(data).tolist() == [pair not in LIKED for pair in TRAIN]
 
@@ -37,8 +32,6 @@ def test_injected_noise_is_false_without_a_truth() -> None:
     assert false_positives(Interactions(2, 4, pairs, pairs[:0], noise=noise)).tolist() == noise.tolist()
     with pytest.raises(ValueError, match="known"):
         false_positives(Interactions(2, 4, pairs, pairs[:0]))
-    with pytest.raises(ValueError, match="not known"):
-        false_negatives(Interactions(2, 4, pairs, pairs[:0]), pairs[:, 0], pairs[:, 1])
 
 
 def test_the_generated_set_and_its_noise(tmp_path: Path) -> None:
