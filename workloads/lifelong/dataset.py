@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.data import fingerprint
 from workloads.data.retrieval.bm25 import search
 from workloads.data.retrieval.load import load_retrieval
 from workloads.data.retrieval.types import Queries, Retrieval, split_queries
@@ -69,17 +68,16 @@ def prepared(params: Params, root: Path, holdout: bool) -> Prepared:
     stream = Stream(
         params.split_sessions, params.split_first, params.split_main, params.split_topics, params.split_seed
     )
-    parts = (params.split_validation, params.split_test)
-    identity = (params.dataset, root, fingerprint(params.dataset, root), params.dataset_unknown)
-    return _prepared(*identity, stream, *parts, holdout, params.candidates, params.update == "retrain")
+    data = load_retrieval(params.dataset, root, params.dataset_unknown)
+    parts = (params.split_validation, params.split_test, holdout)
+    return _prepared(params.dataset, root, data, stream, *parts, params.candidates, params.update == "retrain")
 
 
 @lru_cache(maxsize=_KEPT)
 def _prepared(
     dataset: str,
     root: Path,
-    _: str,
-    unknown: str,
+    data: Retrieval,
     stream: Stream,
     validation: float,
     test: float,
@@ -87,7 +85,6 @@ def _prepared(
     depth: int,
     cumulative: bool,
 ) -> Prepared:
-    data = load_retrieval(dataset, root, "skip" if unknown == "skip" else "refuse")
     sessions = load_sessions(dataset, root, data, stream)
     queries = split_queries(data, seed=stream.seed, validation=validation, test=test, holdout=holdout)
     positives = {int(query): _relevant(data, sessions, int(query)) for query in queries.train}
@@ -111,14 +108,9 @@ def _prepared(
     return Prepared(data, sessions, queries, train, known, tuple(candidates), tuple(ranked))
 
 
-def tokens(params: Params, root: Path, tokenizer: Tokenizer) -> Tokens:
-    """All documents, then all queries, tokenised once a process for each tokenizer."""
-    return _tokens(params.dataset, root, fingerprint(params.dataset, root), params.dataset_unknown, tokenizer)
-
-
 @lru_cache(maxsize=_KEPT)
-def _tokens(dataset: str, root: Path, _: str, unknown: str, tokenizer: Tokenizer) -> Tokens:
-    data = load_retrieval(dataset, root, "skip" if unknown == "skip" else "refuse")
+def tokens(data: Retrieval, tokenizer: Tokenizer) -> Tokens:
+    """All documents, then all queries, tokenised once a process for each tokenizer."""
     return tokenizer(data.docs.to_pylist() + data.queries.to_pylist())
 
 

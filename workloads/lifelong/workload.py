@@ -62,7 +62,7 @@ class Lifelong:
         self.ends = stage_ends(runtime.epochs, shares)
         self.objective = replace(self.objective, sealed_at=self.ends)
         self.tokenizer, encoder = self._load()
-        self.tokens = tokens(params, runtime.data, self.tokenizer)
+        self.tokens = tokens(self.data.data, self.tokenizer)
         self.encoder = encoder.to(runtime.device)
         self.replica = wrap(self.encoder, runtime)
         self.optimizer = adamw(self.encoder, params.lr, params.weight_decay)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.data import fingerprint
 from workloads.data.retrieval.bm25 import Candidates, candidates
 from workloads.data.retrieval.load import load_retrieval
-from workloads.data.retrieval.types import Queries, Retrieval, Unknown, split_queries
+from workloads.data.retrieval.types import Queries, Retrieval, split_queries
 from workloads.encoders.tokens import Tokenizer, Tokens
+from workloads.text_ranker.params import Params
 
 _KEPT = 4  # collections a process keeps
 
@@ -93,54 +92,32 @@ class Texts:
     docs: Tokens
 
 
-def prepared(
-    dataset: str,
-    root: Path,
-    *,
-    unknown: Unknown,
-    depth: int,
-    split_seed: int,
-    split_validation: float,
-    split_test: float,
-    holdout: bool,
-) -> Prepared:
+def prepared(params: Params, root: Path, holdout: bool) -> Prepared:
     """The collection, split, with its candidates; from the second call of a process on, in a millisecond.
 
     Raises:
         workloads.data.DataError: the dataset is unknown, missing or damaged, or bm25s is not installed.
         ValueError: there are too few queries.
     """
-    identity = (dataset, root, fingerprint(dataset, root))
-    return _prepared(*identity, unknown, depth, split_seed, split_validation, split_test, holdout)
+    data = load_retrieval(params.dataset, root, params.dataset_unknown)
+    depth, shares = max(params.eval_candidates, params.pool), (params.split_validation, params.split_test)
+    return _prepared(params.dataset, root, data, depth, params.split_seed, *shares, holdout)
 
 
 @lru_cache(maxsize=_KEPT)
 def _prepared(
-    dataset: str,
-    root: Path,
-    _: str,
-    unknown: Unknown,
-    depth: int,
-    seed: int,
-    validation: float,
-    test: float,
-    hold: bool,
+    dataset: str, root: Path, data: Retrieval, depth: int, seed: int, validation: float, test: float, holdout: bool
 ) -> Prepared:
-    data = load_retrieval(dataset, root, unknown)
-    queries = split_queries(data, seed=seed, validation=validation, test=test, holdout=hold)
+    queries = split_queries(data, seed=seed, validation=validation, test=test, holdout=holdout)
     return Prepared(data, queries, candidates(dataset, root, data, depth))
 
 
-def texts(dataset: str, root: Path, unknown: Unknown, tokenizer: Tokenizer) -> Texts:
+def texts(data: Retrieval, tokenizer: Tokenizer) -> Texts:
     """All queries and documents, tokenised once a process for each tokenizer."""
-    return _texts(dataset, root, fingerprint(dataset, root), unknown, tokenizer.definition)
+    return _texts(data, tokenizer.definition)
 
 
 @lru_cache(maxsize=_KEPT)
-def _texts(dataset: str, root: Path, _: str, unknown: Unknown, definition: str) -> Texts:
-    data, tokenizer = load_retrieval(dataset, root, unknown), Tokenizer(definition, 1)
-    return Texts(_bare(tokenizer, data.queries), _bare(tokenizer, data.docs))
-
-
-def _bare(tokenizer: Tokenizer, column: Any) -> Tokens:
-    return tokenizer.bare(column.to_pylist())
+def _texts(data: Retrieval, definition: str) -> Texts:
+    tokenizer = Tokenizer(definition, 1)
+    return Texts(*(tokenizer.bare(column.to_pylist()) for column in (data.queries, data.docs)))

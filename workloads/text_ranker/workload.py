@@ -47,16 +47,7 @@ class TextRanker:
         """
         _check(params, runtime)
         self.params, self.runtime = params, runtime
-        self.data = prepared(
-            params.dataset,
-            runtime.data,
-            unknown=params.dataset_unknown,
-            depth=max(params.eval_candidates, params.pool),
-            split_seed=params.split_seed,
-            split_validation=params.split_validation,
-            split_test=params.split_test,
-            holdout=runtime.holdout,
-        )
+        self.data = prepared(params, runtime.data, runtime.holdout)
         self.trainer = Trainer(self.data, params)
         tokenizer, encoder = load_encoder(
             params.encoder,
@@ -67,8 +58,7 @@ class TextRanker:
             texts=self.data.vocabulary() if params.encoder == "tiny" else (),
             seed=runtime.seed,
         )
-        read = texts(params.dataset, runtime.data, params.dataset_unknown, tokenizer)
-        self.reader = Reader(tokenizer, read, params.scoring)
+        self.reader = Reader(tokenizer, texts(self.data.data, tokenizer), params.scoring)
         self.model = Ranker(encoder, params, runtime.seed).to(runtime.device)
         self.replica = wrap(self.model, runtime)
         self.optimizer = adamw(self.model, params.lr, params.weight_decay)

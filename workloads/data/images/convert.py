@@ -34,7 +34,7 @@ class Pixels:
     rows: NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Images:
     """A dataset of square RGB images. ``skipped`` names the images that could not be decoded, with the reason.
 

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from workloads.data.datasets import fingerprint
 from workloads.data.images.convert import Corrupt, Images, Pixels
 from workloads.data.images.load import load_images
 from workloads.data.images.splits import split
@@ -103,46 +102,17 @@ def prepared_images(
     Raises:
         workloads.data.DataError: as :func:`~workloads.data.images.load.load_images` and :func:`prepare`.
     """
-    return _prepared(name, root, fingerprint(name, root), split_seed, holdout, device, size, corrupt)
+    return prepare(load_images(name, root, size, corrupt), split_seed, holdout, device)
 
 
 @lru_cache(maxsize=_KEPT)
-def _prepared(
-    name: str,
-    root: Path,
-    fingerprint: str,
-    split_seed: int,
-    holdout: bool,
-    device: torch.device,
-    size: int | None,
-    corrupt: Corrupt,
-) -> Prepared:
-    data, placed = _placed(name, root, fingerprint, device, size, corrupt)
-    return prepare(data, split_seed, holdout, device, placed)
-
-
-@lru_cache(maxsize=_KEPT)
-def _placed(
-    name: str, root: Path, _fingerprint: str, device: torch.device, size: int | None, corrupt: Corrupt
-) -> tuple[Images, tuple[torch.Tensor, torch.Tensor]]:
-    """A dataset and its images on the device, which all its splits share."""
-    data = load_images(name, root, size, corrupt)
-    return data, _on_device(data, device)
-
-
-def prepare(
-    data: Images,
-    split_seed: int,
-    holdout: bool,
-    device: torch.device,
-    placed: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> Prepared:
-    """Split, and move to the device what fits there, unless it is ``placed`` already: images of train and of test.
+def prepare(data: Images, split_seed: int, holdout: bool, device: torch.device) -> Prepared:
+    """Split, and move to the device what fits there; all splits of a dataset share its images.
 
     Raises:
         workloads.data.DataError: nothing can be held out for validation.
     """
-    images, test_images = placed or _on_device(data, device)
+    images, test_images = _placed(data, device)
     parts, judged = split(data, split_seed, holdout), data.test
     if parts.carved:
         judged, test_images = data.train, images
@@ -158,6 +128,11 @@ def prepare(
         data.size,
         data.skipped,
     )
+
+
+@lru_cache(maxsize=_KEPT)
+def _placed(data: Images, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    return _on_device(data, device)
 
 
 def _on_device(data: Images, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -18,7 +18,7 @@ Unknown: TypeAlias = Literal["refuse", "skip"]
 """What becomes of judgements that name a document or a query which is not there."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Retrieval:
     """A collection in the form of BEIR (Thakur et al., NeurIPS 2021), numbered from 0 in the order of its files.
 
