@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from workloads.contract import Runtime, Split
 
 
@@ -21,6 +23,16 @@ def check_batch(batch_size: int, runtime: Runtime, *, equal_parts: bool = False)
             f"batch_size={batch_size} is the global batch and does not divide over {over}; the nearest that does is "
             f"{nearest}"
         )
+
+
+def check_plan(params: Any, runtime: Runtime) -> None:
+    """Refuse a batch that does not divide over the workers, and a plan that the parameters can not be trained by.
+
+    Raises:
+        ValueError: as :func:`check_batch`, and as ``check_plan`` of the parameters.
+    """
+    check_batch(params.batch_size, runtime)
+    params.check_plan(runtime.epochs, not runtime.holdout)
 
 
 def check_split(split: Split, runtime: Runtime) -> None:

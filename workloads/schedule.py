@@ -22,6 +22,11 @@ class Progress:
         return {"stage": self.stage, "began": self.began, "best": self.best, "stale": self.stale}
 
 
+def steps_per_pass(examples: int, batch_size: int) -> int:
+    """Global batches in a pass; the last may be smaller."""
+    return -(-examples // batch_size)
+
+
 def stage_ends(epochs: int, shares: Sequence[float]) -> tuple[int, ...]:
     """The last epoch of each stage, by their shares of all epochs; each with a share above 0 has one at least.
 

@@ -7,6 +7,8 @@ a checkpoint holds no generator state, and a resumed run draws what an uninterru
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,3 +35,13 @@ def generator(
     import torch
 
     return torch.Generator(device=device).manual_seed(derive(seed, stream, epoch, rank))
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """PyTorch's own generators, of the CPU and the device, begin at ``seed``; afterwards they are as they were."""
+    import torch
+
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield

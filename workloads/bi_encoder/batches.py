@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.contract import Runtime
+from workloads.schedule import steps_per_pass
 from workloads.seeding import derive
 
 
@@ -35,11 +36,6 @@ class Batch:
     def counts(self) -> list[int]:
         """Pairs of each rank."""
         return np.diff(self.bounds).tolist()
-
-
-def steps_per_pass(pairs: int, batch_size: int) -> int:
-    """Global batches in a pass; the last may be smaller."""
-    return -(-pairs // batch_size)
 
 
 def batches(pairs: int, batch_size: int, runtime: Runtime, epoch: int) -> Iterator[Batch]:

@@ -14,6 +14,7 @@ from workloads.bi_encoder.batches import Batch
 from workloads.bi_encoder.dataset import Part
 from workloads.bi_encoder.losses import LOSSES
 from workloads.distributed import gather
+from workloads.encoders.packing import sent
 from workloads.encoders.pooling import cosine, normalised
 from workloads.losses import graded
 from workloads.losses.graded import cosine_mse_loss
@@ -40,10 +41,7 @@ class Scored:
 
     def sent(self, values: NDArray[Any]) -> torch.Tensor:
         """Something of the host, on the device of the vectors."""
-        tensor = torch.from_numpy(values)
-        if self.vectors.device.type == "cuda":
-            return tensor.pin_memory().to(self.vectors.device, non_blocking=True)
-        return tensor
+        return sent(torch.from_numpy(values), self.vectors.device)
 
 
 def batch_loss(scored: Scored, loss: str, settings: Mapping[str, Any]) -> torch.Tensor:

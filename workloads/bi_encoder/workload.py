@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from workloads import gradient_cache
-from workloads.bi_encoder.batches import Batch, batches, steps_per_pass
+from workloads.bi_encoder.batches import Batch, batches
 from workloads.bi_encoder.dataset import Part, load, prepared, training_texts
 from workloads.bi_encoder.evaluation import evaluation
 from workloads.bi_encoder.loss_calls import Scored, batch_loss
@@ -19,12 +19,13 @@ from workloads.bi_encoder.serving import servable
 from workloads.checks import check_batch, check_split
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
 from workloads.distributed import reduce_sum, wrap
-from workloads.encoders.optimisation import adamw, load_optimizer_state, optimizer_state, warmup_linear
+from workloads.encoders.optimisation import adamw, load_optimizer_state, optimizer_state, take_step, warmup_linear
 from workloads.encoders.packing import pack
 from workloads.encoders.pooling import cosine
 from workloads.encoders.sources import TINY
 from workloads.encoders.text import encode, load_encoder
-from workloads.seeding import derive
+from workloads.schedule import steps_per_pass
+from workloads.seeding import derive, seeded
 
 
 class BiEncoder:
@@ -86,12 +87,12 @@ class BiEncoder:
         planned = runtime.epochs * steps
         total, norm = torch.zeros(2, dtype=torch.float64, device=runtime.device)
         self.encoder.train()
-        with torch.random.fork_rng(devices=[runtime.device] if runtime.device.type == "cuda" else []):
+        with seeded(runtime.seed, runtime.device):  # and anew for each of its parts
             drawn = batches(len(train), params.batch_size, runtime, epoch)
             for step, batch in enumerate(drawn, (epoch - 1) * steps):
                 total += self._backward(batch, step)
                 norm += torch.nn.utils.clip_grad_norm_(self.encoder.parameters(), params.clip)
-                self._update(self.lr * warmup_linear(step, planned, round(params.warmup * planned)))
+                take_step(self.optimizer, self.lr * warmup_linear(step, planned, round(params.warmup * planned)))
         # What a rank adds up is its share, scaled to the whole for DistributedDataParallel, which averages.
         loss, gradient_norm = (reduce_sum(torch.stack([total, norm])) / (steps * runtime.world_size)).tolist()
         return {"loss": loss, "gradient_norm": gradient_norm, "truncated": float(train.tokens.cut.mean())}
@@ -114,12 +115,6 @@ class BiEncoder:
         train = self.data.train
         vectors: torch.Tensor = self.replica(pack(train.tokens.take(train.pairs[rows].ravel()), self.runtime.device))
         return vectors.view(len(rows), 2, self.encoder.dim)
-
-    def _update(self, lr: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
-        self.optimizer.zero_grad()
 
     @torch.no_grad()
     def evaluate(self, split: Split) -> Evaluation:

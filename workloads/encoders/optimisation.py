@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 
 
 def adamw(module: nn.Module, lr: float, weight_decay: float) -> AdamW:
@@ -33,16 +33,32 @@ def warmup_linear(step: int, steps: int, warmup: int) -> float:
     return max(1, steps - step) / max(1, steps - warmup)
 
 
-def optimizer_state(optimizer: AdamW, module: nn.Module) -> dict[str, dict[str, torch.Tensor]]:
+def take_step(optimizer: Optimizer, lr: float) -> None:
+    """Update at this learning rate by the gradients that are there, and clear them."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def optimizer_state(optimizer: Optimizer, module: nn.Module) -> dict[str, dict[str, torch.Tensor]]:
     """What the optimiser remembers of each parameter, by the parameter's name: no learning rate, no weight decay."""
     named = module.named_parameters()
     return {name: dict(optimizer.state[parameter]) for name, parameter in named if parameter in optimizer.state}
 
 
-def load_optimizer_state(optimizer: AdamW, module: nn.Module, state: Mapping[str, Mapping[str, Any]]) -> None:
+def load_optimizer_state(optimizer: Optimizer, module: nn.Module, state: Mapping[str, Mapping[str, Any]]) -> None:
     """Copy what :func:`optimizer_state` gave; parameters that it does not name start anew."""
     optimizer.state.clear()
     parameters = dict(module.named_parameters())
     for name, kept in state.items():
-        device = parameters[name].device
-        optimizer.state[parameters[name]] = {key: value.detach().clone().to(device) for key, value in kept.items()}
+        optimizer.state[parameters[name]] = {key: _laid_out(value, parameters[name]) for key, value in kept.items()}
+
+
+def _laid_out(value: Any, parameter: torch.Tensor) -> Any:
+    """A copy; what is shaped like the parameter also in its layout (channels last), as a fused step wants it."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.shape == parameter.shape:
+        return torch.empty_like(parameter, requires_grad=False).copy_(value)
+    return value.detach().clone().to(parameter.device)

@@ -7,21 +7,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.checks import check_batch
 from workloads.contract import Runtime
-from workloads.lifelong.params import Params
+from workloads.schedule import steps_per_pass
 from workloads.seeding import derive
-
-
-def check(params: Params, runtime: Runtime) -> None:
-    """Raises ValueError where the batch does not divide over the workers, or a session would have no epoch."""
-    check_batch(params.batch_size, runtime)
-    params.check_plan(runtime.epochs, not runtime.holdout)
-
-
-def steps_per_pass(queries: int, batch_size: int) -> int:
-    """Global batches in a pass; the last may be smaller."""
-    return -(-queries // batch_size)
 
 
 def batches(

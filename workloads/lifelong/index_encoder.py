@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from workloads.contract import Runtime
 from workloads.distributed import reduce_sum
+from workloads.encoders.packing import sent
 from workloads.encoders.pooling import normalised
 from workloads.encoders.search import exact_topk
 from workloads.encoders.text import TextEncoder, encode
@@ -72,6 +73,4 @@ class Reader:
 
     def sent(self, tensor: torch.Tensor) -> torch.Tensor:
         """On the device, without waiting for it."""
-        if self.runtime.device.type == "cuda":
-            return tensor.pin_memory().to(self.runtime.device, non_blocking=True)
-        return tensor
+        return sent(tensor, self.runtime.device)

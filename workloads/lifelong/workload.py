@@ -13,16 +13,16 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.utils import clip_grad_norm_
 
-from workloads.checks import check_split
+from workloads.checks import check_plan, check_split
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
 from workloads.distributed import reduce_sum, without_sync, wrap
-from workloads.encoders.optimisation import adamw, load_optimizer_state, optimizer_state, warmup_linear
+from workloads.encoders.optimisation import adamw, load_optimizer_state, optimizer_state, take_step, warmup_linear
 from workloads.encoders.packing import pack
 from workloads.encoders.pooling import normalised
 from workloads.encoders.text import TextEncoder, load_encoder
 from workloads.encoders.tokens import Tokenizer
 from workloads.lifelong import baselines
-from workloads.lifelong.batches import batches, check, steps_per_pass
+from workloads.lifelong.batches import batches
 from workloads.lifelong.dataset import DEPTH, prepared, tokens
 from workloads.lifelong.evaluation import Judge, Work
 from workloads.lifelong.index import Index
@@ -32,8 +32,8 @@ from workloads.lifelong.params import Params as LifelongParams
 from workloads.lifelong.replay import Asked, Look, choose_memory, choose_new, draw_memory, draw_new, remember
 from workloads.lifelong.selection import best, chosen
 from workloads.lifelong.serving import folder_of, lineage_of, servable
-from workloads.schedule import stage_ends, stage_of
-from workloads.seeding import derive
+from workloads.schedule import stage_ends, stage_of, steps_per_pass
+from workloads.seeding import derive, seeded
 
 
 class Lifelong:
@@ -54,7 +54,7 @@ class Lifelong:
                 no document, or no training query a positive in session 0.
             workloads.data.DataError: dataset or encoder are unknown, missing or damaged.
         """
-        check(params, runtime)
+        check_plan(params, runtime)
         self.params, self.runtime = params, runtime
         self.data = prepared(params, runtime.data, runtime.holdout)
         count = len(self.data.sessions)
@@ -143,16 +143,12 @@ class Lifelong:
         total = torch.zeros(2, dtype=torch.float64, device=runtime.device)
         norm = torch.zeros((), dtype=torch.float64, device=runtime.device)
         self.encoder.train()
-        with torch.random.fork_rng(_devices(runtime)):
-            torch.manual_seed(derive(runtime.seed, "dropout", epoch, runtime.rank))
+        with seeded(derive(runtime.seed, "dropout", epoch, runtime.rank), runtime.device):
             drawn = batches(self.data.positives, params.batch_size, runtime, epoch)
             for step, (rows, positives, weight) in enumerate(drawn, (epoch - 1 - began) * steps):
                 total += self._backward(session, rows, positives, weight)
                 norm += clip_grad_norm_(self.encoder.parameters(), params.clip)
-                for group in self.optimizer.param_groups:
-                    group["lr"] = params.lr * warmup_linear(step, planned, round(params.warmup * planned))
-                self.optimizer.step()
-                self.optimizer.zero_grad()
+                take_step(self.optimizer, params.lr * warmup_linear(step, planned, round(params.warmup * planned)))
         loss, queries = reduce_sum(total).tolist()
         return loss / queries, norm.item() / steps
 
@@ -227,8 +223,7 @@ class Lifelong:
 
         def backward() -> None:
             self.encoder.train()
-            with torch.random.fork_rng(_devices(runtime)):
-                torch.manual_seed(derive(runtime.seed, "virtual", epoch, runtime.rank))
+            with seeded(derive(runtime.seed, "virtual", epoch, runtime.rank), runtime.device):
                 whole = replace(runtime, steps_per_epoch=None)
                 drawn = list(batches(self.data.positives, params.batch_size, whole, 1))
                 for rows, positives, weight in drawn:
@@ -309,7 +304,3 @@ class Lifelong:
             texts=self.data.vocabulary() if params.encoder == "tiny" else (),
             seed=self.runtime.seed,
         )
-
-
-def _devices(runtime: Runtime) -> list[torch.device]:
-    return [runtime.device] if runtime.device.type == "cuda" else []

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from workloads.contract import State
+from workloads.encoders.optimisation import load_optimizer_state, optimizer_state, take_step
 from workloads.simclr.params import Params
 
 TRUST = 1e-3
@@ -34,15 +35,14 @@ class Optimizer:
     """
 
     def __init__(self, model: nn.Module, params: Params) -> None:
-        self.names = [name for name, _ in model.named_parameters()]
-        self.parameters = [parameter for _, parameter in model.named_parameters()]
-        decayed = [parameter for parameter in self.parameters if parameter.dim() > 1]
-        spared = [parameter for parameter in self.parameters if parameter.dim() <= 1]
+        self.model = model
+        decayed = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+        spared = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
         groups = [
             {"params": decayed, "weight_decay": params.weight_decay, "adapted": True},
             {"params": spared, "weight_decay": 0.0, "adapted": False},
         ]
-        fused = all(parameter.is_cuda for parameter in self.parameters)
+        fused = all(parameter.is_cuda for parameter in model.parameters())
         self.inner: torch.optim.Optimizer
         if params.optimizer == "adam":
             self.inner = torch.optim.Adam(groups, lr=params.lr, fused=fused)
@@ -53,39 +53,15 @@ class Optimizer:
 
     def step(self, lr: float) -> None:
         """Update by the gradients that are there, and clear them."""
-        for group in self.inner.param_groups:
-            group["lr"] = lr
-        self.inner.step()
-        self.inner.zero_grad(set_to_none=True)
+        take_step(self.inner, lr)
 
     def state_dict(self) -> State:
         """What it remembers of each parameter, by name; no hyperparameters."""
-        kept = self.inner.state
-        return {
-            name: dict(kept[parameter]) for name, parameter in zip(self.names, self.parameters) if parameter in kept
-        }
+        return optimizer_state(self.inner, self.model)
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Take over what :meth:`state_dict` gave; learning rate and weight decay stay."""
-        inner = self.inner.state_dict()
-        number = {parameter: index for index, parameter in enumerate(self._in_groups())}
-        inner["state"] = {
-            number[parameter]: {key: _laid_out(value, parameter) for key, value in state[name].items()}
-            for name, parameter in zip(self.names, self.parameters)
-            if name in state
-        }
-        self.inner.load_state_dict(inner)
-
-    def _in_groups(self) -> list[torch.Tensor]:
-        """The parameters in the order of PyTorch's own state."""
-        return [parameter for group in self.inner.param_groups for parameter in group["params"]]
-
-
-def _laid_out(value: Any, parameter: torch.Tensor) -> Any:
-    """A copy; what is shaped like the parameter also in its layout (channels last), as a fused step wants it."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    return torch.empty_like(parameter).copy_(value) if value.shape == parameter.shape else value.clone()
+        load_optimizer_state(self.inner, self.model, state)
 
 
 class LARS(torch.optim.Optimizer):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from workloads.contract import Runtime
 from workloads.encoders.tokens import spans
+from workloads.schedule import steps_per_pass
 from workloads.seeding import derive
 from workloads.text_ranker.dataset import Prepared
 from workloads.text_ranker.params import Params
@@ -88,7 +89,7 @@ class Trainer:
     @cached_property
     def steps_per_pass(self) -> int:
         """Global batches in a pass; the last may be smaller."""
-        return -(-len(self.queries) // self.params.batch_size)
+        return steps_per_pass(len(self.queries), self.params.batch_size)
 
     def batches(self, runtime: Runtime, epoch: int) -> Iterator[tuple[Groups, float]]:
         """This rank's part of each global batch of ``epoch``, contiguous parts by rank, and what a query weighs in it.

@@ -10,13 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.utils import clip_grad_norm_
 
-from workloads.checks import check_batch, check_split
+from workloads.checks import check_plan, check_split
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
 from workloads.distributed import reduce_sum, without_sync, wrap
-from workloads.encoders.optimisation import adamw, warmup_linear
+from workloads.encoders.optimisation import adamw, take_step, warmup_linear
 from workloads.encoders.sources import TINY
 from workloads.encoders.text import load_encoder
-from workloads.seeding import derive
+from workloads.seeding import derive, seeded
 from workloads.text_ranker.batches import Groups, Trainer
 from workloads.text_ranker.dataset import Lists, prepared, texts
 from workloads.text_ranker.evaluation import Judge
@@ -45,7 +45,7 @@ class TextRanker:
                 choose ``bm25_weight`` on the validation part that it trains on.
             workloads.data.DataError: the dataset or the encoder is unknown, missing or damaged.
         """
-        _check(params, runtime)
+        check_plan(params, runtime)
         self.params, self.runtime = params, runtime
         self.data = prepared(params, runtime.data, runtime.holdout)
         self.trainer = Trainer(self.data, params)
@@ -87,8 +87,7 @@ class TextRanker:
         counts = np.zeros(4)  # queries, those without pairs, sequences, those cut
         self._scores.clear()
         self.model.train()
-        with torch.random.fork_rng(_devices(runtime)):
-            torch.manual_seed(derive(runtime.seed, "dropout", epoch, runtime.rank))
+        with seeded(derive(runtime.seed, "dropout", epoch, runtime.rank), runtime.device):
             for step, (groups, weight) in enumerate(self.trainer.batches(runtime, epoch), (epoch - 1) * steps):
                 parts = groups.split(runtime.accumulate)
                 for part in parts:
@@ -130,10 +129,7 @@ class TextRanker:
     def _update(self, step: int, steps: int) -> None:
         """One step of the optimiser, of ``steps`` in all."""
         clip_grad_norm_(self.model.parameters(), self.params.clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.params.lr * warmup_linear(step, steps, round(self.params.warmup * steps))
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        take_step(self.optimizer, self.params.lr * warmup_linear(step, steps, round(self.params.warmup * steps)))
 
     def choose_weight(self) -> None:
         """Take the weight of BM25 that is best on validation for the model as it is, unless it is given."""
@@ -210,12 +206,3 @@ class TextRanker:
     def servable(self) -> Servable:
         """Encoder, tokenizer and BM25's weight; the documents come with the input."""
         return servable(self.model, self.reader.tokenizer, self.params, self.bm25_weight, self.data)
-
-
-def _devices(runtime: Runtime) -> list[torch.device]:
-    return [runtime.device] if runtime.device.type == "cuda" else []
-
-
-def _check(params: TextRankerParams, runtime: Runtime) -> None:
-    check_batch(params.batch_size, runtime)
-    params.check_plan(runtime.epochs, not runtime.holdout)

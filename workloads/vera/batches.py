@@ -8,12 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.contract import Runtime
+from workloads.schedule import steps_per_pass
 from workloads.seeding import derive
-
-
-def steps_per_pass(queries: int, batch_size: int) -> int:
-    """Global batches in a pass; the last may be smaller."""
-    return -(-queries // batch_size)
 
 
 def batches(

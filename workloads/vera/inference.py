@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from workloads.contract import Runtime
 from workloads.distributed import reduce_sum
-from workloads.seeding import derive
+from workloads.seeding import derive, seeded
 from workloads.vera.confidence import Ranked, shares
 from workloads.vera.dataset import Prepared
 from workloads.vera.model import Evidence, Retriever, Seen
@@ -107,7 +107,6 @@ def _pieces(data: Prepared, queries: NDArray[np.int64]) -> Iterator[NDArray[np.i
 
 def _masked(model: Retriever, z: torch.Tensor, seed: int) -> Iterator[torch.Tensor]:
     """Scores (P,) under each mask: dropout is the backbone's last step, so that one reading of z serves all."""
-    with torch.random.fork_rng([z.device] if z.device.type == "cuda" else []):
-        torch.manual_seed(seed)
+    with seeded(seed, z.device):
         for _ in range(PASSES):
             yield model.ranking(functional.dropout(z, model.params.dropout)).squeeze(1)

@@ -10,13 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.utils import clip_grad_norm_
 
-from workloads.checks import check_batch
+from workloads.checks import check_plan
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
 from workloads.distributed import reduce_sum, without_sync, wrap
 from workloads.encoders.optimisation import load_optimizer_state, optimizer_state
 from workloads.losses.evidential import group_rates, quantile_groups
-from workloads.seeding import derive, generator
-from workloads.vera.batches import batches, micro_batches, steps_per_pass
+from workloads.schedule import steps_per_pass
+from workloads.seeding import derive, generator, seeded
+from workloads.vera.batches import batches, micro_batches
 from workloads.vera.confidence import Ranked, confidence
 from workloads.vera.dataset import divided, prepared
 from workloads.vera.evaluation import Chosen, Judged, chosen, evaluation
@@ -48,7 +49,7 @@ class Vera:
                 which would choose k and the threshold on what it trains on.
             workloads.data.DataError: the dataset or the encoder is unknown, missing or damaged.
         """
-        _check(params, runtime)
+        check_plan(params, runtime)
         self.params, self.runtime = params, runtime
         self.stages = Stages(params, runtime)
         self.data = prepared(params, runtime)
@@ -80,8 +81,7 @@ class Vera:
         self.model.train()
         self.model.backbone.train(stage.backbone > 0)  # frozen, it drops no units
         self._ranked = None
-        with torch.random.fork_rng([runtime.device] if runtime.device.type == "cuda" else []):
-            torch.manual_seed(derive(runtime.seed, "dropout", epoch, runtime.rank))
+        with seeded(derive(runtime.seed, "dropout", epoch, runtime.rank), runtime.device):
             for step, batch in enumerate(batches(queries, size, steps, epoch, runtime.seed)):
                 total += self._backward(batch, stage, rates, known)
                 self._set_rates(stage, epoch - 1 + step / steps)
@@ -200,8 +200,3 @@ class Vera:
 
 def _index(queries: NDArray[np.int64], like: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(queries).to(like.device)
-
-
-def _check(params: VeraParams, runtime: Runtime) -> None:
-    check_batch(params.batch_size, runtime)
-    params.check_plan(runtime.epochs, not runtime.holdout)
