@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from workloads.data.cache import cache_dir, file_lock
+from workloads.data.cache import cache_dir, file_lock, replacing
 from workloads.data.datasets import check, dataset, fingerprint, read
 from workloads.data.errors import CacheUnwritable, DataError
 
@@ -66,6 +68,31 @@ def made_once(path: Path, kept: Callable[[Path], T | None], make: Callable[[], N
     if found is None:
         raise DataError("what was made of the dataset can not be read back", file=path, fix="Check the disk")
     return found
+
+
+def arrays_made_once(folder: str, identity: str, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    """Arrays by name, kept in a folder of the cache under what they are made of.
+
+    Raises:
+        CacheUnwritable: the cache can not be written.
+    """
+    import numpy as np
+
+    path = cache_dir() / folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.npz"
+
+    def kept(path: Path) -> dict[str, Any] | None:
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                return dict(arrays)
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):  # ZIP holds a checksum
+            return None
+
+    def write() -> None:
+        arrays = make()
+        with replacing(path) as file:
+            np.savez(file, **arrays)
+
+    return made_once(path, kept, write)
 
 
 @contextmanager

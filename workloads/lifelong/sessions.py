@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import zipfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.data import fingerprint
-from workloads.data.cache import cache_dir, replacing
-from workloads.data.conversion_cache import made_once
+from workloads.data.conversion_cache import arrays_made_once
 from workloads.data.retrieval.types import Retrieval
 from workloads.lifelong.clusters import clusters
 
@@ -68,14 +66,12 @@ def load_sessions(name: str, root: Path, data: Retrieval, stream: Stream) -> Ses
         workloads.data.errors.CacheUnwritable: the cache can not be written.
     """
     identity = f"{VERSION} {stream} {fingerprint(name, root)} {len(data.docs)}"
-    path = cache_dir() / "lifelong" / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.npz"
 
-    def make() -> None:
+    def make() -> dict[str, NDArray[np.int16]]:
         found = build(data, stream)
-        with replacing(path) as file:
-            np.savez(file, session=found.session, topic=found.topic, main=found.main)
+        return {"session": found.session, "topic": found.topic, "main": found.main}
 
-    return made_once(path, _read, make)
+    return Sessions(**arrays_made_once("lifelong", identity, make))
 
 
 def build(data: Retrieval, stream: Stream) -> Sessions:
@@ -146,12 +142,3 @@ def _mains(sizes: list[int], stream: Stream) -> list[int]:
     largest = np.argsort(-np.array(sizes), kind="stable")[: stream.sessions]
     order = largest[np.argsort(np.random.PCG64(stream.seed + 2).random_raw(len(largest)), kind="stable")]
     return [int(order[number % len(order)]) for number in range(stream.sessions)]
-
-
-def _read(path: Path) -> Sessions | None:
-    """The kept sessions; None where there are none or the file is damaged (ZIP holds a checksum)."""
-    try:
-        with np.load(path, allow_pickle=False) as kept:
-            return Sessions(kept["session"], kept["topic"], kept["main"])
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return None

@@ -10,6 +10,7 @@ as in the counts of the source document.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,28 +44,15 @@ def read_ml_100k(folder: Path) -> Interactions:
     return Interactions(_SPLIT.n_users, _SPLIT.n_items, train.pairs, test.pairs, train.ratings, test.ratings)
 
 
-def read_ml_100k_raw(folder: Path) -> Interactions:
-    """Read ``u.data``.
+def read_unsplit(folder: Path, file: str, columns: RatingColumns) -> Interactions:
+    """Read a file of ratings with times: all of it is train.
 
     Raises:
         DataError: the file is damaged.
     """
-    return _unsplit(folder / "u.data", _100K)
-
-
-def read_ml_1m(folder: Path) -> Interactions:
-    """Read ``ratings.dat``.
-
-    Raises:
-        DataError: the file is damaged.
-    """
-    return _unsplit(folder / "ratings.dat", _1M)
-
-
-def _unsplit(file: Path, columns: RatingColumns) -> Interactions:
     import numpy as np
 
-    pairs, ratings, times = read_ratings(file, columns)
+    pairs, ratings, times = read_ratings(folder / file, columns)
     assert times is not None
     users, items = (np.arange(1, count + 1) for count in (columns.n_users, columns.n_items))
     none = np.empty((0, 2), np.int32), np.empty(0, np.float32), np.empty(0, np.int64)
@@ -74,27 +62,26 @@ def _unsplit(file: Path, columns: RatingColumns) -> Interactions:
     )  # fmt: skip
 
 
-def _occupations(file: Path, separator: str, n_users: int) -> NDArray[np.int32]:
+def _occupations(folder: Path, file: str, separator: str, n_users: int) -> NDArray[np.int32]:
     """The occupation of each user, numbered in the order of their names; users in the order of their ids."""
     import numpy as np
 
-    file = held(file)
-    lines = content(file).decode("latin-1").splitlines()
+    users = held(folder / file)
+    lines = content(users).decode("latin-1").splitlines()
     fields = [line.split(separator) for line in lines]
     for number, (line, found) in enumerate(zip(lines, fields), 1):
         if len(found) != 5 or found[0] != str(number):
             raise DataError(
-                "the line is no user", file=file, line=number, got=repr(line[:60]),
+                "the line is no user", file=users, line=number, got=repr(line[:60]),
                 expected=f"5 fields, the first of them {number}",
             )  # fmt: skip
     if len(fields) != n_users:
-        raise DataError("the file is not complete", file=file, got=f"{len(fields)} users", expected=f"{n_users} users")
+        raise DataError("the file is not complete", file=users, got=f"{len(fields)} users", expected=f"{n_users} users")
     names = np.array([found[3] for found in fields])
     return np.unique(names, return_inverse=True)[1].astype(np.int32)
 
 
-def _occupations_raw(folder: Path) -> NDArray[np.int32]:
-    return _occupations(folder / "u.user", "|", _100K.n_users)
+_occupations_raw = partial(_occupations, file="u.user", separator="|", n_users=_100K.n_users)
 
 
 def _occupations_split(folder: Path) -> NDArray[np.int32]:
@@ -103,10 +90,6 @@ def _occupations_split(folder: Path) -> NDArray[np.int32]:
 
     first = np.unique(read_ratings(folder / "u.data", _100K).pairs[:, 0], return_index=True)[1]
     return _occupations_raw(folder)[np.argsort(first)]
-
-
-def _occupations_1m(folder: Path) -> NDArray[np.int32]:
-    return _occupations(folder / "users.dat", "::", _1M.n_users)
 
 
 _U_DATA = SourceFile(
@@ -149,7 +132,7 @@ ML_100K_RAW = Dataset(
     name="ml-100k-raw",
     summary="MovieLens 100K as GroupLens ships it (u.data), with times and without a split (research use)",
     kind="interactions",
-    reader=read_ml_100k_raw,
+    reader=partial(read_unsplit, file="u.data", columns=_100K),
     files=(_U_DATA,),
     extras=(_U_USER,),
     occupations=_occupations_raw,
@@ -160,7 +143,7 @@ ML_1M = Dataset(
     name="ml-1m",
     summary="MovieLens 1M, 6,040 users, 3,952 items, 1,000,209 ratings with times, no split (research use)",
     kind="interactions",
-    reader=read_ml_1m,
+    reader=partial(read_unsplit, file="ratings.dat", columns=_1M),
     files=(
         SourceFile(
             "ratings.dat",
@@ -171,5 +154,5 @@ ML_1M = Dataset(
         ),
     ),
     extras=(SourceFile("users.dat", size=134_368, url=f"{_GROUPLENS}/ml-1m.zip", member="ml-1m/users.dat"),),
-    occupations=_occupations_1m,
+    occupations=partial(_occupations, file="users.dat", separator="::", n_users=_1M.n_users),
 )

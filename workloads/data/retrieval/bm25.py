@@ -6,18 +6,14 @@ words and Snowball's English stemmer. It is imported when it is called.
 
 from __future__ import annotations
 
-import hashlib
-import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.data.cache import cache_dir, replacing
-from workloads.data.conversion_cache import made_once
+from workloads.data.conversion_cache import arrays_made_once
 from workloads.data.datasets import fingerprint
 from workloads.data.errors import DataError
 
@@ -27,13 +23,8 @@ if TYPE_CHECKING:
 VERSION = 1
 """Of the candidates; part of the cache's file names."""
 
-
-@dataclass(frozen=True)
-class BM25:
-    """The constants: ``k1``, how slowly a term's count saturates, and ``b``, how much a document's length weighs."""
-
-    k1: float = 1.5
-    b: float = 0.75
+K1, B = 1.5, 0.75
+"""How slowly a term's count saturates, and how much a document's length weighs."""
 
 
 class Candidates(NamedTuple):
@@ -53,7 +44,7 @@ class Candidates(NamedTuple):
         return counts
 
 
-def search(docs: Sequence[str], queries: Sequence[str], depth: int, bm25: BM25 = BM25()) -> Candidates:
+def search(docs: Sequence[str], queries: Sequence[str], depth: int) -> Candidates:
     """The ``depth`` best documents of each query.
 
     Raises:
@@ -67,7 +58,7 @@ def search(docs: Sequence[str], queries: Sequence[str], depth: int, bm25: BM25 =
     tokens = bm25s.tokenize(list(docs), **settings)
     if not tokens.vocab:  # no document holds a word
         return found
-    index = bm25s.BM25(method="lucene", k1=bm25.k1, b=bm25.b)
+    index = bm25s.BM25(method="lucene", k1=K1, b=B)
     index.index(tokens, show_progress=False)
     for row, terms in enumerate(bm25s.tokenize(list(queries), return_ids=False, **settings)):
         scores = index.get_scores(terms) if any(term in tokens.vocab for term in terms) else np.zeros(0, np.float32)
@@ -80,7 +71,7 @@ def search(docs: Sequence[str], queries: Sequence[str], depth: int, bm25: BM25 =
     return found
 
 
-def candidates(name: str, root: Path, data: Retrieval, depth: int, bm25: BM25 = BM25()) -> Candidates:
+def candidates(name: str, root: Path, data: Retrieval, depth: int) -> Candidates:
     """:func:`search` for all queries of a dataset, computed once per machine and kept under its fingerprint.
 
     Args:
@@ -88,30 +79,17 @@ def candidates(name: str, root: Path, data: Retrieval, depth: int, bm25: BM25 = 
         root: the data root.
         data: the same dataset, loaded.
         depth: most candidates of a query.
-        bm25: its constants.
 
     Raises:
         DataError: bm25s is not installed, or a file of the dataset is not there.
         workloads.data.errors.CacheUnwritable: the cache can not be written.
     """
-    identity = f"{VERSION} {bm25} {depth} {fingerprint(name, root)} {len(data.docs)} {len(data.queries)}"
-    path = cache_dir() / "bm25" / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.npz"
+    identity = f"{VERSION} BM25(k1={K1}, b={B}) {depth} {fingerprint(name, root)} {len(data.docs)} {len(data.queries)}"
 
-    def make() -> None:
-        found = search(data.docs.to_pylist(), data.queries.to_pylist(), depth, bm25)
-        with replacing(path) as file:
-            np.savez(file, docs=found.docs, scores=found.scores)
+    def make() -> dict[str, Any]:
+        return search(data.docs.to_pylist(), data.queries.to_pylist(), depth)._asdict()
 
-    return made_once(path, _read, make)
-
-
-def _read(path: Path) -> Candidates | None:
-    """The kept candidates; None where there are none or the file is damaged (ZIP holds a checksum)."""
-    try:
-        with np.load(path, allow_pickle=False) as kept:
-            return Candidates(kept["docs"], kept["scores"])
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return None
+    return Candidates(**arrays_made_once("bm25", identity, make))
 
 
 def _library() -> tuple[Any, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from workloads.published import Method, Regime, Table
 
 REGIME = Regime(
@@ -18,7 +20,6 @@ REGIME = Regime(
 )
 
 _EPOCHS = 6  # two passes over the labelled queries in session 0, one in each session after it
-_BLOCKS = (("classic-ir",), ("scifact",))
 _COMMON = {
     "encoder": "minilm", "max_length": 48, "dropout": 0.0, "batch_size": 16, "lr": 5e-5, "n_new": 4, "candidates": 20,
 }  # fmt: skip
@@ -27,8 +28,6 @@ _METRICS = (
     "average_mrr_at_10", "average_recall_at_100", "average_success_at_5", "forgetting", "forward_transfer",
     "documents_embedded", "bm25_average_mrr_at_10",
 )  # fmt: skip
-_LOWER = ("forgetting", "documents_embedded")
-_TESTED = ("average_recall_at_100",)
 
 _L2R = {"new": "l2r", "memory": "isd", "compatible": "ranking", **_MEMORY}
 
@@ -58,20 +57,20 @@ MAIN = Table(
         "full retraining": _method(update="retrain", new="random"),
     },
     compared_by="average_mrr_at_10",
-    blocks=_BLOCKS,
+    blocks=(("classic-ir",), ("scifact",)),
     metrics=_METRICS,
-    lower=_LOWER,
-    tested=_TESTED,
+    lower=("forgetting", "documents_embedded"),
+    tested=("average_recall_at_100",),
     reference="L2R, ranking alignment",
     common=_COMMON,
 )
 
-ABLATION = Table(
-    "l2r-ablation",
-    "L2R with each of its parts off, or another in its place",
-    "L2R notes, steps 1 to 4; ours, for no value is printed",
-    REGIME,
-    {
+ABLATION = replace(
+    MAIN,
+    id="l2r-ablation",
+    title="L2R with each of its parts off, or another in its place",
+    source="L2R notes, steps 1 to 4; ours, for no value is printed",
+    methods={
         "L2R": _method(**_L2R),
         "negatives at random": _method(**{**_L2R, "new": "random"}),
         "diversity only, α = 0": _method(**_L2R, alpha=0.0),
@@ -82,11 +81,5 @@ ABLATION = Table(
         "embedding alignment": _method(**{**_L2R, "compatible": "embedding"}),
         "everything embedded anew": _method(**{**_L2R, "compatible": "no"}),
     },
-    compared_by="average_mrr_at_10",
-    blocks=_BLOCKS,
-    metrics=_METRICS,
-    lower=_LOWER,
-    tested=_TESTED,
     reference="L2R",
-    common=_COMMON,
 )

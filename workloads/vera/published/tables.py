@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from workloads.published import Method, Regime, Table
@@ -76,12 +77,12 @@ MAIN = Table(
     epochs=ON_EPOCHS,
 )
 
-ABLATION = Table(
-    "vera-ablation",
-    "VERA without each loss, each stage, each divergence, and with other choices of p",
-    "note 3 to 6, E-V1, E-V2, E-V9, ours",
-    REGIME,
-    {
+ABLATION = replace(
+    MAIN,
+    id="vera-ablation",
+    title="VERA without each loss, each stage, each divergence, and with other choices of p",
+    source="note 3 to 6, E-V1, E-V2, E-V9, ours",
+    methods={
         "VERA": _vera(),
         "no L_rank": _vera(
             stage_rank=(0.0, 0.0, 0.0),
@@ -124,13 +125,4 @@ ABLATION = Table(
             query_to_backbone=True, stage_backbone=(1.0, 0.1, 0.1), stage_rank=(1.0, 0.0, 0.0)
         ),
     },
-    compared_by="calib/nll",
-    blocks=(("pathquestion",), ("scifact",)),
-    metrics=METRICS,
-    lower=LOWER,
-    tested=TESTED,
-    reference="VERA",
-    common=COMMON,
-    on=ON,
-    epochs=ON_EPOCHS,
 )

@@ -12,7 +12,7 @@ import pytest
 from workloads.data import DataError, Interactions
 from workloads.data.interactions import yahoo
 from workloads.data.interactions.lightgcn import read_item_lists, read_lastfm
-from workloads.data.interactions.movielens import ML_1M, ML_100K_RAW, read_ml_1m, read_ml_100k_raw
+from workloads.data.interactions.movielens import ML_1M, ML_100K_RAW
 from workloads.data.interactions.yahoo import read_yahoo_r3
 
 YAHOO_TRAIN, YAHOO_TEST = (f"ydata-ymusic-rating-study-v1_0-{part}.txt" for part in ("train", "test"))
@@ -42,7 +42,7 @@ def refused(read: Callable[[Path], Interactions], folder: Path, file: str, line:
 
 
 def test_ratings_of_movielens_1m(write: Callable[..., Path]) -> None:
-    data = read_ml_1m(write({"ratings.dat": "1::1193::5::978300760\n6040::3952::1::956703954\n"}))
+    data = ML_1M.reader(write({"ratings.dat": "1::1193::5::978300760\n6040::3952::1::956703954\n"}))
     assert (data.n_users, data.n_items) == (6040, 3952)
     np.testing.assert_array_equal(data.train, [[0, 1192], [6039, 3951]])
     np.testing.assert_array_equal(data.train_ratings, [5, 1])
@@ -55,14 +55,14 @@ def test_ratings_of_movielens_1m(write: Callable[..., Path]) -> None:
 
 def test_an_id_without_a_rating_keeps_its_number(write: Callable[..., Path]) -> None:
     """Ids with gaps: nothing moves up, and the item is a candidate like the others."""
-    data = read_ml_100k_raw(write({"u.data": "3\t5\t1\t1\n1\t9\t2\t1\n"}))
+    data = ML_100K_RAW.reader(write({"u.data": "3\t5\t1\t1\n1\t9\t2\t1\n"}))
     assert (data.n_users, data.n_items) == (943, 1682)
     np.testing.assert_array_equal(data.train, [[2, 4], [0, 8]])
 
 
 def test_a_compressed_file_is_the_same(write: Callable[..., Path]) -> None:
     text = b"3\t5\t1\t1\n1\t9\t2\t1\n"
-    data = read_ml_100k_raw(write({"u.data.gz": gzip.compress(text)}))
+    data = ML_100K_RAW.reader(write({"u.data.gz": gzip.compress(text)}))
     np.testing.assert_array_equal(data.train, [[2, 4], [0, 8]])
 
 
@@ -87,12 +87,12 @@ def test_a_compressed_file_is_the_same(write: Callable[..., Path]) -> None:
 )
 def test_a_damaged_line_of_movielens(write: Callable[..., Path], line: str, words: tuple[str, ...]) -> None:
     folder = write({"ratings.dat": f"1::9::4::5\n{line}\n2::9::4::5\n"})
-    refused(read_ml_1m, folder, "ratings.dat", 2, *words)
+    refused(ML_1M.reader, folder, "ratings.dat", 2, *words)
 
 
 @pytest.mark.parametrize("text", ["", "\n", " \n\n"])
 def test_an_empty_rating_file(write: Callable[..., Path], text: str) -> None:
-    refused(read_ml_1m, write({"ratings.dat": text}), "ratings.dat", 1, "is empty")
+    refused(ML_1M.reader, write({"ratings.dat": text}), "ratings.dat", 1, "is empty")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from workloads.data import DataError
 from workloads.data.cache import cache_dir, default_data_root
-from workloads.data.retrieval.bm25 import BM25, candidates, search
+from workloads.data.retrieval.bm25 import K1, B, candidates, search
 from workloads.data.retrieval.load import load_retrieval
 from workloads.data.retrieval.types import split_queries
 from workloads.metrics.retrieval import per_query
@@ -21,13 +21,13 @@ DOCS = ["cats purr purr", "dogs bark at cats", "birds", "", "the at of"]
 
 
 def test_scores_are_lucenes_formula() -> None:
-    found = search(DOCS, ["purr", "cats bark"], 5, BM25(k1=1.2, b=0.5))
+    found = search(DOCS, ["purr", "cats bark"], 5)
     lengths = [3, 3, 1, 0, 0]  # without stop words
     average = sum(lengths) / len(lengths)
 
     def score(count: int, having: int, length: int) -> float:
         idf = math.log(1 + (len(DOCS) - having + 0.5) / (having + 0.5))
-        return idf * count / (count + 1.2 * (1 - 0.5 + 0.5 * length / average))
+        return idf * count / (count + K1 * (1 - B + B * length / average))
 
     assert found.docs[0].tolist() == [0, -1, -1, -1, -1]
     assert found.scores[0, 0] == pytest.approx(score(2, 1, 3), rel=1e-5)
@@ -62,7 +62,8 @@ def test_candidates_are_kept_under_the_fingerprint(monkeypatch: pytest.MonkeyPat
     assert np.array_equal(first.docs, kept.docs)
     assert np.array_equal(first.scores, kept.scores)
     assert candidates("synthetic-retrieval", Path(), data, 5).docs.shape == (64, 5)
-    assert not np.array_equal(candidates("synthetic-retrieval", Path(), data, 10, BM25(k1=0.5)).scores, first.scores)
+    monkeypatch.setattr("workloads.data.retrieval.bm25.K1", 0.5)
+    assert not np.array_equal(candidates("synthetic-retrieval", Path(), data, 10).scores, first.scores)
 
 
 def test_a_damaged_file_is_made_anew() -> None:
