@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator.console import aligned, show
@@ -62,7 +60,8 @@ def text(found: Comparison, form: Format, folders: Sequence[RunFolder] = ()) -> 
             }
         )  # fmt: skip
     if form == "csv":
-        return _csv(records(found))
+        flat = records(found)
+        return markdown.csv_text(list(flat[0]), (row.values() for row in flat))
     if form == "html":
         return page(found, folders)
     columns, rows = cells(found)
@@ -139,11 +138,3 @@ def _difference(row: Row) -> list[str]:
         return ["reference", "", ""]
     interval = f"{d.low:+.3g} to {d.high:+.3g}" if d.low is not None and d.high is not None else ""
     return [f"{d.value:+.3g}", interval, f"{row.p:.2g}" if row.p is not None else d.why or ""]
-
-
-def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return stream.getvalue().rstrip("\n")

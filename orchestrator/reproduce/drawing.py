@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -11,10 +10,11 @@ from typing import Any
 from orchestrator.console import Console
 from orchestrator.console import show as shown
 from orchestrator.provenance import record as provenance
+from orchestrator.report.markdown import csv_text
 from orchestrator.report.markdown import table as markdown_table
 from orchestrator.reproduce import table_report
 from orchestrator.reproduce.figures import Redrawn
-from workloads.published import Cells, Computation, Curve
+from workloads.published import Computation, Curve
 
 COLUMNS, LINE = 3, 0.2
 """Panels beside each other, and the height of a line of a legend in inches."""
@@ -53,7 +53,7 @@ def files(found: Redrawn, told: Mapping[str, Any]) -> dict[str, str | bytes]:
     if found.drawn.curves:
         made[f"{name}.csv"] = _csv(found.drawn.curves)
     for table, rows in found.drawn.tables.items():
-        made[f"{name}-{table}.csv"] = _table_csv(rows)
+        made[f"{name}-{table}.csv"] = csv_text(list(rows[0]) if rows else [], ([row[name] for name in rows[0]] for row in rows))
     return {**made, f"{name}.md": _markdown(found, told)}
 
 
@@ -157,22 +157,12 @@ def _plot(axes: Any, curve: Curve) -> None:
 
 
 def _csv(curves: Sequence[Curve]) -> str:
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(["dataset", "panel", "line", "x_label", "y_label", "x", "y", "sd"])
+    rows: list[list[Any]] = []
     for curve in curves:
         about = [curve.dataset, curve.panel, curve.name, curve.x_label, curve.y_label]
         spreads = curve.sd or [None] * len(curve.x)
-        writer.writerows([*about, *point] for point in zip(curve.x, curve.y, spreads))
-    return stream.getvalue().rstrip("\n")
-
-
-def _table_csv(rows: Cells) -> str:
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return stream.getvalue().rstrip("\n")
+        rows += ([*about, *point] for point in zip(curve.x, curve.y, spreads))
+    return csv_text(["dataset", "panel", "line", "x_label", "y_label", "x", "y", "sd"], rows)
 
 
 def _markdown(found: Redrawn, told: Mapping[str, Any]) -> str:

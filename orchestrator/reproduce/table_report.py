@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -14,6 +12,7 @@ from orchestrator.console import Console
 from orchestrator.provenance import private_files
 from orchestrator.provenance import record as provenance
 from orchestrator.report import statistics
+from orchestrator.report.markdown import csv_text
 from orchestrator.report.markdown import table as markdown_table
 from orchestrator.reproduce.ranking import Step
 from orchestrator.reproduce.table import Block, Measured, Reproduction
@@ -143,16 +142,13 @@ def markdown(told: Mapping[str, Any]) -> str:
 
 def as_csv(told: Mapping[str, Any]) -> str:
     """A line a row and metric, every number in full."""
-    numbers = ("mean", "sd", "n", "published", "difference", "reached")
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow([*told["by"], "method", "metric", *numbers, "doubts"])
+    numbers, rows = ("mean", "sd", "n", "published", "difference", "reached"), []
     for row in told["rows"]:
         for metric, value in row["metrics"].items():
             cells = {**value, "n": len(value["values"])}
             about = [*(row[name] for name in told["by"]), row["method"], metric]
-            writer.writerow([*about, *(cells[name] for name in numbers), " ".join(value["doubts"])])
-    return stream.getvalue().rstrip("\n")
+            rows.append([*about, *(cells[name] for name in numbers), " ".join(value["doubts"])])
+    return csv_text([*told["by"], "method", "metric", *numbers, "doubts"], rows)
 
 
 def keep(
