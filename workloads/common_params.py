@@ -38,12 +38,12 @@ class RetrievalParams(WorkloadParams):
 
     dataset: str
     dataset_unknown: Literal["refuse", "skip"] = Field(
-        default="refuse", description="Judgements that name documents or queries which are not there."
+        "refuse", description="Judgements that name documents or queries which are not there."
     )
-    split_seed: int = Field(default=0, ge=0, description="Seed of the parts that are drawn.")
+    split_seed: int = Field(0, ge=0, description="Seed of the parts that are drawn.")
     split_validation: float = Field(
-        default=0.2, gt=0, lt=1, description="Share of the training queries that validate, where the source has no dev."
+        0.2, gt=0, lt=1, description="Share of the training queries that validate, where the source has no dev."
     )
     split_test: float = Field(
-        default=0.5, gt=0, lt=1, description="Share of all queries that test, where the source has no test part."
+        0.5, gt=0, lt=1, description="Share of all queries that test, where the source has no test part."
     )

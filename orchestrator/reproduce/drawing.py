@@ -53,7 +53,9 @@ def files(found: Redrawn, told: Mapping[str, Any]) -> dict[str, str | bytes]:
     if found.drawn.curves:
         made[f"{name}.csv"] = _csv(found.drawn.curves)
     for table, rows in found.drawn.tables.items():
-        made[f"{name}-{table}.csv"] = csv_text(list(rows[0]) if rows else [], ([row[name] for name in rows[0]] for row in rows))
+        made[f"{name}-{table}.csv"] = csv_text(
+            list(rows[0]) if rows else [], ([row[name] for name in rows[0]] for row in rows)
+        )
     return {**made, f"{name}.md": _markdown(found, told)}
 
 

@@ -46,77 +46,75 @@ class Params(WorkloadParams):
     conditional = CONDITIONAL
 
     dataset: Annotated[str, AfterValidator(lambda name: check_kind(ALIASES.get(name, name), KIND))] = Field(
-        default="synthetic-pairs",
+        "synthetic-pairs",
         min_length=1,
         description="Pairs of sentences with scores from 0 to 5: a name (`data list`), or your own table or folder "
         "with the columns sentence1, sentence2 and score.",
     )
     split: Literal["official", "dev"] = Field(
-        default="official",
+        "official",
         description="The source's parts; or its dev part as the test part, with a validation part carved from train, "
         "for a source that hides its test scores (E-S1).",
     )
-    split_seed: int = Field(default=0, ge=0, description="Seed of the parts that are carved from train.")
+    split_seed: int = Field(0, ge=0, description="Seed of the parts that are carved from train.")
     encoder: Annotated[str, AfterValidator(sources.check)] = Field(
-        default=sources.TINY,
+        sources.TINY,
         min_length=1,
         description="minilm, bert-base (note), tiny (from scratch), a folder, or a name of the Hugging Face hub.",
     )
     pooling: Literal["mean", "cls", "max"] = Field(
-        default="mean", description="From the tokens' vectors to the sentence's (note 2.3: mean is best)."
+        "mean", description="From the tokens' vectors to the sentence's (note 2.3: mean is best)."
     )
     max_length: int = Field(
-        default=128, ge=3, le=8192, description="Tokens of a sentence (note: 128); a longer one is cut, and counted."
+        128, ge=3, le=8192, description="Tokens of a sentence (note: 128); a longer one is cut, and counted."
     )
     dropout: float | None = Field(
-        default=None, ge=0, lt=1, description="Of hidden layers and attention; unset: the encoder's own (note: 0.1)."
+        None, ge=0, lt=1, description="Of hidden layers and attention; unset: the encoder's own (note: 0.1)."
     )
     loss: Loss = Field(
-        default="mse",
+        "mse",
         description="On the cosine: mse (note 2.4, E-S0), cosent, cosine_embedding. On the batch's other sentences as "
         "negatives: infonce (thesis (2.3)), decoupled, dcl, hcl (5.6.1.4), bcl (6.31).",
     )
-    batch_size: int = Field(
-        default=32, ge=1, le=2**20, description="Pairs in a global batch, over all workers (note: 32)."
-    )
+    batch_size: int = Field(32, ge=1, le=2**20, description="Pairs in a global batch, over all workers (note: 32).")
     lr: float | None = Field(
-        default=None,
+        None,
         gt=0,
         le=1,
         description="Highest learning rate; unset: 5e-5 (note: 2e-5), and 1e-3 for an encoder from scratch.",
         json_schema_extra=MID_RUN,
     )
     warmup: float = Field(
-        default=0.1, ge=0, le=1, description="Share of all steps in which lr rises (note: 0.1); then it falls to 0."
+        0.1, ge=0, le=1, description="Share of all steps in which lr rises (note: 0.1); then it falls to 0."
     )
-    weight_decay: WeightDecay = Field(default=0.01, description="Of AdamW, biases and norms spared (note: 0.01).")
+    weight_decay: WeightDecay = Field(0.01, description="Of AdamW, biases and norms spared (note: 0.01).")
     clip: float = Field(
-        default=1.0, gt=0, description="Largest norm of a step's gradient (note: 1).", json_schema_extra=MID_RUN
+        1.0, gt=0, description="Largest norm of a step's gradient (note: 1).", json_schema_extra=MID_RUN
     )
 
     lowest_cosine: float | None = Field(
-        default=None,
+        None,
         ge=-1,
         lt=1,
         description="Cosine that mse takes a score of 0 for: 0 (note 2.4, sentence-transformers); -1 (note 6.3, E-S0).",
     )
     temperature: float | None = Field(
-        default=None, gt=0, le=10, description="t, which divides every cosine (0.05: as sentence-transformers has it)."
+        None, gt=0, le=10, description="t, which divides every cosine (0.05: as sentence-transformers has it)."
     )
     positive_from: float | None = Field(
-        default=None, ge=0, le=5, description="Score from which on two sentences mean the same (4: all but details)."
+        None, ge=0, le=5, description="Score from which on two sentences mean the same (4: all but details)."
     )
     margin: float | None = Field(
-        default=None, ge=-1, lt=1, description="Cosine that cosine_embedding leaves to a pair that does not (PyTorch)."
+        None, ge=-1, lt=1, description="Cosine that cosine_embedding leaves to a pair that does not (PyTorch)."
     )
     tau: float | None = Field(
-        default=None, ge=0, lt=1, description="τ+ of dcl, hcl, bcl: share of the batch that means the same (2.2.4.4)."
+        None, ge=0, lt=1, description="τ+ of dcl, hcl, bcl: share of the batch that means the same (2.2.4.4)."
     )
     alpha: float | None = Field(
-        default=None, ge=0.5, le=1, description="α of bcl, how well scores separate the classes (E-6.21)."
+        None, ge=0.5, le=1, description="α of bcl, how well scores separate the classes (E-6.21)."
     )
     beta: float | None = Field(
-        default=None, ge=0, le=100, description="Hardness of negatives: of hcl from 0 (5.52), of bcl in [0, 1] (6.25)."
+        None, ge=0, le=100, description="Hardness of negatives: of hcl from 0 (5.52), of bcl in [0, 1] (6.25)."
     )
 
     @model_validator(mode="before")

@@ -55,85 +55,83 @@ class Params(RetrievalParams):
     conditional = ConditionalParams(lambda: _RULES, {"update": "continue", "new": "l2r"})
 
     dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, "retrieval"))] = Field(
-        default="synthetic-retrieval",
+        "synthetic-retrieval",
         min_length=1,
         description="Documents, queries and judgements: a name (`data list`), a folder in the form of BEIR, LoTTE or "
         "Multi-CPR, or one that holds such folders, a topic each.",
     )
-    split_seed: int = Field(default=0, ge=0, description="Seed of sessions and of the queries' parts.")
-    split_sessions: int = Field(default=4, ge=1, le=1000, description="T: sessions after the first, 0.")
-    split_first: float = Field(default=0.5, gt=0, lt=1, description="Share of each topic's documents in session 0.")
+    split_seed: int = Field(0, ge=0, description="Seed of sessions and of the queries' parts.")
+    split_sessions: int = Field(4, ge=1, le=1000, description="T: sessions after the first, 0.")
+    split_first: float = Field(0.5, gt=0, lt=1, description="Share of each topic's documents in session 0.")
     split_main: float = Field(
-        default=0.7, ge=0, le=1, description="Share of a later session's documents that are of its own topic."
+        0.7, ge=0, le=1, description="Share of a later session's documents that are of its own topic."
     )
     split_topics: int = Field(
-        default=5, ge=2, le=1000, description="Clusters that stand for topics where the documents' ids name none."
+        5, ge=2, le=1000, description="Clusters that stand for topics where the documents' ids name none."
     )
 
     encoder: Annotated[str, AfterValidator(sources.check)] = Field(
-        default=sources.TINY,
+        sources.TINY,
         min_length=1,
         description="minilm, bert-base, tiny (from scratch), a folder, or a name of the Hugging Face hub.",
     )
-    pooling: Literal["mean", "cls", "max"] = Field(default="mean", description="From tokens' vectors to the text's.")
+    pooling: Literal["mean", "cls", "max"] = Field("mean", description="From tokens' vectors to the text's.")
     max_length: int = Field(
-        default=128, ge=3, le=8192, description="Tokens of a text; a longer one is cut, and the share reported."
+        128, ge=3, le=8192, description="Tokens of a text; a longer one is cut, and the share reported."
     )
     dropout: float | None = Field(
-        default=None, ge=0, lt=1, description="Of hidden layers and attention; by default the encoder's own."
+        None, ge=0, lt=1, description="Of hidden layers and attention; by default the encoder's own."
     )
     temperature: float = Field(
-        default=0.05, gt=0, le=10, description="f(q, d) is the cosine divided by it (Sentence-BERT's scale of 20)."
+        0.05, gt=0, le=10, description="f(q, d) is the cosine divided by it (Sentence-BERT's scale of 20)."
     )
 
     update: Literal["none", "continue", "retrain"] = Field(
-        default="continue",
+        "continue",
         description="The model of a later session: that of session 0; trained on from the one before; or from the "
         "start on all documents, which are embedded anew.",
     )
     new: Literal["l2r", "random", "bm25"] = Field(
-        default="l2r",
+        "l2r",
         description="Negatives among BM25's of a later session: by PSS and ISD, at random, or the first. Those of "
         "session 0, which makes the model that all methods begin with, are drawn at random.",
     )
-    n_new: int = Field(default=6, ge=1, le=1000, description="n_1: new negatives of a query.")
-    candidates: int = Field(default=50, ge=1, le=10_000, description="BM25's documents of a session for a query, D_S.")
+    n_new: int = Field(6, ge=1, le=1000, description="n_1: new negatives of a query.")
+    candidates: int = Field(50, ge=1, le=10_000, description="BM25's documents of a session for a query, D_S.")
     alpha: float | None = Field(
-        default=None, ge=0, le=1, description="Weight of PSS against ISD (E-L3: 0.5; towards 1 easier negatives)."
+        None, ge=0, le=1, description="Weight of PSS against ISD (E-L3: 0.5; towards 1 easier negatives)."
     )
-    standardise: bool | None = Field(default=None, description="PSS and ISD in standard deviations (E-L3: as printed).")
+    standardise: bool | None = Field(None, description="PSS and ISD in standard deviations (E-L3: as printed).")
     memory: Memory | None = Field(
-        default=None,
+        None,
         description="Negatives of earlier sessions: none, isd (notes), random (ER), mir, gss or ocs; by default isd.",
     )
-    n_memory: int | None = Field(default=None, ge=1, le=1000, description="n_2: remembered negatives of a query.")
-    capacity: int | None = Field(default=None, ge=1, le=10_000, description="Documents that a query's buffer holds.")
+    n_memory: int | None = Field(None, ge=1, le=1000, description="n_2: remembered negatives of a query.")
+    capacity: int | None = Field(None, ge=1, le=10_000, description="Documents that a query's buffer holds.")
     compatible: Compatible | None = Field(
-        default=None,
+        None,
         description="no: embed all documents anew after every session (L_no-com). Otherwise never, with L_rank: alone "
         "(frozen), or with the alignment of embeddings (L_align-e) or of rankings (L_align-r, the default).",
     )
-    align_weight: float | None = Field(
-        default=None, ge=0, le=1e6, description="λ of the alignment.", json_schema_extra=MID_RUN
-    )
+    align_weight: float | None = Field(None, ge=0, le=1e6, description="λ of the alignment.", json_schema_extra=MID_RUN)
     detach_target: bool | None = Field(
-        default=None, description="No gradient through p of L_align-r (E-L5: both sides have one)."
+        None, description="No gradient through p of L_align-r (E-L5: both sides have one)."
     )
 
-    batch_size: int = Field(default=16, ge=1, le=2**16, description="Queries in a global batch, over all workers.")
-    lr: LearningRate = Field(default=2e-5, description="Learning rate at its height, in each session.")
-    weight_decay: WeightDecay = Field(default=0.01, description="Of AdamW, on matrices (BERT: 0.01).")
+    batch_size: int = Field(16, ge=1, le=2**16, description="Queries in a global batch, over all workers.")
+    lr: LearningRate = Field(2e-5, description="Learning rate at its height, in each session.")
+    weight_decay: WeightDecay = Field(0.01, description="Of AdamW, on matrices (BERT: 0.01).")
     warmup: float = Field(
-        default=0.1, ge=0, lt=1, description="Share of a session's steps in which lr rises; then it falls linearly."
+        0.1, ge=0, lt=1, description="Share of a session's steps in which lr rises; then it falls linearly."
     )
     clip: float = Field(
-        default=1.0, gt=0, le=1e6, description="Largest norm of the gradient (BERT: 1).", json_schema_extra=MID_RUN
+        1.0, gt=0, le=1e6, description="Largest norm of the gradient (BERT: 1).", json_schema_extra=MID_RUN
     )
     first_share: float = Field(
-        default=0.5, gt=0, lt=1, description="Share of all epochs that session 0 has; the others share the rest."
+        0.5, gt=0, lt=1, description="Share of all epochs that session 0 has; the others share the rest."
     )
     index: str | None = Field(
-        default=None,
+        None,
         description="Folder for the index, as Arrow files that are memory-mapped; by default it is in the checkpoints.",
     )
 

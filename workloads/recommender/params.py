@@ -49,67 +49,60 @@ class Params(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, "interactions"))] = Field(
-        default="synthetic", min_length=1, description="Interactions to learn from; `data list` has the names."
+        "synthetic", min_length=1, description="Interactions to learn from; `data list` has the names."
     )
     dataset_noise: float = Field(
-        default=0.0,
+        0.0,
         ge=0,
         le=1,
         description="Random interactions injected into train, as a share of it (thesis 3.5.3, figure 3.5).",
     )
     split: Literal["official", "random", "clean"] = Field(
-        default="official",
+        "official",
         description="Test part: the source's own (random where it has none), 20% of all interactions, or half of "
         "those of highest rating (thesis 3.5.1, E-3.D).",
     )
     backbone: Backbone = Field(
-        default="mf",
+        "mf",
         description="Matrix factorisation (thesis algorithm 1) or LightGCN (He et al., SIGIR 2020; thesis 4.5.1.2).",
     )
     loss: Loss = Field(
-        default="bpr",
+        "bpr",
         description="Pairwise: bpr (thesis (2.2)), bce, gbpr, mpr, denoise_truncated, denoise_reweighted, "
         "denoise_truncated_bpr (3.5.1), bprac (3.29). "
         "Of N negatives: infonce (2.3), decoupled, dcl, hcl (5.6.1.4), dpl (5.17), bcl (6.31).",
     )
     sampler: Sampler = Field(
-        default="uniform",
+        "uniform",
         description="Of negatives (thesis 4.5.1.2): uniform (RNS), popularity (PNS), aobpr, dns, srns, bns (4.30), "
         "bns_posterior (4.29), bns_oracle (table 4.5); in_batch: the batch's items but for the user's own (E-6.N).",
     )
-    dim: int = Field(default=32, ge=1, le=4096, description="Dimension d of the embeddings (32: thesis 4.5.1.2).")
+    dim: int = Field(32, ge=1, le=4096, description="Dimension d of the embeddings (32: thesis 4.5.1.2).")
     layers: int = Field(
-        default=1,
-        ge=1,
-        le=8,
-        description="Propagations of LightGCN (1: thesis 4.5.1.2); matrix factorisation has none.",
+        1, ge=1, le=8, description="Propagations of LightGCN (1: thesis 4.5.1.2); matrix factorisation has none."
     )
     optimizer: Literal["adam", "sgd", "sgd_batched"] = Field(
-        default="adam",
+        "adam",
         description="adam: in batches. sgd: one triple after the other, compiled, for matrix factorisation on a CPU "
         "(thesis algorithms 1 and 2). sgd_batched: its steps added up over a batch, on any device.",
     )
-    threads: int | None = Field(
-        default=None, ge=1, le=1024, description="Threads of sgd; only one is reproducible to the bit."
-    )
+    threads: int | None = Field(None, ge=1, le=1024, description="Threads of sgd; only one is reproducible to the bit.")
     lr: float = Field(
-        default=2e-3,
+        2e-3,
         gt=0,
         le=1,
         description="Learning rate (thesis 4.5.1.2: 0.01, for matrix factorisation with sgd and for LightGCN).",
         json_schema_extra=MID_RUN,
     )
     lr_decay: float = Field(
-        default=1.0,
+        1.0,
         gt=0,
         le=1,
         description="Factor on lr every lr_decay_every epochs; 1 is constant (thesis 4.5.1.2: 0.1 for LightGCN).",
     )
-    lr_decay_every: int = Field(
-        default=20, ge=1, description="Epochs between two decays of lr (20: thesis 4.5.1.2, LightGCN)."
-    )
+    lr_decay_every: int = Field(20, ge=1, description="Epochs between two decays of lr (20: thesis 4.5.1.2, LightGCN).")
     weight_decay: float = Field(
-        default=1e-5,
+        1e-5,
         ge=0,
         le=1,
         description="Adam's coupled L2, on whole tables as in the source's code (1e-5: thesis 4.5.1.2, LightGCN); "
@@ -117,129 +110,122 @@ class Params(BaseModel):
         json_schema_extra=MID_RUN,
     )
     batch_size: int = Field(
-        default=1024,
+        1024,
         ge=1,
         le=2**24,
         description="Interactions in a global batch, over all workers (thesis 4.5.1.2: 1, 128 and 1024).",
     )
     split_seed: int = Field(
-        default=0, ge=0, description="Seed of the validation split: 10% of each user's training interactions."
+        0, ge=0, description="Seed of the validation split: 10% of each user's training interactions."
     )
 
     negatives: int | None = Field(
-        default=None,
+        None,
         ge=1,
         le=2**16,
         description="N, negatives of a positive (thesis table 4.4: 2; figure 5.3: 1 to 15; bcl: what fits, E-6.B).",
     )
     positives: int | None = Field(
-        default=None,
+        None,
         ge=0,
         le=2**16,
         description="M, positives that correct the bias; 0: none. For dpl beside the positive (figure 5.3: 0 to 15), "
         "for dcl and hcl the positive is the first of them (K of 5.6.1.4).",
     )
     tau: float | Literal["density"] | None = Field(
-        default=None,
+        None,
         description="τ+ in [0, 1), share of positives among the unlabelled; density: that of the training "
         "interactions (thesis 5.6.2.2; table 5.3: 0.3 and 0.25 with hard samples).",
     )
-    temperature: float | None = Field(
-        default=None, ge=1e-3, le=1e4, description="t, which divides every score (E-2.2: 1)."
-    )
+    temperature: float | None = Field(None, ge=1e-3, le=1e4, description="t, which divides every score (E-2.2: 1).")
     alpha: float | Literal["auc", "auc_literal"] | None = Field(
-        default=None,
+        None,
         description="α of bcl in [.5, 1], how well scores separate the classes; auc: the one that gives the validation "
         "AUC before each epoch; auc_literal: that AUC itself, as the text calls it (E-6.21).",
     )
     ties: Literal["le", "mid"] | None = Field(
-        default=None,
+        None,
         description="Place of equal scores in bcl's empirical distribution: le, their last, as it is defined; mid, the "
         "middle of theirs (E-6.30).",
     )
     beta: float | None = Field(
-        default=None,
+        None,
         ge=0,
         le=100,
         description="β: hardness of negatives, for hcl from 0 (5.52), for bcl in [0, 1], .5 only corrects the bias "
         "(6.25, E-6.B); exponent of denoise_reweighted's weights.",
     )
     group: int | None = Field(
-        default=None, ge=1, le=1024, description="|G| of gbpr, users who share the item, the user included (3)."
+        None, ge=1, le=1024, description="|G| of gbpr, users who share the item, the user included (3)."
     )
-    rho: float | None = Field(default=None, ge=0, le=1, description="ρ of gbpr, weight of the group (paper: .2 to 1).")
-    lam: float | None = Field(default=None, ge=0, le=1, description="λ of mpr, weight of its first order relation.")
+    rho: float | None = Field(None, ge=0, le=1, description="ρ of gbpr, weight of the group (paper: .2 to 1).")
+    lam: float | None = Field(None, ge=0, le=1, description="λ of mpr, weight of its first order relation.")
     drop_rate: float | None = Field(
-        default=None,
-        ge=0,
-        lt=1,
-        description="Largest share of samples that denoise_truncated drops (paper: .05 to .3).",
+        None, ge=0, lt=1, description="Largest share of samples that denoise_truncated drops (paper: .05 to .3)."
     )
     drop_steps: int | None = Field(
-        default=None, ge=1, description="Steps over which denoise_truncated's drop rate rises (paper's code: 30,000)."
+        None, ge=1, description="Steps over which denoise_truncated's drop rate rises (paper's code: 30,000)."
     )
     threshold: float | None = Field(
-        default=None,
+        None,
         gt=0,
         le=1e4,
         description="Loss in nats above which an interaction counts nothing with denoise_truncated_bpr; BPR starts at "
         "ln 2 = .69 (thesis 3.5.1 gives no value).",
     )
     credence: Literal["mean1", "thesis", "bayes", "prior"] | None = Field(
-        default=None,
+        None,
         description="Form of bprac's credence: (3.27) over its mean, as printed, the posterior (E-3.27), or the prior "
         "(3.28) alone, which does not look at the model.",
     )
     prior_var: float | Literal["fitted"] | None = Field(
-        default=None,
+        None,
         description="λ of bprac's prior N(0, λ) of the factors, in [1e-6, 100] (thesis 3.5.1: .6, .6, .2); fitted: "
         "that of the trained factors before each epoch (E-3.22).",
     )
 
     candidates: int | None = Field(
-        default=None,
+        None,
         ge=1,
         le=2**20,
         description="|M_u|, unobserved items that dns and bns choose among (thesis 4.5.2.3: 1 to 15, best 5; table "
         "4.5: all); what srns renews its memory from.",
     )
     bns_lambda: float | Literal["warm"] | None = Field(
-        default=None,
-        description="λ of (4.30) (thesis 4.5.2.3: .1 to 15, best 5); warm: max(10 - 0.1 epoch, 2), BNS-1.",
+        None, description="λ of (4.30) (thesis 4.5.2.3: .1 to 15, best 5); warm: max(10 - 0.1 epoch, 2), BNS-1."
     )
     bns_prior: Literal["popularity", "users", "uninformative", "occupation", "label"] | None = Field(
-        default=None,
+        None,
         description="P_fn: popularity over all interactions (4.16), over the users (E-4.16), 1 / I (BNS-3), by "
         "occupation (BNS-4); of bns_oracle for what is not liked, with label the .04 of 4.5.2.5.",
     )
     bns_uniform_epochs: int | None = Field(
-        default=None, ge=0, description="Epochs of uniform sampling before bns (BNS-2: some; otherwise 0)."
+        None, ge=0, description="Epochs of uniform sampling before bns (BNS-2: some; otherwise 0)."
     )
     ecdf: Literal["exact", "sampled", "batch"] | None = Field(
-        default=None,
-        description="F of bns over all unobserved items, over ecdf_items of them, or over the batch's (E-4.15).",
+        None, description="F of bns over all unobserved items, over ecdf_items of them, or over the batch's (E-4.15)."
     )
     ecdf_items: int | None = Field(
-        default=None, ge=1, le=2**20, description="Items whose scores stand for all with ecdf=sampled (128)."
+        None, ge=1, le=2**20, description="Items whose scores stand for all with ecdf=sampled (128)."
     )
     aobpr_lambda: float | None = Field(
-        default=None, gt=0, le=1e9, description="λ of aobpr's exp(-rank / λ), in ranks (thesis: a parameter)."
+        None, gt=0, le=1e9, description="λ of aobpr's exp(-rank / λ), in ranks (thesis: a parameter)."
     )
     srns_memory: int | None = Field(
-        default=None, ge=1, le=2**16, description="Items in a user's memory (the paper's code: 8 to 20)."
+        None, ge=1, le=2**16, description="Items in a user's memory (the paper's code: 8 to 20)."
     )
-    srns_alpha: float | None = Field(default=None, ge=0, le=1e4, description="Weight of the spread (its code: 5).")
+    srns_alpha: float | None = Field(None, ge=0, le=1e4, description="Weight of the spread (its code: 5).")
     srns_warmup: int | None = Field(
-        default=None, ge=1, description="Epochs over which the spread's weight rises (its code: 50)."
+        None, ge=1, description="Epochs over which the spread's weight rises (its code: 50)."
     )
     srns_temperature: float | None = Field(
-        default=None, ge=1e-3, le=1e4, description="τ of the memory's renewal by e^{score / τ} (its code: 10)."
+        None, ge=1e-3, le=1e4, description="τ of the memory's renewal by e^{score / τ} (its code: 10)."
     )
     quality: bool = Field(
-        default=False, description="Measure TNR (4.27) and INF (4.28) of the sampled negatives in every epoch."
+        False, description="Measure TNR (4.27) and INF (4.28) of the sampled negatives in every epoch."
     )
     truth: Literal["validation", "test", "planted"] | None = Field(
-        default=None,
+        None,
         description="What tells false negatives, for quality and bns_oracle: the test part as in the thesis (4.5.1.3), "
         "which training then has seen, what was planted in generated data, or, for quality, the validation part.",
     )

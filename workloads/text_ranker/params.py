@@ -27,72 +27,72 @@ class Params(RetrievalParams):
     conditional = CONDITIONAL
 
     dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, "retrieval"))] = Field(
-        default="synthetic-retrieval",
+        "synthetic-retrieval",
         min_length=1,
         description="Documents, queries and judgements: a name (`data list`), a folder in BEIR's form, or Parquet of "
         "(query, positive, negative).",
     )
     eval_candidates: int = Field(
-        default=100, ge=1, le=10_000, description="BM25's documents of a query that are ranked (100: as is usual)."
+        100, ge=1, le=10_000, description="BM25's documents of a query that are ranked (100: as is usual)."
     )
 
     encoder: Annotated[str, AfterValidator(sources.check)] = Field(
-        default="tiny",
+        "tiny",
         min_length=1,
         description="minilm, bert-base, tiny (from scratch), a folder, or a name of the Hugging Face hub.",
     )
     scoring: Literal["cross", "bi"] = Field(
-        default="cross",
+        "cross",
         description="cross: query and document in one sequence, a linear score (note); bi: cosine of two vectors.",
     )
     pooling: Literal["cls", "mean", "max"] | None = Field(
-        default=None, description="What of the tokens is scored (note: the first one; bi: the mean)."
+        None, description="What of the tokens is scored (note: the first one; bi: the mean)."
     )
     temperature: float | None = Field(
-        default=None, gt=0, le=10, description="Of scoring=bi, divides the cosine (0.05: Sentence-BERT's scale of 20)."
+        None, gt=0, le=10, description="Of scoring=bi, divides the cosine (0.05: Sentence-BERT's scale of 20)."
     )
     max_length: int = Field(
-        default=192, ge=8, le=8192, description="Tokens of a sequence; a longer one is cut, and the share reported."
+        192, ge=8, le=8192, description="Tokens of a sequence; a longer one is cut, and the share reported."
     )
     dropout: float | None = Field(
-        default=None, ge=0, lt=1, description="Of the encoder; by default its own (BERT: 0.1; tiny: 0)."
+        None, ge=0, lt=1, description="Of the encoder; by default its own (BERT: 0.1; tiny: 0)."
     )
 
     loss: Loss = Field(
-        default="ranknet",
+        "ranknet",
         description="Of pairs: margin (E-R3), adaptive_margin (E-R4), ranknet (note, E-R1), adaptive_ranknet (E-R5). "
         "Of lists: listwise (softmax), lambdarank.",
     )
-    margin: float | None = Field(default=None, gt=0, le=100, description="m, in scores (E-R3: 1).")
+    margin: float | None = Field(None, gt=0, le=100, description="m, in scores (E-R3: 1).")
     sigma: float | None = Field(
-        default=None, gt=0, le=100, description="σ, which scales the difference of scores (note: 1 and others)."
+        None, gt=0, le=100, description="σ, which scales the difference of scores (note: 1 and others)."
     )
     learnable: bool | None = Field(
-        default=None, description="Learn margin or σ, from its value, inside (0.1, 2) (note: learnable_margin; E-R4)."
+        None, description="Learn margin or σ, from its value, inside (0.1, 2) (note: learnable_margin; E-R4)."
     )
     ties: Literal["none", "judged", "all"] | None = Field(
-        default=None,
+        None,
         description="Pairs of equal grades, S = 0: none, of judged documents, or of all, where a negative has grade 0.",
     )
-    positives: int = Field(default=1, ge=1, le=1024, description="Relevant documents of a query in a step, at most.")
-    negatives: int = Field(default=3, ge=1, le=1024, description="Other documents of a query in a step.")
+    positives: int = Field(1, ge=1, le=1024, description="Relevant documents of a query in a step, at most.")
+    negatives: int = Field(3, ge=1, le=1024, description="Other documents of a query in a step.")
     hard: float = Field(
-        default=1.0,
+        1.0,
         ge=0,
         le=1,
         description="Share of the negatives that BM25 found or that were judged 0; the rest is any document.",
     )
-    pool: int = Field(default=50, ge=1, le=10_000, description="BM25's documents that hard negatives are drawn from.")
+    pool: int = Field(50, ge=1, le=10_000, description="BM25's documents that hard negatives are drawn from.")
 
-    batch_size: int = Field(default=8, ge=1, le=2**16, description="Queries in a global batch, over all workers.")
-    lr: LearningRate = Field(default=3e-5, description="Learning rate at its height (BERT's authors: 2e-5 to 5e-5).")
-    weight_decay: WeightDecay = Field(default=0.01, description="Of AdamW, on matrices (BERT: 0.01).")
+    batch_size: int = Field(8, ge=1, le=2**16, description="Queries in a global batch, over all workers.")
+    lr: LearningRate = Field(3e-5, description="Learning rate at its height (BERT's authors: 2e-5 to 5e-5).")
+    weight_decay: WeightDecay = Field(0.01, description="Of AdamW, on matrices (BERT: 0.01).")
     warmup: float = Field(
-        default=0.1, ge=0, lt=1, description="Share of all steps in which lr rises; then it falls linearly (BERT: 0.1)."
+        0.1, ge=0, lt=1, description="Share of all steps in which lr rises; then it falls linearly (BERT: 0.1)."
     )
-    clip: float = Field(default=1.0, gt=0, le=1e6, description="Largest norm of the gradient (BERT: 1).")
+    clip: float = Field(1.0, gt=0, le=1e6, description="Largest norm of the gradient (BERT: 1).")
     bm25_weight: float | Literal["validation"] = Field(
-        default="validation",
+        "validation",
         description="Share of BM25's standardised score in the interpolated one, from 0 to 1; validation: the best "
         "of 21 by NDCG@10 there.",
     )

@@ -62,114 +62,114 @@ class Params(RetrievalParams):
     conditional = ConditionalParams(lambda: _RULES, {"method": "vera"})
 
     dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, *KINDS))] = Field(
-        default="synthetic-questions",
+        "synthetic-questions",
         min_length=1,
         description="Questions over a graph or documents with judgements: a name (`data list`) or a folder.",
     )
     calibration_part: Literal["train", "validation"] | None = Field(
-        default=None,
+        None,
         description="Where stages 2 and 3 learn: on queries kept back from training, or on those of validation, as a "
         "recalibration does.",
     )
     calibration_share: float | None = Field(
-        default=None,
+        None,
         ge=0,
         le=0.9,
         description="Share of the training queries that the ranking never sees and stages 2 and 3 learn from; 0: all "
         "stages learn from all.",
     )
     eval_candidates: int = Field(
-        default=200,
+        200,
         ge=1,
         le=10_000,
         description="Documents of BM25, or what the triples around a topic are filled up to with random ones.",
     )
-    eval_candidates_seed: int = Field(default=0, ge=0, description="Seed of the random triples.")
+    eval_candidates_seed: int = Field(0, ge=0, description="Seed of the random triples.")
     eval_k: int | Literal["validation"] = Field(
-        default="validation",
+        "validation",
         description="k of the success Z^(k); validation: the least of 1, 2, 3, 5, 10, 20 of a base rate in [.3, .9].",
     )
-    eval_risk: float = Field(default=0.1, gt=0, lt=1, description="Risk at which coverage and abstention are measured.")
-    eval_bins: int = Field(default=15, ge=2, le=1000, description="Bins of equal mass in the calibration error.")
-    eval_resamples: int = Field(default=200, ge=20, le=100_000, description="Resamples of each bootstrap interval.")
+    eval_risk: float = Field(0.1, gt=0, lt=1, description="Risk at which coverage and abstention are measured.")
+    eval_bins: int = Field(15, ge=2, le=1000, description="Bins of equal mass in the calibration error.")
+    eval_resamples: int = Field(200, ge=20, le=100_000, description="Resamples of each bootstrap interval.")
 
     encoder: Annotated[str, AfterValidator(sources.check)] = Field(
-        default="tiny",
+        "tiny",
         min_length=1,
         description="Frozen, read once: minilm, bert-base, tiny (random), a folder, or a name of the Hugging Face hub.",
     )
-    max_length: int = Field(default=128, ge=8, le=8192, description="Tokens of a text; a longer one is cut.")
-    hidden: int = Field(default=128, ge=2, le=8192, description="Width of the backbone.")
-    dropout: float = Field(default=0.1, ge=0, lt=1, description="Of the backbone's hidden layer.")
+    max_length: int = Field(128, ge=8, le=8192, description="Tokens of a text; a longer one is cut.")
+    hidden: int = Field(128, ge=2, le=8192, description="Width of the backbone.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="Of the backbone's hidden layer.")
 
     method: Method = Field(
-        default="vera",
+        "vera",
         description="vera (note), edl (one evidential head, all candidates alike) or softmax (the ranking alone).",
     )
     confidence: Confidence | None = Field(
-        default=None,
+        None,
         description="c: evidence, the note's c^(k); softmax, mass of the first k; mc_dropout, its mean over 20 masks.",
     )
     recalibration: Recalibration = Field(
-        default="none",
+        "none",
         description="A map of c that is fitted on validation (E-V6); temperature divides the scores, or logit c.",
     )
     temperature: float | None = Field(
-        default=None, gt=0, le=100, description="τ of the ranking's softmax (note 4.1).", json_schema_extra=MID_RUN
+        None, gt=0, le=100, description="τ of the ranking's softmax (note 4.1).", json_schema_extra=MID_RUN
     )
-    prior_positive: float | None = Field(default=None, ge=1e-4, le=10, description="λ+, floor of α (E-V8: .01 to .1).")
-    prior_negative: float | None = Field(default=None, ge=1e-4, le=10, description="λ-, floor of β (E-V8: 1).")
+    prior_positive: float | None = Field(None, ge=1e-4, le=10, description="λ+, floor of α (E-V8: .01 to .1).")
+    prior_negative: float | None = Field(None, ge=1e-4, le=10, description="λ-, floor of β (E-V8: 1).")
     evidence_context: bool | None = Field(
-        default=None,
+        None,
         description="The evidential head sees, beside z, the candidate's features and how its score compares with "
         "the others'.",
     )
 
-    cand_weight: Weight = Field(default=None, description="λ_cand (note 6: .1 to .3).")
-    query_weight: Weight = Field(default=None, description="λ_query (note 6: .5 to 1).")
-    cons_weight: Weight = Field(default=None, description="λ_cons (note 6: .1 to .3).")
-    negative_weight: Weight = Field(default=None, description="λ_neg (note 6: .01 to .1).")
+    cand_weight: Weight = Field(None, description="λ_cand (note 6: .1 to .3).")
+    query_weight: Weight = Field(None, description="λ_query (note 6: .5 to 1).")
+    cons_weight: Weight = Field(None, description="λ_cons (note 6: .1 to .3).")
+    negative_weight: Weight = Field(None, description="λ_neg (note 6: .01 to .1).")
     query_alpha: float | None = Field(
-        default=None, ge=0, le=1, description="α, of KL(p||q) against KL(q||p) (note 6: .7).", json_schema_extra=MID_RUN
+        None, ge=0, le=1, description="α, of KL(p||q) against KL(q||p) (note 6: .7).", json_schema_extra=MID_RUN
     )
-    query_beta: Weight = Field(default=None, description="β, of the entropy gate (note 6: 1).")
+    query_beta: Weight = Field(None, description="β, of the entropy gate (note 6: 1).")
     query_target: Literal["hybrid", "eps", "group"] | None = Field(
-        default=None, description="What p is: Z and its group's rate, Z clipped, or the group's rate (E-V1, E-V2)."
+        None, description="What p is: Z and its group's rate, Z clipped, or the group's rate (E-V1, E-V2)."
     )
-    eps: float | None = Field(default=None, gt=0, lt=0.5, description="Clip of Z with query_target=eps (E-V2: .03).")
+    eps: float | None = Field(None, gt=0, lt=0.5, description="Clip of Z with query_target=eps (E-V2: .03).")
     groups: Literal["confidence", "type"] | None = Field(
-        default=None, description="Groups of queries: bins of c, or those of each query type apart (E-V1)."
+        None, description="Groups of queries: bins of c, or those of each query type apart (E-V1)."
     )
     group_bins: int | None = Field(
-        default=None, ge=1, le=1000, description="Most bins; each has 50 queries or more (E-V1: 20)."
+        None, ge=1, le=1000, description="Most bins; each has 50 queries or more (E-V1: 20)."
     )
 
-    stage_share: Stages | None = Field(default=None, description="Lengths of the stages; 0 leaves one out (E-V11).")
-    stage_lr: Stages | None = Field(default=None, description="Factors on lr.")
+    stage_share: Stages | None = Field(None, description="Lengths of the stages; 0 leaves one out (E-V11).")
+    stage_lr: Stages | None = Field(None, description="Factors on lr.")
     stage_backbone: Stages | None = Field(
-        default=None, description="Further factors on lr, of backbone and ranking head; 0 freezes them (note 4.5)."
+        None, description="Further factors on lr, of backbone and ranking head; 0 freezes them (note 4.5)."
     )
-    stage_rank: Stages | None = Field(default=None, description="Factors on the ranking's loss.")
-    stage_cand: Stages | None = Field(default=None, description="Factors on λ_cand.")
-    stage_query: Stages | None = Field(default=None, description="Factors on λ_query.")
-    stage_cons: Stages | None = Field(default=None, description="Factors on λ_cons.")
+    stage_rank: Stages | None = Field(None, description="Factors on the ranking's loss.")
+    stage_cand: Stages | None = Field(None, description="Factors on λ_cand.")
+    stage_query: Stages | None = Field(None, description="Factors on λ_query.")
+    stage_cons: Stages | None = Field(None, description="Factors on λ_cons.")
     stage_switch: Literal["epochs", "plateau"] | None = Field(
-        default=None, description="Stages end after their share, or before that when their loss stops falling."
+        None, description="Stages end after their share, or before that when their loss stops falling."
     )
     stage_patience: int | None = Field(
-        default=None, ge=1, le=1000, description="Epochs without a lower loss that end a stage; with plateau (3)."
+        None, ge=1, le=1000, description="Epochs without a lower loss that end a stage; with plateau (3)."
     )
-    cand_to_backbone: bool | None = Field(default=None, description="L_cand trains the backbone as well (E-V9).")
-    query_to_backbone: bool | None = Field(default=None, description="L_query trains the backbone as well (E-V9).")
-    cons_to_ranking: bool | None = Field(default=None, description="L_cons trains the ranking as well (E-V9).")
+    cand_to_backbone: bool | None = Field(None, description="L_cand trains the backbone as well (E-V9).")
+    query_to_backbone: bool | None = Field(None, description="L_query trains the backbone as well (E-V9).")
+    cons_to_ranking: bool | None = Field(None, description="L_cons trains the ranking as well (E-V9).")
 
-    batch_size: int = Field(default=64, ge=1, le=2**16, description="Queries in a global batch, over all workers.")
-    lr: LearningRate = Field(default=1e-3, description="Learning rate of AdamW.")
+    batch_size: int = Field(64, ge=1, le=2**16, description="Queries in a global batch, over all workers.")
+    lr: LearningRate = Field(1e-3, description="Learning rate of AdamW.")
     lr_decay: Literal["none", "linear"] = Field(
-        default="linear", description="The learning rate stays, or falls to 0 over each stage; a baseline has one."
+        "linear", description="The learning rate stays, or falls to 0 over each stage; a baseline has one."
     )
-    weight_decay: WeightDecay = Field(default=0.01, description="Of AdamW.")
-    clip: float = Field(default=1.0, gt=0, le=1e6, description="Largest norm of the gradient.")
+    weight_decay: WeightDecay = Field(0.01, description="Of AdamW.")
+    clip: float = Field(1.0, gt=0, le=1e6, description="Largest norm of the gradient.")
 
     @field_validator("eval_k")
     @classmethod
