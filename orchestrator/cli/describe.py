@@ -20,14 +20,7 @@ from workloads.data.source import Dataset
 
 PIPED_WIDTH = 100  # columns, where there is no terminal to ask
 
-TYPES = {
-    "integer": "int",
-    "number": "float",
-    "string": "str",
-    "boolean": "bool",
-    "array": "list",
-    "object": "mapping",
-}
+TYPES = {"integer": "int", "number": "float", "string": "str", "boolean": "bool", "array": "list", "object": "mapping"}
 BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 

@@ -179,10 +179,7 @@ def compare(
 
 @app.command()
 def report(
-    references: References,
-    output: Output = Path("report.html"),
-    as_json: Json = False,
-    storage: Storage = None,
+    references: References, output: Output = Path("report.html"), as_json: Json = False, storage: Storage = None
 ) -> None:
     """One HTML page about a run or a sweep, or several.
 

@@ -43,8 +43,7 @@ Gpus = Annotated[
 Cpus = Annotated[float | None, typer.Option("--cpus-per-worker", help="CPUs of a worker.")]
 MaxGpus = Annotated[int | None, typer.Option("--max-gpus", help="GPUs held at once, at most.  [default: all that fit]")]
 Tracking = Annotated[
-    str | None,
-    typer.Option("--tracking", metavar="URI|none", help="MLflow store.  [default: the embedded one]"),
+    str | None, typer.Option("--tracking", metavar="URI|none", help="MLflow store.  [default: the embedded one]")
 ]
 Experiment = Annotated[str | None, typer.Option("--experiment", help="MLflow experiment.  [default: the workload]")]
 Storage = Annotated[str | None, typer.Option("--storage", help="Where checkpoints, logs and results go.")]

@@ -85,9 +85,7 @@ def _read_experiment(file: Path, above: tuple[Path, ...]) -> Document:
         section = document.values.get(key, {})
         if not isinstance(section, dict):
             raise UserError(
-                f"{file}, line {document.lines[key]}: {key} must be a mapping",
-                got=repr(section),
-                allowed="key: value",
+                f"{file}, line {document.lines[key]}: {key} must be a mapping", got=repr(section), allowed="key: value"
             )
     if base := document.values.pop("extends", None):
         parent = _read_experiment(file.parent / str(base), above)

@@ -18,9 +18,7 @@ class Plan(BaseModel):
     patience: int = Field(0, ge=0, description="Stop after so many evaluations without improvement; 0: never.")
     evaluate_every: int = Field(1, ge=1, description="Epochs between two evaluations on the validation split.")
     checkpoint_every: int = Field(
-        1,
-        ge=1,
-        description="Epochs between two checkpoints, and never more often than every 5 s of training.",
+        1, ge=1, description="Epochs between two checkpoints, and never more often than every 5 s of training."
     )
     steps_per_epoch: int | None = Field(
         None, ge=1, description="Optimiser steps in an epoch; unset: one pass over the training data."

@@ -138,10 +138,7 @@ def _verify(folder: Path) -> dict[str, Any]:
         raise UserError(f"The checkpoint {folder} is damaged: its {META} can not be read", fix=FIX) from None
     if form != FORMAT:
         raise UserError(
-            f"The checkpoint {folder} has another format",
-            got=form,
-            allowed=FORMAT,
-            fix="Use the version that wrote it",
+            f"The checkpoint {folder} has another format", got=form, allowed=FORMAT, fix="Use the version that wrote it"
         )
     if seal != _seal(meta):
         raise UserError(f"The checkpoint {folder} is damaged: the content of {META} changed", fix=FIX)

@@ -80,13 +80,7 @@ def signature(before: Any, after: Any) -> Verdict:
 
 
 def _difference(
-    gate: str,
-    metric: str,
-    before: Evidence | None,
-    after: Evidence,
-    bar: float,
-    confidence: float,
-    minimized: bool,
+    gate: str, metric: str, before: Evidence | None, after: Evidence, bar: float, confidence: float, minimized: bool
 ) -> Verdict:
     """Whether ``metric`` is better than before by more than ``bar`` (below 0: worse by at most that)."""
     name = f"{gate}: {metric}{' (less is better)' if minimized else ''}"

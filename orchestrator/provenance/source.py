@@ -63,11 +63,7 @@ class Source:
 
 
 def capture(
-    directory: Path,
-    own: Path,
-    apart: Sequence[Path] = (),
-    workload: Path | None = None,
-    seconds: float = SECONDS,
+    directory: Path, own: Path, apart: Sequence[Path] = (), workload: Path | None = None, seconds: float = SECONDS
 ) -> tuple[Source, ...]:
     """The repository around ``directory`` (``project``), the one that the package ``own`` is checked out from
     (``orchestrator``) and that of the code in the folder ``workload`` (``workload``), where there are any; one, where

@@ -192,11 +192,7 @@ def _seconds(work: _Work) -> Iterator[Curve]:
     yield work.curve([0.0], [[median(b - a for a, b in pairwise(times)) for times in ends]])
 
 
-KINDS: Mapping[Kind, Callable[[_Work], Iterator[Curve]]] = {
-    "values": _values,
-    "epochs": _epochs,
-    "seconds": _seconds,
-}
+KINDS: Mapping[Kind, Callable[[_Work], Iterator[Curve]]] = {"values": _values, "epochs": _epochs, "seconds": _seconds}
 
 
 def _epochs_at(work: _Work, choice: Choice, point: Point) -> int:

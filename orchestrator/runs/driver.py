@@ -99,12 +99,7 @@ def _check_checkpoint(folder: RunFolder, spec: ExperimentSpec) -> None:
 
 
 def _drive(
-    folder: RunFolder,
-    spec: ExperimentSpec,
-    settings: Settings,
-    options: Options,
-    console: Console,
-    resuming: bool,
+    folder: RunFolder, spec: ExperimentSpec, settings: Settings, options: Options, console: Console, resuming: bool
 ) -> Result:
     fingerprint = preflight.dataset(spec.workload, spec.params, settings.data)
     tags = {

@@ -65,8 +65,7 @@ def open_study(
         return optuna.create_study(storage=storage, study_name="sweep", directions=list(directions), pruner=pruner)
     except Exception as error:
         raise UserError(
-            f"The sweep's journal {journal} can not be read: {one_line(error)}",
-            fix="Restore it, or start a new sweep",
+            f"The sweep's journal {journal} can not be read: {one_line(error)}", fix="Restore it, or start a new sweep"
         ) from None
 
 

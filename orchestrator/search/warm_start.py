@@ -20,10 +20,7 @@ from workloads.contract import Objective
 
 
 def lessons(
-    spec: SweepSpec,
-    settings: Settings,
-    objectives: Sequence[Objective],
-    distributions: Mapping[str, BaseDistribution],
+    spec: SweepSpec, settings: Settings, objectives: Sequence[Objective], distributions: Mapping[str, BaseDistribution]
 ) -> tuple[list[FrozenTrial], list[str]]:
     """The trials that the sweeps of ``--warm-start`` can teach, and a line on each sweep.
 

@@ -134,10 +134,7 @@ def _without_login(uri: str) -> str:
             "The tracking address is not one", got=repr(uri), allowed="http(s)://USER:PASSWORD@HOST:PORT",
             fix="Write a slash in a password as %2F, or put it into MLFLOW_TRACKING_PASSWORD",
         ) from None  # fmt: skip
-    for variable, value in (
-        ("MLFLOW_TRACKING_USERNAME", parts.username),
-        ("MLFLOW_TRACKING_PASSWORD", parts.password),
-    ):
+    for variable, value in (("MLFLOW_TRACKING_USERNAME", parts.username), ("MLFLOW_TRACKING_PASSWORD", parts.password)):
         if value:
             os.environ[variable] = unquote(value)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

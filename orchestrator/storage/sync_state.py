@@ -43,11 +43,7 @@ Stamps = dict[str, Stamp]
 
 
 def deliver(
-    folder: Path,
-    place: Remote,
-    delivered: Stamps,
-    parts: Sequence[str] = (),
-    before: Callable[[], None] = lambda: None,
+    folder: Path, place: Remote, delivered: Stamps, parts: Sequence[str] = (), before: Callable[[], None] = lambda: None
 ) -> bool:
     """Send what has changed since ``delivered``, which is kept up to date; True when something had.
 

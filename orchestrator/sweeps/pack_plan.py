@@ -224,10 +224,7 @@ class PackRunner:
         plain = worker.experiment(spec, Path(config["data"]), self._device, final=False, stop=self._stop)
         member = Member(plain.build(holdout=True))
         experiment = replace(
-            plain,
-            build=lambda holdout: cast(Workload, member),
-            every_epoch=True,
-            clock=lambda: member.seconds,
+            plain, build=lambda holdout: cast(Workload, member), every_epoch=True, clock=lambda: member.seconds
         )
         carried = Carried(Path(config["folder"]))
         found = checkpoint.latest(Path(config["folder"]))

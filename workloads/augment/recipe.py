@@ -117,10 +117,7 @@ class Recipe:
 
     @torch.no_grad()
     def apply(
-        self,
-        images: torch.Tensor,
-        draws: Draws,
-        memory_format: torch.memory_format = torch.contiguous_format,
+        self, images: torch.Tensor, draws: Draws, memory_format: torch.memory_format = torch.contiguous_format
     ) -> torch.Tensor:
         """The views of a batch. What becomes of a sample does not depend on the others.
 

@@ -24,11 +24,7 @@ def evaluation(cosines: torch.Tensor, grades: torch.Tensor, rank: int = 0) -> Ev
             f"all {len(cosines)} pairs have the same cosine: their correlation with the scores is taken for 0",
             stacklevel=2,
         )
-    metrics = {
-        "spearman": spearman.mean().item(),
-        "pearson": pearson.mean().item(),
-        "constant": float(flat),
-    }
+    metrics = {"spearman": spearman.mean().item(), "pearson": pearson.mean().item(), "constant": float(flat)}
     if rank:
         return Evaluation(metrics)
     units = {"id": torch.arange(len(grades)), "spearman": spearman, "pearson": pearson}

@@ -22,14 +22,7 @@ class DataError(ValueError):
         expected: str | None = None,
         fix: str | None = None,
     ) -> None:
-        self.what, self.file, self.line, self.got, self.expected, self.fix = (
-            what,
-            file,
-            line,
-            got,
-            expected,
-            fix,
-        )
+        self.what, self.file, self.line, self.got, self.expected, self.fix = (what, file, line, got, expected, fix)
         text = "" if file is None else f"{file}: " if line is None else f"{file}, line {line}: "
         text += what
         if got is not None:

@@ -7,12 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from workloads.lifelong.params import Params
-from workloads.losses.alignment import (
-    embedding_alignment_loss,
-    no_compat_loss,
-    rank_loss,
-    ranking_alignment_loss,
-)
+from workloads.losses.alignment import embedding_alignment_loss, no_compat_loss, rank_loss, ranking_alignment_loss
 
 
 @dataclass(frozen=True, eq=False)

@@ -69,12 +69,7 @@ def embedding_alignment_loss(stored: torch.Tensor, fresh: torch.Tensor, there: t
 
 
 def ranking_alignment_loss(
-    query: torch.Tensor,
-    stored: torch.Tensor,
-    fresh: torch.Tensor,
-    there: torch.Tensor,
-    *,
-    detach_target: bool = False,
+    query: torch.Tensor, stored: torch.Tensor, fresh: torch.Tensor, there: torch.Tensor, *, detach_target: bool = False
 ) -> torch.Tensor:
     """L_align-r: KL(p || p') of two rankings of the same documents, by the formula rather than its words (E-L5).
 

@@ -145,11 +145,7 @@ def _check_start(file: Path, text: bytes, columns: RatingColumns) -> None:
 
 
 def _check_values(
-    file: Path,
-    columns: RatingColumns,
-    users: NDArray[np.int64],
-    items: NDArray[np.int64],
-    ratings: NDArray[np.float32],
+    file: Path, columns: RatingColumns, users: NDArray[np.int64], items: NDArray[np.int64], ratings: NDArray[np.float32]
 ) -> None:
     first = columns.first
     valid = (users >= first) & (users < first + columns.n_users) & (items >= first) & (items < first + columns.n_items)

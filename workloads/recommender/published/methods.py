@@ -115,7 +115,7 @@ _DPL_AS_CODED: Mapping[str, Any] = {
 }  # fmt: skip
 
 AS_CODED: Mapping[str, Method] = {
-    "DPL, author's code": Method(_DPL_AS_CODED, (), epochs=200, only={"backbone": ("mf",)}),
+    "DPL, author's code": Method(_DPL_AS_CODED, (), epochs=200, only={"backbone": ("mf",)})
 }
 """Every setting that of the author's code and log, nothing searched."""
 
