@@ -23,8 +23,7 @@ def space(trial: optuna.Trial) -> dict[str, Any]:
     backbone = trial.suggest_categorical("backbone", ["mf", "lightgcn"])
     params: dict[str, Any] = {
         "backbone": backbone,
-        "lr": trial.suggest_float("lr", 3e-4, 3e-2, log=True),
-        "weight_decay": trial.suggest_float("weight_decay", 1e-7, 1e-3, log=True),
+        **_adam(trial),
         "batch_size": trial.suggest_categorical("batch_size", [512, 1024, 2048, 4096]),
     }
     if backbone == "lightgcn":

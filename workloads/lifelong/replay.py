@@ -64,15 +64,14 @@ def choose_new(params: Params, docs: NDArray[np.int64], look: Look, asked: Asked
         asked: the queries.
     """
     assert params.alpha is not None
-    numbers = torch.from_numpy(docs)
-    found = []
-    for part in asked.rows():
+    numbers, alpha = torch.from_numpy(docs), params.alpha
+
+    def scores(part: slice) -> torch.Tensor:
         there = (numbers[part] >= 0).to(asked.query.device)
-        scores = new_scores(
-            look(docs[part]), there, asked.positive[part], asked.query[part], params.alpha, bool(params.standardise)
-        )
-        found.append(chosen(numbers[part], best(scores, params.n_new).cpu()))
-    return torch.cat(found)
+        positive, query = asked.positive[part], asked.query[part]
+        return new_scores(look(docs[part]), there, positive, query, alpha, bool(params.standardise))
+
+    return _best(numbers, params.n_new, asked, scores)
 
 
 def draw_memory(params: Params, memory: torch.Tensor, seed: int, session: int) -> torch.Tensor:
@@ -92,11 +91,7 @@ def choose_memory(params: Params, memory: torch.Tensor, new: torch.Tensor, look:
         asked: the queries.
     """
     assert params.n_memory is not None
-    found = []
-    for part in asked.rows():
-        scores = _isd(memory[part], new[part], look, asked.query[part])
-        found.append(chosen(memory[part], best(scores, params.n_memory).cpu()))
-    return torch.cat(found)
+    return _best(memory, params.n_memory, asked, lambda part: _isd(memory[part], new[part], look, asked.query[part]))
 
 
 def remember(
@@ -129,6 +124,11 @@ def remember(
                 scores = baselines.ocs(gradients, there, gradients[:, :held], there[:, :held])
         found.append(chosen(pool, best(scores, params.capacity).cpu()))
     return torch.cat(found)
+
+
+def _best(docs: torch.Tensor, count: int, asked: Asked, scores: Callable[[slice], torch.Tensor]) -> torch.Tensor:
+    """The ``count`` documents of the highest score of each query, (Q, count); scores are of some rows at a time."""
+    return torch.cat([chosen(docs[part], best(scores(part), count).cpu()) for part in asked.rows()])
 
 
 def _isd(docs: torch.Tensor, among: torch.Tensor, look: Look, query: torch.Tensor) -> torch.Tensor:

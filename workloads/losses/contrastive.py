@@ -72,7 +72,7 @@ def dcl_loss(
     Returns:
         (B,) in nats.
     """
-    return _debiased(positive, negatives, extra, tau, 0, temperature, floor)
+    return hcl_loss(positive, negatives, extra, tau=tau, beta=0, temperature=temperature, floor=floor)
 
 
 def cosine_dcl_loss(
@@ -111,18 +111,6 @@ def hcl_loss(
     Returns:
         (B,) in nats.
     """
-    return _debiased(positive, negatives, extra, tau, beta, temperature, floor)
-
-
-def _debiased(
-    positive: torch.Tensor,
-    negatives: torch.Tensor,
-    extra: torch.Tensor,
-    tau: float,
-    beta: float,
-    temperature: float,
-    floor: Floor,
-) -> torch.Tensor:
     if not negatives.shape[1]:
         return positive * 0
     masked = negatives == -math.inf

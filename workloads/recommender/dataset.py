@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from workloads.data import Interactions, fingerprint, load_interactions
+from workloads.data import Interactions, load_interactions
 from workloads.data.interactions.splits import hold_out, user_csr
 from workloads.data.interactions.truth import false_positives
 from workloads.data.interactions.variants import Split as Resplit
@@ -150,23 +150,10 @@ def prepared(
     Raises:
         workloads.data.DataError: the dataset is unknown, missing or damaged, or has not what the split needs.
     """
-    return _prepared(dataset, root, fingerprint(dataset, root), split_seed, holdout, device, split, noise)
-
-
-@lru_cache(maxsize=_KEPT)
-def _prepared(
-    dataset: str,
-    root: Path,
-    fingerprint: str,
-    split_seed: int,
-    holdout: bool,
-    device: torch.device,
-    split: Resplit,
-    noise: float,
-) -> Prepared:
     return prepare(load_interactions(dataset, root, split, noise), split_seed, holdout, device)
 
 
+@lru_cache(maxsize=_KEPT)
 def prepare(data: Interactions, split_seed: int, holdout: bool, device: torch.device) -> Prepared:
     """Split and convert. Without ``holdout`` the validation part stays in train and is empty by itself."""
     held = np.zeros(len(data.train), np.bool_)

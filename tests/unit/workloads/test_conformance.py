@@ -40,9 +40,9 @@ class RecommenderConformance(Conformance):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(dataset, "load_interactions", spoiled)
-            dataset._prepared.cache_clear()
+            dataset.prepare.cache_clear()
             yield
-        dataset._prepared.cache_clear()
+        dataset.prepare.cache_clear()
 
     def test_many_short_epochs_are_one_long_one(self) -> None:
         """Three virtual epochs of two steps are one of six: a pass is cut, not begun anew."""

@@ -38,14 +38,13 @@ def load_interactions(name: str, root: Path, split: Split = "official", noise: f
     data: Interactions = converted(name, root, path, read_interactions, write_interactions)
     if split == "official" and len(data.test) and not noise:
         return data
-    return _variant(name, root, path, split, noise)
+    return _variant(name, data, split, noise)
 
 
 @lru_cache(maxsize=_KEPT)
-def _variant(name: str, root: Path, path: Path, split: Split, noise: float) -> Interactions:
+def _variant(name: str, data: Interactions, split: Split, noise: float) -> Interactions:
     # Here: they need NumPy, which most commands do not.
     from workloads.data.interactions.variants import resplit, with_noise
 
-    data = converted(name, root, path, read_interactions, write_interactions)
     data = resplit(data, split, clean_from=dataset(name).clean_from)
     return with_noise(data, noise) if noise else data

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Interactions:
     """Implicit feedback of ``n_users`` users on ``n_items`` items, split in train and test.
 

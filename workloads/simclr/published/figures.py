@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from workloads.published import Computation, Curve, Drawn, Figure, Line, Method, Panel, Point, Trained
@@ -25,17 +26,12 @@ def mean_squared_errors(quick: bool) -> Drawn:
     """Figure 6.9, with scores in [-.5, .5] and, as a table, in [-1/t², 1/t²] (E-6.6.1b)."""
     from workloads.simclr.published.estimators import squared_errors
 
-    curves: list[Curve] = []
-    cells: list[Mapping[str, Any]] = []
-    for parameter, (label, values) in VARIED.items():
-        spots = [_repeated(squared_errors, quick, {parameter: value}) for value in values]
-        for name in spots[0]:
-            means, spreads = zip(*(spot[name] for spot in spots))
-            curves.append(Curve(
-                values, means, spreads, name=name, panel=label, x_label=label, y_label="mean squared error",
-                log="xy" if parameter == "negatives" else "y",
-            ))  # fmt: skip
-            cells += [_cell(label, x, name, mean, sd, 0.5) for x, mean, sd in zip(values, means, spreads)]
+    curves = [
+        replace(curve, log="xy" if parameter == "negatives" else "y")
+        for parameter in VARIED
+        for curve in _over(parameter, squared_errors, quick, "mean squared error")
+    ]
+    cells = [_cell(c.panel, x, c.name, mean, sd, 0.5) for c in curves for x, mean, sd in zip(c.x, c.y, c.sd)]
     wide = _repeated(squared_errors, quick, {"reach": 4.0})
     cells += [_cell("reach", 4.0, name, mean, sd, 4.0) for name, (mean, sd) in wide.items()]
     return Drawn(curves, {"mse": cells})
@@ -49,16 +45,7 @@ def means(quick: bool) -> Drawn:
         target, found = estimates(setting, generator)
         return {"true negatives": target.mean().item(), **{name: x.mean().item() for name, x in found.items()}}
 
-    curves: list[Curve] = []
-    for parameter in ("gamma", "alpha"):
-        label, values = VARIED[parameter]
-        spots = [_repeated(averaged, quick, {parameter: value}) for value in values]
-        for name in spots[0]:
-            centre, spread = zip(*(spot[name] for spot in spots))
-            curves.append(
-                Curve(values, centre, spread, name=name, panel=label, x_label=label, y_label="mean of e^(x / t)")
-            )
-    return Drawn(curves)
+    return Drawn([c for name in ("gamma", "alpha") for c in _over(name, averaged, quick, "mean of e^(x / t)")])
 
 
 def simulated_scores(quick: bool) -> Drawn:
@@ -96,6 +83,15 @@ def trained_scores(runs: Sequence[Trained]) -> Iterator[Curve]:
         )  # fmt: skip
 
 
+def _over(parameter: str, measure: Any, quick: bool, y_label: str) -> Iterator[Curve]:
+    """What is measured over the values of a parameter, a curve a name."""
+    label, values = VARIED[parameter]
+    spots = [_repeated(measure, quick, {parameter: value}) for value in values]
+    for name in spots[0]:
+        means, spreads = zip(*(spot[name] for spot in spots))
+        yield Curve(values, means, spreads, name=name, panel=label, x_label=label, y_label=y_label)
+
+
 def _repeated(measure: Any, quick: bool, changed: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     """Mean and standard deviation of what is measured, over draws of the experiment."""
     from statistics import fmean, stdev
@@ -108,7 +104,7 @@ def _repeated(measure: Any, quick: bool, changed: Mapping[str, Any]) -> dict[str
     return {name: (fmean(each), stdev(each)) for name in found[0] for each in [[one[name] for one in found]]}
 
 
-def _cell(label: str, x: float, name: str, mean: float, sd: float, reach: float) -> dict[str, Any]:
+def _cell(label: str, x: float, name: str, mean: float, sd: float | None, reach: float) -> dict[str, Any]:
     return {"varied": label, "value": x, "scores within": reach, "estimator": name, "mse": mean, "sd": sd}
 
 
