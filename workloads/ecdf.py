@@ -53,20 +53,18 @@ def _ecdf_by_order(scores: torch.Tensor, ties: Ties) -> torch.Tensor:
     return torch.empty_like(counts).scatter_(-1, places, counts / (2 * n if ties == "mid" else n)).to(scores.dtype)
 
 
-def ecdf_at(ordered: torch.Tensor, x: torch.Tensor, ties: Ties = "le", plus_one: bool = False) -> torch.Tensor:
+def ecdf_at(ordered: torch.Tensor, x: torch.Tensor, ties: Ties = "le") -> torch.Tensor:
     """F(x) where F is the empirical distribution of ``ordered``, row by row.
 
     Args:
         ordered: (..., n), ascending.
         x: (..., m).
         ties: see :data:`Ties`.
-        plus_one: divide by n + 1 instead of n, which keeps F below 1 (E-4.14).
 
     Returns:
         (..., m).
     """
-    n = ordered.shape[-1]
     counts = torch.searchsorted(ordered, x.contiguous(), right=True).to(x.dtype)
     if ties == "mid":
         counts = (counts + torch.searchsorted(ordered, x.contiguous(), right=False)) / 2
-    return counts / (n + plus_one)
+    return counts / ordered.shape[-1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 
@@ -25,6 +25,26 @@ class Progress:
 def steps_per_pass(examples: int, batch_size: int) -> int:
     """Global batches in a pass; the last may be smaller."""
     return -(-examples // batch_size)
+
+
+def passes_of(epoch: int, per_pass: int, steps: int | None) -> Iterator[tuple[int, range]]:
+    """The passes that make up an epoch, from 1: the number of each, from 1, and which of its batches are in the epoch.
+
+    An epoch is a pass, or the next ``steps`` of an endless row of passes: where it starts follows from its number, so
+    no state carries it.
+    """
+    steps = steps or per_pass
+    step, end = (epoch - 1) * steps, epoch * steps
+    while step < end:
+        number, first = divmod(step, per_pass)
+        last = min(per_pass, first + end - step)
+        yield number + 1, range(first, last)
+        step += last - first
+
+
+def own_part(size: int, rank: int, world_size: int) -> slice:
+    """Which part of a global batch is a rank's: contiguous ones, as equal as can be, empty where there are too few."""
+    return slice(size * rank // world_size, size * (rank + 1) // world_size)
 
 
 def stage_ends(epochs: int, shares: Sequence[float]) -> tuple[int, ...]:

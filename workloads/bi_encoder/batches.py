@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.contract import Runtime
-from workloads.schedule import steps_per_pass
+from workloads.schedule import passes_of, steps_per_pass
 from workloads.seeding import derive
 
 
@@ -40,17 +40,10 @@ class Batch:
 
 def batches(pairs: int, batch_size: int, runtime: Runtime, epoch: int) -> Iterator[Batch]:
     """The global batches of an epoch: a pass in a random order, or the next ``runtime.steps_per_epoch`` of passes."""
-    whole, ranks = steps_per_pass(pairs, batch_size), runtime.world_size
-    steps = runtime.steps_per_epoch or whole
-    order, current = np.empty(0, np.int64), -1
-    for step in range((epoch - 1) * steps, epoch * steps):
-        number, place = divmod(step, whole)
-        if number != current:
-            order, current = _order(runtime.seed, number + 1, pairs), number
-        rows = order[place * batch_size : (place + 1) * batch_size]
-        yield Batch(rows, [len(rows) * rank // ranks for rank in range(ranks + 1)], runtime.rank)
-
-
-def _order(seed: int, number: int, pairs: int) -> NDArray[np.int64]:
-    # The raw stream of PCG64, which NumPy keeps as it is.
-    return np.argsort(np.random.PCG64(derive(seed, "order", number)).random_raw(pairs), kind="stable")
+    ranks = runtime.world_size
+    for number, places in passes_of(epoch, steps_per_pass(pairs, batch_size), runtime.steps_per_epoch):
+        # The raw stream of PCG64, which NumPy keeps as it is.
+        order = np.argsort(np.random.PCG64(derive(runtime.seed, "order", number)).random_raw(pairs), kind="stable")
+        for place in places:
+            rows = order[place * batch_size : (place + 1) * batch_size]
+            yield Batch(rows, [len(rows) * rank // ranks for rank in range(ranks + 1)], runtime.rank)

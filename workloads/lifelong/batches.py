@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.contract import Runtime
-from workloads.schedule import steps_per_pass
+from workloads.schedule import own_part, passes_of, steps_per_pass
 from workloads.seeding import derive
 
 
@@ -20,23 +20,17 @@ def batches(
 
     An epoch is a pass in a random order, or the next ``runtime.steps_per_epoch`` steps of an endless row of passes.
     """
-    whole = steps_per_pass(len(positives), batch_size)
-    steps = runtime.steps_per_epoch or whole
     counts = np.array([len(docs) for docs in positives])
-    drawn: tuple[int, NDArray[np.int64], NDArray[np.int64]] | None = None
-    for step in range((epoch - 1) * steps, epoch * steps):
-        number, place = divmod(step, whole)
-        if drawn is None or drawn[0] != number:
-            order = np.argsort(_raw(runtime.seed, "order", number + 1, len(counts)), kind="stable")
-            turn = (_raw(runtime.seed, "positive", number + 1, len(counts)) % counts.astype(np.uint64)).astype(np.int64)
-            docs = np.array([own[which] for own, which in zip(positives, turn.tolist())], np.int64)
-            drawn = number, order, docs
-        _, order, docs = drawn
-        rows = order[place * batch_size : (place + 1) * batch_size]
-        start, stop = (len(rows) * rank // runtime.world_size for rank in (runtime.rank, runtime.rank + 1))
-        weight = 1 / len(rows) if stop > start else 0.0
-        own_rows = rows[start:stop] if weight else rows[:1]
-        yield own_rows, docs[own_rows], weight
+    for number, places in passes_of(epoch, steps_per_pass(len(positives), batch_size), runtime.steps_per_epoch):
+        order = np.argsort(_raw(runtime.seed, "order", number, len(counts)), kind="stable")
+        turn = (_raw(runtime.seed, "positive", number, len(counts)) % counts.astype(np.uint64)).astype(np.int64)
+        docs = np.array([own[which] for own, which in zip(positives, turn.tolist())], np.int64)
+        for place in places:
+            rows = order[place * batch_size : (place + 1) * batch_size]
+            own_rows, weight = rows[own_part(len(rows), runtime.rank, runtime.world_size)], 1 / len(rows)
+            if not len(own_rows):
+                own_rows, weight = rows[:1], 0.0
+            yield own_rows, docs[own_rows], weight
 
 
 def _raw(seed: int, stream: str, number: int, count: int) -> NDArray[np.uint64]:

@@ -13,6 +13,7 @@ from workloads.recommender.dataset import Prepared
 from workloads.recommender.model import Choose
 from workloads.sampling.negatives import Key, random_bits
 from workloads.sampling.sampler import Sampler, View, counters
+from workloads.schedule import passes_of
 from workloads.seeding import derive, generator
 
 _AT_ONCE = {"cpu": 2**17, "cuda": 2**22}  # nodes drawn at once: on a CPU what its cache holds
@@ -71,22 +72,14 @@ class Batch:
 def batches(data: Prepared, draws: Draws, batch_size: int, runtime: Runtime, epoch: int) -> Iterator[Batch]:
     """This rank's part of each global batch of ``epoch``, contiguous parts by rank.
 
-    An epoch is a pass over the interactions in a random order, or, with ``runtime.steps_per_epoch``, the next so
-    many steps of an endless row of passes: where it starts follows from its number, so no state carries it.
+    An epoch is a pass over the interactions in a random order, or the next ``runtime.steps_per_epoch`` of passes.
     Position p of a pass holds the same nodes whatever the number of ranks.
     """
-    per_pass = steps_per_pass(data, batch_size)
-    steps = runtime.steps_per_epoch or per_pass
-    step, end = (epoch - 1) * steps, epoch * steps
-    while step < end:
-        number, first = divmod(step, per_pass)
-        last = min(per_pass, first + end - step)
-        passes = [(runtime.seed, number + 1)]
-        key = derive(runtime.seed, "choice", number + 1)
-        drawn = _draw(data, draws, batch_size, passes, range(first, last), runtime.rank, runtime.world_size)
-        for at, (nodes, rows, positions, items) in enumerate(drawn, first):
+    for number, places in passes_of(epoch, steps_per_pass(data, batch_size), runtime.steps_per_epoch):
+        key = derive(runtime.seed, "choice", number)
+        drawn = _draw(data, draws, batch_size, [(runtime.seed, number)], places, runtime.rank, runtime.world_size)
+        for at, (nodes, rows, positions, items) in enumerate(drawn, places.start):
             yield Batch(nodes.squeeze(1), rows.squeeze(0), positions, key, at, items.squeeze(0), items.shape[1])
-        step += last - first
 
 
 def packed_nodes(

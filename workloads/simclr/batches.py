@@ -10,6 +10,7 @@ import torch
 from workloads.augment import Draws, Recipe
 from workloads.contract import Runtime
 from workloads.data.images.resident import Part
+from workloads.schedule import passes_of
 from workloads.seeding import generator
 
 
@@ -47,25 +48,16 @@ def batches(part: Part, recipe: Recipe, batch_size: int, runtime: Runtime, epoch
     """
     share = batch_size // runtime.world_size
     own = slice(runtime.rank * share, (runtime.rank + 1) * share)
-    steps = range(*_span(part, batch_size, runtime, epoch))
-    images = part.stream(rows[own] for rows in _orders(part, batch_size, runtime.seed, steps))
-    for step, taken in zip(steps, images):
+    steps = runtime.steps_per_epoch or steps_per_pass(len(part), batch_size)
+    images = part.stream(rows[own] for rows in _orders(part, batch_size, runtime, epoch))
+    for step, taken in enumerate(images, (epoch - 1) * steps):
         draws = recipe.draw(2 * batch_size, generator(runtime.seed, "views", step + 1))
         yield Batch(taken, draws[:batch_size][own], draws[batch_size:][own])
 
 
-def _span(part: Part, batch_size: int, runtime: Runtime, epoch: int) -> tuple[int, int]:
-    """First step of the epoch, counted from 0 over the whole run, and the one after its last."""
-    steps = runtime.steps_per_epoch or steps_per_pass(len(part), batch_size)
-    return (epoch - 1) * steps, epoch * steps
-
-
-def _orders(part: Part, batch_size: int, seed: int, steps: range) -> Iterator[torch.Tensor]:
+def _orders(part: Part, batch_size: int, runtime: Runtime, epoch: int) -> Iterator[torch.Tensor]:
     """Places in the part of the images of each step's global batch, (batch_size,)."""
-    whole, order, current = steps_per_pass(len(part), batch_size), torch.empty(0, dtype=torch.int64), -1
-    for step in steps:
-        if step // whole != current:
-            current = step // whole
-            order = torch.randperm(len(part), generator=generator(seed, "order", current + 1))
-        place = step % whole * batch_size
-        yield order[place : place + batch_size]
+    for number, places in passes_of(epoch, steps_per_pass(len(part), batch_size), runtime.steps_per_epoch):
+        order = torch.randperm(len(part), generator=generator(runtime.seed, "order", number))
+        for place in places:
+            yield order[place * batch_size : (place + 1) * batch_size]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from workloads.contract import Runtime
 from workloads.encoders.tokens import spans
-from workloads.schedule import steps_per_pass
+from workloads.schedule import own_part, passes_of, steps_per_pass
 from workloads.seeding import derive
 from workloads.text_ranker.dataset import Prepared
 from workloads.text_ranker.params import Params
@@ -95,23 +95,16 @@ class Trainer:
         """This rank's part of each global batch of ``epoch``, contiguous parts by rank, and what a query weighs in it.
 
         That is one over the batch's size; 0 for a query that stands in on a rank which has none of a small last batch.
-
-        An epoch is a pass over the queries in a random order, or, with ``runtime.steps_per_epoch``, the next so many
-        steps of an endless row of passes: where it starts follows from its number.
+        An epoch is a pass over the queries in a random order, or the next ``runtime.steps_per_epoch`` of passes.
         """
-        size, steps = self.params.batch_size, runtime.steps_per_epoch or self.steps_per_pass
-        begun, groups = 0, None
-        for step in range((epoch - 1) * steps, epoch * steps):
-            number, place = divmod(step, self.steps_per_pass)
-            if groups is None or number != begun:
-                begun, groups = number, self.groups(runtime.seed, number + 1)
-                order = _bits(runtime.seed, "order", number + 1).permutation(len(self.queries))
-            rows = order[place * size : (place + 1) * size]
-            start, stop = (len(rows) * rank // runtime.world_size for rank in (runtime.rank, runtime.rank + 1))
-            if start == stop:
-                yield groups.take(rows[:1]), 0.0
-            else:
-                yield groups.take(rows[start:stop]), 1 / len(rows)
+        size = self.params.batch_size
+        for number, places in passes_of(epoch, self.steps_per_pass, runtime.steps_per_epoch):
+            groups = self.groups(runtime.seed, number)
+            order = _bits(runtime.seed, "order", number).permutation(len(self.queries))
+            for place in places:
+                rows = order[place * size : (place + 1) * size]
+                own = rows[own_part(len(rows), runtime.rank, runtime.world_size)]
+                yield (groups.take(own), 1 / len(rows)) if len(own) else (groups.take(rows[:1]), 0.0)
 
 
 def _bits(seed: int, stream: str, number: int) -> np.random.Generator:

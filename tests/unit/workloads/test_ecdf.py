@@ -60,11 +60,6 @@ def test_ends_and_ties() -> None:
     assert ecdf(torch.tensor([[7.0]])).item() == 1
 
 
-def test_plus_one_stays_below_one() -> None:
-    ordered = torch.tensor([[1.0, 2.0, 3.0]])
-    assert ecdf_at(ordered, torch.tensor([[0.0, 2.5, 3.0, 9.0]]), plus_one=True).tolist() == [[0, 0.5, 0.75, 0.75]]
-
-
 def test_a_monotone_map_changes_nothing() -> None:
     scores = torch.randn(8, 33, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert torch.equal(ecdf(scores), ecdf((scores / 0.1).exp()))
