@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from workloads.data.images.own import is_images, own_images
-from workloads.data.source import Dataset, Kind, ReadOptions
+from workloads.data.images.folders import is_class_folders, parts, read_folders
+from workloads.data.images.tables import TEST, TRAIN, holds_images, read_image_tables
+from workloads.data.source import Dataset, Kind, ReadOptions, SourceFile, own_dataset
 
 if TYPE_CHECKING:
     from workloads.data.images.convert import Corrupt
+
+
+def is_images(path: Path) -> bool:
+    """Whether a table of images, two of them, or class folders lie at a path."""
+    if path.is_dir():
+        tables = all((path / file).is_file() for file in (TRAIN, TEST)) and holds_images(path / TRAIN)
+        return tables or is_class_folders(path)
+    return path.is_file() and holds_images(path)
+
+
+def own_images(name: str, path: Path) -> Dataset:
+    """The dataset of images at an absolute path."""
+    if path.is_file():
+        reader = partial(read_image_tables, files=(path.name,))
+        return own_dataset(name, "images", path.parent, (path.name,), reader)
+    if (path / TRAIN).is_file():
+        return own_dataset(name, "images", path, (TRAIN, TEST), read_image_tables)
+    files = tuple(SourceFile(part, folder=True) for part in parts(path) or (".",))
+    return Dataset(name, "a user's own", "images", read_folders, files, folder=str(path))
 
 
 def check(dataset: Dataset, root: Path, options: ReadOptions) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -10,8 +11,7 @@ from typing import Literal, TypeAlias
 from workloads.data.conversion_cache import intact
 from workloads.data.datasets import read
 from workloads.data.errors import DataError
-from workloads.data.pairs.splits import carve
-from workloads.data.pairs.types import KIND, SentencePairs
+from workloads.data.pairs.types import KIND, Pairs, SentencePairs
 
 PairSplit: TypeAlias = Literal["official", "dev"]
 """The source's own parts, or its dev part as the test part, with a new validation part carved from train."""
@@ -52,12 +52,22 @@ def _load(name: str, root: Path, fingerprint: str, split: PairSplit, seed: int) 
             fix="Set split=dev to test on its dev part and to carve a validation part from train",
         )
     if data.test is None:
-        train, test = carve(data.train, TEST, "test", seed)
+        train, test = _carve(data.train, TEST, "test", seed)
         data = replace(data, train=train, test=test)
     if data.validation is None:
-        train, validation = carve(data.train, VALIDATION, "validation", seed)
+        train, validation = _carve(data.train, VALIDATION, "validation", seed)
         data = replace(data, train=train, validation=validation)
     for part, pairs in (("train", data.train), ("validation", data.validation), ("test", data.test)):
         if not pairs:
             raise DataError(f"the {part} part of dataset {name!r} has no pair")
     return data
+
+
+def _carve(pairs: Pairs, share: float, part: str, seed: int) -> tuple[Pairs, Pairs]:
+    """The pairs that stay and those that are carved. A pair's part depends on the seed and its two texts alone."""
+    import numpy as np
+
+    texts = (f"{seed}\0{part}\0{first}\0{second}".encode() for first, second in zip(pairs.first, pairs.second))
+    draws = [int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") for text in texts]
+    carved = np.array(draws, np.uint64) < np.uint64(share * 2**64)
+    return pairs.take(np.flatnonzero(~carved)), pairs.take(np.flatnonzero(carved))

@@ -7,7 +7,7 @@ from typing import Any
 
 from workloads.published import Computation, Draw, Figure, Kind, Line, Method, Panel, Point
 from workloads.recommender.published import measures, methods
-from workloads.recommender.published.regime import BY, THESIS
+from workloads.recommender.published.methods import BY, THESIS
 
 
 def _figure(

@@ -1,11 +1,19 @@
-"""The methods of the published tables as parameters of the recommender, by the names that the thesis gives them."""
+"""How the rows of the published tables are run: their methods, by the names that the thesis gives them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from workloads.published import Method
+from workloads.published import Method, Regime
+
+THESIS = Regime(
+    "recommender", "thesis", dataset="ml-100k", space="recommender_published:around",
+    named_by=("dataset", "backbone", "loss", "sampler"), refit=True, unit="user",
+)  # fmt: skip
+
+BY = ("dataset", "backbone")
+"""What makes a block of a table."""
 
 _START: Mapping[str, Any] = {"dim": 32, "lr": 2e-3, "weight_decay": 1e-5, "batch_size": 1024}
 """Where the search starts: dim is published (4.5.1.2), decay and batch are those of the author's later code; its lr is

@@ -8,7 +8,7 @@ from typing import Any
 
 from workloads.published import Doubt, Measure, Method, Table
 from workloads.recommender.published import measures, methods
-from workloads.recommender.published.regime import BY, THESIS
+from workloads.recommender.published.methods import BY, THESIS
 
 _RANDOM: Mapping[str, Mapping[str, Any]] = {"yahoo-r3": {"split": "random"}}
 """Chapters 4 to 6 hold out 20% of all interactions, E-4.S: the split that comes with the other datasets."""

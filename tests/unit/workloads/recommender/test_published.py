@@ -23,8 +23,7 @@ from workloads.recommender.credence import GaussianFactors, credence, prior_log_
 from workloads.recommender.params import Params
 from workloads.recommender.published import scores, trust
 from workloads.recommender.published.figures import FIGURES
-from workloads.recommender.published.methods import AS_CODED
-from workloads.recommender.published.regime import THESIS
+from workloads.recommender.published.methods import AS_CODED, THESIS
 from workloads.recommender.published.tables import TABLES
 
 ML_100K = {

@@ -21,8 +21,8 @@ from pyarrow import parquet
 from tests.support.pictures import class_folders, picture
 from workloads.data import DataError, dataset
 from workloads.data.images.archives import CIFAR_10, CIFAR_100, read_cifar, read_stl10, read_tiny_imagenet
+from workloads.data.images.kind import is_images
 from workloads.data.images.load import load_images
-from workloads.data.images.own import is_images
 from workloads.data.images.synthetic import CLASSES, Planted, generate
 from workloads.data.images.tables import read_image_tables
 from workloads.data.images.types import ImageSource, Listing
