@@ -40,7 +40,8 @@ def status(settings: Settings, reference: str, *, wait: bool, address: str | Non
                 told["search"] = listing.progress(found)
     else:
         dashboard, job = found
-        told = _job(dashboard.wait(job) if wait else job, dashboard)
+        job = dashboard.wait(job) if wait else job
+        told = {"kind": "job", **asdict(job), "dashboard": dashboard.address}
     print(json.dumps(told) if as_json else _text(told))
     return int(told["exit_code"]) if wait else DONE
 
@@ -155,10 +156,6 @@ def _last_line(folder: RunFolder) -> str | None:
 def _resume(folder: RunFolder, state: str, code: int | None) -> str | None:
     resumable = state in ("interrupted", "lost") or (state == "failed" and code != USAGE)
     return f"orchestrator {folder.record['kind']} --resume {folder.id}" if resumable else None
-
-
-def _job(job: Job, dashboard: Dashboard) -> dict[str, Any]:
-    return {"kind": "job", **asdict(job), "dashboard": dashboard.address}
 
 
 def _text(told: Mapping[str, Any]) -> str:

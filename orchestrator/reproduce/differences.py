@@ -119,13 +119,8 @@ def _params(recorded: Recorded) -> list[Difference]:
         return []
     then = recorded.spec.params
     now = preflight.parameters(recorded.spec.workload, then)
-    return [
-        Difference(f"parameter {name}", str(then.get(name)), str(now[name])) for name in now if _other(then, now, name)
-    ]
-
-
-def _other(then: Mapping[str, Any], now: Mapping[str, Any], name: str) -> bool:
-    return name not in then or bool(then[name] != now[name])
+    changed = [name for name in now if name not in then or then[name] != now[name]]
+    return [Difference(f"parameter {name}", str(then.get(name)), str(now[name])) for name in changed]
 
 
 def _code(recorded: Recorded, sources: Sequence[Source]) -> list[Difference]:

@@ -105,11 +105,11 @@ def _measure(table: Table, row: Row, runner: Runner, console: Console) -> Measur
         for seed in range(runner.effort.seeds):
             one = list(_trained(choice, seed, row, runner))
             found = [_values(table, each, spec, runner) for each, spec in one]
-            best = max(range(len(one)), key=lambda at: _worth(table, table.compared_by, found[at]))
+            better = {metric: min if metric in table.lower else max for metric in (table.compared_by, *table.columns)}
+            best = better[table.compared_by](range(len(one)), key=lambda at: found[at][table.compared_by])
             done.append(one[best][0])
             for metric in table.columns:  # of several models, as published, the best by each metric
-                of_all = [each[metric] for each in found]
-                values.setdefault(metric, []).append(min(of_all) if metric in table.lower else max(of_all))
+                values.setdefault(metric, []).append(better[metric](each[metric] for each in found))
     except RunFailed as error:
         console.say(f"  failed: {error}")
         return Measured(row, choice, {}, tuple(done), str(error))
@@ -144,10 +144,6 @@ def _values(table: Table, done: Done, spec: ExperimentSpec, runner: Runner) -> M
     if absent := [metric for metric in table.columns if metric not in found]:
         raise RunFailed(done.id, f"it has no {', '.join(absent)} on test")
     return found
-
-
-def _worth(table: Table, metric: str, values: Mapping[str, float]) -> float:
-    return -values[metric] if metric in table.lower else values[metric]
 
 
 def _places(table: Table, dataset: str, where: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:

@@ -139,7 +139,8 @@ class Session:
     def _begin(self) -> None:
         self.console.log_to(self.folder.log)
         self.interrupts.__enter__()  # from here on a stop is a clean one: half a tracker could not be closed
-        self.folder.update(tracking=_kept(self.settings.tracking), experiment=self.settings.experiment)
+        tracking = self.settings.tracking and mask(self.settings.tracking)  # a database's password is not recorded
+        self.folder.update(tracking=tracking, experiment=self.settings.experiment)
         self._mirror = self.folder.mirror()
         if warning := self.folder.warning():
             self.console.say(warning)
@@ -271,11 +272,6 @@ def open_tracker(settings: Settings, folder: RunFolder, *, resuming: bool) -> Tr
     artifacts = store.ensure(settings.tracking)
     experiment = settings.experiment or str(folder.record["workload"])
     return Tracker(settings.tracking, experiment, folder.id, folder.path, artifacts=artifacts, resuming=resuming)
-
-
-def _kept(tracking: str | None) -> str | None:
-    """The tracking address as a record may hold it: a database's password stays in the environment."""
-    return None if tracking is None else mask(tracking)
 
 
 def adopt(settings: Settings, folder: RunFolder) -> Settings:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from workloads.conditional_params import ConditionalParams, Rules
+from workloads.conditional_params import ConditionalParams
 from workloads.loss_table import Loss
 
 
@@ -57,11 +57,7 @@ OF_PRETRAINED = 5e-5
 of the 2e-5 of the design note (6.6)."""
 
 
-def _rules() -> Rules:
-    return {("loss", name): row.params for name, row in LOSSES.items()}
-
-
-CONDITIONAL = ConditionalParams(_rules, {"loss": "mse"})
+CONDITIONAL = ConditionalParams(lambda: {("loss", name): row.params for name, row in LOSSES.items()}, {"loss": "mse"})
 
 
 def fill_defaults(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -73,12 +73,8 @@ def ranked_grades(scores: torch.Tensor, grades: torch.Tensor) -> torch.Tensor:
 
 def discounted_gain(ranked: torch.Tensor) -> torch.Tensor:
     """Sum of grade / log2(rank + 1), (Q,)."""
-    return ranked.float() @ discounts(ranked.shape[1], ranked.device)
-
-
-def discounts(k: int, device: torch.device) -> torch.Tensor:
-    """1 / log2(rank + 1) for ranks 1 to k, (k,)."""
-    return 1 / torch.arange(2, k + 2, device=device).log2()
+    discounts = 1 / torch.arange(2, ranked.shape[1] + 2, device=ranked.device).log2()
+    return ranked.float() @ discounts
 
 
 def ideal_order(judged: torch.Tensor, k: int) -> torch.Tensor:

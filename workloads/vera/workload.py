@@ -132,7 +132,8 @@ class Vera:
         else:
             groups = quantile_groups(confidence(ranked, self.chosen.k, params), bins)
         found = group_rates(judged.success(ranked, self.chosen.k), groups).float()
-        return found.new_full((len(self.data.pool.queries),), 0.5).index_put((_index(queries, found),), found)
+        index = torch.from_numpy(queries).to(found.device)
+        return found.new_full((len(self.data.pool.queries),), 0.5).index_put((index,), found)
 
     def _choose(self, stage: Stage) -> None:
         """Choose on validation what depends on the model as it is; k as long as no loss reads it."""
@@ -196,7 +197,3 @@ class Vera:
     def servable(self) -> Servable:
         """Encoder, model, k, threshold and map; candidates come with the input."""
         return servable(self.model, self.data, self.params, self.chosen)
-
-
-def _index(queries: NDArray[np.int64], like: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(queries).to(like.device)
