@@ -68,10 +68,10 @@ def run_command(
     import json
 
     from orchestrator.console import Console
-    from orchestrator.reproduce import repeat_run as repeat
+    from orchestrator.reproduce import repeat_run
 
     settings = resolved(tracking=tracking, experiment=experiment, storage=storage, ray_address=ray_address)
-    told, code = repeat.run(
+    told, code = repeat_run.run(
         settings, reference, check=check, script=script, tolerance=tolerance, space=space, console=Console(json=as_json)
     )
     if as_json:

@@ -166,12 +166,11 @@ def compare(
 
     Example: orchestrator compare latest --by loss,lr
     """
-    from orchestrator.report import comparison as compare
-    from orchestrator.report import comparison_output
+    from orchestrator.report import comparison, comparison_output
 
     folders = _found(references, storage)
     keys = [key.strip() for key in (by or "").split(",") if key.strip()]
-    found = compare.compare(
+    found = comparison.compare(
         folders, by=keys, metrics=metric or (), split=split, baseline=baseline, test=test, mixed=mixed
     )
     write(comparison_output.text(found, "json" if as_json else form, folders), output)
@@ -209,11 +208,10 @@ def accounts(
     Example: orchestrator accounts --by person --since 2026-01-01
     """
     from orchestrator.report.device_hours import device_hours
-    from orchestrator.storage import records
-    from orchestrator.storage import usage_log as accounts
+    from orchestrator.storage import records, usage_log
 
-    moment = None if since is None else accounts.moment(since)
-    rows, silent = accounts.table(records.folders(resolved(storage=storage).storage), by, moment)
+    moment = None if since is None else usage_log.moment(since)
+    rows, silent = usage_log.table(records.folders(resolved(storage=storage).storage), by, moment)
     print(json.dumps(rows) if as_json else device_hours(rows, by, silent))
 
 

@@ -23,8 +23,7 @@ from orchestrator.errors import DONE, INTERRUPTED, Interrupted, UserError, mask
 from orchestrator.provenance import record as provenance
 from orchestrator.provenance.source import Source
 from orchestrator.runs.driver_status import Pulse
-from orchestrator.storage import disk
-from orchestrator.storage import notifications as notify
+from orchestrator.storage import disk, notifications
 from orchestrator.storage.names import HISTORY, TRIALS
 from orchestrator.storage.notifications import Notifier
 from orchestrator.storage.object_sync import Mirror, Watch
@@ -186,7 +185,7 @@ class Session:
         if self.tracker and ours and (dataset := lineage.dataset(params, self.settings.data)):
             self.tracker.input(key, dataset)
 
-    def notify(self, event: notify.Kind, message: str, status: str = "running", **more: Any) -> None:
+    def notify(self, event: notifications.Kind, message: str, status: str = "running", **more: Any) -> None:
         """Tell whoever the setting ``notify`` names; returns at once and never raises."""
         self._notifier.send(event, status, message, **more)
 

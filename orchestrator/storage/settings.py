@@ -12,8 +12,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from orchestrator.errors import UserError, unknown
 from orchestrator.provenance import private_files
-from orchestrator.storage import notifications as notify
-from orchestrator.storage import remote
+from orchestrator.storage import notifications, remote
 
 Source = Literal["flag", "environment", "file", "default"]
 
@@ -95,7 +94,7 @@ def resolve(flags: Mapping[str, str | None] | None = None) -> Settings:
         gates=_path(gates) if gates else None,
         queue=_queue(pick("queue", "default")),
         priority=_priority(pick("priority", "1")),
-        notify=notify.check(target) if target else None,
+        notify=notifications.check(target) if target else None,
         sources=sources,
     )
 
