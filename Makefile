@@ -5,8 +5,9 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 LOWER = .venv-lower
+# The integration part waits for processes much of its time: three of its files run at once on two cores.
 UNIT = $(BIN)/python -m pytest tests/unit -n 2 --dist worksteal
-INTEGRATION = $(BIN)/python -m pytest tests/integration -n 2 --dist loadfile --no-loadscope-reorder
+INTEGRATION = $(BIN)/python -m pytest tests/integration -n 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-unit test-integration test-faults test-cluster test-lower test-gpu lint format setup clean
 
