@@ -11,6 +11,9 @@ from workloads.contract import Servable
 
 FILE = "servable.json"
 
+DATA_FILES = ("weights.safetensors", "config.json", FILE)
+"""What an exported model holds beside its source files."""
+
 _BYTES = "base64"
 
 

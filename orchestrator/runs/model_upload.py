@@ -17,6 +17,7 @@ from orchestrator.config import workload_loader
 from orchestrator.errors import FAILED, UNAVAILABLE, UserError, one_line
 from orchestrator.registry import models as registry
 from orchestrator.registry.models import Logged
+from orchestrator.registry.servable import DATA_FILES
 from orchestrator.runs.session import Session, adopt, open_tracker
 from orchestrator.storage import remote, sync_state
 from orchestrator.storage.names import SEALED, TABLES
@@ -89,7 +90,7 @@ def _check_files(outcome: Path) -> None:
     _check_links(outcome)
     for bytecode in [folder for model in _models(outcome) for folder in model.rglob("__pycache__")]:
         shutil.rmtree(bytecode)  # it would run in the place of the source that is looked at here
-    for code in _sources(outcome):
+    for code in _code(outcome):
         if code.read_bytes() not in _installed():
             raise Foreign(
                 f"{code} is not the code of a workload that is installed here",
@@ -106,18 +107,19 @@ def _models(outcome: Path) -> list[Path]:
     return [outcome / "model", *outcome.glob(f"{SEALED}/*/model")]
 
 
-def _sources(outcome: Path) -> list[Path]:
-    """What Python may run of the models below ``outcome``: source files, and bytecode in the place of a source file."""
-    return [file for model in _models(outcome) for file in model.rglob("*.py*")]
+def _code(outcome: Path) -> list[Path]:
+    """What Python may run of the models below ``outcome``: whatever is no data, for an import also finds libraries."""
+    files = (file for model in _models(outcome) for file in model.rglob("*") if not file.is_dir())
+    return [file for file in files if not (file.name in DATA_FILES and file.parent.name == "model")]
 
 
 def _renew(outcome: Path, predictor: Path) -> None:
     """Have the models below ``outcome`` served by the workload's code as it is now, where theirs is gone."""
     _check_links(outcome)
-    sources = _sources(outcome)
-    if all(file.read_bytes() in _installed() for file in sources):
+    code = _code(outcome)
+    if all(file.read_bytes() in _installed() for file in code):
         return
-    for file in sources:
+    for file in code:
         file.unlink()
     for model in _models(outcome):
         for name, source in predictor_sources(predictor).items():

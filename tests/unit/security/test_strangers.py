@@ -132,7 +132,7 @@ def test_a_model_in_a_folder_is_logged_only_with_code_that_is_installed(outcome:
     assert not canary.exists()
 
 
-@pytest.mark.parametrize("name", ["encoders/served_text.py", "helper.pyc"])
+@pytest.mark.parametrize("name", ["encoders/served_text.py", "helper.pyc", "encoders/served_text.so"])
 def test_nor_with_a_further_file_of_code(outcome: Path, canary: Path, name: str) -> None:
     file = outcome / "model" / name
     file.parent.mkdir(exist_ok=True)
