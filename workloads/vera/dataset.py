@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from workloads.contract import Precision, Runtime
 from workloads.data import dataset, fingerprint
-from workloads.data.questions.knowledge_graph import PARTS
 from workloads.data.questions.load import load_questions
 from workloads.data.questions.neighbourhoods import neighbourhoods
+from workloads.data.questions.types import PARTS
 from workloads.data.retrieval.bm25 import candidates
 from workloads.data.retrieval.load import load_retrieval
 from workloads.data.retrieval.types import split_queries

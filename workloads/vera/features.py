@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.data.questions.knowledge_graph import GraphQuestions
 from workloads.data.questions.neighbourhoods import Neighbourhoods
+from workloads.data.questions.types import GraphQuestions
 from workloads.data.retrieval.bm25 import Candidates
 from workloads.data.retrieval.types import Retrieval
 

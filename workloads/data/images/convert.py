@@ -6,50 +6,17 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from workloads.data.errors import DataError
 from workloads.data.images.decode import Undecodable, decode, square
-from workloads.data.images.types import ImageSource, Listing
-
-Corrupt: TypeAlias = Literal["refuse", "skip"]
+from workloads.data.images.types import Corrupt, Images, ImageSource, Listing, Pixels
 
 _BLOCK = 64  # images that a thread decodes in one go
-
-
-@dataclass(frozen=True, slots=True)
-class Pixels:
-    """One part: ``images`` (n, 3, S, S) uint8, ``labels`` (n,) int64, -1 where no class is known.
-
-    ``rows``: the places of the images that could be decoded, ascending; what lies at the others is no image.
-    """
-
-    images: NDArray[np.uint8]
-    labels: NDArray[np.int64]
-    rows: NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Images:
-    """A dataset of square RGB images. ``skipped`` names the images that could not be decoded, with the reason.
-
-    Where the source has no test part ``test`` is empty. The arrays are shared by all trials of a process.
-    """
-
-    train: Pixels
-    test: Pixels
-    classes: tuple[str, ...]
-    skipped: tuple[str, ...] = ()
-
-    @property
-    def size(self) -> int:
-        """Height and width of the images."""
-        return int(self.train.images.shape[2])
 
 
 def convert(

@@ -12,7 +12,7 @@ from workloads.data.images.tables import TEST, TRAIN, holds_images, read_image_t
 from workloads.data.source import Dataset, Kind, ReadOptions, SourceFile, own_dataset
 
 if TYPE_CHECKING:
-    from workloads.data.images.convert import Corrupt
+    from workloads.data.images.types import Corrupt
 
 
 def is_images(path: Path) -> bool:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from workloads.data.conversion_cache import intact, made_once, place
 from workloads.data.datasets import dataset, read
-from workloads.data.images.convert import Corrupt, Images, Pixels, convert, refused
-from workloads.data.images.types import ImageSource
+from workloads.data.images.convert import convert, refused
+from workloads.data.images.types import Corrupt, Images, ImageSource, Pixels
 
 FORMAT = 2
 """Version of the layout and of what is decoded; it is part of the cache's folder names."""

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from workloads.data.images.convert import Corrupt, Images, Pixels
 from workloads.data.images.load import load_images
 from workloads.data.images.splits import split
+from workloads.data.images.types import Corrupt, Images, Pixels
 
 _DEVICE_SHARE = 0.5  # of the device's free memory that a dataset may take
 _KEPT = 4  # splits a process keeps on its device

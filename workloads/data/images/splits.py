@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.data.errors import DataError
-from workloads.data.images.convert import Images
+from workloads.data.images.types import Images
 from workloads.data.interactions.splits import hold_out
 
 VALIDATION_FRACTION = 0.1

@@ -1,11 +1,11 @@
-"""What a dataset of images gives before they are decoded: names, labels, and their contents one after the other."""
+"""Images before they are decoded (names, labels, contents one after the other), and as arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     import numpy as np
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     Content: TypeAlias = "Path | bytes | NDArray[np.uint8]"
     """An image file, its bytes, or decoded pixels (H, W, 3)."""
+
+Corrupt: TypeAlias = Literal["refuse", "skip"]
 
 UNLABELLED = -1
 """The label of an image of which no class is known."""
@@ -40,6 +42,36 @@ class ImageSource:
     train: Listing
     test: Listing
     classes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """One part: ``images`` (n, 3, S, S) uint8, ``labels`` (n,) int64, -1 where no class is known.
+
+    ``rows``: the places of the images that could be decoded, ascending; what lies at the others is no image.
+    """
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    rows: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Images:
+    """A dataset of square RGB images. ``skipped`` names the images that could not be decoded, with the reason.
+
+    Where the source has no test part ``test`` is empty. The arrays are shared by all trials of a process.
+    """
+
+    train: Pixels
+    test: Pixels
+    classes: tuple[str, ...]
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Height and width of the images."""
+        return int(self.train.images.shape[2])
 
 
 def empty_listing() -> Listing:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from workloads.data.questions.knowledge_graph import KIND, is_questions, own_questions
+from workloads.data.questions.knowledge_graph import is_questions, own_questions
+from workloads.data.questions.types import KIND
 from workloads.data.source import Dataset, Kind, ReadOptions
 
 

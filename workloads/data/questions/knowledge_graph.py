@@ -9,77 +9,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workloads.data.errors import DataError
 from workloads.data.files import held, lines, opened
+from workloads.data.questions.types import KIND, PARTS, Graph, GraphQuestions, Question
 from workloads.data.source import Dataset, SourceFile
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    pass
 
-KIND = "graph_questions"
-PARTS = ("train", "dev", "test")
 QUESTIONS, TABLE = "questions.jsonl", ".tsv"
 
 _EXAMPLE = (
     '{"id": "q1", "kb": "family", "hops": 2, "question": "...", "topic_entity": "ann", '
     '"path": [["ann", "child", "bob"], ["bob", "born_in", "rome"]], "split": "train"}'
 )
-
-
-@dataclass(frozen=True, eq=False)
-class GraphQuestions:
-    """Q questions and T triples of one or several graphs, all numbered from 0 in the order of the files.
-
-    ``entities`` and ``relations`` are names; an entity of one graph is none of another's. ``triples`` (T, 3) int32 are
-    rows [subject, relation, object]; those of graph g are ``graphs[g]`` to ``graphs[g + 1]``. Of each question:
-    ``topic`` (Q,) the entity it starts from, ``hops`` (Q,) how many steps it goes, ``answer`` (Q,) the triple it ends
-    with, ``part`` (Q,) its place in :data:`PARTS`, ``type`` (Q,) of ``types``, and ``family`` (Q,), equal for questions
-    that say the same in other words. ``odds``, of generated ones, are rows [question, triple] and the probability that
-    the triple is the answer.
-    """
-
-    ids: Sequence[str]
-    texts: Sequence[str]
-    entities: Sequence[str]
-    relations: Sequence[str]
-    triples: NDArray[np.int32]
-    graphs: NDArray[np.int64]
-    topic: NDArray[np.int64]
-    hops: NDArray[np.int64]
-    answer: NDArray[np.int64]
-    part: NDArray[np.int8]
-    type: NDArray[np.int64]
-    types: Sequence[str]
-    family: NDArray[np.int64]
-    odds: tuple[NDArray[np.int64], NDArray[np.float64]] | None = None
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A question as it stands in a file, by names; ``line`` says where, from 1."""
-
-    id: str
-    text: str
-    kb: str
-    hops: int
-    topic: str
-    path: tuple[tuple[str, str, str], ...]
-    part: str
-    type: str
-    line: int = 0
-
-
-Graph = Sequence[tuple[str, str, str]]
-"""The triples of a graph, by names."""
 
 
 def is_questions(folder: Path) -> bool:

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from workloads.data.arrow_lists import read_lists, write_lists
 from workloads.data.conversion_cache import converted, intact, place
-from workloads.data.questions.knowledge_graph import KIND, GraphQuestions
+from workloads.data.questions.types import KIND, GraphQuestions
 
 FORMAT = 1
 """Version of the layout; it is part of the cache's file names."""

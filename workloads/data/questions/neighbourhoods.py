@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.data.questions.knowledge_graph import GraphQuestions
+from workloads.data.questions.types import GraphQuestions
 
 
 @dataclass(frozen=True, eq=False)

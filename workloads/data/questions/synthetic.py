@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from workloads.data.draws import below
-from workloads.data.questions.knowledge_graph import KIND, PARTS, GraphQuestions, Question, numbered
+from workloads.data.questions.knowledge_graph import numbered
+from workloads.data.questions.types import KIND, PARTS, GraphQuestions, Question
 from workloads.data.source import Dataset
 
 SURE = {"surely": 0.95, "probably": 0.75, "maybe": 0.5, "hardly": 0.3}

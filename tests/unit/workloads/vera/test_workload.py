@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from tests.support.small_vera import RUNTIME, SMALL, build
-from workloads.data.questions.knowledge_graph import GraphQuestions
 from workloads.data.questions.load import load_questions
+from workloads.data.questions.types import GraphQuestions
 from workloads.data.retrieval.load import load_retrieval
 from workloads.data.retrieval.types import Retrieval
 from workloads.testing import Conformance, values

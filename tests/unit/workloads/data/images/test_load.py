@@ -18,9 +18,9 @@ from workloads.data import DataError, ReadOptions, check_readable, fingerprint, 
 from workloads.data.cache import cache_dir
 from workloads.data.images import load
 from workloads.data.images import resident as prepared_module
-from workloads.data.images.convert import Images
 from workloads.data.images.load import load_images
 from workloads.data.images.resident import Part, Prepared, prepare, prepared_images
+from workloads.data.images.types import Images
 
 CPU = torch.device("cpu")
 

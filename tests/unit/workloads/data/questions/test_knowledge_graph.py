@@ -13,10 +13,11 @@ import pytest
 
 from workloads.data import DataError, check, conversion_cache, dataset
 from workloads.data.cache import default_data_root
-from workloads.data.questions.knowledge_graph import GraphQuestions, Question, numbered
+from workloads.data.questions.knowledge_graph import numbered
 from workloads.data.questions.load import load_questions
 from workloads.data.questions.neighbourhoods import neighbourhoods
 from workloads.data.questions.synthetic import SURE, Planted, generate
+from workloads.data.questions.types import GraphQuestions, Question
 
 GRAPH = [
     ("ann", "child", "bob"), ("bob", "born_in", "rome"), ("cyd", "born_in", "rome"), ("rome", "in", "italy"),
