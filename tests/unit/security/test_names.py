@@ -75,6 +75,7 @@ def test_the_name_of_an_experiment_is_no_way_out_of_the_artifacts(name: str) -> 
 
 @few
 @given(names)
+@example(". .")
 def test_the_name_of_a_model(name: str) -> None:
     try:
         driver.Options(register=name)
