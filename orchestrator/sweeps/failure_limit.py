@@ -20,24 +20,28 @@ class FailureLimit:
     def __init__(self, limit: int | None) -> None:
         """``limit``: failed trials that stop the sweep, at least 1; None for the rules of this module."""
         self._limit = limit
-        self._causes: list[str | None] = []
+        self._ends: dict[int, str | None] = {}
 
-    def count(self, cause: str | None) -> None:
-        """Count a trial that has ended: the cause of a failure, None for any other end."""
-        self._causes.append(cause)
+    def count(self, trial: int, cause: str | None) -> None:
+        """Count the end of a trial, by its number, or of one of its seeds: the cause of a failure, else None.
+
+        A trial counts once, and has failed when one of its seeds has.
+        """
+        self._ends[trial] = cause or self._ends.get(trial)
 
     @property
     def failed(self) -> list[str]:
         """The causes of the trials that failed."""
-        return [cause for cause in self._causes if cause is not None]
+        return [cause for cause in self._ends.values() if cause is not None]
 
     def is_reached(self) -> bool:
         """Whether the sweep is to stop."""
         if self._limit is not None:
             return len(self.failed) >= self._limit
-        first = {cause and _without_numbers(cause) for cause in self._causes[:FIRST]}
-        one_cause = len(self._causes) >= FIRST and len(first) == 1 and None not in first
-        return one_cause or sum(cause is not None for cause in self._causes[:WINDOW]) >= WINDOW / 2
+        causes = list(self._ends.values())[:WINDOW]
+        first = {cause and _without_numbers(cause) for cause in causes[:FIRST]}
+        one_cause = len(causes) >= FIRST and len(first) == 1 and None not in first
+        return one_cause or sum(cause is not None for cause in causes) >= WINDOW / 2
 
     def __str__(self) -> str:
         """The most frequent cause with its count."""
@@ -45,7 +49,7 @@ class FailureLimit:
         commonest = max(kinds, key=kinds.count)
         count = kinds.count(commonest)
         others = f" ({len(kinds)} failed in all)" if count < len(kinds) else ""
-        return f"{count} of {len(self._causes)} trials failed with: {self.failed[kinds.index(commonest)]}{others}"
+        return f"{count} of {len(self._ends)} trials failed with: {self.failed[kinds.index(commonest)]}{others}"
 
 
 def _without_numbers(cause: str) -> str:

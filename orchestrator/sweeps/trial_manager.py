@@ -202,7 +202,7 @@ class Ledger:
         self._stop_clock(unit)
         self._begun.discard(unit)
         self._done = sum(trial.state.is_finished() for trial in self._study.trials)
-        self.failures.count(detail if verdict == "failed" else None)
+        self.failures.count(self._study.trial_of(unit)[0], detail if verdict == "failed" else None)
         if verdict == "failed":
             self._trouble = f"{self._name(unit)}: {detail}"
         tracker = self._session.tracker

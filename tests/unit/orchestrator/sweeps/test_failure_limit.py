@@ -9,8 +9,8 @@ from orchestrator.sweeps.failure_limit import FailureLimit
 
 def counted(causes: list[str | None], limit: int | None = None) -> FailureLimit:
     failures = FailureLimit(limit)
-    for cause in causes:
-        failures.count(cause)
+    for trial, cause in enumerate(causes):
+        failures.count(trial, cause)
     return failures
 
 
@@ -38,3 +38,14 @@ def test_the_most_frequent_cause_with_its_count() -> None:
     assert str(counted(["nan in epoch 3", None, "nan in epoch 5"])) == "2 of 3 trials failed with: nan in epoch 3"
     text = str(counted(["killed", "nan in epoch 3", "nan in epoch 5"]))
     assert text == "2 of 3 trials failed with: nan in epoch 3 (3 failed in all)"
+
+
+def test_a_trial_of_several_seeds_counts_once() -> None:
+    """Two seeds of each trial end well, the third fails: five trials, all with one cause."""
+    failures = FailureLimit(None)
+    for trial in range(5):
+        for seed in range(3):
+            assert not failures.is_reached()
+            failures.count(trial, f"no such file (seed {seed})" if seed == 2 else None)
+    assert failures.is_reached()
+    assert str(failures) == "5 of 5 trials failed with: no such file (seed 2)"
