@@ -121,19 +121,20 @@ def text_columns(inputs: pd.DataFrame, *names: str) -> list[list[str]]:
     for name, values in zip(names, columns):
         for row, value in enumerate(values):
             if not isinstance(value, str):
-                got = "nothing" if pd.isna(value) else repr(value)
+                got = "nothing" if pd.api.types.is_scalar(value) and pd.isna(value) else repr(value)
                 raise ValueError(f"column {name!r} holds texts, got {got} in row {row}")
     return columns
 
 
 def number_column(inputs: pd.DataFrame, name: str) -> NDArray[np.float64]:
-    """The finite numbers of a column.
+    """The numbers of a column, none of them too large for float32.
 
     Raises:
-        ValueError: it holds a gap, or something else than a finite number; the row is named.
+        ValueError: it holds a gap, or something else than such a number; the row is named.
     """
     numbers = pd.to_numeric(inputs[name], errors="coerce").to_numpy(np.float64)
-    if not np.isfinite(numbers).all():
-        row = int((~np.isfinite(numbers)).argmax())
-        raise ValueError(f"column {name!r} holds numbers, got {inputs[name].iloc[row]!r} in row {row}")
+    fits = np.abs(numbers) <= np.finfo(np.float32).max  # not so a gap
+    if not fits.all():
+        row = int((~fits).argmax())
+        raise ValueError(f"column {name!r} holds numbers, got {inputs[name].tolist()[row]!r} in row {row}")
     return numbers
