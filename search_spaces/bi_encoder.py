@@ -106,11 +106,9 @@ def _in_batch(trial: optuna.Trial) -> dict[str, Any]:
 
 def _temperature(trial: optuna.Trial) -> float:
     """Around .05; SimCSE (Gao et al., EMNLP 2021) has the same and finds .01 and .1 worse."""
-    found: float = trial.suggest_float("temperature", 0.02, 0.2, log=True)
-    return found
+    return float(trial.suggest_float("temperature", 0.02, 0.2, log=True))
 
 
 def _tau(trial: optuna.Trial) -> float:
     """From none to one in ten: a batch's sentences seldom mean the same."""
-    found: float = trial.suggest_float("tau", 1e-3, 0.1, log=True)
-    return found
+    return float(trial.suggest_float("tau", 1e-3, 0.1, log=True))

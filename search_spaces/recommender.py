@@ -229,8 +229,7 @@ def _debiased(trial: optuna.Trial) -> dict[str, Any]:
 
 def _candidates(trial: optuna.Trial) -> int:
     """Thesis figure 4.5; one is uniform sampling."""
-    found: int = trial.suggest_int("candidates", 1, 15)
-    return found
+    return int(trial.suggest_int("candidates", 1, 15))
 
 
 _DENOISE = ("truncated", "reweighted", "truncated_bpr")
@@ -313,5 +312,4 @@ _SAMPLERS: Mapping[str, Callable[[optuna.Trial], dict[str, Any]]] = {
 
 def _tau(trial: optuna.Trial) -> float:
     """The densities of the thesis' sets are .0008 to .063, which are too low (5.6.2.2); table 5.3: up to .3."""
-    found: float = trial.suggest_float("tau", 1e-3, 0.4, log=True)
-    return found
+    return float(trial.suggest_float("tau", 1e-3, 0.4, log=True))

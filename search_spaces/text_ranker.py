@@ -70,10 +70,8 @@ def _training(trial: optuna.Trial) -> dict[str, Any]:
 
 def _sigma(trial: optuna.Trial) -> float:
     """Around the note's 1."""
-    found: float = trial.suggest_float("sigma", 0.3, 5.0, log=True)
-    return found
+    return float(trial.suggest_float("sigma", 0.3, 5.0, log=True))
 
 
 def _ties(trial: optuna.Trial) -> str:
-    found: str = trial.suggest_categorical("ties", ["none", "judged", "all"])
-    return found
+    return str(trial.suggest_categorical("ties", ["none", "judged", "all"]))

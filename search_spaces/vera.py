@@ -57,8 +57,7 @@ def _training(trial: optuna.Trial) -> dict[str, Any]:
 
 def _temperature(trial: optuna.Trial) -> float:
     """Around 1: the scale of the scores is learnt."""
-    found: float = trial.suggest_float("temperature", 0.3, 3.0, log=True)
-    return found
+    return float(trial.suggest_float("temperature", 0.3, 3.0, log=True))
 
 
 def _shares(trial: optuna.Trial) -> tuple[float, float, float]:

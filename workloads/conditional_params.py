@@ -6,7 +6,8 @@ A conditional parameter is None in the model of the parameters; its default come
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, TypeAlias
 
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -34,20 +35,26 @@ class ConditionalParams:
     """The rules of a workload, in the order in which defaults are filled: a rule may give another one its parameter.
 
     ``rules`` is a function, so that a row that is added to a table of losses counts at once. ``choices`` are the values
-    that the deciding parameters have where none is given.
+    that the deciding parameters have where none is given. ``computed`` are defaults of parameters that are always used;
+    they are filled first.
     """
 
     rules: Callable[[], Rules]
     choices: Mapping[str, Any]
+    computed: Mapping[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
 
     def fill_defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """``given`` and, of what it leaves open, the defaults of the rules that apply."""
+        """``given`` and, of what it leaves open, the computed defaults and those of the rules that apply."""
         values = dict(given)
-        for (choice, value), params in self.rules().items():
-            if _equals(values.get(choice, self.choices.get(choice)), value):
-                for name, default in params.items():
-                    if values.get(name) is None:
-                        values[name] = default(values) if callable(default) else default
+        applying = (
+            params
+            for (choice, value), params in self.rules().items()
+            if _equals(values.get(choice, self.choices.get(choice)), value)
+        )
+        for params in chain([self.computed], applying):
+            for name, default in params.items():
+                if values.get(name) is None:
+                    values[name] = default(values) if callable(default) else default
         return values
 
     def unused_parameter_error(self, values: Mapping[str, Any]) -> str | None:

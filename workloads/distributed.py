@@ -29,6 +29,12 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def peer_lost(error: RuntimeError) -> bool:
+    """Whether a collective has failed since another rank's process is gone; not where that rank is only late."""
+    told = str(error).lower()
+    return (isinstance(error, dist.DistError) or "gloo" in told) and "timed out" not in told and "timeout" not in told
+
+
 def wrap(model: nn.Module, runtime: Runtime) -> nn.Module:
     """``model`` under DistributedDataParallel where ``runtime.world_size`` > 1, else ``model`` itself.
 

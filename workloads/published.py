@@ -169,7 +169,7 @@ class Table:
         """The methods of a block, in the order of the source; without values where it published none."""
         where = dict(zip(self.by, place, strict=True))
         here = [line for line in self._lines if all(line[name] == value for name, value in where.items())]
-        printed = {line["method"]: self._printed(line) for line in here}
+        printed = {line["method"]: {m: float(line[m]) for m in self.columns if line[m]} for line in here}
         named = [line["method"] for line in self._lines] or [name for name in self.methods if name not in self.extra]
         rows = (
             Row(where, name, self._settings(where, name), printed.get(beside or "", {}), name != beside)
@@ -187,9 +187,6 @@ class Table:
             return []
         with self.values.open(newline="", encoding="utf-8") as stream:
             return list(csv.DictReader(stream))
-
-    def _printed(self, line: Mapping[str, str]) -> dict[str, float]:
-        return {metric: float(line[metric]) for metric in self.columns if line[metric]}
 
     def _settings(self, where: Mapping[str, str], method: str) -> Method:
         chosen, dataset = self.methods[method], where["dataset"]

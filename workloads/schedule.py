@@ -17,10 +17,6 @@ class Progress:
     best: float | None = None
     stale: int = 0
 
-    def state(self) -> dict[str, int | float | None]:
-        """As plain numbers, by name."""
-        return {"stage": self.stage, "began": self.began, "best": self.best, "stale": self.stale}
-
 
 def steps_per_pass(examples: int, batch_size: int) -> int:
     """Global batches in a pass; the last may be smaller."""

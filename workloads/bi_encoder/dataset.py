@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.bi_encoder.params import Params
-from workloads.data.pairs.load import load_pairs
 from workloads.data.pairs.types import Pairs, SentencePairs
 from workloads.encoders.tokens import Tokenizer, Tokens
 
@@ -45,18 +42,9 @@ def training_texts(pairs: SentencePairs, holdout: bool) -> Pairs:
     return pairs.train if holdout or pairs.validation is None else pairs.train + pairs.validation
 
 
-def load(params: Params, root: Path) -> SentencePairs:
-    """The texts of the dataset. Raises :class:`~workloads.data.errors.DataError` as ``load_pairs``."""
-    return load_pairs(params.dataset, root, params.split, seed=params.split_seed)
-
-
-def prepared(params: Params, root: Path, holdout: bool, tokenizer: Tokenizer) -> Prepared:
-    """The dataset tokenised; from the second call of a process on, in a millisecond."""
-    return _prepared(load(params, root), holdout, tokenizer)
-
-
 @lru_cache(maxsize=4)
-def _prepared(pairs: SentencePairs, holdout: bool, tokenizer: Tokenizer) -> Prepared:
+def prepare(pairs: SentencePairs, holdout: bool, tokenizer: Tokenizer) -> Prepared:
+    """The dataset tokenised; from the second call of a process on, in a millisecond."""
     parts = (training_texts(pairs, holdout), pairs.validation, pairs.test)
     return Prepared(*(_part(part, tokenizer) for part in parts if part is not None))
 

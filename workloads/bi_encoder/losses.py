@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from workloads.conditional_params import ConditionalParams
 from workloads.loss_table import Loss
@@ -57,12 +55,8 @@ OF_PRETRAINED = 5e-5
 of the 2e-5 of the design note (6.6)."""
 
 
-CONDITIONAL = ConditionalParams(lambda: {("loss", name): row.params for name, row in LOSSES.items()}, {"loss": "mse"})
-
-
-def fill_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """``given`` with the defaults of its loss and encoder."""
-    values = dict(given)
-    if values.get("lr") is None:
-        values["lr"] = OF_SCRATCH if values.get("encoder", "tiny") == "tiny" else OF_PRETRAINED
-    return CONDITIONAL.fill_defaults(values)
+CONDITIONAL = ConditionalParams(
+    lambda: {("loss", name): row.params for name, row in LOSSES.items()},
+    {"loss": "mse"},
+    {"lr": lambda values: OF_SCRATCH if values.get("encoder", "tiny") == "tiny" else OF_PRETRAINED},
+)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, model_validator
 
-from workloads.bi_encoder.losses import CONDITIONAL, LOSSES, fill_defaults
+from workloads.bi_encoder.losses import CONDITIONAL, LOSSES
 from workloads.common_params import WeightDecay, WorkloadParams
 from workloads.conditional_params import OneOf, out_of_bounds_error
 from workloads.contract import MID_RUN, Preset
@@ -116,12 +116,6 @@ class Params(WorkloadParams):
     beta: float | None = Field(
         None, ge=0, le=100, description="Hardness of negatives: of hcl from 0 (5.52), of bcl in [0, 1] (6.25)."
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _resolve(cls, given: Any) -> Any:
-        """Give what the loss and the encoder read, and was not set, the value that goes with them."""
-        return fill_defaults(given) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _in_bounds(self) -> Self:

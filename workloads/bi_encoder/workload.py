@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from workloads import gradient_cache
 from workloads.bi_encoder.batches import Batch, batches
-from workloads.bi_encoder.dataset import Part, load, prepared, training_texts
+from workloads.bi_encoder.dataset import Part, prepare, training_texts
 from workloads.bi_encoder.evaluation import evaluation
 from workloads.bi_encoder.loss_calls import Scored, batch_loss
 from workloads.bi_encoder.params import Params as BiEncoderParams
 from workloads.bi_encoder.serving import servable
 from workloads.checks import check_batch, check_split
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
+from workloads.data.pairs.load import load_pairs
 from workloads.distributed import reduce_sum, wrap
 from workloads.encoders.optimisation import adamw, load_optimizer_state, optimizer_state, take_step, warmup_linear
 from workloads.encoders.packing import pack
@@ -48,7 +49,8 @@ class BiEncoder:
         """
         check_batch(params.batch_size, runtime)
         self.params, self.runtime = params, runtime
-        texts = training_texts(load(params, runtime.data), runtime.holdout)
+        pairs = load_pairs(params.dataset, runtime.data, params.split, seed=params.split_seed)
+        texts = training_texts(pairs, runtime.holdout)
         self.tokenizer, encoder = load_encoder(
             params.encoder,
             max_length=params.max_length,
@@ -58,7 +60,7 @@ class BiEncoder:
             texts=texts.first + texts.second,
             seed=runtime.seed,
         )
-        self.data = prepared(params, runtime.data, runtime.holdout, self.tokenizer)
+        self.data = prepare(pairs, runtime.holdout, self.tokenizer)
         _check_anchors(params, self.data.train)
         self.encoder = encoder.to(runtime.device)
         self.replica = wrap(self.encoder, runtime)

@@ -35,9 +35,9 @@ def check(name: str) -> str:
         return name
     folder = _local(name)
     if folder is None:
-        _check_hub(name, _HUB.get(name, name))
-        return name
-    _check_complete(name, folder)
+        _check_hub(name)
+    else:
+        _check_complete(name, folder)
     return name
 
 
@@ -104,23 +104,20 @@ def _missing(folder: Path) -> list[str]:
     return missing if any((folder / file).is_file() for file in _WEIGHTS) else [*missing, _WEIGHTS[0]]
 
 
-def _check_hub(name: str, repository: str) -> None:
+def _check_hub(name: str) -> None:
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     try:
-        get_hf_file_metadata(hf_hub_url(repository, _FILES[0]), timeout=_TIMEOUT_S)
+        get_hf_file_metadata(hf_hub_url(_HUB.get(name, name), _FILES[0]), timeout=_TIMEOUT_S)
     except Exception as error:  # of the hub's library and of what it speaks HTTP with
         raise _unreachable(name, error) from error
 
 
 def _unreachable(name: str, error: Exception) -> DataError:
     close = get_close_matches(name, (MINILM, BERT_BASE, TINY), n=1)
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
     return DataError(
-        f"encoder {name!r} is neither on this machine nor to be had from the Hugging Face hub ({_reason(error)})",
+        f"encoder {name!r} is neither on this machine nor to be had from the Hugging Face hub ({reason})",
         expected=_EXPECTED,
         fix=f"Did you mean {close[0]!r}?" if close else None,
     )
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -157,7 +157,11 @@ def _pretrained(folder: Path, dropout: float | None) -> PreTrainedModel:
     local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         config = AutoConfig.from_pretrained(folder, **local)
-        _check_kind(folder, config)
+        if getattr(config, "is_encoder_decoder", False):
+            raise DataError(
+                "the model has a decoder too", file=folder, got=f"model type {config.model_type}",
+                expected="an encoder alone, such as BERT",
+            )  # fmt: skip
         _set_dropout(folder, config, dropout)
         with _quiet():
             model: PreTrainedModel = AutoModel.from_pretrained(
@@ -168,14 +172,6 @@ def _pretrained(folder: Path, dropout: float | None) -> PreTrainedModel:
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise DataError("the encoder can not be loaded", file=folder, got=str(error).splitlines()[0]) from error
     return model
-
-
-def _check_kind(folder: Path, config: PretrainedConfig) -> None:
-    if getattr(config, "is_encoder_decoder", False):
-        raise DataError(
-            "the model has a decoder too", file=folder, got=f"model type {config.model_type}",
-            expected="an encoder alone, such as BERT",
-        )  # fmt: skip
 
 
 def _check_vocabulary(folder: Path, tokenizer: Tokenizer, model: PreTrainedModel) -> None:

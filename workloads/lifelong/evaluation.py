@@ -89,7 +89,14 @@ class Judge:
         metrics["forward_transfer"] = forward_transfer(ours, theirs, self.data.sessions.main)
         metrics["documents_embedded"] = float(sum(one.embedded for one in work))
         metrics["sessions_ended"] = float(len(rankings))
-        tables = {"sessions": self._sessions(values, work), "topics": self._topics(ours, theirs)}
+        session, topic = np.nonzero(~np.isnan(ours))  # R[t, s] in long form, of the topics that a query counts for
+        tables: dict[str, Columns] = {
+            "sessions": self._sessions(values, work),
+            "topics": {
+                "session": session, "topic": topic, "mrr_at_10": ours[session, topic],
+                "bm25_mrr_at_10": theirs[session, topic],
+            },
+        }  # fmt: skip
         return Evaluation(metrics, {"id": self.queries, **columns} if units else {}, tables)
 
     def _sessions(self, values: Sequence[Values], work: Sequence[Work]) -> Columns:
@@ -109,14 +116,6 @@ class Judge:
             "embedding_seconds": np.array([one.seconds for one in work], np.float64),
             **shown,
         }
-
-    def _topics(self, ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> Columns:
-        """R[t, s] in long form, of the topics that a query counts for."""
-        session, topic = np.nonzero(~np.isnan(ours))
-        return {
-            "session": session, "topic": topic, "mrr_at_10": ours[session, topic],
-            "bm25_mrr_at_10": theirs[session, topic],
-        }  # fmt: skip
 
 
 def forgetting(matrix: NDArray[np.float64]) -> float:

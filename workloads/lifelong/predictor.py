@@ -1,12 +1,11 @@
 """Search with a trained retrieval model: queries in, the documents of its index out.
 
-It is exported with ``served_text.py``, which it reads texts with, and needs nothing else of the package.
+It is exported with ``served_text.py`` and ``search.py``, and needs nothing else of the package.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from ..encoders.search import exact_topk
 from ..encoders.served_text import ServedTextEncoder, text_columns
 
 _FLOOR = 1e-8
@@ -70,20 +70,17 @@ class Predictor:
         Raises:
             ValueError: the column is missing or holds no text, ``k`` is below 1, or the model can not read the index.
         """
-        if k < 1:
-            raise ValueError(f"k must be at least 1, got {k}")
         (queries,) = text_columns(inputs, "query")
         segments = _open(Path(index), self.lineage) if index else self.index
         vectors, empty, _ = self.encoder(queries, _TEXTS)
         vectors = functional.normalize(vectors, eps=_FLOOR)
-        scores = vectors.new_empty(len(queries), 0)
-        docs = torch.empty(len(queries), 0, dtype=torch.int64, device=vectors.device)
-        for numbers, rows in _blocks(segments):
-            found = vectors @ torch.from_numpy(rows).to(vectors.device).T
-            names = torch.from_numpy(numbers).to(vectors.device).expand(found.shape)
-            scores, docs = torch.cat([scores, found], 1), torch.cat([docs, names], 1)
-            scores, order = scores.sort(dim=1, descending=True, stable=True)
-            scores, docs = scores[:, :k], docs.gather(1, order)[:, :k]
+        blocks = (
+            torch.from_numpy(np.array(rows[first : first + _BLOCK]))  # a copy: mapped memory is read-only
+            for _, rows in segments
+            for first in range(0, len(rows), _BLOCK)
+        )
+        scores, places = exact_topk(vectors, blocks, k)
+        docs = np.concatenate([np.empty(0, np.int64), *(numbers for numbers, _ in segments)])[places.cpu().numpy()]
         kept = np.flatnonzero(~empty).tolist()
         number = docs.shape[1]
         return pd.DataFrame(
@@ -94,13 +91,6 @@ class Predictor:
                 "score": scores[kept].cpu().numpy().ravel().astype(np.float32),
             }
         )
-
-
-def _blocks(segments: list[tuple[NDArray[Any], NDArray[Any]]]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-    for docs, vectors in segments:
-        for first in range(0, len(docs), _BLOCK):
-            part = slice(first, first + _BLOCK)
-            yield np.array(docs[part]), np.array(vectors[part])
 
 
 def _open(folder: Path, lineage: dict[str, Any]) -> list[tuple[NDArray[Any], NDArray[Any]]]:

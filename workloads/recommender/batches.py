@@ -13,7 +13,7 @@ from workloads.recommender.dataset import Prepared
 from workloads.recommender.model import Choose
 from workloads.sampling.negatives import Key, random_bits
 from workloads.sampling.sampler import Sampler, View, counters
-from workloads.schedule import passes_of
+from workloads.schedule import passes_of, steps_per_pass
 from workloads.seeding import derive, generator
 
 _AT_ONCE = {"cpu": 2**17, "cuda": 2**22}  # nodes drawn at once: on a CPU what its cache holds
@@ -75,7 +75,7 @@ def batches(data: Prepared, draws: Draws, batch_size: int, runtime: Runtime, epo
     An epoch is a pass over the interactions in a random order, or the next ``runtime.steps_per_epoch`` of passes.
     Position p of a pass holds the same nodes whatever the number of ranks.
     """
-    for number, places in passes_of(epoch, steps_per_pass(data, batch_size), runtime.steps_per_epoch):
+    for number, places in passes_of(epoch, steps_per_pass(data.pairs.shape[1], batch_size), runtime.steps_per_epoch):
         key = derive(runtime.seed, "choice", number)
         drawn = _draw(data, draws, batch_size, [(runtime.seed, number)], places, runtime.rank, runtime.world_size)
         for at, (nodes, rows, positions, items) in enumerate(drawn, places.start):
@@ -93,13 +93,8 @@ def packed_nodes(
     Yields:
         (width, K, b) int64.
     """
-    drawn = _draw(data, draws, batch_size, passes, range(steps_per_pass(data, batch_size)))
+    drawn = _draw(data, draws, batch_size, passes, range(steps_per_pass(data.pairs.shape[1], batch_size)))
     return (nodes for nodes, *_ in drawn)
-
-
-def steps_per_pass(data: Prepared, batch_size: int) -> int:
-    """Global batches in a pass; the last may be smaller."""
-    return -(-data.pairs.shape[1] // batch_size)
 
 
 def _draw(

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from workloads.data import Interactions, load_interactions
+from workloads.data import Interactions
 from workloads.data.interactions.splits import hold_out, user_csr
 from workloads.data.interactions.truth import false_positives
-from workloads.data.interactions.variants import Split as Resplit
 from workloads.recommender.model import Graph, normalised_graph
 from workloads.sampling.lists import Lists
 from workloads.sampling.negatives import Unobserved
@@ -134,28 +132,12 @@ class Prepared:
         return PairSet(history.users, history.items, self.n_users, self.n_items)
 
 
-def prepared(
-    dataset: str,
-    root: Path,
-    split_seed: int,
-    holdout: bool,
-    device: torch.device,
-    split: Resplit = "official",
-    noise: float = 0.0,
-) -> Prepared:
-    """The dataset on the device; from the second call of a process on, in a millisecond.
-
-    ``split`` and ``noise`` as for :func:`workloads.data.load_interactions`.
-
-    Raises:
-        workloads.data.DataError: the dataset is unknown, missing or damaged, or has not what the split needs.
-    """
-    return prepare(load_interactions(dataset, root, split, noise), split_seed, holdout, device)
-
-
 @lru_cache(maxsize=_KEPT)
 def prepare(data: Interactions, split_seed: int, holdout: bool, device: torch.device) -> Prepared:
-    """Split and convert. Without ``holdout`` the validation part stays in train and is empty by itself."""
+    """Split and convert; from the second call of a process on, at once.
+
+    Without ``holdout`` the validation part stays in train and is empty by itself.
+    """
     held = np.zeros(len(data.train), np.bool_)
     if holdout:
         held = hold_out(data.train, data.n_users, VALIDATION_FRACTION, split_seed)

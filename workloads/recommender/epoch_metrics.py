@@ -68,7 +68,7 @@ class Tally:
         if self._clamped is not None:
             found["clamped"] = reduce_sum(self._clamped).item() / count
         if self._quality is not None:
-            found |= SamplingQuality.measures(reduce_sum(self._quality.sums()))
+            found |= SamplingQuality.measures(reduce_sum(self._quality.sums))
         if self._planted is not None:
             false, count = reduce_sum(self._false).tolist()
             found["fnr"] = false / max(1, count)

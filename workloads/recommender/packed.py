@@ -14,7 +14,7 @@ from torch import nn
 
 from workloads.contract import Evaluation, Metrics, Runtime, Split
 from workloads.recommender.adam import Adam, StackedAdam
-from workloads.recommender.batches import Draws, packed_nodes, steps_per_pass
+from workloads.recommender.batches import Draws, packed_nodes
 from workloads.recommender.dataset import History, Prepared
 from workloads.recommender.evaluation import evaluation, rank_users
 from workloads.recommender.loss_calls import Scores
@@ -23,6 +23,7 @@ from workloads.recommender.model import MatrixFactorisation
 from workloads.recommender.params import Params
 from workloads.recommender.quality import wrong_share
 from workloads.recommender.sgd import BatchedSGD, SequentialSGD
+from workloads.schedule import steps_per_pass
 
 OWN = {"lr", "lr_decay", "lr_decay_every", "weight_decay"}
 """The parameters in which members may differ; so may their seeds."""
@@ -189,7 +190,7 @@ def _optimizer(
     lr = [member.learning_rate(epoch) for member, epoch in zip(members, epochs)]
     if stack[0].device.type not in _FUSED:
         decay = [member.params.weight_decay for member in members]
-        steps = steps_per_pass(members[0].data, members[0].params.batch_size)
+        steps = steps_per_pass(members[0].data.pairs.shape[1], members[0].params.batch_size)
         return StackedAdam(stack, lr, decay, steps).update
 
     def apart(gradients: torch.Tensor) -> None:

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from workloads.common_params import WorkloadParams
 from workloads.conditional_params import OneOf, out_of_bounds_error
 from workloads.contract import MID_RUN, Preset
 from workloads.data.datasets import check_kind, occupations
@@ -37,7 +38,7 @@ PRESETS: Mapping[str, Preset] = {
 }  # fmt: skip
 
 
-class Params(BaseModel):
+class Params(WorkloadParams):
     """What an experiment with the recommender can set.
 
     The default ``weight_decay`` is that of the code of the thesis' author, the default ``lr`` twice its largest: on the
@@ -46,7 +47,7 @@ class Params(BaseModel):
 
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
     tables: ClassVar[Mapping[str, Mapping[str, Any]]] = {"loss": LOSSES, "sampler": SAMPLERS}
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    conditional = CONDITIONAL
 
     dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, "interactions"))] = Field(
         "synthetic", min_length=1, description="Interactions to learn from; `data list` has the names."
@@ -229,12 +230,6 @@ class Params(BaseModel):
         description="What tells false negatives, for quality and bns_oracle: the test part as in the thesis (4.5.1.3), "
         "which training then has seen, what was planted in generated data, or, for quality, the validation part.",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _resolve(cls, given: Any) -> Any:
-        """Give what the loss and the sampler read, and was not set, the value that goes with them."""
-        return CONDITIONAL.fill_defaults(given) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _no_idle_parameter(self) -> Self:

@@ -18,7 +18,8 @@ class SamplingQuality:
     """TNR (4.27) and INF (4.28) over the negatives of an epoch, added up on the device without waiting for it."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        self._sums = torch.zeros(3, dtype=torch.float64, device=device)
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
+        """What has been counted: add those of several workers before :meth:`measures`."""
 
     @torch.no_grad()
     def add(self, positive: torch.Tensor, negative: torch.Tensor, false_negative: torch.Tensor) -> None:
@@ -32,11 +33,7 @@ class SamplingQuality:
         info, sampled = information(positive, negative), negative > -math.inf  # of one that is none info is 0
         signed = torch.where(false_negative, -info, info)
         counted = torch.stack([(~false_negative & sampled).to(info), signed, sampled.to(info)])
-        self._sums += counted.sum(1, dtype=torch.float64)
-
-    def sums(self) -> torch.Tensor:
-        """What has been counted, (3,): add those of several workers before :meth:`measures`."""
-        return self._sums
+        self.sums += counted.sum(1, dtype=torch.float64)
 
     @staticmethod
     def measures(sums: torch.Tensor) -> dict[str, float]:

@@ -12,12 +12,13 @@ import torch
 
 from workloads.checks import check_batch, check_split
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
+from workloads.data import load_interactions
 from workloads.distributed import reduce_sum, without_sync, wrap
 from workloads.recommender import packed
 from workloads.recommender.adam import Adam
-from workloads.recommender.batches import Batch, Draws, batches, choice, steps_per_pass
+from workloads.recommender.batches import Batch, Draws, batches, choice
 from workloads.recommender.calibration import Calibration, Calibrator
-from workloads.recommender.dataset import History, prepared
+from workloads.recommender.dataset import History, prepare
 from workloads.recommender.epoch_metrics import Tally
 from workloads.recommender.evaluation import evaluation, rank_users
 from workloads.recommender.loss_calls import Scores, loss_settings
@@ -26,6 +27,7 @@ from workloads.recommender.model import LightGCN, MatrixFactorisation, normal, x
 from workloads.recommender.params import Params as RecommenderParams
 from workloads.recommender.samplers import sampler
 from workloads.recommender.sgd import INITIAL, BatchedSGD, SequentialSGD
+from workloads.schedule import steps_per_pass
 from workloads.seeding import derive
 
 
@@ -48,15 +50,8 @@ class Recommender:
         """
         _check_batch(params, runtime)
         self.params, self.runtime = params, runtime
-        self.data = prepared(
-            params.dataset,
-            runtime.data,
-            params.split_seed,
-            runtime.holdout,
-            runtime.device,
-            params.split,
-            params.dataset_noise,
-        )
+        interactions = load_interactions(params.dataset, runtime.data, params.split, params.dataset_noise)
+        self.data = prepare(interactions, params.split_seed, runtime.holdout, runtime.device)
         if self.data.pairs.shape[1] == 0:
             raise ValueError(f"dataset {params.dataset!r} has no interaction that a negative item exists for")
         if params.optimizer == "adam":
@@ -113,7 +108,7 @@ class Recommender:
             table = self.model.embeddings().detach()
             self.draws.sampler.begin(table, epoch, derive(runtime.seed, "memory", epoch))
         calibrated, tally = self.calibrate(epoch), Tally(params, data, runtime)
-        steps = runtime.steps_per_epoch or steps_per_pass(data, params.batch_size)
+        steps = runtime.steps_per_epoch or steps_per_pass(data.pairs.shape[1], params.batch_size)
         drawn = batches(data, self.draws, params.batch_size, runtime, epoch)
         for step, batch in enumerate(drawn, (epoch - 1) * steps):
             parts = batch.split(runtime.accumulate)

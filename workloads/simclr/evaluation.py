@@ -52,7 +52,11 @@ def evaluation(
     ``scores``, densities of the cosines of true and false negatives (thesis figure 6.8), and ``plane``, features on
     their first two principal components, which those that are not finite do not have.
     """
-    units = _correct("knn", _votes(bank, seen, len(classes), params), seen.labels)
+    near, queries = (functional.normalize(frozen.features, dim=1) for frozen in (bank, seen))
+    votes = probe.knn_scores(
+        near, bank.labels, queries, classes=len(classes), k=params.eval_k, temperature=params.eval_temperature
+    )
+    units = _correct("knn", votes, seen.labels)
     if with_probe:
         weight, bias = probe.linear_probe(bank.features, bank.labels, classes=len(classes))
         units |= _correct("probe", functional.linear(seen.features, weight, bias), seen.labels)
@@ -67,13 +71,6 @@ def evaluation(
     if seen.features.isfinite().all():
         tables["plane"] = _plane(seen, classes)
     return Evaluation(metrics, {"id": np.arange(len(seen.labels)), **units}, tables)
-
-
-def _votes(bank: Frozen, seen: Frozen, classes: int, params: Params) -> torch.Tensor:
-    near, queries = (functional.normalize(frozen.features, dim=1) for frozen in (bank, seen))
-    return probe.knn_scores(
-        near, bank.labels, queries, classes=classes, k=params.eval_k, temperature=params.eval_temperature
-    )
 
 
 def _correct(name: str, scores: torch.Tensor, labels: torch.Tensor) -> dict[str, np.ndarray[Any, Any]]:

@@ -53,15 +53,11 @@ def _rules() -> Rules:
     return {**losses, **optimizers, ("subvector", None): {"projection": 128}}
 
 
-CONDITIONAL = ConditionalParams(_rules, {"loss": "infonce", "optimizer": "adam"})
-
-
-def fill_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """``given`` with the defaults of its dataset, loss, optimiser and head."""
-    values = dict(given)
-    if values.get("encoder") is None:
-        values["encoder"] = "tiny" if values.get("dataset", EMBEDDED) == EMBEDDED else "resnet18"
-    return CONDITIONAL.fill_defaults(values)
+CONDITIONAL = ConditionalParams(
+    _rules,
+    {"loss": "infonce", "optimizer": "adam"},
+    {"encoder": lambda values: "tiny" if values.get("dataset", EMBEDDED) == EMBEDDED else "resnet18"},
+)
 
 
 def default_stem(encoder: str | None, side: int) -> str | None:

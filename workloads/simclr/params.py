@@ -10,22 +10,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from workloads.common_params import WorkloadParams
 from workloads.conditional_params import OneOf
 from workloads.contract import MID_RUN
 from workloads.data.datasets import check_kind, dataset
 from workloads.simclr.data_checks import check_parts, loss_settings
-from workloads.simclr.losses import LOSSES, combination_error, fill_defaults
+from workloads.simclr.losses import CONDITIONAL, LOSSES, combination_error
 
 Loss: TypeAlias = Annotated[str, OneOf(LOSSES)]
 
 
-class Params(BaseModel):
+class Params(WorkloadParams):
     """What an experiment with SimCLR can set."""
 
     tables: ClassVar[Mapping[str, Mapping[str, Any]]] = {"loss": LOSSES}
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    conditional = CONDITIONAL
 
     dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, "images"))] = Field(
         default="synthetic-images", min_length=1, description="Images to learn from; `data list` has the names."
@@ -160,12 +161,6 @@ class Params(BaseModel):
         default=2048, ge=2, le=2**15,
         description="Images that alignment, uniformity and the distributions of scores are measured on, at most.",
     )  # fmt: skip
-
-    @model_validator(mode="before")
-    @classmethod
-    def _resolve(cls, given: Any) -> Any:
-        """Give what is read, and was not set, the value that goes with the choices made."""
-        return fill_defaults(given) if isinstance(given, dict) else given
 
     @field_validator("batch_size")
     @classmethod

@@ -1,6 +1,7 @@
 """Serve a trained image encoder: images in, embeddings out, and class probabilities where a classifier was fitted.
 
-This one file goes to the registry. It needs NumPy, pandas, Pillow, PyTorch and torchvision, and uses CUDA where it is.
+It is exported with ``image.py``, which has the encoder's layers. The two need NumPy, pandas, Pillow, PyTorch and
+torchvision, and use CUDA where it is.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import nn
-from torchvision.models import resnet
+
+from ..encoders.image import image_encoder
 
 
 class Predictor:
@@ -32,9 +34,9 @@ class Predictor:
         """
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         tensors = {name: torch.from_numpy(np.array(values)) for name, values in weights.items()}
-        self.encoder = _encoder(config["encoder"], config["stem"])
+        self.encoder = image_encoder(config["encoder"], config["stem"] or "cifar", seed=0)
         own = {name.removeprefix("encoder."): value for name, value in tensors.items() if name.startswith("encoder.")}
-        self.encoder.load_state_dict(own)
+        self.encoder.layers.load_state_dict(own)
         self.encoder.to(self.device).to(memory_format=torch.channels_last).eval()
         self.classifier: tuple[torch.Tensor, torch.Tensor] | None = None
         if "classifier.weight" in tensors:
@@ -71,7 +73,7 @@ class Predictor:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         images = inputs["image"].tolist()
         found = [self._encode(images[first : first + batch_size], first) for first in range(0, len(images), batch_size)]
-        features = torch.cat(found) if found else torch.empty(0, self._features(), device=self.device)
+        features = torch.cat(found) if found else torch.empty(0, self.encoder.features, device=self.device)
         shown = nn.functional.normalize(features, dim=1) if unit_length else features
         columns: dict[str, Any] = {"embedding": list(shown.cpu().numpy())}
         if self.classifier is not None:
@@ -90,10 +92,6 @@ class Predictor:
             inputs.sub_(self.mean).div_(self.std).contiguous(memory_format=torch.channels_last)
         )
         return features
-
-    def _features(self) -> int:
-        probe = torch.zeros(1, 3, self.size, self.size, device=self.device)
-        return int(self.encoder(probe).shape[1])
 
 
 def _pixels(image: Any, row: int, size: int) -> NDArray[np.uint8]:
@@ -153,19 +151,3 @@ def _array(image: Any) -> NDArray[Any]:
     if array.dtype != object:
         return array
     return np.stack([_array(part) for part in array]) if array.ndim and len(array) else np.empty(0)
-
-
-def _encoder(name: str, stem: str | None) -> nn.Module:
-    """The layers that were trained, without weights: a ResNet without its classifier, or three convolutions."""
-    if name == "tiny":
-        layers: list[nn.Module] = []
-        for before, after, stride in ((3, 32, 1), (32, 64, 2), (64, 128, 2)):
-            convolution = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
-            layers += [convolution, nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
-        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    network: nn.Module = getattr(resnet, name)(weights=None)
-    network.fc = nn.Identity()
-    if stem == "cifar":
-        network.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
-        network.maxpool = nn.Identity()
-    return network

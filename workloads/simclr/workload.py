@@ -13,7 +13,8 @@ from workloads import gradient_cache
 from workloads.augment import Draws, Recipe, normalise
 from workloads.checks import check_batch, check_split
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
-from workloads.data.images.resident import Part, prepared_images
+from workloads.data.images.load import load_images
+from workloads.data.images.resident import Part, prepare
 from workloads.distributed import gather, reduce_sum, wrap
 from workloads.losses.contrastive import alpha_from_auc
 from workloads.metrics.probe import false_negative_auc, linear_probe
@@ -56,15 +57,8 @@ class SimCLR:
         """
         check_batch(params.batch_size, runtime, equal_parts=True)
         self.params, self.runtime = params, runtime
-        self.data = prepared_images(
-            params.dataset,
-            runtime.data,
-            size=params.dataset_size,
-            corrupt=params.dataset_corrupt,
-            split_seed=params.split_seed,
-            holdout=runtime.holdout,
-            device=runtime.device,
-        )
+        images = load_images(params.dataset, runtime.data, params.dataset_size, params.dataset_corrupt)
+        self.data = prepare(images, params.split_seed, runtime.holdout, runtime.device)
         train, validation, test = map(len, (self.data.train, self.data.validation, self.data.test))
         check_parts(params.dataset, params.batch_size, train, validation, test, runtime.holdout)
         self.settings = loss_settings(params.dataset, params.of_loss(), len(self.data.classes))

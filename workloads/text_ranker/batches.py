@@ -82,7 +82,7 @@ class Trainer:
         grades = self.data.grades(queries, docs.ravel()).reshape(docs.shape)
         # What is drawn from all documents may be relevant, or in the group already.
         docs[:, params.positives :][grades[:, params.positives :] > 0] = -1
-        docs[_repeated(docs)] = -1
+        docs[np.tril(docs[:, :, None] == docs[:, None, :], -1).any(2)] = -1
         judged = self.data.is_judged(queries, docs.ravel()).reshape(docs.shape)
         return Groups(self.queries, docs, np.where(docs < 0, 0, grades).astype(np.float32), judged)
 
@@ -128,10 +128,3 @@ def _sampled(
     kept = place < count
     found[row[kept], place[kept]] = pairs[order[kept], 1]
     return found
-
-
-def _repeated(docs: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which documents of each row (n, G) stand in it before."""
-    same = docs[:, :, None] == docs[:, None, :]
-    before: NDArray[np.bool_] = np.tril(same, -1).any(2)
-    return before

@@ -112,12 +112,8 @@ def _prepared(
     return Prepared(data, queries, candidates(dataset, root, data, depth))
 
 
-def texts(data: Retrieval, tokenizer: Tokenizer) -> Texts:
-    """All queries and documents, tokenised once a process for each tokenizer."""
-    return _texts(data, tokenizer.definition)
-
-
 @lru_cache(maxsize=_KEPT)
-def _texts(data: Retrieval, definition: str) -> Texts:
+def texts(data: Retrieval, definition: str) -> Texts:
+    """All queries and documents, tokenised once a process for each definition of a tokenizer."""
     tokenizer = Tokenizer(definition, 1)
     return Texts(*(tokenizer.bare(column.to_pylist()) for column in (data.queries, data.docs)))

@@ -58,7 +58,7 @@ class TextRanker:
             texts=self.data.vocabulary() if params.encoder == "tiny" else (),
             seed=runtime.seed,
         )
-        self.reader = Reader(tokenizer, texts(self.data.data, tokenizer), params.scoring)
+        self.reader = Reader(tokenizer, texts(self.data.data, tokenizer.definition), params.scoring)
         self.model = Ranker(encoder, params, runtime.seed).to(runtime.device)
         self.replica = wrap(self.model, runtime)
         self.optimizer = adamw(self.model, params.lr, params.weight_decay)
@@ -81,8 +81,9 @@ class TextRanker:
             The mean ``loss`` of a query; the shares of queries ``without_pairs``, with nothing to compare, and of
             sequences ``truncated``; ``strength``, the margin or σ; and ``bm25_weight``, chosen after the epoch.
         """
-        runtime = self.runtime
+        params, runtime = self.params, self.runtime
         steps = runtime.steps_per_epoch or self.trainer.steps_per_pass
+        planned = runtime.epochs * steps
         loss = torch.zeros((), dtype=torch.float64, device=runtime.device)
         counts = np.zeros(4)  # queries, those without pairs, sequences, those cut
         self._scores.clear()
@@ -93,7 +94,8 @@ class TextRanker:
                 for part in parts:
                     with nullcontext() if part is parts[-1] else without_sync(self.replica):
                         loss += self._backward(part, weight, counts)
-                self._update(step, runtime.epochs * steps)
+                clip_grad_norm_(self.model.parameters(), params.clip)
+                take_step(self.optimizer, params.lr * warmup_linear(step, planned, round(params.warmup * planned)))
         self.choose_weight()
         queries, idle, sequences, cut = reduce_sum(torch.from_numpy(counts).to(runtime.device)).tolist()
         return {
@@ -125,11 +127,6 @@ class TextRanker:
             return torch.zeros_like(losses.sum())
         counts += len(groups), groups.alike.sum(), len(batch), cut
         return losses.detach().sum()
-
-    def _update(self, step: int, steps: int) -> None:
-        """One step of the optimiser, of ``steps`` in all."""
-        clip_grad_norm_(self.model.parameters(), self.params.clip)
-        take_step(self.optimizer, self.params.lr * warmup_linear(step, steps, round(self.params.warmup * steps)))
 
     def choose_weight(self) -> None:
         """Take the weight of BM25 that is best on validation for the model as it is, unless it is given."""

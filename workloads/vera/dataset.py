@@ -17,25 +17,16 @@ from workloads.data.questions.neighbourhoods import neighbourhoods
 from workloads.data.questions.types import PARTS
 from workloads.data.retrieval.bm25 import candidates
 from workloads.data.retrieval.load import load_retrieval
-from workloads.data.retrieval.types import split_queries
+from workloads.data.retrieval.types import Queries, split_queries
 from workloads.encoders.pooling import normalised
 from workloads.encoders.text import TextEncoder
-from workloads.encoders.tokens import Tokenizer
+from workloads.encoders.tokens import Tokenizer, spans
 from workloads.seeding import derive
 from workloads.vera.features import Pool, of_collection, of_graph
 from workloads.vera.params import Params
 from workloads.vera.vectors import frozen, read
 
 _KEPT = 4  # datasets a process keeps
-
-
-@dataclass(frozen=True, eq=False)
-class Parts:
-    """Numbers of queries, ascending. Those to train on have candidates; those of the other parts may have none."""
-
-    train: NDArray[np.int64]
-    validation: NDArray[np.int64]
-    test: NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,11 +63,12 @@ class Block:
 class Prepared:
     """The pool, its parts, and on the device what a step gathers from.
 
-    ``queries`` (Q, d) and ``texts`` (T, d) are vectors of length one; ``codes`` and ``numbers`` are the pool's.
+    Queries to train on have candidates; those of the other parts may have none. ``queries`` (Q, d) and ``texts`` (T, d)
+    are vectors of length one; ``codes`` and ``numbers`` are the pool's.
     """
 
     pool: Pool
-    parts: Parts
+    parts: Queries
     tokenizer: Tokenizer
     encoder: TextEncoder
     queries: torch.Tensor
@@ -125,9 +117,8 @@ def _of_queries(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """The rows [query, place] of a table, ordered by query, that belong to some queries: which, place, row."""
     starts, stops = (np.searchsorted(table[:, 0], queries, side=side) for side in ("left", "right"))
-    counts = stops - starts
-    which = np.repeat(np.arange(len(queries)), counts)
-    position = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts) + starts[which]
+    which = np.repeat(np.arange(len(queries)), stops - starts)
+    position, _ = spans(starts, stops - starts)
     return which, table[position, 1], position
 
 
@@ -154,9 +145,9 @@ def _prepared(
     params: Params, root: Path, _: str, kind: str, seed: int, device: torch.device, precision: Precision
 ) -> Prepared:
     pool, parts = _graph(params, root) if kind == "graph_questions" else _collection(params, root)
-    parts = Parts(parts.train[pool.lengths[parts.train] > 0], parts.validation, parts.test)
-    for name in ("train", "validation", "test"):
-        if not len(getattr(parts, name)):
+    parts = parts._replace(train=parts.train[pool.lengths[parts.train] > 0])
+    for name, numbers in parts._asdict().items():
+        if not len(numbers):
             raise ValueError(f"dataset {params.dataset!r} has no query for the {name} part")
     vocabulary = [*pool.texts, *(pool.queries[query] for query in parts.train.tolist())]
     tokenizer, encoder = frozen(params.encoder, params.max_length, vocabulary, seed, precision)
@@ -165,18 +156,18 @@ def _prepared(
     return Prepared(pool, parts, tokenizer, encoder, *(side.to(device) for side in (*found, *rest)))
 
 
-def _graph(params: Params, root: Path) -> tuple[Pool, Parts]:
+def _graph(params: Params, root: Path) -> tuple[Pool, Queries]:
     data = load_questions(params.dataset, root)
     around = neighbourhoods(data, params.eval_candidates, params.eval_candidates_seed)
-    parts = Parts(*(np.flatnonzero(data.part == part) for part in range(len(PARTS))))
+    parts = Queries(*(np.flatnonzero(data.part == part) for part in range(len(PARTS))))
     return of_graph(data, around), parts
 
 
-def _collection(params: Params, root: Path) -> tuple[Pool, Parts]:
+def _collection(params: Params, root: Path) -> tuple[Pool, Queries]:
     data = load_retrieval(params.dataset, root, params.dataset_unknown)
     found = candidates(params.dataset, root, data, params.eval_candidates)
     queries = split_queries(data, seed=params.split_seed, validation=params.split_validation, test=params.split_test)
-    return of_collection(data, found, params.eval_candidates), Parts(*queries)
+    return of_collection(data, found, params.eval_candidates), queries
 
 
 def divided(data: Prepared, params: Params, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from workloads.contract import Runtime
 from workloads.distributed import reduce_sum
+from workloads.encoders.tokens import spans
 from workloads.seeding import derive, seeded
 from workloads.vera.confidence import Ranked, shares
 from workloads.vera.dataset import Prepared
@@ -36,9 +37,7 @@ class Features:
 
     def of(self, queries: NDArray[np.int64]) -> Seen:
         """Of the candidates of a block of these queries."""
-        lengths = self.lengths[queries]
-        first = np.cumsum(lengths) - lengths
-        rows = np.repeat(self.start[queries] - first, lengths) + np.arange(int(lengths.sum()))
+        rows, _ = spans(self.start[queries], self.lengths[queries])
         index = torch.from_numpy(rows).to(self.seen.z.device, non_blocking=True)
         return Seen(*(side.index_select(0, index) for side in self.seen))
 

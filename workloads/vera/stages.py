@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workloads.contract import Runtime, State
+from workloads.contract import Runtime
 from workloads.schedule import Progress, advanced, stage_ends, stage_of
 from workloads.vera.params import Params
 
@@ -81,11 +81,3 @@ class Stages:
         else:
             stage = stage_of(epoch + 1, self.ends)
             self.progress = Progress(stage, (0, *self.ends)[stage - 1])
-
-    def state_dict(self) -> State:
-        """Where the run is, as plain numbers."""
-        return self.progress.state()
-
-    def load_state_dict(self, state: State) -> None:
-        """The inverse."""
-        self.progress = Progress(**state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import asdict
 from typing import ClassVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable
 from workloads.distributed import reduce_sum, without_sync, wrap
 from workloads.encoders.optimisation import load_optimizer_state, optimizer_state
 from workloads.losses.evidential import group_rates, quantile_groups
-from workloads.schedule import steps_per_pass
+from workloads.schedule import Progress, steps_per_pass
 from workloads.seeding import derive, generator, seeded
 from workloads.vera.batches import batches, micro_batches
 from workloads.vera.confidence import Ranked, confidence
@@ -166,7 +167,7 @@ class Vera:
         return {
             "model": self.model.state_dict(),
             "optimizer": optimizer_state(self.optimizer, self.model),
-            "stages": self.stages.state_dict(),
+            "stages": asdict(self.stages.progress),
             "chosen": self.chosen.state_dict(),
             "head": _HEAD,
         }
@@ -190,7 +191,7 @@ class Vera:
                 f"hidden={self.params.hidden} and method={self.params.method}: {str(error).splitlines()[0]}"
             ) from None
         load_optimizer_state(self.optimizer, self.model, state["optimizer"])
-        self.stages.load_state_dict(state["stages"])
+        self.stages.progress = Progress(**state["stages"])
         self.chosen = Chosen.of_state(state["chosen"], self.params)
         self._ranked = None
 

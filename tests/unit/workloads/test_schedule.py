@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 
 from workloads.schedule import Progress, advanced, stage_ends, stage_of
@@ -45,7 +47,7 @@ def after(losses: list[float], ends: tuple[int, ...], patience: int = 2) -> list
     for epoch, loss in enumerate(losses, 1):
         found.append(progress.stage)
         progress = advanced(progress, epoch, loss, ends, patience, 0.01)
-        progress = Progress(**progress.state())  # type: ignore[arg-type]
+        progress = Progress(**asdict(progress))
     return found
 
 

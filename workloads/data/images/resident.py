@@ -6,15 +6,13 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from workloads.data.images.load import load_images
 from workloads.data.images.splits import split
-from workloads.data.images.types import Corrupt, Images, Pixels
+from workloads.data.images.types import Images, Pixels
 
 _DEVICE_SHARE = 0.5  # of the device's free memory that a dataset may take
 _KEPT = 4  # splits a process keeps on its device
@@ -79,40 +77,20 @@ class Prepared:
     skipped: tuple[str, ...]
 
 
-def prepared_images(
-    name: str,
-    root: Path,
-    *,
-    split_seed: int,
-    holdout: bool,
-    device: torch.device,
-    size: int | None = None,
-    corrupt: Corrupt = "refuse",
-) -> Prepared:
-    """The dataset on the device; from the second call of a process on, at once.
-
-    Args:
-        name: of the catalogue, or an absolute path.
-        root: the data root.
-        split_seed: of the validation part, a stratified tenth of the labelled training images.
-        holdout: False leaves the validation part in train; it is then empty by itself.
-        device: where the images are kept if they fit, and handed to.
-        size: as for :func:`~workloads.data.images.load.load_images`; so is ``corrupt``.
-
-    Raises:
-        workloads.data.DataError: as :func:`~workloads.data.images.load.load_images` and :func:`prepare`.
-    """
-    return prepare(load_images(name, root, size, corrupt), split_seed, holdout, device)
-
-
 @lru_cache(maxsize=_KEPT)
 def prepare(data: Images, split_seed: int, holdout: bool, device: torch.device) -> Prepared:
     """Split, and move to the device what fits there; all splits of a dataset share its images.
 
+    Args:
+        data: the source's images.
+        split_seed: of the validation part, a stratified tenth of the labelled training images.
+        holdout: False leaves the validation part in train; it is then empty by itself.
+        device: where the images are kept if they fit, and handed to.
+
     Raises:
         workloads.data.DataError: nothing can be held out for validation.
     """
-    images, test_images = _placed(data, device)
+    images, test_images = _on_device(data, device)
     parts, judged = split(data, split_seed, holdout), data.test
     if parts.carved:
         judged, test_images = data.train, images
@@ -131,10 +109,6 @@ def prepare(data: Images, split_seed: int, holdout: bool, device: torch.device) 
 
 
 @lru_cache(maxsize=_KEPT)
-def _placed(data: Images, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    return _on_device(data, device)
-
-
 def _on_device(data: Images, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """The images of both parts, where they fit on the device; a CPU's are those in the cache's files."""
     images = torch.from_numpy(data.train.images), torch.from_numpy(data.test.images)

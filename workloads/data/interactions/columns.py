@@ -84,7 +84,7 @@ def _text(file: Path) -> dict[str, Any]:
         )
     except pa.ArrowInvalid as error:
         for number, line in enumerate(text.splitlines(), 1):
-            if b"\x00" in line or not _decodes(line):
+            if b"\x00" in line or line.decode(errors="ignore").encode() != line:
                 got = repr(line[:_SHOWN])
                 raise DataError("the line is no UTF-8 text", file=file, line=number, got=got) from None
         raise DataError("the table can not be parsed", file=file, got=str(error)) from None
@@ -198,14 +198,6 @@ def _casts(value: Any, kind: str) -> bool:
     try:
         value.cast(pa.type_for_alias(kind))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return False
-    return True
-
-
-def _decodes(line: bytes) -> bool:
-    try:
-        line.decode()
-    except UnicodeDecodeError:
         return False
     return True
 

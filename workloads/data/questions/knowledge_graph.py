@@ -11,15 +11,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workloads.data.errors import DataError
 from workloads.data.files import held, lines, opened
 from workloads.data.questions.types import KIND, PARTS, Graph, GraphQuestions, Question
 from workloads.data.source import Dataset, SourceFile
-
-if TYPE_CHECKING:
-    pass
 
 QUESTIONS, TABLE = "questions.jsonl", ".tsv"
 

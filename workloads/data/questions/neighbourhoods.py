@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,18 +40,16 @@ def neighbourhoods(data: GraphQuestions, fill: int, seed: int) -> Neighbourhoods
     found = []
     for number, (topic, hops) in enumerate(keys.tolist()):
         around = walker.around(topic, hops)
-        found.append(around)
         missing = fill - len(around.triples)
         if missing > 0:
             bits = np.random.Generator(np.random.PCG64([seed, number]))
-            found[-1] = _joined([around, _elsewhere(data, around, missing, bits)])
-    whole = _joined(found)
+            around = _joined([around, _elsewhere(data, around, missing, bits)])
+        found.append(around)
     indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(one.triples) for one in found])])
-    return Neighbourhoods(list_of.reshape(-1), indptr, whole.triples, whole.steps, whole.forward, whole.via)
+    return Neighbourhoods(list_of.reshape(-1), indptr, *_joined(found))
 
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
+class _Rows(NamedTuple):
     """Columns of :class:`Neighbourhoods`."""
 
     triples: NDArray[np.int64]
@@ -116,9 +115,4 @@ def _elsewhere(data: GraphQuestions, around: _Rows, count: int, bits: np.random.
 
 
 def _joined(parts: list[_Rows]) -> _Rows:
-    return _Rows(
-        np.concatenate([part.triples for part in parts]),
-        np.concatenate([part.steps for part in parts]),
-        np.concatenate([part.forward for part in parts]),
-        np.concatenate([part.via for part in parts]),
-    )
+    return _Rows(*map(np.concatenate, zip(*parts)))

@@ -174,15 +174,6 @@ def _beir_files(folder: Path) -> list[str]:
     return [CORPUS, QUERIES, *judgement_files(folder)] if is_beir(folder) else []
 
 
-def _lotte_files(folder: Path) -> list[str]:
-    pairs = [(f"questions.{kind}.tsv", f"qas.{kind}.jsonl") for kind in LOTTE_KINDS]
-    return _complete(folder, LOTTE_DOCS, pairs)
-
-
-def _cpr_files(folder: Path) -> list[str]:
-    return _complete(folder, CPR_DOCS, [(f"{part}.query.txt", f"qrels.{part}.tsv") for part in CPR_PARTS])
-
-
 def _complete(folder: Path, docs: str, pairs: list[tuple[str, str]]) -> list[str]:
     """The file of documents with every pair of files that is there; none where nothing is complete."""
     found = [file for pair in pairs if all(held(folder / file).is_file() for file in pair) for file in pair]
@@ -205,10 +196,13 @@ def _pairs(file: Path) -> dict[str, str]:
     return found
 
 
+_LOTTE_PAIRS = [(f"questions.{kind}.tsv", f"qas.{kind}.jsonl") for kind in LOTTE_KINDS]
+_CPR_PAIRS = [(f"{part}.query.txt", f"qrels.{part}.tsv") for part in CPR_PARTS]
+
 FORMS = (
     Form(CORPUS, _beir_files, _beir),
-    Form(LOTTE_DOCS, _lotte_files, read_lotte),
-    Form(CPR_DOCS, _cpr_files, read_cpr),
+    Form(LOTTE_DOCS, partial(_complete, docs=LOTTE_DOCS, pairs=_LOTTE_PAIRS), read_lotte),
+    Form(CPR_DOCS, partial(_complete, docs=CPR_DOCS, pairs=_CPR_PAIRS), read_cpr),
 )
 
 _CLASSIC = ("cran", "cisi", "cacm", "med", "time")

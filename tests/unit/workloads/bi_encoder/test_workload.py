@@ -50,7 +50,7 @@ class BiEncoderConformance(Conformance):
             return replace(whole, test=whole.test.take(np.arange(0, len(whole.test), 2)))
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(dataset, "load_pairs", spoiled)
+            patch.setattr("workloads.bi_encoder.workload.load_pairs", spoiled)
             yield
 
 
@@ -252,7 +252,7 @@ def test_a_loss_without_an_anchor_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         whole = load_pairs(*names, **settings)
         return replace(whole, train=replace(whole.train, scores=np.minimum(whole.train.scores, 3)))
 
-    monkeypatch.setattr(dataset, "load_pairs", low)
+    monkeypatch.setattr("workloads.bi_encoder.workload.load_pairs", low)
     with pytest.raises(ValueError, match="positive_from=4 or more, the highest is 3"):
         built(loss="infonce")
 

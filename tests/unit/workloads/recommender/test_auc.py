@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from workloads.data import load_interactions
 from workloads.recommender import evaluation as module
-from workloads.recommender.dataset import Prepared, prepared
+from workloads.recommender.dataset import Prepared, prepare
 from workloads.recommender.evaluation import evaluation, mean_auc, rank_users
 
 CPU = torch.device("cpu")
@@ -24,7 +25,7 @@ def tables(data: Prepared, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def data() -> Prepared:
-    return prepared("synthetic", Path(), 0, True, CPU)
+    return prepare(load_interactions("synthetic", Path()), 0, True, CPU)
 
 
 def by_all_metrics(model: tuple[torch.Tensor, torch.Tensor], data: Prepared) -> float:
@@ -55,13 +56,13 @@ def test_equal_scores_are_one_half(data: Prepared, monkeypatch: pytest.MonkeyPat
 
 
 def test_nothing_to_find_is_refused() -> None:
-    data = prepared("synthetic", Path(), 0, False, CPU)
+    data = prepare(load_interactions("synthetic", Path()), 0, False, CPU)
     with pytest.raises(ValueError, match="nothing can be measured"):
         mean_auc(*tables(data), data.validation, data.train, data.unknown, 1)
 
 
 @pytest.mark.parametrize("holdout", [True, False])
 def test_the_items_that_are_unknown_are_in_no_list(holdout: bool) -> None:
-    data = prepared("synthetic", Path(), 0, holdout, CPU)
+    data = prepare(load_interactions("synthetic", Path()), 0, holdout, CPU)
     expected = data.n_items - torch.bincount(data.known.users, minlength=data.n_users)
     assert torch.equal(data.unknown.counts, expected)

@@ -152,7 +152,7 @@ def test_the_negatives_of_a_batch_by_hand(loss: str, backbone: Any) -> None:
 
 def test_a_user_who_has_all_of_a_batch_has_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     data = prepare(Interactions(2, 3, np.array([(0, 0), (0, 1), (1, 2)], np.int32), np.array([(1, 1)])), 0, False, CPU)
-    monkeypatch.setattr(module, "prepared", lambda *_: data)
+    monkeypatch.setattr(module, "prepare", lambda *_: data)
     for loss in IN_BATCH:
         params = Params(loss=loss, sampler="in_batch", dim=4, batch_size=1)
         workload = Recommender(params, replace(RUNTIME, holdout=False))
@@ -351,7 +351,7 @@ def test_nothing_at_the_limits_is_nan(loss: str, monkeypatch: pytest.MonkeyPatch
     owned = {0: range(6), 2: [3], 3: [0, 1], 4: range(5)}
     train = np.array([(user, item) for user, items in owned.items() for item in items], np.int32)
     data = prepare(Interactions(5, 7, train, np.array([(2, 1)], np.int32)), 0, False, RUNTIME.device)
-    monkeypatch.setattr(module, "prepared", lambda *_: data)
+    monkeypatch.setattr(module, "prepare", lambda *_: data)
     samplers: tuple[dict[str, Any], ...] = (
         {}, {"sampler": "dns", "candidates": 100}, {"sampler": "bns", "candidates": 100, "bns_prior": "users"},
         {"sampler": "srns", "srns_memory": 20}, {"sampler": "srns", "srns_temperature": 1e-3},

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from workloads.contract import Pack, Packable, Runtime
+from workloads.data import load_interactions
 from workloads.recommender import batches as stream
 from workloads.recommender import evaluation, packed
 from workloads.recommender.adam import Adam, StackedAdam
 from workloads.recommender.batches import Draws, batches, packed_nodes
-from workloads.recommender.dataset import prepared
+from workloads.recommender.dataset import prepare
 from workloads.recommender.params import Params
 from workloads.recommender.workload import Recommender
 from workloads.sampling.sampler import Uniform
@@ -89,7 +90,7 @@ def test_the_caches_decide_how_many_share_a_step(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("at_once", [1, 2**20])
 def test_a_member_draws_what_it_draws_apart(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "_AT_ONCE", {"cpu": at_once})
-    data, passes = prepared("synthetic", Path(), 0, True, CPU), [(5, 1), (6, 1), (5, 4)]
+    data, passes = prepare(load_interactions("synthetic", Path()), 0, True, CPU), [(5, 1), (6, 1), (5, 4)]
     draws = Draws(Uniform(data.unobserved))
     side_by_side = list(packed_nodes(data, draws, 1000, passes))
     for k, (seed, epoch) in enumerate(passes):

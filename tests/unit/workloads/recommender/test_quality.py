@@ -27,13 +27,13 @@ def test_sampling_quality_is_4_27_and_4_28() -> None:
     for part in (slice(0, 1), slice(1, 4)):  # batches add up
         quality.add(positive[part], negative[part], false[part])
     expected = {"tnr": 3 / 4, "inf": (info[0] - info[1] + info[2] + info[3]) / 4}
-    assert SamplingQuality.measures(quality.sums()) == pytest.approx(expected)
+    assert SamplingQuality.measures(quality.sums) == pytest.approx(expected)
     # Two workers that did the same have the same measures together.
-    assert SamplingQuality.measures(quality.sums() * 2) == pytest.approx(expected)
+    assert SamplingQuality.measures(quality.sums * 2) == pytest.approx(expected)
 
 
 def test_where_nothing_was_sampled_nothing_is_false_and_nothing_learnt() -> None:
-    assert SamplingQuality.measures(SamplingQuality().sums()) == {"tnr": 1, "inf": 0}
+    assert SamplingQuality.measures(SamplingQuality().sums) == {"tnr": 1, "inf": 0}
 
 
 def test_information_does_not_overflow() -> None:

@@ -15,9 +15,10 @@ import pytest
 import torch
 from torch.nn import functional
 
+from workloads.data import load_interactions
 from workloads.data.cache import cache_dir
 from workloads.losses import pairwise
-from workloads.recommender.dataset import prepared
+from workloads.recommender.dataset import prepare
 from workloads.recommender.evaluation import evaluation, rank_users
 from workloads.recommender.model import normal
 from workloads.recommender.sequential import choice, compiled, draws, updates
@@ -581,7 +582,7 @@ def test_movielens(sampler: Any, epochs: int, expected: float) -> None:
     root = Path(os.environ["ORCHESTRATOR_DATA"])
     if not (root / "ml-100k").is_dir():
         pytest.skip("ORCHESTRATOR_DATA holds no ml-100k")
-    data = prepared("ml-100k", root, 0, holdout=False, device=torch.device("cpu"))
+    data = prepare(load_interactions("ml-100k", root), 0, holdout=False, device=torch.device("cpu"))
     table = normal(data.n_users + data.n_items, 32, 0.1, seed=0)
     users, items = table[: data.n_users], table[data.n_users :]
     trained = SequentialMF(users, items, data.train.indptr, data.train.items, Settings(sampler=sampler), seed=0)

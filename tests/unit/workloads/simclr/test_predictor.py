@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import base64
-import builtins
 import io
-import runpy
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from PIL import Image
 
 from workloads.contract import Runtime
 from workloads.data.images.decode import decode, square
-from workloads.encoders.image import ENCODERS, image_encoder
+from workloads.predictor_sources import predictor_sources
 from workloads.simclr import predictor
 from workloads.simclr.params import Params
 from workloads.simclr.predictor import Predictor
@@ -158,26 +157,11 @@ def test_bad_calls_are_refused(served: Predictor) -> None:
         served.predict(pd.DataFrame({"image": []}), batch_size=0)
 
 
-@pytest.mark.parametrize("name", ENCODERS)
-@pytest.mark.parametrize("stem", ["cifar", "imagenet"])
-def test_every_encoder_is_rebuilt(name: Any, stem: Any) -> None:
-    """The file that is served has encoders of its own: their states must be the trained ones', name by name."""
-    trained, rebuilt = image_encoder(name, stem, seed=1).layers, predictor._encoder(name, stem)
-    shapes = {key: value.shape for key, value in trained.state_dict().items()}
-    assert {key: value.shape for key, value in rebuilt.state_dict().items()} == shapes
-    rebuilt.load_state_dict(trained.state_dict())
-    if name != "resnet50":  # its blocks are another's, larger
-        x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-        torch.testing.assert_close(rebuilt.eval()(x), trained.eval()(x))
-
-
-def test_the_file_imports_nothing_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run in this process, which has PyTorch already: a new one would take seconds to import it."""
-    imported = builtins.__import__
-
-    def foreign(name: str, *rest: Any) -> Any:
-        assert name.partition(".")[0] not in ("workloads", "orchestrator"), f"it imports {name}"
-        return imported(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", foreign)
-    runpy.run_path(predictor.__file__)
+def test_the_files_import_nothing_of_ours() -> None:
+    sources = predictor_sources(Path(predictor.__file__))
+    assert sources.keys() == {"predictor.py", "encoders/image.py"}
+    for file in sources.values():
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            assert not {name.partition(".")[0] for name in names} & {"workloads", "orchestrator"}

@@ -23,7 +23,7 @@ from orchestrator.engine.loop import Diverged, run_epochs
 from orchestrator.search.spaces import presets
 from tests.support.pictures import class_folders
 from workloads.contract import Runtime
-from workloads.data.images.resident import Prepared, prepared_images
+from workloads.data.images.resident import Prepared, prepare
 from workloads.losses.contrastive import alpha_from_auc
 from workloads.simclr import workload as module
 from workloads.simclr.batches import Batch, batches, steps_per_pass
@@ -91,11 +91,11 @@ def test_what_can_not_be_trained_is_refused(params: dict[str, Any], runtime: dic
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_a_part_too_small_to_be_evaluated_is_refused(split: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def cut(*args: Any, **kwargs: Any) -> Prepared:
-        data = prepared_images(*args, **kwargs)
+        data = prepare(*args, **kwargs)
         part = getattr(data, split)
         return replace(data, **{split: replace(part, rows=part.rows[:1], labels=part.labels[:1])})
 
-    monkeypatch.setattr(module, "prepared_images", cut)
+    monkeypatch.setattr(module, "prepare", cut)
     with pytest.raises(ValueError, match=f"has 1 images in its {split} part, which can not be evaluated"):
         _built()
 
@@ -154,9 +154,9 @@ def test_trials_of_many_shapes_in_one_process_stay_compiled(monkeypatch: pytest.
 
 def test_images_that_were_skipped_are_counted_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def damaged(*args: Any, **kwargs: Any) -> Prepared:
-        return replace(prepared_images(*args, **kwargs), skipped=("cat/7.png", "dog/1.png"))
+        return replace(prepare(*args, **kwargs), skipped=("cat/7.png", "dog/1.png"))
 
-    monkeypatch.setattr(module, "prepared_images", damaged)
+    monkeypatch.setattr(module, "prepare", damaged)
     built = _built(dataset_corrupt="skip")
     assert built.train_epoch(1)["skipped"] == 2
     assert built.evaluate("validation").tables["skipped"]["image"].tolist() == ["cat/7.png", "dog/1.png"]
@@ -265,10 +265,10 @@ def test_training_reads_no_label_but_for_the_calibration(monkeypatch: pytest.Mon
     first = _built(loss="hcl").train_epoch(1)
 
     def relabelled(*args: Any, **kwargs: Any) -> Prepared:
-        data = prepared_images(*args, **kwargs)
+        data = prepare(*args, **kwargs)
         return replace(data, train=replace(data.train, labels=data.train.labels.flip(0)))
 
-    monkeypatch.setattr(module, "prepared_images", relabelled)
+    monkeypatch.setattr(module, "prepare", relabelled)
     assert _built(loss="hcl").train_epoch(1) == first
 
 

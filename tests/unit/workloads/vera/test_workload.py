@@ -19,6 +19,7 @@ from workloads.data.questions.load import load_questions
 from workloads.data.questions.types import GraphQuestions
 from workloads.data.retrieval.load import load_retrieval
 from workloads.data.retrieval.types import Retrieval
+from workloads.schedule import Progress
 from workloads.testing import Conformance, values
 from workloads.vera import dataset, inference, workload
 from workloads.vera.batches import batches
@@ -197,7 +198,7 @@ def test_stages_end_on_a_plateau_and_the_state_knows() -> None:
         state = vera.state_dict()["stages"]
         json.dumps(state)
         vera.stages = Stages(vera.params, vera.runtime)
-        vera.stages.load_state_dict(state)
+        vera.stages.progress = Progress(**state)
     assert seen == [1, 1, 2, 2, 3, 3]
 
 
@@ -208,7 +209,7 @@ def test_the_state_says_the_stage_without_a_plateau_too() -> None:
         vera.train_epoch(epoch)
         seen.append(vera.state_dict()["stages"]["stage"])
     assert seen == [1, 2, 3, 3]
-    vera.stages.load_state_dict({"stage": 1, "began": 0, "best": None, "stale": 0})  # as it was once written
+    vera.stages.progress = Progress(stage=1, began=0, best=None, stale=0)  # as it was once written
     assert vera.stages.of(3).number == 3
 
 

@@ -19,7 +19,7 @@ from workloads.data.cache import cache_dir
 from workloads.data.images import load
 from workloads.data.images import resident as prepared_module
 from workloads.data.images.load import load_images
-from workloads.data.images.resident import Part, Prepared, prepare, prepared_images
+from workloads.data.images.resident import Part, Prepared, prepare
 from workloads.data.images.types import Images
 
 CPU = torch.device("cpu")
@@ -249,25 +249,23 @@ def test_a_gpu_is_handed_the_same_images(folder: Path, monkeypatch: pytest.Monke
     assert torch.equal(torch.cat(streamed).cpu(), prepared(data).train.take(index))
 
 
-def test_splits_of_a_dataset_share_what_is_on_the_device(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_splits_of_a_dataset_share_what_is_on_the_device(folder: Path) -> None:
     class_folders(folder, {"a": 20, "b": 20})
-    moved = []
-    on_device = prepared_module._on_device
-    monkeypatch.setattr(prepared_module, "_on_device", lambda *given: moved.append(1) or on_device(*given))
+    prepared_module._on_device.cache_clear()
     splits = [
-        prepared_images(str(folder), folder, split_seed=seed, holdout=holdout, device=CPU)
+        prepare(load_images(str(folder), folder), seed, holdout, CPU)
         for seed, holdout in ((0, True), (1, True), (0, False))
     ]
-    assert len(moved) == 1
+    assert prepared_module._on_device.cache_info().misses == 1
     assert len({one.train.images.data_ptr() for one in splits}) == 1
     Image.new("RGB", (8, 8), "red").save(folder / "b" / "1.png")
-    prepared_images(str(folder), folder, split_seed=0, holdout=True, device=CPU)
-    assert len(moved) == 2, "another content is another dataset"
+    prepare(load_images(str(folder), folder), 0, True, CPU)
+    assert prepared_module._on_device.cache_info().misses == 2, "another content is another dataset"
 
 
 def test_the_generated_images_are_there_at_once() -> None:
-    split = prepared_images("synthetic-images", Path(), split_seed=0, holdout=True, device=CPU)
-    assert split is prepared_images("synthetic-images", Path(), split_seed=0, holdout=True, device=CPU)
+    split = prepare(load_images("synthetic-images", Path()), 0, True, CPU)
+    assert split is prepare(load_images("synthetic-images", Path()), 0, True, CPU)
     assert split.train.images.dtype == torch.uint8
     assert (len(split.classes), split.size) == (8, 32)
     assert not (cache_dir() / "images").exists()
