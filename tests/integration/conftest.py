@@ -10,6 +10,19 @@ import pytest
 from tests.support.commands import THIRD_PARTY, Start, starting
 from workloads import catalog
 
+HERE = Path(__file__).parent
+
+
+LONGEST = ("groups", "jobs", "crash", "vera", "lifelong", "prediction", "promotion", "placement", "published")
+"""Files that begin first, so that no long one is alone at the end. A worker is given the file after a file of one test
+together with it: a short one stands behind the longest."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {f"test_{name}.py": number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)) if item.path.parent == HERE else -1)
+
 
 @pytest.fixture
 def start(home: Path, database: Path) -> Iterator[Start]:
