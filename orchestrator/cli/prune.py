@@ -15,14 +15,13 @@ from typing import Any
 from orchestrator.cluster import preflight
 from orchestrator.console import aligned
 from orchestrator.errors import UserError, one_line
-from orchestrator.registry.models import trouble
+from orchestrator.registry import models
 from orchestrator.storage import generations, lease, records, remote, sync_state
 from orchestrator.storage.lease import LOCK
 from orchestrator.storage.names import HALF_WRITTEN, HISTORY, OUTCOME, RECORD, STUDY
 from orchestrator.storage.records import SETTLED, RunFolder
 from orchestrator.storage.settings import Settings
-from orchestrator.tracking import store
-from orchestrator.tracking.client import OWNER, PAGE
+from orchestrator.tracking.client import OWNER, all_runs
 from orchestrator.tracking.tracker import JOURNAL
 
 COPY = "copy of what is stored"
@@ -71,12 +70,13 @@ def stale(settings: Settings) -> list[Stale]:
     A run whose folder is not here may be driven from elsewhere: it counts a day after its start, and only one's own.
     """
     preflight.tracking(settings)
-    client = _client(settings)
-    if client is None:
+    if settings.tracking is None:
         return []
+    client = models.client(settings)
     known = {folder.id: folder for folder in records.folders(settings.storage)}
     found = []
-    for run in _running(client):
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    for run in all_runs(client.search_runs, experiments, "attributes.status = 'RUNNING'"):
         owner = run.data.tags.get(OWNER)
         if owner is None:
             continue
@@ -112,12 +112,12 @@ def kill(settings: Settings, runs: Iterable[Stale]) -> tuple[list[Stale], list[s
     """Say KILLED of them; a resume opens them again. Returns those that are, and what went wrong with the others."""
     killed: list[Stale] = []
     troubles: list[str] = []
-    client = _client(settings)
+    client: Any = models.client(settings) if settings.tracking else None
     for run in runs if client else ():
         try:
             client.set_terminated(run.run_id, "KILLED")
             killed.append(run)
-        except trouble() as error:
+        except models.trouble() as error:
             troubles.append(f"MLflow run {run.run_id} could not be ended: {one_line(error)}")
     return killed, troubles
 
@@ -158,11 +158,13 @@ def _leased(place: remote.Remote) -> bool:
 
 def _in(path: Path, kept: bool) -> Iterator[Orphan]:
     """What can go from the folder of a run that nobody drives."""
-    folder = _readable(path)
-    if folder is not None:
-        yield from _of(folder, kept)
-    elif _damaged(path):
-        yield _orphan("folder with a damaged record", path, path)
+    try:
+        folder = records.open_folder(path)
+    except UserError:
+        if _damaged(path):
+            yield _orphan("folder with a damaged record", path, path)
+        return
+    yield from _of(folder, kept)
 
 
 def _of(folder: RunFolder, kept: bool) -> Iterator[Orphan]:
@@ -195,12 +197,6 @@ def _orphan(kind: str, run: Path, path: Path) -> Orphan:
         with suppress(OSError):  # gone since, or somebody else's: it counts as nothing
             size += file.lstat().st_size if file.is_file() else 0
     return Orphan(kind, run, path, size)
-
-
-def _readable(path: Path) -> RunFolder | None:
-    with suppress(UserError):
-        return records.open_folder(path)
-    return None
 
 
 def _damaged(path: Path) -> bool:
@@ -242,26 +238,6 @@ def _alone(run: Path) -> Iterator[bool]:
             yield False
             return
         yield True
-
-
-def _client(settings: Settings) -> Any:
-    if settings.tracking is None:
-        return None
-    store.ensure(settings.tracking)
-    from mlflow.tracking import MlflowClient
-
-    return MlflowClient(settings.tracking, settings.tracking)
-
-
-def _running(client: Any) -> Iterator[Any]:
-    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    token = None
-    while experiments:
-        page = client.search_runs(experiments, "attributes.status = 'RUNNING'", max_results=PAGE, page_token=token)
-        yield from page
-        token = page.token
-        if not token:
-            return
 
 
 def as_text(found: Sequence[Orphan], runs: Sequence[Stale], removed: bool) -> str:

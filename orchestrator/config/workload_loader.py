@@ -85,8 +85,8 @@ def predictor(name: str) -> Path:
         ) from None
     except ValueError as error:
         raise _unservable(name, f"{file}: {one_line(error)}", "Correct it") from None
-    absent = sorted(module for module in set().union(*map(_imported, trees)) if not _is_installed(module))
-    if absent:
+    imported = set().union(*map(_imported, trees)) - sys.modules.keys()
+    if absent := sorted(module for module in imported if find_spec(module) is None):
         raise _unservable(name, f"{file} imports {', '.join(absent)}, not installed here", "Install it, or do without")
     if not any(isinstance(node, ast.ClassDef) and node.name == "Predictor" for node in trees[0].body):
         raise _unservable(name, f"{file} has no class Predictor", "See workloads.contract.Servable")
@@ -98,10 +98,6 @@ def _imported(tree: ast.Module) -> set[str]:
     imports = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
     imports |= {node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom) and not node.level}
     return {name.partition(".")[0] for name in imports}
-
-
-def _is_installed(module: str) -> bool:
-    return module in sys.modules or find_spec(module) is not None
 
 
 def _unservable(name: str, why: str, fix: str) -> UserError:

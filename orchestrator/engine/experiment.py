@@ -64,6 +64,7 @@ class Experiment:
     stop: Callable[[], bool] = lambda: False
     every_epoch: bool = False
     clock: Callable[[], float] | None = None
+    report_seconds: Callable[[], float] | None = None
     on_sealed: Callable[[Workload, Row, Evaluation | None], None] = lambda workload, row, evaluation: None
     outcome: Outcome | None = field(default=None, init=False)
     _phase: Phase = field(default="select", init=False)
@@ -164,6 +165,7 @@ class Experiment:
             prefix=prefix,
             every_epoch=self.every_epoch,
             clock=self.clock,
+            report_seconds=self.report_seconds,
         )
 
     def _seen(self, report: EpochReport) -> EpochReport:

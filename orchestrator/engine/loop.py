@@ -113,8 +113,11 @@ def run_epochs(
     prefix: str = "train",
     every_epoch: bool = False,
     clock: Callable[[], float] | None = None,
+    report_seconds: Callable[[], float] | None = None,
 ) -> Iterator[EpochReport]:
     """Train ``workload`` by ``plan`` and yield reports, at most about one a second unless somebody decides now.
+
+    ``report_seconds`` returns another interval than a second.
 
     ``resume`` is the progress that the workload's loaded state belongs to. ``stop`` is asked after every epoch,
     on rank 0 (``agree`` tells the others); when it says yes the state is reported, due for a checkpoint, and
@@ -166,8 +169,8 @@ def run_epochs(
 
         ended = progress.ended(plan)
         stopping = ended is None and stop()
-        now = time.monotonic()
-        report = bool(ended) or stopping or epoch in plan.decide_at or now - reported >= REPORT_SECONDS or every_epoch
+        now, interval = time.monotonic(), report_seconds() if report_seconds else REPORT_SECONDS
+        report = bool(ended) or stopping or epoch in plan.decide_at or now - reported >= interval or every_epoch
         rested = spent() - saved >= CHECKPOINT_SECONDS and (ended or epoch - saved_epoch >= plan.checkpoint_every)
         # Without a refit, the last checkpoint carries the weights that test will be opened on.
         due = report and bool(stopping or rested or (ended and plan.refit is False))

@@ -20,6 +20,7 @@ from orchestrator.cluster import redirects
 from orchestrator.cluster.connection import authenticate
 from orchestrator.errors import FAILED, UNAVAILABLE, UserError
 from orchestrator.jobs.job_state import Job, Lines, read
+from orchestrator.tracking.mlflow_globals import unchanged
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 VARIABLE = "RAY_API_SERVER_ADDRESS"
@@ -42,7 +43,10 @@ class Dashboard:
         self.address = dashboard_address(address)
         self._check_alive()
         authenticate()
-        with self._asking(), _named(self.address):
+        with self._asking(), unchanged(VARIABLE):
+            # Ray's client prefers what it finds there to its own argument. No longer than that, or we would take it for
+            # the user's: who names no cluster does not expect one to answer.
+            os.environ[VARIABLE] = self.address
             from ray.job_submission import JobSubmissionClient
 
             for chatty in CHATTY:
@@ -210,23 +214,6 @@ class _Watch:
 
     def _lost(self, why: str) -> Job:
         return replace(self.job, status="lost", exit_code=FAILED, message=why)
-
-
-@contextmanager
-def _named(address: str) -> Iterator[None]:
-    """``address`` stands in the environment: Ray's client prefers what it finds there to its own argument.
-
-    No longer than that, or we would take it for the user's: who names no cluster does not expect one to answer.
-    """
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = address
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[VARIABLE]
-        else:
-            os.environ[VARIABLE] = before
 
 
 def dashboard_address(given: str | None = None) -> str:

@@ -33,7 +33,8 @@ def of(folder: Path, apart: Sequence[Path] = ()) -> Excluded:
     """
     root = folder.resolve()
     walked = _Walk(root, {path.resolve() for path in apart})
-    paths = [_anchored(path.relative_to(root)) for path in walked.paths()]
+    inside = (path.relative_to(root).as_posix() for path in walked.paths())
+    paths = ["/" + re.sub(r"([\\*?\[\]!# ])", r"\\\1", path) for path in inside]  # each a pattern for it alone
     # A pattern also covers what a link within the folder leads to. It would cover folders of code of its name, too.
     names = [_any_case(name) for name in SECRET_FILES if not any(fnmatch(each, name) for each in walked.folders)]
     folders = [_any_case(f"**/{name}") for name in SECRET_FOLDERS]
@@ -90,8 +91,3 @@ def _is_environment(folder: Path) -> bool:
 def _any_case(pattern: str) -> str:
     """The pattern for letters of both cases."""
     return re.sub("[a-z]", lambda letter: f"[{letter[0]}{letter[0].upper()}]", pattern)
-
-
-def _anchored(path: Path) -> str:
-    """A pattern for this path alone."""
-    return "/" + re.sub(r"([\\*?\[\]!# ])", r"\\\1", path.as_posix())

@@ -21,7 +21,7 @@ from orchestrator.registry import models as registry
 from orchestrator.storage.records import user
 from orchestrator.storage.settings import Settings
 from orchestrator.tracking import store
-from orchestrator.tracking.client import Client
+from orchestrator.tracking.client import Client, all_runs
 
 EXPERIMENT = "promotions"
 FORMAT = 1
@@ -107,16 +107,9 @@ class Book:
     def events(self, model: str, alias: str | None = None) -> list[Event]:
         """All events of a model, oldest first."""
         experiment = self.client.get_experiment_by_name(EXPERIMENT)
-        found: list[Event] = []
-        token = None
-        while experiment is not None:
-            query = f"tags.`orchestrator.model` = '{model}'"
-            order = ["attributes.start_time ASC"]
-            page = self.client.search_runs([experiment.experiment_id], query, order_by=order, page_token=token)
-            for run in page:
-                found.append(replace(self._read(run), id=run.info.run_id))
-            if not (token := page.token):
-                break
+        searched = [experiment.experiment_id] if experiment else []
+        runs = all_runs(self.client.search_runs, searched, f"tags.`orchestrator.model` = '{model}'")
+        found = [replace(self._read(run), id=run.info.run_id) for run in runs]
         return [event for event in found if alias in (None, event.alias)]
 
     def _read(self, run: Any) -> Event:

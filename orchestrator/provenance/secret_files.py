@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from fnmatch import translate
+from itertools import accumulate
 
 DATA = ("json", "y*ml", "toml", "ini", "cfg", "conf", "config", "properties", "txt", "csv", "xml", "db", "bak")
 
@@ -44,14 +45,9 @@ _FILE = re.compile("|".join(map(translate, SECRET_FILES)))
 def secret_file(path: str) -> bool:
     """Whether a file of this path is left out, whatever is in it."""
     folder, _, name = path.lower().rpartition("/")
-    return _FILE.match(name) is not None or any(secret_folder(part) for part in _above(folder))
+    return _FILE.match(name) is not None or any(map(secret_folder, accumulate(folder.split("/"), "{}/{}".format)))
 
 
 def secret_folder(path: str) -> bool:
     """Whether all that a folder of this path holds is left out."""
     return any(f"/{path.lower()}".endswith(f"/{folder}") for folder in SECRET_FOLDERS)
-
-
-def _above(folder: str) -> list[str]:
-    parts = folder.split("/")
-    return ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]

@@ -243,3 +243,11 @@ def resolve(settings: Settings, reference: str) -> str:
         return f"models:/{name}@{alias}"
     name, _, number = reference.partition("/")
     return f"models:/{name}/{version(registry, name, number or None).version}"
+
+
+def load(settings: Settings, uri: str) -> Any:
+    """The MLflow model at a URI of :func:`resolve`."""
+    import mlflow
+
+    with speaking_to(settings.tracking):
+        return mlflow.pyfunc.load_model(uri)

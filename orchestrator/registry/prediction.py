@@ -11,7 +11,6 @@ from orchestrator.errors import RunFailed, UserError, one_line, unknown
 from orchestrator.registry import models as registry
 from orchestrator.registry.tables import FORMATS, STREAM, WORDS, columns_of, empty, frames, output, typed
 from orchestrator.storage.settings import Settings
-from orchestrator.tracking.mlflow_globals import speaking_to
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,11 +61,8 @@ def _check_files(source: str, target: str) -> None:
 def _load(settings: Settings, model: str) -> Any:
     registry.client(settings)  # refuses where tracking is off
     uri = registry.resolve(settings, model)
-    import mlflow
-
     try:
-        with speaking_to(settings.tracking):
-            return mlflow.pyfunc.load_model(uri)
+        return registry.load(settings, uri)
     except Exception as error:  # whatever a model's own code and packages can raise
         raise UserError(
             f"The model {model} can not be loaded", got=f"{type(error).__name__}: {one_line(error)}",

@@ -65,7 +65,7 @@ def _template() -> Template:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["show"] = lambda value: "" if value is None else show(value)
+    environment.filters["show"] = show
     environment.filters["key"] = lambda value: repr(float(value)) if _is_number(value) else ""
     return environment.from_string(TEMPLATE.read_text())
 

@@ -86,7 +86,7 @@ def _tables(found: Redrawn) -> list[tuple[str, list[str], list[list[Any]]]]:
         for panel, curves in panels.items()
     ]
     for name, rows in found.drawn.tables.items():
-        tables.append((name, list(rows[0]) if rows else [], [[_cell(value) for value in row.values()] for row in rows]))
+        tables.append((name, list(rows[0]) if rows else [], [[*map(shown, row.values())] for row in rows]))
     return tables
 
 
@@ -104,10 +104,6 @@ def _cells(curves: Sequence[Curve]) -> tuple[list[str], list[list[Any]]]:
 def _number(curve: Curve, at: int) -> str:
     spread = curve.sd[at] if curve.sd else None
     return f"{shown(curve.y[at])}" + ("" if spread is None else f" ± {shown(spread)}")
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else shown(value) if isinstance(value, float) else str(value)
 
 
 def _draw(panels: Panels, form: str, title: str) -> bytes:

@@ -81,11 +81,6 @@ class _Work:
         )  # fmt: skip
 
 
-def compute(computation: Computation, effort: Effort) -> Redrawn:
-    """What needs no runs."""
-    return Redrawn(computation, effort, computation.compute(effort.quick))
-
-
 def redraw(
     figure: Figure,
     settings: Settings,

@@ -67,7 +67,7 @@ def _tell(asked: Asked, settings: Settings, effort: Effort, console: Console) ->
             f"{published.id}.csv": table_report.as_csv(told),
         }
     if isinstance(published, Computation):
-        found = figures.compute(published, effort)
+        found = figures.Redrawn(published, effort, published.compute(effort.quick))
     else:
         found = figures.redraw(published, settings, effort, console, where=asked.where, methods=asked.methods)
     told = drawing.record(found) | origin

@@ -7,7 +7,6 @@ import warnings
 from typing import Any
 
 import optuna
-from optuna._transform import _SearchSpaceTransform
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, RandomSampler, TPESampler
 from optuna.study import StudyDirection
@@ -31,19 +30,15 @@ class ReplayedCmaEs(CmaEsSampler):  # type: ignore[misc]
     The generations that are complete are told again, in milliseconds; what remains is drawn as ever.
     """
 
-    def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, Any]) -> dict[str, Any]:
-        if search_space:
-            self._told = _SearchSpaceTransform(search_space, transform_0_1=True), study.direction
-        found: dict[str, Any] = super().sample_relative(study, trial, search_space)
-        return found
+    def _restore_optimizer(self, completed_trials: list[FrozenTrial]) -> None:
+        self._completed = completed_trials
 
-    def _restore_optimizer(self, completed_trials: list[FrozenTrial]) -> Any:
-        transform, direction = self._told
+    def _init_optimizer(self, trans: Any, direction: StudyDirection) -> Any:
+        optimizer = super()._init_optimizer(trans, direction)
         sign = 1.0 if direction == StudyDirection.MINIMIZE else -1.0
-        optimizer = self._init_optimizer(transform, direction)
         size = optimizer.population_size
-        while len(drawn := self._get_solution_trials(completed_trials, optimizer.generation)) >= size:
-            optimizer.tell([(transform.transform(t.params), sign * float(t.value)) for t in drawn[:size]])
+        while len(drawn := self._get_solution_trials(self._completed, optimizer.generation)) >= size:
+            optimizer.tell([(trans.transform(t.params), sign * float(t.value)) for t in drawn[:size]])
         return optimizer
 
 

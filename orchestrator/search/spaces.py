@@ -8,6 +8,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -172,10 +173,18 @@ class _Fixing:
         return suggest
 
 
+class _Uncached(SourceFileLoader):
+    """Reads and writes no bytecode: that of a file rewritten within a second at the same length would be taken."""
+
+    def path_stats(self, path: Any) -> Any:
+        raise OSError
+
+
 def _from_file(file: Path, function: str) -> Space:
     if not file.is_file():
         raise UserError("The search space's file does not exist", got=str(file), allowed="file.py:function")
-    module_spec = importlib.util.spec_from_file_location(f"_space_{file.stem}", file)
+    name = f"_space_{file.stem}"
+    module_spec = importlib.util.spec_from_file_location(name, file, loader=_Uncached(name, str(file)))
     assert module_spec is not None
     assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)

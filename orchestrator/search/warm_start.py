@@ -90,6 +90,7 @@ def defaults(spec: SweepSpec) -> dict[str, Any]:
 
 def _within(value: Any, distribution: BaseDistribution) -> bool:
     try:
-        return bool(distribution._contains(distribution.to_internal_repr(value)))
-    except (ValueError, TypeError):  # not one of the choices, no number
+        optuna.create_trial(params={"x": value}, distributions={"x": distribution}, value=0.0)
+    except (ValueError, TypeError):  # out of bounds or not on a step, not one of the choices, no number
         return False
+    return True

@@ -283,11 +283,7 @@ def _publish(store: Objects, content: bytes) -> None:
 
 def _fetch(folder: Path, place: Remote, names: set[str]) -> Stamps:
     """Bring the named objects."""
-
-    def fetch(name: str) -> None:
-        place.fetch(name, folder / name)
-
-    _each(fetch, names)
+    _each(lambda name: place.fetch(name, folder / name), names)
     stamps = {name: os.stat(folder / name) for name in names}
     return {name: (stamp.st_size, stamp.st_mtime_ns) for name, stamp in stamps.items()}
 

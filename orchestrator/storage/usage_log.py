@@ -225,11 +225,25 @@ def _replay(events: list[Event]) -> tuple[list[tuple[str, Event, float]], float,
 
 def _read(file: Path) -> list[Event]:
     """The events; half a line, or one that is damaged, is passed over."""
+    if not file.exists():
+        return []
+    lines = file.read_text(errors="replace").splitlines()
+    with suppress(ValueError):  # all at once where none is damaged: a sweep of 5,000 trials has 10,000
+        found = json.loads(f"[{','.join(lines)}]")
+        if len(found) == len(lines):
+            return [event for event in found if _is_event(event)]
     events: list[Event] = []
-    if file.exists():
-        for line in file.read_text(errors="replace").splitlines():
-            with suppress(ValueError, TypeError, KeyError):
-                event = json.loads(line)
-                if isinstance(event["time"], float | int) and event["event"] in ("start", "stop", "beat"):
-                    events.append(event)
+    for line in lines:
+        with suppress(ValueError):
+            event = json.loads(line)
+            if _is_event(event):
+                events.append(event)
     return events
+
+
+def _is_event(event: Any) -> bool:
+    return (
+        isinstance(event, dict)
+        and isinstance(event.get("time"), float | int)
+        and event.get("event") in ("start", "stop", "beat")
+    )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
 import subprocess
+import threading
 import zipfile
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from ray._private.runtime_env.packaging import create_package
+import ray
+from ray.job_submission import JobSubmissionClient
 
 from orchestrator.jobs import excludes
 from orchestrator.provenance.secret_files import secret_file
@@ -52,11 +57,43 @@ def write(folder: Path, *names: str) -> None:
         (folder / name).write_text("hunter2")
 
 
+class Dashboard(BaseHTTPRequestHandler):
+    """As much of a Ray dashboard as a submission talks to; it keeps the package."""
+
+    package = b""
+
+    def do_GET(self) -> None:
+        about = {"version": "4", "ray_version": ray.__version__, "ray_commit": ray.__commit__}
+        self._answer(200 if self.path == "/api/version" else 404, about)
+
+    def do_PUT(self) -> None:
+        type(self).package = self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(200, {})
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(200, {"job_id": "1", "submission_id": "1"})
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _answer(self, status: int, body: dict[str, str]) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+
 def sent(folder: Path, *apart: Path) -> set[str]:
-    """The files in the package that Ray makes of a folder."""
-    package = folder.parent / "package.zip"
-    create_package(str(folder), package, include_gitignore=True, excludes=excludes.of(folder, apart).patterns)
-    with zipfile.ZipFile(package) as opened:
+    """The files in the package that Ray uploads of a folder."""
+    with HTTPServer(("127.0.0.1", 0), Dashboard) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        client = JobSubmissionClient(f"http://127.0.0.1:{server.server_port}")
+        client.submit_job(
+            entrypoint="true",
+            runtime_env={"working_dir": str(folder), "excludes": list(excludes.of(folder, apart).patterns)},
+        )
+        server.shutdown()
+    with zipfile.ZipFile(io.BytesIO(Dashboard.package)) as opened:
         return {name for name in opened.namelist() if not name.endswith("/")}
 
 

@@ -50,6 +50,18 @@ def test_pretrained_weights_are_evaluated_before_the_first_epoch() -> None:
     assert reports[0].progress.best_value == best[0] == 9.0
 
 
+def test_a_longer_interval_delays_no_rung_and_loses_no_row() -> None:
+    plan = Plan(epochs=11, decide_at=(1, 4))
+    usual = list(run_epochs(build(slow=0.6), plan))
+    rationed = list(run_epochs(build(slow=0.6), plan, report_seconds=lambda: 3.0))
+    assert epochs_of(rationed) == [1, 4, 9, 11]
+    assert {1, 4, 11} <= set(epochs_of(usual))
+    assert len(usual) > len(rationed)
+    assert rows_of(rationed) == rows_of(usual) == list(range(1, 12))
+    metrics = [[row.metrics for report in reports for row in report.rows] for reports in (usual, rationed)]
+    assert metrics[0] == metrics[1]
+
+
 def test_pretrained_weights_that_training_makes_worse_are_the_best_epoch() -> None:
     last = list(run_epochs(build(PretrainedToy, start=1.0), Plan(epochs=5, patience=2)))[-1]
     assert (last.progress.best_epoch, last.progress.best_value) == (0, 0.0)

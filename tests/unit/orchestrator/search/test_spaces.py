@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,15 @@ def test_a_function_of_a_file(tmp_path: Path) -> None:
 def test_a_broken_file_has_its_line(text: str, words: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(text)
     refused(lambda: spaces.load("toy", f"{tmp_path}/mine.py:space"), f"{tmp_path}/mine.py", *words)
+
+
+def test_a_file_is_read_again_whatever_its_time_and_length(tmp_path: Path) -> None:
+    file = tmp_path / "space.py"
+    for value in (2, 3):
+        file.write_text(f"def mine(trial):\n    return {{'lr': 0.{value}}}\n")
+        os.utime(file, (1e9, 1e9))
+        assert spaces.load("toy", f"{file}:mine")(None) == {"lr": value / 10}
+    assert not (tmp_path / "__pycache__").exists()
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
