@@ -13,7 +13,8 @@ import torch
 from harness import data_root
 
 from workloads.augment import Recipe
-from workloads.data.images.resident import prepared_images
+from workloads.data.images.load import load_images
+from workloads.data.images.resident import prepare
 from workloads.seeding import generator
 
 SIZE, BATCH = 32, 256
@@ -28,9 +29,8 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     device = torch.device(asked.device)
-    data = prepared_images(
-        "cifar-10-subset", data_root("cifar10/train.parquet"), split_seed=0, holdout=False, device=device
-    )
+    images = load_images("cifar-10-subset", data_root("cifar10/train.parquet"))
+    data = prepare(images, split_seed=0, holdout=False, device=device)
     recipe = Recipe(size=SIZE, blur=asked.blur)
     for epoch in (1, 2):
         started = time.perf_counter()

@@ -30,11 +30,19 @@ if "IDLE_REPORT_ALL" in os.environ:
 
 
 class IdleParams(BaseModel):
-    """One searched parameter, and the time an epoch takes."""
+    """One searched parameter, eight more that change nothing, and the time an epoch takes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     x: float = Field(default=0.5, ge=0, le=1, description="Where the parabola is read.")
+    rate: float = Field(default=0.01, gt=0, le=1, description="Unused.")
+    decay: float = Field(default=0.01, gt=0, le=1, description="Unused.")
+    dropout: float = Field(default=0.5, ge=0, le=1, description="Unused.")
+    momentum: float = Field(default=0.5, ge=0, le=1, description="Unused.")
+    layers: int = Field(default=2, ge=1, le=8, description="Unused.")
+    width: int = Field(default=64, ge=8, le=512, description="Unused.")
+    kind: str = Field(default="a", description="Unused.")
+    size: int = Field(default=128, ge=1, description="Unused.")
     seconds: float = Field(default=0.0, ge=0, description="An epoch's length.")
 
 
@@ -78,3 +86,18 @@ class Idle:
 def space(trial: optuna.Trial) -> dict[str, Any]:
     """The search space of every contestant: one number."""
     return {"x": trial.suggest_float("x", 0, 1)}
+
+
+def nine(trial: optuna.Trial) -> dict[str, Any]:
+    """Nine numbers of every kind: as many as a large search space has."""
+    return {
+        "x": trial.suggest_float("x", 0, 1),
+        "rate": trial.suggest_float("rate", 1e-5, 1e-1, log=True),
+        "decay": trial.suggest_float("decay", 1e-7, 1e-2, log=True),
+        "dropout": trial.suggest_float("dropout", 0, 0.9),
+        "momentum": trial.suggest_float("momentum", 0, 0.99),
+        "layers": trial.suggest_int("layers", 1, 8),
+        "width": trial.suggest_int("width", 8, 512, log=True),
+        "kind": trial.suggest_categorical("kind", ["a", "b", "c"]),
+        "size": trial.suggest_categorical("size", [64, 128, 256, 512]),
+    }

@@ -27,7 +27,7 @@ QUIET_SECONDS = 60.0
 """Without a pulse for so long, a driver is said to be silent."""
 
 ALIVE = ("running", "silent")
-COLUMNS = ("ID", "STATUS", "DONE", "TRIALS", "EPOCHS/S", "BEST", "LEFT", "DEVICE TIME", "UNSENT", "QUEUE")
+COLUMNS = ("ID", "STATUS", "DONE", "TRIALS", "EPOCHS/S", "BEST", "LEFT", "DEVICE TIME", "UNSENT", "DRIVER", "QUEUE")
 
 
 def top(settings: Settings, *, once: bool, as_json: bool, every: float) -> None:
@@ -78,7 +78,7 @@ def _told(folder: RunFolder, now: float) -> dict[str, Any] | None:
         "ago": round(ago, 1),
         "started": record["started"],
         **{name: said.get(name) for name in ("done", "target", "trials", "epochs_per_second", "best", "spool")},
-        **{name: said.get(name) for name in ("queue", "priority", "device_seconds")},
+        **{name: said.get(name) for name in ("queue", "priority", "device_seconds", "driver_utilisation")},
         "seconds_left": None if left is None else max(0.0, round(left - ago, 1)),
         "error": record.get("error") or said.get("trouble"),
     }
@@ -104,6 +104,7 @@ def _cells(told: Mapping[str, Any]) -> list[str]:
         duration(told["seconds_left"]) if running and told["seconds_left"] is not None else "",
         time_held if held else "",
         str(told["spool"] or ""),
+        f"{told['driver_utilisation']:.0%}" if running and told["driver_utilisation"] is not None else "",
         "" if told["queue"] is None else f"{told['queue']} x{told['priority']}",
     ]
 
@@ -135,8 +136,9 @@ def _drawn(seen: Mapping[str, Any]) -> Group:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
+    numbers = ("EPOCHS/S", "UNSENT", "DRIVER")
     for name in COLUMNS:
-        table.add_column(name, no_wrap=name == "ID", justify="right" if name in ("EPOCHS/S", "UNSENT") else "left")
+        table.add_column(name, no_wrap=name == "ID", justify="right" if name in numbers else "left")
     for told in seen["runs"]:
         table.add_row(*map(escape, _cells(told)), style=_STYLES.get(told["status"], "dim"))
     errors = [Text(line, style="red", overflow="ellipsis", no_wrap=True) for line in _troubles(seen)]

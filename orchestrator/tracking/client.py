@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +32,19 @@ class Known:
 
     run_id: str
     steps: Mapping[str, int]
+
+
+def all_runs(search: Callable[..., Any], experiments: Sequence[str], query: str) -> Iterator[Any]:
+    """The runs of some experiments that a query finds, the earliest first, in as many pages as they need.
+
+    ``search`` is :meth:`MlflowClient.search_runs`, or calls it.
+    """
+    token = None
+    while experiments:
+        page = search(experiments, query, max_results=PAGE, order_by=["attributes.start_time ASC"], page_token=token)
+        yield from page
+        if not (token := page.token):
+            return
 
 
 class Client:
@@ -60,19 +74,11 @@ class Client:
             self.experiment = found.experiment_id
 
     def known(self, owner: str) -> Iterator[tuple[str, Known]]:
-        """All runs of ``owner`` by key, in one search of as many pages as they need."""
-        token = None
-        while True:
-            page = self._call(
-                self._client.search_runs, [self.experiment], f"tags.`{OWNER}` = '{owner}'",
-                max_results=PAGE, order_by=["attributes.start_time ASC"], page_token=token,
-            )  # fmt: skip
-            for run in page:
-                steps = {metric.key: int(metric.step) for metric in run.data.to_proto().metrics}
-                yield run.data.tags[KEY], Known(str(run.info.run_id), steps)
-            token = page.token
-            if not token:
-                return
+        """All runs of ``owner`` by key."""
+        search = partial(self._call, self._client.search_runs)
+        for run in all_runs(search, [self.experiment], f"tags.`{OWNER}` = '{owner}'"):
+            steps = {metric.key: int(metric.step) for metric in run.data.to_proto().metrics}
+            yield run.data.tags[KEY], Known(str(run.info.run_id), steps)
 
     def find(self, owner: str, key: str) -> str | None:
         query = f"tags.`{OWNER}` = '{owner}' and tags.`{KEY}` = '{key}'"

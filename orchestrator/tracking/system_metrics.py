@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -18,7 +18,10 @@ import psutil
 
 from orchestrator.engine.loop import Row
 
-INTERVAL_SECONDS = 10.0
+INTERVAL_SECONDS = 60.0
+INTERVAL_VARIABLE = "MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL"
+"""MLflow's own setting of the interval, in seconds."""
+
 ANSWER_SECONDS = 5.0
 """How long a node may take to answer before the others' samples go without its own."""
 
@@ -88,11 +91,12 @@ def _gpus() -> tuple[Any, list[Any]]:
 class SystemMetrics:
     """A context manager that samples from its start to its end and hands each sample to ``log`` as a row."""
 
-    def __init__(self, log: Callable[[list[Row]], None], began: float, interval: float = INTERVAL_SECONDS) -> None:
-        self._log, self._began, self._interval = log, began, interval
+    def __init__(self, log: Callable[[list[Row]], None], began: float, interval: float | None = None) -> None:
+        self._log, self._began, self._interval = log, began, interval or _interval()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="system-metrics", daemon=True)
         self._nodes: dict[str, Any] | None = None  # None while no cluster is connected
+        self._own_nodes: Callable[[], Collection[str]] = set
         self._asking = threading.Lock()
 
     def __enter__(self) -> SystemMetrics:
@@ -104,10 +108,13 @@ class SystemMetrics:
         self._thread.join(ANSWER_SECONDS)
 
     @contextmanager
-    def of_cluster(self) -> Iterator[None]:
-        """While the body runs, the connected Ray cluster's nodes are asked, each by name, if it has several."""
+    def of_cluster(self, own_nodes: Callable[[], Collection[str]]) -> Iterator[None]:
+        """While the body runs, nodes of the connected Ray cluster are sampled, each by name, if it has several.
+
+        ``own_nodes`` returns the ids of the nodes that the run uses now; while it uses none, those that it used last.
+        """
         with self._asking:
-            self._nodes = {}
+            self._nodes, self._own_nodes = {}, own_nodes
         try:
             yield
         finally:
@@ -126,26 +133,42 @@ class SystemMetrics:
 
     def _sample(self, here: Monitors) -> None:
         with self._asking:
-            if self._nodes is not None:
-                self._nodes = _actors(self._nodes)
-            found = _ask(self._nodes) if self._nodes else {"": here.sample()}
+            if self._nodes is not None and len(alive := _alive()) > 1:
+                if own := self._own_nodes():
+                    self._nodes = _actors(self._nodes, alive, own)
+                found = _ask(self._nodes)
+            else:
+                found = {"": here.sample()}
         values = {f"system/{node}{name}": value for node, told in found.items() for name, value in told.items()}
         now = time.time()
-        self._log([Row(max(0, round(now - self._began)), now, values)])
+        if values:
+            self._log([Row(max(0, round(now - self._began)), now, values)])
 
 
-def _actors(known: Mapping[str, Any]) -> dict[str, Any]:
-    """One small actor a node that is alive now, by ``<node>/``; none on a cluster of one node, which is here."""
+def _interval() -> float:
+    """Seconds between two samples: the user's, where they are a number above 0."""
+    with suppress(ValueError):
+        return max(0.0, float(os.environ.get(INTERVAL_VARIABLE, ""))) or INTERVAL_SECONDS
+    return INTERVAL_SECONDS
+
+
+def _alive() -> list[dict[str, Any]]:
+    import ray
+
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def _actors(known: Mapping[str, Any], alive: list[dict[str, Any]], own: Collection[str]) -> dict[str, Any]:
+    """One small actor for each node of ``alive`` whose id is in ``own``, by ``<node>/``."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    alive = [node for node in ray.nodes() if node["Alive"]]
-    if len(alive) < 2:
-        return {}
     actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)(Monitors)
     names = [node["NodeName"] for node in alive]
     found = {}
     for node in alive:
+        if node["NodeID"] not in own:
+            continue
         name, place = node["NodeName"], NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         label = f"{name}-{node['NodeID'][:6]}/" if names.count(name) > 1 else f"{name}/"
         found[label] = known.get(label) or actor.options(scheduling_strategy=place).remote()
@@ -156,6 +179,8 @@ def _ask(nodes: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """The samples of the nodes that answer in time; one that is gone or busy is left out."""
     import ray
 
+    if not nodes:
+        return {}
     questions = {name: actor.sample.remote() for name, actor in nodes.items()}
     done, _ = ray.wait(list(questions.values()), num_returns=len(questions), timeout=ANSWER_SECONDS)
     found = {}

@@ -63,7 +63,7 @@ class Tracker:
         parent: str | None = None,
     ) -> None:
         """Open the run ``key``, or take it up again."""
-        values = {k: _text(v) for k, v in params.items()}
+        values = {k: v if isinstance(v, str) else json.dumps(v, default=str) for k, v in params.items()}
         with self._ending:
             self._running.add(key)
             self._journal.put(
@@ -219,10 +219,6 @@ class Tracker:
             if self._closing.is_set():
                 self._deadline = self._progress + self._patience
             self._changed.notify_all()
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _now() -> int:

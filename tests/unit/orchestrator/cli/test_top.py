@@ -42,7 +42,7 @@ def folder(settings: Settings, name: str, vitals: Vitals | None = None, epochs: 
 
 RUNNING = Vitals(
     2, 8, {"complete": 1, "fail": 1, "running": 3}, {"trial": 0, "error": 0.25}, 100.0, {"cpus": 30.0, "gpus": 0.0},
-    "trial 1: train/loss is nan at epoch 2",
+    "trial 1: train/loss is nan at epoch 2", 0.42,
 )  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def test_one_that_runs(settings: Settings) -> None:
     assert told["epochs_per_second"] > 0
     heading, _, row, trouble = top.as_text(seen).splitlines()
     assert heading.endswith("1 running  3 nodes at head:6379: 12 of 16 CPUs, 2.5 of 4 GPUs in use")
-    for part in ("2/8 trials", "1 complete, 1 fail, 3 running", "error 0.25", "1 min", "30 s CPU", "team x2"):
+    for part in ("2/8 trials", "1 complete, 1 fail, 3 running", "error 0.25", "1 min", "30 s CPU", "42%", "team x2"):
         assert part in row
     assert trouble == "s: trial 1: train/loss is nan at epoch 2"
     assert json.loads(json.dumps(seen)) == seen

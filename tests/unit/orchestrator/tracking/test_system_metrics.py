@@ -101,6 +101,37 @@ def test_samples_come_at_the_interval() -> None:
         until(lambda: len(rows) >= 3)
 
 
+@pytest.mark.parametrize(("given", "seconds"), [(None, 60.0), ("5", 5.0), ("0", 60.0), ("often", 60.0)])
+def test_the_interval_is_a_minute_or_mlflows_setting(
+    given: str | None, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(system_metrics.INTERVAL_VARIABLE, raising=False)
+    if given is not None:
+        monkeypatch.setenv(system_metrics.INTERVAL_VARIABLE, given)
+    assert SystemMetrics(lambda rows: None, began=0)._interval == seconds
+
+
+def test_of_a_clusters_nodes_those_are_sampled_that_the_run_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive = [{"NodeID": str(number), "NodeName": f"node{number}", "Alive": True} for number in range(16)]
+    monkeypatch.setattr(system_metrics, "_alive", lambda: alive)
+    monkeypatch.setattr(system_metrics, "_actors", lambda known, alive, own: {f"node{n}/": n for n in own})
+    monkeypatch.setattr(system_metrics, "_ask", lambda nodes: {name: {"cpu": 1.0} for name in nodes})
+    rows: list[Row] = []
+    own: set[str] = set()
+    system = SystemMetrics(rows.extend, began=time.time())
+    here = Monitors()
+    with system.of_cluster(lambda: own):
+        system._sample(here)
+        assert rows == [], "it uses none yet"
+        own = {"3", "7"}
+        system._sample(here)
+        own = set()
+        system._sample(here)
+    assert [set(row.metrics) for row in rows] == [{"system/node3/cpu", "system/node7/cpu"}] * 2
+    system._sample(here)
+    assert "system/cpu_utilization_percentage" in rows[-1].metrics, "the driver's own machine"
+
+
 def test_a_machine_that_tells_nothing_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> Any:
         raise OSError("no /proc")

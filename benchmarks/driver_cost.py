@@ -1,0 +1,214 @@
+"""What a sweep's driver costs: a report, a suggestion, its commands, and how long trials wait for it.
+
+The real manager, study and journals: in sweeps of 1,000 and 5,000 trials; then under a simulated executor that posts
+the reports of 8 to 512 concurrent trials of one-second epochs, and is checked against 8 processes of Ray Tune.
+Times are CPU seconds of the driver: neighbours on the machine do not count, waits for its disk do not either.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from harness import Benchmark, Row, arguments
+from posting import PostedTrial, actor
+from simulated_sweep import SPACE, Driver, Executor, driver, filled, new_folder, spec
+
+AT_ONCE = (8, 32, 128, 512)
+SIZES = ((1000, 20.0), (5000, 60.0))
+"""Trials of a sweep, and the milliseconds that a suggestion may take then."""
+
+ACTORS, ACTOR_EPOCH = 8, 0.2
+POSTED = ("number", "spec", "folder", "pace")
+"""What a process that posts reports needs to know."""
+
+ASKS = 30
+SLOW = 0.016
+"""Seconds that a report takes of a driver on a slow machine with much beside it."""
+
+RESUME = """
+import os, sys, time
+from orchestrator.sweeps import sweep
+sweep._on_ray = lambda *parts: os._exit(0)
+from orchestrator.console import Console
+from orchestrator.storage import records, settings
+found = settings.resolve({"storage": sys.argv[1], "tracking": "none"})
+sweep.resume(records.find(found.storage, sys.argv[2]), found, Console(), sweep.Again(space=sys.argv[3]))
+"""
+
+
+def main() -> None:
+    bench = Benchmark("driver_cost", arguments(__doc__.splitlines()[0], 1).parse_args().rounds)
+    home = Path(tempfile.mkdtemp(prefix="driver-cost-"))
+    os.environ["ORCHESTRATOR_HOME"] = str(home / "home")
+    try:
+        for trials, most in SIZES:
+            costs(bench, home, trials, most)
+        commands(bench, home, f"s{SIZES[-1][0]}")
+        overhead, latency = real_actors(bench, home)
+        for at_once in AT_ONCE:
+            waiting(bench, home, at_once, overhead, latency)
+        waiting(bench, home, 128, SLOW, latency, f", {1000 * SLOW:g} ms a report")
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+    bench.finish()
+
+
+def costs(bench: Benchmark, home: Path, trials: int, most: float) -> None:
+    """Milliseconds of a suggestion and of each kind of report, after so many trials."""
+    folder = filled(home, trials, 10 * ASKS, f"s{trials}")
+    made = driver(folder, spec(trials + 10 * ASKS))
+    made.ledger.next()  # with what a driver computes once
+    posted: list[PostedTrial] = []
+    row(bench, trials, "a suggestion", each(ASKS, lambda k: posted.append(ask(made))), at_most=most)
+    row(bench, trials, "a report", each(2 * ASKS, lambda k: post(made, posted[k % ASKS])))
+    row(bench, trials, "a report at a rung", each(ASKS, lambda k: post(made, posted[k])))
+    left = [trial for trial in posted if trial.unit in made.study.running()]
+    row(bench, trials, "a report at the end", each(len(left), lambda k: post(made, left[k], to_end=True)))
+    made.ledger.close()
+    folder.release("interrupted", 130)
+
+
+def each(count: int, call: Callable[[int], Any]) -> float:
+    """Milliseconds of CPU that a call takes."""
+    used = time.process_time()
+    for number in range(count):
+        call(number)
+    return 1000 * (time.process_time() - used) / max(1, count)
+
+
+def ask(made: Driver) -> PostedTrial:
+    config = made.ledger.next()
+    assert config is not None
+    return PostedTrial(config)
+
+
+def post(made: Driver, trial: PostedTrial, to_end: bool = False) -> None:
+    trial.train()
+    while to_end and not trial.ended:
+        trial.train()
+    made.ledger.result(trial.unit, trial.payload())
+
+
+def row(bench: Benchmark, trials: int, what: str, value: float, *, at_most: float | None = None) -> None:
+    bench.rows.append(Row(f"{what}, {trials:,} trials", "ms", value, at_most=at_most))
+
+
+def commands(bench: Benchmark, home: Path, name: str) -> None:
+    """CPU seconds of whole processes that look at a sweep of 5,000 trials."""
+    trials = SIZES[-1][0]
+    orchestrator = [sys.executable, "-m", "orchestrator"]
+    words = {
+        "ls": [*orchestrator, "ls", "--storage", str(home)],
+        "status": [*orchestrator, "status", name, "--storage", str(home)],
+        "sweep --resume, before Ray": [sys.executable, "-c", RESUME, str(home), name, SPACE],
+    }
+    for what, command in words.items():
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        if done.returncode:
+            raise SystemExit(done.stdout + done.stderr)
+        used = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+        bench.rows.append(Row(f"{what}, {trials:,} trials", "s", used, at_most=2.0))
+
+
+def real_actors(bench: Benchmark, home: Path) -> tuple[float, float]:
+    """Eight processes on Ray Tune against the simulation of them.
+
+    Returns the seconds that Tune itself takes for a report, and those on the way, which one process alone waits.
+    """
+    from orchestrator.cluster import connection
+
+    os.environ |= connection.QUIET
+    import ray
+
+    ray.init("local", num_cpus=ACTORS, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    _, served, alone, _ = on_tune(home, 1)
+    overhead, _, _, share = on_tune(home, ACTORS)
+    ray.shutdown()
+    latency = max(0.0, alone - served)
+    made = fresh(home, "as-actors", 2 * ACTORS)
+    simulated = Executor(made, ACTORS, overhead, latency=latency, epoch_seconds=ACTOR_EPOCH, every_epoch=True)
+    simulated.run()
+    bench.rows.append(Row("Ray Tune for a report", "ms", 1000 * overhead))
+    bench.rows.append(Row("on the way to the driver and back", "ms", 1000 * latency))
+    bench.rows.append(Row(f"{ACTORS} processes wait, a report each {ACTOR_EPOCH} s", "%", share))
+    bench.rows.append(Row("the same, simulated", "%", simulated.share("interval", "judged")))
+    return overhead, latency
+
+
+def on_tune(home: Path, at_once: int) -> tuple[float, float, float, float]:
+    """Of processes that post reports: Tune's CPU seconds for one, the driver's for one, the wait for one, the share."""
+    from orchestrator.sweeps import tune
+
+    seen = home / f"seen-{at_once}"
+    seen.mkdir()
+    made = fresh(home, f"actors-{at_once}", 2 * at_once)
+    own, marks = 0.0, []
+    result = made.ledger.result
+
+    def count(unit: int, payload: Any) -> bool:
+        nonlocal own
+        marks.append(time.process_time())
+        stopped = result(unit, payload)
+        own += time.process_time() - marks[-1]
+        return stopped
+
+    begin = made.ledger.next
+
+    def plain() -> dict[str, Any] | None:
+        """Without the objects whose modules import PyTorch."""
+        config = begin()
+        return config and {name: value for name, value in config.items() if name in POSTED}
+
+    made.ledger.result, made.ledger.next = count, plain  # type: ignore[method-assign]
+    with mock.patch.object(tune, "TrialActor", actor(ACTOR_EPOCH, seen)):
+        tune.run_trials(made.spec, made.folder, made.ledger, at_once, lambda slots: slots)
+    served = (marks[-1] - marks[0]) / len(marks)
+    trials = [json.loads(file.read_text()) for file in seen.iterdir()]
+    assert not any(trial["torch"] for trial in trials), "they were to cost nothing"
+    waited, seconds = (sum(trial[name] for trial in trials) for name in ("waited", "seconds"))
+    return served - own / len(marks), served, waited / len(marks), 100 * waited / seconds
+
+
+def fresh(home: Path, name: str, trials: int) -> Driver:
+    """The driver of a new sweep whose trials are drawn at random and all run to their ends."""
+    asked = spec(trials, "random")
+    asked = asked.model_copy(
+        update={
+            "search": asked.search.model_copy(update={"scheduler": "none"}),
+            "plan": asked.plan.model_copy(update={"decide_at": ()}),
+        }
+    )
+    return driver(new_folder(home, asked, name), asked)
+
+
+def waiting(bench: Benchmark, home: Path, at_once: int, overhead: float, latency: float, where: str = "") -> None:
+    """The share of a trial that it waits for the driver, with a report a second and with the driver's pace."""
+    for rationed in (False, True):
+        name = f"w{at_once}-{'rationed' if rationed else 'each-second'}"
+        asked = spec(2 * at_once)
+        executor = Executor(driver(new_folder(home, asked, name), asked), at_once, overhead, rationed, latency)
+        executor.run()
+        how = where if rationed else f"{where}, a report a second"
+        bench.rows += [
+            Row(f"{at_once} trials wait{how}", "%", executor.share("interval"), at_most=2.0 if rationed else None),
+            Row(f"{at_once} trials wait at rungs and ends{how}", "%", executor.share("judged")),
+            Row(f"{at_once} trials: the driver is busy{how}", "%", 100 * executor.busy / executor.now),
+        ]
+        shutil.rmtree(home / name)
+
+
+if __name__ == "__main__":
+    main()
