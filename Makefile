@@ -5,11 +5,13 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 LOWER = .venv-lower
+# Where the environment forbids it, each of pytest's workers would compile all tests anew, for seconds.
+unexport PYTHONDONTWRITEBYTECODE
 # The integration part waits for processes much of its time: three of its files run at once on two cores.
 UNIT = $(BIN)/python -m pytest tests/unit -n 2 --dist worksteal
 INTEGRATION = $(BIN)/python -m pytest tests/integration -n 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-unit test-integration test-faults test-cluster test-lower test-gpu lint format setup clean
+.PHONY: demo test test-unit test-integration test-faults test-cluster test-lower test-versions test-gpu lint format setup clean
 
 demo: $(READY)
 	$(BIN)/orchestrator sweep recommender dataset=synthetic epochs=40 --space mf --trials 12 --scheduler none --register demo
@@ -48,10 +50,31 @@ test-integration: $(READY)
 test-gpu: $(READY)
 	$(BIN)/python -m pytest tests -m gpu
 
-# The unit part against the lowest versions that pyproject.toml allows, and with PyTorch's plainest kernels: sums come
-# out in another order than with this processor's own, as on a machine of another kind. One pass serves both.
+# Other minors of Ray than the environment's, each laid over it: under 1 GB, a few minutes each.
+VERSIONS = ray-2.58.1 ray-2.59.0
+OVER = .venv-over
+# What runs on each of them, and in make test-lower, besides the unit part: every way from Ray to a trial and back.
+SUBSET = $(addprefix tests/integration/test_,ray_compat.py groups.py packs.py lost_devices.py placement.py)
+
+test-versions: $(VERSIONS:%=$(OVER)/%/.ready)
+	@for version in $(VERSIONS); do \
+		echo "== $$version"; \
+		$(OVER)/$$version/bin/python -m pytest tests/unit -n 2 --dist worksteal || exit; \
+		$(OVER)/$$version/bin/python -m pytest $(SUBSET) -n 2 --dist loadfile || exit; \
+	done
+
+$(OVER)/%/.ready: $(READY)
+	$(PYTHON) -m venv --without-pip $(@D)
+	@printf '%s\n' "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" "$(CURDIR)" \
+		> "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/first.pth"
+	$(BIN)/python -m pip --python $(@D)/bin/python --disable-pip-version-check install --quiet --no-deps $(subst -,==,$*)
+	@touch $@
+
+# Against the lowest versions that pyproject.toml allows, the unit part with PyTorch's plainest kernels: sums come out
+# in another order than with this processor's own, as on a machine of another kind. One pass serves both.
 test-lower: $(LOWER)/.ready
 	ATEN_CPU_CAPABILITY=$${ATEN_CPU_CAPABILITY:-default} $(LOWER)/bin/python -m pytest tests/unit -n 2
+	$(LOWER)/bin/python -m pytest $(SUBSET) -n 2 --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 # another process wants the core; threads that sleep cost it nothing (benchmarks/README.md).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# Before Ray is imported: a cluster that starts here listens on 127.0.0.1 alone. Other clusters are joined as ever.
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+
 if TYPE_CHECKING:
     from orchestrator.api import load_model, run, sweep
 

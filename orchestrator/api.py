@@ -33,6 +33,7 @@ def run(
     *,
     config: options.Config = None,
     preset: options.Preset = None,
+    trial_timeout: options.TrialTimeout = None,
     seed: options.Seed = None,
     local: options.Local = True,
     workers: options.Workers = None,
@@ -64,7 +65,12 @@ def run(
         return driver.resume(records.find(settings.storage, resume, "run"), settings, Console())
     asked = request.by_name(given, python=True)
     spec = request.experiment(workload, settings, overrides=settings_of_the_workload, **asked)
-    return driver.run(spec, settings, driver.Options(local=local, register=register, name=name), Console())
+    return driver.run(
+        spec,
+        settings,
+        driver.Options(local=local, register=register, name=name, trial_timeout=trial_timeout),
+        Console(),
+    )
 
 
 @collects_arguments
@@ -134,14 +140,9 @@ def load_model(reference: str, *, tracking: str | None = None) -> Any:
     """The MLflow model ``NAME@alias`` or ``NAME/version``."""
     from orchestrator.registry import models as registry
     from orchestrator.storage.settings import resolve
-    from orchestrator.tracking.mlflow_globals import speaking_to
 
     settings = resolve({"tracking": tracking})
-    uri = registry.resolve(settings, reference)
-    import mlflow
-
-    with speaking_to(settings.tracking):
-        return mlflow.pyfunc.load_model(uri)
+    return registry.load(settings, registry.resolve(settings, reference))
 
 
 def _settings(given: Given) -> Settings:

@@ -23,6 +23,7 @@ from orchestrator.cli import describe
 from orchestrator.cluster import connection, preflight
 from orchestrator.cluster.connection import RAY_PROBE
 from orchestrator.errors import DONE, UNAVAILABLE, UserError, mask
+from orchestrator.runs import driver_status
 from orchestrator.storage import conditional, disk, notifications, records, remote
 from orchestrator.storage.settings import NAMES, Settings
 from workloads.data.datasets import DATASETS
@@ -33,6 +34,7 @@ DISTRIBUTION = "ray-experiment-orchestrator"
 GIB = 2**30
 LOW_SPACE = 2 * GIB
 LOW_SHARED_MEMORY = GIB
+BUSY_DRIVER = 0.8
 NETWORK_SECONDS = 3.0
 PROBE_SECONDS = 30.0  # for a driver that hangs; PyTorch from a cold disk alone may take ten
 DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
@@ -246,13 +248,19 @@ def _data(settings: Settings) -> Iterator[Check]:
 
 
 def _runs(settings: Settings) -> Iterator[Check]:
-    lost = [folder for folder in records.folders(settings.storage) if folder.status() == "lost"]
+    every = [(folder, folder.status()) for folder in records.folders(settings.storage)]
+    lost = [folder for folder, status in every if status == "lost"]
     for folder in lost:
         kind, host = folder.record["kind"], folder.record.get("host")
         text = f"{folder.id} is recorded as running, but its driver (pid {folder.record.get('pid')} on {host}) is gone"
         yield Check("runs", "warning", text, f"Go on with it: orchestrator {kind} --resume {folder.id}")
     if not lost:
         yield Check("runs", "ok", "none is recorded as running without a driver")
+    for folder in (folder for folder, status in every if status == "running"):
+        if (busy := driver_status.read(folder).get("driver_utilisation")) is not None:
+            fix = "Give it fewer trials at once (--concurrency) or longer epochs: they wait for it"
+            level: Level = "warning" if busy > BUSY_DRIVER else "ok"
+            yield Check("runs", level, f"the driver of {folder.id} is busy {busy:.0%} of the time", fix)
 
 
 def _knock(what: str, address: str, ports: Mapping[str, int], default: int) -> None:

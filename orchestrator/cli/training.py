@@ -44,7 +44,7 @@ def run_command(given: Given, words: Words, as_json: Json) -> None:
             return
         from orchestrator.runs import driver
 
-        options = driver.Options(local=given["local"], register=given["register"], name=given["name"])
+        options = driver.Options(**{name: given[name] for name in ("local", "register", "name", "trial_timeout")})
         result = driver.run(spec, settings, options, console)
     show_result(result, as_json)
 

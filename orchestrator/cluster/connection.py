@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import platform
 import secrets
 import signal
 import socket
@@ -12,9 +14,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from orchestrator.cluster import leftovers
 from orchestrator.cluster.interrupts import keep_sigterm_handler
 from orchestrator.config.spec import Resources
 from orchestrator.errors import UNAVAILABLE, UserError, one_line
@@ -46,15 +50,7 @@ TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 STORAGE_SECONDS = 30.0
 """How long the nodes may take to look at the storage."""
 
-RAY_PROBE = """
-import json, signal, sys
-from ray._common.usage.usage_lib import get_cluster_metadata
-from ray._private.services import canonicalize_bootstrap_address
-from ray._raylet import GcsClient
-signal.alarm(3)  # the client itself goes on trying for 40 s, deaf to Python
-address = canonicalize_bootstrap_address(sys.argv[1])
-print(json.dumps(get_cluster_metadata(GcsClient(address=address)) if address else None))
-"""  # what ray.init compares before it joins a cluster
+RAY_PROBE = "import sys; from orchestrator.cluster.ray_compat import print_metadata; print_metadata(sys.argv[1])"
 
 
 @contextmanager
@@ -80,7 +76,8 @@ def cluster(address: str | None) -> Iterator[list[Node]]:
     try:
         if not address:
             make_token()
-        with keep_sigterm_handler(), nullcontext() if address else _on_loopback():
+            leftovers.end_leftovers()
+        with keep_sigterm_handler(), nullcontext() if address else leftovers.marked():
             ray.init(
                 address=address or "local",
                 include_dashboard=None if address else False,
@@ -88,6 +85,9 @@ def cluster(address: str | None) -> Iterator[list[Node]]:
                 logging_level="ERROR",
                 configure_logging=False,
             )
+        if not address:
+            with suppress(OSError):  # where a file system has no links, Ray has made it
+                TOKEN.expanduser().chmod(0o600)
     except Exception as error:  # a node that does not start in time is a plain Exception of Ray's
         ray.shutdown()
         raise UserError(
@@ -101,24 +101,6 @@ def cluster(address: str | None) -> Iterator[list[Node]]:
         yield nodes()
     finally:
         ray.shutdown()
-
-
-@contextmanager
-def _on_loopback() -> Iterator[None]:
-    """A cluster that starts here listens on 127.0.0.1 alone.
-
-    Ray gives it the machine's own address, for the network to connect to, and accepts no other except by what it does
-    on a Mac.
-    """
-    from ray._private import ray_constants
-
-    open_to_others, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = open_to_others
-        with suppress(OSError):  # where a file system has no links, Ray has made it
-            TOKEN.expanduser().chmod(0o600)
 
 
 def make_token() -> None:
@@ -286,6 +268,7 @@ def check_is_ray(address: str) -> None:
         if done.returncode == -signal.SIGTERM:  # whatever ends a job's processes by it means this one too
             raise KeyboardInterrupt
         trouble = (done.stderr.splitlines() or ["no answer"])[-1] if done.returncode else None
+        found = None if trouble else json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         trouble = "no answer within 15 s"
     if trouble and "AuthenticationError" in trouble:
@@ -298,6 +281,20 @@ def check_is_ray(address: str) -> None:
     if trouble:
         fix = "Correct the port (ray start shows it)"
         raise UserError(f"{address} answers, but not as Ray does ({trouble})", fix=fix, code=UNAVAILABLE)
+    if found:
+        check_versions(address, found["ray_version"], found["python_version"])
+
+
+def check_versions(address: str, ray_version: str, python_version: str) -> None:
+    """The cluster has this process' versions of Ray and Python, as Ray requires. Raises UserError (exit 3)."""
+    there, here = (ray_version, python_version), (version("ray"), platform.python_version())
+    if there != here:
+        theirs, ours = (f"Ray {ray} on Python {python}" for ray, python in (there, here))
+        raise UserError(
+            f"The cluster at {address} has other versions than this environment", got=theirs, allowed=ours,
+            fix=f"Install ray=={ray_version} on Python {python_version}, or start the cluster with this environment",
+            code=UNAVAILABLE,
+        )  # fmt: skip
 
 
 def check_reachable(address: str) -> None:

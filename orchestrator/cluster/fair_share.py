@@ -80,22 +80,22 @@ class Board:
         self._heard: dict[str, tuple[bytes, float]] = {}
 
     def pin(self, claim: Claim, beat: int) -> None:
-        from ray.experimental.internal_kv import _internal_kv_put
+        from orchestrator.cluster.ray_compat import kv_put
 
-        _internal_kv_put(PREFIX + claim.id, json.dumps({**asdict(claim), "beat": beat}), namespace=NAMESPACE)
+        kv_put(PREFIX + claim.id, json.dumps({**asdict(claim), "beat": beat}), namespace=NAMESPACE)
 
     def remove(self, identifier: str) -> None:
-        from ray.experimental.internal_kv import _internal_kv_del
+        from orchestrator.cluster.ray_compat import kv_delete
 
-        _internal_kv_del(PREFIX + identifier, namespace=NAMESPACE)
+        kv_delete(PREFIX + identifier, namespace=NAMESPACE)
 
     def claims(self) -> list[Claim]:
         """Those of living drivers, by how long ago this board saw them change: no two clocks are compared."""
-        from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_list
+        from orchestrator.cluster.ray_compat import kv_get, kv_list
 
         found, now = [], time.monotonic()
-        for key in _internal_kv_list(PREFIX, namespace=NAMESPACE):
-            text, identifier = _internal_kv_get(key, namespace=NAMESPACE), key.decode().removeprefix(PREFIX)
+        for key in kv_list(PREFIX, namespace=NAMESPACE):
+            text, identifier = kv_get(key, namespace=NAMESPACE), key.decode().removeprefix(PREFIX)
             if text is None:
                 continue
             if self._heard.get(identifier, (b"", 0.0))[0] != text:

@@ -32,20 +32,15 @@ class Preempted(RayActorError):  # type: ignore[misc]
         return (Preempted, ())
 
 
-def draining() -> set[str]:
-    """The ids of the nodes that are being taken away."""
-    from ray._private.state import state
-
-    return set(state.get_draining_nodes())
-
-
 def leaving(nodes: Collection[str]) -> Callable[[], bool]:
     """A stop signal: one of ``nodes`` is being taken away. Ray is asked at most once a second."""
+    from orchestrator.cluster.ray_compat import draining_nodes
+
     looked = [0.0, False]
 
     def stop() -> bool:
         if not looked[1] and time.monotonic() - looked[0] >= LOOK_SECONDS:
-            looked[:] = [time.monotonic(), not draining().isdisjoint(nodes)]
+            looked[:] = [time.monotonic(), not draining_nodes().isdisjoint(nodes)]
         return bool(looked[1])
 
     return stop

@@ -1,21 +1,19 @@
-"""The workers of a run: reserved together, and, where it is elastic, as many as there is room for.
+"""Room for the workers of a run: for all of them, or, where it is elastic, for as many as fit.
 
-Nothing is held while something is waited for: a placement group comes whole or not at all. An elastic run asks for
-all it may have; when that does not come soon, for what fits, at least its minimum, and again when that has changed.
+An elastic run asks for all it may have; when that does not come soon, for what fits, at least its minimum, and again
+when that has changed.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import NamedTuple
+from collections.abc import Callable
 
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import placement_group, remove_placement_group
 
 from orchestrator.cluster.connection import Node, places
-from orchestrator.cluster.preemption import draining
-from orchestrator.cluster.reserved_group import POLL_SECONDS, bundle
+from orchestrator.cluster.ray_compat import available_resources_per_node, draining_nodes
+from orchestrator.cluster.train_group import POLL_SECONDS, bundle
 from orchestrator.config.spec import Resources
 
 GROW_SECONDS = 30.0
@@ -28,37 +26,25 @@ TRY_SECONDS = 10.0
 """After so long in vain an elastic run asks for one worker fewer."""
 
 
-class Reserved(NamedTuple):
-    """A placement group with a bundle a worker, and what it holds."""
+def wait_for_room(resources: Resources, waiting: Callable[[], bool]) -> Resources | None:
+    """Wait until all workers fit at once; of an elastic run, as many as do. Returns the resources to start with.
 
-    group: PlacementGroup
-    resources: Resources
-
-
-@contextmanager
-def reserve(resources: Resources, waiting: Callable[[], bool]) -> Iterator[Reserved | None]:
-    """The workers' places, all of them or none, given back at the end.
-
-    ``waiting`` is asked about twice a second until they are there; when it says no, None is given instead.
+    A placement group waits in Ray's own queue, comes whole or not at all, and is given back for the run to take.
+    ``waiting`` is asked about twice a second; when it says no, None is returned.
     """
-    asked, group = resources.fixed(resources.workers), None
-    try:
-        while True:
-            group, began = placement_group([bundle(asked)] * asked.workers), time.monotonic()
-            better = None
+    asked = resources.fixed(resources.workers)
+    while True:
+        group, began, better = placement_group([bundle(asked)] * asked.workers), time.monotonic(), None
+        try:
             while not group.wait(POLL_SECONDS) and better is None:
                 if not waiting():
-                    yield None
-                    return
+                    return None
                 better = _better(resources, asked, time.monotonic() - began)
-            if better is None:
-                yield Reserved(group, asked)
-                return
+        finally:
             remove_placement_group(group)
-            asked = better
-    finally:
-        if group is not None:
-            remove_placement_group(group)
+        if better is None:
+            return asked
+        asked = better
 
 
 def room(resources: Resources) -> int:
@@ -90,9 +76,7 @@ def _better(resources: Resources, asked: Resources, seconds: float) -> Resources
 
 def _free() -> list[Node]:
     """What is free on each node that takes work."""
-    from ray._private.state import available_resources_per_node
-
-    going = draining()
+    going = draining_nodes()
     return [
         {kind: float(free.get(kind, 0)) for kind in ("CPU", "GPU")}
         for node, free in available_resources_per_node().items()

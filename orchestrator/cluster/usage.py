@@ -39,8 +39,9 @@ def usage(address: str) -> Usage:
 
 
 def _ask(address: str) -> Usage:
-    from ray._private.services import canonicalize_bootstrap_address
     from ray.autoscaler.v2.sdk import get_cluster_status
+
+    from orchestrator.cluster.ray_compat import canonicalize_bootstrap_address
 
     found = canonicalize_bootstrap_address(address)
     if not found:

@@ -74,7 +74,7 @@ MaxFailures = Annotated[
     typer.Option("--max-failures", help="Failed trials that stop it.  [default: the first 5, or 10 of the first 20]"),
 ]
 TrialTimeout = Annotated[
-    float | None, typer.Option("--trial-timeout", help="Seconds of silence after which a trial has failed.")
+    float | None, typer.Option("--trial-timeout", help="Seconds of silence after which a trial or run has failed.")
 ]
 MoreTrials = Annotated[
     int, typer.Option("--more-trials", help="With --resume: so many more; a new winner opens test again.")

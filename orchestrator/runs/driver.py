@@ -51,12 +51,23 @@ class Options:
     name: str | None = None
     keep: str = "winner"
     """Which checkpoints stay: after a sweep the winner's alone or every trial's, after a run its own; or none."""
+    trial_timeout: float | None = None
+    """Seconds of silence after which a run's workers are killed."""
 
     def __post_init__(self) -> None:
         if self.keep not in KEPT:
             raise unknown("word for --keep", self.keep, KEPT)
         if self.register is not None:
             registry.check_name(self.register)
+        if self.trial_timeout is not None:
+            if self.trial_timeout <= 0:
+                raise UserError(
+                    "--trial-timeout is not valid", got=f"{self.trial_timeout:g}", allowed="seconds above 0"
+                )
+            if self.local:
+                raise UserError(
+                    "--trial-timeout kills the process of a run, and --local has only its own", fix="Leave out --local"
+                )
 
 
 def run(spec: ExperimentSpec, settings: Settings, options: Options, console: Console) -> Result:
@@ -127,7 +138,7 @@ def _drive(
 
             elastic = spec.resources.min_workers is not None
             holding = partial(_elastic, session, book) if elastic else partial(book.holding, "run")
-            complete = train(spec, folder, settings, session, follow.rows, holding)
+            complete = train(spec, folder, settings, session, follow.rows, holding, options.trial_timeout)
         if not complete:
             raise Interrupted(f"orchestrator run --resume {folder.id}")
         result = finish(session, spec, options.register, folder.path)

@@ -32,7 +32,8 @@ class Vitals:
 
     ``done`` of ``target`` counts a sweep's trials, a run's epochs. ``trials`` are a sweep's by state, ``best`` the
     value of the objective so far under its name, ``device_seconds`` what was held of ``cpus`` and ``gpus`` since the
-    beginning, ``trouble`` the last trial that failed and why. ``seconds_left`` is None where it is not known.
+    beginning, ``trouble`` the last trial that failed and why. ``driver_utilisation`` says how busy a sweep's driver is
+    with reports, from 0 to 1. What is None is not known.
     """
 
     done: int = 0
@@ -42,6 +43,7 @@ class Vitals:
     seconds_left: float | None = None
     device_seconds: Mapping[str, float] = field(default_factory=dict)
     trouble: str | None = None
+    driver_utilisation: float | None = None
 
 
 class Pulse:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from orchestrator.cluster.connection import check_fit, check_storage, cluster
 from orchestrator.cluster.fair_share import sharing
@@ -14,23 +14,23 @@ from orchestrator.config.spec import ExperimentSpec, Resources
 from orchestrator.console import duration
 from orchestrator.engine.loop import Diverged, Progress, Row
 from orchestrator.errors import RunFailed
-from orchestrator.runs import reports, worker
+from orchestrator.runs import heartbeat, reports, worker
 from orchestrator.runs.session import Session
-from orchestrator.runs.train import INBOX, RETRIES, Stopped, cause, start
+from orchestrator.runs.train import INBOX, RETRIES, Stopped, Timeouts, cause, lost_a_process, start
 from orchestrator.storage.disk import check_writable
 from orchestrator.storage.names import TRAIN
 from orchestrator.storage.object_sync import bring
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
 
-if TYPE_CHECKING:
-    from orchestrator.cluster.reservation import Reserved
-
 PATIENCE_SECONDS = 10.0
 """After so long a user is told what is being waited for."""
 
 LOST_SECONDS = 600.0
 """How long a run waits for workers in the place of those that it had."""
+
+END_SECONDS = 20.0
+"""How long a group that has not begun may take to end."""
 
 Holding = Callable[[Resources], AbstractContextManager[None]]
 """A context for the time in which workers hold their devices."""
@@ -43,8 +43,11 @@ def train(
     session: Session,
     rows: Callable[[list[Row]], None],
     holding: Holding,
+    timeout: float | None = None,
 ) -> bool:
     """Run ``spec`` on a Ray Train group, handing rows to ``rows`` as they arrive.
+
+    Workers that report nothing for ``timeout`` seconds are killed, and the run has failed.
 
     Returns False when it was stopped before its end. Raises RunFailed or UserError when a worker did.
     """
@@ -54,7 +57,7 @@ def train(
         check_fit(nodes, spec.resources)
         check_storage(settings.storage)
         with sharing(folder.id, settings, spec.resources, 1, session.console.say):
-            return follow(spec, folder.path, settings.data, session, rows, holding=holding)
+            return follow(spec, folder.path, settings.data, session, rows, holding=holding, timeout=timeout)
 
 
 def follow(
@@ -67,17 +70,19 @@ def follow(
     resume: Path | None = None,
     selected: Progress | None = None,
     holding: Holding = lambda resources: nullcontext(),
+    timeout: float | None = None,
 ) -> bool:
     """Run ``spec`` on the connected cluster with its outcome below ``folder``; else as :func:`train`.
 
     ``resume`` is a checkpoint to start from when the folder has none of its own, ``selected`` a selection that
     only wants its refit. Where a node is being taken away or an elastic run can grow, the group saves and ends, and
-    another one goes on; so it does where an elastic run has lost workers, from the last checkpoint.
+    another one goes on; after a lost process so it does from the last checkpoint. What a worker raises ends the run.
     """
     from ray.exceptions import RayError
     from ray.train import TrainingFailedError
 
-    from orchestrator.cluster.reservation import reserve
+    from orchestrator.cluster.reservation import wait_for_room
+    from orchestrator.cluster.train_group import remove_groups
 
     home, lost, begun = folder / TRAIN, 0, False
     if worker.outcome_of(folder):
@@ -86,20 +91,21 @@ def follow(
                 deliver(inbox, rows)
         return True
     while True:
-        with reserve(spec.resources, _patience(session, begun)) as place:
-            if place is None:
-                return False
-            begun = True
-            try:
-                with holding(place.resources):
-                    failure = _watch(spec, folder, data, session, rows, place, resume, selected)
-            except (TrainingFailedError, RayError) as error:
-                check_writable(session.settings.storage)  # where it can not be written that is the cause
-                lost += 1
-                if spec.resources.min_workers is None or lost > RETRIES:
-                    raise RunFailed(session.folder.id, cause(error), str(session.folder.log)) from error
-                session.console.say(f"A worker was lost ({cause(error)}); going on from the last checkpoint")
-                continue
+        remove_groups(home)  # of a driver that was killed, until Ray has noticed
+        resources = wait_for_room(spec.resources, _patience(session, begun))
+        if resources is None:
+            return False
+        begun = True
+        try:
+            with holding(resources):
+                failure = _watch(spec, folder, data, session, rows, resources, resume, selected, timeout)
+        except (TrainingFailedError, RayError) as error:
+            check_writable(session.settings.storage)  # where it can not be written that is the cause
+            lost += 1
+            if not lost_a_process(error) or lost > RETRIES:
+                raise RunFailed(session.folder.id, cause(error), str(session.folder.log)) from error
+            session.console.say(f"A worker was lost ({cause(error)}); going on from the last checkpoint")
+            continue
         if isinstance(failure, Stopped) and not session.interrupts.asked():
             session.console.say("The workers have saved, and others go on")
             continue
@@ -119,19 +125,22 @@ def _watch(
     data: Path,
     session: Session,
     rows: Callable[[list[Row]], None],
-    place: Reserved,
+    resources: Resources,
     resume: Path | None,
     selected: Progress | None,
+    timeout: float | None,
 ) -> Exception | None:
     """Start a group and hand over its rows until it has ended. Returns as ``Group.result``."""
     home = folder / TRAIN
+    watch = heartbeat.Watch(timeout)
+    watch.begin(0, home)
     group = start(
         spec,
         home,
         data,
-        place.group,
         stop_file=session.folder.stop_file,
-        workers=place.resources.workers,
+        timeouts=Timeouts.of(session.settings),
+        workers=resources.workers,
         outcome=folder,
         resume=resume,
         selected=selected,
@@ -140,16 +149,26 @@ def _watch(
         ended = False
         while not ended:
             ended = group.ended(0.2)  # before reading: what is written until then is read
-            session.interrupts.asked()
-            deliver(inbox, rows)
+            if session.interrupts.asked() and not ended and not group.is_up():
+                group.kill(END_SECONDS)  # nobody is there to save
+                return Stopped()
+            if deliver(inbox, rows):
+                watch.heard(0)
+            if watch.silent():
+                watch.end(0)
+                heartbeat.kill(home, timeout or 0.0)
+    if hung := heartbeat.given_up(home):
+        return hung
     failure: Exception | None = group.result()
     return failure
 
 
-def deliver(inbox: IO[str], rows: Callable[[list[Row]], None]) -> None:
-    """Hand over the rows that came since the last call."""
-    for payload in reports.receive(inbox):
+def deliver(inbox: IO[str], rows: Callable[[list[Row]], None]) -> int:
+    """Hand over the rows that came since the last call. Returns how many reports those were."""
+    payloads = list(reports.receive(inbox))
+    for payload in payloads:
         rows(list(reports.rows_from_json(payload["rows"])))
+    return len(payloads)
 
 
 def _patience(session: Session, begun: bool) -> Callable[[], bool]:

@@ -17,6 +17,8 @@ import psutil
 PROCESS, STACK, GIVEN_UP = "process.json", "stack.txt", "given-up"
 LOOK_SECONDS = 1.0
 
+PACKAGE = Path(__file__).parents[1]
+
 START_SECONDS = 60.0
 """How much longer than a silent trial a group of workers may take to come up."""
 
@@ -32,11 +34,12 @@ class GivenUp(Exception):
     """
 
 
-def announce(folder: Path, allowance: float = 0.0) -> GivenUp | None:
+def announce(folder: Path, allowance: float = 0.0, rank: int = 0) -> GivenUp | None:
     """Say in ``folder`` who runs the trial, and be ready to be asked for the stack; not when it was given up.
 
     What runs a trial does so before anything else: from here on a hang is noticed. ``allowance`` are seconds beyond
-    the trial's own that may pass before it, or another process that takes its place in ``folder``, is heard of.
+    the trial's own that may pass before it, or another process that takes its place in ``folder``, is heard of. Of a
+    group every ``rank`` does so: reports are rank 0's, but another one may hang.
     """
     import ray
 
@@ -45,16 +48,16 @@ def announce(folder: Path, allowance: float = 0.0) -> GivenUp | None:
     folder.mkdir(parents=True, exist_ok=True)
     if hasattr(signal, "SIGUSR2"):
         # Written by a handler in C: it answers also where Python hangs in somebody's extension.
-        faulthandler.register(signal.SIGUSR2, file=(folder / STACK).open("w"), all_threads=True)
+        faulthandler.register(signal.SIGUSR2, file=(folder / _of_rank(STACK, rank)).open("w"), all_threads=True)
     about = {
         "pid": os.getpid(),
         "created": psutil.Process().create_time(),
         "node": ray.get_runtime_context().get_node_id(),
         "allowance": allowance,
     }
-    partial = folder / f".{PROCESS}"
+    partial = folder / f".{_of_rank(PROCESS, rank)}"
     partial.write_text(json.dumps(about))
-    partial.replace(folder / PROCESS)
+    partial.replace(folder / _of_rank(PROCESS, rank))
     return None
 
 
@@ -64,12 +67,35 @@ def given_up(folder: Path) -> GivenUp | None:
         cause = (folder / GIVEN_UP).read_text()
     except FileNotFoundError:
         return None
+    files = {0: folder / STACK} | {int(f.stem.partition("-")[2]): f for f in folder.glob(_of_rank(STACK, "*"))}
+    frames = {rank: found for rank, file in sorted(files.items()) if (found := _training_thread(file))}
+    busy = [rank for rank, found in frames.items() if not _waits_for_others(found)] or list(frames)
+    if not busy:
+        return GivenUp(cause)
+    who = f"worker {busy[0]}" if len(files) > 1 else "it"
+    return GivenUp(f"{cause}; {who} hung at {frames[busy[0]][0]}")
+
+
+def _training_thread(stack: Path) -> list[str]:
+    """The frames of the thread that trains, the innermost first; none where the file has none."""
     with suppress(OSError):
-        threads = (folder / STACK).read_text(errors="replace").split("\n\n")
-        ours = [thread for thread in threads if str(Path(__file__).parents[1]) in thread]  # which one trains
-        if place := re.search(r"File .*", (ours or threads)[0]):
-            return GivenUp(f"{cause}; it hung at {place.group()}")
-    return GivenUp(cause)
+        threads = stack.read_text(errors="replace").split("\n\n")
+        ours = [thread for thread in threads if str(PACKAGE) in thread]
+        return re.findall(r"File .*", (ours or threads)[0])
+    return []
+
+
+def _waits_for_others(frames: list[str]) -> bool:
+    """Whether a worker of a group is in a collective operation or in Train's report, as all are when one hangs."""
+    if any("torch/distributed/" in frame or "workloads/distributed.py" in frame for frame in frames):
+        return True
+    return f"{PACKAGE}/runs/train.py" in next((frame for frame in frames if str(PACKAGE) in frame), "")
+
+
+def _of_rank(name: str, rank: int | str) -> str:
+    """The file of a rank: ``stack.txt`` of rank 0, ``stack-1.txt`` of rank 1."""
+    stem, _, suffix = name.partition(".")
+    return f"{stem}-{rank}.{suffix}" if rank else name
 
 
 @dataclass
@@ -92,8 +118,10 @@ class Watch:
 
     def begin(self, unit: int, folder: Path) -> None:
         if self.timeout is not None:
-            (folder / PROCESS).unlink(missing_ok=True)
-            (folder / GIVEN_UP).unlink(missing_ok=True)
+            # Of an earlier group there may be ranks that this one has not.
+            ranks = [*folder.glob(_of_rank(PROCESS, "*")), *folder.glob(_of_rank(STACK, "*"))]
+            for file in (folder / PROCESS, folder / GIVEN_UP, *ranks):
+                file.unlink(missing_ok=True)
             self._units[unit] = _Watched(folder)
 
     def lost(self, unit: int) -> None:
@@ -134,7 +162,7 @@ def _look(watched: _Watched, now: float) -> None:
 
 
 def kill(folder: Path, timeout: float) -> None:
-    """Have the trial's process write its stack and die, wherever it runs; nobody waits for it.
+    """Have the trial's processes write their stacks and die, wherever they run; nobody waits for them.
 
     Whoever begins the trial anew finds out from :func:`announce`.
     """
@@ -142,10 +170,11 @@ def kill(folder: Path, timeout: float) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     (folder / GIVEN_UP).write_text(f"no report for {timeout:g} s")
-    process = json.loads((folder / PROCESS).read_text())
-    there = NodeAffinitySchedulingStrategy(process["node"], soft=False)
-    task = ray.remote(_kill).options(num_cpus=0, scheduling_strategy=there, max_retries=0)
-    task.remote(process["pid"], process["created"])
+    for file in (folder / PROCESS, *folder.glob(_of_rank(PROCESS, "*"))):
+        process = json.loads(file.read_text())
+        there = NodeAffinitySchedulingStrategy(process["node"], soft=False)
+        task = ray.remote(_kill).options(num_cpus=0, scheduling_strategy=there, max_retries=0)
+        task.remote(process["pid"], process["created"])
 
 
 def _kill(pid: int, created: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,7 +34,12 @@ def check_device(error: Exception) -> None:
     if isinstance(error, DeviceLost):
         raise error
     if _is(error, "torch", "AcceleratorError") and OUT_OF_MEMORY not in str(error):
-        raise DeviceLost(f"the accelerator was lost: {one_line(error)}") from error
+        place = ""
+        if sys.modules.get("ray"):  # in-process training needs no Ray, and may have none installed
+            from orchestrator.cluster.lost_devices import this_device
+
+            place = f" ({found})" if (found := this_device()) else ""
+        raise DeviceLost(f"the accelerator was lost{place}: {one_line(error)}") from error
 
 
 def payload(report: EpochReport) -> dict[str, Any]:

@@ -175,7 +175,9 @@ class Session:
         with ExitStack() as stack:
             if self.tracker and self._system:
                 self.tracker.files(self.folder.id, [self.folder.path / provenance.ENVIRONMENT])
-                stack.enter_context(self._system.of_cluster())
+                from orchestrator.cluster.ray_compat import nodes_of_job
+
+                stack.enter_context(self._system.of_cluster(nodes_of_job))
             stack.enter_context(self.pulse.on_cluster())
             yield
 

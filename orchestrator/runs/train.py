@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.config.spec import ExperimentSpec, Resources
 from orchestrator.engine import checkpoint
@@ -15,11 +16,13 @@ from orchestrator.errors import UserError, one_line
 from orchestrator.runs import heartbeat, reports, worker
 from orchestrator.storage import remote
 from orchestrator.storage.object_sync import Carried, bring
+from orchestrator.storage.settings import Settings
 
 if TYPE_CHECKING:
-    from ray.util.placement_group import PlacementGroup
+    from ray.exceptions import RayError
+    from ray.train import TrainingFailedError
 
-    from orchestrator.cluster.reserved_group import Group
+    from orchestrator.cluster.train_group import Group
 
 RETRIES = 3
 """Lost processes or nodes that a run survives; each goes on from the last checkpoint."""
@@ -27,34 +30,46 @@ RETRIES = 3
 INBOX = "rows.jsonl"
 
 
+class Timeouts(NamedTuple):
+    """Seconds that a worker waits for the others in a collective operation, and that a group may take to come up."""
+
+    collective: int
+    start: int
+
+    @classmethod
+    def of(cls, settings: Settings) -> Timeouts:
+        return cls(settings.collective_timeout, settings.start_timeout)
+
+
 def start(
     spec: ExperimentSpec,
     home: Path,
     data: Path,
-    place: PlacementGroup,
     *,
     stop_file: Path,
+    timeouts: Timeouts,
     workers: int | None = None,
     outcome: Path | None = None,
     resume: Path | None = None,
     selected: Progress | None = None,
 ) -> Group:
-    """Start ``spec`` on the workers' places; its reports go, a line each, to an empty ``home / INBOX``.
+    """Start ``spec`` on a group of workers; its reports go, a line each, to an empty ``home / INBOX``.
 
     Checkpoints are kept in ``home``, and the newest whole one there is gone on from. ``workers`` is how many of an
-    elastic run's there are now; one that loses a worker ends, for its owner to begin anew with what is left.
-    ``outcome`` is where the final model and its test go; None for a trial, which only selects. The group's result is
-    the error that ended it, or None.
+    elastic run's there are now. ``outcome`` is where the final model and its test go; None for a trial, which only
+    selects. The group's result is the error that ended it, or None; a group that loses a process ends, and its owner
+    starts another one.
     """
-    from ray.train import FailureConfig, RunConfig
-    from ray.train.v2.api.config import LoggingConfig
+    from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig
 
-    from orchestrator.cluster.reserved_group import GroupTrainer, Place, bundle
+    from orchestrator.cluster.ray_compat import torch_trainer
+    from orchestrator.cluster.train_group import Group, bundle, mark
 
     home.mkdir(parents=True, exist_ok=True)
     (home / INBOX).write_text("")
-    resources, retries = spec.resources, 0 if spec.resources.min_workers else RETRIES
-    trainer = GroupTrainer(
+    resources = spec.resources
+    trainer = torch_trainer()(
         train_worker,
         train_loop_config={
             "spec": spec.model_dump(mode="json"),
@@ -65,24 +80,21 @@ def start(
             "resume": str(resume) if resume else None,
             "selected": selected.to_json() if selected else None,
         },
-        scaling_config=Place(
+        torch_config=TorchConfig(timeout_s=timeouts.collective),
+        scaling_config=ScalingConfig(
             num_workers=workers or resources.workers,
             use_gpu=bool(resources.gpus_per_worker),
-            resources_per_worker=bundle(resources),
-            group=place,
+            resources_per_worker=bundle(resources) | mark(home),
         ),
         run_config=RunConfig(
             name=home.name,
             storage_path=str(home.parent),
-            failure_config=FailureConfig(
-                max_failures=retries, controller_failure_limit=retries, max_preemption_failures=retries
-            ),
+            failure_config=FailureConfig(max_failures=0, controller_failure_limit=0, max_preemption_failures=0),
             callbacks=[_forward(home / INBOX)],
             logging_config=LoggingConfig(log_level="ERROR"),
         ),
     )
-    group: Group = trainer.fit()
-    return group
+    return Group(trainer.fit, home, timeouts.start)
 
 
 class Stopped(Exception):
@@ -99,8 +111,7 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
     spec, home = ExperimentSpec.model_validate(config["spec"]), Path(config["home"])
     context = ray.train.get_context()
     rank, world_size = context.get_world_rank(), context.get_world_size()
-    # Rank 0 is the process to be asked, and killed, when the trial falls silent.
-    if hung := heartbeat.announce(home) if rank == 0 else heartbeat.given_up(home):
+    if hung := heartbeat.announce(home, rank=rank):
         return hung
     device = worker.take_device(spec.resources)
     work = worker.experiment(
@@ -128,6 +139,11 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
                 worker.write_outcome(work.outcome, Path(config["outcome"]))
         except (Diverged, UserError) as error:  # every rank raises alike, and would again: no case for a retry
             return error
+        except RuntimeError as error:
+            if distributed.peer_lost(error):
+                raise ConnectionError(one_line(error)) from error
+            reports.check_device(error)
+            raise
     return None
 
 
@@ -203,6 +219,20 @@ def _forward(inbox: Path) -> Any:
     return Forward()
 
 
+def lost_a_process(error: TrainingFailedError | RayError) -> bool:
+    """Whether a process of the group has died, so that another attempt may succeed; not where the workload raised."""
+    from ray.exceptions import RayError, RayTaskError
+    from ray.train import WorkerGroupError
+
+    if not isinstance(error, WorkerGroupError):
+        return True  # the controller's death, or workers that did not come up
+    failures = [getattr(each, "health_check_failure", each) for each in error.worker_failures.values()]
+    return any(
+        isinstance(each, RayError | ConnectionError | reports.DeviceLost) and not isinstance(each, RayTaskError)
+        for each in failures
+    )
+
+
 def cause(error: BaseException) -> str:
     """The first worker's own error, without Ray's wrapping."""
     failures = getattr(error, "worker_failures", None)
@@ -212,8 +242,9 @@ def cause(error: BaseException) -> str:
         if lost := getattr(first, "health_check_failure", None):
             return f"worker {rank}: {reports.death(str(lost))}"
         inner = getattr(first, "_base_exc", None) or getattr(first, "cause", None) or first
-        trace = getattr(first, "_traceback_str", "")
-        text = reports.describe(inner, trace) if isinstance(inner, Exception) else one_line(inner)
+        # Train has the tracebacks in its own message, those of equal errors together.
+        trace = re.search(rf"\[Rank (?:\d+,)*{rank}\b.*?(?=\n\[Rank |\Z)", str(error), re.DOTALL)
+        text = reports.describe(inner, trace[0] if trace else "") if isinstance(inner, Exception) else one_line(inner)
         return f"worker {rank}: {text}"
     error = getattr(error, "controller_failure", error)
     return one_line(error) if str(error) else type(error).__name__

@@ -26,6 +26,8 @@ NAMES: dict[str, tuple[str, str]] = {
     "gates": ("ORCHESTRATOR_GATES", "file of promotion gates; unset: gates.yaml in the home, if it is there"),
     "queue": ("ORCHESTRATOR_QUEUE", "in whose name it runs: queues share a Ray cluster equally"),
     "priority": ("ORCHESTRATOR_PRIORITY", "its part of its queue's share: 2 has twice what 1 has"),
+    "collective_timeout": ("ORCHESTRATOR_COLLECTIVE_TIMEOUT", "seconds that a worker waits for the others of its run"),
+    "start_timeout": ("ORCHESTRATOR_START_TIMEOUT", "seconds that the workers of a run may take to come up"),
     "notify": ("ORCHESTRATOR_NOTIFY", "webhook, or 'cmd: PROGRAM WORDS', that hears of starts, ends and gates"),
 }
 
@@ -46,6 +48,8 @@ class Settings:
     gates: Path | None
     queue: str
     priority: int
+    collective_timeout: int
+    start_timeout: int
     notify: str | None = field(repr=False)  # a webhook's path is its password
     sources: Mapping[str, Source]
 
@@ -94,6 +98,8 @@ def resolve(flags: Mapping[str, str | None] | None = None) -> Settings:
         gates=_path(gates) if gates else None,
         queue=_queue(pick("queue", "default")),
         priority=_priority(pick("priority", "1")),
+        collective_timeout=_seconds("collective", pick("collective_timeout", "600")),
+        start_timeout=_seconds("start", pick("start_timeout", "300")),
         notify=notifications.check(target) if target else None,
         sources=sources,
     )
@@ -148,6 +154,12 @@ def _queue(text: str | None) -> str:
 def _priority(text: str | None) -> int:
     if not (text or "").isdecimal() or not 1 <= int(text or "") <= 100:
         raise UserError("The priority is not valid", got=repr(text), allowed="an integer from 1 to 100")
+    return int(text or "")
+
+
+def _seconds(name: str, text: str | None) -> int:
+    if not (text or "").isdecimal() or not 1 <= int(text or "") <= 86_400:
+        raise UserError(f"The {name} timeout is not valid", got=repr(text), allowed="seconds, from 1 to 86400")
     return int(text or "")
 
 

@@ -222,7 +222,7 @@ def _measure_there(spec: ExperimentSpec | SweepSpec, settings: Settings, togethe
     """The same on the cluster, on devices of a trial's size."""
     import ray
 
-    from orchestrator.cluster.reserved_group import bundle
+    from orchestrator.cluster.train_group import bundle
 
     need = bundle(spec.resources)
     task = ray.remote(_measure).options(num_cpus=need["CPU"], num_gpus=need.get("GPU", 0))

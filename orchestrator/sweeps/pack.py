@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
 
 from orchestrator.cluster.fair_share import Hold
 from orchestrator.cluster.preemption import Preempted, this_node
-from orchestrator.cluster.reserved_group import bundle
+from orchestrator.cluster.train_group import bundle
 from orchestrator.config.spec import Resources, SweepSpec
 from orchestrator.errors import RunFailed, one_line
 from orchestrator.runs import reports, worker
@@ -30,12 +30,20 @@ TOGETHER_AGAIN = 1
 _LOOK_SECONDS = 0.2
 
 
-def run_packs(spec: SweepSpec, folder: RunFolder, ledger: Ledger, capacities: Sequence[int], hold: Hold) -> None:
+def run_packs(
+    spec: SweepSpec,
+    folder: RunFolder,
+    ledger: Ledger,
+    capacities: Sequence[int],
+    hold: Hold,
+    lost: Callable[[str], None] = lambda cause: None,
+) -> None:
     """Run the sweep's trials, up to so many in each process, until the ledger has none left or says stop.
 
-    ``hold`` says how many of the processes there may be. Raises RunFailed when one can not be had, or fails as a whole.
+    ``hold`` says how many of the processes there may be; ``lost`` gets the cause of each one's death. Raises RunFailed
+    when one can not be had, or fails as a whole.
     """
-    _Packs(spec, folder, ledger, capacities, hold).run()
+    _Packs(spec, folder, ledger, capacities, hold, lost).run()
 
 
 class PackActor:
@@ -59,6 +67,7 @@ class PackActor:
                 return [], set()
             going = self._going = this_node()
             self._runner = PackRunner(worker.take_device(self._resources), stop=lambda: self._stopping or going())
+        self._runner.pace.answered()
         for unit in drop:
             self._runner.drop(unit)
         for config in begin:
@@ -66,6 +75,7 @@ class PackActor:
         said = self._runner.step()
         if self._going():  # all have saved, and say it again when they go on
             raise Preempted
+        self._runner.pace.sent()
         return said, self._runner.units
 
 
@@ -119,9 +129,15 @@ class _Packs:
     """The driver's side: fills hosts, hands what they say to the ledger, and replaces those that die."""
 
     def __init__(
-        self, spec: SweepSpec, folder: RunFolder, ledger: Ledger, capacities: Sequence[int], hold: Hold
+        self,
+        spec: SweepSpec,
+        folder: RunFolder,
+        ledger: Ledger,
+        capacities: Sequence[int],
+        hold: Hold,
+        lost: Callable[[str], None],
     ) -> None:
-        self._hold, self._finished = hold, False
+        self._hold, self._lost, self._finished = hold, lost, False
         self._folder, self._ledger, self._timeout = folder, ledger, spec.search.trial_timeout
         self._deaths: Counter[int] = Counter()
         self._orphans: deque[dict[str, Any]] = deque()
@@ -210,6 +226,7 @@ class _Packs:
 
     def _bury(self, host: _Host, cause: str) -> None:
         """Put a dead host's trials aside, give those up that have died too often, and start it anew."""
+        self._lost(cause)
         trials, host.trials = host.trials, {}
         self._deaths.update(trials.keys())
         for unit, config in trials.items():

@@ -20,6 +20,7 @@ from orchestrator.engine.experiment import Experiment
 from orchestrator.engine.loop import EpochReport, Progress, Row
 from orchestrator.errors import UserError
 from orchestrator.runs import reports, worker
+from orchestrator.runs.report_pace import ReportPace
 from orchestrator.search import spaces
 from orchestrator.storage.object_sync import Carried
 from workloads.contract import Evaluation, Metrics, Pack, Packable, Servable, Split, State, Workload
@@ -186,12 +187,14 @@ class PackRunner:
         self._packs: dict[tuple[Workload, ...], Pack] = {}
         self._failed: list[tuple[int, dict[str, Any]]] = []
         self._told = time.monotonic()
+        self.pace = ReportPace()
 
     def __len__(self) -> int:
         return len(self._trials) + len(self._failed)
 
     def begin(self, config: Mapping[str, Any]) -> None:
         """Take a trial up, as the ledger's ``next`` gives it, from its last checkpoint if any."""
+        self.pace.ask(config.get("pace", {}))
         try:
             self._trials[config["number"]] = self._open(config)
         except Exception as error:
@@ -209,12 +212,12 @@ class PackRunner:
             trial.carried.finish()
 
     def step(self) -> list[tuple[int, dict[str, Any]]]:
-        """Epochs of all trials until one is to be judged or a second has passed: (unit, payload) of who has news."""
+        """Epochs of all trials until one is to be judged or a report is due: (unit, payload) of who has news."""
         said, self._failed = self._failed, []
         while self._trials and not said:
             self._train_together()
             said = self._advance()
-            if time.monotonic() - self._told >= loop.REPORT_SECONDS:
+            if time.monotonic() - self._told >= self.pace.seconds():
                 said += [(unit, trial.payload()) for unit, trial in self._trials.items() if trial.rows]
                 self._told = time.monotonic()
         return said

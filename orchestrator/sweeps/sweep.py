@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optuna.distributions import BaseDistribution
 
 from orchestrator.cluster import preflight
-from orchestrator.cluster.fair_share import sharing
+from orchestrator.cluster.fair_share import Hold, sharing
 from orchestrator.config import objectives, workload_loader
 from orchestrator.config.spec import SweepSpec
 from orchestrator.console import Console
@@ -29,6 +30,9 @@ from orchestrator.sweeps import pack_plan
 from orchestrator.sweeps.trial_manager import Ledger
 from orchestrator.sweeps.winner import Winner, choose, settle
 from workloads.data import left_out
+
+if TYPE_CHECKING:
+    from orchestrator.cluster.lost_devices import LostDevices
 
 
 @dataclass(frozen=True)
@@ -246,6 +250,7 @@ def _in_process(spec: SweepSpec, session: Session, study: Study, ledger: Ledger)
 
 def _on_ray(spec: SweepSpec, session: Session, study: Study, ledger: Ledger) -> Winner:
     from orchestrator.cluster.connection import check_fit, check_storage, cluster
+    from orchestrator.cluster.lost_devices import LostDevices
     from orchestrator.cluster.preemption import stop_with_node
     from orchestrator.sweeps import pack as pack_placement
     from orchestrator.sweeps import tune as placement
@@ -257,17 +262,22 @@ def _on_ray(spec: SweepSpec, session: Session, study: Study, ledger: Ledger) -> 
         check_storage(settings.storage)
         _check_shared(spec, settings, len(nodes))
         ledger.share(sum(capacities) / len(capacities))
-        with sharing(folder.id, settings, spec.resources, len(capacities), session.console.say) as hold:
+        ledger.load.trains_elsewhere(sum(capacities))
+        with (
+            sharing(folder.id, settings, spec.resources, len(capacities), session.console.say) as share,
+            closing(LostDevices(spec.resources, session.console.say)) as devices,
+        ):
+            hold = _on_working_devices(share, devices, len(capacities), ledger)
             try:
                 if max(capacities) > 1:
-                    pack_placement.run_packs(spec, folder, ledger, capacities, hold)
+                    pack_placement.run_packs(spec, folder, ledger, capacities, hold, devices.report)
                 else:
-                    placement.run_trials(spec, folder, ledger, len(capacities), hold)
+                    placement.run_trials(spec, folder, ledger, len(capacities), hold, devices.report)
             finally:
                 ledger.close()
             winner = choose(session, spec, study, ledger)
             follow = Follow(session, winner.spec, winner.before)
-            hold(1)
+            share(1)
             with ledger.book.holding("winner", winner.spec.resources):
                 complete = placement.run_winner(
                     winner.spec,
@@ -281,6 +291,21 @@ def _on_ray(spec: SweepSpec, session: Session, study: Study, ledger: Ledger) -> 
     if not complete:
         raise Interrupted(f"orchestrator sweep --resume {session.folder.id}")
     return winner
+
+
+def _on_working_devices(share: Hold, devices: LostDevices, slots: int, ledger: Ledger) -> Hold:
+    """``share`` without the devices that were lost. Where none is left the sweep stops."""
+
+    def hold(wanted: int) -> int:
+        devices.look()
+        room = devices.room(slots)
+        if not room:
+            ledger.refusal = UserError(
+                "Every accelerator of the sweep was lost", fix="Check the nodes, then --resume it", code=UNAVAILABLE
+            )
+        return share(max(1, min(wanted, room)))
+
+    return hold
 
 
 def _at_once(spec: SweepSpec, capacities: Sequence[int], nodes: int) -> str:

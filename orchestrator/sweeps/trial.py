@@ -15,6 +15,7 @@ from orchestrator.engine.experiment import Experiment
 from orchestrator.engine.loop import EpochReport
 from orchestrator.runs import heartbeat, reports, worker
 from orchestrator.runs.heartbeat import GivenUp
+from orchestrator.runs.report_pace import ReportPace
 from orchestrator.storage.object_sync import Carried
 
 
@@ -35,6 +36,7 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
     _save_at_rungs: bool
     _failure: dict[str, Any] | None
     _carried: Carried
+    _pace: ReportPace
 
     def setup(self, config: dict[str, Any]) -> None:
         self._begin(config, heartbeat.announce(Path(config["folder"])))
@@ -51,6 +53,7 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
         self._carried.close()
 
     def step(self) -> dict[str, Any]:
+        self._pace.answered()
         if self._failure is None:
             try:
                 if report := next(self._stream, None):
@@ -65,7 +68,8 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
         return self._failure
 
     def _reported(self, report: EpochReport) -> dict[str, Any]:
-        if report.checkpoint_due or (self._save_at_rungs and report.epoch in self._experiment.plan.decide_at):
+        judged = report.epoch in self._experiment.plan.decide_at
+        if report.checkpoint_due or (self._save_at_rungs and judged):
             self._save()
             self._last = None
         else:
@@ -73,6 +77,8 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
         if report.ended:
             worker.write_table(self._experiment.validation_units, self._folder / worker.UNITS)
             self._carried.close()  # the driver may ask for it now
+        if not judged:
+            self._pace.sent()
         return reports.payload(report)
 
     def _begin(self, config: Mapping[str, Any], hung: GivenUp | None) -> None:
@@ -82,12 +88,14 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
         self._folder = Path(config["folder"])
         self._keep, self._save_at_rungs = config["keep"], config["save_at_rungs"]
         self._carried = Carried(self._folder)
+        self._pace = ReportPace(config.get("pace"))
         if hung:
             return
         try:
             spec = ExperimentSpec.model_validate(config["spec"])
             device = worker.take_device(spec.resources)
             self._experiment = worker.experiment(spec, Path(config["data"]), device, final=False, stop=this_node())
+            self._experiment.report_seconds = self._pace.seconds
             found = checkpoint.latest(self._folder)
             self._stream = self._experiment.stream(checkpoint.read(found, spec.identity) if found else None)
         except Exception as error:

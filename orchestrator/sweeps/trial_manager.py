@@ -15,12 +15,14 @@ from orchestrator.runs import reports, worker
 from orchestrator.runs.driver import flat_params
 from orchestrator.runs.driver_status import Vitals
 from orchestrator.runs.session import Session
+from orchestrator.runs.train import Timeouts
 from orchestrator.search.curves import Curves
 from orchestrator.search.pbt import KEPT, Population
 from orchestrator.search.progress import search_progress
 from orchestrator.search.study import Study, Trial, Verdict
 from orchestrator.storage.usage_log import Book
 from orchestrator.sweeps.budget import Budget
+from orchestrator.sweeps.driver_load import DriverLoad
 from orchestrator.sweeps.failure_limit import FailureLimit
 
 
@@ -47,6 +49,7 @@ class Ledger:
         self.book = Book(session.folder.path)
         self.budget = Budget(spec, session.folder)
         self.failures = FailureLimit(spec.search.max_failures)
+        self.load = DriverLoad()
 
     def share(self, trials: float) -> None:
         """So many trials at once share the devices of one on the average: each is charged its part."""
@@ -58,6 +61,10 @@ class Ledger:
 
         Then :attr:`exhausted` says whether there will be one when something that runs has ended.
         """
+        with self.load.serving():
+            return self._next()
+
+    def _next(self) -> dict[str, Any] | None:
         if self.stopping():
             return None
         trial = self._study.next(fresh=self.budget.allows_another())
@@ -72,8 +79,10 @@ class Ledger:
             "folder": str(self._study.home(trial.unit)),
             "data": str(self._session.settings.data),
             "stop_file": str(self._session.folder.stop_file),
+            "timeouts": list(Timeouts.of(self._session.settings)),
             "keep": KEPT if population else worker.KEPT,
             "save_at_rungs": population,
+            "pace": self.load.pace(self._spec.search.trial_timeout),
         }
 
     @property
@@ -85,7 +94,13 @@ class Ledger:
         """How the sweep stands. Any thread may ask: Optuna's storage lets several read."""
         study = self._study
         shown = search_progress(study.trials, study.target, study.objective, study.best())
-        return Vitals(**shown, done=self._done, device_seconds=self.book.seconds(), trouble=self._trouble)
+        return Vitals(
+            **shown,
+            done=self._done,
+            device_seconds=self.book.seconds(),
+            trouble=self._trouble,
+            driver_utilisation=self.load.utilisation(),
+        )
 
     @property
     def exhausted(self) -> bool:
@@ -100,6 +115,10 @@ class Ledger:
 
     def result(self, unit: int, payload: Mapping[str, Any]) -> bool:
         """Take one report of a trial; True when the trial must stop."""
+        with self.load.serving(reports=1):
+            return self._result(unit, payload)
+
+    def _result(self, unit: int, payload: Mapping[str, Any]) -> bool:
         if unit not in self._study.running():
             self._drop(unit)
             return True

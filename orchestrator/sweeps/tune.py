@@ -13,7 +13,8 @@ from ray.tune.search import ConcurrencyLimiter, Searcher, SearchGenerator
 
 from orchestrator.cluster.fair_share import Hold
 from orchestrator.cluster.preemption import this_node
-from orchestrator.cluster.reserved_group import bundle
+from orchestrator.cluster.ray_compat import deaths_are_retried
+from orchestrator.cluster.train_group import bundle, remove_groups
 from orchestrator.config.spec import ExperimentSpec, SweepSpec
 from orchestrator.engine import checkpoint
 from orchestrator.engine.loop import Progress, Row
@@ -28,7 +29,7 @@ from orchestrator.runs.train import RETRIES
 from orchestrator.storage.object_sync import Carried, bring
 from orchestrator.storage.records import RunFolder
 from orchestrator.sweeps import actor_failures
-from orchestrator.sweeps.group import GroupTrial, request
+from orchestrator.sweeps.group import TOKEN, GroupTrial
 from orchestrator.sweeps.trial import TrialActor
 from orchestrator.sweeps.trial_manager import Ledger
 
@@ -41,11 +42,17 @@ class _Under:
     watch: Watch
     slots: int
     hold: Hold
+    lost: Callable[[str], None] = lambda cause: None
+    """Gets the cause of each process' death."""
+    grouped: bool = False
+    """Whether a trial has several workers."""
     finished: bool = False
     """Whether no further trial will begin."""
     units: dict[str, int] = field(default_factory=dict)
     """By the ids that Tune gives."""
     homes: dict[int, Path] = field(default_factory=dict)
+    open: set[int] = field(default_factory=set)
+    """The units whose workers may be there."""
     trials: dict[str, Any] = field(default_factory=dict)
     """Tune's own, which know how their processes died."""
 
@@ -76,14 +83,20 @@ class _Search(_Unsaved, Searcher):  # type: ignore[misc]
             return str(Searcher.FINISHED) if self._under.finished else None  # None: ask again
         unit, home = config["number"], Path(config["folder"])
         self._under.units[trial_id], self._under.homes[unit] = unit, home
+        self._under.open.add(unit)
         self._under.watch.begin(unit, home)
         return config
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        unit = self._under.units[trial_id]
+        if self._under.grouped and not self._under.ledger.stopping():  # then its workers may be saving
+            remove_groups(self._under.homes[unit])
+            self._under.open.discard(unit)
         if error:
-            unit = self._under.units[trial_id]
             hung = watch.given_up(self._under.homes[unit])  # while it was reset: Tune tries that once
-            self._under.ledger.died(unit, str(hung or actor_failures.cause(self._under.trials.get(trial_id))))
+            cause = str(hung or actor_failures.cause(self._under.trials.get(trial_id)))
+            self._under.lost(cause)
+            self._under.ledger.died(unit, cause)
 
     def save(self, checkpoint_path: str) -> None:
         pass
@@ -142,14 +155,20 @@ class _Restarts(_Unsaved, tune.Callback):  # type: ignore[misc]
         self._under.trials[trial.trial_id] = trial
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._under.lost(actor_failures.cause(trial))
         self._under.watch.lost(self._under.units[trial.trial_id])
 
 
-def run_trials(spec: SweepSpec, folder: RunFolder, ledger: Ledger, slots: int, hold: Hold) -> None:
-    """Run the sweep's trials, ``slots`` at once if ``hold`` allows it, until the ledger has none left or says stop."""
-    under = _Under(ledger, Watch(spec.search.trial_timeout), slots, hold)
-    flat = spec.resources.workers == 1
-    trainable = (TrialActor, bundle(spec.resources)) if flat else (GroupTrial, request(spec.resources))
+def run_trials(
+    spec: SweepSpec, folder: RunFolder, ledger: Ledger, slots: int, hold: Hold, lost: Callable[[str], None]
+) -> None:
+    """Run the sweep's trials, ``slots`` at once if ``hold`` allows it, until the ledger has none left or says stop.
+
+    ``lost`` gets the cause of each process' death.
+    """
+    grouped = spec.resources.workers > 1
+    under = _Under(ledger, Watch(spec.search.trial_timeout), slots, hold, lost, grouped)
+    trainable = (GroupTrial, TOKEN) if grouped else (TrialActor, bundle(spec.resources))
     tuner = tune.Tuner(
         tune.with_resources(*trainable),
         tune_config=tune.TuneConfig(
@@ -168,8 +187,10 @@ def run_trials(spec: SweepSpec, folder: RunFolder, ledger: Ledger, slots: int, h
             verbose=0,
         ),
     )
-    with actor_failures.understood():
+    with deaths_are_retried(actor_failures.Died):
         tuner.fit()
+    if grouped:  # those of processes that were killed when their trial had ended
+        remove_groups(*(under.homes[unit] for unit in under.open))
 
 
 def run_winner(

@@ -80,6 +80,7 @@ def cluster(cable: bool, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Node
     token = secrets.token_hex(16)
     for name, value in {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.delenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", raising=False)  # ours, for clusters that it starts itself
     environment = os.environ | IMPATIENT | {
         "HOME": str(root), "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{THIRD_PARTY}{os.pathsep}{ROOT}",
         "RAY_memory_monitor_refresh_ms": "0",

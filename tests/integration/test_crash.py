@@ -20,7 +20,7 @@ TRIALS = 4
 SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none", "--trials", str(TRIALS)]
 
 
-@pytest.mark.parametrize("place", ["ray", pytest.param("local", marks=pytest.mark.faults)])
+@pytest.mark.parametrize("place", ["local", pytest.param("ray", marks=pytest.mark.faults)])
 def test_a_sweep_survives_its_drivers_death(place: str, home: Path, start: Start) -> None:
     epochs, store = 10, Store(home)
     extra = ["--local"] if place == "local" else []

@@ -144,7 +144,7 @@ def stand_in(head: Head) -> Path:
     (folder / "orchestrator/__init__.py").write_text("")
     (folder / "orchestrator/__main__.py").write_text(
         "import json, os, pathlib, signal, sys\n"
-        "files = [str(path) for path in pathlib.Path().rglob('*') if path.is_file()]\n"
+        "files = [str(path) for path in pathlib.Path().rglob('*') if path.suffix != '.pyc' and path.is_file()]\n"
         "print('told:', json.dumps({'files': files, 'words': sys.argv[1:], 'environment': dict(os.environ)}))\n"
         "sys.exit(7) if sys.argv[-1] == 'fail' else os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 import ray
-from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from orchestrator.cluster import connection
+from orchestrator.cluster.ray_compat import nodes_of_job
+from orchestrator.cluster.train_group import bundle
 from orchestrator.config.spec import Resources
 from orchestrator.engine.loop import Row
-from orchestrator.sweeps.group import request
 from orchestrator.tracking.system_metrics import SystemMetrics
 from tests.support.clusters import groups, logical, named, soon
 from tests.support.waiting import HANG_SECONDS
@@ -47,7 +48,7 @@ def unequal() -> Iterator[str]:
 def test_what_is_told_is_what_is_placed(asked: dict[str, float], expected: int, unequal: str) -> None:
     resources = Resources(**asked)
     assert connection.slots(connection.nodes(), resources) == expected
-    placed = [request(resources).to_placement_group() for _ in range(expected + 2)]
+    placed = [placement_group([bundle(resources)] * resources.workers) for _ in range(expected + 2)]
     try:
         assert soon(lambda: _ready() >= expected), f"only {_ready()} were placed"
         time.sleep(0.5)  # room for one too many
@@ -58,7 +59,7 @@ def test_what_is_told_is_what_is_placed(asked: dict[str, float], expected: int, 
 
 def test_fractions_share_a_device_and_no_more_than_fit(unequal: str) -> None:
     resources = Resources(gpus_per_worker=0.4, cpus_per_worker=0.5)
-    placed = [request(resources).to_placement_group() for _ in range(connection.slots(connection.nodes(), resources))]
+    placed = [placement_group([bundle(resources)]) for _ in range(connection.slots(connection.nodes(), resources))]
     try:
         devices = Counter(ray.get([_device(group) for group in placed], timeout=HANG_SECONDS))
         assert sorted(devices.values()) == [2, 2, 2]
@@ -66,19 +67,34 @@ def test_fractions_share_a_device_and_no_more_than_fit(unequal: str) -> None:
         _remove(placed)
 
 
-def test_every_node_reports_its_own_system_metrics_while_it_is_used(unequal: str) -> None:
+def test_the_nodes_that_a_run_uses_report_their_system_metrics(unequal: str) -> None:
     rows: list[Row] = []
     with SystemMetrics(rows.extend, began=time.time(), interval=0.1) as system:
         before = ray.cluster_resources()["CPU"]
         assert soon(lambda: ray.available_resources().get("CPU") == before), "the last test's are given back"
-        with system.of_cluster():
-            assert soon(lambda: any(len(_measured(row)) == len(NODES) for row in rows))
-            assert len(named("Monitors")) == len(NODES)
-            assert ray.available_resources()["CPU"] == before, "it takes nothing from the trials"
+        trial = ray.remote(num_cpus=1, num_gpus=1)(_Trial).remote()
+        own = ray.get(trial.node.remote())
+        with system.of_cluster(nodes_of_job):
+            assert soon(lambda: any(_measured(row) != {""} for row in rows))
+            assert nodes_of_job() == {own}
+            assert len(named("Monitors")) == 1, "of three nodes"
+            assert ray.available_resources()["CPU"] == before - 1, "it takes nothing from the trials"
+            (name,) = _measured(rows[-1])
+            assert name.split("/")[0].startswith(next(n["NodeName"] for n in ray.nodes() if n["NodeID"] == own))
+            ray.kill(trial)
+            assert soon(lambda: not nodes_of_job())
+            seen = len(rows)
+            assert soon(lambda: len(rows) > seen + 1)
+            assert _measured(rows[-1]) == {name}, "the nodes that it used last"
         seen = len(rows)
         assert soon(lambda: len(rows) > seen + 1)
         assert _measured(rows[-1]) == {""}, "the driver's own machine again"
         assert soon(lambda: not named("Monitors"))
+
+
+class _Trial:
+    def node(self) -> str:
+        return str(ray.get_runtime_context().get_node_id())
 
 
 def _measured(row: Row) -> set[str]:

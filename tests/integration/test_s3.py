@@ -311,6 +311,7 @@ def far_cluster(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     if shutil.which("unshare") is None or subprocess.run([*apart, "true"], check=False, capture_output=True).returncode:
         pytest.skip("mounts of its own can not be had here (unshare)")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.delenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", raising=False)  # ours, for clusters that it starts itself
     monkeypatch.setenv("PYTHONPATH", f"{THIRD_PARTY}:{ROOT}")
     (home.parent / "mlflow").mkdir()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home.parent / 'mlflow' / 'mlflow.db'}")

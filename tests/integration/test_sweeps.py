@@ -62,7 +62,7 @@ def test_a_group_that_hangs_fails_alone(home: Path, start: Start) -> None:
     sweep = start(*words, "--workers", "2", "--cpus-per-worker", "1", "--concurrency", "1", "--trial-timeout", "15")
     assert sweep.end() == 4, sweep.text()
     assert [row["state"] for row in trials(home)] == ["complete", "fail", "complete"]
-    assert trials(home)[1]["cause"].startswith("no report for 15 s; it hung at File ")
+    assert trials(home)[1]["cause"].startswith("no report for 15 s; worker 0 hung at File ")
     Store(home).check()
 
 

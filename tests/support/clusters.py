@@ -16,7 +16,8 @@ from ray.util import placement_group_table
 from tests.support.commands import ROOT, THIRD_PARTY
 from tests.support.waiting import HANG_SECONDS
 
-IDLE = ("IDLE", "DashboardAgent", "RuntimeEnvAgent")
+IDLE = ("IDLE", "DashboardAgent", "RuntimeEnvAgent", "_AutoscalingCoordinatorActor")
+"""Processes that are Ray's own, or wait for work."""
 
 
 @contextmanager
@@ -41,6 +42,11 @@ def logical(
 def groups() -> list[dict[str, Any]]:
     """The placement groups of all jobs that hold or wait for resources, as the cluster itself tells it."""
     return [group for group in placement_group_table().values() if group["state"] != "REMOVED"]
+
+
+def workers_reserved() -> list[dict[str, Any]]:
+    """Of these the ones that take CPUs."""
+    return [group for group in groups() if any("CPU" in bundle for bundle in group["bundles"].values())]
 
 
 def busy() -> list[psutil.Process]:

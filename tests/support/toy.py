@@ -64,7 +64,7 @@ class Params(BaseModel):
     """``nan_at`` is an epoch whose loss is NaN, ``hang_at`` one without an end, ``hog_at`` one that wants all memory.
 
     At ``lost_at`` the process loses its accelerator, unless the file that :data:`LOST` names is there by then.
-    ``slow`` are seconds an epoch takes.
+    At ``raise_at`` it raises. With ``on_rank`` that worker alone hangs or raises. ``slow`` are seconds an epoch takes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -79,11 +79,13 @@ class Params(BaseModel):
     hog_at: int | None = None
     slow: float = 0.0
     lost_at: int | None = None
+    raise_at: int | None = None
+    on_rank: int | None = None
 
     @model_serializer(mode="wrap")
     def _as_recorded(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Unset, what came later is left out: the recorded runs keep their fingerprints."""
-        later = ("hog_at", "lost_at")
+        later = ("hog_at", "lost_at", "raise_at", "on_rank")
         return {name: value for name, value in dump(self).items() if name not in later or value is not None}
 
 
@@ -129,8 +131,11 @@ class Toy:
 
     def train_epoch(self, epoch: int) -> Metrics:
         self.calls.append(f"train {epoch}")
-        while epoch == self.params.hang_at:
+        here = self.params.on_rank in (None, self.runtime.rank)
+        while here and epoch == self.params.hang_at:
             time.sleep(3600)
+        if here and epoch == self.params.raise_at:
+            raise ValueError("the third layer is missing")
         touch_device()
         if epoch == self.params.lost_at:
             lose_device()

@@ -123,13 +123,13 @@ class Store:
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    from ray.experimental import internal_kv
+    from orchestrator.cluster import ray_compat
 
     store = Store()
-    monkeypatch.setattr(internal_kv, "_internal_kv_put", store.put)
-    monkeypatch.setattr(internal_kv, "_internal_kv_get", store.get)
-    monkeypatch.setattr(internal_kv, "_internal_kv_list", store.keys)
-    monkeypatch.setattr(internal_kv, "_internal_kv_del", store.remove)
+    monkeypatch.setattr(ray_compat, "kv_put", store.put)
+    monkeypatch.setattr(ray_compat, "kv_get", store.get)
+    monkeypatch.setattr(ray_compat, "kv_list", store.keys)
+    monkeypatch.setattr(ray_compat, "kv_delete", store.remove)
     monkeypatch.setattr(Board, "total", lambda self: NODE)
     return store
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from orchestrator.cluster import preemption, preflight, reservation
+from orchestrator.cluster import preemption, preflight, ray_compat, reservation
 from orchestrator.cluster.connection import check_fit
 from orchestrator.config.parsing import read_experiment, read_overrides, validate
 from orchestrator.config.plan import Plan
@@ -106,7 +106,7 @@ def test_this_machines_cores_are_shared_among_the_most(toy_workload: str, monkey
         assert spec.resources == Resources(workers=4, min_workers=1, cpus_per_worker=2)
 
 
-# What is reserved
+# What is waited for
 
 
 @dataclass
@@ -159,19 +159,15 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 @pytest.mark.parametrize(("free", "asked"), [(6, [4]), (4, [4]), (3, [4, 3]), (1, [4, 1])])
 def test_all_are_asked_for_and_then_what_fits(free: int, asked: list[int], cluster: Cluster) -> None:
     cluster.free = free
-    with reservation.reserve(ELASTIC, lambda: True) as place:
-        assert place is not None
-        assert (cluster.asked, cluster.held) == (asked, asked[-1])
-        assert place.resources == Resources(workers=asked[-1])
-    assert cluster.held == 0, "something is left"
+    assert reservation.wait_for_room(ELASTIC, lambda: True) == Resources(workers=asked[-1])
+    assert (cluster.asked, cluster.held) == (asked, 0), "something is left"
 
 
 def test_what_is_still_being_given_back_is_waited_for(cluster: Cluster) -> None:
     cluster.free = 0
     cluster.changes = lambda cluster: setattr(cluster, "free", 4 if cluster.now >= 1 else 0)
-    with reservation.reserve(ELASTIC, lambda: True) as place:
-        assert place is not None
-        assert cluster.asked == [4]
+    assert reservation.wait_for_room(ELASTIC, lambda: True) == Resources(workers=4)
+    assert cluster.asked == [4]
 
 
 def test_what_fits_in_sum_and_does_not_come_is_asked_for_with_one_fewer(
@@ -179,23 +175,20 @@ def test_what_fits_in_sum_and_does_not_come_is_asked_for_with_one_fewer(
 ) -> None:
     cluster.free = 2
     monkeypatch.setattr(reservation, "room", lambda resources: 3)
-    with reservation.reserve(ELASTIC, lambda: True) as place:
-        assert place is not None
-        assert (cluster.asked, place.resources.workers) == ([4, 3, 2], 2)
-        assert cluster.now > reservation.TRY_SECONDS
+    assert reservation.wait_for_room(ELASTIC, lambda: True) == Resources(workers=2)
+    assert cluster.asked == [4, 3, 2]
+    assert cluster.now > reservation.TRY_SECONDS
 
 
 def test_the_least_is_waited_for_until_a_stop(cluster: Cluster) -> None:
     cluster.free = 0
-    with reservation.reserve(Resources(workers=4, min_workers=2), lambda: cluster.now < 30) as place:
-        assert place is None
+    assert reservation.wait_for_room(Resources(workers=4, min_workers=2), lambda: cluster.now < 30) is None
     assert (cluster.asked, cluster.held) == ([4, 2], 0)
 
 
 def test_a_fixed_number_is_what_it_is(cluster: Cluster) -> None:
     cluster.free = 3
-    with reservation.reserve(Resources(workers=4), lambda: cluster.now < 30) as place:
-        assert place is None
+    assert reservation.wait_for_room(Resources(workers=4), lambda: cluster.now < 30) is None
     assert cluster.asked == [4]
 
 
@@ -232,7 +225,7 @@ def test_devices_are_counted_as_they_were_held(tmp_path: Path, monkeypatch: pyte
 def test_a_node_that_is_taken_away_is_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     going: set[str] = set()
     now = [0.0]
-    monkeypatch.setattr(preemption, "draining", lambda: going)
+    monkeypatch.setattr(ray_compat, "draining_nodes", lambda: going)
     monkeypatch.setattr(preemption.time, "monotonic", lambda: now[0])
     stop = preemption.leaving(["mine", "ours"])
     now[0] += 2

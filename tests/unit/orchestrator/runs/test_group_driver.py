@@ -81,9 +81,9 @@ def test_last_words_hold_all_that_was_not_yet_told() -> None:
 def test_the_cause_of_a_lost_group_is_its_workers_own_error() -> None:
     from ray.train import WorkerGroupError
 
-    wrapped = RuntimeError("Ray's wrapping")
-    wrapped._base_exc = ValueError("the third layer is missing")  # type: ignore[attr-defined]
-    wrapped._traceback_str = '  File "/somewhere/layers.py", line 7, in pick'  # type: ignore[attr-defined]
-    assert train.cause(WorkerGroupError("lost", {1: wrapped})) == (
-        "worker 1: ValueError: the third layer is missing (layers.py:7)"
-    )
+    text = (
+        '[Rank 0,2 Error Snippet]:\n  File "/somewhere/pair.py", line 5, in read\n'
+        '[Rank 1 Error Snippet]:\n  File "/somewhere/layers.py", line 7, in pick\nValueError: it is missing'
+    )  # as Train writes it
+    error = WorkerGroupError(text, {1: ValueError("the third layer is missing")})
+    assert train.cause(error) == "worker 1: ValueError: the third layer is missing (layers.py:7)"

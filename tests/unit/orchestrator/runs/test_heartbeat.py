@@ -18,6 +18,8 @@ from orchestrator.runs.heartbeat import GIVEN_UP, PROCESS, STACK, START_SECONDS,
 from tests.support.toy import Clock
 from tests.support.waiting import HANG_SECONDS
 
+HUNG = '  File "/x/model.py", line 7 in forward'
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
@@ -165,6 +167,28 @@ def test_the_place_is_the_training_threads(tmp_path: Path) -> None:
     (tmp_path / GIVEN_UP).write_text("no report for 5 s")
     found = str(heartbeat.given_up(tmp_path))
     assert re.fullmatch(r'no report for 5 s; it hung at File "<string>", line 11 in dump', found)
+
+
+def test_of_a_group_the_worker_that_waits_for_nobody_hangs(tmp_path: Path) -> None:
+    package = Path(heartbeat.__file__).parents[1]
+    stream = f'  File "{package}/runs/train.py", line 1 in _stream'
+    loop = f'  File "{package}/engine/loop.py", line 1 in run_epochs'
+    gather = f'  File "/x/torch/distributed/distributed_c10d.py", line 1 in all_reduce\n{loop}\n{stream}'
+    reporting = f'  File "/x/ray/get.py", line 1 in get\n{stream}'
+    (tmp_path / GIVEN_UP).write_text("no report for 5 s")
+    for rank, stack in enumerate((reporting, f"{HUNG}\n{loop}\n{stream}", gather)):
+        (tmp_path / ("stack.txt" if rank == 0 else f"stack-{rank}.txt")).write_text(f"Thread 0x1:\n{stack}")
+    assert str(heartbeat.given_up(tmp_path)) == f"no report for 5 s; worker 1 hung at {HUNG.strip()}"
+    (tmp_path / "stack-1.txt").write_text(f"Thread 0x1:\n{gather}")
+    assert "worker 0 hung at" in str(heartbeat.given_up(tmp_path)), "all wait: the first is named"
+
+
+def test_ranks_of_an_earlier_group_are_forgotten(clock: Clock, tmp_path: Path) -> None:
+    """An elastic run may go on with fewer workers."""
+    for name in ("process-1.json", "stack-1.txt"):
+        (tmp_path / name).write_text("of before")
+    Watch(10).begin(7, tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_process_is_asked_for_its_stack_and_killed(tmp_path: Path, clock: Clock) -> None:

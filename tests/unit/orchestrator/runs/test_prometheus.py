@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-import yaml
-
 from orchestrator.runs.prometheus import DEVICE_SECONDS, EPOCHS
 from tests.support.dashboard import FOLDER, PROMETHEUS, dashboard, expressions, names
 
@@ -47,15 +45,6 @@ def test_parentheses_match_and_labels_are_quoted() -> None:
         assert expression.count("(") == expression.count(")")
         for inside in re.findall(r"\{([^{}]*)\}", expression):
             assert all(re.fullmatch(r'\w+(=|=~)"[^"]*"', matcher) for matcher in inside.split(","))
-
-
-def test_prometheus_reads_the_file_that_ray_writes() -> None:
-    from ray._private.ray_constants import PROMETHEUS_SERVICE_DISCOVERY_FILE
-
-    config = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
-    (job,) = config["scrape_configs"]
-    (found,) = job["file_sd_configs"]
-    assert found["files"] == [f"/tmp/ray/{PROMETHEUS_SERVICE_DISCOVERY_FILE}"]
 
 
 def test_the_page_names_every_metric() -> None:

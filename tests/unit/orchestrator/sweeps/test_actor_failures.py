@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import errno
 import pickle
+import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
-from ray.air.execution._internal import RayActorManager
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayActorError, RayTaskError
 from ray.train import WorkerGroupError
-from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
-from ray.tune.execution import tune_controller
 
+from orchestrator.cluster.lost_devices import LIMIT, LostDevices
 from orchestrator.cluster.preemption import Preempted
+from orchestrator.config.spec import Resources
 from orchestrator.engine import checkpoint
 from orchestrator.engine.checkpoint import Checkpoint
 from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.runs import reports, train
 from orchestrator.storage import disk
 from orchestrator.sweeps import actor_failures
+from orchestrator.sweeps.sweep import _on_working_devices
 from tests.support.toy import hog
 
 KILLED = OutOfMemoryError(
@@ -30,6 +31,13 @@ KILLED = OutOfMemoryError(
     "1.54GB used / 1.76GB limit (0.877912)\nOOM kill reason: ...\n"
 )  # as Ray 2.60 says it
 TOLD = "out of memory (1.54GB of the node's 1.76GB were used): its process was killed by Ray's memory monitor"
+
+
+class Lost(Exception):
+    """A worker that did not answer, as Ray Train wraps it (test_ray_compat.py holds it to Train's own)."""
+
+    def __init__(self, failure: Exception) -> None:
+        self.health_check_failure = failure
 
 
 # Memory
@@ -52,26 +60,11 @@ def test_what_the_memory_monitor_killed() -> None:
     assert reports.death(str(KILLED)) == reports.describe(KILLED) == TOLD
     assert reports.death(str(ActorDiedError())) == "its process died"
     alone = RuntimeError("[...] Connection closed by peer [127.0.0.1]:10475.")
-    group = WorkerGroupError("lost", {0: alone, 1: WorkerHealthCheckFailedError("failed", KILLED)})
+    group = WorkerGroupError("lost", {0: alone, 1: Lost(KILLED)})
     assert train.cause(group) == f"worker 1: {TOLD}"
 
 
-def test_tune_hears_of_any_death_as_of_an_actors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is no actor's and no task's error would end Tune itself."""
-    heard: list[Any] = []
-    monkeypatch.setattr(RayActorManager, "_actor_task_failed", lambda self, task, error: heard.append(error))
-    manager = actor_failures.Actors.__new__(actor_failures.Actors)
-    for error in (KILLED, ActorDiedError(), RayTaskError("step", "trace", ValueError("bad"))):
-        manager._actor_task_failed(None, error)
-    assert isinstance(heard[0], RayActorError)
-    assert [type(error) for error in heard[1:]] == [ActorDiedError, RayTaskError]
-    assert str(pickle.loads(pickle.dumps(heard[0]))) == TOLD
-    with actor_failures.understood():
-        assert tune_controller.RayActorManager is actor_failures.Actors
-    assert tune_controller.RayActorManager is RayActorManager
-
-
-@pytest.mark.parametrize("last", [KILLED, actor_failures.Died(TOLD)], ids=["starting", "training"])
+@pytest.mark.parametrize("last", [KILLED, actor_failures.Died(str(KILLED))], ids=["starting", "training"])
 def test_the_last_death_of_a_trial_is_its_cause(last: Exception, tmp_path: Path) -> None:
     (tmp_path / "error.txt").write_text(
         f"Failure # 1 (occurred at noon)\n{ActorDiedError()}\nFailure # 2 (occurred at one)\n{last}\n"
@@ -89,6 +82,27 @@ def test_a_trial_whose_node_is_taken_away_has_not_failed() -> None:
     assert isinstance(wrapped, RayTaskError)
     assert isinstance(wrapped, RayActorError)
     assert wrapped.preempted
+
+
+# Accelerators
+
+
+def test_without_ray_a_lost_accelerator_is_told_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # as where it is not installed: an import fails
+    monkeypatch.delitem(sys.modules, "orchestrator.cluster.lost_devices")
+    with pytest.raises(reports.DeviceLost, match=r"^the accelerator was lost: CUDA error: an illegal access$"):
+        reports.check_device(torch.AcceleratorError("CUDA error: an illegal access"))
+
+
+def test_devices_that_were_lost_are_not_used_and_without_any_the_sweep_stops() -> None:
+    devices, ledger = LostDevices(Resources(gpus_per_worker=1), print), SimpleNamespace(refusal=None)
+    hold = _on_working_devices(lambda wanted: wanted, devices, 2, cast(Any, ledger))
+    assert hold(2) == 2
+    devices._losses.update({"GPU 0 of node a": LIMIT, "GPU 1 of node a": LIMIT - 1})
+    assert (hold(2), ledger.refusal) == (1, None)
+    devices._losses.update({"GPU 1 of node a": 1})
+    hold(2)
+    assert ledger.refusal.code == UNAVAILABLE
 
 
 # Storage

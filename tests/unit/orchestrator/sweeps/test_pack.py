@@ -14,6 +14,7 @@ import ray
 from orchestrator.cluster.fair_share import Hold
 from orchestrator.config.spec import Search, SweepSpec
 from orchestrator.errors import RunFailed
+from orchestrator.runs.report_pace import ReportPace
 from orchestrator.runs.reports import DeviceLost
 from orchestrator.runs.train import RETRIES
 from orchestrator.sweeps import pack as pack_placement
@@ -32,6 +33,7 @@ class Runner:
     def __init__(self, device: object, stop: Callable[[], bool]) -> None:
         self.units: set[int] = set()
         self.stop = stop
+        self.pace = ReportPace()
 
     def begin(self, config: Mapping[str, Any]) -> None:
         self.units.add(config["number"])

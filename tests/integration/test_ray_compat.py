@@ -1,0 +1,83 @@
+"""What orchestrator/cluster/ray_compat.py uses of Ray, and how a local cluster starts, on a real one."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from orchestrator.cluster import leftovers, ray_compat
+from orchestrator.cluster.connection import check_versions
+from orchestrator.errors import UNAVAILABLE, UserError
+from tests.support.clusters import logical, soon
+from tests.support.waiting import HANG_SECONDS
+
+LOCAL = """
+import sys, time
+from orchestrator.cluster.connection import cluster
+with cluster(None):
+    print("up", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as monkeypatch, logical(monkeypatch, [{"num_cpus": 1}]) as address:
+        yield address
+
+
+def test_the_parts_of_ray_are_there(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ray_compat.canonicalize_bootstrap_address(address) == address
+    assert ray_compat.draining_nodes() == ray_compat.nodes_of_job() == set()
+    (free,) = ray_compat.available_resources_per_node().values()
+    assert free["CPU"] == 1
+    ray_compat.kv_put("test/a", "one", namespace=b"test")
+    assert ray_compat.kv_list("test/", namespace=b"test") == [b"test/a"]
+    assert ray_compat.kv_get("test/a", namespace=b"test") == b"one"
+    ray_compat.kv_delete("test/a", namespace=b"test")
+    assert ray_compat.kv_get("test/a", namespace=b"test") is None
+    ray_compat.print_metadata(address)
+    signal.alarm(0)
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    check_versions(address, found["ray_version"], found["python_version"])
+    with pytest.raises(UserError, match=r"has other versions than this environment: got Ray 2\.1\.0 on") as caught:
+        check_versions(address, "2.1.0", found["python_version"])
+    assert caught.value.code == UNAVAILABLE
+
+
+def test_a_local_cluster_is_on_loopback_and_leaves_nothing_when_it_is_killed() -> None:
+    driver = subprocess.Popen([sys.executable, "-c", LOCAL], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    assert driver.stdout.readline() == "up\n"
+    ours = [each for each in psutil.process_iter() if mark(each).startswith(f"{driver.pid}:")]
+    addresses = {each.laddr.ip for process in ours for each in listening(process)}
+    assert addresses
+    assert {address.removeprefix("::ffff:") for address in addresses} == {"127.0.0.1"}
+    (gcs,) = (process for process in ours if "gcs_server" in process.name())
+    gcs.kill()
+    driver.kill()
+    driver.wait(HANG_SECONDS)
+    assert any(process.is_running() for process in ours), "what leftovers are for"
+    leftovers.end_leftovers()
+    assert soon(lambda: not any(alive(process) for process in ours))
+
+
+def mark(process: psutil.Process) -> str:
+    try:
+        return str(process.environ().get(leftovers.MARK, ""))
+    except (psutil.Error, OSError):
+        return ""
+
+
+def listening(process: psutil.Process) -> list[psutil._common.pconn]:
+    return [each for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+
+
+def alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
