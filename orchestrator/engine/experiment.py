@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
-import torch
 
 from orchestrator.config.plan import Plan
 from orchestrator.engine.checkpoint import Checkpoint
 from orchestrator.engine.loop import End, EpochReport, Progress, Row, named, run_epochs
 from workloads.contract import Columns, Evaluation, State, Workload
+
+if TYPE_CHECKING:
+    import torch
 
 Phase = Literal["select", "refit"]
 
@@ -208,15 +210,19 @@ class Experiment:
 
 def pack(column: np.ndarray[Any, Any]) -> torch.Tensor | list[Any]:
     """A column of units as a checkpoint holds it: numbers as a tensor, anything else as a list."""
+    import torch
+
     return torch.from_numpy(np.ascontiguousarray(column)) if column.dtype.kind in "biuf" else column.tolist()
 
 
 def unpack(column: torch.Tensor | list[Any]) -> np.ndarray[Any, Any]:
-    return column.numpy() if isinstance(column, torch.Tensor) else np.asarray(column)
+    return np.asarray(column)
 
 
 def _copy(value: Any) -> Any:
     """A state on the CPU that later training steps do not change."""
+    import torch
+
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):

@@ -35,6 +35,9 @@ JOURNAL = STUDY
 
 Verdict = Literal["go on", "paused", "pruned", "complete", "failed"]
 
+AHEAD_FROM = 8
+"""Trials at once from which a suggestion is computed ahead. It knows one result less, of many that are missing."""
+
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
@@ -87,6 +90,7 @@ class Study:
         self._open: dict[int, optuna.Trial] = {}
         self._more: deque[Trial] = deque()  # further seeds of configurations whose first seed reached its end
         self._interrupted = deque(t for t in self.trials if t.state == TrialState.RUNNING)
+        self._ahead: optuna.Trial | None = None
 
     @property
     def trials(self) -> list[FrozenTrial]:
@@ -117,20 +121,28 @@ class Study:
             return self.next(fresh)
         if self._more:
             return self._more.popleft()
-        trials = self.trials
-        waiting = any(trial.state == TrialState.WAITING for trial in trials)
-        if not fresh or (not waiting and len(trials) >= self.target):
+        trial = (self._ahead or self._ask()) if fresh else None
+        if trial is None:
             return None
-        number = len(self.optuna_study.get_trials(deepcopy=False))
-        if self._grid is not None and not waiting:
-            self.optuna_study.enqueue_trial(self._grid[sum("retry_of" not in t.user_attrs for t in trials)])
-        self._prepare_sampler(number)
-        return self._begin(self.optuna_study.ask())
+        self._ahead = None
+        return self._begin(trial)
+
+    def ask_ahead(self) -> None:
+        """Compute the next suggestion while many trials train, so that the next free device does not wait for it.
+
+        A driver that dies leaves it as a trial that was begun: a resumed one starts it.
+        """
+        learns = self.spec.search.sampler not in ("random", "grid") and self.spec.search.scheduler != "pbt"
+        if learns and self._ahead is None and len(self._open) >= AHEAD_FROM and not (self._interrupted or self._more):
+            self._ahead = self._ask()
+            if self._ahead is not None:
+                spaces.suggest(self._space, self._ahead, self.spec.fixed)
 
     def exhausted(self, fresh: bool = True) -> bool:
         """Whether nothing will ever be left to begin: what runs now can only end. ``fresh`` as in :meth:`next`."""
         seeds = self.spec.search.seeds
-        if self._interrupted or self._more or (seeds > 1 and any(unit % seeds == 0 for unit in self._open)):
+        more_seeds = seeds > 1 and any(unit % seeds == 0 for unit in self._open)
+        if self._interrupted or self._more or more_seeds or (fresh and self._ahead):
             return False
         trials = self.trials
         complete = len(trials) >= self.target and all(trial.state != TrialState.WAITING for trial in trials)
@@ -233,6 +245,18 @@ class Study:
         return next(iter(ranked(self.trials, self.objective)), None)
 
     # -- within --------------------------------------------------------------------------------------------
+
+    def _ask(self) -> optuna.Trial | None:
+        """A new trial, or one that waits to be tried again; None when there are as many as there are to be."""
+        trials = self.trials
+        waiting = any(trial.state == TrialState.WAITING for trial in trials)
+        if not waiting and len(trials) >= self.target:
+            return None
+        number = len(self.optuna_study.get_trials(deepcopy=False))
+        if self._grid is not None and not waiting:
+            self.optuna_study.enqueue_trial(self._grid[sum("retry_of" not in t.user_attrs for t in trials)])
+        self._prepare_sampler(number)
+        return self.optuna_study.ask()
 
     def _prepare_sampler(self, number: int) -> None:
         search = self.spec.search

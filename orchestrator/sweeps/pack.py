@@ -147,6 +147,7 @@ class _Packs:
     def run(self) -> None:
         try:
             while self._ask():
+                self._ledger.ask_ahead()
                 answers = {host.answer: host for host in self._hosts if host.answer is not None}
                 ready, _ = ray.wait(list(answers), num_returns=1, timeout=_LOOK_SECONDS)
                 for answer in ready:

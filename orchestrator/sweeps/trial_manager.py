@@ -85,6 +85,12 @@ class Ledger:
             "pace": self.load.pace(self._spec.search.trial_timeout),
         }
 
+    def ask_ahead(self) -> None:
+        """Compute the next trial's parameters before a device is free. For when no report waits."""
+        if not self.stopping() and self.budget.allows_another():
+            with self.load.serving():
+                self._study.ask_ahead()
+
     @property
     def live(self) -> int:
         """How many trials hold devices."""

@@ -146,7 +146,7 @@ class _Stop(_Unsaved, tune.Stopper):  # type: ignore[misc]
 
 
 class _Restarts(_Unsaved, tune.Callback):  # type: ignore[misc]
-    """Hears of each process that died and will be replaced."""
+    """Hears of each process that died and will be replaced; uses the time between reports to ask ahead."""
 
     def __init__(self, under: _Under) -> None:
         self._under = under
@@ -157,6 +157,9 @@ class _Restarts(_Unsaved, tune.Callback):  # type: ignore[misc]
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._under.lost(actor_failures.cause(trial))
         self._under.watch.lost(self._under.units[trial.trial_id])
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        self._under.ledger.ask_ahead()
 
 
 def run_trials(

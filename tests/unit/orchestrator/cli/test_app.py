@@ -454,3 +454,10 @@ def test_help_and_errors_of_a_command_import_little(line: str, allowed: set[str]
     imported = {row.rpartition("|")[2].strip() for row in done.stderr.splitlines() if row.startswith("import time:")}
     assert "orchestrator.cli.app" in imported
     assert imported & HEAVY <= allowed
+
+
+def test_a_sweeps_driver_starts_without_pytorch() -> None:
+    """Its trials need it; it would cost each sweep and each resume a second."""
+    code = "import sys; from orchestrator.sweeps import sweep; print({'torch', 'ray', 'mlflow'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -281,7 +281,7 @@ def test_a_writer_that_fails_leaves_the_old_one_whole(tmp_path: Path, monkeypatc
     def full(*_: Any) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(UserError, match="No space"):
         write(folder, {"weights": torch.ones(9)})
     assert same(STATE, checkpoint.read(folder).state)

@@ -80,6 +80,42 @@ def test_what_was_given_up_is_not_taken_up(tmp_path: Path) -> None:
 # The sampler
 
 
+def test_with_many_trials_at_once_the_next_one_is_asked_for_ahead(tmp_path: Path, monkeypatch: Any) -> None:
+    running = study(tmp_path, sampler="tpe", trials=10)
+    for _ in range(7):
+        begin(running)
+    running.ask_ahead()
+    assert len(running.trials) == 7, "few trials at once: each knows all that have ended"
+    assert begin(running).number == 7
+    running.ask_ahead()
+    running.ask_ahead()
+    assert len(running.trials) == 9, "one is ahead"
+    assert running.running() == list(range(8))
+    asked = running.trials[8].params
+    with monkeypatch.context() as patch:
+        patch.setattr(running.optuna_study, "ask", lambda: pytest.fail("a free device waits for a suggestion"))
+        ahead = begin(running)
+    assert (ahead.number, ahead.params) == (8, asked)
+    running.ask_ahead()
+    for number in range(9):
+        complete(running, number, float(number))
+    assert not running.exhausted()
+    assert running.exhausted(fresh=False)
+    assert running.next(fresh=False) is None
+    resumed = study(tmp_path, sampler="tpe", trials=10)
+    assert begin(resumed).params == running.trials[9].params
+    assert resumed.next() is None
+
+
+@pytest.mark.parametrize("about", [{"sampler": "random"}, {"sampler": "tpe", "trials": 8}])
+def test_nothing_is_asked_for_ahead_that_costs_nothing_or_is_not_to_be(about: dict[str, Any], tmp_path: Path) -> None:
+    running = study(tmp_path, **{"trials": 10, **about})
+    for _ in range(8):
+        begin(running)
+    running.ask_ahead()
+    assert len(running.trials) == 8
+
+
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
 def test_a_restart_does_not_change_what_the_sampler_says(sampler: str, tmp_path: Path) -> None:
     def params(folder: Path, restart: Callable[[int], bool]) -> list[dict[str, Any]]:

@@ -119,7 +119,7 @@ def test_a_checkpoint_that_can_not_be_written_leaves_the_one_before(
         file.write_bytes(b"half")
         raise OSError(number, "No room")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(
         UserError, match=rf"The storage {tmp_path} can not be written: got No room\. Free space"
     ) as caught:

@@ -147,6 +147,9 @@ class Book:
         self.most = max(self.most, self.given - len(self.complete) - len(self.failed))
         return {"number": self.given - 1}
 
+    def ask_ahead(self) -> None:
+        pass
+
     @property
     def exhausted(self) -> bool:
         return self.given == self.trials
