@@ -8,6 +8,7 @@ repeated seeds unit and number are the same.
 
 from __future__ import annotations
 
+import gc
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -60,6 +61,8 @@ def open_study(
 ) -> optuna.Study:
     """The Optuna study in ``folder``, made when ``directions`` are given. Raises UserError when it can not be read."""
     journal = folder / JOURNAL
+    collects = gc.isenabled()
+    gc.disable()  # nothing that is read here is garbage: a tenth of the time
     try:
         storage = JournalStorage(JournalFileBackend(str(journal)))
         if directions is None or optuna.get_all_study_names(storage):
@@ -70,6 +73,9 @@ def open_study(
         raise UserError(
             f"The sweep's journal {journal} can not be read: {one_line(error)}", fix="Restore it, or start a new sweep"
         ) from None
+    finally:
+        if collects:
+            gc.enable()
 
 
 class Study:
