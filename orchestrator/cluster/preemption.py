@@ -17,6 +17,8 @@ from ray.exceptions import RayActorError
 from orchestrator.cluster.interrupts import Interrupts
 
 LOOK_SECONDS = 1.0
+LOST_SECONDS = 5.0
+"""How often a driver asks whether its own node is still part of the cluster."""
 
 ANSWER_SECONDS = 10.0
 """How long the end waits for an answer of the cluster that is on its way."""
@@ -61,13 +63,31 @@ def group_nodes() -> Callable[[], bool]:
     return leaving(set(table["bundles_to_node_id"].values()))
 
 
+def this_node_is_dead() -> Callable[[], bool]:
+    """Whether the cluster counts the node of this process as dead. Ray is asked at most every five seconds."""
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    asked = time.monotonic()
+
+    def dead() -> bool:
+        nonlocal asked
+        if time.monotonic() - asked < LOST_SECONDS:
+            return False
+        asked = time.monotonic()
+        return any(node["NodeID"] == here and not node["Alive"] for node in ray.nodes())
+
+    return dead
+
+
 @contextmanager
 def stop_with_node(interrupts: Interrupts) -> Iterator[None]:
-    """While active, a driver whose own node is being taken away stops as after a signal: Ray sends it none.
+    """While active, a driver whose own node is being taken away, or is dead, stops as after a signal.
 
-    When the grace period is over, Ray ends a head's node and with it the drivers of its jobs.
+    Ray sends it none. When the grace period is over, Ray ends a head's node and with it the drivers of its jobs. A
+    driver whose raylet was killed would wait for its trials forever.
     """
-    leaves = this_node()
+    leaves, dead = this_node(), this_node_is_dead()
     ended = threading.Event()
 
     def watch() -> None:
@@ -75,6 +95,9 @@ def stop_with_node(interrupts: Interrupts) -> Iterator[None]:
             with suppress(Exception):  # of a cluster in trouble: it is asked again
                 if leaves():
                     interrupts.stop("The node of this process is being taken away: stopping and saving")
+                    return
+                if dead():
+                    interrupts.stop("Ray on the node of this process has died: stopping")
                     return
 
     thread = threading.Thread(target=watch, name="leaving", daemon=True)

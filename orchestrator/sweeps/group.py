@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,6 +23,9 @@ PATIENCE_SECONDS = 60.0
 
 END_SECONDS = 20.0
 """How long a group may take to end when it is killed."""
+
+HEARD_SECONDS = 15.0
+"""How often a trial that waits for workers in the place of lost ones says that it is there: it does not hang."""
 
 TOKEN = {"memory": 1}
 """What the trial's own process reserves, which only watches. Tune accepts no trial that reserves nothing."""
@@ -64,8 +69,8 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
         while True:
             if self._group is None:
                 remove_groups(self._home)  # of a process that was killed
-                if not wait_for_room(self._spec.resources, lambda: not self._stopped()):
-                    return {**self._last, "rows": []}  # stopped with the sweep
+                if not wait_for_room(self._spec.resources, self._waiting()):
+                    return {**self._last, "rows": []}  # stopped with the sweep, or still waiting
                 if hung := heartbeat.announce(self._home, heartbeat.START_SECONDS):
                     return reports.last_words(hung)
                 self._group = train.start(
@@ -86,6 +91,11 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
                     return reports.last_words(error, cause=train.cause(error))
                 self._inbox.close()
                 self._group = None
+
+    def _waiting(self) -> Callable[[], bool]:
+        """Whether to wait on for room. Before the first group nobody misses a report: the trial waits in peace."""
+        until = time.monotonic() + HEARD_SECONDS if self._deaths else float("inf")
+        return lambda: not self._stopped() and time.monotonic() < until
 
     def _ending(self, failure: Exception | None) -> dict[str, Any]:
         """The last payload of a group that has ended by itself."""

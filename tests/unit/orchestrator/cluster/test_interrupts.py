@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 import psutil
@@ -261,8 +262,9 @@ def test_ray_init_keeps_its_own_way_where_nothing_of_ours_was_set() -> None:
 
 
 @pytest.mark.parametrize("in_main", [True, False])
-def test_a_driver_whose_node_is_taken_away_stops_without_a_signal(
-    in_main: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("signal_of", "said"), [("this_node", "taken away"), ("this_node_is_dead", "has died")])
+def test_a_driver_whose_node_is_taken_away_or_dead_stops_without_a_signal(
+    signal_of: str, said: str, in_main: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from orchestrator.cluster import preemption
 
@@ -283,7 +285,8 @@ def test_a_driver_whose_node_is_taken_away_stops_without_a_signal(
                 time.sleep(0.01)
 
     monkeypatch.setattr(preemption, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(preemption, "this_node", lambda: leaves)
+    for name in ("this_node", "this_node_is_dead"):
+        monkeypatch.setattr(preemption, name, lambda name=name: leaves if name == signal_of else lambda: False)
     driver = threading.Thread(target=drive)
     if in_main:
         drive()
@@ -291,8 +294,28 @@ def test_a_driver_whose_node_is_taken_away_stops_without_a_signal(
         driver.start()
         driver.join(60)
     assert (tmp_path / "stop").exists()
-    assert "is being taken away" in capsys.readouterr().out
+    assert said in capsys.readouterr().out
     assert [thread.name for thread in threading.enumerate() if thread.name in ("leaving", "interrupts")] == []
+
+
+def test_the_cluster_is_asked_now_and_then_whether_this_node_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    from orchestrator.cluster import preemption
+
+    now, asked = [0.0], []
+
+    def nodes() -> list[dict[str, Any]]:
+        asked.append(now[0])
+        return [{"NodeID": "other", "Alive": False}, {"NodeID": "here", "Alive": len(asked) < 3}]
+
+    monkeypatch.setattr(preemption.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("ray.nodes", nodes)
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
+    dead, answers = preemption.this_node_is_dead(), []
+    for _ in range(31):
+        answers.append(dead())
+        now[0] += 0.5
+    assert asked == [5.0, 10.0, 15.0]
+    assert answers == [False] * 30 + [True]
 
 
 def test_a_press_in_the_middle_of_a_line_is_no_failure(tmp_path: Path) -> None:

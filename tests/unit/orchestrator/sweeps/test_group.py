@@ -1,0 +1,63 @@
+"""A trial of several workers, without Ray: what its step says when workers are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from orchestrator.config.spec import Resources
+from orchestrator.sweeps import group
+from orchestrator.sweeps.group import GroupTrial
+
+
+@pytest.fixture
+def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A trial in whose place a clock counts how often it asks for room."""
+    now = [0.0]
+    monkeypatch.setattr(group.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(group, "remove_groups", lambda home: None)
+    monkeypatch.setattr(group.heartbeat, "announce", lambda *about: None)
+    trial = GroupTrial.__new__(GroupTrial)
+    trial._spec = SimpleNamespace(resources=Resources(workers=2))  # type: ignore[assignment]
+    trial._home = trial._data = tmp_path
+    (tmp_path / group.train.INBOX).touch()
+    trial._stop_file, trial._timeouts = tmp_path / "stop", group.train.Timeouts(1, 1)
+    trial._stopped = trial._stop_file.exists
+    trial._group, trial._deaths, trial._last = None, 0, {"epoch": 3, "rows": ["of before"]}
+
+    def wait_for_room(resources: Resources, waiting: Callable[[], bool]) -> Resources | None:
+        for _ in range(100):
+            if not waiting():
+                return None
+            now[0] += 1
+        return resources
+
+    monkeypatch.setattr(group, "wait_for_room", wait_for_room)
+    return trial
+
+
+class Lost:
+    """A group that has lost a worker at once."""
+
+    def ended(self, timeout: float) -> bool:
+        return True
+
+    def result(self) -> Any:
+        raise ActorDiedError()
+
+
+def test_while_it_waits_for_lost_workers_it_is_heard(trial: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --trial-timeout a busy cluster would otherwise end it as one that hangs."""
+    started: list[int] = []
+    monkeypatch.setattr(group.train, "start", lambda *a, **k: started.append(1) or Lost())
+    assert trial.step() == {"epoch": 3, "rows": []}
+    assert started == [1], "a first group waits for its room as long as it takes"
+    assert trial.step() == {"epoch": 3, "rows": []}
+    trial._stop_file.touch()
+    assert trial.step() == {"epoch": 3, "rows": []}
+    assert started == [1]
