@@ -264,7 +264,12 @@ def test_ray_init_keeps_its_own_way_where_nothing_of_ours_was_set() -> None:
 @pytest.mark.parametrize("in_main", [True, False])
 @pytest.mark.parametrize(("signal_of", "said"), [("this_node", "taken away"), ("this_node_is_dead", "has died")])
 def test_a_driver_whose_node_is_taken_away_or_dead_stops_without_a_signal(
-    signal_of: str, said: str, in_main: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    signal_of: str,
+    said: str,
+    in_main: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     from orchestrator.cluster import preemption
 
