@@ -68,16 +68,16 @@ def costs(bench: Benchmark, home: Path, trials: int, most: float) -> None:
     """Milliseconds of a suggestion and of each kind of report, after so many trials."""
     folder = filled(home, trials, 10 * ASKS, f"s{trials}")
     made = driver(folder, spec(trials + 10 * ASKS))
-    made.ledger.next()  # with what a driver computes once
+    made.manager.next()  # with what a driver computes once
     posted: list[PostedTrial] = []
     row(bench, trials, "a suggestion", each(ASKS, lambda k: posted.append(ask(made))))
-    made.ledger.ask_ahead()
+    made.manager.ask_ahead()
     row(bench, trials, "a suggestion asked ahead", each(1, lambda k: posted.append(ask(made))), at_most=most)
     row(bench, trials, "a report", each(2 * ASKS, lambda k: post(made, posted[k % ASKS])))
     row(bench, trials, "a report at a rung", each(ASKS, lambda k: post(made, posted[k])))
-    left = [trial for trial in posted if trial.unit in made.study.running()]
+    left = [trial for trial in posted if trial.seed_run in made.study.running()]
     row(bench, trials, "a report at the end", each(len(left), lambda k: post(made, left[k], to_end=True)))
-    made.ledger.close()
+    made.manager.close()
     folder.release("interrupted", 130)
 
 
@@ -90,7 +90,7 @@ def each(count: int, call: Callable[[int], Any]) -> float:
 
 
 def ask(made: Driver) -> PostedTrial:
-    config = made.ledger.next()
+    config = made.manager.next()
     assert config is not None
     return PostedTrial(config)
 
@@ -99,7 +99,7 @@ def post(made: Driver, trial: PostedTrial, to_end: bool = False) -> None:
     trial.train()
     while to_end and not trial.ended:
         trial.train()
-    made.ledger.result(trial.unit, trial.payload())
+    made.manager.result(trial.seed_run, trial.payload())
 
 
 def row(bench: Benchmark, trials: int, what: str, value: float, *, at_most: float | None = None) -> None:
@@ -158,25 +158,25 @@ def on_tune(home: Path, at_once: int) -> tuple[float, float, float, float]:
     seen.mkdir()
     made = fresh(home, f"actors-{at_once}", 2 * at_once)
     own, marks = 0.0, []
-    result = made.ledger.result
+    result = made.manager.result
 
-    def count(unit: int, payload: Any) -> bool:
+    def count(seed_run: int, payload: Any) -> bool:
         nonlocal own
         marks.append(time.process_time())
-        stopped = result(unit, payload)
+        stopped = result(seed_run, payload)
         own += time.process_time() - marks[-1]
         return stopped
 
-    begin = made.ledger.next
+    begin = made.manager.next
 
     def plain() -> dict[str, Any] | None:
         """Without the objects whose modules import PyTorch."""
         config = begin()
         return config and {name: value for name, value in config.items() if name in POSTED}
 
-    made.ledger.result, made.ledger.next = count, plain  # type: ignore[method-assign]
+    made.manager.result, made.manager.next = count, plain  # type: ignore[method-assign]
     with mock.patch.object(tune, "TrialActor", actor(ACTOR_EPOCH, seen)):
-        tune.run_trials(made.spec, made.folder, made.ledger, at_once, lambda slots: slots, lambda cause: None)
+        tune.run_trials(made.spec, made.folder, made.manager, at_once, lambda slots: slots, lambda cause: None)
     served = (marks[-1] - marks[0]) / len(marks)
     trials = [json.loads(file.read_text()) for file in seen.iterdir()]
     assert not any(trial["torch"] for trial in trials), "they were to cost nothing"

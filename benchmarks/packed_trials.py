@@ -24,7 +24,7 @@ from workloads.recommender.params import Params
 
 
 def configs(asked: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
-    """What a sweep's ledger hands out."""
+    """What a sweep's manager hands out."""
     root = data_root() if asked.dataset != "synthetic" else folder
     for number in range(asked.trials):
         params = Params(

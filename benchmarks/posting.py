@@ -14,12 +14,12 @@ class PostedTrial:
     """What one trial posts: its epochs since the last report, its best value so far."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self.unit, self.config = int(config["number"]), config
+        self.seed_run, self.config = int(config["number"]), config
         params, plan = config["spec"]["params"], config["spec"]["plan"]
         self.quality = -((params["x"] - 0.3) ** 2) - (params["dropout"] - 0.4) ** 2
         self.epochs, self.rungs = plan["epochs"], plan["decide_at"]
         self.epoch = self.posted = 0
-        self._noise = random.Random(self.unit)
+        self._noise = random.Random(self.seed_run)
         self._values: list[float] = []
 
     def train(self) -> None:
@@ -74,7 +74,7 @@ def actor(epoch_seconds: float, folder: Path) -> type:
                     "seconds": time.monotonic() - self._begun,
                     "torch": "torch" in sys.modules,
                 }
-                (folder / f"{self._trial.unit}.json").write_text(json.dumps(seen))
+                (folder / f"{self._trial.seed_run}.json").write_text(json.dumps(seen))
             self._left = time.monotonic()
             return found
 

@@ -28,7 +28,7 @@ from orchestrator.search.study import Study  # noqa: E402
 from orchestrator.storage import records, settings  # noqa: E402
 from orchestrator.storage.records import RunFolder  # noqa: E402
 from orchestrator.sweeps.driver_load import DriverLoad  # noqa: E402
-from orchestrator.sweeps.trial_manager import Ledger  # noqa: E402
+from orchestrator.sweeps.trial_manager import TrialManager  # noqa: E402
 from orchestrator.tracking.journal import Journal  # noqa: E402
 from workloads.contract import Objective  # noqa: E402
 
@@ -66,7 +66,7 @@ class Driver:
     folder: RunFolder
     spec: SweepSpec
     study: Study
-    ledger: Ledger
+    manager: TrialManager
 
 
 def spec(trials: int, sampler: str = "tpe", epochs: int = EPOCHS) -> SweepSpec:
@@ -97,9 +97,9 @@ def driver(folder: RunFolder, asked: SweepSpec) -> Driver:
         console=SimpleNamespace(say=lambda *a: None, begin=lambda *a: None, progress=lambda *a: None),
         notify=lambda *a, **k: None,
         trained_on=lambda *a: None,
-        pulse=SimpleNamespace(trained=lambda epochs: None),
+        publisher=SimpleNamespace(trained=lambda epochs: None),
     )
-    return Driver(folder, asked, study, Ledger(study, session, asked))  # type: ignore[arg-type]
+    return Driver(folder, asked, study, TrialManager(study, session, asked))  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -119,12 +119,12 @@ def filled(storage: Path, trials: int, more: int, name: str) -> RunFolder:
     at_random = spec(trials, "random")
     with without_fsync():
         made = driver(folder, at_random)
-        while (config := made.ledger.next()) is not None:
+        while (config := made.manager.next()) is not None:
             trial, stopped = PostedTrial(config), False
             while not stopped:
                 trial.train()
-                stopped = (trial.ended or trial.at_rung) and made.ledger.result(trial.unit, trial.payload())
-        made.ledger.close()
+                stopped = (trial.ended or trial.at_rung) and made.manager.result(trial.seed_run, trial.payload())
+        made.manager.close()
     return folder
 
 
@@ -165,7 +165,7 @@ class Executor:
 
     def run(self) -> None:
         """Run the sweep to its end."""
-        load = self.driver.ledger.load = DriverLoad(lambda: self.now, lambda: self.busy)
+        load = self.driver.manager.load = DriverLoad(lambda: self.now, lambda: self.busy)
         load.trains_elsewhere(self.at_once)
         self._order = 0
         self._due: list[tuple[float, int, _Running]] = []
@@ -180,7 +180,9 @@ class Executor:
         kind = "judged" if trial.at_rung or trial.ended else "interval"
         if kind == "interval":
             self._at(posted_at, running.pace.sent)
-        stopped = self._serve(posted_at, lambda: self.driver.ledger.result(trial.unit, trial.payload()), self.overhead)
+        stopped = self._serve(
+            posted_at, lambda: self.driver.manager.result(trial.seed_run, trial.payload()), self.overhead
+        )
         self.reports += 1
         self.waited[kind] += self.now - posted_at + self.latency
         if stopped:
@@ -191,7 +193,7 @@ class Executor:
             self._train(running, self.now + self.latency)
 
     def _begin(self, since: float) -> None:
-        config = self._serve(since, self.driver.ledger.next, 0.0)
+        config = self._serve(since, self.driver.manager.next, 0.0)
         if config is not None:
             self.waited["begin"] += self.now - since
             self._train(_Running(PostedTrial(config), ReportPace(config["pace"], lambda: self.now), self.now), self.now)

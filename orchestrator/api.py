@@ -126,7 +126,7 @@ def sweep(
     if resume is not None:
         moved = space if space and ":" in space else None
         _check_alone(sweep, given, "more_trials", "retry_failed", *(["space"] if moved else []))
-        again = sweeps.Again(more_trials, retry_failed, moved)
+        again = sweeps.ResumeOptions(more_trials, retry_failed, moved)
         return sweeps.resume(records.find(settings.storage, resume, "sweep"), settings, Console(), again)
     if more_trials or retry_failed:
         raise UserError("more_trials and retry_failed go on with a sweep", fix="Name it with resume=ID")

@@ -18,7 +18,7 @@ import pytest
 
 from orchestrator.storage.settings import NAMES, embedded_uri
 from orchestrator.tracking import store
-from orchestrator.tracking.mlflow_globals import unchanged
+from orchestrator.tracking.mlflow_globals import preserve_env
 from tests.support.stores import copy_store
 from workloads import catalog
 
@@ -175,7 +175,7 @@ def toy_workload(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def mlflow_as_it_was() -> Iterator[None]:
     """MLflow keeps the store of a fluent call in globals and in the environment: none of it reaches the next test."""
-    with unchanged("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
+    with preserve_env("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
         yield
         if mlflow := sys.modules.get("mlflow"):
             mlflow.set_tracking_uri(None)

@@ -58,7 +58,7 @@ class Objective:
     metric: str
     direction: Direction
     refit: bool = False
-    sealed_at: tuple[int, ...] = ()
+    test_epochs: tuple[int, ...] = ()
 
 
 def _same(value: T) -> T:

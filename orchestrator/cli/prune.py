@@ -59,7 +59,7 @@ def orphans(settings: Settings, *, older_than: float = 0.0, kept: bool = False) 
     before = time.time() - older_than * DAY
     for file in sorted(settings.storage.glob(f"*/{RECORD}")):
         with suppress(FileNotFoundError):  # somebody else is cleaning too
-            if file.stat().st_mtime <= before and not lease.driven(file.parent):
+            if file.stat().st_mtime <= before and not lease.has_live_driver(file.parent):
                 found += _in(file.parent, kept)
     return found
 

@@ -139,14 +139,16 @@ def _command(one: Published) -> Any:
 
         from orchestrator.console import Console
         from orchestrator.reproduce import published as published_verb
-        from orchestrator.reproduce.table_runs import Effort
+        from orchestrator.reproduce.table_runs import ReproductionBudget
 
         addresses = ("tracking", "experiment", "storage", "ray_address")
         settings = resolved(**{name: given[name] for name in addresses if name in given})
         amount = {name: given[name] for name in ("seeds", "trials", "quick", "local", "as_published") if name in given}
         where = {name: tuple(given[name]) for name in getattr(one, "by", ()) if given[name]}
-        asked = published_verb.Asked(one, where, tuple(given.get("method") or ()))
-        told, code = published_verb.reproduce(asked, settings, Effort(**amount), Console(json=given["as_json"]))
+        asked = published_verb.ReproductionRequest(one, where, tuple(given.get("method") or ()))
+        told, code = published_verb.reproduce(
+            asked, settings, ReproductionBudget(**amount), Console(json=given["as_json"])
+        )
         if given["as_json"]:
             print(json.dumps(told), flush=True)
         raise typer.Exit(code)

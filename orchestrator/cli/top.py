@@ -24,7 +24,7 @@ ENDED_SECONDS = 3600.0
 """How long what has ended is still shown."""
 
 QUIET_SECONDS = 60.0
-"""Without a pulse for so long, a driver is said to be silent."""
+"""Without a status for so long, a driver is said to be silent."""
 
 ALIVE = ("running", "silent")
 COLUMNS = ("ID", "STATUS", "DONE", "TRIALS", "EPOCHS/S", "BEST", "LEFT", "DEVICE TIME", "UNSENT", "DRIVER", "QUEUE")
@@ -32,7 +32,7 @@ COLUMNS = ("ID", "STATUS", "DONE", "TRIALS", "EPOCHS/S", "BEST", "LEFT", "DEVICE
 
 def top(settings: Settings, *, once: bool, as_json: bool, every: float) -> None:
     """Show it until Ctrl-C; once where that is asked for, where it is for a machine, and where there is no terminal."""
-    watch = usage.Watch(settings.ray_address, every) if settings.ray_address else None
+    watch = usage.UsageMonitor(settings.ray_address, every) if settings.ray_address else None
     try:
         if once or as_json or not sys.stdout.isatty():
             seen = look(settings, watch.first() if watch else None)

@@ -71,7 +71,7 @@ def sweep_command(given: Given, words: Words, as_json: Json) -> None:
         from orchestrator.storage import records
         from orchestrator.sweeps import sweep
 
-        again = sweep.Again(given["more_trials"], given["retry_failed"], moved)
+        again = sweep.ResumeOptions(given["more_trials"], given["retry_failed"], moved)
         result = sweep.resume(records.find(settings.storage, given["resume"], "sweep"), settings, console, again)
     else:
         if given["more_trials"] or given["retry_failed"]:

@@ -29,12 +29,12 @@ LOST_SECONDS = 30.0
 """A claim that has not been renewed for so long is nobody's."""
 
 
-Hold = Callable[[int], int]
+SlotLimit = Callable[[int], int]
 """Told how many processes are of use, it says how many may be held now, at least one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ResourceClaim:
     """What one driver asks of the cluster: up to ``wanted`` processes (or groups) of ``cpus`` and ``gpus`` each."""
 
     id: str
@@ -46,7 +46,7 @@ class Claim:
     since: float
 
 
-def shares(claims: Iterable[Claim], total: Mapping[str, float]) -> dict[str, int]:
+def shares(claims: Iterable[ResourceClaim], total: Mapping[str, float]) -> dict[str, int]:
     """How many processes each claim may have of a cluster with ``total`` ``CPU`` and ``GPU``.
 
     Dominant resource fairness by progressive filling (Ghodsi et al., NSDI 2011, algorithm 1): the next process goes to
@@ -59,10 +59,10 @@ def shares(claims: Iterable[Claim], total: Mapping[str, float]) -> dict[str, int
     held: dict[str, float] = defaultdict(float)
     left = {"CPU": total.get("CPU", 0.0), "GPU": total.get("GPU", 0.0)}
 
-    def part(claim: Claim) -> float:
+    def part(claim: ResourceClaim) -> float:
         return max(claim.cpus / (total.get("CPU") or 1.0), claim.gpus / (total.get("GPU") or 1.0))
 
-    def fits(claim: Claim) -> bool:
+    def fits(claim: ResourceClaim) -> bool:
         return claim.cpus <= left["CPU"] + 1e-9 and claim.gpus <= left["GPU"] + 1e-9
 
     while asking := [claim for claim in every if given[claim.id] < claim.wanted and fits(claim)]:
@@ -73,13 +73,13 @@ def shares(claims: Iterable[Claim], total: Mapping[str, float]) -> dict[str, int
     return given
 
 
-class Board:
+class ClaimStore:
     """The claims of a connected Ray cluster, in its key-value store. A claim is renewed by being pinned again."""
 
     def __init__(self) -> None:
         self._heard: dict[str, tuple[bytes, float]] = {}
 
-    def pin(self, claim: Claim, beat: int) -> None:
+    def pin(self, claim: ResourceClaim, beat: int) -> None:
         from orchestrator.cluster.ray_compat import kv_put
 
         kv_put(PREFIX + claim.id, json.dumps({**asdict(claim), "beat": beat}), namespace=NAMESPACE)
@@ -89,7 +89,7 @@ class Board:
 
         kv_delete(PREFIX + identifier, namespace=NAMESPACE)
 
-    def claims(self) -> list[Claim]:
+    def claims(self) -> list[ResourceClaim]:
         """Those of living drivers, by how long ago this board saw them change: no two clocks are compared."""
         from orchestrator.cluster.ray_compat import kv_get, kv_list
 
@@ -106,7 +106,7 @@ class Board:
             with suppress(ValueError, TypeError, KeyError):
                 told = json.loads(text)
                 del told["beat"]
-                found.append(Claim(**told))
+                found.append(ResourceClaim(**told))
         return found
 
     def total(self) -> dict[str, float]:
@@ -116,13 +116,13 @@ class Board:
 
 
 class Share:
-    """A context manager around work on a shared cluster: its claim is pinned, and :meth:`hold` says what follows.
+    """A context manager around work on a shared cluster: its claim is pinned, and :meth:`limit` says what follows.
 
     A thread talks to the cluster, so that a head in trouble delays nothing; then all that is wanted may be held.
     ``say`` is told when that changes.
     """
 
-    def __init__(self, claim: Claim, board: Board, say: Callable[[str], None]) -> None:
+    def __init__(self, claim: ResourceClaim, board: ClaimStore, say: Callable[[str], None]) -> None:
         self._claim, self._board, self._say = claim, board, say
         self._slots = self._may = self._told = claim.wanted
         self._others = 0
@@ -140,7 +140,7 @@ class Share:
         with suppress(Exception):
             self._board.remove(self._claim.id)
 
-    def hold(self, wanted: int) -> int:
+    def limit(self, wanted: int) -> int:
         """So many processes are of use; the others may have the rest. How many may be held now, at least one."""
         self._claim = replace(self._claim, wanted=max(1, wanted))
         may = max(1, self._may)
@@ -169,13 +169,13 @@ class Share:
 @contextmanager
 def sharing(
     name: str, settings: Settings, resources: Resources, slots: int, say: Callable[[str], None]
-) -> Iterator[Hold]:
+) -> Iterator[SlotLimit]:
     """A share of the connected cluster for up to ``slots`` processes or groups; the whole of one started for this."""
     if settings.ray_address is None:
         yield lambda wanted: wanted
         return
     cpus, gpus = (resources.workers * each for each in (resources.cpus_per_worker, resources.gpus_per_worker))
     identifier = f"{name}-{secrets.token_hex(4)}"
-    claim = Claim(identifier, settings.queue, settings.priority, cpus, gpus, slots, time.time())
-    with Share(claim, Board(), say) as share:
-        yield share.hold
+    claim = ResourceClaim(identifier, settings.queue, settings.priority, cpus, gpus, slots, time.time())
+    with Share(claim, ClaimStore(), say) as share:
+        yield share.limit

@@ -56,7 +56,7 @@ def _ask(address: str) -> Usage:
     )
 
 
-class Watch:
+class UsageMonitor:
     """Asks again and again in a thread of its own, which a dead head may hold up: :attr:`last` is there at once."""
 
     def __init__(self, address: str, every: float) -> None:

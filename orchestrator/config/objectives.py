@@ -46,7 +46,7 @@ def chosen(own: Objective | tuple[Objective, ...], asked: tuple[str, ...]) -> tu
                 metric,
                 direction or own_direction,  # type: ignore[arg-type]
                 refit=own[0].refit,
-                sealed_at=own[0].sealed_at,
+                test_epochs=own[0].test_epochs,
             )
         )
     if len({objective.metric for objective in found}) < len(found):

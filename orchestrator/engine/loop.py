@@ -141,7 +141,7 @@ def run_epochs(
         yield EpochReport((), progress, False, ended)
         return
     chosen = objectives.chosen(workload.objective, plan.objective)
-    sealed_at = chosen[0].sealed_at if on_sealed else ()
+    test_epochs = chosen[0].test_epochs if on_sealed else ()
     rows: list[Row] = []
     reported, saved = time.monotonic(), spent()
     saved_epoch = progress.epoch
@@ -156,7 +156,7 @@ def run_epochs(
         if validate and plan.evaluates(epoch):
             evaluation = workload.evaluate("validation")
             seen = named("validation", workload, "evaluate", evaluation)
-        if epoch in sealed_at:
+        if epoch in test_epochs:
             metrics |= named("test", workload, "evaluate", workload.evaluate("test"))
         if bad := _not_finite(metrics | seen):
             raise Diverged(epoch, *bad, rows=tuple(rows))
@@ -164,7 +164,7 @@ def run_epochs(
         if evaluation is not None and progress.best_epoch == epoch:
             on_best(evaluation)
         rows.append(Row(epoch, time.time(), metrics | seen))
-        if on_sealed and epoch in sealed_at:
+        if on_sealed and epoch in test_epochs:
             on_sealed(rows[-1], evaluation)
 
         ended = progress.ended(plan)

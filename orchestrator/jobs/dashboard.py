@@ -20,7 +20,7 @@ from orchestrator.cluster import redirects
 from orchestrator.cluster.connection import authenticate
 from orchestrator.errors import FAILED, UNAVAILABLE, UserError
 from orchestrator.jobs.job_state import Job, Lines, read
-from orchestrator.tracking.mlflow_globals import unchanged
+from orchestrator.tracking.mlflow_globals import preserve_env
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 VARIABLE = "RAY_API_SERVER_ADDRESS"
@@ -43,7 +43,7 @@ class Dashboard:
         self.address = dashboard_address(address)
         self._check_alive()
         authenticate()
-        with self._asking(), unchanged(VARIABLE):
+        with self._asking(), preserve_env(VARIABLE):
             # Ray's client prefers what it finds there to its own argument. No longer than that, or we would take it for
             # the user's: who names no cluster does not expect one to answer.
             os.environ[VARIABLE] = self.address

@@ -12,7 +12,7 @@ import time
 from datetime import UTC, datetime
 
 from orchestrator.errors import REFUSED, UserError
-from orchestrator.promotion.audit_log import Book, Event
+from orchestrator.promotion.audit_log import AuditLog, Event
 from orchestrator.registry import models as registry
 
 LIVE_SECONDS = 30.0
@@ -27,34 +27,34 @@ class Refusal(UserError):
         self.event = event
 
 
-def move(book: Book, event: Event) -> Event:
+def move(audit_log: AuditLog, event: Event) -> Event:
     """Point the alias of an open event at its version; returns the event, done.
 
     Raises Refusal, with the event closed, when somebody else moves the alias too: theirs stays.
     """
-    seen = _turn(book, event)
-    if _held(book, event) != event.before:
-        raise _overtaken(book, event)
-    book.client.set_registered_model_alias(event.model, event.alias, event.version)
-    if _held(book, event) != event.version:
-        raise _overtaken(book, event)
-    if theirs := [other for other in _others(book, event) if other.outcome == "done" and other.id not in seen]:
-        book.client.set_registered_model_alias(event.model, event.alias, theirs[-1].version)
-        raise _overtaken(book, event)
-    return book.close(event, "done")
+    seen = _turn(audit_log, event)
+    if _held(audit_log, event) != event.before:
+        raise _overtaken(audit_log, event)
+    audit_log.client.set_registered_model_alias(event.model, event.alias, event.version)
+    if _held(audit_log, event) != event.version:
+        raise _overtaken(audit_log, event)
+    if theirs := [other for other in _others(audit_log, event) if other.outcome == "done" and other.id not in seen]:
+        audit_log.client.set_registered_model_alias(event.model, event.alias, theirs[-1].version)
+        raise _overtaken(audit_log, event)
+    return audit_log.close(event, "done")
 
 
-def _turn(book: Book, event: Event) -> set[str]:
+def _turn(audit_log: AuditLog, event: Event) -> set[str]:
     """Wait for our turn; returns the ids of the other events that are done by then. Raises Refusal."""
     while True:
-        others = _others(book, event)
+        others = _others(audit_log, event)
         rivals = [other for other in others if other.outcome == "started" and _age(other) < LIVE_SECONDS]
         if not rivals:
             return {other.id for other in others if other.outcome == "done"}
         rival = min(rivals, key=_order)
         if _order(rival) < _order(event) or _age(event) > LIVE_SECONDS / 2:
             raise Refusal(
-                book.close(event, "refused"),
+                audit_log.close(event, "refused"),
                 f"Somebody else is moving {event.model}@{event.alias} at this moment",
                 "Nothing was changed by this; look, and try again",
                 got=f"{rival.action} to version {rival.version} by {rival.by}, begun at {rival.at}",
@@ -62,8 +62,8 @@ def _turn(book: Book, event: Event) -> set[str]:
         time.sleep(POLL_SECONDS)
 
 
-def _others(book: Book, event: Event) -> list[Event]:
-    return [other for other in book.events(event.model, event.alias) if other.id != event.id]
+def _others(audit_log: AuditLog, event: Event) -> list[Event]:
+    return [other for other in audit_log.events(event.model, event.alias) if other.id != event.id]
 
 
 def _order(event: Event) -> tuple[str, str]:
@@ -76,14 +76,14 @@ def _age(event: Event) -> float:
     return (datetime.now(UTC) - datetime.fromisoformat(event.at)).total_seconds()
 
 
-def _held(book: Book, event: Event) -> str | None:
-    return registry.alias_version(book.client, event.model, event.alias)
+def _held(audit_log: AuditLog, event: Event) -> str | None:
+    return registry.alias_version(audit_log.client, event.model, event.alias)
 
 
-def _overtaken(book: Book, event: Event) -> Refusal:
-    place, found = f"{event.model}@{event.alias}", _held(book, event)
+def _overtaken(audit_log: AuditLog, event: Event) -> Refusal:
+    place, found = f"{event.model}@{event.alias}", _held(audit_log, event)
     return Refusal(
-        book.close(event, "refused"),
+        audit_log.close(event, "refused"),
         f"Somebody else moved {place} meanwhile: {'the alias is gone' if found is None else f'it is version {found}'}",
         "That stays as it is; look, and promote again",
     )

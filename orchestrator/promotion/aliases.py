@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from orchestrator.errors import REFUSED, UNAVAILABLE, UserError, one_line
 from orchestrator.promotion import evaluate_gates, gates
 from orchestrator.promotion.alias_lock import Refusal, move
-from orchestrator.promotion.audit_log import Book, Event, now
+from orchestrator.promotion.audit_log import AuditLog, Event, now
 from orchestrator.promotion.gate_results import Verdict
 from orchestrator.promotion.gates import Gates
 from orchestrator.registry import models as registry
@@ -41,10 +41,10 @@ def promote(settings: Settings, request: Request) -> Event:
     registry.check_alias(request.alias)
     _check_reason(request.reason, needed=request.force)
     with _answering(request.model):
-        book = Book(settings)
-        target = registry.version(book.client, request.model, request.version)
+        audit_log = AuditLog(settings)
+        target = registry.version(audit_log.client, request.model, request.version)
         wanted = _gates(settings, request)
-        before = registry.alias_version(book.client, request.model, request.alias)
+        before = registry.alias_version(audit_log.client, request.model, request.alias)
         event = Event(
             *(request.model, request.alias, "promote", str(target.version), before, user(), now()),
             reason=request.reason,
@@ -53,11 +53,11 @@ def promote(settings: Settings, request: Request) -> Event:
         if before == event.version:
             return replace(event, outcome="done")
         if request.force:
-            found = evaluate_gates.force(book.client, request.model, wanted, target)
+            found = evaluate_gates.force(audit_log.client, request.model, wanted, target)
         else:
-            current = registry.version(book.client, request.model, before) if before else None
-            found = evaluate_gates.judge(book.client, request.model, wanted, target, current)
-        return _decide(book, event, found)
+            current = registry.version(audit_log.client, request.model, before) if before else None
+            found = evaluate_gates.judge(audit_log.client, request.model, wanted, target, current)
+        return _decide(audit_log, event, found)
 
 
 def rollback(settings: Settings, model: str, alias: str, reason: str | None = None) -> Event:
@@ -69,40 +69,42 @@ def rollback(settings: Settings, model: str, alias: str, reason: str | None = No
     registry.check_alias(alias)
     _check_reason(reason)
     with _answering(model):
-        book = Book(settings)
-        known = {str(version.version): version for version in registry.versions(book.client, model)}
-        current = registry.alias_version(book.client, model, alias)
-        events = book.events(model, alias)
+        audit_log = AuditLog(settings)
+        known = {str(version.version): version for version in registry.versions(audit_log.client, model)}
+        current = registry.alias_version(audit_log.client, model, alias)
+        events = audit_log.events(model, alias)
         if current is None and not events:
-            raise registry.unknown_alias(book.client, model, alias)
+            raise registry.unknown_alias(audit_log.client, model, alias)
         back = _back(events, current, model, alias)
         if back not in known:
             raise UserError(
                 f"Version {back} of {model}, to go back to, has been deleted", fix=_by_hand(model, alias), code=REFUSED
             )
         event = Event(model, alias, "rollback", back, current, user(), now(), reason)
-        return _decide(book, event, evaluate_gates.force(book.client, model, Gates(signature="any"), known[back]))
+        return _decide(
+            audit_log, event, evaluate_gates.force(audit_log.client, model, Gates(signature="any"), known[back])
+        )
 
 
 def history(settings: Settings, model: str) -> list[Event]:
     """Every event of a model, oldest first. Raises UserError for a model that has neither events nor versions."""
     with _answering(model):
-        book = Book(settings)
-        found = book.events(model) if "'" not in model else []
+        audit_log = AuditLog(settings)
+        found = audit_log.events(model) if "'" not in model else []
         if not found:
-            registry.versions(book.client, model)
+            registry.versions(audit_log.client, model)
         return found
 
 
-def _decide(book: Book, event: Event, found: Sequence[Verdict]) -> Event:
+def _decide(audit_log: AuditLog, event: Event, found: Sequence[Verdict]) -> Event:
     """Write the event down, then move the alias or refuse to."""
     event = replace(event, at=now(), gates=tuple(asdict(verdict) for verdict in found))
     failed = [verdict for verdict in found if verdict.verdict == "refused"]
     if not failed:
-        return move(book, book.open(event))
+        return move(audit_log, audit_log.open(event))
     causes = ", ".join(verdict.gate for verdict in failed) if failed[1:] else f"{failed[0].gate}: {failed[0].note}"
     raise Refusal(
-        book.close(book.open(replace(event, outcome="refused")), "refused"),
+        audit_log.close(audit_log.open(replace(event, outcome="refused")), "refused"),
         f"{event.model}@{event.alias} does not move to version {event.version}, refused by {causes}",
         "Nothing was changed",
     )

@@ -68,7 +68,7 @@ class Event:
 
 
 @dataclass
-class Book:
+class AuditLog:
     """The events of a tracking store."""
 
     settings: Settings

@@ -34,7 +34,10 @@ SILENCE = re.compile(r"time[sd]?[ -]?out|connection|max retries|temporarily|\b50
 SHOWN = 300
 """Characters of what a model says that are told."""
 
-KEPT = (*("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"), *store.QUIET)
+PASSED_ENVIRONMENT = (
+    *("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
+    *store.QUIET,
+)
 """What the clean process sees of this environment: no address, no credential, no path of ours."""
 
 
@@ -113,7 +116,7 @@ def measure(folder: Path) -> Measured:
     with tempfile.TemporaryDirectory(prefix="clean-") as scratch:
         result = Path(scratch) / "result.json"
         words = [sys.executable, "-I", "-B", str(PROBE), str(folder), str(result), str(CALLS), str(CALLS_SECONDS)]
-        environment = {name: os.environ[name] for name in KEPT if name in os.environ}
+        environment = {name: os.environ[name] for name in PASSED_ENVIRONMENT if name in os.environ}
         environment |= {"HOME": scratch, PICKLES: os.environ.get(PICKLES, "false")}
         said = Path(scratch) / "stderr.txt"  # no pipe: what a model leaves running could hold that open for ever
         try:

@@ -17,7 +17,7 @@ from orchestrator.registry import servable
 from orchestrator.storage.names import OUTCOME, SEALED, TABLES, TEST_UNITS, VALIDATION_UNITS
 from orchestrator.storage.settings import Settings
 from orchestrator.tracking import store
-from orchestrator.tracking.mlflow_globals import speaking_to
+from orchestrator.tracking.mlflow_globals import tracking_uri_set
 
 RECORD_FILES = (provenance.SPEC, provenance.ENVIRONMENT, OUTCOME, VALIDATION_UNITS, TEST_UNITS)
 
@@ -66,7 +66,7 @@ def log_model(settings: Settings, run_id: str, folder: Path, register: str | Non
             mlflow_client.log_artifact(run_id, str(folder / name))
     if (folder / TABLES).is_dir():
         mlflow_client.log_artifacts(run_id, str(folder / TABLES), TABLES)
-    with speaking_to(settings.tracking):
+    with tracking_uri_set(settings.tracking):
         parent = None
         for place in _sealed(folder) if register else ():
             for name in (OUTCOME, VALIDATION_UNITS):
@@ -249,5 +249,5 @@ def load(settings: Settings, uri: str) -> Any:
     """The MLflow model at a URI of :func:`resolve`."""
     import mlflow
 
-    with speaking_to(settings.tracking):
+    with tracking_uri_set(settings.tracking):
         return mlflow.pyfunc.load_model(uri)

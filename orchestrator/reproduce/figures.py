@@ -15,7 +15,7 @@ from orchestrator.errors import RunFailed, UserError, unknown
 from orchestrator.report import statistics
 from orchestrator.reproduce import table_runs
 from orchestrator.reproduce.run_cache import Done
-from orchestrator.reproduce.table_runs import Choice, Effort, Runner
+from orchestrator.reproduce.table_runs import Choice, ReproductionBudget, Runner
 from orchestrator.storage.names import HISTORY
 from orchestrator.storage.settings import Settings
 from workloads.published import Computation, Curve, Drawn, Figure, Kind, Line, Method, Panel, Point
@@ -33,7 +33,7 @@ class Redrawn:
     """
 
     figure: Figure | Computation
-    effort: Effort
+    effort: ReproductionBudget
     drawn: Drawn
     missing: Mapping[str, str] = field(default_factory=dict)
     failed: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ class _Work:
 def redraw(
     figure: Figure,
     settings: Settings,
-    effort: Effort,
+    effort: ReproductionBudget,
     console: Console,
     *,
     where: Mapping[str, Sequence[str]] | None = None,

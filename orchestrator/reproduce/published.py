@@ -10,13 +10,13 @@ from orchestrator.console import Console
 from orchestrator.errors import DONE, PARTIAL, Interrupted
 from orchestrator.provenance import record as provenance
 from orchestrator.reproduce import drawing, figures, table, table_report
-from orchestrator.reproduce.table_runs import Effort
+from orchestrator.reproduce.table_runs import ReproductionBudget
 from orchestrator.storage.settings import Settings
 from workloads.published import Computation, Published, Table
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReproductionRequest:
     """What is published, and which part of it; empty stands for all. ``where`` are values of the parameters that make
     a block, by their names."""
 
@@ -24,7 +24,7 @@ class Asked:
     where: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     methods: tuple[str, ...] = ()
 
-    def name(self, effort: Effort) -> str:
+    def name(self, effort: ReproductionBudget) -> str:
         """Of its folder and MLflow run: another part, or a quick look at it, is another one."""
         words = [self.published.id, *(word for words in self.where.values() for word in words), *self.methods]
         words += ["as-published"] * effort.as_published + ["quick"] * effort.quick
@@ -37,7 +37,9 @@ Told = tuple[dict[str, Any], dict[str, str | bytes]]
 """A record as JSON, and the files that are kept beside it, by their names."""
 
 
-def reproduce(asked: Asked, settings: Settings, effort: Effort, console: Console) -> tuple[dict[str, Any], int]:
+def reproduce(
+    asked: ReproductionRequest, settings: Settings, effort: ReproductionBudget, console: Console
+) -> tuple[dict[str, Any], int]:
     """What ``--json`` prints, and the exit code: 0, or 4 where rows failed or a dataset is not here.
 
     What has finished is kept and not run again, so that a call after Ctrl-C goes on. Raises UserError and Interrupted.
@@ -54,7 +56,7 @@ def reproduce(asked: Asked, settings: Settings, effort: Effort, console: Console
     return {**told, "folder": str(folder)}, DONE if told["complete"] else PARTIAL
 
 
-def _tell(asked: Asked, settings: Settings, effort: Effort, console: Console) -> Told:
+def _tell(asked: ReproductionRequest, settings: Settings, effort: ReproductionBudget, console: Console) -> Told:
     published = asked.published
     workload = published.workload if isinstance(published, Computation) else published.regime.workload
     origin = table_report.origin(settings, workload)  # of the code that runs, however long it takes

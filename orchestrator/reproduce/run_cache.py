@@ -47,7 +47,7 @@ class Done:
         return {one["commit"][:12] + "-dirty" * bool(one.get("dirty")) for one in sources if one.get("commit")}
 
 
-class Within(Console):
+class QuietConsole(Console):
     """The console of one run among many: on a terminal its progress shows, its lines go to its log alone."""
 
     def say(self, text: str = "") -> None:
@@ -65,8 +65,8 @@ def run(spec: ExperimentSpec, settings: Settings, local: bool, about: str) -> Do
     return _once(
         name,
         settings,
-        lambda: driver.run(spec, settings, driver.Options(local=local, name=name, keep="none"), Within()),
-        lambda folder: driver.resume(folder, settings, Within()),
+        lambda: driver.run(spec, settings, driver.Options(local=local, name=name, keep="none"), QuietConsole()),
+        lambda folder: driver.resume(folder, settings, QuietConsole()),
     )
 
 
@@ -77,8 +77,8 @@ def sweep(spec: SweepSpec, settings: Settings, local: bool, about: str) -> Done:
     return _once(
         name,
         settings,
-        lambda: sweeps.sweep(spec, settings, driver.Options(local=local, name=name), Within()),
-        lambda folder: sweeps.resume(folder, settings, Within(), sweeps.Again()),
+        lambda: sweeps.sweep(spec, settings, driver.Options(local=local, name=name), QuietConsole()),
+        lambda folder: sweeps.resume(folder, settings, QuietConsole(), sweeps.ResumeOptions()),
     )
 
 
@@ -105,4 +105,8 @@ def _once(name: str, settings: Settings, begin: Callable[[], Result], go_on: Cal
 
 def _stillborn(folder: RunFolder) -> bool:
     """Whether it is a sweep that was stopped before it had a journal: there is nothing to go on with."""
-    return folder.record["kind"] == "sweep" and not folder.driven() and not (folder.fetch().path / JOURNAL).exists()
+    return (
+        folder.record["kind"] == "sweep"
+        and not folder.has_live_driver()
+        and not (folder.fetch().path / JOURNAL).exists()
+    )

@@ -12,7 +12,7 @@ from orchestrator.errors import RunFailed, UserError, unknown
 from orchestrator.reproduce import ranking, table_runs
 from orchestrator.reproduce.ranking import Step
 from orchestrator.reproduce.run_cache import Done
-from orchestrator.reproduce.table_runs import Choice, Effort, Runner
+from orchestrator.reproduce.table_runs import Choice, ReproductionBudget, Runner
 from orchestrator.storage.settings import Settings
 from workloads.published import Row, Table
 
@@ -42,7 +42,7 @@ class Reproduction:
     """A table as it came out; ``missing`` says which datasets are not here, and where to get them."""
 
     table: Table
-    effort: Effort
+    effort: ReproductionBudget
     blocks: tuple[Block, ...]
     missing: Mapping[str, str] = field(default_factory=dict)
 
@@ -54,7 +54,7 @@ class Reproduction:
 def run(
     table: Table,
     settings: Settings,
-    effort: Effort,
+    effort: ReproductionBudget,
     console: Console,
     *,
     where: Mapping[str, Sequence[str]] | None = None,

@@ -32,7 +32,7 @@ LADDER = 5
 
 
 @dataclass(frozen=True)
-class Effort:
+class ReproductionBudget:
     """How much is run. ``trials`` of 0 takes the settings as they stand.
 
     ``as_published`` repeats what the source does with the test part: it takes the best epoch of each metric there, and
@@ -45,7 +45,7 @@ class Effort:
     local: bool = False
     as_published: bool = False
 
-    def settled(self) -> Effort:
+    def settled(self) -> ReproductionBudget:
         """``quick`` spelt out: enough to see that everything works, too little for any number to mean something."""
         if not self.quick:
             return self
@@ -70,7 +70,7 @@ class Runner:
 
     regime: Regime
     settings: Settings
-    effort: Effort
+    effort: ReproductionBudget
 
     def search_spec(self, method: Method) -> SweepSpec | None:
         """The search for a method's settings; None where nothing is to be searched. Raises UserError."""
@@ -162,7 +162,7 @@ def space(regime: Regime) -> str:
     return f"{Path(search_spaces.__file__).with_name(module)}.py:{function}"
 
 
-def check_reads_test(name: str, reads_test: bool, effort: Effort) -> None:
+def check_reads_test(name: str, reads_test: bool, effort: ReproductionBudget) -> None:
     """Raises UserError for what would train with the test part in sight, unless that was asked for."""
     if reads_test and not effort.as_published:
         raise UserError(

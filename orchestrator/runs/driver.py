@@ -19,13 +19,13 @@ from orchestrator.errors import DONE, Interrupted, UserError, unknown
 from orchestrator.provenance import record as provenance
 from orchestrator.registry import models as registry
 from orchestrator.runs import model_upload, reports, worker
-from orchestrator.runs.driver_status import Vitals
+from orchestrator.runs.driver_status import DriverStatus
 from orchestrator.runs.session import Result, Session, adopt
 from orchestrator.storage import records
 from orchestrator.storage.names import HISTORY, SEALED, TRAIN
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
-from orchestrator.storage.usage_log import Book, mean_devices
+from orchestrator.storage.usage_log import UsageLog, mean_devices
 from workloads.data import left_out
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ SHOWN = 3
 """Metrics of a split in its line at the end."""
 
 
-KEPT = ("winner", "all", "none")
+KEEP_CHOICES = ("winner", "all", "none")
 """What ``--keep`` knows."""
 
 
@@ -55,8 +55,8 @@ class Options:
     """Seconds of silence after which a run's workers are killed."""
 
     def __post_init__(self) -> None:
-        if self.keep not in KEPT:
-            raise unknown("word for --keep", self.keep, KEPT)
+        if self.keep not in KEEP_CHOICES:
+            raise unknown("word for --keep", self.keep, KEEP_CHOICES)
         if self.register is not None:
             registry.check_name(self.register)
         if self.trial_timeout is not None:
@@ -96,7 +96,7 @@ def resume(folder: RunFolder, settings: Settings, console: Console) -> Result:
     preflight.dataset(spec.workload, spec.params, settings.data)
     preflight.services(settings, spec.resources, ray=not options.local, workload=spec.workload)
     _check_checkpoint(folder, spec)
-    folder.hold()
+    folder.acquire()
     with folder.guarded():
         return _drive(folder, spec, settings, options, console, resuming=True)
 
@@ -126,18 +126,18 @@ def _drive(
         console.say(missing)
     with Session(folder, settings, console, resuming=resuming, params=flat_params(spec), tags=tags) as session:
         session.trained_on(folder.id, spec.params)
-        follow = Follow(session, spec)
-        book = Book(folder.path)
-        session.pulse.of(partial(follow.vitals, book))
+        follow = ProgressReporter(session, spec)
+        usage_log = UsageLog(folder.path)
+        session.publisher.of(partial(follow.current_status, usage_log))
         if options.local:
-            with book.holding("run", spec.resources):
+            with usage_log.holding("run", spec.resources):
                 device = worker.take_device(spec.resources)
                 complete = in_process(spec, folder.path, device, session, follow.rows)
         else:
             from orchestrator.runs.group_driver import train
 
             elastic = spec.resources.min_workers is not None
-            holding = partial(_elastic, session, book) if elastic else partial(book.holding, "run")
+            holding = partial(_elastic, session, usage_log) if elastic else partial(usage_log.holding, "run")
             complete = train(spec, folder, settings, session, follow.rows, holding, options.trial_timeout)
         if not complete:
             raise Interrupted(f"orchestrator run --resume {folder.id}")
@@ -149,14 +149,14 @@ def _drive(
 
 
 @contextmanager
-def _elastic(session: Session, book: Book, held: Resources) -> Iterator[None]:
+def _elastic(session: Session, usage_log: UsageLog, held: Resources) -> Iterator[None]:
     """While an elastic run has so many workers: they are in its accounts, its record and its tags."""
     seen = [*session.folder.record.get(WORKERS, []), held.workers]
     session.folder.update(**{WORKERS: seen})
     session.console.say(f"Training with {held.workers} worker{'s' * (held.workers > 1)}")
     if session.tracker:
         session.tracker.tag(session.folder.id, {"orchestrator.workers": ",".join(map(str, seen))})
-    with book.holding("run", held):
+    with usage_log.holding("run", held):
         yield
 
 
@@ -191,7 +191,7 @@ def in_process(
         raise reports.failed(session.folder, error) from error
 
 
-class Follow:
+class ProgressReporter:
     """Rows as they come: to the tracker, to the console, and to whoever asks how the run stands.
 
     ``before`` is the MLflow step at which epoch 0 lies (see :mod:`orchestrator.search.winners`).
@@ -216,7 +216,7 @@ class Follow:
         with (self._session.folder.path / HISTORY).open("a") as stream:
             for row in rows:
                 stream.write(json.dumps({"epoch": row.epoch, "time": row.time, **row.metrics}) + "\n")
-        self._session.pulse.trained(sum(row.epoch > 0 for row in rows))
+        self._session.publisher.trained(sum(row.epoch > 0 for row in rows))
         for row in rows:
             value = row.metrics.get(f"validation/{self._objective.metric}")
             if value is not None and better(value, self._best, self._objective):
@@ -230,10 +230,10 @@ class Follow:
             last.epoch, self._spec.plan.epochs, "refit epoch" if refitting else "epoch", detail
         )
 
-    def vitals(self, book: Book) -> Vitals:
+    def current_status(self, usage_log: UsageLog) -> DriverStatus:
         """How the run stands, by what ``book`` says it holds; any thread may ask."""
         best = None if self._best is None else {self._objective.metric: self._best}
-        return Vitals(self._epoch, self._spec.plan.epochs, best=best, device_seconds=book.seconds())
+        return DriverStatus(self._epoch, self._spec.plan.epochs, best=best, device_seconds=usage_log.seconds())
 
 
 def discard_checkpoints(session: Session, folder: Path) -> None:
@@ -245,7 +245,7 @@ def discard_checkpoints(session: Session, folder: Path) -> None:
 def finish(session: Session, spec: ExperimentSpec, register: str | None, folder: Path, before: int = 0) -> Result:
     """Log the outcome in ``folder``: test metrics, record, model; register it under ``register``.
 
-    ``before`` as in :class:`Follow`.
+    ``before`` as in :class:`ProgressReporter`.
     """
     outcome = worker.outcome_of(folder)
     assert outcome is not None

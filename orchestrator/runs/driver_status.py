@@ -27,7 +27,7 @@ WINDOW = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Vitals:
+class DriverStatus:
     """How a run or sweep stands.
 
     ``done`` of ``target`` counts a sweep's trials, a run's epochs. ``trials`` are a sweep's by state, ``best`` the
@@ -46,7 +46,7 @@ class Vitals:
     driver_utilisation: float | None = None
 
 
-class Pulse:
+class StatusPublisher:
     """A context manager around one driver's work. Whoever trains tells :meth:`trained`, and is asked by :meth:`of`.
 
     ``unsent`` tells how many reports wait for MLflow; ``about`` is said along (queue, priority).
@@ -60,7 +60,7 @@ class Pulse:
         interval: float = INTERVAL_SECONDS,
     ) -> None:
         self._folder, self._unsent, self._about, self._interval = folder, unsent, dict(about or {}), interval
-        self._vitals: Callable[[], Vitals] = Vitals
+        self._current_status: Callable[[], DriverStatus] = DriverStatus
         self._epochs = 0
         self._seen: deque[tuple[float, int]] = deque([(time.monotonic(), 0)], WINDOW)
         self._exported: Exported | None = None  # None while no cluster is connected
@@ -68,7 +68,7 @@ class Pulse:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
 
-    def __enter__(self) -> Pulse:
+    def __enter__(self) -> StatusPublisher:
         self._thread.start()
         return self
 
@@ -78,9 +78,9 @@ class Pulse:
             self._thread.join()
             self._tell()
 
-    def of(self, vitals: Callable[[], Vitals]) -> None:
-        """From now on ``vitals`` is asked, from another thread than the caller's."""
-        self._vitals = vitals
+    def of(self, current_status: Callable[[], DriverStatus]) -> None:
+        """From now on ``current_status`` is called, from another thread than the caller's."""
+        self._current_status = current_status
 
     def trained(self, epochs: int) -> None:
         """So many epochs more are done, of whichever trial."""
@@ -107,21 +107,21 @@ class Pulse:
 
     def _tell(self) -> None:
         with self._telling, suppress(Exception):  # a run is worth more than its numbers
-            vitals, unsent = self._vitals(), self._unsent()
+            status, unsent = self._current_status(), self._unsent()
             told = {
                 "format": FORMAT,
                 "time": round(time.time(), 3),
                 **self._about,
-                **asdict(vitals),
+                **asdict(status),
                 "epochs": self._epochs,
                 "epochs_per_second": self._rate(),
                 "spool": unsent,
             }
-            if vitals.seconds_left is None and not vitals.trials and told["epochs_per_second"]:
-                told["seconds_left"] = round((vitals.target - vitals.done) / told["epochs_per_second"], 1)
+            if status.seconds_left is None and not status.trials and told["epochs_per_second"]:
+                told["seconds_left"] = round((status.target - status.done) / told["epochs_per_second"], 1)
             self._write(told)
             if self._exported:
-                self._exported.tell(vitals.trials, self._epochs, vitals.device_seconds, unsent)
+                self._exported.tell(status.trials, self._epochs, status.device_seconds, unsent)
 
     def _rate(self) -> float:
         """Epochs a second, over the last changes of their number."""

@@ -19,7 +19,7 @@ from orchestrator.runs.session import Session
 from orchestrator.runs.train import INBOX, RETRIES, Stopped, Timeouts, cause, lost_a_process, start
 from orchestrator.storage.disk import check_writable
 from orchestrator.storage.names import TRAIN
-from orchestrator.storage.object_sync import bring
+from orchestrator.storage.object_sync import download
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
 
@@ -115,7 +115,7 @@ def follow(
     if failure is not None and not isinstance(failure, Stopped):
         raise reports.failed(session.folder, failure)
     if not session.interrupts.asked():
-        bring(folder, worker.OUTCOME, worker.WRITTEN)
+        download(folder, worker.OUTCOME, worker.WRITTEN)
     return worker.outcome_of(folder) is not None
 
 
@@ -132,7 +132,7 @@ def _watch(
 ) -> Exception | None:
     """Start a group and hand over its rows until it has ended. Returns as ``Group.result``."""
     home = folder / TRAIN
-    watch = heartbeat.Watch(timeout)
+    watch = heartbeat.TrialMonitor(timeout)
     watch.begin(0, home)
     group = start(
         spec,

@@ -27,14 +27,14 @@ CLOCK_SECONDS = 10.0
 """By how much a machine's clock may be set while a trial runs."""
 
 
-class GivenUp(Exception):
+class TrialTimeout(Exception):
     """The driver has given a silent trial up; says for how long it was silent and, if its stack tells, where it hung.
 
     A process that is to begin it anew must not.
     """
 
 
-def announce(folder: Path, allowance: float = 0.0, rank: int = 0) -> GivenUp | None:
+def announce(folder: Path, allowance: float = 0.0, rank: int = 0) -> TrialTimeout | None:
     """Say in ``folder`` who runs the trial, and be ready to be asked for the stack; not when it was given up.
 
     What runs a trial does so before anything else: from here on a hang is noticed. ``allowance`` are seconds beyond
@@ -61,7 +61,7 @@ def announce(folder: Path, allowance: float = 0.0, rank: int = 0) -> GivenUp | N
     return None
 
 
-def given_up(folder: Path) -> GivenUp | None:
+def given_up(folder: Path) -> TrialTimeout | None:
     """Why the driver has given up the trial in ``folder``, if it has."""
     try:
         cause = (folder / GIVEN_UP).read_text()
@@ -71,9 +71,9 @@ def given_up(folder: Path) -> GivenUp | None:
     frames = {rank: found for rank, file in sorted(files.items()) if (found := _training_thread(file))}
     busy = [rank for rank, found in frames.items() if not _waits_for_others(found)] or list(frames)
     if not busy:
-        return GivenUp(cause)
+        return TrialTimeout(cause)
     who = f"worker {busy[0]}" if len(files) > 1 else "it"
-    return GivenUp(f"{cause}; {who} hung at {frames[busy[0]][0]}")
+    return TrialTimeout(f"{cause}; {who} hung at {frames[busy[0]][0]}")
 
 
 def _training_thread(stack: Path) -> list[str]:
@@ -108,7 +108,7 @@ class _Watched:
     reported: bool = False
 
 
-class Watch:
+class TrialMonitor:
     """When each trial was last heard of. The time before its process is there does not count: it waits for devices."""
 
     def __init__(self, timeout: float | None) -> None:

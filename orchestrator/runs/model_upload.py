@@ -31,7 +31,7 @@ from workloads.predictor_sources import predictor_sources
 OWED = "owed"
 
 
-class Foreign(UserError):
+class UntrustedModel(UserError):
     """What lies where a run has left its model was not left by a run of what is installed here."""
 
 
@@ -48,7 +48,7 @@ def deliver(session: Session, outcome: Path, register: str | None) -> Logged | N
     if not tracker.flush():
         return None
     run_id = tracker.run_id(folder.id)
-    trouble: tuple[type[Exception], ...] = (Foreign, *registry.trouble())
+    trouble: tuple[type[Exception], ...] = (UntrustedModel, *registry.trouble())
     try:
         logged = _log(session.settings, run_id, outcome, register)
     except registry.Unservable as error:
@@ -59,7 +59,7 @@ def deliver(session: Session, outcome: Path, register: str | None) -> Logged | N
         ) from error  # fmt: skip
     except trouble as error:
         cause, later = one_line(error), f"orchestrator sync {folder.id}"
-        if register and isinstance(error, Foreign):
+        if register and isinstance(error, UntrustedModel):
             raise
         if register and registry.refused(error):
             raise UserError(
@@ -92,7 +92,7 @@ def _check_files(outcome: Path) -> None:
         shutil.rmtree(bytecode)  # it would run in the place of the source that is looked at here
     for code in _code(outcome):
         if code.read_bytes() not in _installed():
-            raise Foreign(
+            raise UntrustedModel(
                 f"{code} is not the code of a workload that is installed here",
                 fix="Deliver it with the version that wrote it",
             )
@@ -100,7 +100,7 @@ def _check_files(outcome: Path) -> None:
 
 def _check_links(outcome: Path) -> None:
     if link := next((path for path in outcome.rglob("*") if path.is_symlink()), None):
-        raise Foreign(f"{link} is a link, and what it points at would be sent", fix="Remove it")
+        raise UntrustedModel(f"{link} is a link, and what it points at would be sent", fix="Remove it")
 
 
 def _models(outcome: Path) -> list[Path]:
@@ -144,7 +144,7 @@ def sync(settings: Settings, folder: RunFolder) -> str:
     Then the folder, to storage that is none. Returns a sentence. Raises UserError (exit 3) when MLflow or the storage
     is still away.
     """
-    if folder.driven():
+    if folder.has_live_driver():
         raise UserError(f"{folder.id} is still running and delivers by itself", fix="Wait for its end")
     with file_lock(folder.path / "sync.lock"):
         try:

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 from orchestrator.config.objectives import Unreported
 from orchestrator.engine.loop import Diverged, EpochReport, Row
 from orchestrator.errors import UNAVAILABLE, RunFailed, UserError, one_line
-from orchestrator.runs.heartbeat import GivenUp
+from orchestrator.runs.heartbeat import TrialTimeout
 from orchestrator.storage.records import RunFolder
 from workloads.data.errors import DataError
 
@@ -78,7 +78,7 @@ def receive(inbox: IO[str]) -> Iterator[dict[str, Any]]:
         yield json.loads(line)
 
 
-def last_words(error: Exception, rows: Sequence[Row] = (), cause: str | None = None) -> dict[str, Any]:
+def failure_payload(error: Exception, rows: Sequence[Row] = (), cause: str | None = None) -> dict[str, Any]:
     """The last payload of a trial that failed, with the ``rows`` it had not yet told.
 
     ``cause`` is what there is to say where the error does not say it itself. ``refused`` is the exit code of
@@ -116,10 +116,10 @@ def describe(error: Exception, trace: str = "") -> str:
 
     An error that crossed a process has lost its traceback: ``trace`` is the text that came along, if any.
     """
-    if isinstance(error, UserError | Diverged | DataError | GivenUp):
+    if isinstance(error, UserError | Diverged | DataError | TrialTimeout):
         return one_line(error)
     if _is(error, "ray", "OutOfMemoryError"):
-        return death(str(error))
+        return death_cause(str(error))
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
         told = f" ({one_line(error)})" if str(error) else ""
         return f"{OUT_OF_MEMORY}{told}: fewer trials at once (--concurrency) or a smaller batch_size need less"
@@ -131,7 +131,7 @@ def describe(error: Exception, trace: str = "") -> str:
     return f"{type(error).__name__}: {one_line(error)}{place}"
 
 
-def death(told: str) -> str:
+def death_cause(told: str) -> str:
     """What has happened to a process that Ray has lost, by Ray's words for it; begins a sentence."""
     if told.startswith(OUT_OF_MEMORY):
         return told.splitlines()[0]

@@ -22,11 +22,11 @@ from orchestrator.console import Console
 from orchestrator.errors import DONE, INTERRUPTED, Interrupted, UserError, mask
 from orchestrator.provenance import record as provenance
 from orchestrator.provenance.source import Source
-from orchestrator.runs.driver_status import Pulse
+from orchestrator.runs.driver_status import StatusPublisher
 from orchestrator.storage import disk, notifications
 from orchestrator.storage.names import HISTORY, TRIALS
 from orchestrator.storage.notifications import Notifier
-from orchestrator.storage.object_sync import Mirror, Watch
+from orchestrator.storage.object_sync import Mirror, StopWatcher
 from orchestrator.storage.records import RunFolder, Status, ending, user
 from orchestrator.storage.settings import Settings
 from orchestrator.tracking import lineage, store
@@ -120,9 +120,9 @@ class Session:
         self._status: tuple[Status, int, dict[str, Any]] | None = None
         self.tracker: Tracker | None = None
         self._system: SystemMetrics | None = None
-        self._mirror: Mirror | Watch | None = None
+        self._mirror: Mirror | StopWatcher | None = None
         standing = {"queue": settings.queue, "priority": settings.priority}
-        self.pulse = Pulse(folder, lambda: self.tracker.unsent if self.tracker else 0, standing)
+        self.publisher = StatusPublisher(folder, lambda: self.tracker.unsent if self.tracker else 0, standing)
         self.interrupts = Interrupts(folder.stop_file, console, self._record_stop)
         about = {"id": folder.id, "kind": folder.record["kind"], "workload": folder.record["workload"]}
         self._notifier = Notifier(settings.notify, about)
@@ -156,7 +156,7 @@ class Session:
             self.tracker.files(self.folder.id, record)
             began = datetime.fromisoformat(self.folder.record["started"]).timestamp()
             self._system = SystemMetrics(partial(self.tracker.log, self.folder.id), began).__enter__()
-        self.pulse.__enter__()
+        self.publisher.__enter__()
         self.notify("start", f"{self.folder.id} {'goes on' if self._resuming else 'starts'}", "running")
 
     @property
@@ -178,7 +178,7 @@ class Session:
                 from orchestrator.cluster.ray_compat import nodes_of_job
 
                 stack.enter_context(self._system.of_cluster(nodes_of_job))
-            stack.enter_context(self.pulse.on_cluster())
+            stack.enter_context(self.publisher.on_cluster())
             yield
 
     def trained_on(self, key: str, params: Mapping[str, Any]) -> None:
@@ -231,7 +231,7 @@ class Session:
                 if trouble := self.tracker.close():
                     self.console.say(trouble)
         finally:  # whoever looks finds how it ended, also when the last seconds were cut short
-            self.pulse.__exit__(kind, error, trace)
+            self.publisher.__exit__(kind, error, trace)
             self.interrupts.end_recording()
             try:
                 self.folder.release(status, code, **values)

@@ -15,7 +15,7 @@ from orchestrator.engine.loop import Diverged, EpochReport, Progress
 from orchestrator.errors import UserError, one_line
 from orchestrator.runs import heartbeat, reports, worker
 from orchestrator.storage import remote
-from orchestrator.storage.object_sync import Carried, bring
+from orchestrator.storage.object_sync import RemoteFolder, download
 from orchestrator.storage.settings import Settings
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
     resume = Path(config["resume"]) if config["resume"] else None
     selected = Progress.from_json(config["selected"]) if config["selected"] else None
     parts = (home.name, *worker.WRITTEN) if config["outcome"] else ()
-    with Carried(Path(config["outcome"] or home), parts, reads=rank > 0):
+    with RemoteFolder(Path(config["outcome"] or home), parts, reads=rank > 0):
         try:
             found = checkpoint.latest(home) or resume
             if remote.behind(home):
@@ -165,7 +165,7 @@ def _as_rank_0(found: Path | None) -> Path | None:
     chosen = distributed.agree(found)
     if chosen is not None:
         try:
-            bring(chosen, checkpoint.META)
+            download(chosen, checkpoint.META)
         except UserError as error:
             raise RuntimeError(one_line(error)) from None  # this rank alone: the group must start anew
     return chosen
@@ -240,7 +240,7 @@ def cause(error: BaseException) -> str:
         # When one dies the others lose their connection to it: that is no cause.
         rank, first = min(failures.items(), key=lambda each: (not hasattr(each[1], "health_check_failure"), each[0]))
         if lost := getattr(first, "health_check_failure", None):
-            return f"worker {rank}: {reports.death(str(lost))}"
+            return f"worker {rank}: {reports.death_cause(str(lost))}"
         inner = getattr(first, "_base_exc", None) or getattr(first, "cause", None) or first
         # Train has the tracebacks in its own message, those of equal errors together.
         trace = re.search(rf"\[Rank (?:\d+,)*{rank}\b.*?(?=\n\[Rank |\Z)", str(error), re.DOTALL)

@@ -24,7 +24,7 @@ from workloads.predictor_sources import predictor_sources
 if TYPE_CHECKING:
     import torch
 
-KEPT = 2
+CHECKPOINTS_KEPT = 2
 """Checkpoints of a trial or run at a time: the one that is being written may be cut off."""
 
 STOP_SECONDS = 0.5
@@ -121,12 +121,12 @@ def reports(
         write_outcome(work.outcome, folder)
 
 
-def save(work: Experiment, folder: Path, newest: int = KEPT) -> Path:
+def save(work: Experiment, folder: Path, newest: int = CHECKPOINTS_KEPT) -> Path:
     """Write the state of the last yield and drop all but the ``newest`` ones."""
     return keep(work.checkpoint(), folder / checkpoint.name(work.order), newest)
 
 
-def keep(state: checkpoint.Checkpoint, folder: Path, newest: int = KEPT) -> Path:
+def keep(state: checkpoint.Checkpoint, folder: Path, newest: int = CHECKPOINTS_KEPT) -> Path:
     """Write a checkpoint and drop all but the ``newest`` ones beside it."""
     written = checkpoint.write(folder, state)
     checkpoint.keep(folder.parent, newest)

@@ -26,7 +26,7 @@ from orchestrator.search.study import Study, Trial, Verdict
 QUANTILE = 0.25
 RESAMPLE = 0.25
 FACTORS = (0.8, 1.2)
-KEPT = 4
+MEMBER_CHECKPOINTS_KEPT = 4
 """Checkpoints kept of each member."""
 
 MET = "met"
@@ -49,7 +49,7 @@ class Population(Study):
         """A new member until the population is complete; then whoever may go on from the last meeting."""
         trial = super().next(fresh)
         while trial is not None and self._waits(trial.number):  # a member that a dead process left at a meeting
-            self._open.pop(trial.unit)
+            self._open.pop(trial.seed_run)
             trial = super().next(fresh)
         if trial is not None:
             return trial
@@ -61,13 +61,13 @@ class Population(Study):
         return super().exhausted(fresh) and not self.unfinished()
 
     def report(
-        self, unit: int, rows: Sequence[Row], best: float | None, ended: bool, attributes: Mapping[str, Any]
+        self, seed_run: int, rows: Sequence[Row], best: float | None, ended: bool, attributes: Mapping[str, Any]
     ) -> Verdict:
-        verdict = super().report(unit, rows, best, ended, attributes)
+        verdict = super().report(seed_run, rows, best, ended, attributes)
         met = self.met
         if verdict != "go on" or not rows or rows[-1].epoch not in self.spec.plan.decide_at or rows[-1].epoch <= met:
             return verdict
-        trial, epoch = self._open.pop(unit), rows[-1].epoch
+        trial, epoch = self._open.pop(seed_run), rows[-1].epoch
         for name, value in {**attributes, "paused_at": epoch}.items():
             trial.set_user_attr(name, value)
         return "paused"

@@ -49,7 +49,7 @@ class Trial:
     ``origin`` is the number its seed derives from: its own, or that of the failed trial which it tries again.
     """
 
-    unit: int
+    seed_run: int
     number: int
     seed: int
     origin: int
@@ -147,7 +147,7 @@ class Study:
     def exhausted(self, fresh: bool = True) -> bool:
         """Whether nothing will ever be left to begin: what runs now can only end. ``fresh`` as in :meth:`next`."""
         seeds = self.spec.search.seeds
-        more_seeds = seeds > 1 and any(unit % seeds == 0 for unit in self._open)
+        more_seeds = seeds > 1 and any(seed_run % seeds == 0 for seed_run in self._open)
         if self._interrupted or self._more or more_seeds or (fresh and self._ahead):
             return False
         trials = self.trials
@@ -169,26 +169,26 @@ class Study:
             if f"seed_{seed}" not in trial.user_attrs
         ]
 
-    def trial_of(self, unit: int) -> tuple[int, int]:
+    def trial_of(self, seed_run: int) -> tuple[int, int]:
         """The trial's number and the seed of a unit."""
-        return divmod(unit, self.spec.search.seeds)
+        return divmod(seed_run, self.spec.search.seeds)
 
-    def home(self, unit: int) -> Path:
+    def home(self, seed_run: int) -> Path:
         """Where the checkpoints of a unit lie, and what else it leaves."""
-        number, seed = self.trial_of(unit)
+        number, seed = self.trial_of(seed_run)
         return self.folder / "trials" / (f"{number:05d}" if seed == 0 else f"{number:05d}-seed{seed}")
 
     def report(
-        self, unit: int, rows: Sequence[Row], best: float | None, ended: bool, attributes: Mapping[str, Any]
+        self, seed_run: int, rows: Sequence[Row], best: float | None, ended: bool, attributes: Mapping[str, Any]
     ) -> Verdict:
         """Take a unit's values; says whether it goes on. ``best`` is its best value so far."""
-        trial = self._open[unit]
-        if unit % self.spec.search.seeds == 0:  # further seeds run to the end: their configuration has earned it
+        trial = self._open[seed_run]
+        if seed_run % self.spec.search.seeds == 0:  # further seeds run to the end: their configuration has earned it
             self._state_rungs(trial, rows)
         if ended:
-            return self._ended(unit, best, attributes)
+            return self._ended(seed_run, best, attributes)
         if (
-            unit % self.spec.search.seeds == 0
+            seed_run % self.spec.search.seeds == 0
             and rows
             and rows[-1].epoch in self.spec.plan.decide_at
             and len(self.objectives) == 1
@@ -199,25 +199,25 @@ class Study:
             return "pruned"
         return "go on"
 
-    def fail(self, unit: int, cause: str) -> Verdict:
+    def fail(self, seed_run: int, cause: str) -> Verdict:
         """The trial fails, with all of its seeds."""
-        trial, (number, seed) = self._open[unit], self.trial_of(unit)
+        trial, (number, seed) = self._open[seed_run], self.trial_of(seed_run)
         self._more = deque(more for more in self._more if more.number != number)
         cause = f"{cause} (seed {seed})" if self.spec.search.seeds > 1 else cause
         self._close(trial, {"cause": cause})
         self.optuna_study.tell(trial, state=TrialState.FAIL)
         return "failed"
 
-    def cause(self, unit: int) -> str:
+    def cause(self, seed_run: int) -> str:
         """Why the trial of a unit failed."""
-        attributes = self.optuna_study.get_trials(deepcopy=False)[self.trial_of(unit)[0]].user_attrs
+        attributes = self.optuna_study.get_trials(deepcopy=False)[self.trial_of(seed_run)[0]].user_attrs
         return str(attributes.get("cause", "unknown"))
 
-    def cut(self, unit: int, cause: str) -> None:
+    def cut(self, seed_run: int, cause: str) -> None:
         """Give a trial up for good: it does not take part and is not taken up again."""
-        trial = self._open.setdefault(unit, self._optuna_trial(self.trial_of(unit)[0]))
+        trial = self._open.setdefault(seed_run, self._optuna_trial(self.trial_of(seed_run)[0]))
         trial.set_user_attr("cut", True)
-        self.fail(unit, cause)
+        self.fail(seed_run, cause)
 
     def failed(self) -> list[FrozenTrial]:
         """The trials that failed, but for those that were given up or tried again."""
@@ -276,7 +276,7 @@ class Study:
         begun = self._begin(self._optuna_trial(left.number))
         if "seed_0" not in left.user_attrs:
             return begun
-        trial = self._open.pop(begun.unit)
+        trial = self._open.pop(begun.seed_run)
         missing = [s for s in range(self.spec.search.seeds) if f"seed_{s}" not in left.user_attrs]
         self._queue(trial, missing, begun.params)
         self._conclude(trial)  # its process may have died before it could
@@ -287,16 +287,16 @@ class Study:
         about = trial.user_attrs
         if "params" not in about:  # else it was begun before, or tries another's again
             trial.set_user_attr("params", suggested)
-        unit = trial.number * self.spec.search.seeds
-        self._open[unit] = trial
+        seed_run = trial.number * self.spec.search.seeds
+        self._open[seed_run] = trial
         params = about.get("params", suggested)
-        return Trial(unit, trial.number, 0, about.get("seed_of", trial.number), dict(params))
+        return Trial(seed_run, trial.number, 0, about.get("seed_of", trial.number), dict(params))
 
     def _queue(self, trial: optuna.Trial, seeds: Sequence[int], params: dict[str, Any]) -> None:
         for seed in seeds:
-            unit = trial.number * self.spec.search.seeds + seed
-            self._open[unit] = trial
-            self._more.append(Trial(unit, trial.number, seed, trial.number, params))
+            seed_run = trial.number * self.spec.search.seeds + seed
+            self._open[seed_run] = trial
+            self._more.append(Trial(seed_run, trial.number, seed, trial.number, params))
 
     def _state_rungs(self, trial: optuna.Trial, rows: Sequence[Row]) -> None:
         if len(self.objectives) > 1:  # Optuna takes no intermediate values then
@@ -307,21 +307,21 @@ class Study:
             if name in row.metrics and row.epoch in self.spec.plan.decide_at and row.epoch not in known:
                 trial.report(row.metrics[name], row.epoch)
 
-    def _ended(self, unit: int, best: float | None, attributes: Mapping[str, Any]) -> Verdict:
+    def _ended(self, seed_run: int, best: float | None, attributes: Mapping[str, Any]) -> Verdict:
         if best is None or not math.isfinite(best):
-            return self.fail(unit, f"the objective validation/{self.objective.metric} was never reported")
+            return self.fail(seed_run, f"the objective validation/{self.objective.metric} was never reported")
         try:
             others = [objectives.value(o, attributes["best_metrics"]) for o in self.objectives[1:]]
         except UserError as error:
-            return self.fail(unit, str(error))
-        trial, values = self._open[unit], [best, *others]
+            return self.fail(seed_run, str(error))
+        trial, values = self._open[seed_run], [best, *others]
         if self.spec.search.seeds == 1:
             self._close(trial, attributes)
             self.optuna_study.tell(trial, values)
             return "complete"
-        _, seed = self.trial_of(unit)
+        _, seed = self.trial_of(seed_run)
         trial.set_user_attr(f"seed_{seed}", {"values": values, **attributes})
-        del self._open[unit]
+        del self._open[seed_run]
         if seed == 0:
             self._queue(trial, range(1, self.spec.search.seeds), trial.user_attrs["params"])
         self._conclude(trial)

@@ -25,7 +25,7 @@ WINNERS = "winners"
 """In a sweep's record: each winner's ``trial``, the present one last, and if test was opened for it: ``tested``."""
 
 
-def crown(folder: RunFolder, trial: int) -> int:
+def record_winner(folder: RunFolder, trial: int) -> int:
     """Note in the record that ``trial`` wins now. Returns how many winners there were before it.
 
     Called before an earlier winner makes room: what it has left says whether test was opened for it.

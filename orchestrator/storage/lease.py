@@ -207,7 +207,7 @@ def valid(place: Remote) -> bool:
     return False
 
 
-def driven(folder: Path) -> bool:
+def has_live_driver(folder: Path) -> bool:
     """Whether a live process holds the run's folder, here or elsewhere."""
     place = behind(folder)
     return driven_here(folder) or (place is not None and valid(place))

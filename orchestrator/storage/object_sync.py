@@ -168,7 +168,7 @@ class Mirror:
                     stop_file.touch()
 
 
-class Watch:
+class StopWatcher:
     """The counterpart of a :class:`Mirror` for a folder on a file system, which is its own storage.
 
     It stops this driver when another one has gone on in a folder of a higher generation.
@@ -200,7 +200,7 @@ class Watch:
                     return
 
 
-class Carried:
+class RemoteFolder:
     """A context in which a process far from its driver works on ``folder``, or ``parts`` of it.
 
     What the storage has of it is brought first, what changes is sent, unless it only ``reads``. Where the driver's
@@ -230,7 +230,7 @@ class Carried:
         if self._mirror:
             self._mirror.close()
 
-    def __enter__(self) -> Carried:
+    def __enter__(self) -> RemoteFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -242,7 +242,7 @@ def overtaken(folder: Path) -> str:
     return f"{run} was taken over by another driver; what this one did since is not stored"
 
 
-def bring(folder: Path, mark: str, parts: Sequence[str] = ()) -> None:
+def download(folder: Path, mark: str, parts: Sequence[str] = ()) -> None:
     """Wait for what another machine stores below ``folder``, until its last file, ``mark``, is here.
 
     At once where it is here already. Raises UserError (exit 3) when it does not come.

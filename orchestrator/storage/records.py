@@ -37,7 +37,7 @@ from orchestrator.provenance import private_files
 from orchestrator.storage import conditional, disk, generations, lease, remote, sync_state, takeover
 from orchestrator.storage.lease import Lease
 from orchestrator.storage.names import RECORD
-from orchestrator.storage.object_sync import STOP, Mirror, Watch
+from orchestrator.storage.object_sync import STOP, Mirror, StopWatcher
 
 FORMAT = 1
 """Of the record, and of all beside it that has no format of its own: study, history, events, curves."""
@@ -83,7 +83,7 @@ class RunFolder:
             private_files.write(partial, json.dumps(self.record, indent=1))
             partial.replace(self.path / RECORD)
 
-    def hold(self) -> None:
+    def acquire(self) -> None:
         """Take the folder for this process.
 
         Raises UserError when another process drives it, here or elsewhere, and (exit 3) when it can not be written.
@@ -130,9 +130,9 @@ class RunFolder:
                 self.release(status, code, **values)
             raise
 
-    def driven(self) -> bool:
+    def has_live_driver(self) -> bool:
         """Whether a live process holds the folder, here or elsewhere."""
-        return lease.driven(self.path)
+        return lease.has_live_driver(self.path)
 
     def stop(self) -> None:
         """Ask whoever drives it to stop. Raises UserError (exit 3) where that can not be written."""
@@ -217,11 +217,11 @@ class RunFolder:
         self._take_lock(ours)
         return ours
 
-    def mirror(self) -> Mirror | Watch:
+    def mirror(self) -> Mirror | StopWatcher:
         """From now on the storage follows the folder that is held, as long as no other driver takes it over."""
         place = remote.behind(self.path)
         if place is None:
-            return Watch(self.path)
+            return StopWatcher(self.path)
         return Mirror(self.path, place, self.path, lease=self._lease, holds=self.record["holds"])
 
     def fetch(self) -> RunFolder:
@@ -248,7 +248,7 @@ class RunFolder:
         status = str(self.record["status"])
         if status != "running" and self.record.get("ended"):
             return status
-        if self.driven():
+        if self.has_live_driver():
             return "running"
         return "lost" if status == "running" else status
 
@@ -291,7 +291,7 @@ def create(
     }
     folder = RunFolder(path, record)
     try:
-        folder.hold()
+        folder.acquire()
     except BaseException:  # it never was; a folder without a record would keep its name for ever
         shutil.rmtree(folder.path, ignore_errors=True)
         raise

@@ -25,7 +25,7 @@ BEAT_SECONDS = 60.0
 KINDS = ("cpus", "gpus")
 
 
-class Book:
+class UsageLog:
     """Writes one run's events: ``run``, ``trial 7`` or ``winner`` took its devices, and gave them back.
 
     What a dead driver left open is closed at the last moment that the file tells of, so that the hours between a

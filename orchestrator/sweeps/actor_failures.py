@@ -15,7 +15,7 @@ class Died(RayActorError):  # type: ignore[misc]
     """The process is gone: why, by Ray's words for it."""
 
     def __init__(self, told: str) -> None:
-        self.cause = reports.death(told)
+        self.cause = reports.death_cause(told)
         super().__init__(error_msg=self.cause)
 
     def __reduce__(self) -> tuple[type[Died], tuple[str]]:
@@ -29,4 +29,4 @@ def cause(trial: Any) -> str:
     # Tune's own file of all of the trial's failures, each below a line that numbers it.
     last = re.split(r"^Failure # .*\n", Path(trial.error_file).read_text(), flags=re.MULTILINE)[-1]
     times = trial.num_failures
-    return f"{reports.death(last)} {times} time{'s' * (times > 1)}"
+    return f"{reports.death_cause(last)} {times} time{'s' * (times > 1)}"

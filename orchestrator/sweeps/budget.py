@@ -30,19 +30,19 @@ class Budget:
         self._costs: dict[int, float] = {}
         self._warned = self._limit is not None and self._spent >= WARNING * self._limit
 
-    def start(self, unit: int) -> None:
-        self._since[unit] = time.monotonic()
+    def start(self, seed_run: int) -> None:
+        self._since[seed_run] = time.monotonic()
 
-    def stop(self, unit: int) -> None:
-        if unit in self._since:
-            cost = self._running(unit)
-            del self._since[unit]
+    def stop(self, seed_run: int) -> None:
+        if seed_run in self._since:
+            cost = self._running(seed_run)
+            del self._since[seed_run]
             self._spent += cost
-            self._costs[unit] = self._costs.get(unit, 0.0) + cost
+            self._costs[seed_run] = self._costs.get(seed_run, 0.0) + cost
 
-    def of(self, unit: int) -> float:
+    def of(self, seed_run: int) -> float:
         """Device seconds of a unit that has stopped."""
-        return self._costs.get(unit, 0.0)
+        return self._costs.get(seed_run, 0.0)
 
     @property
     def used(self) -> float:
@@ -54,7 +54,7 @@ class Budget:
         if self._limit is None:
             return True
         usual = fmean(self._costs.values()) if self._costs else 0.0
-        left = sum(max(0.0, usual - self._running(unit)) for unit in self._since)
+        left = sum(max(0.0, usual - self._running(seed_run)) for seed_run in self._since)
         return self.used + left + usual < self._limit
 
     def is_spent(self) -> bool:
@@ -67,5 +67,5 @@ class Budget:
         self._warned = True
         return True
 
-    def _running(self, unit: int) -> float:
-        return (time.monotonic() - self._since[unit]) * self.devices
+    def _running(self, seed_run: int) -> float:
+        return (time.monotonic() - self._since[seed_run]) * self.devices

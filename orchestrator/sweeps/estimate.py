@@ -130,7 +130,7 @@ def plan(
     fitting = 1 if local else connection.check_fit(nodes, resources)
     trials, seeds, refit = 1, 1, spec.plan.refit not in (False, "only")
     expected = epochs = spec.plan.epochs
-    capacities, begun, kept = _capacities(spec, fitting), 1.0, worker.KEPT
+    capacities, begun, kept = _capacities(spec, fitting), 1.0, worker.CHECKPOINTS_KEPT
     if isinstance(spec, SweepSpec):
         trials, seeds = spec.search.trials, spec.search.seeds
         share = expected_share(spec)
@@ -139,7 +139,7 @@ def plan(
         epochs = trials * seeds * epochs
         begun = trials * (1 + survivors(spec) * (seeds - 1))
         if spec.search.scheduler == "pbt":  # a member begins anew after each meeting
-            begun, kept = trials * (1 + len(samplers.rungs(spec.plan.epochs, "pbt"))), pbt.KEPT
+            begun, kept = trials * (1 + len(samplers.rungs(spec.plan.epochs, "pbt"))), pbt.MEMBER_CHECKPOINTS_KEPT
     settle = spec.plan.epochs if refit else 0
     at_most_hours = expected_hours = wall = storage = None
     if probe:
@@ -148,7 +148,7 @@ def plan(
         at_most_hours = hours * (probe.epoch_seconds * epochs + alone)
         expected_hours = hours * (probe.epoch_seconds * expected + alone)
         wall = search / len(capacities) + alone
-        storage = probe.checkpoint_bytes * (kept * trials * seeds + worker.KEPT)
+        storage = probe.checkpoint_bytes * (kept * trials * seeds + worker.CHECKPOINTS_KEPT)
     return Forecast(
         kind="sweep" if isinstance(spec, SweepSpec) else "run",
         workload=spec.workload,
@@ -263,7 +263,12 @@ def _measure_together(specs: list[ExperimentSpec], data: Path, device: torch.dev
     runner, moments = pack_plan.PackRunner(device), [time.monotonic()]
     with tempfile.TemporaryDirectory() as folder:
         for number, spec in enumerate(specs):
-            home = {"folder": f"{folder}/{number}", "data": str(data), "keep": worker.KEPT, "save_at_rungs": False}
+            home = {
+                "folder": f"{folder}/{number}",
+                "data": str(data),
+                "keep": worker.CHECKPOINTS_KEPT,
+                "save_at_rungs": False,
+            }
             runner.begin({"number": number, "spec": spec.model_dump(mode="json"), **home})
         while len(runner):
             news = runner.step()

@@ -72,7 +72,7 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
                 if not wait_for_room(self._spec.resources, self._waiting()):
                     return {**self._last, "rows": []}  # stopped with the sweep, or still waiting
                 if hung := heartbeat.announce(self._home, heartbeat.START_SECONDS):
-                    return reports.last_words(hung)
+                    return reports.failure_payload(hung)
                 self._group = train.start(
                     self._spec, self._home, self._data, stop_file=self._stop_file, timeouts=self._timeouts
                 )
@@ -88,7 +88,7 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
             except (TrainingFailedError, RayError) as error:
                 self._deaths += 1
                 if not train.lost_a_process(error) or self._deaths > train.RETRIES:
-                    return reports.last_words(error, cause=train.cause(error))
+                    return reports.failure_payload(error, cause=train.cause(error))
                 self._inbox.close()
                 self._group = None
 
@@ -103,4 +103,4 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
             if not self._stop_file.exists():
                 raise Preempted
             return {**self._last, "rows": []}  # with the sweep, which reports it
-        return reports.last_words(failure) if failure is not None else {**self._last, "rows": []}
+        return reports.failure_payload(failure) if failure is not None else {**self._last, "rows": []}

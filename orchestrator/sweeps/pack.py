@@ -1,6 +1,6 @@
 """Packs on Ray: one plain actor a slot hosts many trials. Tune gives every trial a process, so it does not place these.
 
-The ledger hands out trials and judges them as always. A process that dies takes all its trials along; they go on from
+The manager hands out trials and judges them as always. A process that dies takes all its trials along; they go on from
 their checkpoints, together once more, then each alone, so that one that kills its process fails by itself.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from orchestrator.cluster.fair_share import Hold
+from orchestrator.cluster.fair_share import SlotLimit
 from orchestrator.cluster.preemption import Preempted, this_node
 from orchestrator.cluster.train_group import bundle
 from orchestrator.config.spec import Resources, SweepSpec
@@ -22,7 +22,7 @@ from orchestrator.runs import reports, worker
 from orchestrator.runs.train import RETRIES
 from orchestrator.storage.records import RunFolder
 from orchestrator.sweeps.pack_plan import PackRunner
-from orchestrator.sweeps.trial_manager import Ledger
+from orchestrator.sweeps.trial_manager import TrialManager
 
 TOGETHER_AGAIN = 1
 """Deaths after which trials are still put together."""
@@ -33,17 +33,17 @@ _LOOK_SECONDS = 0.2
 def run_packs(
     spec: SweepSpec,
     folder: RunFolder,
-    ledger: Ledger,
+    manager: TrialManager,
     capacities: Sequence[int],
-    hold: Hold,
+    slot_limit: SlotLimit,
     lost: Callable[[str], None] = lambda cause: None,
 ) -> None:
-    """Run the sweep's trials, up to so many in each process, until the ledger has none left or says stop.
+    """Run the sweep's trials in packs until the manager has none left or stops the sweep.
 
-    ``hold`` says how many of the processes there may be; ``lost`` gets the cause of each one's death. Raises RunFailed
-    when one can not be had, or fails as a whole.
+    ``capacities`` gives the trials of each process, ``slot_limit`` how many processes may exist. ``lost`` is called
+    with the cause of each process' death. Raises RunFailed when a process cannot start or fails as a whole.
     """
-    _Packs(spec, folder, ledger, capacities, hold, lost).run()
+    _Packs(spec, folder, manager, capacities, slot_limit, lost).run()
 
 
 class PackActor:
@@ -68,18 +68,18 @@ class PackActor:
             going = self._going = this_node()
             self._runner = PackRunner(worker.take_device(self._resources), stop=lambda: self._stopping or going())
         self._runner.pace.answered()
-        for unit in drop:
-            self._runner.drop(unit)
+        for seed_run in drop:
+            self._runner.drop(seed_run)
         for config in begin:
             self._runner.begin(config)
         said = self._runner.step()
         if self._going():  # all have saved, and say it again when they go on
             raise Preempted
         self._runner.pace.sent()
-        return said, self._runner.units
+        return said, self._runner.seed_runs
 
 
-class _Host:
+class _PackSlot:
     """A slot: its actor as long as that lives, and the trials that are there."""
 
     def __init__(self, resources: Resources, size: int) -> None:
@@ -112,9 +112,9 @@ class _Host:
         self.trials[config["number"]] = config
         self._begin.append(config)
 
-    def drop(self, unit: int) -> None:
-        del self.trials[unit]
-        self._drop.append(unit)
+    def drop(self, seed_run: int) -> None:
+        del self.trials[seed_run]
+        self._drop.append(seed_run)
 
     def ask(self, stopping: bool) -> None:
         self.asked = time.monotonic()
@@ -126,128 +126,128 @@ class _Host:
 
 
 class _Packs:
-    """The driver's side: fills hosts, hands what they say to the ledger, and replaces those that die."""
+    """The driver's side: fills hosts, hands what they say to the manager, and replaces those that die."""
 
     def __init__(
         self,
         spec: SweepSpec,
         folder: RunFolder,
-        ledger: Ledger,
+        manager: TrialManager,
         capacities: Sequence[int],
-        hold: Hold,
+        slot_limit: SlotLimit,
         lost: Callable[[str], None],
     ) -> None:
-        self._hold, self._lost, self._finished = hold, lost, False
-        self._folder, self._ledger, self._timeout = folder, ledger, spec.search.trial_timeout
+        self._slot_limit, self._lost, self._finished = slot_limit, lost, False
+        self._folder, self._manager, self._timeout = folder, manager, spec.search.trial_timeout
         self._deaths: Counter[int] = Counter()
-        self._orphans: deque[dict[str, Any]] = deque()
-        self._suspects: deque[dict[str, Any]] = deque()
-        self._hosts = [_Host(spec.resources, size) for size in capacities]
+        self._requeued: deque[dict[str, Any]] = deque()
+        self._isolated: deque[dict[str, Any]] = deque()
+        self._slots = [_PackSlot(spec.resources, size) for size in capacities]
 
     def run(self) -> None:
         try:
             while self._ask():
-                self._ledger.ask_ahead()
-                answers = {host.answer: host for host in self._hosts if host.answer is not None}
+                self._manager.ask_ahead()
+                answers = {slot.answer: slot for slot in self._slots if slot.answer is not None}
                 ready, _ = ray.wait(list(answers), num_returns=1, timeout=_LOOK_SECONDS)
                 for answer in ready:
                     self._take(answers[answer])
                 self._end_silence()
         finally:
-            for host in self._hosts:
-                host.rest()
+            for slot in self._slots:
+                slot.rest()
 
-    def _share(self) -> list[_Host]:
+    def _share(self) -> list[_PackSlot]:
         """The hosts that may be; of the others, those with trials end these first, and those without rest."""
-        hosts = sorted(self._hosts, key=lambda host: (not host.trials, not host.up))
-        of_use = len(hosts)
+        slots = sorted(self._slots, key=lambda slot: (not slot.trials, not slot.up))
+        of_use = len(slots)
         if self._finished:
-            of_use = sum(bool(host.trials) for host in hosts) + len(self._orphans) + len(self._suspects)
-        may = self._hold(min(of_use, len(hosts)))
-        for host in hosts[may:]:
-            if not host.trials:
-                host.rest()
-        for host in hosts[:may]:
-            if not host.up:
-                host.start()
-        return hosts[:may]
+            of_use = sum(bool(slot.trials) for slot in slots) + len(self._requeued) + len(self._isolated)
+        may = self._slot_limit(min(of_use, len(slots)))
+        for slot in slots[may:]:
+            if not slot.trials:
+                slot.rest()
+        for slot in slots[:may]:
+            if not slot.up:
+                slot.start()
+        return slots[:may]
 
     def _ask(self) -> bool:
         """Set every idle host to work; False when no trial is anywhere and none will come."""
-        stopping, may = self._ledger.stopping(), self._share()
-        for host in self._hosts:
-            if host.answer is None:
-                if not stopping and host in may:
-                    self._fill(host)
-                if host.trials:
-                    host.ask(stopping)
-        if any(host.trials for host in self._hosts):
+        stopping, may = self._manager.stopping(), self._share()
+        for slot in self._slots:
+            if slot.answer is None:
+                if not stopping and slot in may:
+                    self._fill(slot)
+                if slot.trials:
+                    slot.ask(stopping)
+        if any(slot.trials for slot in self._slots):
             return True
-        over = stopping or (self._ledger.exhausted and not self._orphans and not self._suspects)
-        return not over and any(host.answer is not None for host in self._hosts)
+        over = stopping or (self._manager.exhausted and not self._requeued and not self._isolated)
+        return not over and any(slot.answer is not None for slot in self._slots)
 
-    def _fill(self, host: _Host) -> None:
-        if not host.trials:
-            host.alone = bool(self._suspects)
-            if host.alone:
-                host.take(self._suspects.popleft())
-        while not host.alone and len(host.trials) < host.size:
-            config = self._orphans.popleft() if self._orphans else self._ledger.next()
+    def _fill(self, slot: _PackSlot) -> None:
+        if not slot.trials:
+            slot.alone = bool(self._isolated)
+            if slot.alone:
+                slot.take(self._isolated.popleft())
+        while not slot.alone and len(slot.trials) < slot.size:
+            config = self._requeued.popleft() if self._requeued else self._manager.next()
             if config is None:
-                self._finished = self._ledger.exhausted
+                self._finished = self._manager.exhausted
                 return
-            host.take(config)
+            slot.take(config)
 
-    def _take(self, host: _Host) -> None:
-        answer, host.answer = host.answer, None
+    def _take(self, slot: _PackSlot) -> None:
+        answer, slot.answer = slot.answer, None
         try:
             said, there = ray.get(answer)
         except Preempted:
-            host.kill()
-            self._orphans += host.trials.values()
-            host.trials = {}
-            host.start()
+            slot.kill()
+            self._requeued += slot.trials.values()
+            slot.trials = {}
+            slot.start()
             return
         except reports.DeviceLost as error:
-            host.kill()
-            self._bury(host, one_line(getattr(error, "cause", error)))  # without Ray's wrapping
+            slot.kill()
+            self._handle_death(slot, one_line(getattr(error, "cause", error)))  # without Ray's wrapping
             return
         except ray.exceptions.RayTaskError as error:  # no trial's fault: it would do so again
             raise reports.failed_there(self._folder, error) from error
         except ray.exceptions.RayError as error:
-            if host.starts > RETRIES:
+            if slot.starts > RETRIES:
                 raise RunFailed(self._folder.id, one_line(error), str(self._folder.log)) from error
-            self._bury(host, reports.death(str(error)))
+            self._handle_death(slot, reports.death_cause(str(error)))
             return
-        host.starts = 0
-        for unit, payload in said:
-            if self._ledger.result(unit, payload) and unit in host.trials:
-                host.drop(unit)
-        host.trials = {unit: config for unit, config in host.trials.items() if unit in there}
+        slot.starts = 0
+        for seed_run, payload in said:
+            if self._manager.result(seed_run, payload) and seed_run in slot.trials:
+                slot.drop(seed_run)
+        slot.trials = {seed_run: config for seed_run, config in slot.trials.items() if seed_run in there}
 
-    def _bury(self, host: _Host, cause: str) -> None:
+    def _handle_death(self, slot: _PackSlot, cause: str) -> None:
         """Put a dead host's trials aside, give those up that have died too often, and start it anew."""
         self._lost(cause)
-        trials, host.trials = host.trials, {}
+        trials, slot.trials = slot.trials, {}
         self._deaths.update(trials.keys())
-        for unit, config in trials.items():
-            if self._deaths[unit] > RETRIES:
-                self._ledger.died(unit, f"{cause} {self._deaths[unit]} times")
-            elif self._deaths[unit] > TOGETHER_AGAIN:
-                self._suspects.append(config)
+        for seed_run, config in trials.items():
+            if self._deaths[seed_run] > RETRIES:
+                self._manager.died(seed_run, f"{cause} {self._deaths[seed_run]} times")
+            elif self._deaths[seed_run] > TOGETHER_AGAIN:
+                self._isolated.append(config)
             else:
-                self._orphans.append(config)
-        host.start()
+                self._requeued.append(config)
+        slot.start()
 
     def _end_silence(self) -> None:
         """Kill a host that is long silent; whom it had alone has failed."""
-        for host in self._hosts:
-            if self._timeout is None or host.answer is None or host.asked is None:
+        for slot in self._slots:
+            if self._timeout is None or slot.answer is None or slot.asked is None:
                 continue
-            if time.monotonic() - host.asked > self._timeout:
-                host.kill()
-                if host.alone:
-                    for unit in list(host.trials):
-                        self._ledger.died(unit, f"no report for {self._timeout:g} s")
-                    host.trials = {}
-                self._bury(host, "its process was silent and killed")
+            if time.monotonic() - slot.asked > self._timeout:
+                slot.kill()
+                if slot.alone:
+                    for seed_run in list(slot.trials):
+                        self._manager.died(seed_run, f"no report for {self._timeout:g} s")
+                    slot.trials = {}
+                self._handle_death(slot, "its process was silent and killed")

@@ -22,13 +22,13 @@ from orchestrator.errors import UserError
 from orchestrator.runs import reports, worker
 from orchestrator.runs.report_pace import ReportPace
 from orchestrator.search import spaces
-from orchestrator.storage.object_sync import Carried
+from orchestrator.storage.object_sync import RemoteFolder
 from workloads.contract import Evaluation, Metrics, Pack, Packable, Servable, Split, State, Workload
 
 if TYPE_CHECKING:
     import torch
 
-    from orchestrator.sweeps.trial_manager import Ledger
+    from orchestrator.sweeps.trial_manager import TrialManager
 
 
 def pack_size(spec: SweepSpec) -> int:
@@ -60,23 +60,23 @@ def capacities(spec: SweepSpec, fitting: int) -> tuple[int, ...]:
     All together they are never more than ``concurrency``, and the processes hold at most ``max_gpus``. Raises
     UserError as :func:`pack_size`.
     """
-    units = spec.search.trials * spec.search.seeds
-    limit = min(spec.search.concurrency or units, units)
+    seed_runs = spec.search.trials * spec.search.seeds
+    limit = min(spec.search.concurrency or seed_runs, seed_runs)
     processes = min(fitting, limit, spec.resources.most or limit)
     each, more = divmod(min(limit, processes * pack_size(spec)), processes)
     return tuple(each + (place < more) for place in range(processes))
 
 
-def run_together(ledger: Ledger, runner: PackRunner, size: int) -> None:
-    """Run a sweep's trials in this process, up to ``size`` at once, until the ledger has none left."""
+def run_together(manager: TrialManager, runner: PackRunner, size: int) -> None:
+    """Run a sweep's trials in this process, up to ``size`` at once, until the manager has none left."""
     while True:
-        while len(runner) < size and (config := ledger.next()) is not None:
+        while len(runner) < size and (config := manager.next()) is not None:
             runner.begin(config)
         if not len(runner):
             return
-        for unit, payload in runner.step():
-            if ledger.result(unit, payload):
-                runner.drop(unit)
+        for seed_run, payload in runner.step():
+            if manager.result(seed_run, payload):
+                runner.drop(seed_run)
 
 
 _Result: TypeAlias = Metrics | Evaluation | Exception
@@ -132,7 +132,7 @@ class _Trial:
     member: Member
     progress: Progress | None
     """How far it has come; None until a stream that does not begin with epoch 1 has reported."""
-    carried: Carried
+    carried: RemoteFolder
     rows: list[Row] = field(default_factory=list)
     report: EpochReport | None = None
 
@@ -193,22 +193,22 @@ class PackRunner:
         return len(self._trials) + len(self._failed)
 
     def begin(self, config: Mapping[str, Any]) -> None:
-        """Take a trial up, as the ledger's ``next`` gives it, from its last checkpoint if any."""
+        """Take a trial up, as the manager's ``next`` gives it, from its last checkpoint if any."""
         self.pace.ask(config.get("pace", {}))
         try:
             self._trials[config["number"]] = self._open(config)
         except Exception as error:
             reports.check_device(error)
-            self._failed.append((config["number"], reports.last_words(error)))
+            self._failed.append((config["number"], reports.failure_payload(error)))
 
     @property
-    def units(self) -> set[int]:
+    def seed_runs(self) -> set[int]:
         """Who is under way."""
-        return {*self._trials, *(unit for unit, _ in self._failed)}
+        return {*self._trials, *(seed_run for seed_run, _ in self._failed)}
 
-    def drop(self, unit: int) -> None:
+    def drop(self, seed_run: int) -> None:
         """Forget a trial that was stopped or has ended."""
-        if trial := self._trials.pop(unit, None):
+        if trial := self._trials.pop(seed_run, None):
             trial.carried.finish()
 
     def step(self) -> list[tuple[int, dict[str, Any]]]:
@@ -218,7 +218,7 @@ class PackRunner:
             self._train_together()
             said = self._advance()
             if time.monotonic() - self._told >= self.pace.seconds():
-                said += [(unit, trial.payload()) for unit, trial in self._trials.items() if trial.rows]
+                said += [(seed_run, trial.payload()) for seed_run, trial in self._trials.items() if trial.rows]
                 self._told = time.monotonic()
         return said
 
@@ -229,7 +229,7 @@ class PackRunner:
         experiment = replace(
             plain, build=lambda holdout: cast(Workload, member), every_epoch=True, clock=lambda: member.seconds
         )
-        carried = Carried(Path(config["folder"]))
+        carried = RemoteFolder(Path(config["folder"]))
         found = checkpoint.latest(Path(config["folder"]))
         stream = experiment.stream(checkpoint.read(found, spec.identity) if found else None)
         # A pack trains ahead of the streams: not before one that evaluates untouched weights has done so.
@@ -238,19 +238,19 @@ class PackRunner:
 
     def _advance(self) -> list[tuple[int, dict[str, Any]]]:
         said = []
-        for unit, trial in list(self._trials.items()):
+        for seed_run, trial in list(self._trials.items()):
             try:
                 if not trial.advance():
                     trial.carried.close()
-                    self.drop(unit)
+                    self.drop(seed_run)
                     if trial.rows:
-                        said.append((unit, trial.payload()))
+                        said.append((seed_run, trial.payload()))
                 elif trial.is_to_be_judged:
-                    said.append((unit, trial.payload()))
+                    said.append((seed_run, trial.payload()))
             except Exception as error:
                 reports.check_device(error)
-                self.drop(unit)
-                said.append((unit, reports.last_words(error, trial.rows)))
+                self.drop(seed_run)
+                said.append((seed_run, reports.failure_payload(error, trial.rows)))
         return said
 
     def _train_together(self) -> None:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from optuna.distributions import BaseDistribution
 
 from orchestrator.cluster import preflight
-from orchestrator.cluster.fair_share import Hold, sharing
+from orchestrator.cluster.fair_share import SlotLimit, sharing
 from orchestrator.config import objectives, workload_loader
 from orchestrator.config.spec import SweepSpec
 from orchestrator.console import Console
 from orchestrator.errors import UNAVAILABLE, Interrupted, RunFailed, UserError
 from orchestrator.provenance import record as provenance
 from orchestrator.runs import reports, worker
-from orchestrator.runs.driver import Follow, Options, finish, in_process
+from orchestrator.runs.driver import Options, ProgressReporter, finish, in_process
 from orchestrator.runs.session import Result, Session, adopt
 from orchestrator.search import grid, samplers, spaces, strategy, trusted_spaces, warm_start
 from orchestrator.search.pbt import Population
@@ -27,8 +27,8 @@ from orchestrator.storage import records
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
 from orchestrator.sweeps import pack_plan
-from orchestrator.sweeps.trial_manager import Ledger
-from orchestrator.sweeps.winner import Winner, choose, settle
+from orchestrator.sweeps.trial_manager import TrialManager
+from orchestrator.sweeps.winner import Winner, finalize, select_winner
 from workloads.data import left_out
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Again:
+class ResumeOptions:
     """What ``--resume`` may add to a sweep; ``space`` is where the file of its search space lies now."""
 
     more_trials: int = 0
@@ -66,10 +66,10 @@ def sweep(spec: SweepSpec, settings: Settings, options: Options, console: Consol
         options.name,
     )
     with folder.guarded():
-        return _drive(folder, spec, settings, options, console, Again(), resuming=False)
+        return _drive(folder, spec, settings, options, console, ResumeOptions(), resuming=False)
 
 
-def resume(folder: RunFolder, settings: Settings, console: Console, again: Again) -> Result:
+def resume(folder: RunFolder, settings: Settings, console: Console, again: ResumeOptions) -> Result:
     """Go on with a sweep: the same trials, the same study, the same MLflow runs.
 
     Raises UserError when its space or objective is another one by now, when it has finished and nothing is added,
@@ -91,7 +91,7 @@ def resume(folder: RunFolder, settings: Settings, console: Console, again: Again
     _check_contract(folder, spec)
     spec = _with_more(spec, again.more_trials)
     preflight.services(settings, spec.resources, ray=not options.local, workload=spec.workload)
-    folder.hold()
+    folder.acquire()
     folder.update(spec={**folder.record["spec"], "sweep": spec.model_dump(mode="json")})
     with folder.guarded():
         return _drive(folder, spec, settings, options, console, again, resuming=True)
@@ -158,7 +158,7 @@ def _drive(
     settings: Settings,
     options: Options,
     console: Console,
-    again: Again,
+    again: ResumeOptions,
     resuming: bool,
 ) -> Result:
     decide_at = samplers.rungs(spec.plan.epochs, spec.search.scheduler)
@@ -190,15 +190,15 @@ def _drive(
         if session.tracker:  # no parameter: those MLflow never changes, and --more-trials does
             session.tracker.tag(folder.id, {"search.trials": str(spec.search.trials)})
         study = _study(spec, folder, session, again)
-        ledger = Ledger(study, session, spec)
-        session.pulse.of(ledger.vitals)
+        manager = TrialManager(study, session, spec)
+        session.publisher.of(manager.current_status)
         place = _in_process if options.local else _on_ray
-        winner = place(spec, session, study, ledger)
+        winner = place(spec, session, study, manager)
         result = finish(session, winner.spec, options.register, folder.path / WINNER, winner.before)
-        return settle(result, session, spec, study, ledger, options)
+        return finalize(result, session, spec, study, manager, options)
 
 
-def _study(spec: SweepSpec, folder: RunFolder, session: Session, again: Again) -> Study:
+def _study(spec: SweepSpec, folder: RunFolder, session: Session, again: ResumeOptions) -> Study:
     """The sweep's study, with what it is to learn from and what is to be tried again."""
     survey = _survey(spec)
     first = _distributions(survey)
@@ -219,21 +219,21 @@ def _study(spec: SweepSpec, folder: RunFolder, session: Session, again: Again) -
     return study
 
 
-def _in_process(spec: SweepSpec, session: Session, study: Study, ledger: Ledger) -> Winner:
+def _in_process(spec: SweepSpec, session: Session, study: Study, manager: TrialManager) -> Winner:
     """Run the trials and settle the winner, which it returns; so does :func:`_on_ray`."""
     device = worker.take_device(spec.resources)
     (size,) = pack_plan.capacities(spec, fitting=1)
-    ledger.share(size)
+    manager.share(size)
     try:
-        pack_plan.run_together(ledger, pack_plan.PackRunner(device, stop=ledger.stopping), size)
+        pack_plan.run_together(manager, pack_plan.PackRunner(device, stop=manager.stopping), size)
     except reports.DeviceLost as error:
         cause = f"{error}. This process cannot go on: orchestrator sweep --resume {session.folder.id}"
         raise RunFailed(session.folder.id, cause, str(session.folder.log)) from error
     finally:
-        ledger.close()
-    winner = choose(session, spec, study, ledger)
-    follow = Follow(session, winner.spec, winner.before)
-    with ledger.book.holding("winner", winner.spec.resources):
+        manager.close()
+    winner = select_winner(session, spec, study, manager)
+    follow = ProgressReporter(session, winner.spec, winner.before)
+    with manager.usage_log.holding("winner", winner.spec.resources):
         complete = in_process(
             winner.spec,
             session.folder.path / WINNER,
@@ -248,7 +248,7 @@ def _in_process(spec: SweepSpec, session: Session, study: Study, ledger: Ledger)
     return winner
 
 
-def _on_ray(spec: SweepSpec, session: Session, study: Study, ledger: Ledger) -> Winner:
+def _on_ray(spec: SweepSpec, session: Session, study: Study, manager: TrialManager) -> Winner:
     from orchestrator.cluster.connection import check_fit, check_storage, cluster
     from orchestrator.cluster.lost_devices import LostDevices
     from orchestrator.cluster.preemption import stop_with_node
@@ -261,24 +261,24 @@ def _on_ray(spec: SweepSpec, session: Session, study: Study, ledger: Ledger) -> 
         session.console.say(_at_once(spec, capacities, len(nodes)))
         check_storage(settings.storage)
         _check_shared(spec, settings, len(nodes))
-        ledger.share(sum(capacities) / len(capacities))
-        ledger.load.trains_elsewhere(sum(capacities))
+        manager.share(sum(capacities) / len(capacities))
+        manager.load.trains_elsewhere(sum(capacities))
         with (
             sharing(folder.id, settings, spec.resources, len(capacities), session.console.say) as share,
             closing(LostDevices(spec.resources, session.console.say)) as devices,
         ):
-            hold = _on_working_devices(share, devices, len(capacities), ledger)
+            slot_limit = _on_working_devices(share, devices, len(capacities), manager)
             try:
                 if max(capacities) > 1:
-                    pack_placement.run_packs(spec, folder, ledger, capacities, hold, devices.report)
+                    pack_placement.run_packs(spec, folder, manager, capacities, slot_limit, devices.report)
                 else:
-                    placement.run_trials(spec, folder, ledger, len(capacities), hold, devices.report)
+                    placement.run_trials(spec, folder, manager, len(capacities), slot_limit, devices.report)
             finally:
-                ledger.close()
-            winner = choose(session, spec, study, ledger)
-            follow = Follow(session, winner.spec, winner.before)
+                manager.close()
+            winner = select_winner(session, spec, study, manager)
+            follow = ProgressReporter(session, winner.spec, winner.before)
             share(1)
-            with ledger.book.holding("winner", winner.spec.resources):
+            with manager.usage_log.holding("winner", winner.spec.resources):
                 complete = placement.run_winner(
                     winner.spec,
                     session.folder.path / WINNER,
@@ -293,19 +293,19 @@ def _on_ray(spec: SweepSpec, session: Session, study: Study, ledger: Ledger) -> 
     return winner
 
 
-def _on_working_devices(share: Hold, devices: LostDevices, slots: int, ledger: Ledger) -> Hold:
+def _on_working_devices(share: SlotLimit, devices: LostDevices, slots: int, manager: TrialManager) -> SlotLimit:
     """``share`` without the devices that were lost. Where none is left the sweep stops."""
 
-    def hold(wanted: int) -> int:
+    def slot_limit(wanted: int) -> int:
         devices.look()
         room = devices.room(slots)
         if not room:
-            ledger.refusal = UserError(
+            manager.refusal = UserError(
                 "Every accelerator of the sweep was lost", fix="Check the nodes, then --resume it", code=UNAVAILABLE
             )
         return share(max(1, min(wanted, room)))
 
-    return hold
+    return slot_limit
 
 
 def _at_once(spec: SweepSpec, capacities: Sequence[int], nodes: int) -> str:

@@ -14,9 +14,9 @@ from orchestrator.engine import checkpoint
 from orchestrator.engine.experiment import Experiment
 from orchestrator.engine.loop import EpochReport
 from orchestrator.runs import heartbeat, reports, worker
-from orchestrator.runs.heartbeat import GivenUp
+from orchestrator.runs.heartbeat import TrialTimeout
 from orchestrator.runs.report_pace import ReportPace
-from orchestrator.storage.object_sync import Carried
+from orchestrator.storage.object_sync import RemoteFolder
 
 
 class TrialActor(tune.Trainable):  # type: ignore[misc]
@@ -35,7 +35,7 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
     _keep: int
     _save_at_rungs: bool
     _failure: dict[str, Any] | None
-    _carried: Carried
+    _carried: RemoteFolder
     _pace: ReportPace
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -61,7 +61,7 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
             except Exception as error:
                 self._last = None
                 reports.check_device(error)
-                self._failure = reports.last_words(error)
+                self._failure = reports.failure_payload(error)
             else:
                 raise Preempted  # nothing else ends a trial's stream before its time
         self._last = None
@@ -81,13 +81,13 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
             self._pace.sent()
         return reports.payload(report)
 
-    def _begin(self, config: Mapping[str, Any], hung: GivenUp | None) -> None:
-        self._failure = reports.last_words(hung) if hung else None
+    def _begin(self, config: Mapping[str, Any], hung: TrialTimeout | None) -> None:
+        self._failure = reports.failure_payload(hung) if hung else None
         self._last = None
         self._stream = iter(())
         self._folder = Path(config["folder"])
         self._keep, self._save_at_rungs = config["keep"], config["save_at_rungs"]
-        self._carried = Carried(self._folder)
+        self._carried = RemoteFolder(self._folder)
         self._pace = ReportPace(config.get("pace"))
         if hung:
             return

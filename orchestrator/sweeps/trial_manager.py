@@ -13,20 +13,20 @@ from orchestrator.engine.loop import Row
 from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.runs import reports, worker
 from orchestrator.runs.driver import flat_params
-from orchestrator.runs.driver_status import Vitals
+from orchestrator.runs.driver_status import DriverStatus
 from orchestrator.runs.session import Session
 from orchestrator.runs.train import Timeouts
 from orchestrator.search.curves import Curves
-from orchestrator.search.pbt import KEPT, Population
+from orchestrator.search.pbt import MEMBER_CHECKPOINTS_KEPT, Population
 from orchestrator.search.progress import search_progress
 from orchestrator.search.study import Study, Trial, Verdict
-from orchestrator.storage.usage_log import Book
+from orchestrator.storage.usage_log import UsageLog
 from orchestrator.sweeps.budget import Budget
 from orchestrator.sweeps.driver_load import DriverLoad
 from orchestrator.sweeps.failure_limit import FailureLimit
 
 
-class Ledger:
+class TrialManager:
     """Hands out trials, takes their reports, tells the study, the tracker, the accounts and the console.
 
     A trial that runs is named by its unit (see :class:`orchestrator.search.study.Trial`).
@@ -46,7 +46,7 @@ class Ledger:
         self._charged = spec.resources
         self.refusal: UserError | None = None
         """What ended a trial and would end every other one, so that the sweep has stopped."""
-        self.book = Book(session.folder.path)
+        self.usage_log = UsageLog(session.folder.path)
         self.budget = Budget(spec, session.folder)
         self.failures = FailureLimit(spec.search.max_failures)
         self.load = DriverLoad()
@@ -74,13 +74,13 @@ class Ledger:
         self._open(trial, spec)
         population = isinstance(self._study, Population)
         return {
-            "number": trial.unit,
+            "number": trial.seed_run,
             "spec": spec.model_dump(mode="json"),
-            "folder": str(self._study.home(trial.unit)),
+            "folder": str(self._study.home(trial.seed_run)),
             "data": str(self._session.settings.data),
             "stop_file": str(self._session.folder.stop_file),
             "timeouts": list(Timeouts.of(self._session.settings)),
-            "keep": KEPT if population else worker.KEPT,
+            "keep": MEMBER_CHECKPOINTS_KEPT if population else worker.CHECKPOINTS_KEPT,
             "save_at_rungs": population,
             "pace": self.load.pace(self._spec.search.trial_timeout),
         }
@@ -96,14 +96,14 @@ class Ledger:
         """How many trials hold devices."""
         return len(self._live)
 
-    def vitals(self) -> Vitals:
+    def current_status(self) -> DriverStatus:
         """How the sweep stands. Any thread may ask: Optuna's storage lets several read."""
         study = self._study
         shown = search_progress(study.trials, study.target, study.objective, study.best())
-        return Vitals(
+        return DriverStatus(
             **shown,
             done=self._done,
-            device_seconds=self.book.seconds(),
+            device_seconds=self.usage_log.seconds(),
             trouble=self._trouble,
             driver_utilisation=self.load.utilisation(),
         )
@@ -119,50 +119,50 @@ class Ledger:
     def experiment(self, origin: int, params: Mapping[str, Any], seed: int = 0) -> ExperimentSpec:
         return self._spec.trial(origin, preflight.parameters(self._spec.workload, params), seed)
 
-    def result(self, unit: int, payload: Mapping[str, Any]) -> bool:
+    def result(self, seed_run: int, payload: Mapping[str, Any]) -> bool:
         """Take one report of a trial; True when the trial must stop."""
         with self.load.serving(reports=1):
-            return self._result(unit, payload)
+            return self._result(seed_run, payload)
 
-    def _result(self, unit: int, payload: Mapping[str, Any]) -> bool:
-        if unit not in self._study.running():
-            self._drop(unit)
+    def _result(self, seed_run: int, payload: Mapping[str, Any]) -> bool:
+        if seed_run not in self._study.running():
+            self._drop(seed_run)
             return True
-        self.book.beat()
+        self.usage_log.beat()
         self._warn()
         rows = list(reports.rows_from_json(payload.get("rows", [])))
-        number, seed = self._study.trial_of(unit)
+        number, seed = self._study.trial_of(seed_run)
         self._curves.add(number, rows, seed)
-        self._session.pulse.trained(sum(row.epoch > 0 for row in rows))
+        self._session.publisher.trained(sum(row.epoch > 0 for row in rows))
         if self._session.tracker:
-            self._session.tracker.log(self._key(unit), rows)
+            self._session.tracker.log(self._key(seed_run), rows)
         if cause := payload.get("error"):
             if payload["refused"]:
                 self.refusal = UserError(cause, code=payload["refused"])
             if payload["refused"] == UNAVAILABLE:  # no fault of the trial's: --resume goes on with it
-                self._drop(unit)
+                self._drop(seed_run)
                 return True
-            self._ended(unit, self._study.fail(unit, cause), cause)
+            self._ended(seed_run, self._study.fail(seed_run, cause), cause)
             return True
         attributes = {
             name: payload[name] for name in ("epoch", "best_epoch", "best_value", "best_metrics", "train_seconds")
         }
-        verdict = self._study.report(unit, rows, payload["best_value"], bool(payload["ended"]), attributes)
+        verdict = self._study.report(seed_run, rows, payload["best_value"], bool(payload["ended"]), attributes)
         if verdict == "go on":
             return False
         if verdict == "paused":
-            self._stop_clock(unit)
+            self._stop_clock(seed_run)
             return True
         detail = f"{self._study.objective.metric} {show(payload['best_value'])}"
-        self._ended(unit, verdict, self._study.cause(unit) if verdict == "failed" else detail)
+        self._ended(seed_run, verdict, self._study.cause(seed_run) if verdict == "failed" else detail)
         return True
 
-    def died(self, unit: int, cause: str) -> None:
+    def died(self, seed_run: int, cause: str) -> None:
         """A trial's process was lost more often than it is retried, or was killed for its silence."""
-        if unit in self._study.running():
-            self._ended(unit, self._study.fail(unit, cause), cause)
+        if seed_run in self._study.running():
+            self._ended(seed_run, self._study.fail(seed_run, cause), cause)
         else:
-            self._drop(unit)
+            self._drop(seed_run)
 
     def stopping(self) -> bool:
         asked = self.refusal is not None or self.failures.is_reached() or self._session.interrupts.asked()
@@ -180,32 +180,32 @@ class Ledger:
         elif not self._study.exhausted() and not self.budget.allows_another():
             self._session.console.say("Stopped: the device-hour budget takes no further trial")
         tracker = self._session.tracker
-        for unit in sorted({*self._study.unfinished(), *self._begun}):
-            if spent and unit in self._study.unfinished():  # a cut trial takes its other seeds along
-                self._study.cut(unit, spent)
-            if tracker and unit not in self._begun and tracker.opened(self._key(unit)):  # a dead process' run
-                tracker.end(self._key(unit), "KILLED")
-            self._drop(unit)
-        self.book.close()
+        for seed_run in sorted({*self._study.unfinished(), *self._begun}):
+            if spent and seed_run in self._study.unfinished():  # a cut trial takes its other seeds along
+                self._study.cut(seed_run, spent)
+            if tracker and seed_run not in self._begun and tracker.opened(self._key(seed_run)):  # a dead process' run
+                tracker.end(self._key(seed_run), "KILLED")
+            self._drop(seed_run)
+        self.usage_log.close()
 
     def _open(self, trial: Trial, spec: ExperimentSpec) -> None:
         if not self._at_work:
             self._session.console.begin("trial", self._done)
             self._at_work = True
-        self.book.start(self._name(trial.unit), self._charged)
-        self.budget.start(trial.unit)
-        self._live.add(trial.unit)
+        self.usage_log.start(self._name(trial.seed_run), self._charged)
+        self.budget.start(trial.seed_run)
+        self._live.add(trial.seed_run)
         tracker, study = self._session.tracker, self._study
-        begun = trial.unit in self._begun
-        self._begun.add(trial.unit)
+        begun = trial.seed_run in self._begun
+        self._begun.add(trial.seed_run)
         if not tracker:
             return
         if not begun:
             first = study.first_params(trial.number) if isinstance(study, Population) else trial.params
             shown = self.experiment(trial.origin, first, trial.seed)
             tracker.start(
-                self._key(trial.unit),
-                self._name(trial.unit).replace(" ", "-"),
+                self._key(trial.seed_run),
+                self._name(trial.seed_run).replace(" ", "-"),
                 params=flat_params(shown),
                 tags={
                     "orchestrator.kind": "trial",
@@ -216,29 +216,29 @@ class Ledger:
                 },
                 parent=self._session.folder.id,
             )
-            self._session.trained_on(self._key(trial.unit), spec.params)
+            self._session.trained_on(self._key(trial.seed_run), spec.params)
         if isinstance(study, Population):
             # MLflow's parameters can not change: what PBT made of them is a curve.
             values = {name: trial.params[name] for name in study.changeable if name in trial.params}
             numbers = {f"pbt/{k}": float(v) for k, v in values.items() if type(v) in (int, float)}
-            tracker.log(self._key(trial.unit), [Row(study.met, time.time(), numbers)])
+            tracker.log(self._key(trial.seed_run), [Row(study.met, time.time(), numbers)])
 
-    def _ended(self, unit: int, verdict: Verdict, detail: str) -> None:
-        self._stop_clock(unit)
-        self._begun.discard(unit)
+    def _ended(self, seed_run: int, verdict: Verdict, detail: str) -> None:
+        self._stop_clock(seed_run)
+        self._begun.discard(seed_run)
         self._done = sum(trial.state.is_finished() for trial in self._study.trials)
-        self.failures.count(self._study.trial_of(unit)[0], detail if verdict == "failed" else None)
+        self.failures.count(self._study.trial_of(seed_run)[0], detail if verdict == "failed" else None)
         if verdict == "failed":
-            self._trouble = f"{self._name(unit)}: {detail}"
+            self._trouble = f"{self._name(seed_run)}: {detail}"
         tracker = self._session.tracker
         if tracker:
             tracker.tag(
-                self._key(unit),
-                {"orchestrator.state": verdict, "orchestrator.device_seconds": f"{self.budget.of(unit):.1f}"}
+                self._key(seed_run),
+                {"orchestrator.state": verdict, "orchestrator.device_seconds": f"{self.budget.of(seed_run):.1f}"}
                 | ({"orchestrator.cause": detail} if verdict == "failed" else {}),
             )
-            tracker.end(self._key(unit), "FAILED" if verdict == "failed" else "FINISHED")
-        self._session.console.say(f"{self._name(unit)} {verdict:<8} {detail}")
+            tracker.end(self._key(seed_run), "FAILED" if verdict == "failed" else "FINISHED")
+        self._session.console.say(f"{self._name(seed_run)} {verdict:<8} {detail}")
         self._session.console.progress(self._done, self._study.target, "trial")
 
     def _warn(self) -> None:
@@ -247,22 +247,22 @@ class Ledger:
             self._session.console.say(message)
             self._session.notify("budget", message)
 
-    def _drop(self, unit: int) -> None:
+    def _drop(self, seed_run: int) -> None:
         """A unit that has no end of its own: its sweep was stopped, or another seed of its trial has failed."""
-        if self._session.tracker and unit in self._begun:
-            self._session.tracker.end(self._key(unit), "KILLED")
-        self._begun.discard(unit)
-        self._stop_clock(unit)
+        if self._session.tracker and seed_run in self._begun:
+            self._session.tracker.end(self._key(seed_run), "KILLED")
+        self._begun.discard(seed_run)
+        self._stop_clock(seed_run)
 
-    def _stop_clock(self, unit: int) -> None:
-        self._live.discard(unit)
-        self.book.stop(self._name(unit))
-        self.budget.stop(unit)
+    def _stop_clock(self, seed_run: int) -> None:
+        self._live.discard(seed_run)
+        self.usage_log.stop(self._name(seed_run))
+        self.budget.stop(seed_run)
 
-    def _name(self, unit: int) -> str:
-        number, seed = self._study.trial_of(unit)
+    def _name(self, seed_run: int) -> str:
+        number, seed = self._study.trial_of(seed_run)
         return f"trial {number}" + (f" seed {seed}" if self._spec.search.seeds > 1 else "")
 
-    def _key(self, unit: int) -> str:
-        number, seed = self._study.trial_of(unit)
+    def _key(self, seed_run: int) -> str:
+        number, seed = self._study.trial_of(seed_run)
         return f"{self._session.folder.id}/{number}" + (f"/{seed}" if self._spec.search.seeds > 1 else "")

@@ -1,4 +1,4 @@
-"""Trials on Ray: Tune places them on reused actors; what they say goes to the ledger, which decides."""
+"""Trials on Ray: Tune places them on reused actors; what they say goes to the manager, which decides."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import ray
 from ray import tune
 from ray.tune.search import ConcurrencyLimiter, Searcher, SearchGenerator
 
-from orchestrator.cluster.fair_share import Hold
+from orchestrator.cluster.fair_share import SlotLimit
 from orchestrator.cluster.preemption import this_node
 from orchestrator.cluster.ray_compat import deaths_are_retried
 from orchestrator.cluster.train_group import bundle, remove_groups
@@ -23,32 +23,32 @@ from orchestrator.runs import heartbeat as watch
 from orchestrator.runs import reports as messages
 from orchestrator.runs import worker
 from orchestrator.runs.group_driver import follow
-from orchestrator.runs.heartbeat import Watch
+from orchestrator.runs.heartbeat import TrialMonitor
 from orchestrator.runs.session import Session
 from orchestrator.runs.train import RETRIES
-from orchestrator.storage.object_sync import Carried, bring
+from orchestrator.storage.object_sync import RemoteFolder, download
 from orchestrator.storage.records import RunFolder
 from orchestrator.sweeps import actor_failures
 from orchestrator.sweeps.group import TOKEN, GroupTrial
 from orchestrator.sweeps.trial import TrialActor
-from orchestrator.sweeps.trial_manager import Ledger
+from orchestrator.sweeps.trial_manager import TrialManager
 
 
 @dataclass
-class _Under:
+class _SweepState:
     """What is under way, by what the parts of Tune below know of it together."""
 
-    ledger: Ledger
-    watch: Watch
+    manager: TrialManager
+    watch: TrialMonitor
     slots: int
-    hold: Hold
+    slot_limit: SlotLimit
     lost: Callable[[str], None] = lambda cause: None
     """Gets the cause of each process' death."""
     grouped: bool = False
     """Whether a trial has several workers."""
     finished: bool = False
     """Whether no further trial will begin."""
-    units: dict[str, int] = field(default_factory=dict)
+    seed_runs: dict[str, int] = field(default_factory=dict)
     """By the ids that Tune gives."""
     homes: dict[int, Path] = field(default_factory=dict)
     open: set[int] = field(default_factory=set)
@@ -58,7 +58,7 @@ class _Under:
 
     def may(self) -> int:
         """How many trials may be under way now."""
-        return self.hold(self.ledger.live if self.finished else self.slots)
+        return self.slot_limit(self.manager.live if self.finished else self.slots)
 
 
 class _Unsaved:
@@ -68,35 +68,35 @@ class _Unsaved:
         return {}
 
 
-class _Search(_Unsaved, Searcher):  # type: ignore[misc]
-    """Tune's view of the ledger: the next trial, and trials whose process is lost for good."""
+class _StudySearcher(_Unsaved, Searcher):  # type: ignore[misc]
+    """Tune's view of the manager: the next trial, and trials whose process is lost for good."""
 
-    def __init__(self, under: _Under) -> None:
+    def __init__(self, state: _SweepState) -> None:
         super().__init__()
-        self._under = under
+        self._state = state
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        ledger = self._under.ledger
-        config = ledger.next() if ledger.live < self._under.may() else None
+        manager = self._state.manager
+        config = manager.next() if manager.live < self._state.may() else None
         if config is None:
-            self._under.finished = ledger.exhausted
-            return str(Searcher.FINISHED) if self._under.finished else None  # None: ask again
-        unit, home = config["number"], Path(config["folder"])
-        self._under.units[trial_id], self._under.homes[unit] = unit, home
-        self._under.open.add(unit)
-        self._under.watch.begin(unit, home)
+            self._state.finished = manager.exhausted
+            return str(Searcher.FINISHED) if self._state.finished else None  # None: ask again
+        seed_run, home = config["number"], Path(config["folder"])
+        self._state.seed_runs[trial_id], self._state.homes[seed_run] = seed_run, home
+        self._state.open.add(seed_run)
+        self._state.watch.begin(seed_run, home)
         return config
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        unit = self._under.units[trial_id]
-        if self._under.grouped and not self._under.ledger.stopping():  # then its workers may be saving
-            remove_groups(self._under.homes[unit])
-            self._under.open.discard(unit)
+        seed_run = self._state.seed_runs[trial_id]
+        if self._state.grouped and not self._state.manager.stopping():  # then its workers may be saving
+            remove_groups(self._state.homes[seed_run])
+            self._state.open.discard(seed_run)
         if error:
-            hung = watch.given_up(self._under.homes[unit])  # while it was reset: Tune tries that once
-            cause = str(hung or actor_failures.cause(self._under.trials.get(trial_id)))
-            self._under.lost(cause)
-            self._under.ledger.died(unit, cause)
+            hung = watch.given_up(self._state.homes[seed_run])  # while it was reset: Tune tries that once
+            cause = str(hung or actor_failures.cause(self._state.trials.get(trial_id)))
+            self._state.lost(cause)
+            self._state.manager.died(seed_run, cause)
 
     def save(self, checkpoint_path: str) -> None:
         pass
@@ -105,77 +105,85 @@ class _Search(_Unsaved, Searcher):  # type: ignore[misc]
         pass
 
 
-class _Shared(_Unsaved, SearchGenerator):  # type: ignore[misc]
+class _SharedSearch(_Unsaved, SearchGenerator):  # type: ignore[misc]
     """What keeps Tune from holding more processes than the sweep's share of the cluster.
 
     Tune keeps the process of a trial that has ended for the next one. Where there must be no next one for now, the
     search seems to have ended: then Tune gives it back.
     """
 
-    def __init__(self, under: _Under) -> None:
-        super().__init__(ConcurrencyLimiter(_Search(under), under.slots))  # else Tune starts one process at a time
-        self._under = under
+    def __init__(self, state: _SweepState) -> None:
+        super().__init__(
+            ConcurrencyLimiter(_StudySearcher(state), state.slots)
+        )  # else Tune starts one process at a time
+        self._state = state
 
     def is_finished(self) -> bool:
-        may, live = self._under.may(), self._under.ledger.live
-        return super().is_finished() or (may < self._under.slots and live >= may)
+        may, live = self._state.may(), self._state.manager.live
+        return super().is_finished() or (may < self._state.slots and live >= may)
 
 
-class _Stop(_Unsaved, tune.Stopper):  # type: ignore[misc]
-    """Sees every report before anything else in Tune does, so it is where reports enter the ledger."""
+class _ReportStopper(_Unsaved, tune.Stopper):  # type: ignore[misc]
+    """Sees every report before anything else in Tune does, so it is where reports enter the manager."""
 
-    def __init__(self, under: _Under) -> None:
-        self._under = under
+    def __init__(self, state: _SweepState) -> None:
+        self._state = state
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         payload = dict(result)
         for bulky in ("rows", "best_metrics"):  # Tune would keep them in its state
             result.pop(bulky, None)
-        unit = self._under.units[trial_id]
-        stop = self._under.ledger.result(unit, payload)
-        self._under.watch.end(unit) if stop else self._under.watch.heard(unit)
+        seed_run = self._state.seed_runs[trial_id]
+        stop = self._state.manager.result(seed_run, payload)
+        self._state.watch.end(seed_run) if stop else self._state.watch.heard(seed_run)
         return stop
 
     def stop_all(self) -> bool:
         """Asked several times a second, so it is also where silence is noticed."""
-        watched = self._under.watch
-        for unit, folder in watched.silent().items():
-            watched.end(unit)
+        watched = self._state.watch
+        for seed_run, folder in watched.silent().items():
+            watched.end(seed_run)
             watch.kill(folder, watched.timeout or 0.0)
-        return self._under.ledger.stopping()
+        return self._state.manager.stopping()
 
 
-class _Restarts(_Unsaved, tune.Callback):  # type: ignore[misc]
+class _ProcessCallback(_Unsaved, tune.Callback):  # type: ignore[misc]
     """Hears of each process that died and will be replaced; uses the time between reports to ask ahead."""
 
-    def __init__(self, under: _Under) -> None:
-        self._under = under
+    def __init__(self, state: _SweepState) -> None:
+        self._state = state
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._under.trials[trial.trial_id] = trial
+        self._state.trials[trial.trial_id] = trial
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._under.lost(actor_failures.cause(trial))
-        self._under.watch.lost(self._under.units[trial.trial_id])
+        self._state.lost(actor_failures.cause(trial))
+        self._state.watch.lost(self._state.seed_runs[trial.trial_id])
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        self._under.ledger.ask_ahead()
+        self._state.manager.ask_ahead()
 
 
 def run_trials(
-    spec: SweepSpec, folder: RunFolder, ledger: Ledger, slots: int, hold: Hold, lost: Callable[[str], None]
+    spec: SweepSpec,
+    folder: RunFolder,
+    manager: TrialManager,
+    slots: int,
+    slot_limit: SlotLimit,
+    lost: Callable[[str], None],
 ) -> None:
-    """Run the sweep's trials, ``slots`` at once if ``hold`` allows it, until the ledger has none left or says stop.
+    """Run the sweep's trials until the manager has none left or stops the sweep.
 
-    ``lost`` gets the cause of each process' death.
+    At most ``slots`` run at once, fewer where ``slot_limit`` says so. ``lost`` is called with the cause of each
+    death.
     """
     grouped = spec.resources.workers > 1
-    under = _Under(ledger, Watch(spec.search.trial_timeout), slots, hold, lost, grouped)
+    state = _SweepState(manager, TrialMonitor(spec.search.trial_timeout), slots, slot_limit, lost, grouped)
     trainable = (GroupTrial, TOKEN) if grouped else (TrialActor, bundle(spec.resources))
     tuner = tune.Tuner(
         tune.with_resources(*trainable),
         tune_config=tune.TuneConfig(
-            search_alg=_Shared(under),
+            search_alg=_SharedSearch(state),
             num_samples=-1,
             reuse_actors=True,
             trial_dirname_creator=lambda trial: f"tune-{trial.trial_id}",
@@ -183,8 +191,8 @@ def run_trials(
         run_config=tune.RunConfig(
             name="tune",
             storage_path=str(folder.path),
-            stop=_Stop(under),
-            callbacks=[_Restarts(under)],
+            stop=_ReportStopper(state),
+            callbacks=[_ProcessCallback(state)],
             failure_config=tune.FailureConfig(max_failures=RETRIES),
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # checkpoints are the trial's own
             verbose=0,
@@ -193,7 +201,7 @@ def run_trials(
     with deaths_are_retried(actor_failures.Died):
         tuner.fit()
     if grouped:  # those of processes that were killed when their trial had ended
-        remove_groups(*(under.homes[unit] for unit in under.open))
+        remove_groups(*(state.homes[seed_run] for seed_run in state.open))
 
 
 def run_winner(
@@ -226,13 +234,13 @@ def run_winner(
         except ray.exceptions.RayError as error:
             lost += 1
             if lost > RETRIES:
-                cause = f"{messages.death(str(error))} {lost} times"
+                cause = f"{messages.death_cause(str(error))} {lost} times"
                 raise RunFailed(session.folder.id, cause, str(session.folder.log)) from error
         else:
             if session.interrupts.asked():
                 return worker.outcome_of(folder) is not None
             if ended:
-                bring(folder, worker.OUTCOME)
+                download(folder, worker.OUTCOME)
                 return True
 
 
@@ -253,9 +261,9 @@ def _winner_task(
     spec: ExperimentSpec, folder: Path, data: Path, resume: Path | None, selected: Progress | None, stop_file: Path
 ) -> Iterator[dict[str, Any]]:
     device = worker.take_device(spec.resources)
-    with Carried(folder):
+    with RemoteFolder(folder):
         if resume:
-            bring(resume, checkpoint.META)
+            download(resume, checkpoint.META)
         asked, going = worker.stop_when(stop_file), this_node()
         for report in worker.reports(
             spec, folder, data, device, stop=lambda: asked() or going(), resume=resume, selected=selected

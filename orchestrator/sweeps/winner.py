@@ -27,7 +27,7 @@ from orchestrator.search.winners import WINNER
 from orchestrator.storage import sync_state
 from orchestrator.storage.names import HISTORY
 from orchestrator.sweeps.failure_limit import FailureLimit
-from orchestrator.sweeps.trial_manager import Ledger
+from orchestrator.sweeps.trial_manager import TrialManager
 
 SHOWN = 15
 """Trials in the table at the end."""
@@ -46,18 +46,18 @@ class Winner:
     checkpoint: Path | None = None
 
 
-def choose(session: Session, spec: SweepSpec, study: Study, ledger: Ledger) -> Winner:
+def select_winner(session: Session, spec: SweepSpec, study: Study, manager: TrialManager) -> Winner:
     """The best complete trial.
 
     Raises Interrupted when the sweep was stopped, UserError when what was asked for can not be, RunFailed when there
     is none.
     """
-    if ledger.refusal:
-        raise ledger.refusal
+    if manager.refusal:
+        raise manager.refusal
     if session.interrupts.asked():
         raise Interrupted(f"orchestrator sweep --resume {session.folder.id}")
-    if ledger.failures.is_reached() and (study.unfinished() or not study.exhausted()):
-        raise RunFailed(session.folder.id, _too_many(ledger.failures, session.folder.id), str(session.folder.log))
+    if manager.failures.is_reached() and (study.unfinished() or not study.exhausted()):
+        raise RunFailed(session.folder.id, _too_many(manager.failures, session.folder.id), str(session.folder.log))
     best = study.best()
     if best is None:
         raise RunFailed(session.folder.id, _why_none(study), str(session.folder.log))
@@ -66,7 +66,7 @@ def choose(session: Session, spec: SweepSpec, study: Study, ledger: Ledger) -> W
         f"Best: trial {best.number}, {study.objective.metric} {show(best.values[0])} on validation{mean}"
     )
     attributes = best.user_attrs
-    winner = ledger.experiment(attributes.get("seed_of", best.number), attributes["params"])
+    winner = manager.experiment(attributes.get("seed_of", best.number), attributes["params"])
     trained = study.home(best.number * spec.search.seeds)
     if not (trained / worker.UNITS).exists():
         with suppress(OSError):  # it may have been trained on a node with a copy of its own
@@ -94,7 +94,7 @@ def _make_room(session: Session, number: int, trained: Path) -> int:
     Returns how many winners there were before this one.
     """
     folder = session.folder.path / WINNER
-    place = winners.crown(session.folder, number)
+    place = winners.record_winner(session.folder, number)
     if folder.exists() and winners.holds(session.folder) != number:
         (session.folder.path / HISTORY).write_text("")  # the rows are those of the winner
         session.discard(folder)
@@ -118,7 +118,9 @@ def _why_none(study: Study) -> str:
     return f"no trial ran to its end; {causes.count(commonest)} of {len(study.trials)}: {commonest}"
 
 
-def settle(result: Result, session: Session, spec: SweepSpec, study: Study, ledger: Ledger, options: Options) -> Result:
+def finalize(
+    result: Result, session: Session, spec: SweepSpec, study: Study, manager: TrialManager, options: Options
+) -> Result:
     """Tables, plots and the exit code."""
     from orchestrator.report import report
 
@@ -140,7 +142,7 @@ def settle(result: Result, session: Session, spec: SweepSpec, study: Study, ledg
             {
                 "orchestrator.best_trial": str(best.number),
                 "orchestrator.test_opened": str(opened),
-                "orchestrator.device_seconds": f"{ledger.budget.used:.1f}",
+                "orchestrator.device_seconds": f"{manager.budget.used:.1f}",
             }
             | ({"orchestrator.winners": had} if had else {})
             | {"mlflow.note.content": _note(*table) + (f"\n\nWinners, the last one the present: {had}." if had else "")}

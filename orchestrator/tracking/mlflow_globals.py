@@ -13,7 +13,7 @@ _INHERITED = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", PICKLES)
 
 
 @contextmanager
-def speaking_to(uri: str | None) -> Iterator[None]:
+def tracking_uri_set(uri: str | None) -> Iterator[None]:
     """Tracking and registry at ``uri``, None is MLflow's own choice; no model that is a pickle is loaded.
 
     MLflow keeps both in the environment too, where a notebook's next subprocess would inherit them: what stood there
@@ -21,7 +21,7 @@ def speaking_to(uri: str | None) -> Iterator[None]:
     """
     import mlflow
 
-    with unchanged(*_INHERITED):
+    with preserve_env(*_INHERITED):
         mlflow.set_tracking_uri(uri)
         mlflow.set_registry_uri(uri)
         os.environ.setdefault(PICKLES, "false")
@@ -33,7 +33,7 @@ def speaking_to(uri: str | None) -> Iterator[None]:
 
 
 @contextmanager
-def unchanged(*names: str) -> Iterator[None]:
+def preserve_env(*names: str) -> Iterator[None]:
     """Put variables of the environment back in the end, or away, as they stood."""
     before = {name: os.environ.get(name) for name in names}
     try:

@@ -21,8 +21,8 @@ EPOCHS, TRIALS = 24, 3
 SWEEP = SweepSpec(workload="recommender", search=Search(trials=TRIALS))
 
 
-class Book:
-    """In the ledger's place: hands out trials, keeps what they tell, and has the process killed once."""
+class UsageLog:
+    """In the manager's place: hands out trials, keeps what they tell, and has the process killed once."""
 
     exhausted = False
 
@@ -75,13 +75,13 @@ class Book:
 @pytest.mark.faults
 def test_a_killed_process_costs_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
-    book = Book(tmp_path)
+    usage_log = UsageLog(tmp_path)
     with logical(monkeypatch, [{"num_cpus": 2}]):
         folder = records.create(tmp_path / "storage", "sweep", "recommender", {}, "orchestrator sweep recommender")
-        run_packs(SWEEP, folder, book, [2], lambda wanted: wanted)  # type: ignore[arg-type]
+        run_packs(SWEEP, folder, usage_log, [2], lambda wanted: wanted)  # type: ignore[arg-type]
         assert soon(lambda: not busy()), "a process is left"
-    assert book.killed
-    for number, spec in enumerate(book.specs):
+    assert usage_log.killed
+    for number, spec in enumerate(usage_log.specs):
         work = worker.experiment(spec, tmp_path, torch.device("cpu"), final=False)
         apart = {row.epoch: dict(row.metrics) for report in work.stream() for row in report.rows}
-        assert book.rows[number] == apart
+        assert usage_log.rows[number] == apart

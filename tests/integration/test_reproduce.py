@@ -129,7 +129,7 @@ def test_a_sweep_that_took_more_trials_is_repeated_with_all_of_them(
     swept: Result, settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = records.find(settings.storage, swept.id)
-    more = sweep.resume(folder, settings, Console(), sweep.Again(more_trials=2))
+    more = sweep.resume(folder, settings, Console(), sweep.ResumeOptions(more_trials=2))
     assert "refused" not in capsys.readouterr().out
     known = recorded_run.find(elsewhere(settings, tmp_path), str(swept.run_id))
     assert isinstance(known.spec, SweepSpec)

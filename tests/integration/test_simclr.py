@@ -19,7 +19,7 @@ from orchestrator.registry import models, prediction, serving, tables
 from orchestrator.report import comparison_output
 from orchestrator.storage import records
 from orchestrator.storage.settings import Settings, resolve
-from orchestrator.tracking.mlflow_globals import speaking_to
+from orchestrator.tracking.mlflow_globals import tracking_uri_set
 from tests.support.commands import typed
 from tests.support.pictures import class_folders
 from tests.support.stores import copy_store
@@ -68,7 +68,7 @@ def test_the_tables_of_the_test_are_kept_and_drawn(trained: Trained, registry: S
 
 
 def test_the_signature_says_binary_and_the_example_has_bytes(registry: Settings) -> None:
-    with speaking_to(registry.tracking):
+    with tracking_uri_set(registry.tracking):
         loaded = mlflow.pyfunc.load_model("models:/shapes/1")
     assert [(column.name, column.type.name) for column in loaded.metadata.signature.inputs] == [("image", "binary")]
     example = loaded.input_example["image"]

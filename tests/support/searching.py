@@ -61,15 +61,15 @@ def attributes(value: float, epoch: int = 27, best_epoch: int = 1, **others: flo
     return {**about, "best_metrics": metrics}
 
 
-def complete(study: Study, unit: int, value: float, *, best_epoch: int = 1, **others: float) -> str:
+def complete(study: Study, seed_run: int, value: float, *, best_epoch: int = 1, **others: float) -> str:
     """The unit reaches its last epoch with ``value`` as its best."""
     epochs = study.spec.plan.epochs
     about = attributes(value, epochs, best_epoch, **others)
-    return study.report(unit, rows((epochs, value)), value, True, about)
+    return study.report(seed_run, rows((epochs, value)), value, True, about)
 
 
-def at_rung(study: Study, unit: int, epoch: int, value: float) -> str:
-    return study.report(unit, rows((epoch, value)), value, False, attributes(value, epoch, epoch))
+def at_rung(study: Study, seed_run: int, epoch: int, value: float) -> str:
+    return study.report(seed_run, rows((epoch, value)), value, False, attributes(value, epoch, epoch))
 
 
 def states(study: Study) -> list[str]:

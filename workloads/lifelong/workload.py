@@ -60,7 +60,7 @@ class Lifelong:
         count = len(self.data.sessions)
         shares = [params.first_share, *([(1 - params.first_share) / (count - 1)] * (count - 1))]
         self.ends = stage_ends(runtime.epochs, shares)
-        self.objective = replace(self.objective, sealed_at=self.ends)
+        self.objective = replace(self.objective, test_epochs=self.ends)
         self.tokenizer, encoder = self._load()
         self.tokens = tokens(self.data.data, self.tokenizer)
         self.encoder = encoder.to(runtime.device)

@@ -23,7 +23,7 @@ from orchestrator.runs.session import adopt
 from orchestrator.storage import records
 from orchestrator.storage.settings import Settings, resolve
 from orchestrator.sweeps import request, sweep
-from orchestrator.sweeps.sweep import Again
+from orchestrator.sweeps.sweep import ResumeOptions
 from orchestrator.tracking.tracker import JOURNAL, Tracker
 from tests.support import finished
 from tests.support.tracked import OWNER, query
@@ -72,7 +72,7 @@ def theirs(settings: Settings, tmp_path: Path, canary: Path, monkeypatch: pytest
 
 def test_a_resume_does_not_run_the_search_space_of_a_record(theirs: Path, settings: Settings, canary: Path) -> None:
     with pytest.raises(UserError, match=r"would run code that was never named here.*--space"):
-        sweep.resume(records.find(settings.storage, "theirs"), settings, Console(), Again(more_trials=1))
+        sweep.resume(records.find(settings.storage, "theirs"), settings, Console(), ResumeOptions(more_trials=1))
     assert not canary.exists()
 
 
@@ -90,10 +90,10 @@ def test_a_reproduction_does_not_run_it_either(theirs: Path, settings: Settings,
 
 def test_who_names_the_file_has_read_it(theirs: Path, settings: Settings, canary: Path) -> None:
     folder = records.find(settings.storage, "theirs")
-    again = Again(more_trials=1, space=f"{theirs / 'attack.py'}:space")
+    again = ResumeOptions(more_trials=1, space=f"{theirs / 'attack.py'}:space")
     assert sweep.resume(folder, settings, Console(), again).status == "finished"
     assert canary.exists()
-    sweep.resume(records.find(settings.storage, "theirs"), settings, Console(), Again(more_trials=1))
+    sweep.resume(records.find(settings.storage, "theirs"), settings, Console(), ResumeOptions(more_trials=1))
 
 
 # The spool, and what a record says is still to be delivered
@@ -127,7 +127,7 @@ def outcome(theirs: Path) -> Path:
 def test_a_model_in_a_folder_is_logged_only_with_code_that_is_installed(outcome: Path, canary: Path) -> None:
     model_upload._check_files(outcome)
     (outcome / "model" / "predictor.py").write_text(source(canary))
-    with pytest.raises(model_upload.Foreign, match="not the code of a workload that is installed here"):
+    with pytest.raises(model_upload.UntrustedModel, match="not the code of a workload that is installed here"):
         model_upload._check_files(outcome)
     assert not canary.exists()
 
@@ -137,7 +137,7 @@ def test_nor_with_a_further_file_of_code(outcome: Path, canary: Path, name: str)
     file = outcome / "model" / name
     file.parent.mkdir(exist_ok=True)
     file.write_text(source(canary))
-    with pytest.raises(model_upload.Foreign, match="not the code of a workload that is installed here"):
+    with pytest.raises(model_upload.UntrustedModel, match="not the code of a workload that is installed here"):
         model_upload._check_files(outcome)
     file.unlink()
     model_upload._check_files(outcome)
@@ -157,7 +157,7 @@ def test_a_link_in_a_folder_is_not_followed(outcome: Path, name: str, tmp_path: 
     (outcome / name).parent.mkdir(exist_ok=True)
     (outcome / name).unlink(missing_ok=True)
     (outcome / name).symlink_to(tmp_path / "secret")
-    with pytest.raises(model_upload.Foreign, match="is a link"):
+    with pytest.raises(model_upload.UntrustedModel, match="is a link"):
         model_upload._check_files(outcome)
 
 

@@ -298,14 +298,14 @@ def test_a_checkpoint_of_another_workload(refused: Callable[..., str]) -> None:
 
 def test_a_run_that_has_finished(refused: Callable[..., str]) -> None:
     folder = interrupted()
-    folder.hold()
+    folder.acquire()
     folder.release("finished", 0)
     refused(f"run --resume {folder.id}", 2, f"{folder.id} has already finished", "Start a new run")
 
 
 def test_a_run_that_another_process_drives(refused: Callable[..., str]) -> None:
     folder = interrupted()
-    folder.hold()
+    folder.acquire()
     words = ("is being driven by another process", f"orchestrator stop {folder.id}")
     refused(f"run --resume {folder.id}", 2, folder.id, *words)
 

@@ -21,7 +21,7 @@ import pytest
 from orchestrator.cli import doctor
 from orchestrator.cli.doctor import Check
 from orchestrator.errors import UserError, mask
-from orchestrator.runs.driver_status import Pulse, Vitals
+from orchestrator.runs.driver_status import DriverStatus, StatusPublisher
 from orchestrator.storage import records, remote
 from orchestrator.storage.settings import NAMES, Settings, resolve
 from workloads.data import datasets
@@ -310,8 +310,8 @@ def test_data(settings: Settings) -> None:
 @pytest.mark.parametrize(("busy", "level"), [(0.4, "ok"), (0.9, "warning")])
 def test_a_driver_that_is_busy_with_reports(busy: float, level: str, settings: Settings) -> None:
     folder = records.create(settings.storage, "sweep", "toy", {}, "orchestrator ...")
-    with Pulse(folder) as pulse:
-        pulse.of(lambda: Vitals(driver_utilisation=busy))
+    with StatusPublisher(folder) as publisher:
+        publisher.of(lambda: DriverStatus(driver_utilisation=busy))
     lines = found(doctor._runs, settings)
     assert [each for each, text in lines if "busy" in text and folder.id in text] == [level]
     assert any(f"is busy {busy:.0%} of the time" in text for _, text in lines)

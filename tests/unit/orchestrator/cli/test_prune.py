@@ -88,7 +88,7 @@ def test_what_runs_is_left_alone(settings: Settings) -> None:
     found = orphans(settings)
     assert found
     again = records.find(settings.storage, "one")
-    again.hold()  # between looking and removing
+    again.acquire()  # between looking and removing
     assert remove(found) == ([], [])
     assert (folder.path / "trials").exists()
 
@@ -230,7 +230,7 @@ def test_the_folder_of_a_driver_that_was_overtaken_goes_when_its_successor_has_e
     lose(folder)
     monkeypatch.setattr(socket, "gethostname", lambda: "two")
     there = records.find(settings.storage, "one")
-    there.hold()
+    there.acquire()
     there.release("finished", 0)
     (orphan,) = orphans(settings)
     assert (orphan.kind, orphan.path) == (prune.OVERTAKEN, folder.path)
@@ -245,7 +245,7 @@ def test_what_a_run_needs_again_by_now_stays(settings: Settings) -> None:
     found = orphans(settings)
     assert [orphan.path for orphan in found] == [folder.path]
     again = records.find(settings.storage, "one")
-    again.hold()
+    again.acquire()
     write(again, "history.jsonl")
     again.release("finished", 0)
     assert remove(found) == ([], [])

@@ -15,7 +15,7 @@ import pytest
 from orchestrator.cli import top
 from orchestrator.cluster import usage
 from orchestrator.cluster.usage import Usage
-from orchestrator.runs.driver_status import Pulse, Vitals
+from orchestrator.runs.driver_status import DriverStatus, StatusPublisher
 from orchestrator.storage import records
 from orchestrator.storage.names import PULSE
 from orchestrator.storage.records import RunFolder
@@ -30,17 +30,17 @@ def settings(tmp_path: Path) -> Settings:
     return replace(resolve(), storage=tmp_path)
 
 
-def folder(settings: Settings, name: str, vitals: Vitals | None = None, epochs: int = 0) -> RunFolder:
-    """One that this process drives; ``vitals`` are its pulse."""
+def folder(settings: Settings, name: str, current_status: DriverStatus | None = None, epochs: int = 0) -> RunFolder:
+    """One that this process drives; ``current_status`` is its status."""
     found = records.create(settings.storage, "sweep", "toy", {}, "orchestrator sweep toy", name)
-    if vitals:
-        with Pulse(found, lambda: 3, {"queue": "team", "priority": 2}) as pulse:
-            pulse.of(lambda: vitals)
-            pulse.trained(epochs)
+    if current_status:
+        with StatusPublisher(found, lambda: 3, {"queue": "team", "priority": 2}) as publisher:
+            publisher.of(lambda: current_status)
+            publisher.trained(epochs)
     return found
 
 
-RUNNING = Vitals(
+RUNNING = DriverStatus(
     2, 8, {"complete": 1, "fail": 1, "running": 3}, {"trial": 0, "error": 0.25}, 100.0, {"cpus": 30.0, "gpus": 0.0},
     "trial 1: train/loss is nan at epoch 2", 0.42,
 )  # fmt: skip
@@ -65,7 +65,7 @@ def test_one_that_runs(settings: Settings) -> None:
 
 def test_those_that_run_first_then_what_ended_within_the_hour(settings: Settings) -> None:
     for name, minutes in (("early", 59), ("long-ago", 61), ("just-now", 1)):
-        ended = folder(settings, name, Vitals(1, 1, device_seconds={"cpus": 1.0, "gpus": 7200.0}))
+        ended = folder(settings, name, DriverStatus(1, 1, device_seconds={"cpus": 1.0, "gpus": 7200.0}))
         ended.release("failed", 1, error=f"{name} failed")
         ended.update(ended=(datetime.now(UTC) - timedelta(minutes=minutes)).isoformat())
     driven = folder(settings, "new")
@@ -143,7 +143,7 @@ def test_a_head_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> N
         return CLUSTER
 
     monkeypatch.setattr(usage, "usage", ask)
-    watch = usage.Watch("head:6379", 0.01)
+    watch = usage.UsageMonitor("head:6379", 0.01)
     assert watch.first(0.01).trouble == "no answer yet"
     answer.set()
     assert watch.first(HANG_SECONDS) == CLUSTER

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.cluster import fair_share
-from orchestrator.cluster.fair_share import LOST_SECONDS, Board, Claim, Share, shares
+from orchestrator.cluster.fair_share import LOST_SECONDS, ClaimStore, ResourceClaim, Share, shares
 from orchestrator.config.spec import Resources
 from orchestrator.storage.settings import resolve
 from tests.support.toy import Clock
@@ -19,8 +19,8 @@ from tests.support.waiting import until
 NODE = {"CPU": 16.0, "GPU": 4.0}
 
 
-def claim(name: str, wanted: int = 99, **about: Any) -> Claim:
-    return Claim(
+def claim(name: str, wanted: int = 99, **about: Any) -> ResourceClaim:
+    return ResourceClaim(
         **{"id": name, "queue": "q", "priority": 1, "cpus": 1, "gpus": 1, "wanted": wanted, "since": 0} | about
     )
 
@@ -130,14 +130,14 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     monkeypatch.setattr(ray_compat, "kv_get", store.get)
     monkeypatch.setattr(ray_compat, "kv_list", store.keys)
     monkeypatch.setattr(ray_compat, "kv_delete", store.remove)
-    monkeypatch.setattr(Board, "total", lambda self: NODE)
+    monkeypatch.setattr(ClaimStore, "total", lambda self: NODE)
     return store
 
 
 def test_a_claim_that_is_not_renewed_is_gone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(fair_share, "time", clock)
-    board, other = Board(), Board()
+    board, other = ClaimStore(), ClaimStore()
     board.pin(claim("a"), 0)
     other.pin(claim("b"), 0)
     assert board.claims() == [claim("a"), claim("b")]
@@ -150,7 +150,7 @@ def test_a_claim_that_is_not_renewed_is_gone(store: Store, monkeypatch: pytest.M
 
 
 def test_what_is_no_claim_of_ours_is_passed_over(store: Store) -> None:
-    board = Board()
+    board = ClaimStore()
     board.pin(claim("a"), 0)
     store.kept[b"claim-1/odd"] = b'{"id": "odd", "beat": 1}'
     store.kept[b"claim-1/half"] = b'{"id":'
@@ -169,14 +169,14 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("fast")
 def test_who_comes_second_has_half_and_gives_it_back(store: Store) -> None:
     lines: list[str] = []
-    with Share(claim("a", 4), Board(), lines.append) as first:
-        assert first.hold(4) == 4
-        with Share(claim("b", 4), Board(), lines.append) as second:
-            assert second.hold(4) == 2
-            assert until(lambda: first.hold(4) == 2)
-            second.hold(1)
-            assert until(lambda: first.hold(4) == 3)
-        assert until(lambda: first.hold(4) == 4)
+    with Share(claim("a", 4), ClaimStore(), lines.append) as first:
+        assert first.limit(4) == 4
+        with Share(claim("b", 4), ClaimStore(), lines.append) as second:
+            assert second.limit(4) == 2
+            assert until(lambda: first.limit(4) == 2)
+            second.limit(1)
+            assert until(lambda: first.limit(4) == 3)
+        assert until(lambda: first.limit(4) == 4)
     assert store.kept == {}
     assert lines[0] == "2 of 4 at once: 1 other claim on the cluster"
     assert lines[-1] == "4 of 4 at once: no other claim on the cluster"
@@ -185,30 +185,30 @@ def test_who_comes_second_has_half_and_gives_it_back(store: Store) -> None:
 @pytest.mark.usefixtures("fast")
 def test_there_is_always_one_however_many_claim(store: Store) -> None:
     for number in range(9):
-        Board().pin(claim(f"older {number}", since=-1), 0)
-    with Share(claim("a", 4), Board(), lambda line: None) as share:
-        assert share.hold(4) == 1
+        ClaimStore().pin(claim(f"older {number}", since=-1), 0)
+    with Share(claim("a", 4), ClaimStore(), lambda line: None) as share:
+        assert share.limit(4) == 1
 
 
 @pytest.mark.usefixtures("fast")
 def test_a_head_that_is_away_costs_nothing(store: Store) -> None:
-    with Share(claim("a", 4), Board(), lambda line: None) as share:
-        Board().pin(claim("b", 4), 0)
-        assert until(lambda: share.hold(4) == 2)
+    with Share(claim("a", 4), ClaimStore(), lambda line: None) as share:
+        ClaimStore().pin(claim("b", 4), 0)
+        assert until(lambda: share.limit(4) == 2)
         store.away = True
-        assert until(lambda: share.hold(4) == 4)
+        assert until(lambda: share.limit(4) == 4)
 
 
 @pytest.mark.usefixtures("fast")
 def test_a_cluster_of_ones_own_is_not_shared(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    with fair_share.sharing("s", resolve(), Resources(), 4, lambda line: None) as hold:
-        assert hold(4) == 4
+    with fair_share.sharing("s", resolve(), Resources(), 4, lambda line: None) as limit:
+        assert limit(4) == 4
         assert store.kept == {}
     monkeypatch.setenv("ORCHESTRATOR_QUEUE", "team")
     settings = resolve({"ray_address": "head:6379", "priority": "3"})
     with fair_share.sharing(
         "s", settings, Resources(workers=2, gpus_per_worker=1, cpus_per_worker=3), 2, print
-    ) as hold:
-        (mine,) = Board().claims()
+    ) as limit:
+        (mine,) = ClaimStore().claims()
         assert (mine.queue, mine.priority, mine.cpus, mine.gpus, mine.wanted) == ("team", 3, 6, 2, 2)
-        assert hold(2) == 2
+        assert limit(2) == 2

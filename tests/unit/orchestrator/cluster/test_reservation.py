@@ -211,9 +211,9 @@ def test_devices_are_counted_as_they_were_held(tmp_path: Path, monkeypatch: pyte
     folder = records.create(tmp_path, "run", "toy", {}, "command")
     now = [1000.0]
     monkeypatch.setattr(usage_log.time, "time", lambda: now[0])
-    book = usage_log.Book(folder.path)
+    log = usage_log.UsageLog(folder.path)
     for workers, seconds in ((4, 60), (1, 30)):
-        with book.holding("run", ELASTIC.fixed(workers)):
+        with log.holding("run", ELASTIC.fixed(workers)):
             now[0] += seconds
         now[0] += 500  # nobody's
     assert usage_log.mean_devices(folder) == pytest.approx((4 * 60 + 30) / 90)

@@ -8,7 +8,7 @@ from orchestrator.config import objectives
 from orchestrator.errors import UserError
 from workloads.contract import Objective
 
-NDCG = Objective("ndcg_at_20", "max", refit=True, sealed_at=(3, 6))
+NDCG = Objective("ndcg_at_20", "max", refit=True, test_epochs=(3, 6))
 LOSS = Objective("loss", "min")
 
 
@@ -34,7 +34,7 @@ def test_the_direction_is_the_workloads_or_the_users(asked: tuple[str, ...], exp
 
 def test_what_is_not_the_direction_stays_the_workloads() -> None:
     (found,) = objectives.chosen(NDCG, ("recall_at_20:max",))
-    assert (found.refit, found.sealed_at) == (True, (3, 6))
+    assert (found.refit, found.test_epochs) == (True, (3, 6))
 
 
 @pytest.mark.parametrize("asked", ["recall_at_20", "recall_at_20:", "recall_at_20:up", "ndcg_at_20:mx"])

@@ -127,7 +127,7 @@ def test_the_final_model_alone_is_sealed_and_evaluated_on_test(
     refit: Any, final: bool, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the phase that makes it, and in no trial: neither the callback nor the stream has a test value there."""
-    monkeypatch.setattr(Toy, "objective", Objective("error", "min", refit=True, sealed_at=(1, 3, 6)))
+    monkeypatch.setattr(Toy, "objective", Objective("error", "min", refit=True, test_epochs=(1, 3, 6)))
     seen: list[tuple[int, float, bool]] = []
 
     def look(workload: Workload, row: Row, evaluation: Evaluation | None) -> None:

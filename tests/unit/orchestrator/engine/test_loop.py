@@ -223,7 +223,7 @@ def test_a_refit_is_never_validated() -> None:
 
 def test_sealed_test_values_are_logged_and_not_shown_to_what_selects() -> None:
     class Sealed(Toy):
-        objective = Objective("error", "min", sealed_at=(2, 4))
+        objective = Objective("error", "min", test_epochs=(2, 4))
 
     workload = build(Sealed)
     sealed: list[int] = []

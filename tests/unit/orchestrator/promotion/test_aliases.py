@@ -22,7 +22,7 @@ from orchestrator.errors import DONE, REFUSED, UNAVAILABLE, USAGE, UserError
 from orchestrator.promotion import alias_lock, aliases, isolated_check
 from orchestrator.promotion.alias_lock import Refusal
 from orchestrator.promotion.aliases import Request, history, promote, rollback
-from orchestrator.promotion.audit_log import EXPERIMENT, Book, Event
+from orchestrator.promotion.audit_log import EXPERIMENT, AuditLog, Event
 from orchestrator.promotion.evidence import gather
 from orchestrator.promotion.isolated_check import Measured, Tried
 from orchestrator.registry import models as registry
@@ -246,7 +246,7 @@ def test_a_store_that_fails_in_the_middle_is_one_sentence(
         raise MlflowException("API request failed: connection refused\nmore")
 
     rec()
-    monkeypatch.setattr(Book, "open", away)
+    monkeypatch.setattr(AuditLog, "open", away)
     with pytest.raises(
         UserError, match=r"MLflow did not do it: got API request failed: connection refused\. "
     ) as caught:
@@ -331,14 +331,14 @@ def test_of_two_open_events_the_later_gives_way_and_the_earlier_waits(
     for _ in range(2):
         rec()
     promote(settings, to("1"))
-    book = Book(settings)
+    audit_log = AuditLog(settings)
     moment = datetime.now(UTC) + timedelta(seconds=-5 if earlier else 5)
-    rival = book.open(Event("rec", "champion", "promote", "1", "1", "ada", moment.isoformat()))
+    rival = audit_log.open(Event("rec", "champion", "promote", "1", "1", "ada", moment.isoformat()))
     waited: list[float] = []
 
     def end(seconds: float) -> None:
         waited.append(seconds)
-        book.close(rival, "refused")
+        audit_log.close(rival, "refused")
 
     monkeypatch.setattr(alias_lock, "time", SimpleNamespace(sleep=end))
     if earlier:
@@ -353,7 +353,7 @@ def test_a_dead_writers_event_holds_nobody_up(settings: Settings, client: Any, r
     for _ in range(2):
         rec()
     moment = (datetime.now(UTC) - timedelta(seconds=alias_lock.LIVE_SECONDS)).isoformat()
-    Book(settings).open(Event("rec", "champion", "promote", "1", None, "ada", moment))
+    AuditLog(settings).open(Event("rec", "champion", "promote", "1", None, "ada", moment))
     assert (promote(settings, to("2")).outcome, held(client)) == ("done", "2")
 
 
@@ -462,7 +462,7 @@ def test_a_promotion_that_died_right_after_the_move_can_be_undone(
         rec()
     promote(settings, to("1"))
     with monkeypatch.context() as patch:
-        patch.setattr(Book, "close", die)
+        patch.setattr(AuditLog, "close", die)
         with pytest.raises(KeyboardInterrupt):
             promote(settings, to("2"))
     assert (held(client), history(settings, "rec")[-1].outcome) == ("2", "started")

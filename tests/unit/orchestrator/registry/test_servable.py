@@ -90,11 +90,11 @@ def test_where_mlflow_speaks_to_is_put_back(monkeypatch: pytest.MonkeyPatch, tmp
     """It would reach every subprocess of a notebook that has registered one model."""
     import mlflow
 
-    from orchestrator.tracking.mlflow_globals import speaking_to
+    from orchestrator.tracking.mlflow_globals import tracking_uri_set
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mine:5000")
     monkeypatch.delenv("MLFLOW_REGISTRY_URI", raising=False)
-    with speaking_to(f"sqlite:///{tmp_path}/other.db"):
+    with tracking_uri_set(f"sqlite:///{tmp_path}/other.db"):
         assert mlflow.get_tracking_uri() == mlflow.get_registry_uri() == f"sqlite:///{tmp_path}/other.db"
     assert os.environ["MLFLOW_TRACKING_URI"] == "http://mine:5000" == mlflow.get_tracking_uri()
     assert "MLFLOW_REGISTRY_URI" not in os.environ

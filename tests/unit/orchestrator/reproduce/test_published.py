@@ -18,10 +18,10 @@ from orchestrator.errors import UserError
 from orchestrator.report import statistics
 from orchestrator.reproduce import ranking, table_report, table_runs
 from orchestrator.reproduce.catalog import known as published
-from orchestrator.reproduce.published import Asked
+from orchestrator.reproduce.published import ReproductionRequest
 from orchestrator.reproduce.run_cache import Done
 from orchestrator.reproduce.table import Block, Measured, Reproduction
-from orchestrator.reproduce.table_runs import Choice, Effort
+from orchestrator.reproduce.table_runs import Choice, ReproductionBudget
 from orchestrator.runs import worker
 from workloads.published import Doubt, Method, Row, Table
 from workloads.recommender.published.tables import TABLES
@@ -58,17 +58,17 @@ def test_a_ladder_ends_where_training_ends() -> None:
 
 def test_what_trains_with_the_test_part_in_sight_has_to_be_meant() -> None:
     with pytest.raises(UserError, match="--as-published"):
-        table_runs.check_reads_test("thesis-4.5", True, Effort())
-    table_runs.check_reads_test("thesis-4.5", True, Effort(as_published=True))
-    table_runs.check_reads_test("thesis-4.2", False, Effort())
+        table_runs.check_reads_test("thesis-4.5", True, ReproductionBudget())
+    table_runs.check_reads_test("thesis-4.5", True, ReproductionBudget(as_published=True))
+    table_runs.check_reads_test("thesis-4.2", False, ReproductionBudget())
 
 
 def test_a_quick_look_is_kept_apart() -> None:
-    asked = Asked(TABLES["thesis-4.2"], {"dataset": ("ml-100k",), "backbone": ("mf",)}, ("|M|=5",))
-    assert asked.name(Effort()) == "thesis-4.2-ml-100k-mf--M--5"
-    assert asked.name(Effort(quick=True)) != asked.name(Effort())
-    assert Effort(quick=True).settled().seeds == 2
-    assert Effort(quick=True, seeds=1).settled().seeds == 1
+    asked = ReproductionRequest(TABLES["thesis-4.2"], {"dataset": ("ml-100k",), "backbone": ("mf",)}, ("|M|=5",))
+    assert asked.name(ReproductionBudget()) == "thesis-4.2-ml-100k-mf--M--5"
+    assert asked.name(ReproductionBudget(quick=True)) != asked.name(ReproductionBudget())
+    assert ReproductionBudget(quick=True).settled().seeds == 2
+    assert ReproductionBudget(quick=True, seeds=1).settled().seeds == 1
 
 
 # -- the order of methods ------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def told(tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "r0" / "environment.json").write_text(
         json.dumps({"sources": [{"name": "ours", "commit": "0123456789abcdef", "dirty": True}]})
     )
-    found = table_report.record(Reproduction(known, Effort(seeds=2), (block,), {"ml-1m": "not here"}))
+    found = table_report.record(Reproduction(known, ReproductionBudget(seeds=2), (block,), {"ml-1m": "not here"}))
     return found | {"when": "2026-11-22T19:00:00+00:00", "commits": {"ours": "fedcba987654", "theirs": None}}
 
 

@@ -16,8 +16,8 @@ from orchestrator.console import Console
 from orchestrator.errors import DONE, PARTIAL, UserError
 from orchestrator.reproduce.catalog import known
 from orchestrator.reproduce.figures import _chosen
-from orchestrator.reproduce.published import Asked, reproduce
-from orchestrator.reproduce.table_runs import Effort, Runner
+from orchestrator.reproduce.published import ReproductionRequest, reproduce
+from orchestrator.reproduce.table_runs import ReproductionBudget, Runner
 from orchestrator.storage.settings import Settings, resolve
 from tests.support import toy
 from workloads import catalog
@@ -105,8 +105,8 @@ def settings(home: Path) -> Settings:
 def ask(
     name: str, settings: Settings, quick: bool = False, as_published: bool = False, **asked: Any
 ) -> tuple[dict[str, Any], int]:
-    effort = Effort(REGIME.seeds, REGIME.trials, quick, local=True, as_published=as_published)
-    return reproduce(Asked(known()[name], **asked), settings, effort, Console(json=True))
+    effort = ReproductionBudget(REGIME.seeds, REGIME.trials, quick, local=True, as_published=as_published)
+    return reproduce(ReproductionRequest(known()[name], **asked), settings, effort, Console(json=True))
 
 
 def test_a_table_of_ours_has_a_mean_a_spread_and_a_test_against_its_reference(
@@ -152,7 +152,10 @@ def test_a_dataset_that_is_not_here_is_named_and_the_rest_is_run(settings: Setti
 def test_a_quick_look_trains_as_little_as_the_regime_says(settings: Settings) -> None:
     method = Method({"lr": 0.1}, (), 40)
     regime = replace(REGIME, plan={"precision": "bf16"}, quick={"steps_per_epoch": 3})
-    specs = [Runner(regime, settings, Effort(quick=q, local=True)).final_spec(method, {}, 40, 0) for q in (True, False)]
+    specs = [
+        Runner(regime, settings, ReproductionBudget(quick=q, local=True)).final_spec(method, {}, 40, 0)
+        for q in (True, False)
+    ]
     assert [spec.plan.steps_per_epoch for spec in specs] == [3, None]
     assert {spec.plan.precision for spec in specs} == {"bf16"}
     assert [(spec.plan.refit, spec.plan.patience) for spec in specs] == [(False, 3)] * 2  # selected on validation

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.runs import driver_status as module
-from orchestrator.runs.driver_status import Pulse, Vitals, read
+from orchestrator.runs.driver_status import DriverStatus, StatusPublisher, read
 from orchestrator.runs.prometheus import DEVICE_SECONDS, EPOCHS, SPOOL, STATES, TRIALS, Exported
 from orchestrator.storage import records
 from orchestrator.storage.names import PULSE
@@ -19,7 +19,7 @@ from orchestrator.storage.records import RunFolder
 from tests.support.toy import Clock
 from tests.support.waiting import HANG_SECONDS
 
-VITALS = Vitals(
+VITALS = DriverStatus(
     done=3,
     target=8,
     trials={"complete": 2, "fail": 1, "running": 2},
@@ -64,10 +64,10 @@ def series(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, float]]
 
 
 def test_it_says_what_it_is_asked_and_what_it_was_told(folder: RunFolder) -> None:
-    with Pulse(folder, lambda: 4, {"queue": "team", "priority": 2}) as pulse:
-        pulse.of(lambda: VITALS)
-        pulse.trained(5)
-        pulse.trained(6)
+    with StatusPublisher(folder, lambda: 4, {"queue": "team", "priority": 2}) as publisher:
+        publisher.of(lambda: VITALS)
+        publisher.trained(5)
+        publisher.trained(6)
     said = read(folder)
     assert (said["done"], said["target"], said["trials"]) == (3, 8, {"complete": 2, "fail": 1, "running": 2})
     assert (said["epochs"], said["spool"], said["queue"], said["priority"]) == (11, 4, "team", 2)
@@ -79,25 +79,25 @@ def test_it_says_what_it_is_asked_and_what_it_was_told(folder: RunFolder) -> Non
 def test_it_goes_on_while_the_driver_is_busy(folder: RunFolder) -> None:
     beats = threading.Semaphore(0)
 
-    def vitals() -> Vitals:
+    def current_status() -> DriverStatus:
         beats.release()
         return VITALS
 
-    with Pulse(folder, interval=0.01) as pulse:
-        pulse.of(vitals)
+    with StatusPublisher(folder, interval=0.01) as publisher:
+        publisher.of(current_status)
         assert all(beats.acquire(timeout=HANG_SECONDS) for _ in range(3))
 
 
 def test_what_it_can_not_say_costs_nothing(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def vitals() -> Vitals:
+    def current_status() -> DriverStatus:
         raise RuntimeError("the study is just being written")
 
-    with Pulse(folder) as pulse:
-        pulse.of(vitals)
+    with StatusPublisher(folder) as publisher:
+        publisher.of(current_status)
     assert read(folder) == {}
     monkeypatch.setattr(Path, "write_text", _full)
-    with Pulse(folder) as pulse:
-        pulse.of(lambda: VITALS)
+    with StatusPublisher(folder) as publisher:
+        publisher.of(lambda: VITALS)
     assert read(folder) == {}
 
 
@@ -106,12 +106,12 @@ def _full(*of: Any) -> int:
 
 
 def test_a_driver_that_failed_before_it_began_says_nothing(folder: RunFolder) -> None:
-    Pulse(folder).__exit__(None, None, None)
+    StatusPublisher(folder).__exit__(None, None, None)
     assert not (folder.path / PULSE).exists()
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"format": 2, "done": 1}', '{"format": 1', "{}"])
-def test_another_format_or_half_a_file_is_no_pulse(folder: RunFolder, text: str) -> None:
+def test_another_format_or_half_a_file_is_no_publisher(folder: RunFolder, text: str) -> None:
     (folder.path / PULSE).write_text(text)
     assert read(folder) == {}
 
@@ -119,28 +119,28 @@ def test_another_format_or_half_a_file_is_no_pulse(folder: RunFolder, text: str)
 def test_the_rate_is_of_the_last_changes(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
-    pulse = Pulse(folder)
-    assert pulse._rate() == 0
+    publisher = StatusPublisher(folder)
+    assert publisher._rate() == 0
     for _ in range(module.WINDOW):  # a start without an epoch, and then four a second
         clock.sleep(10)
-        pulse._rate()
+        publisher._rate()
     for _ in range(2 * module.WINDOW):
         clock.sleep(2)
-        pulse.trained(8)
-        rate = pulse._rate()
+        publisher.trained(8)
+        rate = publisher._rate()
     assert rate == 4
     clock.sleep(58)  # an epoch that takes longer: the rate falls, and is not 0
-    assert pulse._rate() == 2
+    assert publisher._rate() == 2
 
 
 def test_the_end_of_a_run_is_foretold_by_its_rate(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
-    pulse = Pulse(folder)
-    pulse.of(lambda: Vitals(done=20, target=100))
+    publisher = StatusPublisher(folder)
+    publisher.of(lambda: DriverStatus(done=20, target=100))
     clock.sleep(10)
-    pulse.trained(20)
-    pulse._tell()
+    publisher.trained(20)
+    publisher._tell()
     assert read(folder)["seconds_left"] == 40
 
 
@@ -150,16 +150,16 @@ def test_the_end_of_a_run_is_foretold_by_its_rate(folder: RunFolder, monkeypatch
 def test_a_cluster_hears_it_until_the_end(
     folder: RunFolder, series: Callable[[str], dict[str, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pulse = Pulse(folder, lambda: 4)
-    pulse.of(lambda: VITALS)
-    pulse.trained(11)
-    with pulse.on_cluster():
+    publisher = StatusPublisher(folder, lambda: 4)
+    publisher.of(lambda: VITALS)
+    publisher.trained(11)
+    with publisher.on_cluster():
         pass
     assert series(TRIALS) == {"waiting": 0, "running": 2, "complete": 2, "pruned": 0, "fail": 1}
     assert (series(EPOCHS), series(SPOOL)) == ({"": 11}, {"": 4})
     assert series(DEVICE_SECONDS) == {"cpus": 7.5, "gpus": 2}
-    pulse.trained(1)
-    pulse._tell()
+    publisher.trained(1)
+    publisher._tell()
     assert series(EPOCHS) == {"": 11}, "there is no cluster any more"
 
 
@@ -175,8 +175,8 @@ def test_a_cluster_in_trouble_costs_the_numbers_only(folder: RunFolder, monkeypa
     from ray.util import metrics
 
     monkeypatch.setattr(metrics, "Gauge", _full)
-    pulse = Pulse(folder)
-    pulse.of(lambda: VITALS)
-    with pulse.on_cluster():
+    publisher = StatusPublisher(folder)
+    publisher.of(lambda: VITALS)
+    with publisher.on_cluster():
         pass
     assert json.loads((folder.path / PULSE).read_text())["done"] == 3

@@ -73,7 +73,7 @@ def test_what_does_not_fit_is_told_with_what_to_do() -> None:
 
 def test_last_words_hold_all_that_was_not_yet_told() -> None:
     first, second = (Row(epoch, 1.5, {"train/loss": float(epoch)}) for epoch in (1, 2))
-    said = reports.last_words(Diverged(3, "train/loss", math.nan, (second,)), [first])
+    said = reports.failure_payload(Diverged(3, "train/loss", math.nan, (second,)), [first])
     assert list(reports.rows_from_json(json.loads(json.dumps(said["rows"])))) == [first, second]
     assert (said["error"], said["refused"], said["done"]) == ("train/loss is nan at epoch 3", None, True)
 

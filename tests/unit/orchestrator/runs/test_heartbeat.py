@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from orchestrator.runs import heartbeat
-from orchestrator.runs.heartbeat import GIVEN_UP, PROCESS, STACK, START_SECONDS, Watch
+from orchestrator.runs.heartbeat import GIVEN_UP, PROCESS, STACK, START_SECONDS, TrialMonitor
 from tests.support.toy import Clock
 from tests.support.waiting import HANG_SECONDS
 
@@ -34,13 +34,13 @@ def began(folder: Path, pid: int = 1, allowance: float = 0.0) -> None:
     (folder / PROCESS).write_text(json.dumps(about))
 
 
-def later(clock: Clock, watched: Watch, seconds: float) -> list[int]:
+def later(clock: Clock, watched: TrialMonitor, seconds: float) -> list[int]:
     clock.sleep(seconds)
     return sorted(watched.silent())
 
 
 def test_who_does_not_report_is_silent(clock: Clock, tmp_path: Path) -> None:
-    watched = Watch(10)
+    watched = TrialMonitor(10)
     watched.begin(7, tmp_path)
     began(tmp_path)
     assert later(clock, watched, 2) == []
@@ -52,7 +52,7 @@ def test_who_does_not_report_is_silent(clock: Clock, tmp_path: Path) -> None:
 
 
 def test_the_wait_for_a_process_does_not_count(clock: Clock, tmp_path: Path) -> None:
-    watched = Watch(10)
+    watched = TrialMonitor(10)
     began(tmp_path)  # of an earlier process
     (tmp_path / GIVEN_UP).write_text("no report for 10 s")
     watched.begin(7, tmp_path)
@@ -64,7 +64,7 @@ def test_the_wait_for_a_process_does_not_count(clock: Clock, tmp_path: Path) -> 
 
 
 def test_who_has_ended_is_not_silent(clock: Clock, tmp_path: Path) -> None:
-    watched = Watch(10)
+    watched = TrialMonitor(10)
     watched.begin(7, tmp_path)
     watched.heard(7)
     watched.end(7)
@@ -73,7 +73,7 @@ def test_who_has_ended_is_not_silent(clock: Clock, tmp_path: Path) -> None:
 
 
 def test_who_begins_again_has_all_its_time(clock: Clock, tmp_path: Path) -> None:
-    watched = Watch(10)
+    watched = TrialMonitor(10)
     watched.begin(7, tmp_path)
     watched.heard(7)
     clock.sleep(9)
@@ -83,7 +83,7 @@ def test_who_begins_again_has_all_its_time(clock: Clock, tmp_path: Path) -> None
 
 def test_a_process_that_takes_a_dead_ones_place_has_all_its_time(clock: Clock, tmp_path: Path) -> None:
     """The dead one had been heard of, and what it left must not be taken for the new one's."""
-    watched = Watch(10)
+    watched = TrialMonitor(10)
     watched.begin(7, tmp_path)
     began(tmp_path)
     watched.heard(7)
@@ -100,7 +100,7 @@ def test_a_process_that_takes_a_dead_ones_place_has_all_its_time(clock: Clock, t
 
 
 def test_a_group_has_its_time_to_come_up_and_its_worker_the_trials_own(clock: Clock, tmp_path: Path) -> None:
-    watched = Watch(10)
+    watched = TrialMonitor(10)
     watched.begin(7, tmp_path)
     began(tmp_path, allowance=START_SECONDS)
     assert later(clock, watched, 1) == later(clock, watched, START_SECONDS + 9) == []
@@ -114,14 +114,14 @@ def test_a_group_has_its_time_to_come_up_and_its_worker_the_trials_own(clock: Cl
 
 
 def test_without_a_timeout_nobody_is(clock: Clock, tmp_path: Path) -> None:
-    watched = Watch(None)
+    watched = TrialMonitor(None)
     watched.begin(7, tmp_path)
     began(tmp_path)
     assert later(clock, watched, 1e9) == []
 
 
 def test_the_storage_is_asked_once_a_second_at_most(clock: Clock, tmp_path: Path) -> None:
-    watched = Watch(10)
+    watched = TrialMonitor(10)
     watched.begin(7, tmp_path)
     watched.heard(7)
     assert later(clock, watched, 11) == [7]
@@ -187,7 +187,7 @@ def test_ranks_of_an_earlier_group_are_forgotten(clock: Clock, tmp_path: Path) -
     """An elastic run may go on with fewer workers."""
     for name in ("process-1.json", "stack-1.txt"):
         (tmp_path / name).write_text("of before")
-    Watch(10).begin(7, tmp_path)
+    TrialMonitor(10).begin(7, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

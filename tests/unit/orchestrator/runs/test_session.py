@@ -133,7 +133,7 @@ def test_sigterm_while_it_connects_says_how_to_go_on(folder: RunFolder) -> None:
     ):
         ray_init()
     assert ended(folder) == ("interrupted", INTERRUPTED, None)
-    assert not folder.driven()
+    assert not folder.has_live_driver()
 
 
 @pytest.mark.parametrize("step", ["provenance.sources", "provenance.write", "open_tracker", "Interrupts.__enter__"])
@@ -150,7 +150,7 @@ def test_what_fails_on_the_way_in_is_its_end_too(
     with pytest.raises(UserError if full else type(error)), opened(folder):
         pytest.fail("it was not entered")
     assert ended(folder)[:2] == (("failed", UNAVAILABLE) if full else ("interrupted", INTERRUPTED))
-    assert not folder.driven()
+    assert not folder.has_live_driver()
     assert signal.getsignal(signal.SIGINT) is handler
 
 

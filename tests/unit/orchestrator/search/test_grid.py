@@ -111,7 +111,7 @@ def asked(folder: Path, **search: Any) -> list[dict[str, Any]]:
     found = []
     while (trial := running.next()) is not None:
         found.append(trial.params)
-        complete(running, trial.unit, 0.5)
+        complete(running, trial.seed_run, 0.5)
     return found
 
 

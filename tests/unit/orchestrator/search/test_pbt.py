@@ -149,13 +149,15 @@ class Members:
     def checkpoints(self, number: int) -> Path:
         return self.folder / "trials" / f"{number:05d}"
 
-    def reach(self, unit: int, epoch: int, value: float) -> str:
+    def reach(self, seed_run: int, epoch: int, value: float) -> str:
         """The member trains on to ``epoch`` and saves there; its weights tell who made them, epoch by epoch."""
-        folder = self.checkpoints(unit)
-        state = {"made_by": [*self.makers(unit)[: epoch - 1], unit], "weights": torch.tensor(float(unit))}
+        folder = self.checkpoints(seed_run)
+        state = {"made_by": [*self.makers(seed_run)[: epoch - 1], seed_run], "weights": torch.tensor(float(seed_run))}
         checkpoint.write(folder / checkpoint.name(epoch), Checkpoint({"workload": "toy"}, epoch, state))
-        checkpoint.keep(folder, pbt.KEPT)
-        return self.study.report(unit, rows((epoch, value)), value, epoch == EPOCHS, attributes(value, epoch, epoch))
+        checkpoint.keep(folder, pbt.MEMBER_CHECKPOINTS_KEPT)
+        return self.study.report(
+            seed_run, rows((epoch, value)), value, epoch == EPOCHS, attributes(value, epoch, epoch)
+        )
 
     def makers(self, number: int) -> list[int]:
         """Who trained the weights that the member goes on with, epoch by epoch."""
@@ -166,8 +168,8 @@ class Members:
 def test_all_meet_before_anybody_goes_on(tmp_path: Path) -> None:
     members = Members(tmp_path)
     assert [trial.number for trial in members.begin_all()] == [0, 1, 2, 3]
-    for unit in (2, 0, 3):
-        assert members.reach(unit, 1, float(unit)) == "paused"
+    for seed_run in (2, 0, 3):
+        assert members.reach(seed_run, 1, float(seed_run)) == "paused"
         assert members.begin_all() == []
         assert members.study.exhausted() is False
     assert members.study.met == 0
@@ -192,8 +194,8 @@ def test_fewer_slots_than_members_take_turns(tmp_path: Path) -> None:
 def test_the_worst_takes_over_weights_and_parameters(direction: str, loser: int, donor: int, tmp_path: Path) -> None:
     members = Members(tmp_path, direction=direction)
     before = {trial.number: trial.params for trial in members.begin_all()}
-    for unit in range(4):
-        members.reach(unit, 1, float(unit))
+    for seed_run in range(4):
+        members.reach(seed_run, 1, float(seed_run))
     after = {trial.number: trial.params for trial in members.begin_all()}
     assert {n: members.makers(n) for n in range(4)} == {n: [n] for n in range(4)} | {loser: [donor]}
     assert {n for n in range(4) if after[n] != before[n]} == {loser}
@@ -211,8 +213,8 @@ def test_who_reports_the_meeting_again_is_not_held_there(tmp_path: Path) -> None
     """A member goes on from the checkpoint of the meeting, whose rows it states again."""
     members = Members(tmp_path)
     members.begin_all()
-    for unit in range(4):
-        members.reach(unit, 1, float(unit))
+    for seed_run in range(4):
+        members.reach(seed_run, 1, float(seed_run))
     members.begin_all()
     restated = members.study.report(3, rows((1, 0.0)), 0.0, False, attributes(0.0, 1))
     assert restated == "go on"
@@ -224,12 +226,12 @@ def test_members_that_failed_are_not_waited_for(tmp_path: Path) -> None:
     members = Members(tmp_path)
     members.begin_all()
     members.study.fail(0, "train/loss is nan at epoch 1")
-    for unit in (1, 2, 3):
-        members.reach(unit, 1, float(unit))
+    for seed_run in (1, 2, 3):
+        members.reach(seed_run, 1, float(seed_run))
     assert [trial.number for trial in members.begin_all()] == [1, 2, 3]
     assert members.makers(3) == [1]
-    for unit in (2, 3):
-        members.study.fail(unit, "killed")
+    for seed_run in (2, 3):
+        members.study.fail(seed_run, "killed")
     members.reach(1, 2, 0.5)
     assert [trial.number for trial in members.begin_all()] == [1], "alone there is nobody to take over from"
     assert not members.study.exhausted()
@@ -238,8 +240,8 @@ def test_members_that_failed_are_not_waited_for(tmp_path: Path) -> None:
 def test_a_donor_without_a_checkpoint_of_the_meeting(tmp_path: Path) -> None:
     members = Members(tmp_path)
     members.begin_all()
-    for unit in range(4):
-        members.reach(unit, 1, float(unit))
+    for seed_run in range(4):
+        members.reach(seed_run, 1, float(seed_run))
     (members.checkpoints(0) / checkpoint.name(1) / checkpoint.TENSORS).write_bytes(b"damaged")
     with pytest.raises(UserError):
         members.begin()
@@ -248,20 +250,20 @@ def test_a_donor_without_a_checkpoint_of_the_meeting(tmp_path: Path) -> None:
 def test_a_budget_gives_up_who_waits_and_who_trains(tmp_path: Path) -> None:
     members = Members(tmp_path)
     members.begin_all()
-    for unit in (0, 1):
-        members.reach(unit, 1, float(unit))
+    for seed_run in (0, 1):
+        members.reach(seed_run, 1, float(seed_run))
     assert members.study.unfinished() == [0, 1, 2, 3]
-    for unit in range(4):
-        members.study.cut(unit, "the device-hour budget was spent")
+    for seed_run in range(4):
+        members.study.cut(seed_run, "the device-hour budget was spent")
     assert states(members.study) == ["FAIL"] * 4
     assert members.study.exhausted()
 
 
 def test_a_budget_that_takes_no_more_members_lets_those_that_began_meet(tmp_path: Path) -> None:
     members = Members(tmp_path, size=6)
-    for unit in range(4):
+    for seed_run in range(4):
         members.begin()
-        members.reach(unit, 1, float(unit))
+        members.reach(seed_run, 1, float(seed_run))
     going_on = members.study.next(fresh=False)
     assert going_on is not None
     assert members.study.met == 1
@@ -287,22 +289,22 @@ def play(
     for _ in range(1000):
         while len(slot) < slots and (trial := members.study.next()) is not None:
             slot.append(trial)
-            if dies("begun", trial.unit, members.study.met):
+            if dies("begun", trial.seed_run, members.study.met):
                 restart()
         if not slot:
             break
         trial = slot.pop(random.Random(len(slot)).randrange(len(slot)))
-        found = checkpoint.latest(members.checkpoints(trial.unit))
+        found = checkpoint.latest(members.checkpoints(trial.seed_run))
         epoch = 1 + (checkpoint.read(found).epoch if found else 0)
-        if dies("training", trial.unit, epoch):
+        if dies("training", trial.seed_run, epoch):
             restart()
             continue
         if epoch > EPOCHS:  # it had ended before its end was heard of
             epoch = EPOCHS
-        made = sum(7.0 ** -(k + 1) * maker for k, maker in enumerate(members.makers(trial.unit)))
+        made = sum(7.0 ** -(k + 1) * maker for k, maker in enumerate(members.makers(trial.seed_run)))
         value = abs(trial.params["lr"] - 0.05) / epoch + trial.params["dim"] / 1e4 + made / 10
-        members.reach(trial.unit, epoch, value)
-        if dies("told", trial.unit, epoch):
+        members.reach(trial.seed_run, epoch, value)
+        if dies("told", trial.seed_run, epoch):
             restart()
     told = {
         trial.number: (trial.values, trial.user_attrs["params"], trial.user_attrs.get("lineage"))
@@ -312,11 +314,11 @@ def play(
     return {"told": told, "makers": {number: members.makers(number) for number in range(4)}}
 
 
-def once(place: str, epoch: int, unit: int = 1) -> Callable[[str, int, int], bool]:
+def once(place: str, epoch: int, seed_run: int = 1) -> Callable[[str, int, int], bool]:
     left = [True]
 
     def dies(where: str, who: int, when: int) -> bool:
-        if (where, who, when) == (place, unit, epoch) and left[0]:
+        if (where, who, when) == (place, seed_run, epoch) and left[0]:
             left[0] = False
             return True
         return False

@@ -24,18 +24,18 @@ def drain(running: Study) -> list[Trial]:
     return found
 
 
-def units(trials: list[Trial]) -> list[tuple[int, int, int]]:
-    return [(trial.unit, trial.number, trial.seed) for trial in trials]
+def seed_runs(trials: list[Trial]) -> list[tuple[int, int, int]]:
+    return [(trial.seed_run, trial.number, trial.seed) for trial in trials]
 
 
 def test_further_seeds_begin_when_the_first_has_reached_its_end(tmp_path: Path) -> None:
     running = three(tmp_path)
     first = drain(running)
-    assert units(first) == [(0, 0, 0), (3, 1, 0)]
+    assert seed_runs(first) == [(0, 0, 0), (3, 1, 0)]
     assert not running.exhausted()
     assert complete(running, 0, 0.3) == "complete"
     more = drain(running)
-    assert units(more) == [(1, 0, 1), (2, 0, 2)]
+    assert seed_runs(more) == [(1, 0, 1), (2, 0, 2)]
     assert [trial.params for trial in more] == [first[0].params] * 2
     assert states(running) == ["RUNNING", "RUNNING"]
 
@@ -61,7 +61,7 @@ def test_the_winner_is_the_best_by_the_mean_not_by_the_luckiest(tmp_path: Path) 
     running = three(tmp_path)
     for number, values in enumerate([(0.0, 0.9, 0.9), (0.5, 0.5, 0.5)]):
         for seed, value in enumerate(values):
-            assert begin(running).unit == 3 * number + seed
+            assert begin(running).seed_run == 3 * number + seed
             complete(running, 3 * number + seed, value)
     best = running.best()
     assert best is not None
@@ -84,8 +84,8 @@ def test_only_the_first_seed_is_stopped_and_only_its_rungs_count(tmp_path: Path)
     assert at_rung(running, 0, 3, 0.5) == "go on"
     complete(running, 0, 0.5)
     drain(running)
-    for unit in (1, 2):
-        assert at_rung(running, unit, 3, 99.0) == "go on"
+    for seed_run in (1, 2):
+        assert at_rung(running, seed_run, 3, 99.0) == "go on"
     assert running.trials[0].intermediate_values == {3: 0.5}
     assert at_rung(running, 3, 3, 0.9) == "pruned"
     assert drain(running) == [], "a stopped configuration has no further seeds"
@@ -102,15 +102,15 @@ def test_a_further_seed_is_not_judged_by_what_others_have_done_since(tmp_path: P
         begin(running)
         assert at_rung(running, 2 * number, 3, 0.1) == "go on"
         complete(running, 2 * number, 0.1)
-        complete(running, begin(running).unit, 0.1)
+        complete(running, begin(running).seed_run, 0.1)
     assert states(running) == ["RUNNING"] + ["COMPLETE"] * 6
-    assert at_rung(running, last.unit, 3, 0.9) == "go on"
+    assert at_rung(running, last.seed_run, 3, 0.9) == "go on"
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_seed_that_fails_fails_its_configuration(seed: int, tmp_path: Path) -> None:
     running = three(tmp_path)
-    assert units(drain(running)) == [(0, 0, 0), (3, 1, 0)]
+    assert seed_runs(drain(running)) == [(0, 0, 0), (3, 1, 0)]
     if seed:
         complete(running, 0, 0.1)
     if seed == 2:
@@ -121,7 +121,7 @@ def test_a_seed_that_fails_fails_its_configuration(seed: int, tmp_path: Path) ->
     assert drain(running) == []
     assert [trial.number for trial in running.failed()] == [0]
     complete(running, 3, 0.5)
-    assert units(drain(running)) == [(4, 1, 1), (5, 1, 2)]
+    assert seed_runs(drain(running)) == [(4, 1, 1), (5, 1, 2)]
 
 
 def test_an_end_without_an_objective_fails_the_configuration(tmp_path: Path) -> None:
@@ -138,15 +138,15 @@ def test_a_restart_loses_and_doubles_no_seed(ended: tuple[int, ...], tmp_path: P
     values = {0: 0.3, 1: 0.1, 2: 0.8}
     first = three(tmp_path, trials=1)
     params = begin(first).params
-    for unit in ended:
-        complete(first, unit, values[unit], best_epoch=2 + unit)
+    for seed_run in ended:
+        complete(first, seed_run, values[seed_run], best_epoch=2 + seed_run)
         drain(first)
     second = three(tmp_path, trials=1)
-    assert second.unfinished() == [unit for unit in values if unit not in ended] * (len(ended) < 3)
+    assert second.unfinished() == [seed_run for seed_run in values if seed_run not in ended] * (len(ended) < 3)
     done: list[int] = []
     while trial := second.next():
         assert trial.params == params
-        complete(second, trial.unit, values[trial.seed], best_epoch=2 + trial.seed)
+        complete(second, trial.seed_run, values[trial.seed], best_epoch=2 + trial.seed)
         done.append(trial.seed)
     assert done == [seed for seed in values if seed not in ended]
     (trial,) = second.trials
@@ -192,7 +192,7 @@ def test_a_failed_configuration_is_tried_again_with_all_its_seeds(tmp_path: Path
     again = begin(running)
     assert (again.number, again.seed, again.params) == (1, 0, params)
     complete(running, 3, 0.2)
-    assert units(drain(running)) == [(4, 1, 1), (5, 1, 2)]
+    assert seed_runs(drain(running)) == [(4, 1, 1), (5, 1, 2)]
 
 
 def test_a_row_of_a_further_seed_is_no_rung(tmp_path: Path) -> None:

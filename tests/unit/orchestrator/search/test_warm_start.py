@@ -160,7 +160,7 @@ def test_a_sampler_begins_where_the_last_one_ended(tmp_path: Path) -> None:
         for _ in range(8):
             trial = begin(running)
             distances.append(abs(trial.params["lr"] - 0.8))
-            complete(running, trial.unit, distances[-1])
+            complete(running, trial.seed_run, distances[-1])
         return sum(distances) / 8
 
     assert first(tmp_path / "warm", lessons) < 0.6 * first(tmp_path / "cold", [])

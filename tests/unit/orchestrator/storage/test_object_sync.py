@@ -20,7 +20,7 @@ import pytest
 
 from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.storage import lease, object_sync, records, remote, sync_state
-from orchestrator.storage.object_sync import Carried, Mirror, Watch, bring
+from orchestrator.storage.object_sync import Mirror, RemoteFolder, StopWatcher, download
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.remote import Remote
 from tests.support.waiting import HANG_SECONDS, until
@@ -230,7 +230,7 @@ def test_what_was_delivered_before_is_not_sent_again(
     sent: list[str] = []
     monkeypatch.setattr(Remote, "send", lambda self, file, name: sent.append(name))
     again = records.find(machine("one"), "run").fetch()
-    again.hold()
+    again.acquire()
     start(again).close()
     assert sent == ["record.json"]
 
@@ -260,7 +260,7 @@ def test_another_machine_sees_it_and_goes_on_with_it(machine: Callable[[str], Pa
     assert not list(there.path.rglob("checkpoint.json")), "a look brings no checkpoints"
     there = there.fetch()
     assert list(there.path.rglob("checkpoint.json"))
-    there.hold()
+    there.acquire()
     further = start(there)
     (there.path / "study.jsonl").write_text("1\n2\n")
     shutil.rmtree(there.path / "trials")
@@ -297,7 +297,7 @@ def test_a_look_takes_nothing_away_that_nobody_else_has(
     away[0] = False
     end_process(folder)
     there = records.find(machine("two"), "run").fetch()
-    there.hold()
+    there.acquire()
     start(there).close()
     looked = records.find(machine("one"), "run")
     assert looked.record["holds"] == 2
@@ -337,15 +337,15 @@ def test_two_drivers_on_two_machines(machine: Callable[[str], Path], bucket: Pat
     until(lambda: is_known(bucket))
     there = records.find(machine("two"), "run").fetch()
     with pytest.raises(UserError, match="run is being driven by another process"):
-        there.hold()
+        there.acquire()
     with pytest.raises(UserError, match="The name run is in use"):
         create(machine("two"))
     folder.release("interrupted", 130)
     following.close()
     there = records.find(machine("two"), "run").fetch()
-    there.hold()
+    there.acquire()
     with pytest.raises(UserError, match="being driven by another process"):
-        folder.hold()
+        folder.acquire()
 
 
 def test_whoever_was_overtaken_stops_and_stores_nothing_more(
@@ -374,12 +374,12 @@ def test_a_copy_that_others_went_past_can_not_be_held(machine: Callable[[str], P
     following.close()
     here = records.find(machine("one"), "run").fetch()
     there = records.find(machine("two"), "run").fetch()
-    there.hold()
+    there.acquire()
     other = start(there)
     there.release("interrupted", 130)
     other.close()
     with pytest.raises(UserError, match="has gone on elsewhere meanwhile"):
-        here.hold()
+        here.acquire()
 
 
 def test_a_stop_reaches_a_driver_elsewhere(
@@ -394,7 +394,7 @@ def test_a_stop_reaches_a_driver_elsewhere(
     folder.release("interrupted", 130)
     following.close()
     there = records.find(machine("two"), "run").fetch()
-    there.hold()
+    there.acquire()
     other = start(there)
     until(lambda: "stop" not in stored(bucket))
     assert not there.stop_file.exists()
@@ -424,17 +424,17 @@ def test_a_worker_elsewhere_sends_what_it_writes_and_the_driver_brings_it(
     folder = create(machine("driver"))
     following = start(folder)
     there = machine("node") / "run" / "trials" / "00000"
-    carried = Carried(there)
+    carried = RemoteFolder(there)
     (there / "units.parquet").write_text("u")
     carried.close()
     assert stored(bucket)["trials/00000/units.parquet"] == "u"
     here = folder.path / "trials" / "00000"
-    bring(here, "units.parquet")
+    download(here, "units.parquet")
     assert (here / "units.parquet").read_text() == "u"
     shutil.rmtree(here.parent)
     following.discard("trials")
     with pytest.raises(UserError, match="can not be had: got there is no other") as caught:
-        bring(here, "other")
+        download(here, "other")
     assert caught.value.code == UNAVAILABLE
     following.close()
     assert not (bucket / "run" / "trials").exists()
@@ -444,14 +444,14 @@ def test_a_trial_that_moves_goes_on_from_what_was_sent(
     machine: Callable[[str], Path], bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial = Path("run") / "trials" / "00000"
-    with Carried(machine("one") / trial):
+    with RemoteFolder(machine("one") / trial):
         for number in (1, 2):
             (machine("one") / trial / f"checkpoint-{number}").mkdir()
             (machine("one") / trial / f"checkpoint-{number}" / "checkpoint.json").write_text("{}")
     sent: list[str] = []
     real = Remote.send
     monkeypatch.setattr(Remote, "send", lambda self, file, name: (sent.append(name), real(self, file, name)))
-    with Carried(machine("two") / trial):
+    with RemoteFolder(machine("two") / trial):
         assert sorted(os.listdir(machine("two") / trial))[-2:] == ["checkpoint-1", "checkpoint-2"]
         shutil.rmtree(machine("two") / trial / "checkpoint-1")
     assert set(stored(bucket)) == {"trials/00000/checkpoint-2/checkpoint.json"}
@@ -463,11 +463,11 @@ def test_beside_the_driver_and_on_a_plain_path_nothing_is_carried(
 ) -> None:
     folder = create(machine("driver"))
     for place in (folder.path / "trials" / "0", tmp_path / "storage" / "run"):
-        assert Carried(place)._mirror is None
+        assert RemoteFolder(place)._mirror is None
         assert not (place / sync_state.MANIFEST).exists()
-    bring(tmp_path, "never")  # a plain path is everybody's: nothing to wait for
+    download(tmp_path, "never")  # a plain path is everybody's: nothing to wait for
     following = create(tmp_path / "storage").mirror()
-    assert isinstance(following, Watch)
+    assert isinstance(following, StopWatcher)
     assert following.close() is None
 
 
@@ -475,7 +475,7 @@ def test_only_its_parts_of_the_runs_folder_are_a_workers(machine: Callable[[str]
     folder = create(machine("driver"))
     start(folder).close()
     before = stored(bucket)["record.json"]
-    with Carried(machine("node") / "run", ("train", "outcome.json")):
+    with RemoteFolder(machine("node") / "run", ("train", "outcome.json")):
         assert not (machine("node") / "run" / "record.json").exists()
         (machine("node") / "run" / "record.json").write_text("no business of its")
         (machine("node") / "run" / "outcome.json").write_text("{}")
@@ -491,7 +491,7 @@ def test_a_stop_reaches_a_worker_elsewhere(
     following = start(folder)
     (machine("node") / "run").mkdir(parents=True)
     (machine("node") / "run" / "stop").touch()  # of an earlier driver, who was heard here
-    with Carried(machine("node") / "run" / "winner"):
+    with RemoteFolder(machine("node") / "run" / "winner"):
         assert not (machine("node") / "run" / "stop").exists()
         folder.stop_file.touch()
         until((machine("node") / "run" / "stop").exists)
@@ -501,5 +501,5 @@ def test_a_stop_reaches_a_worker_elsewhere(
 def test_a_worker_begins_also_while_the_storage_is_away(machine: Callable[[str], Path], away: list[bool]) -> None:
     away[0] = True
     there = machine("node") / "run" / "trials" / "00000"
-    with Carried(there):
+    with RemoteFolder(there):
         assert there.is_dir()

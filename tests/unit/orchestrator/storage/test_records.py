@@ -57,7 +57,7 @@ def test_a_new_folder_says_what_was_asked_and_who_drives_it(tmp_path: Path) -> N
     assert (record["pid"], record["status"], record["exit_code"]) == (os.getpid(), "running", None)
     assert folder.id.startswith("toy-")
     assert folder.status() == "running"
-    assert folder.driven()
+    assert folder.has_live_driver()
 
 
 def test_ids_never_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,11 +82,11 @@ def test_a_driver_that_is_killed_while_it_saves_was_interrupted(tmp_path: Path) 
     folder = records.find(tmp_path, "latest")
     assert (folder.record["status"], folder.status()) == ("interrupted", "running")
     with pytest.raises(UserError, match="is being driven by another process"):
-        folder.hold()
+        folder.acquire()
     kill(driver)
     again = records.find(tmp_path, "latest")
     assert (again.status(), again.record["exit_code"]) == ("interrupted", 130)
-    again.hold()
+    again.acquire()
     assert (again.record["status"], again.record["exit_code"]) == ("running", None)
 
 
@@ -124,16 +124,16 @@ def test_a_release_is_the_truth_from_then_on(tmp_path: Path) -> None:
     again = records.find(tmp_path, folder.id)
     assert (again.status(), again.record["exit_code"], again.record["run_id"]) == ("finished", 0, "abc")
     assert again.record["ended"] >= again.record["started"]
-    assert not again.driven()
+    assert not again.has_live_driver()
 
 
 def test_a_folder_has_one_driver(tmp_path: Path) -> None:
     folder = create(tmp_path)
     with pytest.raises(UserError, match=f"{folder.id} is being driven by another process: got pid {os.getpid()}"):
-        records.find(tmp_path, folder.id).hold()
+        records.find(tmp_path, folder.id).acquire()
     folder.release("interrupted", 130)
     again = records.find(tmp_path, folder.id)
-    again.hold()
+    again.acquire()
     assert (again.status(), again.record["ended"], again.record["exit_code"]) == ("running", None, None)
 
 
@@ -143,7 +143,7 @@ def test_what_failed_and_was_then_finished_has_no_error(tmp_path: Path) -> None:
         raise KeyError("linreg")
     assert records.open_folder(folder.path).record["error"] == "KeyError: 'linreg'"
     again = records.open_folder(folder.path)
-    again.hold()
+    again.acquire()
     assert again.record["error"] is None, "nor while it runs again"
     again.release("finished", 0)
     assert records.open_folder(folder.path).record["error"] is None
@@ -167,10 +167,10 @@ def test_a_driver_that_dies_without_a_word_is_lost_and_can_be_taken_over(tmp_pat
     with pytest.raises(
         UserError, match=f"driven by another process: got pid {driver.pid}.*orchestrator stop {folder.id}"
     ):
-        folder.hold()
+        folder.acquire()
     kill(driver)
     assert folder.status() == "lost"
-    folder.hold()
+    folder.acquire()
     assert records.find(tmp_path, folder.id).record["pid"] == os.getpid()
 
 
@@ -179,15 +179,15 @@ def test_looking_at_a_folder_takes_nothing_away(tmp_path: Path) -> None:
     folder.release("failed", 1)
     looking = records.find(tmp_path, folder.id)
     for _ in range(3):
-        assert not looking.driven()
-    records.find(tmp_path, folder.id).hold()
+        assert not looking.has_live_driver()
+    records.find(tmp_path, folder.id).acquire()
 
 
 def test_an_old_stop_does_not_stop_the_next_driver(tmp_path: Path) -> None:
     folder = create(tmp_path)
     folder.stop_file.touch()
     folder.release("interrupted", 130)
-    folder.hold()
+    folder.acquire()
     assert not folder.stop_file.exists()
 
 
@@ -199,7 +199,7 @@ def test_a_folder_that_can_not_be_written_is_a_sentence_and_not_held(tmp_path: P
     lock.mkdir()  # what rights do to others, it does to root too
     message = f"The folder {folder.path} can not be written: got Is a directory"
     with pytest.raises(UserError, match=message) as caught:
-        folder.hold()
+        folder.acquire()
     assert caught.value.code == UNAVAILABLE
 
 
@@ -213,9 +213,9 @@ def test_a_hold_that_fails_half_way_lets_go(tmp_path: Path, monkeypatch: pytest.
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", full)
         with pytest.raises(UserError, match="can not be written: got No space left on device"):
-            records.find(tmp_path, folder.id).hold()
+            records.find(tmp_path, folder.id).acquire()
     assert records.find(tmp_path, folder.id).status() == "interrupted"
-    records.find(tmp_path, folder.id).hold()
+    records.find(tmp_path, folder.id).acquire()
 
 
 def test_ctrl_c_in_the_making_of_a_folder_leaves_its_name_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,10 +223,10 @@ def test_ctrl_c_in_the_making_of_a_folder_leaves_its_name_free(tmp_path: Path, m
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "hold", pressed)
+        patch.setattr(RunFolder, "acquire", pressed)
         with pytest.raises(KeyboardInterrupt):
             records.create(tmp_path, "run", "toy", {}, "orchestrator run toy", "one")
-    assert records.create(tmp_path, "run", "toy", {}, "orchestrator run toy", "one").driven()
+    assert records.create(tmp_path, "run", "toy", {}, "orchestrator run toy", "one").has_live_driver()
 
 
 def test_a_release_that_can_not_be_written_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

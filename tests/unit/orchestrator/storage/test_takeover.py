@@ -25,7 +25,7 @@ from orchestrator.errors import UserError
 from orchestrator.storage import conditional, generations, lease, object_sync, records, remote, sync_state
 from orchestrator.storage.conditional import Changed, Objects
 from orchestrator.storage.lease import Lease
-from orchestrator.storage.object_sync import Mirror, Watch
+from orchestrator.storage.object_sync import Mirror, StopWatcher
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.remote import Remote
 
@@ -144,7 +144,7 @@ def take_over(storage: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> tupl
     with monkeypatch.context() as later:
         later.setattr(lease, "SECONDS", 0.0)
         folder = records.find(storage, name).fetch()
-        folder.hold()
+        folder.acquire()
     following = folder.mirror()
     assert isinstance(following, Mirror)
     with (folder.path / "study.jsonl").open("a") as study:
@@ -262,14 +262,14 @@ def test_on_a_shared_file_system_a_successor_has_a_folder_of_its_own(
     folder = records.create(tmp_path, "sweep", "toy", {"seed": 1}, "orchestrator sweep toy", "run")
     (folder.path / "study.jsonl").write_text("1\n")
     watch = folder.mirror()
-    assert isinstance(watch, Watch)
+    assert isinstance(watch, StopWatcher)
     taken: list[RunFolder] = []
 
     def take_over() -> None:
         forget_lock(folder)
         on_host("two")
         there = records.find(tmp_path, "run")
-        there.hold()
+        there.acquire()
         on_host("one")
         with (there.path / "study.jsonl").open("a") as study:
             study.write("B\n")
@@ -323,7 +323,7 @@ def test_a_watch_stops_the_driver_that_was_overtaken_alone(
     forget_lock(folder)
     on_host("two")
     there = records.find(tmp_path, "run")
-    there.hold()
+    there.acquire()
     deadline = time.monotonic() + 60
     while not folder.stop_file.exists():
         assert time.monotonic() < deadline
@@ -344,7 +344,7 @@ def test_where_the_driver_before_is_known_to_be_gone_its_folder_is_used(
         forget_lock(folder)  # killed on this host: its lock is free
     on_host(host)
     there = records.find(tmp_path, "run")
-    there.hold()
+    there.acquire()
     assert there.path == folder.path
 
 
@@ -356,7 +356,7 @@ def test_a_run_of_an_earlier_version_goes_on_where_it_is(on_host: Callable[[str]
     forget_lock(folder)
     on_host("two")
     there = records.find(tmp_path, "run")
-    there.hold()
+    there.acquire()
     assert there.path == folder.path
 
 
@@ -367,7 +367,7 @@ def test_a_generation_on_a_file_system_is_claimed_once(on_host: Callable[[str], 
     (tmp_path / "run@2").mkdir()  # of one that died while it copied
     on_host("two")
     there = records.find(tmp_path, "run")
-    there.hold()
+    there.acquire()
     assert there.path == tmp_path / "run@3"
     assert records.find(tmp_path, "run").path == there.path
 

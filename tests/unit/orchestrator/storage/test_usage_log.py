@@ -15,7 +15,7 @@ from orchestrator.errors import UserError
 from orchestrator.report.device_hours import device_hours
 from orchestrator.storage import records, usage_log
 from orchestrator.storage.records import RunFolder
-from orchestrator.storage.usage_log import BEAT_SECONDS, EVENTS, Book
+from orchestrator.storage.usage_log import BEAT_SECONDS, EVENTS, UsageLog
 
 TWO_GPUS = Resources(workers=2, gpus_per_worker=1, cpus_per_worker=3)
 ONE_CPU = Resources()
@@ -50,33 +50,33 @@ def hours(folder: RunFolder, by: Any = "sweep", since: float | None = None) -> d
 
 
 def test_devices_times_hours(folder: RunFolder, time: Time) -> None:
-    book = Book(folder.path)
-    book.start("trial 0", TWO_GPUS)
+    log = UsageLog(folder.path)
+    log.start("trial 0", TWO_GPUS)
     time.now += 1800
-    book.start("trial 1", ONE_CPU)
+    log.start("trial 1", ONE_CPU)
     time.now += 1800
-    book.stop("trial 0")
+    log.stop("trial 0")
     time.now += 3600
-    book.stop("trial 1")
+    log.stop("trial 1")
     assert hours(folder, "trial") == {"s1 trial 0": (2.0, 6.0), "s1 trial 1": (0.0, 1.5)}
     assert hours(folder) == {"s1": (2.0, 7.5)}
 
 
 def test_what_was_held_so_far_is_known_at_any_moment(folder: RunFolder, time: Time) -> None:
-    book = Book(folder.path)
-    assert book.seconds() == {"cpus": 0, "gpus": 0}
-    book.start("trial 0", TWO_GPUS)
+    log = UsageLog(folder.path)
+    assert log.seconds() == {"cpus": 0, "gpus": 0}
+    log.start("trial 0", TWO_GPUS)
     time.now += 10
-    assert book.seconds() == {"cpus": 60, "gpus": 20}
-    book.start("trial 1", ONE_CPU)
+    assert log.seconds() == {"cpus": 60, "gpus": 20}
+    log.start("trial 1", ONE_CPU)
     time.now += 10
-    book.stop("trial 0")
+    log.stop("trial 0")
     time.now += 10
-    book.start("trial 1", ONE_CPU)  # a segment of a population's member that was not stopped before
-    assert book.seconds() == {"cpus": 140, "gpus": 40}
+    log.start("trial 1", ONE_CPU)  # a segment of a population's member that was not stopped before
+    assert log.seconds() == {"cpus": 140, "gpus": 40}
     time.now += 10
-    book.beat()
-    driver = Book(folder.path)  # the first one is dead, and the next one counts on
+    log.beat()
+    driver = UsageLog(folder.path)  # the first one is dead, and the next one counts on
     time.now += 100
     assert driver.seconds() == book_of(folder) == {"cpus": 140, "gpus": 40}
 
@@ -87,20 +87,20 @@ def book_of(folder: RunFolder) -> dict[str, float]:
 
 
 def test_what_runs_counts_until_now(folder: RunFolder, time: Time) -> None:
-    Book(folder.path).start("run", ONE_CPU)
+    UsageLog(folder.path).start("run", ONE_CPU)
     time.now += 7200
     assert hours(folder) == {"s1": (0.0, 2.0)}
 
 
 def test_the_hours_between_a_crash_and_its_resume_are_nobodys(folder: RunFolder, time: Time) -> None:
-    book = Book(folder.path)
-    book.start("trial 0", ONE_CPU)
+    log = UsageLog(folder.path)
+    log.start("trial 0", ONE_CPU)
     time.now += 3600
-    book.beat()
+    log.beat()
     with (folder.path / EVENTS).open("a") as file:
         file.write('{"time": 1, "ev')  # killed here
     time.now += 36_000
-    resumed = Book(folder.path)
+    resumed = UsageLog(folder.path)
     resumed.start("trial 0", ONE_CPU)
     time.now += 1800
     resumed.stop("trial 0")
@@ -109,10 +109,10 @@ def test_the_hours_between_a_crash_and_its_resume_are_nobodys(folder: RunFolder,
 
 
 def test_a_lost_driver_counts_until_it_was_last_heard_of(folder: RunFolder, time: Time) -> None:
-    book = Book(folder.path)
-    book.start("trial 0", ONE_CPU)
+    log = UsageLog(folder.path)
+    log.start("trial 0", ONE_CPU)
     time.now += 1800
-    book.beat()
+    log.beat()
     time.now += 36_000
     folder.release("finished", 0)
     folder.update(status="running", ended=None)  # the lock is free, the record says otherwise
@@ -121,29 +121,29 @@ def test_a_lost_driver_counts_until_it_was_last_heard_of(folder: RunFolder, time
 
 
 def test_a_beat_a_minute_and_only_while_something_is_held(folder: RunFolder, time: Time) -> None:
-    book = Book(folder.path)
-    book.beat()
+    log = UsageLog(folder.path)
+    log.beat()
     assert not (folder.path / EVENTS).exists()
-    book.start("run", ONE_CPU)
+    log.start("run", ONE_CPU)
     for _ in range(10):
         time.now += BEAT_SECONDS / 5
-        book.beat()
+        log.beat()
     assert (folder.path / EVENTS).read_text().count("beat") == 2
 
 
 def test_stopping_twice_or_what_never_began_says_nothing(folder: RunFolder, time: Time) -> None:
-    book = Book(folder.path)
-    with book.holding("winner", ONE_CPU):
+    log = UsageLog(folder.path)
+    with log.holding("winner", ONE_CPU):
         time.now += 3600
-    book.stop("winner")
-    book.stop("trial 5")
-    book.close()
+    log.stop("winner")
+    log.stop("trial 5")
+    log.close()
     assert hours(folder) == {"s1": (0.0, 1.0)}
     assert len((folder.path / EVENTS).read_text().splitlines()) == 2
 
 
 def test_devices_are_given_back_when_the_block_fails(folder: RunFolder, time: Time) -> None:
-    with suppress(ZeroDivisionError), Book(folder.path).holding("winner", ONE_CPU):
+    with suppress(ZeroDivisionError), UsageLog(folder.path).holding("winner", ONE_CPU):
         time.now += 3600
         raise ZeroDivisionError
     time.now += 3600
@@ -152,20 +152,20 @@ def test_devices_are_given_back_when_the_block_fails(folder: RunFolder, time: Ti
 
 @pytest.mark.parametrize("line", ["", "{", "[]", '{"time": "x", "event": "stop"}', '{"event": "stop"}', "3", "null"])
 def test_damaged_lines_are_passed_over(line: str, folder: RunFolder, time: Time) -> None:
-    book = Book(folder.path)
-    book.start("run", ONE_CPU)
+    log = UsageLog(folder.path)
+    log.start("run", ONE_CPU)
     with (folder.path / EVENTS).open("a") as file:
         file.write(f"{line}\n")
     time.now += 3600
-    book.stop("run")
+    log.stop("run")
     assert hours(folder) == {"s1": (0.0, 1.0)}
 
 
 def test_a_day_ends_at_midnight(folder: RunFolder, time: Time) -> None:
-    book = Book(folder.path)
-    book.start("run", ONE_CPU)
+    log = UsageLog(folder.path)
+    log.start("run", ONE_CPU)
     time.now += 37 * 3600
-    book.stop("run")
+    log.stop("run")
     assert hours(folder, "day") == {"2026-11-20": (0.0, 12.0), "2026-11-21": (0.0, 24.0), "2026-11-22": (0.0, 1.0)}
     assert hours(folder, since=usage_log.moment("2026-11-22")) == {"s1": (0.0, 1.0)}
     assert hours(folder, since=usage_log.moment("2026-11-24")) == {}
@@ -179,7 +179,7 @@ def test_by_person_and_workload_and_those_before_there_were_accounts(
         monkeypatch.setenv("LOGNAME", user)
         found.append(records.create(tmp_path, "run", "toy", {}, "", name))
     for folder in found[:3]:
-        with Book(folder.path).holding("run", ONE_CPU):
+        with UsageLog(folder.path).holding("run", ONE_CPU):
             time.now += 3600
     rows, silent = usage_log.table(found, "person")
     assert rows == [

@@ -57,8 +57,8 @@ def test_so_does_pytorch_on_a_cpu() -> None:
 
 
 def test_what_the_memory_monitor_killed() -> None:
-    assert reports.death(str(KILLED)) == reports.describe(KILLED) == TOLD
-    assert reports.death(str(ActorDiedError())) == "its process died"
+    assert reports.death_cause(str(KILLED)) == reports.describe(KILLED) == TOLD
+    assert reports.death_cause(str(ActorDiedError())) == "its process died"
     alone = RuntimeError("[...] Connection closed by peer [127.0.0.1]:10475.")
     group = WorkerGroupError("lost", {0: alone, 1: Lost(KILLED)})
     assert train.cause(group) == f"worker 1: {TOLD}"
@@ -95,14 +95,14 @@ def test_without_ray_a_lost_accelerator_is_told_all_the_same(monkeypatch: pytest
 
 
 def test_devices_that_were_lost_are_not_used_and_without_any_the_sweep_stops() -> None:
-    devices, ledger = LostDevices(Resources(gpus_per_worker=1), print), SimpleNamespace(refusal=None)
-    hold = _on_working_devices(lambda wanted: wanted, devices, 2, cast(Any, ledger))
+    devices, manager = LostDevices(Resources(gpus_per_worker=1), print), SimpleNamespace(refusal=None)
+    hold = _on_working_devices(lambda wanted: wanted, devices, 2, cast(Any, manager))
     assert hold(2) == 2
     devices._losses.update({"GPU 0 of node a": LIMIT, "GPU 1 of node a": LIMIT - 1})
-    assert (hold(2), ledger.refusal) == (1, None)
+    assert (hold(2), manager.refusal) == (1, None)
     devices._losses.update({"GPU 1 of node a": 1})
     hold(2)
-    assert ledger.refusal.code == UNAVAILABLE
+    assert manager.refusal.code == UNAVAILABLE
 
 
 # Storage
@@ -136,6 +136,6 @@ def test_a_storage_that_is_full_is_told_from_other_trouble() -> None:
 
 
 def test_what_meets_every_trial_is_not_one_trials_failure() -> None:
-    said = reports.last_words(disk.unwritable(Path("/storage"), OSError(errno.ENOSPC, "No space left on device")))
+    said = reports.failure_payload(disk.unwritable(Path("/storage"), OSError(errno.ENOSPC, "No space left on device")))
     assert said["refused"] == UNAVAILABLE
-    assert reports.last_words(UserError("The checkpoint is of another run"))["refused"] is None
+    assert reports.failure_payload(UserError("The checkpoint is of another run"))["refused"] is None

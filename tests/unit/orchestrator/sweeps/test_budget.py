@@ -10,7 +10,7 @@ import pytest
 from orchestrator.config.spec import Resources
 from orchestrator.storage import records
 from orchestrator.storage.records import RunFolder
-from orchestrator.storage.usage_log import Book
+from orchestrator.storage.usage_log import UsageLog
 from orchestrator.sweeps import budget as module
 from orchestrator.sweeps.budget import Budget
 from tests.support.searching import sweep
@@ -39,10 +39,10 @@ def budget(folder: RunFolder, device_seconds: float | None, **resources: Any) ->
     return Budget(spec, folder)
 
 
-def run(budget: Budget, clock: Clock, seconds: float, unit: int = 0) -> None:
-    budget.start(unit)
+def run(budget: Budget, clock: Clock, seconds: float, seed_run: int = 0) -> None:
+    budget.start(seed_run)
     clock.sleep(seconds)
-    budget.stop(unit)
+    budget.stop(seed_run)
 
 
 def test_without_a_limit_there_is_always_room(folder: RunFolder, clock: Clock) -> None:
@@ -101,7 +101,7 @@ def test_no_trial_begins_that_would_pass_the_limit(folder: RunFolder, clock: Clo
     spent = budget(folder, 35)
     begun = 0
     while spent.allows_another():
-        run(spent, clock, 10, unit=begun)
+        run(spent, clock, 10, seed_run=begun)
         begun += 1
     assert (begun, spent.used) == (3, 30)
     assert not spent.is_spent()
@@ -122,9 +122,9 @@ def test_what_runs_is_expected_to_cost_as_much(folder: RunFolder, clock: Clock) 
 
 def test_the_first_ones_are_not_held_back_by_a_guess(folder: RunFolder, clock: Clock) -> None:
     spent = budget(folder, 10)
-    for unit in range(4):
+    for seed_run in range(4):
         assert spent.allows_another()
-        spent.start(unit)
+        spent.start(seed_run)
     clock.sleep(3)
     assert spent.is_spent(), "they are stopped when the sum is spent"
 
@@ -140,15 +140,15 @@ def test_it_warns_once_at_four_fifths(folder: RunFolder, clock: Clock) -> None:
 
 def test_a_restart_remembers(folder: RunFolder, clock: Clock) -> None:
     """From the event file: of trials alone, and of what a dead driver left open until it was last heard of."""
-    book, resources = Book(folder.path), Resources(cpus_per_worker=2)
-    for unit, seconds in (("trial 0", 10), ("trial 1 seed 2", 5), ("winner", 100), ("run", 100)):
-        with book.holding(unit, resources):
+    usage_log, resources = UsageLog(folder.path), Resources(cpus_per_worker=2)
+    for seed_run, seconds in (("trial 0", 10), ("trial 1 seed 2", 5), ("winner", 100), ("run", 100)):
+        with usage_log.holding(seed_run, resources):
             clock.sleep(seconds)
-    book.start("trial 2", resources)
+    usage_log.start("trial 2", resources)
     clock.sleep(60)
-    book.beat()
+    usage_log.beat()
     clock.sleep(1000)  # dead
-    Book(folder.path)
+    UsageLog(folder.path)
     again = budget(folder, 160, cpus_per_worker=2)
     assert again.used == pytest.approx(2 * (10 + 5 + 60))
     assert not again.warns(), "the process before this one did"
@@ -159,7 +159,7 @@ def test_a_restart_remembers(folder: RunFolder, clock: Clock) -> None:
 
 def test_a_gpus_budget_counts_gpus_over_a_restart(folder: RunFolder, clock: Clock) -> None:
     resources = Resources(cpus_per_worker=8, gpus_per_worker=0.5)
-    with Book(folder.path).holding("trial 0", resources):
+    with UsageLog(folder.path).holding("trial 0", resources):
         clock.sleep(10)
     again = budget(folder, 100, cpus_per_worker=8, gpus_per_worker=0.5)
     assert again.used == pytest.approx(5)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import ray
 
-from orchestrator.cluster.fair_share import Hold
+from orchestrator.cluster.fair_share import SlotLimit
 from orchestrator.config.spec import Search, SweepSpec
 from orchestrator.errors import RunFailed
 from orchestrator.runs.report_pace import ReportPace
@@ -31,25 +31,25 @@ class Runner:
     seen: list[set[int]]
 
     def __init__(self, device: object, stop: Callable[[], bool]) -> None:
-        self.units: set[int] = set()
+        self.seed_runs: set[int] = set()
         self.stop = stop
         self.pace = ReportPace()
 
     def begin(self, config: Mapping[str, Any]) -> None:
-        self.units.add(config["number"])
+        self.seed_runs.add(config["number"])
 
-    def drop(self, unit: int) -> None:
-        self.units.discard(unit)
+    def drop(self, seed_run: int) -> None:
+        self.seed_runs.discard(seed_run)
 
     def step(self) -> list[tuple[int, dict[str, Any]]]:
-        if self.units:
-            Runner.seen.append(set(self.units))
+        if self.seed_runs:
+            Runner.seen.append(set(self.seed_runs))
         said = []
-        for unit in sorted(self.units):
-            Runner.saved[unit] = epoch = Runner.saved.get(unit, 0) + 1
-            said.append((unit, {"epoch": epoch, "done": epoch >= EPOCHS}))
+        for seed_run in sorted(self.seed_runs):
+            Runner.saved[seed_run] = epoch = Runner.saved.get(seed_run, 0) + 1
+            said.append((seed_run, {"epoch": epoch, "done": epoch >= EPOCHS}))
         if self.stop():
-            self.units.clear()
+            self.seed_runs.clear()
         return said
 
 
@@ -63,9 +63,9 @@ class Answer:
     stopping: bool
 
     @property
-    def units(self) -> set[int]:
+    def seed_runs(self) -> set[int]:
         new, runner = {config["number"] for config in self.begin}, self.handle.actor._runner
-        return ((runner.units if runner else set()) | new) - set(self.drop)
+        return ((runner.seed_runs if runner else set()) | new) - set(self.drop)
 
 
 class Cluster:
@@ -110,7 +110,7 @@ class Cluster:
         return Options()
 
     def wait(self, answers: Sequence[Answer], num_returns: int, timeout: float) -> tuple[list[Answer], list[Answer]]:
-        there = [answer for answer in answers if not answer.units & self.hanging]
+        there = [answer for answer in answers if not answer.seed_runs & self.hanging]
         if there:  # in turns
             first = min(there, key=lambda answer: self.answered[answer.handle.number])
             self.answered[first.handle.number] += 1
@@ -119,9 +119,9 @@ class Cluster:
         return [], list(answers)
 
     def get(self, answer: Answer) -> Any:
-        if self.stillborn or answer.handle.number in self.dead or answer.units & self.fatal:
+        if self.stillborn or answer.handle.number in self.dead or answer.seed_runs & self.fatal:
             raise ray.exceptions.ActorDiedError()
-        if self.broken and answer.units:
+        if self.broken and answer.seed_runs:
             trace = 'File "/somewhere/devices.py", line 3, in take_device'
             raise ray.exceptions.RayTaskError("step", trace, self.broken)
         return answer.handle.actor.step(answer.begin, answer.drop, answer.stopping)
@@ -154,14 +154,14 @@ class Book:
     def exhausted(self) -> bool:
         return self.given == self.trials
 
-    def result(self, unit: int, payload: Mapping[str, Any]) -> bool:
+    def result(self, seed_run: int, payload: Mapping[str, Any]) -> bool:
         self.reports += 1
         if payload["done"]:
-            self.complete.append(unit)
+            self.complete.append(seed_run)
         return bool(payload["done"])
 
-    def died(self, unit: int, cause: str) -> None:
-        self.failed[unit] = cause
+    def died(self, seed_run: int, cause: str) -> None:
+        self.failed[seed_run] = cause
 
     def stopping(self) -> bool:
         return self.stop_after is not None and self.reports >= self.stop_after
@@ -170,7 +170,11 @@ class Book:
 @pytest.fixture
 def drive(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cluster]:
     def drive(
-        book: Book, *capacities: int, timeout: float | None = None, hold: Hold = lambda wanted: wanted, **faults: Any
+        book: Book,
+        *capacities: int,
+        timeout: float | None = None,
+        slot_limit: SlotLimit = lambda wanted: wanted,
+        **faults: Any,
     ) -> Cluster:
         cluster = Cluster(**faults)
         Runner.saved, Runner.seen = {}, []
@@ -178,7 +182,7 @@ def drive(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cluster]:
         monkeypatch.setattr(pack_placement, "time", cluster)
         monkeypatch.setattr(pack_placement, "PackRunner", Runner)
         spec = SweepSpec(workload="recommender", search=Search(trials=book.trials, trial_timeout=timeout))
-        run_packs(spec, FOLDER, book, capacities or [3], hold)  # type: ignore[arg-type]
+        run_packs(spec, FOLDER, book, capacities or [3], slot_limit)  # type: ignore[arg-type]
         return cluster
 
     return drive
@@ -188,7 +192,7 @@ def test_all_trials_run_as_many_at_once_as_there_is_room_for(drive: Callable[...
     book = Book(8)
     cluster = drive(book, 3, 2)
     assert sorted(book.complete) == list(range(8))
-    assert [len(units) for units in Runner.seen[:2]] == [3, 2]
+    assert [len(seed_runs) for seed_runs in Runner.seen[:2]] == [3, 2]
     assert book.most == 5, "each process has its own number"
     assert cluster.started == len(cluster.dead) == 2, "every process was started once and ended"
 
@@ -225,7 +229,7 @@ def test_a_trial_that_loses_its_processs_accelerator_fails_alone(
     step = Runner.step
 
     def losing(runner: Runner) -> Any:
-        if 1 in runner.units:
+        if 1 in runner.seed_runs:
             raise DeviceLost("the accelerator was lost: CUDA error: an illegal memory access")
         return step(runner)
 
@@ -276,12 +280,12 @@ def test_a_process_that_hangs_when_it_takes_its_device_is_silent(drive: Callable
 def test_a_process_is_given_back_when_its_trials_have_ended_and_taken_again(drive: Callable[..., Cluster]) -> None:
     book, asked = Book(24), list[int]()
 
-    def hold(wanted: int) -> int:
+    def slot_limit(wanted: int) -> int:
         """Another sweep is there for a while."""
         asked.append(wanted)
         return 1 if 3 <= len(book.complete) < 10 else wanted
 
-    cluster = drive(book, 1, 1, 1, hold=hold)
+    cluster = drive(book, 1, 1, 1, slot_limit=slot_limit)
     assert sorted(book.complete) == list(range(24))
     assert cluster.started == 3 + 2, "two were given back, and two taken again"
     assert book.failed == {}
@@ -291,6 +295,6 @@ def test_a_process_is_given_back_when_its_trials_have_ended_and_taken_again(driv
 
 def test_no_more_processes_than_the_share_from_the_start(drive: Callable[..., Cluster]) -> None:
     book = Book(4)
-    assert drive(book, 2, 2, hold=lambda wanted: 1).started == 1
+    assert drive(book, 2, 2, slot_limit=lambda wanted: 1).started == 1
     assert book.most == 2
     assert sorted(book.complete) == list(range(4))

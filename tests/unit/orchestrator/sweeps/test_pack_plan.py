@@ -86,7 +86,7 @@ def spec_of(number: int, plan: Mapping[str, Any], workload: str = "toy", **param
 
 
 class Book:
-    """In the ledger's place: hands out specs and keeps what it is told."""
+    """In the manager's place: hands out specs and keeps what it is told."""
 
     def __init__(self, folder: Path, specs: Sequence[ExperimentSpec], stops: Mapping[int, int] | None = None) -> None:
         self.folder, self.specs, self.stops = folder, list(specs), dict(stops or {})
@@ -111,12 +111,12 @@ class Book:
             "save_at_rungs": False,
         }
 
-    def result(self, unit: int, payload: Mapping[str, Any]) -> bool:
-        self.told.setdefault(unit, []).append(dict(payload))
-        return bool(payload["done"]) or payload.get("epoch", 0) >= self.stops.get(unit, EPOCHS + 1)
+    def result(self, seed_run: int, payload: Mapping[str, Any]) -> bool:
+        self.told.setdefault(seed_run, []).append(dict(payload))
+        return bool(payload["done"]) or payload.get("epoch", 0) >= self.stops.get(seed_run, EPOCHS + 1)
 
-    def rows(self, unit: int) -> list[Any]:
-        return [(epoch, metrics) for payload in self.told[unit] for epoch, _, metrics in payload["rows"]]
+    def rows(self, seed_run: int) -> list[Any]:
+        return [(epoch, metrics) for payload in self.told[seed_run] for epoch, _, metrics in payload["rows"]]
 
 
 def apart(book: Book, number: int) -> list[Any]:

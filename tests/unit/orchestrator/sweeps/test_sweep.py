@@ -25,8 +25,8 @@ from orchestrator.storage import records
 from orchestrator.storage.settings import Settings, resolve
 from orchestrator.sweeps import request
 from orchestrator.sweeps import sweep as sweeps
-from orchestrator.sweeps.sweep import Again
-from orchestrator.sweeps.trial_manager import Ledger
+from orchestrator.sweeps.sweep import ResumeOptions
+from orchestrator.sweeps.trial_manager import TrialManager
 from tests.support import toy
 from tests.support.toy import Toy
 from workloads.contract import Objective
@@ -91,7 +91,9 @@ def sweep(settings: Settings, file: Path, out: io.StringIO) -> Sweep:
 @pytest.fixture
 def resume(settings: Settings, out: io.StringIO) -> Sweep:
     def go_on(name: str, **more: Any) -> Result:
-        return sweeps.resume(records.find(settings.storage, name, "sweep"), settings, console(out), Again(**more))
+        return sweeps.resume(
+            records.find(settings.storage, name, "sweep"), settings, console(out), ResumeOptions(**more)
+        )
 
     return go_on
 
@@ -102,21 +104,21 @@ class Killed(BaseException):
 
 @contextmanager
 def killed_at(n: int, *, told: bool) -> Iterator[None]:
-    """The process dies at its ``n``-th report, before or after the ledger has taken it, and tidies nothing up."""
-    left, result = [n], Ledger.result
+    """The process dies at its ``n``-th report, before or after the manager has taken it, and tidies nothing up."""
+    left, result = [n], TrialManager.result
 
-    def counted(ledger: Ledger, unit: int, payload: Any) -> bool:
+    def counted(manager: TrialManager, unit: int, payload: Any) -> bool:
         left[0] -= 1
         if left[0] == 0 and not told:
             raise Killed
-        stop = result(ledger, unit, payload)
+        stop = result(manager, unit, payload)
         if left[0] == 0:
             raise Killed
         return stop
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ledger, "result", counted)
-        patch.setattr(Ledger, "close", lambda ledger: None)
+        patch.setattr(TrialManager, "result", counted)
+        patch.setattr(TrialManager, "close", lambda manager: None)
         with pytest.raises(Killed):
             yield
 
@@ -124,14 +126,14 @@ def killed_at(n: int, *, told: bool) -> Iterator[None]:
 @contextmanager
 def interrupted_at(n: int) -> Iterator[None]:
     """Ctrl-C after ``n`` reports."""
-    left, result = [n], Ledger.result
+    left, result = [n], TrialManager.result
 
-    def counted(ledger: Ledger, unit: int, payload: Any) -> bool:
+    def counted(manager: TrialManager, unit: int, payload: Any) -> bool:
         left[0] -= 1
-        return result(ledger, unit, payload)
+        return result(manager, unit, payload)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ledger, "result", counted)
+        patch.setattr(TrialManager, "result", counted)
         patch.setattr(Interrupts, "asked", lambda interrupts: left[0] <= 0)
         with pytest.raises(Interrupted):
             yield
@@ -524,7 +526,7 @@ def test_two_at_once_on_one_id(sweep: Sweep, resume: Sweep, settings: Settings) 
     with interrupted_at(2):
         sweep(trials=3, name="s")
     other = records.find(settings.storage, "s")
-    other.hold()
+    other.acquire()
     refused(lambda: resume("s"), "s is being driven by another process", "orchestrator stop s")
     other.release("interrupted", 130)
     assert resume("s").exit_code == DONE

@@ -21,7 +21,7 @@ from orchestrator.search.study import Study
 from orchestrator.storage import records, usage_log
 from orchestrator.sweeps import budget as budget_module
 from orchestrator.sweeps import trial_manager
-from orchestrator.sweeps.trial_manager import Ledger
+from orchestrator.sweeps.trial_manager import TrialManager
 from tests.support.searching import ERROR, attributes, sweep
 from tests.support.toy import Clock
 
@@ -64,13 +64,13 @@ def space(trial: Any) -> dict[str, Any]:
 
 
 class Driver:
-    """A ledger of a toy sweep, and what a driver has beside it."""
+    """A manager of a toy sweep, and what a driver has beside it."""
 
     def __init__(self, storage: Path, spec: SweepSpec) -> None:
         found = storage / "sweep"
         if found.exists():
             self.folder = records.find(storage, "sweep")
-            self.folder.hold()
+            self.folder.acquire()
         else:
             self.folder = records.create(storage, "sweep", "toy", {}, "orchestrator sweep toy", "sweep")
         self.tracker, self.lines, self.notes = Recorder(), list[str](), list[str]()
@@ -89,7 +89,7 @@ class Driver:
             ),
             notify=lambda event, message, *more: self.notes.append(f"{event}: {message}"),
             trained_on=lambda *about: None,
-            pulse=SimpleNamespace(trained=self.trained.append),
+            publisher=SimpleNamespace(trained=self.trained.append),
         )
         self.study: Study
         if spec.search.scheduler == "pbt":
@@ -99,7 +99,7 @@ class Driver:
             )  # fmt: skip
         else:
             self.study = Study(self.folder.path, spec, [ERROR], space, False)
-        self.ledger = Ledger(self.study, session, spec)  # type: ignore[arg-type]
+        self.manager = TrialManager(self.study, session, spec)  # type: ignore[arg-type]
 
     def die(self) -> None:
         """The process is gone: its locks are free, nothing is said."""
@@ -107,14 +107,14 @@ class Driver:
         self.folder._lock.close()
 
     def begin(self) -> int:
-        config = self.ledger.next()
+        config = self.manager.next()
         assert config is not None
         return int(config["number"])
 
-    def says(self, unit: int, epoch: int, value: float, ended: str | None = None) -> bool:
+    def says(self, seed_run: int, epoch: int, value: float, ended: str | None = None) -> bool:
         about = attributes(value, epoch, epoch)
         rows = [[epoch, 1.7e9, {"train/loss": 1.0, "validation/error": value}]]
-        return self.ledger.result(unit, {"rows": rows, "ended": ended, **about})
+        return self.manager.result(seed_run, {"rows": rows, "ended": ended, **about})
 
     @property
     def states(self) -> list[str]:
@@ -157,7 +157,7 @@ def drive(toy_workload: str, tmp_path: Path) -> Drive:
 
 def test_a_process_gets_all_that_it_needs(drive: Drive, tmp_path: Path) -> None:
     driver = drive()
-    config = driver.ledger.next()
+    config = driver.manager.next()
     assert config is not None
     spec = config.pop("spec")
     assert config == {
@@ -172,7 +172,7 @@ def test_a_process_gets_all_that_it_needs(drive: Drive, tmp_path: Path) -> None:
 def test_each_seed_has_a_place_a_run_and_a_name_of_its_own(drive: Drive) -> None:
     driver = drive(seeds=2, trials=1)
     driver.says(driver.begin(), 9, 0.5, "epochs")
-    config = driver.ledger.next()
+    config = driver.manager.next()
     assert config is not None
     assert (config["number"], Path(config["folder"]).name) == (1, "00000-seed1")
     assert driver.tracker.open == ["sweep/0/1"]
@@ -194,7 +194,7 @@ def test_every_end_is_told_to_all(drive: Drive) -> None:
         driver.begin()
     assert driver.says(0, 3, 0.5) is False
     assert driver.says(1, 3, 0.9) is True
-    assert driver.ledger.result(2, reports.last_words(Diverged(2, "train/loss", math.nan))) is True
+    assert driver.manager.result(2, reports.failure_payload(Diverged(2, "train/loss", math.nan))) is True
     assert driver.says(0, 9, 0.4, "epochs") is True
     assert driver.states == ["COMPLETE", "PRUNED", "FAIL"]
     assert driver.tracker.ends == {"sweep/0": "FINISHED", "sweep/1": "FINISHED", "sweep/2": "FAILED"}
@@ -222,32 +222,32 @@ def test_the_clock_starts_with_the_first_trial(drive: Drive) -> None:
 
 def test_it_says_how_the_sweep_stands(drive: Drive) -> None:
     driver = drive(scheduler="asha", decide_at=(3,), trials=4)
-    assert driver.ledger.vitals().trials == {}
+    assert driver.manager.current_status().trials == {}
     for _ in range(3):
         driver.begin()
     driver.says(0, 3, 0.5)
     driver.says(1, 3, 0.9)
-    assert driver.ledger.live == 2
-    driver.ledger.result(2, reports.last_words(Diverged(2, "train/loss", math.nan)))
+    assert driver.manager.live == 2
+    driver.manager.result(2, reports.failure_payload(Diverged(2, "train/loss", math.nan)))
     driver.says(0, 9, 0.4, "epochs")
     driver.begin()
-    found = driver.ledger.vitals()
+    found = driver.manager.current_status()
     assert found.trials == {"complete": 1, "pruned": 1, "fail": 1, "running": 1}
     assert (found.done, found.target, found.best) == (3, 4, {"trial": 0, "error": 0.4})
     assert found.trouble == "trial 2: train/loss is nan at epoch 2"
-    assert found.device_seconds == pytest.approx(driver.ledger.book.seconds(), abs=1)
+    assert found.device_seconds == pytest.approx(driver.manager.usage_log.seconds(), abs=1)
     assert sum(driver.trained) == 3, "rows that were told"
 
 
 def test_a_report_of_a_trial_that_has_ended_is_answered_and_forgotten(drive: Drive) -> None:
     driver = drive()
-    unit = driver.begin()
-    driver.ledger.died(unit, "its process died 4 times")
-    assert driver.says(unit, 5, 0.1) is True
+    seed_run = driver.begin()
+    driver.manager.died(seed_run, "its process died 4 times")
+    assert driver.says(seed_run, 5, 0.1) is True
     assert driver.tracker.ends == {"sweep/0": "FAILED"}
     assert driver.tracker.logged == {}
-    driver.ledger.died(unit, "again")
-    driver.ledger.close()
+    driver.manager.died(seed_run, "again")
+    driver.manager.close()
     assert driver.tracker.ends == {"sweep/0": "FAILED"}
     assert driver.study.trials[0].user_attrs["cause"] == "its process died 4 times"
 
@@ -257,13 +257,13 @@ def test_the_other_seeds_of_a_configuration_that_failed_are_ended_too(drive: Dri
     driver.says(driver.begin(), 9, 0.5, "epochs")
     assert [driver.begin(), driver.begin()] == [1, 2]
     clock.sleep(10)
-    driver.ledger.died(1, "killed")
+    driver.manager.died(1, "killed")
     clock.sleep(5)
     assert driver.says(2, 4, 0.5) is True
     assert driver.tracker.ends == {"sweep/0/0": "FINISHED", "sweep/0/1": "FAILED", "sweep/0/2": "KILLED"}
     clock.sleep(1000)
-    assert driver.ledger.budget.used == 10 + 15, "it holds nothing any more"
-    driver.ledger.close()
+    assert driver.manager.budget.used == 10 + 15, "it holds nothing any more"
+    driver.manager.close()
     assert driver.tracker.open == []
 
 
@@ -273,23 +273,23 @@ def test_the_other_seeds_of_a_configuration_that_failed_are_ended_too(drive: Dri
 def test_what_no_trial_can_do_stops_all(drive: Drive) -> None:
     driver = drive()
     driver.begin(), driver.begin()
-    assert driver.ledger.result(1, reports.last_words(UserError("The checkpoint is of another run"))) is True
-    assert (driver.ledger.refusal, driver.ledger.exhausted) == (None, False), "that was the one trial's alone"
+    assert driver.manager.result(1, reports.failure_payload(UserError("The checkpoint is of another run"))) is True
+    assert (driver.manager.refusal, driver.manager.exhausted) == (None, False), "that was the one trial's alone"
     refused = Unreported("Unknown objective", got="'eror'", fix="Did you mean 'error'?")
-    assert driver.ledger.result(0, reports.last_words(refused)) is True
-    assert driver.ledger.stopping()
-    assert driver.ledger.next() is None
-    assert driver.ledger.exhausted
-    assert str(driver.ledger.refusal) == "Unknown objective: got 'eror'. Did you mean 'error'?"
+    assert driver.manager.result(0, reports.failure_payload(refused)) is True
+    assert driver.manager.stopping()
+    assert driver.manager.next() is None
+    assert driver.manager.exhausted
+    assert str(driver.manager.refusal) == "Unknown objective: got 'eror'. Did you mean 'error'?"
 
 
 def test_a_storage_that_takes_nothing_stops_all_and_fails_nobody(drive: Drive) -> None:
     driver = drive()
     driver.begin(), driver.begin()
     full = UserError("The storage can not be written", got="No space left on device", code=UNAVAILABLE)
-    assert driver.ledger.result(0, reports.last_words(full)) is True
-    assert driver.ledger.refusal is not None
-    assert (driver.ledger.refusal.code, str(driver.ledger.refusal)) == (UNAVAILABLE, str(full))
+    assert driver.manager.result(0, reports.failure_payload(full)) is True
+    assert driver.manager.refusal is not None
+    assert (driver.manager.refusal.code, str(driver.manager.refusal)) == (UNAVAILABLE, str(full))
     assert sorted(driver.study.unfinished()) == [0, 1], "a resume has nothing to go on with"
 
 
@@ -302,10 +302,10 @@ def test_an_interrupt_leaves_all_to_be_resumed(seeds: int, drive: Drive) -> None
         driver.says(second, 9, 0.5, "epochs")
         driver.begin()
     driver.interrupted = True
-    assert driver.ledger.next() is None
-    assert driver.ledger.exhausted
+    assert driver.manager.next() is None
+    assert driver.manager.exhausted
     running = list(driver.tracker.open)
-    driver.ledger.close()
+    driver.manager.close()
     assert driver.tracker.open == []
     assert all(driver.tracker.ends[key] == "KILLED" for key in running)
     assert driver.states == ["RUNNING", "RUNNING"]
@@ -319,8 +319,8 @@ def test_a_spent_time_budget_leaves_nothing_running(drive: Drive, clock: Clock) 
     driver.begin(), driver.begin()
     driver.says(0, 9, 0.5, "epochs")
     clock.sleep(61)
-    assert (driver.ledger.next(), driver.ledger.exhausted, driver.ledger.stopping()) == (None, True, True)
-    driver.ledger.close()
+    assert (driver.manager.next(), driver.manager.exhausted, driver.manager.stopping()) == (None, True, True)
+    driver.manager.close()
     assert driver.states == ["COMPLETE", "FAIL"]
     assert driver.study.trials[1].user_attrs["cause"] == "the time budget was spent"
     assert driver.study.failed() == [], "it is no failure"
@@ -332,7 +332,7 @@ def test_a_time_budget_that_is_spent_with_the_last_trial_is_no_news(drive: Drive
     driver = drive(time_budget=60.0, trials=1)
     driver.says(driver.begin(), 9, 0.5, "epochs")
     clock.sleep(61)
-    driver.ledger.close()
+    driver.manager.close()
     assert not any("Stopped" in line for line in driver.lines)
 
 
@@ -349,7 +349,7 @@ def test_a_spent_budget_leaves_nothing_of_a_trial_in_parts(
     assert driver.states == ["RUNNING", "RUNNING"], "one waits for others, or for its other seeds"
     clock.sleep(120)
     assert driver.says(second, 1, 0.7) is population
-    driver.ledger.close()
+    driver.manager.close()
     assert set(driver.states) == {"FAIL"}
     assert driver.tracker.open == []
     assert {driver.tracker.ends[key] for key in driver.tracker.ends} <= {"FINISHED", "KILLED"}
@@ -363,9 +363,9 @@ def test_a_device_budget_takes_no_new_trial_but_ends_what_it_began(drive: Drive,
         assert driver.begin() == seed
         clock.sleep(10)
         driver.says(seed, 9, 0.5, "epochs")
-    assert driver.ledger.next() is None
-    assert driver.ledger.exhausted
-    driver.ledger.close()
+    assert driver.manager.next() is None
+    assert driver.manager.exhausted
+    driver.manager.close()
     assert driver.states == ["COMPLETE"]
     assert driver.lines[-1] == "Stopped: the device-hour budget takes no further trial"
 
@@ -377,9 +377,9 @@ def test_room_that_an_early_end_leaves_is_used(drive: Drive, clock: Clock) -> No
     driver.says(0, 9, 0.5, "epochs")
     driver.begin()
     clock.sleep(1)
-    assert driver.ledger.next() is None
-    assert not driver.ledger.exhausted, "as long as something runs it may leave room"
-    driver.ledger.died(1, "killed")
+    assert driver.manager.next() is None
+    assert not driver.manager.exhausted, "as long as something runs it may leave room"
+    driver.manager.died(1, "killed")
     assert driver.begin() == 2
 
 
@@ -395,20 +395,20 @@ def test_four_fifths_of_a_budget_are_told_once(drive: Drive, clock: Clock) -> No
     assert driver.notes == ["budget: 80% of 0.0277778 device hours are spent"]
     assert driver.lines == ["80% of 0.0277778 device hours are spent"]
     clock.sleep(20)
-    assert driver.ledger.stopping()
+    assert driver.manager.stopping()
 
 
 def test_a_budget_spent_by_an_earlier_process_settles_what_that_one_left(drive: Drive, clock: Clock) -> None:
     first = drive(max_device_hours=100 / 3600)
     first.begin()
     clock.sleep(200)
-    first.ledger.book.close()
+    first.manager.usage_log.close()
     first.die()
     second = drive(max_device_hours=100 / 3600)
     second.tracker.known.add("sweep/0")
-    assert second.ledger.next() is None
-    assert second.ledger.exhausted
-    second.ledger.close()
+    assert second.manager.next() is None
+    assert second.manager.exhausted
+    second.manager.close()
     assert second.states == ["FAIL"]
     assert second.tracker.ends == {"sweep/0": "KILLED"}
 
@@ -420,27 +420,27 @@ def test_a_member_is_one_run_whose_parameters_are_a_curve(drive: Drive) -> None:
     driver = drive(scheduler="pbt", trials=4)
     for _ in range(4):
         driver.begin()
-    for unit in range(4):
-        _save(driver, unit)
-        assert driver.says(unit, 1, float(unit)) is True
+    for seed_run in range(4):
+        _save(driver, seed_run)
+        assert driver.says(seed_run, 1, float(seed_run)) is True
     assert driver.tracker.ends == {}, "a pause is no end"
-    configs = [driver.ledger.next() for _ in range(4)]
+    configs = [driver.manager.next() for _ in range(4)]
     assert [config["number"] for config in configs if config] == [0, 1, 2, 3]
     assert all(config["save_at_rungs"] and config["keep"] == 4 for config in configs if config)
     assert len(driver.tracker.open) == 4
-    for unit in range(4):
-        curve = [(epoch, m["pbt/lr"]) for epoch, m in driver.tracker.logged[f"sweep/{unit}"] if "pbt/lr" in m]
+    for seed_run in range(4):
+        curve = [(epoch, m["pbt/lr"]) for epoch, m in driver.tracker.logged[f"sweep/{seed_run}"] if "pbt/lr" in m]
         assert [epoch for epoch, _ in curve] == [0, 1]
-        assert (curve[0][1] == curve[1][1]) is (unit != 3)
-        config = configs[unit]
+        assert (curve[0][1] == curve[1][1]) is (seed_run != 3)
+        config = configs[seed_run]
         assert config is not None
         assert curve[1][1] == config["spec"]["params"]["lr"]
-        assert driver.tracker.params[f"sweep/{unit}"]["lr"] == curve[0][1]
-        assert set(driver.tracker.logged[f"sweep/{unit}"][0][1]) == {"pbt/lr"}
+        assert driver.tracker.params[f"sweep/{seed_run}"]["lr"] == curve[0][1]
+        assert set(driver.tracker.logged[f"sweep/{seed_run}"][0][1]) == {"pbt/lr"}
 
 
-def _save(driver: Driver, unit: int) -> None:
+def _save(driver: Driver, seed_run: int) -> None:
     from orchestrator.engine import checkpoint
 
-    folder = driver.study.home(unit)
-    checkpoint.write(folder / checkpoint.name(1), checkpoint.Checkpoint({"workload": "toy"}, 1, {"made_by": unit}))
+    folder = driver.study.home(seed_run)
+    checkpoint.write(folder / checkpoint.name(1), checkpoint.Checkpoint({"workload": "toy"}, 1, {"made_by": seed_run}))

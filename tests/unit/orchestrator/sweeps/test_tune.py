@@ -12,15 +12,15 @@ from orchestrator.cluster.preemption import Preempted
 from orchestrator.config.plan import Plan
 from orchestrator.config.spec import ExperimentSpec
 from orchestrator.runs import heartbeat
-from orchestrator.runs.heartbeat import GIVEN_UP, PROCESS, GivenUp, Watch
+from orchestrator.runs.heartbeat import GIVEN_UP, PROCESS, TrialMonitor, TrialTimeout
 from orchestrator.sweeps import trial
 from orchestrator.sweeps.trial import TrialActor
-from orchestrator.sweeps.tune import _Restarts, _Search, _Shared, _Under
+from orchestrator.sweeps.tune import _ProcessCallback, _SharedSearch, _StudySearcher, _SweepState
 from tests.support.toy import Toy
 
 
 class Book:
-    """In the ledger's place: hands out one trial."""
+    """In the manager's place: hands out one trial."""
 
     exhausted = True
     live = 0
@@ -32,40 +32,40 @@ class Book:
     def next(self) -> dict[str, Any] | None:
         return self.left.pop() if self.left else None
 
-    def died(self, unit: int, cause: str) -> None:
-        self.lost.append((unit, cause))
+    def died(self, seed_run: int, cause: str) -> None:
+        self.lost.append((seed_run, cause))
 
 
 @pytest.fixture
-def under(tmp_path: Path) -> _Under:
-    return _Under(Book(tmp_path), Watch(10), slots=1, hold=lambda wanted: wanted)  # type: ignore[arg-type]
+def state(tmp_path: Path) -> _SweepState:
+    return _SweepState(Book(tmp_path), TrialMonitor(10), slots=1, slot_limit=lambda wanted: wanted)  # type: ignore[arg-type]
 
 
-def test_a_replaced_process_is_forgotten_and_counted(under: _Under, tmp_path: Path) -> None:
-    search, restarts = _Search(under), _Restarts(under)
+def test_a_replaced_process_is_forgotten_and_counted(state: _SweepState, tmp_path: Path) -> None:
+    search, restarts = _StudySearcher(state), _ProcessCallback(state)
     assert search.suggest("a") == {"number": 7, "folder": str(tmp_path)}
     assert search.suggest("b") == "FINISHED"
     tunes = SimpleNamespace(trial_id="a", num_failures=0, error_file=tmp_path / "error.txt")
     restarts.on_trial_start(1, [], tunes)
     for times in (1, 2):
         (tmp_path / PROCESS).write_text("{}")
-        under.watch.heard(7)
+        state.watch.heard(7)
         tunes.num_failures = times
         restarts.on_trial_recover(1, [], tunes)
         assert not (tmp_path / PROCESS).exists()
     tunes.num_failures = 3
     (tmp_path / "error.txt").write_text("Failure # 3 (occurred at noon)\nThe actor died unexpectedly.\n")
     search.on_trial_complete("a", error=True)
-    assert under.ledger.lost == [(7, "its process died 3 times")]  # type: ignore[attr-defined]
+    assert state.manager.lost == [(7, "its process died 3 times")]  # type: ignore[attr-defined]
 
 
-def test_what_was_killed_for_its_silence_has_that_for_a_cause(under: _Under, tmp_path: Path) -> None:
-    search = _Search(under)
+def test_what_was_killed_for_its_silence_has_that_for_a_cause(state: _SweepState, tmp_path: Path) -> None:
+    search = _StudySearcher(state)
     search.suggest("a")
     (tmp_path / GIVEN_UP).write_text("no report for 10 s")
     search.on_trial_complete("a", error=True)
     search.on_trial_complete("a")
-    assert under.ledger.lost == [(7, "no report for 10 s")]  # type: ignore[attr-defined]
+    assert state.manager.lost == [(7, "no report for 10 s")]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_what_was_killed_for_its_silence_has_that_for_a_cause(under: _Under, tmp
 def test_a_sweep_holds_its_share(tmp_path: Path, live: int, may: int, begins: bool, given_back: bool) -> None:
     book = Book(tmp_path)
     book.live = live
-    under = _Under(book, Watch(10), slots=4, hold=lambda wanted: min(wanted, may))  # type: ignore[arg-type]
-    search = _Shared(under)
+    state = _SweepState(book, TrialMonitor(10), slots=4, slot_limit=lambda wanted: min(wanted, may))  # type: ignore[arg-type]
+    search = _SharedSearch(state)
     search._total_samples = 99
     assert search.is_finished() is given_back
     book.exhausted = False
@@ -91,12 +91,12 @@ def test_a_sweep_holds_its_share(tmp_path: Path, live: int, may: int, begins: bo
 
 def test_towards_its_end_a_sweep_wants_what_runs(tmp_path: Path) -> None:
     book, asked = Book(tmp_path), list[int]()
-    under = _Under(book, Watch(10), slots=4, hold=lambda wanted: asked.append(wanted) or wanted)  # type: ignore
-    search = _Search(under)
+    state = _SweepState(book, TrialMonitor(10), slots=4, slot_limit=lambda wanted: asked.append(wanted) or wanted)  # type: ignore
+    search = _StudySearcher(state)
     search.suggest("a")
     book.live = 1
     assert search.suggest("b") == "FINISHED"
-    under.may()
+    state.may()
     assert asked == [4, 4, 1]
 
 
@@ -175,7 +175,7 @@ def test_a_trial_whose_node_is_taken_away_saves_and_leaves(
 def test_a_trial_that_was_given_up_is_not_begun_again(
     actor: TrialActor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat, "announce", lambda folder: GivenUp("no report for 10 s; it hung at File x"))
+    monkeypatch.setattr(heartbeat, "announce", lambda folder: TrialTimeout("no report for 10 s; it hung at File x"))
     actor.setup(config(tmp_path / "0", hang_at=1))
     assert actor.step()["error"] == "no report for 10 s; it hung at File x"
     actor.cleanup()

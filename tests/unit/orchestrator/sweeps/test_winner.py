@@ -20,7 +20,7 @@ from orchestrator.storage import records
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings, resolve
 from orchestrator.sweeps import request, sweep, winner
-from orchestrator.sweeps.sweep import Again
+from orchestrator.sweeps.sweep import ResumeOptions
 from tests.support.finished import sweep as finished
 from tests.support.toy import Toy
 from tests.support.tracked import metrics, tags
@@ -62,7 +62,7 @@ def settled(settings: Settings, tmp_path: Path, out: io.StringIO) -> Result:
 
 @pytest.fixture
 def resume(settings: Settings, out: io.StringIO) -> Callable[..., Result]:
-    return lambda **more: sweep.resume(folder(settings), settings, console(out), Again(**more))
+    return lambda **more: sweep.resume(folder(settings), settings, console(out), ResumeOptions(**more))
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_a_sweep_opens_test_for_its_winner_alone(
     settings: Settings, database: Path, tmp_path: Path, out: io.StringIO, monkeypatch: pytest.MonkeyPatch, refit: bool
 ) -> None:
     """Also where the workload names epochs at which a final model is evaluated on test, as lifelong retrieval does."""
-    monkeypatch.setattr(Toy, "objective", Objective("error", "min", sealed_at=(1, 2, EPOCHS)))
+    monkeypatch.setattr(Toy, "objective", Objective("error", "min", test_epochs=(1, 2, EPOCHS)))
     monkeypatch.setattr(winner, "_ranking", lambda *of: ("", [], []))
     opened: list[Toy] = []
     evaluate = Toy.evaluate
@@ -223,11 +223,11 @@ def test_a_winner_that_never_came_to_its_test_opened_nothing(settings: Settings)
     place = found.path / winners.WINNER
     place.mkdir()
     (place / winners.MARK).write_text("0")
-    assert [winners.crown(found, trial) for trial in (0, 0, 1)] == [0, 0, 1]
+    assert [winners.record_winner(found, trial) for trial in (0, 0, 1)] == [0, 0, 1]
     assert winners.tested(found) == set()
     (place / winners.MARK).write_text("1")
     (place / "outcome.json").write_text("{}")
-    assert winners.crown(found, 2) == 2
+    assert winners.record_winner(found, 2) == 2
     assert winners.tested(found) == {1}
     assert winners.settled(found) == 2
     assert winners.steps(found, 50) == "trial 0 from step 1, trial 1 from step 51, trial 2 from step 101"
@@ -237,7 +237,7 @@ def test_a_sweep_that_settled_before_winners_were_in_the_record(settings: Settin
     found = finished(settings.storage, "s", [(1.0,), (2.0,)])
     (found.path / winners.WINNER / winners.MARK).write_text("0")
     assert "winners" not in found.record
-    assert (winners.crown(found, 1), winners.tested(found)) == (1, {0})
+    assert (winners.record_winner(found, 1), winners.tested(found)) == (1, {0})
     assert json.loads((found.path / "record.json").read_text())["winners"][-1] == {"trial": 1, "tested": False}
 
 

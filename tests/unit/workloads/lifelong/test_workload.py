@@ -71,7 +71,7 @@ def test_without_compatibility_all_is_embedded_anew() -> None:
 
 def test_epochs_belong_to_sessions_and_the_engine_is_told_their_ends() -> None:
     workload = build(replace(RUNTIME, epochs=8))
-    assert workload.ends == workload.objective.sealed_at == (4, 6, 8)
+    assert workload.ends == workload.objective.test_epochs == (4, 6, 8)
     assert values(workload.train_epoch(1))["session"] == 0
     assert len(workload.index) == 0
     assert workload.evaluate("validation").metrics["average_mrr_at_10"] == 0

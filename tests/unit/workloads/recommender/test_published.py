@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from orchestrator.reproduce import table_runs
-from orchestrator.reproduce.table_runs import Effort, Runner
+from orchestrator.reproduce.table_runs import ReproductionBudget, Runner
 from orchestrator.search import spaces
 from orchestrator.storage.settings import resolve
 from workloads.data import load_interactions
@@ -129,9 +129,9 @@ def test_a_row_of_ours_is_compared_with_the_published_one_it_repeats() -> None:
 
 def test_settings_printed_whole_are_not_searched_and_stay_on_the_cpu() -> None:
     printed, searched = (TABLES["thesis-4.2"].rows("synthetic", "mf")[at].settings for at in (-1, 0))
-    assert Runner(THESIS, resolve(), Effort()).search_spec(printed) is None
-    assert Runner(THESIS, resolve(), Effort(trials=0)).search_spec(searched) is None
-    runner = Runner(THESIS, resolve(), Effort(trials=3, local=True))
+    assert Runner(THESIS, resolve(), ReproductionBudget()).search_spec(printed) is None
+    assert Runner(THESIS, resolve(), ReproductionBudget(trials=0)).search_spec(searched) is None
+    runner = Runner(THESIS, resolve(), ReproductionBudget(trials=3, local=True))
     spec = runner.search_spec(searched)
     assert spec is not None
     assert (spec.search.trials, spec.plan.epochs, set(spec.fixed) & {"lr", "weight_decay"}) == (3, 100, set())
