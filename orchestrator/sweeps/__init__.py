@@ -1,1 +1,1 @@
-"""One sweep: its request, its trials, their executors, its winner."""
+"""Sweeps: request, trial manager, executors (local, Tune, groups, packs), winner."""

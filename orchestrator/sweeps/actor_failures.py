@@ -1,4 +1,4 @@
-"""Deaths of trials' processes, as Tune reports them."""
+"""Causes of the deaths of trial processes, as Tune reports them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from orchestrator.runs import reports
 
 
 class Died(RayActorError):  # type: ignore[misc]
-    """The process is gone: why, by Ray's words for it."""
+    """The death of a process, with its cause from Ray's message."""
 
-    def __init__(self, told: str) -> None:
-        self.cause = reports.death_cause(told)
+    def __init__(self, message: str) -> None:
+        self.cause = reports.death_cause(message)
         super().__init__(error_msg=self.cause)
 
     def __reduce__(self) -> tuple[type[Died], tuple[str]]:
@@ -23,10 +23,10 @@ class Died(RayActorError):  # type: ignore[misc]
 
 
 def cause(trial: Any) -> str:
-    """Why Tune's ``trial`` was given up; None for one whose process never came up."""
+    """Why Tune gave up ``trial``. None stands for a trial whose process never started."""
     if trial is None or not trial.error_file or not Path(trial.error_file).exists():
         return "its process did not start"
-    # Tune's own file of all of the trial's failures, each below a line that numbers it.
+    # Tune writes all failures of a trial to one file, each after a numbered line.
     last = re.split(r"^Failure # .*\n", Path(trial.error_file).read_text(), flags=re.MULTILINE)[-1]
     times = trial.num_failures
     return f"{reports.death_cause(last)} {times} time{'s' * (times > 1)}"

@@ -1,4 +1,4 @@
-"""The device-hour budget of a sweep: it stops suggesting when another trial would pass it, and stops all at its end."""
+"""Device-hour budget of a sweep. No trial starts that would exceed it; when it is spent, all trials stop."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ WARNING = 0.8
 
 
 class Budget:
-    """Device seconds of the search, from when a trial was handed out until it ended, earlier processes' included.
+    """Device seconds of a sweep's trials from start to end, including those of earlier drivers.
 
-    Devices are GPUs where a trial has any, else CPUs. The winner's refit is not part of the search.
+    Devices are GPUs if the trials have any, else CPUs. The winner's refit does not count.
     """
 
     def __init__(self, spec: SweepSpec, folder: RunFolder) -> None:
         self.devices = spec.resources.devices
-        """That a trial holds; a part of them where trials share."""
+        """Devices per trial; a fraction when trials share them."""
         hours = spec.search.max_device_hours
         self._limit = None if hours is None else hours * 3600
         gpus = spec.resources.gpus_per_worker > 0
@@ -41,16 +41,16 @@ class Budget:
             self._costs[seed_run] = self._costs.get(seed_run, 0.0) + cost
 
     def of(self, seed_run: int) -> float:
-        """Device seconds of a unit that has stopped."""
+        """Device seconds of a stopped seed run."""
         return self._costs.get(seed_run, 0.0)
 
     @property
     def used(self) -> float:
-        """Device seconds so far, what runs included."""
+        """Device seconds so far, running trials included."""
         return self._spent + sum(map(self._running, self._since))
 
     def allows_another(self) -> bool:
-        """Whether another trial of the usual cost fits, beside what those that run will still take."""
+        """Whether a trial of average cost fits in addition to what the running trials will still need."""
         if self._limit is None:
             return True
         usual = fmean(self._costs.values()) if self._costs else 0.0
@@ -61,7 +61,7 @@ class Budget:
         return self._limit is not None and self.used >= self._limit
 
     def warns(self) -> bool:
-        """True once, when most of the budget is spent."""
+        """True once, when 80% of the budget is spent."""
         if self._limit is None or self._warned or self.used < WARNING * self._limit:
             return False
         self._warned = True

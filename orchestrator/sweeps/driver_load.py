@@ -1,4 +1,4 @@
-"""How busy a sweep's driver is with reports, and how often its trials may report."""
+"""Utilisation of a sweep's driver, and the report interval that follows from it."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from orchestrator.engine import loop
 from orchestrator.runs.report_pace import LONGEST_SECONDS
 
 TARGET = 0.5
-"""The utilisation above which trials are asked to report less often: at twice of it reports would queue up."""
+"""Utilisation above which trials report less often. At 1.0 reports would queue."""
 
 WINDOW_SECONDS = 30.0
 LEAST_REPORTS = 20
 
 FIRST_GUESS = 0.016
-"""Seconds that a report costs a slow driver: assumed while fewer than ``LEAST_REPORTS`` have come."""
+"""Seconds per report on a slow driver, assumed until ``LEAST_REPORTS`` have arrived."""
 
 TIMEOUT_PART = 0.25
-"""A trial reports so much sooner than it would be taken for a silent one."""
+"""Report interval as a part of the trial timeout, so that no trial counts as silent."""
 
 
 class DriverLoad:
-    """Busy seconds of the driver over those that passed, in the last half a minute.
+    """Busy time of the driver as a fraction of the last 30 seconds.
 
-    Where trials train in other processes, busy are the CPU seconds of this one and what it waits for the disk within a
-    report; where they train in this one, the seconds within reports and suggestions.
+    When trials train in other processes, busy time is the CPU time of this process plus its waits for the disk during
+    reports. When they train in this process, it is the time spent on reports and suggestions.
     """
 
     def __init__(
@@ -37,18 +37,19 @@ class DriverLoad:
         self._served = self._blocked = 0.0
         self._reports = 0
         self._at_once = 0
-        """Trials in other processes; 0 where they train here."""
+        """Number of trials in other processes; 0 when they train in this one."""
         self._samples: deque[tuple[float, float, int]] = deque([self._sample()])
 
     def trains_elsewhere(self, at_once: int) -> None:
-        """So many trials will train at once, in other processes."""
+        """Set the number of trials that train at once in other processes."""
         self._at_once = at_once
         self._samples = deque([self._sample()])
 
     @contextmanager
     def serving(self, reports: int = 0) -> Iterator[None]:
-        """The driver is at work within the block, on so many reports."""
-        began, used = self._clock(), self._cpu()
+        """Count the time within the block as busy, spent on ``reports`` reports."""
+        began = self._clock()
+        used = self._cpu()
         try:
             yield
         finally:
@@ -59,14 +60,14 @@ class DriverLoad:
             self._note()
 
     def utilisation(self) -> float | None:
-        """From 0 to 1; None in the first second. Any thread may ask."""
+        """Utilisation from 0 to 1, or None in the first second. Thread-safe."""
         (then, busy, _), now = self._samples[0], self._sample()
         return min(1.0, (now[1] - busy) / (now[0] - then)) if now[0] - then >= 1.0 else None
 
     def pace(self, timeout: float | None) -> dict[str, float]:
-        """What a trial that begins now is asked, as :class:`~orchestrator.runs.report_pace.ReportPace` takes it.
+        """Report interval of a new trial, as arguments of :class:`~orchestrator.runs.report_pace.ReportPace`.
 
-        ``timeout``: seconds of silence after which its process would be killed.
+        ``timeout``: seconds without a report after which its process is killed.
         """
         (_, busy, before), now = self._samples[0], self._sample()
         count = now[2] - before
@@ -80,7 +81,7 @@ class DriverLoad:
         return self._clock(), busy, self._reports
 
     def _note(self) -> None:
-        """Keep a sample a second, and the newest of those before the window as its beginning."""
+        """Keep one sample per second, and the newest sample before the window as its start."""
         if self._clock() - self._samples[-1][0] >= 1.0:
             self._samples.append(self._sample())
         while len(self._samples) > 1 and self._clock() - self._samples[1][0] >= WINDOW_SECONDS:

@@ -1,31 +1,31 @@
-"""When a sweep stops because its trials fail."""
+"""The rule by which a sweep stops when its trials fail."""
 
 from __future__ import annotations
 
 import re
 
 FIRST = 5
-"""So many trials that end first and all fail for one cause stop a sweep without a limit of its own."""
+"""Without a limit, a sweep stops when the first ``FIRST`` trials to end all fail with one cause."""
 
 WINDOW = 20
-"""So do failures of half of the first so many."""
+"""Without a limit, a sweep also stops when half of the first ``WINDOW`` trials fail."""
 
 
 class FailureLimit:
-    """Counts the trials of a process of the sweep that have ended, and those that failed.
+    """Counts the ended and the failed trials of this driver.
 
-    Two causes are one where they differ only in numbers, such as the epoch or a process id.
+    Two causes are equal if they differ only in numbers, such as an epoch or a process id.
     """
 
     def __init__(self, limit: int | None) -> None:
-        """``limit``: failed trials that stop the sweep, at least 1; None for the rules of this module."""
+        """``limit``: number of failed trials that stop the sweep, at least 1; None for the default rules."""
         self._limit = limit
         self._ends: dict[int, str | None] = {}
 
     def count(self, trial: int, cause: str | None) -> None:
-        """Count the end of a trial, by its number, or of one of its seeds: the cause of a failure, else None.
+        """Count the end of a trial or of one of its seeds. ``cause`` is None unless it failed.
 
-        A trial counts once, and has failed when one of its seeds has.
+        A trial counts once. It has failed when one of its seeds has.
         """
         self._ends[trial] = cause or self._ends.get(trial)
 
@@ -35,7 +35,7 @@ class FailureLimit:
         return [cause for cause in self._ends.values() if cause is not None]
 
     def is_reached(self) -> bool:
-        """Whether the sweep is to stop."""
+        """Whether the sweep must stop."""
         if self._limit is not None:
             return len(self.failed) >= self._limit
         causes = list(self._ends.values())[:WINDOW]
@@ -44,7 +44,7 @@ class FailureLimit:
         return one_cause or sum(cause is not None for cause in causes) >= WINDOW / 2
 
     def __str__(self) -> str:
-        """The most frequent cause with its count."""
+        """The most frequent cause and its count."""
         kinds = [_without_numbers(cause) for cause in self.failed]
         commonest = max(kinds, key=kinds.count)
         count = kinds.count(commonest)

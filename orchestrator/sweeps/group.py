@@ -1,4 +1,4 @@
-"""A trial of several workers: a Tune Trainable that starts and watches a Ray Train group."""
+"""Tune Trainable of trials with several workers. It starts and watches a Ray Train group."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from orchestrator.engine.loop import EpochReport, Progress
 from orchestrator.runs import heartbeat, reports, train, worker
 
 PATIENCE_SECONDS = 60.0
-"""How long a group may take to save when the sweep was stopped."""
+"""Time a group has to save after the sweep was stopped."""
 
 END_SECONDS = 20.0
-"""How long a group may take to end when it is killed."""
+"""Time a killed group has to end."""
 
 HEARD_SECONDS = 15.0
-"""How often a trial that waits for workers in the place of lost ones says that it is there: it does not hang."""
+"""Interval of empty reports while a trial waits to replace lost workers. Without them it would count as silent."""
 
 TOKEN = {"memory": 1}
-"""What the trial's own process reserves, which only watches. Tune accepts no trial that reserves nothing."""
+"""Resources of the Trainable itself, which only watches. Tune requires that a trial reserves something."""
 
 
 class GroupTrial(tune.Trainable):  # type: ignore[misc]
-    """``step`` is one report of the group, as of :class:`~orchestrator.sweeps.trial.TrialActor`.
+    """Trainable whose ``step`` is one report of the group, as in :class:`~orchestrator.sweeps.trial.TrialActor`.
 
-    A group that loses a process is started again from the last checkpoint, as often as a trial is. What the workers
-    raise is part of the result, and is not tried again. An exception means that this process must be replaced.
+    A group that loses a process restarts from the last checkpoint, up to ``train.RETRIES`` times. An error that a
+    worker raises is part of the result and is not retried. An exception means that this process must be replaced.
     """
 
     _group: Group | None
-    """None until there is room for the workers, and after their end."""
+    """None before the workers have resources, and after they have ended."""
     _inbox: IO[str]
     _last: dict[str, Any]
 
@@ -57,7 +57,7 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
         return True
 
     def cleanup(self) -> None:
-        """End the group at once; when the sweep was stopped, let it save first what it has done."""
+        """End the group. When the sweep was stopped, let it save first."""
         if self._group is None:
             return
         if self._stop_file.exists():
@@ -68,7 +68,7 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
     def step(self) -> dict[str, Any]:
         while True:
             if self._group is None:
-                remove_groups(self._home)  # of a process that was killed
+                remove_groups(self._home)  # left by a killed process
                 if not wait_for_room(self._spec.resources, self._waiting()):
                     return {**self._last, "rows": []}  # stopped with the sweep, or still waiting
                 if hung := heartbeat.announce(self._home, heartbeat.START_SECONDS):
@@ -79,7 +79,7 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
                 self._inbox = (self._home / train.INBOX).open()
             ended = False
             while not ended:
-                ended = self._group.ended(0.1)  # before reading: what is written until then is read
+                ended = self._group.ended(0.1)  # before reading, so that its last rows are read
                 for payload in reports.receive(self._inbox):
                     self._last = payload
                     return payload
@@ -93,14 +93,14 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
                 self._group = None
 
     def _waiting(self) -> Callable[[], bool]:
-        """Whether to wait on for room. Before the first group nobody misses a report: the trial waits in peace."""
+        """Whether to keep waiting for resources. Before the first group there is no time limit."""
         until = time.monotonic() + HEARD_SECONDS if self._deaths else float("inf")
         return lambda: not self._stopped() and time.monotonic() < until
 
     def _ending(self, failure: Exception | None) -> dict[str, Any]:
-        """The last payload of a group that has ended by itself."""
+        """The last payload of a group that was not killed."""
         if isinstance(failure, train.Stopped):
             if not self._stop_file.exists():
                 raise Preempted
-            return {**self._last, "rows": []}  # with the sweep, which reports it
+            return {**self._last, "rows": []}  # stopped with the sweep
         return reports.failure_payload(failure) if failure is not None else {**self._last, "rows": []}

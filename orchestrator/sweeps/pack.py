@@ -1,7 +1,7 @@
-"""Packs on Ray: one plain actor a slot hosts many trials. Tune gives every trial a process, so it does not place these.
+"""Run packs on Ray: one actor per slot trains many trials. Ray Tune cannot place them: it runs one trial per process.
 
-The manager hands out trials and judges them as always. A process that dies takes all its trials along; they go on from
-their checkpoints, together once more, then each alone, so that one that kills its process fails by itself.
+When a process dies, its trials continue from their checkpoints: once more together, then each alone, so that a trial
+that kills its process fails alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from orchestrator.sweeps.pack_plan import PackRunner
 from orchestrator.sweeps.trial_manager import TrialManager
 
 TOGETHER_AGAIN = 1
-"""Deaths after which trials are still put together."""
+"""Deaths after which the trials of a process still share one."""
 
 _LOOK_SECONDS = 0.2
 
@@ -47,7 +47,7 @@ def run_packs(
 
 
 class PackActor:
-    """A process of one slot's devices, with a runner in it."""
+    """Actor that runs the trials of one slot on the slot's devices."""
 
     def __init__(self, resources: Resources) -> None:
         self._resources, self._stopping = resources, False
@@ -56,10 +56,11 @@ class PackActor:
     def step(
         self, begin: Sequence[Mapping[str, Any]], drop: Sequence[int], stopping: bool
     ) -> tuple[list[tuple[int, dict[str, Any]]], set[int]]:
-        """A step of the runner, first without some trials and with others; its payloads, and who is under way.
+        """Drop and start trials, then advance all of them.
 
-        The device is taken with the first trials: a process that hangs there is not one that is not up yet. Raises
-        Preempted when its node is being taken away.
+        Returns the reports as (seed run, payload) and the seed runs that are still running. The device is initialised
+        with the first trials, so that a hang there counts as silence. Raises Preempted when the node is being taken
+        away.
         """
         self._stopping = stopping
         if self._runner is None:
@@ -72,22 +73,22 @@ class PackActor:
             self._runner.drop(seed_run)
         for config in begin:
             self._runner.begin(config)
-        said = self._runner.step()
-        if self._going():  # all have saved, and say it again when they go on
+        payloads = self._runner.step()
+        if self._going():  # all have saved, and report again when they continue
             raise Preempted
         self._runner.pace.sent()
-        return said, self._runner.seed_runs
+        return payloads, self._runner.seed_runs
 
 
 class _PackSlot:
-    """A slot: its actor as long as that lives, and the trials that are there."""
+    """A slot: its actor while that is alive, and its trials."""
 
     def __init__(self, resources: Resources, size: int) -> None:
         self._resources, self.size = resources, size
         self.trials: dict[int, dict[str, Any]] = {}
         self.alone = False
         self.starts = 0
-        """Since an actor last answered."""
+        """Actors started since one last answered."""
         self.up = False
         self.answer: ray.ObjectRef | None = None
 
@@ -98,12 +99,12 @@ class _PackSlot:
         self._begin: list[dict[str, Any]] = []
         self._drop: list[int] = []
         self.starts += 1
-        self.asked: float | None = None  # of this actor, since it came up
+        self.asked: float | None = None  # when this actor was last called, after its start
         self.answer = self._actor.step.remote([], [], False)
         self.up = True
 
     def rest(self) -> None:
-        """Give the devices back until :meth:`start`."""
+        """Release the devices until :meth:`start`."""
         if self.up:
             self.kill()
         self.up, self.answer, self.starts = False, None, 0
@@ -126,7 +127,7 @@ class _PackSlot:
 
 
 class _Packs:
-    """The driver's side: fills hosts, hands what they say to the manager, and replaces those that die."""
+    """The driver's side: fills the slots, passes reports to the manager, and replaces dead actors."""
 
     def __init__(
         self,
@@ -158,12 +159,12 @@ class _Packs:
                 slot.rest()
 
     def _share(self) -> list[_PackSlot]:
-        """The hosts that may be; of the others, those with trials end these first, and those without rest."""
+        """Slots that may run now. Of the others, those with trials finish them first; those without are released."""
         slots = sorted(self._slots, key=lambda slot: (not slot.trials, not slot.up))
-        of_use = len(slots)
+        useful = len(slots)
         if self._finished:
-            of_use = sum(bool(slot.trials) for slot in slots) + len(self._requeued) + len(self._isolated)
-        may = self._slot_limit(min(of_use, len(slots)))
+            useful = sum(bool(slot.trials) for slot in slots) + len(self._requeued) + len(self._isolated)
+        may = self._slot_limit(min(useful, len(slots)))
         for slot in slots[may:]:
             if not slot.trials:
                 slot.rest()
@@ -173,7 +174,7 @@ class _Packs:
         return slots[:may]
 
     def _ask(self) -> bool:
-        """Set every idle host to work; False when no trial is anywhere and none will come."""
+        """Start a step on every idle slot. Returns False when no trial is left and none will come."""
         stopping, may = self._manager.stopping(), self._share()
         for slot in self._slots:
             if slot.answer is None:
@@ -201,7 +202,7 @@ class _Packs:
     def _take(self, slot: _PackSlot) -> None:
         answer, slot.answer = slot.answer, None
         try:
-            said, there = ray.get(answer)
+            payloads, running = ray.get(answer)
         except Preempted:
             slot.kill()
             self._requeued += slot.trials.values()
@@ -210,9 +211,9 @@ class _Packs:
             return
         except reports.DeviceLost as error:
             slot.kill()
-            self._handle_death(slot, one_line(getattr(error, "cause", error)))  # without Ray's wrapping
+            self._handle_death(slot, one_line(getattr(error, "cause", error)))  # the cause without Ray's wrapper
             return
-        except ray.exceptions.RayTaskError as error:  # no trial's fault: it would do so again
+        except ray.exceptions.RayTaskError as error:  # not a trial's error: a retry would raise it again
             raise reports.failed_there(self._folder, error) from error
         except ray.exceptions.RayError as error:
             if slot.starts > RETRIES:
@@ -220,15 +221,16 @@ class _Packs:
             self._handle_death(slot, reports.death_cause(str(error)))
             return
         slot.starts = 0
-        for seed_run, payload in said:
+        for seed_run, payload in payloads:
             if self._manager.result(seed_run, payload) and seed_run in slot.trials:
                 slot.drop(seed_run)
-        slot.trials = {seed_run: config for seed_run, config in slot.trials.items() if seed_run in there}
+        slot.trials = {seed_run: config for seed_run, config in slot.trials.items() if seed_run in running}
 
     def _handle_death(self, slot: _PackSlot, cause: str) -> None:
-        """Put a dead host's trials aside, give those up that have died too often, and start it anew."""
+        """Requeue or isolate the trials of a dead actor, fail those that died too often, and start a new actor."""
         self._lost(cause)
-        trials, slot.trials = slot.trials, {}
+        trials = slot.trials
+        slot.trials = {}
         self._deaths.update(trials.keys())
         for seed_run, config in trials.items():
             if self._deaths[seed_run] > RETRIES:
@@ -240,7 +242,7 @@ class _Packs:
         slot.start()
 
     def _end_silence(self) -> None:
-        """Kill a host that is long silent; whom it had alone has failed."""
+        """Kill actors that have been silent for too long. A trial that was alone on one has failed."""
         for slot in self._slots:
             if self._timeout is None or slot.answer is None or slot.asked is None:
                 continue

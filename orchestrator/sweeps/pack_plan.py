@@ -1,8 +1,8 @@
-"""Trials trained together in one process: each is an experiment as ever, their epochs are computed in one go.
+"""Train several trials together in one process.
 
-Every trial keeps its own stream, selection and checkpoints. Before the streams are asked for their next epoch, packs
-train and evaluate all members of one shape; the streams then find the results prepared. A trial whose workload offers
-no packing, or which has no peer of its shape, trains in its turn.
+Each trial keeps its own stream, selection and checkpoints. Before the streams compute their next epoch, packs train and
+evaluate all trials of one shape at once, and the streams use these results. A trial whose workload does not support
+packs, or that has no peer of its shape, trains by itself.
 """
 
 from __future__ import annotations
@@ -32,18 +32,17 @@ if TYPE_CHECKING:
 
 
 def pack_size(spec: SweepSpec) -> int:
-    """How many trials of a sweep a process trains together: as asked, or as many as pay by the workload itself.
+    """Number of trials a process trains together: the requested number, or the workload's choice.
 
-    Raises UserError when a number is asked of a workload that can not do it.
+    Raises UserError when a pack is requested of a workload without packs.
     """
     import torch
 
-    asked, packable = spec.search.pack, workload_loader.code(spec.workload)
+    asked = spec.search.pack
+    packable = workload_loader.code(spec.workload)
     if not isinstance(packable, Packable):
         if isinstance(asked, int) and asked > 1:
-            raise UserError(
-                f"{spec.workload} does not offer to train trials together", got=f"pack={asked}", fix="Set pack=off"
-            )
+            raise UserError(f"{spec.workload} cannot train trials together", got=f"pack={asked}", fix="Set pack=off")
         return 1
     if spec.search.scheduler == "pbt" or spec.resources.workers > 1 or asked == "off":
         return 1
@@ -55,20 +54,20 @@ def pack_size(spec: SweepSpec) -> int:
 
 
 def capacities(spec: SweepSpec, fitting: int) -> tuple[int, ...]:
-    """How many trials of a sweep each process has at once, where ``fitting`` processes fit; a number a process.
+    """Number of trials at once in each process, when ``fitting`` processes fit.
 
-    All together they are never more than ``concurrency``, and the processes hold at most ``max_gpus``. Raises
-    UserError as :func:`pack_size`.
+    Their sum is at most ``concurrency``, and the processes hold at most ``max_gpus``. Raises UserError as
+    :func:`pack_size` does.
     """
     seed_runs = spec.search.trials * spec.search.seeds
     limit = min(spec.search.concurrency or seed_runs, seed_runs)
     processes = min(fitting, limit, spec.resources.most or limit)
     each, more = divmod(min(limit, processes * pack_size(spec)), processes)
-    return tuple(each + (place < more) for place in range(processes))
+    return tuple(each + (number < more) for number in range(processes))
 
 
 def run_together(manager: TrialManager, runner: PackRunner, size: int) -> None:
-    """Run a sweep's trials in this process, up to ``size`` at once, until the manager has none left."""
+    """Run the trials of a sweep in this process, at most ``size`` at once, until the manager has none left."""
     while True:
         while len(runner) < size and (config := manager.next()) is not None:
             runner.begin(config)
@@ -83,17 +82,17 @@ _Result: TypeAlias = Metrics | Evaluation | Exception
 
 
 class Member:
-    """What a stream takes for its workload: it hands out what a pack has prepared and does the rest itself."""
+    """Proxy workload that returns results precomputed by the pack and delegates everything else."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload, self.objective = workload, workload.objective
         self.pretrained = loop.is_pretrained(workload)
         self.seconds = 0.0
-        """Of training and evaluation, as they are asked for; of what was done together, a fair share."""
+        """Time of training and evaluation. Time in a pack is divided equally among its members."""
         self._prepared: dict[int | Split, tuple[_Result, float]] = {}
 
     def prepare(self, what: int | Split, result: _Result, seconds: float = 0.0) -> None:
-        """Keep the result of an epoch, or of a split's evaluation, for when it is asked for."""
+        """Store the result of an epoch, or of a split's evaluation, until it is requested."""
         self._prepared[what] = (result, seconds)
 
     def train_epoch(self, epoch: int) -> Metrics | Evaluation:
@@ -124,26 +123,26 @@ class Member:
 
 @dataclass
 class _Trial:
-    """One trial under way."""
+    """A running trial."""
 
     config: Mapping[str, Any]
     experiment: Experiment
     stream: Iterator[EpochReport]
     member: Member
     progress: Progress | None
-    """How far it has come; None until a stream that does not begin with epoch 1 has reported."""
+    """Progress so far. None until a stream that does not start with epoch 1 has reported."""
     carried: RemoteFolder
     rows: list[Row] = field(default_factory=list)
     report: EpochReport | None = None
 
     @property
     def epoch(self) -> int | None:
-        """The epoch that its stream will train next, if any."""
+        """The next epoch of its stream, or None."""
         plan = self.experiment.plan
         return None if self.progress is None or self.progress.ended(plan) else self.progress.epoch + 1
 
     def advance(self) -> bool:
-        """One report on; False when the stream was stopped before."""
+        """Advance to the next report. Returns False when the stream was stopped."""
         report = next(self.stream, None)
         if report is None:
             return False
@@ -156,7 +155,7 @@ class _Trial:
             worker.save(self.experiment, folder, self.config["keep"])
         if self.report.ended:
             worker.write_table(self.experiment.validation_units, folder / worker.UNITS)
-            self.carried.close()  # the driver may ask for it now
+            self.carried.close()  # the driver may read it now
         return True
 
     @property
@@ -166,19 +165,18 @@ class _Trial:
         )
 
     def payload(self) -> dict[str, Any]:
-        """All rows since the last one, as one report."""
+        """All rows since the last payload, as one report."""
         assert self.report is not None
         rows, self.rows = tuple(self.rows), []
         return reports.payload(replace(self.report, rows=rows))
 
 
 class PackRunner:
-    """Trials under way in this process. What one does wrong ends it alone and is its last payload.
+    """The running trials of this process. An error of one trial ends that trial and is its last payload.
 
-    Not so a lost accelerator, which no trial of this process can use any more: :meth:`begin` and :meth:`step` raise
-    :class:`~orchestrator.runs.reports.DeviceLost`.
-
-    ``stop`` is asked after every epoch of every trial: when it says yes, all save what they have and leave.
+    A lost accelerator ends all of them: :meth:`begin` and :meth:`step` raise
+    :class:`~orchestrator.runs.reports.DeviceLost`. ``stop`` is called after each epoch of each trial; when it returns
+    True, all trials save and leave.
     """
 
     def __init__(self, device: torch.device, stop: Callable[[], bool] = lambda: False) -> None:
@@ -186,14 +184,14 @@ class PackRunner:
         self._trials: dict[int, _Trial] = {}
         self._packs: dict[tuple[Workload, ...], Pack] = {}
         self._failed: list[tuple[int, dict[str, Any]]] = []
-        self._told = time.monotonic()
+        self._reported = time.monotonic()
         self.pace = ReportPace()
 
     def __len__(self) -> int:
         return len(self._trials) + len(self._failed)
 
     def begin(self, config: Mapping[str, Any]) -> None:
-        """Take a trial up, as the manager's ``next`` gives it, from its last checkpoint if any."""
+        """Start a trial from the manager's configuration, from its last checkpoint if it has one."""
         self.pace.ask(config.get("pace", {}))
         try:
             self._trials[config["number"]] = self._open(config)
@@ -203,24 +201,28 @@ class PackRunner:
 
     @property
     def seed_runs(self) -> set[int]:
-        """Who is under way."""
+        """The running seed runs."""
         return {*self._trials, *(seed_run for seed_run, _ in self._failed)}
 
     def drop(self, seed_run: int) -> None:
-        """Forget a trial that was stopped or has ended."""
+        """Remove a trial that was stopped or has ended."""
         if trial := self._trials.pop(seed_run, None):
             trial.carried.finish()
 
     def step(self) -> list[tuple[int, dict[str, Any]]]:
-        """Epochs of all trials until one is to be judged or a report is due: (unit, payload) of who has news."""
-        said, self._failed = self._failed, []
-        while self._trials and not said:
+        """Train all trials until one reaches a rung or its end, or a report is due.
+
+        Returns the new reports as (seed run, payload).
+        """
+        payloads = self._failed
+        self._failed = []
+        while self._trials and not payloads:
             self._train_together()
-            said = self._advance()
-            if time.monotonic() - self._told >= self.pace.seconds():
-                said += [(seed_run, trial.payload()) for seed_run, trial in self._trials.items() if trial.rows]
-                self._told = time.monotonic()
-        return said
+            payloads = self._advance()
+            if time.monotonic() - self._reported >= self.pace.seconds():
+                payloads += [(seed_run, trial.payload()) for seed_run, trial in self._trials.items() if trial.rows]
+                self._reported = time.monotonic()
+        return payloads
 
     def _open(self, config: Mapping[str, Any]) -> _Trial:
         spec = ExperimentSpec.model_validate(config["spec"])
@@ -230,31 +232,31 @@ class PackRunner:
             plain, build=lambda holdout: cast(Workload, member), every_epoch=True, clock=lambda: member.seconds
         )
         carried = RemoteFolder(Path(config["folder"]))
-        found = checkpoint.latest(Path(config["folder"]))
-        stream = experiment.stream(checkpoint.read(found, spec.identity) if found else None)
-        # A pack trains ahead of the streams: not before one that evaluates untouched weights has done so.
-        progress = None if found or member.pretrained else Progress()
+        latest = checkpoint.latest(Path(config["folder"]))
+        stream = experiment.stream(checkpoint.read(latest, spec.identity) if latest else None)
+        # A pack trains ahead of the streams, so a stream that evaluates untrained weights must do so first.
+        progress = None if latest or member.pretrained else Progress()
         return _Trial(config, experiment, stream, member, progress, carried)
 
     def _advance(self) -> list[tuple[int, dict[str, Any]]]:
-        said = []
+        payloads = []
         for seed_run, trial in list(self._trials.items()):
             try:
                 if not trial.advance():
                     trial.carried.close()
                     self.drop(seed_run)
                     if trial.rows:
-                        said.append((seed_run, trial.payload()))
+                        payloads.append((seed_run, trial.payload()))
                 elif trial.is_to_be_judged:
-                    said.append((seed_run, trial.payload()))
+                    payloads.append((seed_run, trial.payload()))
             except Exception as error:
                 reports.check_device(error)
                 self.drop(seed_run)
-                said.append((seed_run, reports.failure_payload(error, trial.rows)))
-        return said
+                payloads.append((seed_run, reports.failure_payload(error, trial.rows)))
+        return payloads
 
     def _train_together(self) -> None:
-        """Prepare the next epoch of all trials that have peers of their shape."""
+        """Compute the next epoch of all trials that have a peer of their shape."""
         peers: dict[Any, list[_Trial]] = {}
         for trial in self._trials.values():
             workload = trial.member.workload
@@ -265,7 +267,7 @@ class PackRunner:
             if len(trials) > 1:
                 try:
                     packs |= self._prepare(trials)
-                except Exception as error:  # of the device, say: it is everyone's
+                except Exception as error:  # such as an error of the device: every member gets it
                     for trial in trials:
                         trial.member.prepare(trial.epoch or 0, error)
         self._packs = packs
@@ -274,14 +276,14 @@ class PackRunner:
         members = tuple(trial.member.workload for trial in trials)
         pack = self._packs.get(members) or cast(Packable, type(members[0])).pack(members)
         epochs = [cast(int, trial.epoch) for trial in trials]
-        places = [k for k, trial in enumerate(trials) if trial.experiment.plan.evaluates(epochs[k])]
+        evaluated = [k for k, trial in enumerate(trials) if trial.experiment.plan.evaluates(epochs[k])]
         started = time.monotonic()
         trained = pack.train_epoch(epochs)
         between = time.monotonic()
-        seen = pack.evaluate(places, "validation") if places else []
+        evaluations = pack.evaluate(evaluated, "validation") if evaluated else []
         ended = time.monotonic()
         for trial, epoch, result in zip(trials, epochs, trained):
             trial.member.prepare(epoch, result, (between - started) / len(trials))
-        for place, evaluation in zip(places, seen):
-            trials[place].member.prepare("validation", evaluation, (ended - between) / len(places))
+        for k, evaluation in zip(evaluated, evaluations):
+            trials[k].member.prepare("validation", evaluation, (ended - between) / len(evaluated))
         return {members: pack}

@@ -1,4 +1,4 @@
-"""From what a user asks for (file, ``key=value``, flags) to a complete, checked spec."""
+"""Build a complete, checked spec from a file, ``key=value`` words and flags."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ RESOURCES = ("workers", "gpus_per_worker", "cpus_per_worker", "max_gpus")
 
 
 def by_name(given: Mapping[str, Any], *, python: bool = False) -> dict[str, Any]:
-    """What :func:`experiment` takes of the flags of a verb, or of a call's keywords, by their names; :func:`sweep` of
-    one that has ``trials``. With ``python`` errors speak of keywords, not of flags."""
-    found = {name: given[name] for name in ("seed", "local")} | {"python": python}
-    found["config"] = Path(given["config"]) if given["config"] else None
-    found["preset"] = given["preset"]
-    found["resources"] = {name: given[name] for name in RESOURCES}
+    """Arguments of :func:`experiment`, or of :func:`sweep` if ``given`` has ``trials``, from a command's flags.
+
+    ``python``: errors name keywords instead of flags.
+    """
+    arguments = {name: given[name] for name in ("seed", "local")} | {"python": python}
+    arguments["config"] = Path(given["config"]) if given["config"] else None
+    arguments["preset"] = given["preset"]
+    arguments["resources"] = {name: given[name] for name in RESOURCES}
     if "trials" in given:
         pack = given["pack"]
         search = {name: given[name] for name in Search.model_fields} | {"warm_start": tuple(given["warm_start"] or ())}
         search["pack"] = int(pack) if isinstance(pack, str) and pack.isdigit() else pack
-        found["search"] = {name: value for name, value in search.items() if value not in (None, ())}
-    return found
+        arguments["search"] = {name: value for name, value in search.items() if value not in (None, ())}
+    return arguments
 
 
 def experiment(
@@ -45,9 +47,9 @@ def experiment(
     local: bool = False,
     python: bool = False,
 ) -> ExperimentSpec:
-    """One experiment. Raises UserError for the first thing that is wrong, data included."""
+    """Spec of one experiment. Raises UserError for the first error, including missing or invalid data."""
     if stray := next((key for key in overrides or () if key.startswith("search.")), None):
-        raise UserError(f"{stray} is a setting of sweeps", fix="Leave it away, or use orchestrator sweep")
+        raise UserError(f"{stray} is a setting of sweeps", fix="Remove it, or use orchestrator sweep")
     asked = _Asked("run", workload, config, preset, overrides or {}, seed, resources or {}, python)
     params = preflight.parameters(asked.workload, asked.params, asked.lines("params"))
     preflight.dataset(asked.workload, params, settings.data)
@@ -74,7 +76,7 @@ def sweep(
     local: bool = False,
     python: bool = False,
 ) -> SweepSpec:
-    """One sweep; its search space is drawn from, so that what no trial could run is refused here."""
+    """Spec of one sweep. Samples the search space, so that parameters no trial could run with are refused here."""
     from orchestrator.search import grid, spaces, strategy
 
     asked = _Asked("sweep", workload, config, preset, overrides or {}, seed, resources or {}, python)
@@ -83,8 +85,8 @@ def sweep(
     plan = asked.plan()
     if plan.refit == "only":
         raise UserError(
-            "A sweep selects on validation, so refit=only can not be", allowed="refit=true, refit=false",
-            fix="Leave refit away",
+            "A sweep selects on validation, so refit=only is not possible", allowed="refit=true, refit=false",
+            fix="Remove refit",
         )  # fmt: skip
     chosen = validate(Search, {**asked.section("search"), **_given(search or {})}, "search setting")
     chosen = chosen.model_copy(update={"space": spaces.absolute(chosen.space)})
@@ -93,7 +95,7 @@ def sweep(
     if devices.min_workers:
         raise UserError(
             "A sweep's trials have a fixed number of workers", got=f"workers={devices.least}:{devices.workers}",
-            fix=f"Use --workers {devices.workers}; with the cluster grows and shrinks how many trials run at once",
+            fix=f"Use --workers {devices.workers}; the number of trials at once follows the cluster's size",
         )  # fmt: skip
 
     selects_by = objectives.of(asked.workload, plan)
@@ -114,14 +116,14 @@ def sweep(
         chosen = chosen.model_copy(update={"trials": min(points, asked_for)})
     chosen, plan = strategy.settle(chosen, plan, devices, selects_by, survey, params, local=local)
     spec = SweepSpec(workload=asked.workload, fixed=fixed, plan=plan, seed=asked.seed, resources=devices, search=chosen)
-    from orchestrator.sweeps import pack_plan  # with PyTorch: only what is right so far waits for it
+    from orchestrator.sweeps import pack_plan  # imports PyTorch, so it comes after the other checks
 
-    pack_plan.pack_size(spec)  # the workload may not offer what is asked for
+    pack_plan.pack_size(spec)  # raises if the workload does not support the pack
     return spec
 
 
 class _Asked:
-    """Preset, file and overrides merged: a flag wins over ``key=value``, that over the file, the file over a preset."""
+    """Merged settings. Precedence: flags, ``key=value``, file, preset."""
 
     def __init__(
         self,
@@ -140,7 +142,7 @@ class _Asked:
         name = workload or self._file.values.get("workload")
         if name is None:
             line = f"orchestrator {verb} WORKLOAD key=value ..., or --config FILE"
-            raise UserError("No workload is named", fix=f"{verb}(WORKLOAD, ...), or config=FILE" if python else line)
+            raise UserError("No workload is given", fix=f"{verb}(WORKLOAD, ...), or config=FILE" if python else line)
         self.workload = str(name)
         known = workload_loader.params(self.workload).model_fields
         params, plan = split_keys({k: v for k, v in overrides.items() if k not in self._dotted}, known, PLAN_KEYS)
@@ -155,7 +157,7 @@ class _Asked:
         self.seed = given
 
     def _preset(self, name: str | None) -> Mapping[str, Any]:
-        """What the workload's preset of this name sets."""
+        """Settings of the workload's preset ``name``."""
         if name is None:
             return {}
         presets = workload_loader.presets(self.workload)
@@ -164,7 +166,7 @@ class _Asked:
         return presets[name].settings
 
     def section(self, name: str) -> dict[str, Any]:
-        """A section of the file, with what ``NAME.key=value`` overrides in it."""
+        """Section ``name`` of the file with its ``NAME.key=value`` overrides."""
         dotted = {key.partition(".")[2]: value for key, value in self._dotted.items() if key.startswith(f"{name}.")}
         return {**(self._file.values.get(name) or {}), **dotted}
 
@@ -174,11 +176,11 @@ class _Asked:
 
     def plan(self) -> Plan:
         if "decide_at" in self._plan:
-            raise UserError("decide_at is the scheduler's to set", fix="Use --scheduler")
+            raise UserError("decide_at is set by the scheduler", fix="Use --scheduler")
         return validate(Plan, self._plan, "plan setting", self.lines("plan"))
 
     def resources(self, settings: Settings, *, whole_machine: bool, local: bool) -> Resources:
-        """Devices asked for, or by default a GPU where this machine has one, and its cores shared out."""
+        """The requested devices. Default on this machine: a GPU if it has one, and its cores divided by the workers."""
         values = {**self.section("resources"), **self._resources}
         here = local or not settings.ray_address
         machine = this_machine()[0]
@@ -187,19 +189,19 @@ class _Asked:
         most = str(values.get("workers") or 1).rpartition(":")[2]
         if "cpus_per_worker" not in values and here and whole_machine and most.isdigit():
             values["cpus_per_worker"] = max(1.0, machine["CPU"] // max(1, int(most)))
-        found = validate(Resources, values, "resource", self.lines("resources"))
-        if local and found.workers > 1:
-            what, fix = ("local=True", "Set local=False") if self._python else ("--local", "Leave --local away")
-            raise UserError(f"{what} runs in one process", got=f"workers={found.workers}", fix=fix)
-        return found
+        resources = validate(Resources, values, "resource", self.lines("resources"))
+        if local and resources.workers > 1:
+            what, fix = ("local=True", "Set local=False") if self._python else ("--local", "Remove --local")
+            raise UserError(f"{what} runs in one process", got=f"workers={resources.workers}", fix=fix)
+        return resources
 
 
 def _check_no_password(params: Mapping[str, Any]) -> None:
-    """Raises UserError for an address with a login: a record and MLflow keep parameters as they are."""
+    """Raise UserError for an address with a login: records and MLflow store parameters as they are."""
     for name, value in params.items():
         if isinstance(value, str) and mask(value) != value:
             raise UserError(
-                f"The parameter {name} holds a password, and a run's record and MLflow show parameters",
+                f"The parameter {name} holds a password, but records and MLflow show parameters",
                 fix="Let the workload read it from the environment",
             )
 

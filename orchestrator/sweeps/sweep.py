@@ -1,4 +1,4 @@
-"""A sweep: trials by Optuna, placed by Ray Tune or in-process; the winner is settled once on test."""
+"""A sweep: Optuna suggests trials, Ray Tune or this process runs them, and the winner is tested once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ResumeOptions:
-    """What ``--resume`` may add to a sweep; ``space`` is where the file of its search space lies now."""
+    """Options of ``--resume``. ``space`` is the new path of the search space's file."""
 
     more_trials: int = 0
     retry_failed: bool = False
@@ -53,7 +53,7 @@ def sweep(spec: SweepSpec, settings: Settings, options: Options, console: Consol
     trusted_spaces.give(spec.search.space, settings.home)
     preflight.services(settings, spec.resources, ray=not options.local, workload=spec.workload)
     if spec.search.warm_start:
-        # By their ids: what is latest now is not when this sweep has a folder.
+        # Resolved to ids now: `latest` changes when this sweep gets its folder.
         sources = tuple(records.find(settings.storage, source, "sweep").id for source in spec.search.warm_start)
         spec = spec.model_copy(update={"search": spec.search.model_copy(update={"warm_start": sources})})
         warm_start.lessons(spec, settings, objectives.of(spec.workload, spec.plan), _distributions(_survey(spec)))
@@ -70,9 +70,9 @@ def sweep(spec: SweepSpec, settings: Settings, options: Options, console: Consol
 
 
 def resume(folder: RunFolder, settings: Settings, console: Console, again: ResumeOptions) -> Result:
-    """Go on with a sweep: the same trials, the same study, the same MLflow runs.
+    """Continue a sweep with the same trials, study and MLflow runs.
 
-    Raises UserError when its space or objective is another one by now, when it has finished and nothing is added,
+    Raises UserError when its search space or objective has changed, when it has finished and ``again`` adds nothing,
     and when another process drives it.
     """
     folder = folder.fetch()
@@ -84,8 +84,8 @@ def resume(folder: RunFolder, settings: Settings, console: Console, again: Resum
             f"{folder.id} has already finished", fix="Add --more-trials N or --retry-failed, or start a new sweep"
         )
     if spec.search.scheduler == "pbt" and (again.more_trials or again.retry_failed):
-        raise UserError("A population is what it began with: it takes no more members", fix="Start a new sweep")
-    if not (folder.path / JOURNAL).exists() and (folder.path / "trials").exists():  # else none has begun
+        raise UserError("A population cannot take more members", fix="Start a new sweep")
+    if not (folder.path / JOURNAL).exists() and (folder.path / "trials").exists():  # otherwise no trial has started
         raise UserError(f"{folder.id} has lost its journal, {JOURNAL}", fix="Restore it, or start a new sweep")
     spec = _with_space(spec, folder, settings, again.space)
     _check_contract(folder, spec)
@@ -98,7 +98,7 @@ def resume(folder: RunFolder, settings: Settings, console: Console, again: Resum
 
 
 def _contract(spec: SweepSpec) -> dict[str, Any]:
-    """What must be the same when the sweep is resumed: what is searched, and by what it is judged."""
+    """The parts that must not change before a resume: the search space and the objectives."""
     survey = _survey(spec)
     return {
         "space": survey.text(),
@@ -108,24 +108,25 @@ def _contract(spec: SweepSpec) -> dict[str, Any]:
 
 def _check_contract(folder: RunFolder, spec: SweepSpec) -> None:
     now = _contract(spec)
-    then = folder.record["spec"].get("contract", now)  # sweeps of before there were contracts have none
+    then = folder.record["spec"].get("contract", now)  # old sweeps have none
     changes = []
     for name in sorted({**then["space"], **now["space"]}):
-        before, after = then["space"].get(name), now["space"].get(name)
+        before = then["space"].get(name)
+        after = now["space"].get(name)
         if before != after:
             changes.append(f"{name}: {before or 'not searched'} -> {after or 'not searched'}")
     if then["objectives"] != now["objectives"]:
         changes.append(f"objective: {', '.join(then['objectives'])} -> {', '.join(now['objectives'])}")
     if changes:
         raise UserError(
-            f"{folder.id} can not go on: its search space or objective has changed since",
+            f"{folder.id} cannot be resumed: its search space or objective has changed",
             got="; ".join(changes),
-            fix=f"Put it back ({spec.search.space}), or start a new sweep with --warm-start {folder.id}",
+            fix=f"Restore it ({spec.search.space}), or start a new sweep with --warm-start {folder.id}",
         )
 
 
 def _with_space(spec: SweepSpec, folder: RunFolder, settings: Settings, space: str | None) -> SweepSpec:
-    """With its search space where it lies now: a file that the record alone names is not run."""
+    """``spec`` with the new path of its search space. A file that only the record names is not executed."""
     if space is None:
         trusted_spaces.check(spec.search.space, settings.home, folder.id)
         return spec
@@ -149,7 +150,7 @@ def _survey(spec: SweepSpec) -> spaces.Survey:
 
 
 def _distributions(survey: spaces.Survey) -> dict[str, BaseDistribution]:
-    return {name: found[0] for name, found in survey.distributions.items()}
+    return {name: distributions[0] for name, distributions in survey.distributions.items()}
 
 
 def _drive(
@@ -187,19 +188,19 @@ def _drive(
     folder.update(objectives=[[o.metric, o.direction] for o in objectives.of(spec.workload, spec.plan)])
     with Session(folder, settings, console, resuming=resuming, params=params, tags=tags) as session:
         session.trained_on(folder.id, defaults)
-        if session.tracker:  # no parameter: those MLflow never changes, and --more-trials does
+        if session.tracker:  # a tag: --more-trials changes it, and MLflow's parameters cannot change
             session.tracker.tag(folder.id, {"search.trials": str(spec.search.trials)})
         study = _study(spec, folder, session, again)
         manager = TrialManager(study, session, spec)
         session.publisher.of(manager.current_status)
-        place = _in_process if options.local else _on_ray
-        winner = place(spec, session, study, manager)
+        run_trials = _in_process if options.local else _on_ray
+        winner = run_trials(spec, session, study, manager)
         result = finish(session, winner.spec, options.register, folder.path / WINNER, winner.before)
         return finalize(result, session, spec, study, manager, options)
 
 
 def _study(spec: SweepSpec, folder: RunFolder, session: Session, again: ResumeOptions) -> Study:
-    """The sweep's study, with what it is to learn from and what is to be tried again."""
+    """The sweep's study, with the trials of ``--warm-start`` and ``--retry-failed`` added."""
     survey = _survey(spec)
     first = _distributions(survey)
     space = spaces.load(spec.workload, spec.search.space)
@@ -215,19 +216,19 @@ def _study(spec: SweepSpec, folder: RunFolder, session: Session, again: ResumeOp
             session.console.say(line)
     if again.retry_failed:
         count = study.retry_failed()
-        session.console.say(f"{count} failed trial{'s' * (count != 1)} to be tried again")
+        session.console.say(f"{count} failed trial{'s' * (count != 1)} will be tried again")
     return study
 
 
 def _in_process(spec: SweepSpec, session: Session, study: Study, manager: TrialManager) -> Winner:
-    """Run the trials and settle the winner, which it returns; so does :func:`_on_ray`."""
+    """Run the trials and the winner in this process. Returns the winner, as :func:`_on_ray` does."""
     device = worker.take_device(spec.resources)
     (size,) = pack_plan.capacities(spec, fitting=1)
     manager.share(size)
     try:
         pack_plan.run_together(manager, pack_plan.PackRunner(device, stop=manager.stopping), size)
     except reports.DeviceLost as error:
-        cause = f"{error}. This process cannot go on: orchestrator sweep --resume {session.folder.id}"
+        cause = f"{error}. Continue in a new process: orchestrator sweep --resume {session.folder.id}"
         raise RunFailed(session.folder.id, cause, str(session.folder.log)) from error
     finally:
         manager.close()
@@ -294,7 +295,7 @@ def _on_ray(spec: SweepSpec, session: Session, study: Study, manager: TrialManag
 
 
 def _on_working_devices(share: SlotLimit, devices: LostDevices, slots: int, manager: TrialManager) -> SlotLimit:
-    """``share`` without the devices that were lost. Where none is left the sweep stops."""
+    """Reduce ``share`` by the lost devices. When none is left, the sweep stops."""
 
     def slot_limit(wanted: int) -> int:
         devices.look()
@@ -309,23 +310,25 @@ def _on_working_devices(share: SlotLimit, devices: LostDevices, slots: int, mana
 
 
 def _at_once(spec: SweepSpec, capacities: Sequence[int], nodes: int) -> str:
-    """A sentence on how many trials run at once, and why not more where more were asked for."""
-    count, processes, asked = sum(capacities), len(capacities), spec.search.concurrency
+    """A sentence on how many trials run at once, and why not more."""
+    count = sum(capacities)
+    processes = len(capacities)
+    requested = spec.search.concurrency
     together = f" in {processes} process{'es' * (processes > 1)}" if count > processes else ""
-    fewer = asked is not None and count < min(asked, spec.search.trials * spec.search.seeds)
-    why = f" (not the {asked} asked for: no more fit)" if fewer else ""
+    fewer = requested is not None and count < min(requested, spec.search.trials * spec.search.seeds)
+    why = f" (not {requested}: no more fit)" if fewer else ""
     why = f" (at most {spec.resources.max_gpus} GPUs)" if processes == spec.resources.most else why
     return f"{count} trial{'s' * (count > 1)} at once{together} on {nodes} node{'s' * (nodes > 1)}{why}"
 
 
 def _check_shared(spec: SweepSpec, settings: Settings, nodes: int) -> None:
-    """What looks into the trials' folders while they run needs one folder that all nodes see. Raises UserError."""
+    """Raise UserError for options that read the trials' folders while they run, unless all nodes share a folder."""
     if settings.remote is None or nodes == 1:
         return
-    asked = {"--scheduler pbt": spec.search.scheduler == "pbt", "--trial-timeout": spec.search.trial_timeout}
-    for name, used in asked.items():
+    options = {"--scheduler pbt": spec.search.scheduler == "pbt", "--trial-timeout": spec.search.trial_timeout}
+    for name, used in options.items():
         if used:
             raise UserError(
-                f"{name} looks into trials' folders while they run", got=f"{nodes} nodes and {settings.remote}",
+                f"{name} reads the trials' folders while they run", got=f"{nodes} nodes and {settings.remote}",
                 allowed="a --storage folder that all nodes mount, or one node", code=UNAVAILABLE,
             )  # fmt: skip

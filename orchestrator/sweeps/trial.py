@@ -1,4 +1,4 @@
-"""The reused trial actor: the engine inside a Tune Trainable, one process for many trials."""
+"""Tune Trainable of one-process trials. Its process is reused for many trials."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from orchestrator.storage.object_sync import RemoteFolder
 
 
 class TrialActor(tune.Trainable):  # type: ignore[misc]
-    """``step`` is one report of the stream. Checkpoints are ours: found by (sweep, number), they outlive Tune's ids.
+    """Trainable whose ``step`` is one report of a trial's stream.
 
-    What a trial does wrong is part of its result, not an exception: an exception costs the process (3 to 4 s) and
-    Tune would retry it. Exceptions are for processes that die, for one that has lost its accelerator, and for one whose
-    node is being taken away: it saves and begins anew on another.
+    Checkpoints are found by the trial's folder, not by Tune's ids, so that they survive a restart of the sweep. An
+    error of a trial is part of its result: raised, it would end the process, which takes 3 to 4 s to replace, and Tune
+    would retry the trial. Only a lost accelerator and a node that is being taken away raise.
     """
 
     _experiment: Experiment
     _folder: Path
     _stream: Iterator[EpochReport]
     _last: EpochReport | None
-    """The last report, unless its state is saved already."""
+    """The last report, or None when its state is already saved."""
     _keep: int
     _save_at_rungs: bool
     _failure: dict[str, Any] | None
@@ -63,7 +63,7 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
                 reports.check_device(error)
                 self._failure = reports.failure_payload(error)
             else:
-                raise Preempted  # nothing else ends a trial's stream before its time
+                raise Preempted  # the only reason for a stream to end early
         self._last = None
         return self._failure
 
@@ -76,7 +76,7 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
             self._last = report
         if report.ended:
             worker.write_table(self._experiment.validation_units, self._folder / worker.UNITS)
-            self._carried.close()  # the driver may ask for it now
+            self._carried.close()  # the driver may read it now
         if not judged:
             self._pace.sent()
         return reports.payload(report)
@@ -96,14 +96,15 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
             device = worker.take_device(spec.resources)
             self._experiment = worker.experiment(spec, Path(config["data"]), device, final=False, stop=this_node())
             self._experiment.report_seconds = self._pace.seconds
-            found = checkpoint.latest(self._folder)
-            self._stream = self._experiment.stream(checkpoint.read(found, spec.identity) if found else None)
+            latest = checkpoint.latest(self._folder)
+            self._stream = self._experiment.stream(checkpoint.read(latest, spec.identity) if latest else None)
         except Exception as error:
-            self._stream = _raising(error)  # at the first step, as what is raised later
+            self._stream = _raising(error)  # reported by the first step, like later errors
 
     def _leave(self) -> None:
-        """Save what a stopped trial has done, in case it was interrupted rather than pruned."""
-        last, self._last = self._last, None
+        """Save the state of a stopped trial: it may have been interrupted rather than pruned."""
+        last = self._last
+        self._last = None
         if last is not None and last.ended is None:
             self._save()
 

@@ -1,4 +1,4 @@
-"""The driver's book of a sweep: every report of every trial passes here, in-process or from a cluster."""
+"""The trial manager of a sweep: it starts trials and handles each of their reports, local or from a cluster."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from orchestrator.sweeps.failure_limit import FailureLimit
 
 
 class TrialManager:
-    """Hands out trials, takes their reports, tells the study, the tracker, the accounts and the console.
+    """Starts trials and passes their reports to the study, the tracker, the usage log and the console.
 
-    A trial that runs is named by its unit (see :class:`orchestrator.search.study.Trial`).
+    A running trial is identified by its seed run (see :class:`orchestrator.search.study.Trial`).
     """
 
     def __init__(self, study: Study, session: Session, spec: SweepSpec) -> None:
@@ -39,27 +39,27 @@ class TrialManager:
         self._trouble: str | None = None
         self._at_work = False
         self._begun: set[int] = set()
-        """The units whose MLflow run this process has opened and not ended."""
+        """Seed runs whose MLflow run this process has opened and not ended."""
         self._live: set[int] = set()
-        """The units that hold devices."""
+        """Seed runs that hold devices."""
         self._curves = Curves(session.folder.path, study.objectives)
         self._charged = spec.resources
         self.refusal: UserError | None = None
-        """What ended a trial and would end every other one, so that the sweep has stopped."""
+        """The error of a trial that every other trial would raise too. It stops the sweep."""
         self.usage_log = UsageLog(session.folder.path)
         self.budget = Budget(spec, session.folder)
         self.failures = FailureLimit(spec.search.max_failures)
         self.load = DriverLoad()
 
     def share(self, trials: float) -> None:
-        """So many trials at once share the devices of one on the average: each is charged its part."""
+        """Charge each trial its part of the devices: on average ``trials`` of them share those of one."""
         self._charged = self._spec.resources.part(trials)
         self.budget.devices = self._charged.devices
 
     def next(self) -> dict[str, Any] | None:
-        """What the process that runs the next trial needs; None when there is none to begin now.
+        """Configuration of the next trial for the process that runs it, or None when none can start now.
 
-        Then :attr:`exhausted` says whether there will be one when something that runs has ended.
+        After None, :attr:`exhausted` says whether one may start after a running trial has ended.
         """
         with self.load.serving():
             return self._next()
@@ -86,18 +86,18 @@ class TrialManager:
         }
 
     def ask_ahead(self) -> None:
-        """Compute the next trial's parameters before a device is free. For when no report waits."""
+        """Compute the next trial's parameters before a device is free. Call it while no report waits."""
         if not self.stopping() and self.budget.allows_another():
             with self.load.serving():
                 self._study.ask_ahead()
 
     @property
     def live(self) -> int:
-        """How many trials hold devices."""
+        """Number of trials that hold devices."""
         return len(self._live)
 
     def current_status(self) -> DriverStatus:
-        """How the sweep stands. Any thread may ask: Optuna's storage lets several read."""
+        """Status of the sweep. Thread-safe: Optuna's storage supports concurrent reads."""
         study = self._study
         shown = search_progress(study.trials, study.target, study.objective, study.best())
         return DriverStatus(
@@ -110,17 +110,17 @@ class TrialManager:
 
     @property
     def exhausted(self) -> bool:
-        """Whether no further trial will ever begin."""
+        """Whether no further trial will start."""
         if self.stopping():
             return True
-        # What runs may end early and leave enough of the budget for another.
+        # A running trial may end early and leave enough of the budget for another one.
         return self._study.exhausted(fresh=bool(self._live) or self.budget.allows_another())
 
     def experiment(self, origin: int, params: Mapping[str, Any], seed: int = 0) -> ExperimentSpec:
         return self._spec.trial(origin, preflight.parameters(self._spec.workload, params), seed)
 
     def result(self, seed_run: int, payload: Mapping[str, Any]) -> bool:
-        """Take one report of a trial; True when the trial must stop."""
+        """Handle one report of a trial. Returns True when the trial must stop."""
         with self.load.serving(reports=1):
             return self._result(seed_run, payload)
 
@@ -139,7 +139,7 @@ class TrialManager:
         if cause := payload.get("error"):
             if payload["refused"]:
                 self.refusal = UserError(cause, code=payload["refused"])
-            if payload["refused"] == UNAVAILABLE:  # no fault of the trial's: --resume goes on with it
+            if payload["refused"] == UNAVAILABLE:  # not the trial's fault: --resume continues it
                 self._drop(seed_run)
                 return True
             self._ended(seed_run, self._study.fail(seed_run, cause), cause)
@@ -158,7 +158,7 @@ class TrialManager:
         return True
 
     def died(self, seed_run: int, cause: str) -> None:
-        """A trial's process was lost more often than it is retried, or was killed for its silence."""
+        """Fail a trial whose process was lost too often, or was killed because it sent no report."""
         if seed_run in self._study.running():
             self._ended(seed_run, self._study.fail(seed_run, cause), cause)
         else:
@@ -172,7 +172,7 @@ class TrialManager:
         return time.monotonic() >= self._deadline
 
     def close(self) -> None:
-        """Settle what did not end: given up when a budget is spent, else left for ``--resume``."""
+        """Close trials that did not end: they fail when a budget is spent, else ``--resume`` continues them."""
         spent = "the time budget was spent" if self.time_is_up() else None
         spent = "the device-hour budget was spent" if self.budget.is_spent() else spent
         if spent and (self._study.unfinished() or not self._study.exhausted()):
@@ -181,9 +181,11 @@ class TrialManager:
             self._session.console.say("Stopped: the device-hour budget takes no further trial")
         tracker = self._session.tracker
         for seed_run in sorted({*self._study.unfinished(), *self._begun}):
-            if spent and seed_run in self._study.unfinished():  # a cut trial takes its other seeds along
+            if spent and seed_run in self._study.unfinished():  # this cuts its other seeds too
                 self._study.cut(seed_run, spent)
-            if tracker and seed_run not in self._begun and tracker.opened(self._key(seed_run)):  # a dead process' run
+            if (
+                tracker and seed_run not in self._begun and tracker.opened(self._key(seed_run))
+            ):  # a run of a dead process
                 tracker.end(self._key(seed_run), "KILLED")
             self._drop(seed_run)
         self.usage_log.close()
@@ -218,7 +220,7 @@ class TrialManager:
             )
             self._session.trained_on(self._key(trial.seed_run), spec.params)
         if isinstance(study, Population):
-            # MLflow's parameters can not change: what PBT made of them is a curve.
+            # Parameters in MLflow cannot change, so PBT's values are logged as metrics.
             values = {name: trial.params[name] for name in study.changeable if name in trial.params}
             numbers = {f"pbt/{k}": float(v) for k, v in values.items() if type(v) in (int, float)}
             tracker.log(self._key(trial.seed_run), [Row(study.met, time.time(), numbers)])
@@ -248,7 +250,7 @@ class TrialManager:
             self._session.notify("budget", message)
 
     def _drop(self, seed_run: int) -> None:
-        """A unit that has no end of its own: its sweep was stopped, or another seed of its trial has failed."""
+        """Drop a seed run without a result: the sweep was stopped, or another seed of its trial failed."""
         if self._session.tracker and seed_run in self._begun:
             self._session.tracker.end(self._key(seed_run), "KILLED")
         self._begun.discard(seed_run)

@@ -1,4 +1,4 @@
-"""Trials on Ray: Tune places them on reused actors; what they say goes to the manager, which decides."""
+"""Run trials on Ray Tune. Actors are reused; every report goes to the trial manager, which decides."""
 
 from __future__ import annotations
 
@@ -36,40 +36,40 @@ from orchestrator.sweeps.trial_manager import TrialManager
 
 @dataclass
 class _SweepState:
-    """What is under way, by what the parts of Tune below know of it together."""
+    """State shared by the Tune searcher, stopper and callback."""
 
     manager: TrialManager
     watch: TrialMonitor
     slots: int
     slot_limit: SlotLimit
     lost: Callable[[str], None] = lambda cause: None
-    """Gets the cause of each process' death."""
+    """Called with the cause of each process' death."""
     grouped: bool = False
-    """Whether a trial has several workers."""
+    """Whether each trial has several workers."""
     finished: bool = False
-    """Whether no further trial will begin."""
+    """Whether no further trial will start."""
     seed_runs: dict[str, int] = field(default_factory=dict)
-    """By the ids that Tune gives."""
+    """Seed run of each Tune trial id."""
     homes: dict[int, Path] = field(default_factory=dict)
     open: set[int] = field(default_factory=set)
-    """The units whose workers may be there."""
+    """Seed runs whose workers may still exist."""
     trials: dict[str, Any] = field(default_factory=dict)
-    """Tune's own, which know how their processes died."""
+    """Tune's trial objects by id. They know how their processes died."""
 
     def may(self) -> int:
-        """How many trials may be under way now."""
+        """Maximum number of trials that may run now."""
         return self.slot_limit(self.manager.live if self.finished else self.slots)
 
 
 class _Unsaved:
-    """Tune pickles searchers, stoppers and callbacks into files that we never read: the journal is the truth."""
+    """Base class without pickled state. Tune pickles its parts into files that are never read: the journal is used."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
 
 
 class _StudySearcher(_Unsaved, Searcher):  # type: ignore[misc]
-    """Tune's view of the manager: the next trial, and trials whose process is lost for good."""
+    """Searcher that takes the next trial from the manager and reports trials whose process is lost."""
 
     def __init__(self, state: _SweepState) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class _StudySearcher(_Unsaved, Searcher):  # type: ignore[misc]
         config = manager.next() if manager.live < self._state.may() else None
         if config is None:
             self._state.finished = manager.exhausted
-            return str(Searcher.FINISHED) if self._state.finished else None  # None: ask again
+            return str(Searcher.FINISHED) if self._state.finished else None  # None: Tune asks again
         seed_run, home = config["number"], Path(config["folder"])
         self._state.seed_runs[trial_id], self._state.homes[seed_run] = seed_run, home
         self._state.open.add(seed_run)
@@ -89,11 +89,11 @@ class _StudySearcher(_Unsaved, Searcher):  # type: ignore[misc]
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         seed_run = self._state.seed_runs[trial_id]
-        if self._state.grouped and not self._state.manager.stopping():  # then its workers may be saving
+        if self._state.grouped and not self._state.manager.stopping():  # while stopping, its workers may be saving
             remove_groups(self._state.homes[seed_run])
             self._state.open.discard(seed_run)
         if error:
-            hung = watch.given_up(self._state.homes[seed_run])  # while it was reset: Tune tries that once
+            hung = watch.given_up(self._state.homes[seed_run])  # during a reset, which Tune tries once
             cause = str(hung or actor_failures.cause(self._state.trials.get(trial_id)))
             self._state.lost(cause)
             self._state.manager.died(seed_run, cause)
@@ -106,16 +106,15 @@ class _StudySearcher(_Unsaved, Searcher):  # type: ignore[misc]
 
 
 class _SharedSearch(_Unsaved, SearchGenerator):  # type: ignore[misc]
-    """What keeps Tune from holding more processes than the sweep's share of the cluster.
+    """Search generator that keeps Tune within the sweep's share of the cluster.
 
-    Tune keeps the process of a trial that has ended for the next one. Where there must be no next one for now, the
-    search seems to have ended: then Tune gives it back.
+    Tune keeps the process of an ended trial for the next one. When the share has shrunk, the search reports that it is
+    finished, and Tune releases the process.
     """
 
     def __init__(self, state: _SweepState) -> None:
-        super().__init__(
-            ConcurrencyLimiter(_StudySearcher(state), state.slots)
-        )  # else Tune starts one process at a time
+        # Without the limiter Tune starts one process at a time.
+        super().__init__(ConcurrencyLimiter(_StudySearcher(state), state.slots))
         self._state = state
 
     def is_finished(self) -> bool:
@@ -124,14 +123,14 @@ class _SharedSearch(_Unsaved, SearchGenerator):  # type: ignore[misc]
 
 
 class _ReportStopper(_Unsaved, tune.Stopper):  # type: ignore[misc]
-    """Sees every report before anything else in Tune does, so it is where reports enter the manager."""
+    """Stopper that passes each report to the manager. Tune calls it before anything else sees the report."""
 
     def __init__(self, state: _SweepState) -> None:
         self._state = state
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         payload = dict(result)
-        for bulky in ("rows", "best_metrics"):  # Tune would keep them in its state
+        for bulky in ("rows", "best_metrics"):  # Tune would store them in its state
             result.pop(bulky, None)
         seed_run = self._state.seed_runs[trial_id]
         stop = self._state.manager.result(seed_run, payload)
@@ -139,7 +138,7 @@ class _ReportStopper(_Unsaved, tune.Stopper):  # type: ignore[misc]
         return stop
 
     def stop_all(self) -> bool:
-        """Asked several times a second, so it is also where silence is noticed."""
+        """Kill silent trials and return whether the sweep stops. Tune calls it several times a second."""
         watched = self._state.watch
         for seed_run, folder in watched.silent().items():
             watched.end(seed_run)
@@ -148,7 +147,7 @@ class _ReportStopper(_Unsaved, tune.Stopper):  # type: ignore[misc]
 
 
 class _ProcessCallback(_Unsaved, tune.Callback):  # type: ignore[misc]
-    """Hears of each process that died and will be replaced; uses the time between reports to ask ahead."""
+    """Callback that counts replaced processes and computes the next suggestion between reports."""
 
     def __init__(self, state: _SweepState) -> None:
         self._state = state
@@ -194,13 +193,13 @@ def run_trials(
             stop=_ReportStopper(state),
             callbacks=[_ProcessCallback(state)],
             failure_config=tune.FailureConfig(max_failures=RETRIES),
-            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # checkpoints are the trial's own
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # trials write their own checkpoints
             verbose=0,
         ),
     )
     with deaths_are_retried(actor_failures.Died):
         tuner.fit()
-    if grouped:  # those of processes that were killed when their trial had ended
+    if grouped:  # placement groups of processes that were killed after their trial ended
         remove_groups(*(state.homes[seed_run] for seed_run in state.open))
 
 
@@ -213,12 +212,15 @@ def run_winner(
     session: Session,
     rows: Callable[[list[Row]], None],
 ) -> bool:
-    """Settle the sweep on what a trial had, a Ray task or a Train group; False when it was stopped."""
+    """Refit or test the winner with the resources of a trial: in a Ray task or a Train group.
+
+    Returns False when it was stopped.
+    """
     folder.mkdir(exist_ok=True)
     if spec.resources.workers > 1:
         return follow(spec, folder, data, session, rows, resume=resume, selected=selected)
     need = bundle(spec.resources)
-    # Ray's own retries would leave out as many reports as were given before: a lost task is started anew here.
+    # Ray's retries would skip as many reports as were already sent, so a lost task is started again here.
     task = ray.remote(_winner_task).options(
         num_cpus=need["CPU"], num_gpus=need.get("GPU", 0), max_retries=0, num_returns="streaming"
     )
@@ -227,9 +229,9 @@ def run_winner(
         ended, reports = True, task.remote(spec, folder, data, resume, selected, session.folder.stop_file)
         try:
             for payload in _arriving(reports, session):
-                ended = payload["ended"] is not None  # else its node was taken away
+                ended = payload["ended"] is not None  # None: its node was taken away
                 rows(list(messages.rows_from_json(payload["rows"])))
-        except ray.exceptions.RayTaskError as error:  # its own fault: it would do so again
+        except ray.exceptions.RayTaskError as error:  # an error of the task: a retry would raise it again
             raise messages.failed_there(session.folder, error) from error
         except ray.exceptions.RayError as error:
             lost += 1
@@ -245,7 +247,7 @@ def run_winner(
 
 
 def _arriving(reports: Any, session: Session) -> Iterator[dict[str, Any]]:
-    """What a streaming task gives, as it comes; meanwhile a stop can be asked for."""
+    """Yield the results of a streaming task as they arrive. A stop may be requested in between."""
     while True:
         ready, _ = ray.wait([reports], timeout=0.2)
         session.interrupts.asked()

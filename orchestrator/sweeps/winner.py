@@ -1,4 +1,4 @@
-"""A sweep's end: its winner, settled once on test, the tables and pages of its trials, the exit code."""
+"""The end of a sweep: select the winner, write tables and pages, set the exit code."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from orchestrator.sweeps.failure_limit import FailureLimit
 from orchestrator.sweeps.trial_manager import TrialManager
 
 SHOWN = 15
-"""Trials in the table at the end."""
+"""Rows of the table at the end."""
 
 
 @dataclass(frozen=True)
 class Winner:
-    """What settles the sweep: its spec, and either the selection to refit or the checkpoint to test.
+    """The winner's spec, and either the selection to refit or the checkpoint to test.
 
-    ``before`` is the MLflow step at which its epoch 0 lies (see :mod:`orchestrator.search.winners`).
+    ``before`` is the MLflow step of its epoch 0 (see :mod:`orchestrator.search.winners`).
     """
 
     spec: ExperimentSpec
@@ -49,8 +49,8 @@ class Winner:
 def select_winner(session: Session, spec: SweepSpec, study: Study, manager: TrialManager) -> Winner:
     """The best complete trial.
 
-    Raises Interrupted when the sweep was stopped, UserError when what was asked for can not be, RunFailed when there
-    is none.
+    Raises Interrupted when the sweep was stopped, UserError when a trial's error concerns all of them, and RunFailed
+    when no trial is complete or too many failed.
     """
     if manager.refusal:
         raise manager.refusal
@@ -69,9 +69,9 @@ def select_winner(session: Session, spec: SweepSpec, study: Study, manager: Tria
     winner = manager.experiment(attributes.get("seed_of", best.number), attributes["params"])
     trained = study.home(best.number * spec.search.seeds)
     if not (trained / worker.UNITS).exists():
-        with suppress(OSError):  # it may have been trained on a node with a copy of its own
+        with suppress(OSError):  # it may have been trained on a node with its own copy
             sync_state.gather(trained)
-    before = _make_room(session, best.number, trained) * spec.plan.epochs
+    before = _prepare_folder(session, best.number, trained) * spec.plan.epochs
     opened = winners.tested(session.folder)
     if opened and best.number not in opened:
         session.console.say(
@@ -88,26 +88,26 @@ def select_winner(session: Session, spec: SweepSpec, study: Study, manager: Tria
     return Winner(winner, before, selected)
 
 
-def _make_room(session: Session, number: int, trained: Path) -> int:
-    """The winner's folder, without what an earlier winner of this sweep left, and with its trial's validation units.
+def _prepare_folder(session: Session, number: int, trained: Path) -> int:
+    """Create the winner's folder with its trial's validation units, and discard an earlier winner's files.
 
-    Returns how many winners there were before this one.
+    Returns the number of winners before this one.
     """
     folder = session.folder.path / WINNER
-    place = winners.record_winner(session.folder, number)
+    earlier = winners.record_winner(session.folder, number)
     if folder.exists() and winners.holds(session.folder) != number:
-        (session.folder.path / HISTORY).write_text("")  # the rows are those of the winner
+        (session.folder.path / HISTORY).write_text("")  # its rows are the winner's
         session.discard(folder)
     folder.mkdir(exist_ok=True)
     (folder / winners.MARK).write_text(json.dumps(number))
     if (trained / worker.UNITS).exists():
         shutil.copyfile(trained / worker.UNITS, folder / worker.UNITS)
-    return place
+    return earlier
 
 
 def _too_many(failures: FailureLimit, sweep: str) -> str:
     again = f"orchestrator sweep --resume {sweep} --retry-failed"
-    return f"stopped, {failures}. Correct the cause and go on with: {again}; --max-failures N allows more of them"
+    return f"stopped, {failures}. Fix the cause and continue with: {again}; --max-failures N allows more"
 
 
 def _why_none(study: Study) -> str:
@@ -121,14 +121,15 @@ def _why_none(study: Study) -> str:
 def finalize(
     result: Result, session: Session, spec: SweepSpec, study: Study, manager: TrialManager, options: Options
 ) -> Result:
-    """Tables, plots and the exit code."""
+    """Write tables, plots and pages. Returns the result with the exit code."""
     from orchestrator.report import report
 
-    folder, found = session.folder.path, study.trials
+    folder = session.folder.path
+    every_trial = study.trials
     failed = len(study.failed())
     best = study.best()
     assert best is not None
-    rows = trials.rows(found, study.objectives, spec.search.seeds)
+    rows = trials.rows(every_trial, study.objectives, spec.search.seeds)
     report.write_trials(rows, folder)
     status = "partial" if failed else "finished"
     opened = winners.settled(session.folder)
@@ -136,7 +137,7 @@ def finalize(
     (folder / "best.json").write_text(json.dumps({"trial": best.number, "params": best.user_attrs["params"]}, indent=1))
     table = _ranking(rows, study)
     if session.tracker:
-        had = winners.steps(session.folder, spec.plan.epochs)
+        earlier = winners.steps(session.folder, spec.plan.epochs)
         session.tracker.tag(
             session.folder.id,
             {
@@ -144,19 +145,22 @@ def finalize(
                 "orchestrator.test_opened": str(opened),
                 "orchestrator.device_seconds": f"{manager.budget.used:.1f}",
             }
-            | ({"orchestrator.winners": had} if had else {})
-            | {"mlflow.note.content": _note(*table) + (f"\n\nWinners, the last one the present: {had}." if had else "")}
+            | ({"orchestrator.winners": earlier} if earlier else {})
+            | {
+                "mlflow.note.content": _note(*table)
+                + (f"\n\nWinners, the current one last: {earlier}." if earlier else "")
+            }
             | {f"best.{k}": str(best.user_attrs["params"][k]) for k in best.params},
         )
         session.tracker.files(session.folder.id, [folder / name for name in report.FILES])
-    if options.keep != "all":  # the winner's own folder has it
+    if options.keep != "all":  # the winner has a folder of its own
         session.discard(folder / "trials")
     if options.keep == "none":
         discard_checkpoints(session, folder / WINNER)
     session.console.table(*table)
     code = PARTIAL if failed else DONE
-    seconds = sum(map(_train_seconds, found))
-    if spec.plan.refit:  # without one the winner's seconds are its trial's
+    seconds = sum(map(_train_seconds, every_trial))
+    if spec.plan.refit:  # without a refit the winner's seconds are its trial's
         seconds += result.train_seconds
     full = Result(
         **{
@@ -167,7 +171,7 @@ def finalize(
             "status": status,
             "folder": folder,
             "exit_code": code,
-            "extra": {**result.extra, "trials": len(found), "failed": failed, "best_trial": best.number,
+            "extra": {**result.extra, "trials": len(every_trial), "failed": failed, "best_trial": best.number,
                       "test_opened": opened, "best_params": best.user_attrs["params"]},
         }
     )  # fmt: skip
@@ -176,7 +180,7 @@ def finalize(
 
 
 def _train_seconds(trial: FrozenTrial) -> float:
-    """Of all seeds of a trial, those of one that did not end included."""
+    """Training seconds of all seeds of a trial, including those of a trial that did not end."""
     seeds = [
         value["train_seconds"]
         for name, value in trial.user_attrs.items()

@@ -363,7 +363,7 @@ def test_nodes_that_share_no_folder_share_the_storage(
 
     refused = start(*SWEEP[:-1], "pbt", "epochs=8", "--trials", "4", *ray)
     assert refused.end() == 3, refused.text()
-    assert "--scheduler pbt looks into trials' folders while they run: got 2 nodes" in refused.text()
+    assert "--scheduler pbt reads the trials' folders while they run: got 2 nodes" in refused.text()
 
 
 @pytest.mark.parametrize(

@@ -257,7 +257,7 @@ def test_how_many(sweep: Callable[..., SweepSpec]) -> None:
     assert pack_size(sweep(gpus=1)) == 4
     assert pack_size(sweep(scheduler="pbt")) == 1
     assert [pack_size(sweep("plain", pack=asked)) for asked in ("auto", "off", 1)] == [1, 1, 1]
-    with pytest.raises(UserError, match="plain does not offer"):
+    with pytest.raises(UserError, match="plain cannot train trials together"):
         pack_size(sweep("plain", pack=4))
 
 

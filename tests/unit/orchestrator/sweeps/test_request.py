@@ -162,7 +162,7 @@ def test_on_a_cluster_elsewhere_this_machine_says_nothing(machine: Any) -> None:
 @pytest.mark.parametrize(
     ("workload", "asked", "words"),
     [
-        (None, {}, ("No workload is named", "--config FILE")),
+        (None, {}, ("No workload is given", "--config FILE")),
         ("recomender", {}, ("Unknown workload", "Did you mean 'recommender'?")),
         ("recommender", {"overrides": {"lrr": "1"}}, ("Unknown parameter: got 'lrr'", "Did you mean 'lr'?")),
         ("recommender", {"overrides": {"lr": "2"}}, ("Parameter lr is not valid: got '2'",)),
@@ -199,7 +199,7 @@ def test_what_no_experiment_could_be(
         ("params: {lr: 2}\n", ("Parameter lr (line 2) is not valid: got 2",)),
         ("params:\n  dim: 4\n  lrr: 1\n", ("Unknown parameter (line 4): got 'lrr'", "Did you mean 'lr'?")),
         ("plan:\n  epochs: many\n", ("Plan setting epochs (line 3) is not valid: got 'many'",)),
-        ("plan: {decide_at: [1]}\n", ("decide_at is the scheduler's to set",)),
+        ("plan: {decide_at: [1]}\n", ("decide_at is set by the scheduler",)),
         ("resources: {workers: none}\n", ("Resource workers (line 2) is not valid: got 'none'",)),
         ("seed: three\n", ("The seed is not valid: got 'three'",)),
         ("seed: true\n", ("The seed is not valid: got True",)),
@@ -294,7 +294,7 @@ def test_a_population_is_random_and_not_refitted(settings: Settings) -> None:
             {"overrides": {"objective": "loss:min,ndcg_at_20"}, "search": {"scheduler": "median"}},
             ("median stops trials by one objective", "got loss, ndcg_at_20"),
         ),
-        ({"overrides": {"refit": "only"}}, ("refit=only can not be",)),
+        ({"overrides": {"refit": "only"}}, ("refit=only is not possible",)),
         ({"overrides": {"lrr": "1"}}, ("Unknown parameter: got 'lrr'",)),
         ({"overrides": {"lr": "2"}}, ("Parameter lr is not valid",)),
         ({"overrides": {"layers": "2", "backbone": "mf"}}, ("layers=2 has no effect with backbone=mf",)),

@@ -214,7 +214,7 @@ def test_the_winner_of_a_population_is_tested_as_it_is(sweep: Sweep) -> None:
 def test_a_population_takes_no_more_members(sweep: Sweep, resume: Sweep) -> None:
     sweep(**POPULATION, name="p")
     for more in ({"more_trials": 1}, {"retry_failed": True}):
-        refused(lambda more=more: resume("p", **more), "A population is what it began with")
+        refused(lambda more=more: resume("p", **more), "A population cannot take more members")
 
 
 # Repeated seeds
@@ -500,9 +500,9 @@ def test_a_space_that_has_changed(text: str, words: tuple[str, ...], sweep: Swee
     for more in ({}, {"more_trials": 2}, {"retry_failed": True}):
         refused(
             lambda more=more: resume("s", **more),
-            "s can not go on: its search space or objective has changed since",
+            "s cannot be resumed: its search space or objective has changed",
             *words,
-            f"Put it back ({file}:space), or start a new sweep with --warm-start s",
+            f"Restore it ({file}:space), or start a new sweep with --warm-start s",
         )
 
 
@@ -510,7 +510,7 @@ def test_an_objective_that_has_changed(sweep: Sweep, resume: Sweep, monkeypatch:
     with interrupted_at(2):
         sweep(trials=4, name="s")
     monkeypatch.setattr(Toy, "objective", Objective("x", "max", refit=True))
-    refused(lambda: resume("s"), "has changed since: got objective: error:min -> x:max")
+    refused(lambda: resume("s"), "has changed: got objective: error:min -> x:max")
 
 
 def test_a_sweep_of_before_there_were_contracts_goes_on(sweep: Sweep, resume: Sweep, settings: Settings) -> None:

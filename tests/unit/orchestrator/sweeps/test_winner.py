@@ -120,7 +120,7 @@ def test_a_shorter_second_winner_is_whole_in_mlflow(
     assert found["orchestrator.untouched"] == "false", "whatever an earlier winner was"
     assert (found["orchestrator.test_opened"], second.extra["test_opened"]) == ("2", 2)
     assert found["orchestrator.winners"] == f"trial {old} from step 1, trial 2 from step 5"
-    assert found["mlflow.note.content"].endswith(f"the present: {found['orchestrator.winners']}.")
+    assert found["mlflow.note.content"].endswith(f"Winners, the current one last: {found['orchestrator.winners']}.")
     assert folder(settings).record["result"]["test_opened"] == 2
     assert out.getvalue().count("Test is opened again: trial 2 is model 2 of this sweep to be evaluated on it") == 1
 
