@@ -1,4 +1,4 @@
-"""A Ray cluster for the time of one command: connect to the one named, or start a local one."""
+"""Connect to a Ray cluster, or start a local one, for the duration of one command."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ QUIET = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C is ours: see interrupts.py
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C is handled in interrupts.py
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
-    "TUNE_GLOBAL_CHECKPOINT_S": "100000",  # our journal is the truth; Tune's pickles are never read
+    "TUNE_GLOBAL_CHECKPOINT_S": "100000",  # a sweep resumes from its journal; Tune's pickles are never read
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
 
 Node = dict[str, float]
 
 TOKEN = Path("~/.ray/auth_token")
-"""Where Ray keeps this user's token."""
+"""The file of this user's Ray token."""
 
 TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-"""Where Ray looks before that."""
+"""Variables that Ray reads before that file."""
 
 STORAGE_SECONDS = 30.0
-"""How long the nodes may take to look at the storage."""
+"""Time limit of the nodes' check of the storage."""
 
 RAY_PROBE = "import sys; from orchestrator.cluster.ray_compat import print_metadata; print_metadata(sys.argv[1])"
 
@@ -57,8 +57,8 @@ RAY_PROBE = "import sys; from orchestrator.cluster.ray_compat import print_metad
 def cluster(address: str | None) -> Iterator[list[Node]]:
     """Connect, yield the resources of each live node, and disconnect (or stop the local cluster) at the end.
 
-    A Ray that is already connected in this process (a notebook's) is used and left alone. Raises UserError
-    (exit 3) within seconds when nothing answers at ``address``, KeyboardInterrupt for a SIGTERM while it connects.
+    If this process is already connected to Ray, as in a notebook, that connection is used and kept. Raises UserError
+    (exit 3) within seconds when nothing answers at ``address``, and KeyboardInterrupt on SIGTERM while connecting.
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
@@ -68,7 +68,7 @@ def cluster(address: str | None) -> Iterator[list[Node]]:
         check_is_ray(address)
     import ray
 
-    for name in ("ray", "ray.tune", "ray.train"):  # their lines go to Ray's own files; ours say what matters
+    for name in ("ray", "ray.tune", "ray.train"):  # Ray still logs to its own files
         logging.getLogger(name).setLevel(logging.CRITICAL)
     if ray.is_initialized():
         yield nodes()
@@ -86,16 +86,18 @@ def cluster(address: str | None) -> Iterator[list[Node]]:
                 configure_logging=False,
             )
         if not address:
-            with suppress(OSError):  # where a file system has no links, Ray has made it
+            with suppress(OSError):  # on a file system without links, Ray has created the token
                 TOKEN.expanduser().chmod(0o600)
-    except Exception as error:  # a node that does not start in time is a plain Exception of Ray's
+    except Exception as error:  # Ray raises a plain Exception when a node does not start in time
         ray.shutdown()
         raise UserError(
-            f"No Ray cluster could be had at {address or 'this machine'}: {one_line(error)}",
+            f"Cannot connect to a Ray cluster at {address}: {one_line(error)}"
+            if address
+            else f"Cannot start a Ray cluster on this machine: {one_line(error)}",
             fix="Check RAY_ADDRESS or --ray-address; unset, a local cluster is started", code=UNAVAILABLE,
         ) from None  # fmt: skip
     except KeyboardInterrupt:
-        ray.shutdown()  # what it had started
+        ray.shutdown()  # stop what was started
         raise
     try:
         yield nodes()
@@ -104,9 +106,9 @@ def cluster(address: str | None) -> Iterator[list[Node]]:
 
 
 def make_token() -> None:
-    """Make the token of clusters that start here with mode 0600: Ray makes it with the umask.
+    """Create the token of local clusters with mode 0600. Ray would create it with the umask's mode.
 
-    A token that exists is kept, and gets that mode. Where the file cannot be made, Ray reports it.
+    An existing token is kept and gets that mode. If the file cannot be created, Ray reports it.
     """
     if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token" or any(map(os.environ.get, TOKEN_VARIABLES)):
         return
@@ -118,8 +120,8 @@ def make_token() -> None:
             try:
                 with open(os.open(complete, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                     file.write(secrets.token_hex(32))
-                with suppress(FileExistsError):  # another cluster was first: its token is for both
-                    os.link(complete, token)  # atomic: no other process reads half a token
+                with suppress(FileExistsError):  # another process created it first
+                    os.link(complete, token)  # atomic, so that no process reads a partial token
             finally:
                 complete.unlink(missing_ok=True)
         token.chmod(0o600)
@@ -137,38 +139,40 @@ def nodes() -> list[Node]:
 
 
 def this_machine() -> list[Node]:
-    """What a local cluster will have, told without starting one."""
+    """Resources that a local cluster would have, without starting one."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
     if visible is not None:
-        gpus = min(gpus, sum(name.strip() not in ("", "-1") for name in visible.split(",")))  # -1 is none
+        gpus = min(gpus, sum(name.strip() not in ("", "-1") for name in visible.split(",")))  # -1 means none
     return [{"CPU": float(cpus), "GPU": float(gpus)}]
 
 
 def slots(available: Sequence[Node], resources: Resources) -> int:
-    """How many trials of these resources run at once; workers of a trial may span nodes.
+    """Number of trials that fit at once. The workers of a trial may be on several nodes.
 
-    Of an elastic run this counts the fewest workers that it begins with.
+    An elastic run counts with its minimum number of workers.
     """
-    return places(available, resources) // resources.least
+    return workers_that_fit(available, resources) // resources.least
 
 
-def places(available: Sequence[Node], resources: Resources) -> int:
-    """How many workers of these resources there is room for, counted node by node."""
+def workers_that_fit(available: Sequence[Node], resources: Resources) -> int:
+    """Number of workers that fit, counted per node."""
     workers = 0
     for node in available:
         fitting = int(node["CPU"] / resources.cpus_per_worker + 1e-9)
         if gpus := resources.gpus_per_worker:
-            shared = int(1 / gpus + 1e-9) if gpus < 1 else 1  # a fraction is one device's: none is pieced together
+            shared = int(1 / gpus + 1e-9) if gpus < 1 else 1  # a fraction is taken from one device
             fitting = min(fitting, int(node["GPU"] / max(gpus, 1)) * shared)
         workers += fitting
     return workers
 
 
 def check_fit(available: Sequence[Node], resources: Resources, *, here: bool = False) -> int:
-    """At least one trial must fit; returns how many do. Raises UserError (exit 3) with the arithmetic, which speaks of
-    this machine where no cluster is asked for (``here``)."""
+    """Return the number of trials that fit. Raises UserError (exit 3) with the arithmetic when none does.
+
+    ``here``: the message names this machine instead of a cluster.
+    """
     fitting = slots(available, resources)
     if fitting < 1:
         need = f"{resources.cpus_per_worker:g} CPU"
@@ -179,16 +183,16 @@ def check_fit(available: Sequence[Node], resources: Resources, *, here: bool = F
             "This machine is too small" if here else "The cluster is too small",
             got=f"{'at least ' if resources.min_workers else ''}{resources.least} worker(s) of {need} each",
             allowed=f"what it has: {has}" if here else f"what its {len(available)} node(s) have: {has}",
-            fix="Ask for fewer with --workers, --cpus-per-worker or --gpus-per-worker",
+            fix="Request fewer with --workers, --cpus-per-worker or --gpus-per-worker",
             code=UNAVAILABLE,
         )
     return fitting
 
 
 def check_storage(storage: Path) -> None:
-    """Every live node sees the same storage and can write it. Raises UserError (exit 3) with the nodes that can not.
+    """Check that every live node can read and write the storage. Raises UserError (exit 3) with the nodes that cannot.
 
-    Workers write checkpoints wherever they run: a folder of the head alone would be missed only hours later.
+    Workers write checkpoints on their own nodes, so a folder on the head alone would fail only hours later.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -202,19 +206,19 @@ def check_storage(storage: Path) -> None:
     uri = remote.uri_of(storage)
     look = _reach if uri else _see
     try:
-        asked = {
+        checks = {
             node["NodeManagerHostname"]: ray.remote(look)
             .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
             .remote(mark)
             for node in others
         }
-        ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=STORAGE_SECONDS)
-        trouble = {name: ray.get(ref) if ref in ready else "no answer" for name, ref in asked.items()}
+        ready, _ = ray.wait(list(checks.values()), num_returns=len(checks), timeout=STORAGE_SECONDS)
+        trouble = {name: ray.get(ref) if ref in ready else "no answer" for name, ref in checks.items()}
     finally:
         mark.unlink(missing_ok=True)
     if blind := {name: what for name, what in trouble.items() if what}:
         raise UserError(
-            f"The storage {uri} can not be used by every node"
+            f"The storage {uri} cannot be used by every node"
             if uri
             else f"The storage {storage} is not shared by every node",
             got="; ".join(f"{name}: {what}" for name, what in blind.items()),
@@ -226,7 +230,7 @@ def check_storage(storage: Path) -> None:
 
 
 def _reach(mark: Path) -> str | None:
-    """What keeps a node from storage that is no folder, or from its own copies of what lies there."""
+    """The error, if any, of a node that writes object storage or its local copies."""
     from orchestrator.storage.disk import check_writable
 
     try:
@@ -249,45 +253,46 @@ def _see(mark: Path) -> str | None:
 
 
 def authenticate() -> None:
-    """Use the token that Ray wrote for this user, as Ray itself does only for clusters it starts."""
+    """Use this user's token file. Ray itself does so only for clusters that it starts."""
     if "RAY_AUTH_MODE" not in os.environ and TOKEN.expanduser().exists():
         os.environ["RAY_AUTH_MODE"] = "token"
 
 
 @cache
 def check_is_ray(address: str) -> None:
-    """Whoever answers is a Ray that lets us in; else ``ray.init`` would try for minutes. Raises UserError (exit 3).
+    """Check that a Ray cluster answers and accepts the token. ``ray.init`` would try for minutes.
 
-    Asked once, in a process apart.
+    Runs once, in another process. Raises UserError (exit 3).
     """
-    if "://" in address:  # Ray Client and HTTP have time limits of their own
+    if "://" in address:  # Ray Client and HTTP have their own time limits
         return
     try:
         command = [sys.executable, "-c", RAY_PROBE, address]
         done = subprocess.run(command, capture_output=True, text=True, timeout=15, check=False)
-        if done.returncode == -signal.SIGTERM:  # whatever ends a job's processes by it means this one too
+        if done.returncode == -signal.SIGTERM:  # the signal was meant for this process too
             raise KeyboardInterrupt
         trouble = (done.stderr.splitlines() or ["no answer"])[-1] if done.returncode else None
-        found = None if trouble else json.loads(done.stdout.splitlines()[-1])
+        metadata = None if trouble else json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         trouble = "no answer within 15 s"
     if trouble and "AuthenticationError" in trouble:
         raise UserError(
-            f"The Ray at {address} asks for its token",
+            f"The Ray cluster at {address} requires its token",
             got="another" if os.environ.get("RAY_AUTH_MODE") == "token" else "none",
             fix="Set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's token",
             code=UNAVAILABLE,
         )
     if trouble:
         fix = "Correct the port (ray start shows it)"
-        raise UserError(f"{address} answers, but not as Ray does ({trouble})", fix=fix, code=UNAVAILABLE)
-    if found:
-        check_versions(address, found["ray_version"], found["python_version"])
+        raise UserError(f"{address} answers, but is not a Ray cluster ({trouble})", fix=fix, code=UNAVAILABLE)
+    if metadata:
+        check_versions(address, metadata["ray_version"], metadata["python_version"])
 
 
 def check_versions(address: str, ray_version: str, python_version: str) -> None:
-    """The cluster has this process' versions of Ray and Python, as Ray requires. Raises UserError (exit 3)."""
-    there, here = (ray_version, python_version), (version("ray"), platform.python_version())
+    """Check that the cluster has this process' versions of Ray and Python. Raises UserError (exit 3)."""
+    there = (ray_version, python_version)
+    here = (version("ray"), platform.python_version())
     if there != here:
         theirs, ours = (f"Ray {ray} on Python {python}" for ray, python in (there, here))
         raise UserError(
@@ -298,7 +303,7 @@ def check_versions(address: str, ray_version: str, python_version: str) -> None:
 
 
 def check_reachable(address: str) -> None:
-    """Something listens at ``address``. Raises UserError (exit 3) within seconds when nothing does."""
+    """Check that something listens at ``address``. Raises UserError (exit 3) within seconds."""
     if address in ("auto", "local"):
         return
     parts = urlsplit(address if "//" in address else f"//{address}")

@@ -1,10 +1,10 @@
-"""How several sweeps and runs share one Ray cluster: each says what it wants, and all work out the same shares.
+"""Fair sharing of one Ray cluster among sweeps and runs.
 
-Ray gives devices to whoever asks first, and a sweep's processes keep them to its end: the second sweep would wait for
-the first. So every driver pins a claim to the cluster's own key-value store and reads those of the others; what each
-may hold follows from the claims alone (:func:`shares`), so that nobody has to decide. A sweep that holds more gives a
-process back when one of its trials has ended. Nothing is preempted, and no sweep gives its last process away: where
-there are more sweeps than processes fit, the newest wait for one to end.
+Ray assigns devices in the order of the requests, and a sweep's processes keep them until it ends, so a second sweep
+would wait for the first. Each driver therefore stores a claim in the cluster's key-value store and reads those of the
+others. All drivers compute the same shares from the claims (:func:`shares`). A sweep that holds more than its share
+releases a process when one of its trials has ended. Nothing is preempted, and no sweep releases its last process: if
+there are more sweeps than processes, the newest wait.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ NAMESPACE = b"orchestrator"
 PREFIX = f"claim-{FORMAT}/"
 INTERVAL_SECONDS = 1.0
 LOST_SECONDS = 30.0
-"""A claim that has not been renewed for so long is nobody's."""
+"""A claim that was not renewed for this time is removed."""
 
 
 SlotLimit = Callable[[int], int]
-"""Told how many processes are of use, it says how many may be held now, at least one."""
+"""Maps the number of processes that a driver can use to the number that it may hold now, at least one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceClaim:
-    """What one driver asks of the cluster: up to ``wanted`` processes (or groups) of ``cpus`` and ``gpus`` each."""
+    """The request of one driver: up to ``wanted`` processes, or groups, of ``cpus`` and ``gpus`` each."""
 
     id: str
     queue: str
@@ -47,12 +47,11 @@ class ResourceClaim:
 
 
 def shares(claims: Iterable[ResourceClaim], total: Mapping[str, float]) -> dict[str, int]:
-    """How many processes each claim may have of a cluster with ``total`` ``CPU`` and ``GPU``.
+    """Number of processes of each claim on a cluster with ``total`` ``CPU`` and ``GPU``.
 
-    Dominant resource fairness by progressive filling (Ghodsi et al., NSDI 2011, algorithm 1): the next process goes to
-    the queue that has least, in it to the claim that has least for its priority, where least is the larger of its
-    shares of the CPUs and of the GPUs. Of equals the higher priority comes first, then the older. What one does not
-    want is there for the others.
+    Dominant resource fairness by progressive filling (Ghodsi et al., NSDI 2011, algorithm 1). The next process goes to
+    the queue with the smallest share, and within it to the claim with the smallest share relative to its priority. A
+    share is the larger of the fractions of CPUs and GPUs. Ties go to the higher priority, then to the older claim.
     """
     every = sorted(claims, key=lambda claim: (-claim.priority, claim.since, claim.id))
     given = {claim.id: 0 for claim in every}
@@ -74,7 +73,7 @@ def shares(claims: Iterable[ResourceClaim], total: Mapping[str, float]) -> dict[
 
 
 class ClaimStore:
-    """The claims of a connected Ray cluster, in its key-value store. A claim is renewed by being pinned again."""
+    """The claims on a connected Ray cluster, in its key-value store. A claim is renewed by storing it again."""
 
     def __init__(self) -> None:
         self._heard: dict[str, tuple[bytes, float]] = {}
@@ -90,12 +89,14 @@ class ClaimStore:
         kv_delete(PREFIX + identifier, namespace=NAMESPACE)
 
     def claims(self) -> list[ResourceClaim]:
-        """Those of living drivers, by how long ago this board saw them change: no two clocks are compared."""
+        """Claims of live drivers. Their age is measured by this process' clock, from when it saw them change."""
         from orchestrator.cluster.ray_compat import kv_get, kv_list
 
-        found, now = [], time.monotonic()
+        claims: list[ResourceClaim] = []
+        now = time.monotonic()
         for key in kv_list(PREFIX, namespace=NAMESPACE):
-            text, identifier = kv_get(key, namespace=NAMESPACE), key.decode().removeprefix(PREFIX)
+            text = kv_get(key, namespace=NAMESPACE)
+            identifier = key.decode().removeprefix(PREFIX)
             if text is None:
                 continue
             if self._heard.get(identifier, (b"", 0.0))[0] != text:
@@ -104,10 +105,10 @@ class ClaimStore:
                 self.remove(identifier)
                 continue
             with suppress(ValueError, TypeError, KeyError):
-                told = json.loads(text)
-                del told["beat"]
-                found.append(ResourceClaim(**told))
-        return found
+                fields = json.loads(text)
+                del fields["beat"]
+                claims.append(ResourceClaim(**fields))
+        return claims
 
     def total(self) -> dict[str, float]:
         import ray
@@ -116,21 +117,21 @@ class ClaimStore:
 
 
 class Share:
-    """A context manager around work on a shared cluster: its claim is pinned, and :meth:`limit` says what follows.
+    """Context manager that keeps a claim on a shared cluster. :meth:`limit` returns the current share.
 
-    A thread talks to the cluster, so that a head in trouble delays nothing; then all that is wanted may be held.
-    ``say`` is told when that changes.
+    A thread talks to the cluster, so that a slow head delays nothing. While the head does not answer, the share is all
+    that is wanted. ``say`` is called with a line when the share changes.
     """
 
     def __init__(self, claim: ResourceClaim, board: ClaimStore, say: Callable[[str], None]) -> None:
         self._claim, self._board, self._say = claim, board, say
-        self._slots = self._may = self._told = claim.wanted
+        self._slots = self._may = self._announced = claim.wanted
         self._others = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="share", daemon=True)
 
     def __enter__(self) -> Share:
-        self._beat(0)  # before anything is asked of Ray
+        self._beat(0)  # before the first request to Ray
         self._thread.start()
         return self
 
@@ -141,11 +142,11 @@ class Share:
             self._board.remove(self._claim.id)
 
     def limit(self, wanted: int) -> int:
-        """So many processes are of use; the others may have the rest. How many may be held now, at least one."""
+        """Set the number of processes that can be used. Returns how many may be held now, at least one."""
         self._claim = replace(self._claim, wanted=max(1, wanted))
         may = max(1, self._may)
-        if may != self._told and wanted == self._slots:
-            self._told = may
+        if may != self._announced and wanted == self._slots:
+            self._announced = may
             others = f"{self._others or 'no'} other claim{'s' * (self._others > 1)} on the cluster"
             self._say(f"{may} of {self._slots} at once: {others}")
         return may
@@ -162,7 +163,7 @@ class Share:
             claims = {claim.id: claim for claim in self._board.claims()} | {self._claim.id: self._claim}
             self._others = len(claims) - 1
             self._may = shares(claims.values(), self._board.total())[self._claim.id] if self._others else self._slots
-        except Exception:  # whatever it is, the training is worth more than fairness
+        except Exception:  # training goes on without fair shares
             self._may = self._slots
 
 
@@ -170,7 +171,10 @@ class Share:
 def sharing(
     name: str, settings: Settings, resources: Resources, slots: int, say: Callable[[str], None]
 ) -> Iterator[SlotLimit]:
-    """A share of the connected cluster for up to ``slots`` processes or groups; the whole of one started for this."""
+    """Yield the slot limit on the connected cluster, for up to ``slots`` processes or groups.
+
+    A cluster that was started for this command is not shared.
+    """
     if settings.ray_address is None:
         yield lambda wanted: wanted
         return

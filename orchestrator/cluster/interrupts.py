@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: once stops cleanly and saves, twice ends at once."""
+"""Ctrl-C and SIGTERM: the first one stops and saves, the second one ends the process at once."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from orchestrator.console import Console
 from orchestrator.errors import INTERRUPTED
 
 ONE_PRESS_SECONDS = 0.5
-"""Signals within so long are one Ctrl-C: a terminal tells the whole group, and a wrapper among it may pass it on."""
+"""Signals within this time count as one: a terminal signals the whole group, and a wrapper may pass it on."""
 
 RECORD_SECONDS = 2.0
-"""The second signal waits at most so long for what the first one has to record."""
+"""Time the second signal waits for what the first one records."""
 
 END = 0
-"""No signal's number."""
+"""Ends the recording thread. Not the number of a signal."""
 
 DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
 
 class Remembered:
-    """While active, Ctrl-C and SIGTERM raise KeyboardInterrupt, and ``pressed`` says so afterwards.
+    """While active, Ctrl-C and SIGTERM raise KeyboardInterrupt and set ``pressed``.
 
-    What it comes into may make something else of that: an extension that was just being imported, an ImportError.
+    The interrupted code may turn the exception into another one, such as an ImportError of an extension.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Remembered:
         self._old: dict[int, Any] = {}
 
     def __enter__(self) -> Remembered:
-        # Elsewhere Python has no signal handlers; and what was started to ignore Ctrl-C goes on ignoring it.
+        # Only the main thread may set handlers. A process started to ignore Ctrl-C keeps ignoring it.
         if threading.current_thread() is threading.main_thread():
             for number, default in DEFAULTS.items():
                 if signal.getsignal(number) == default:
@@ -57,11 +57,11 @@ class Remembered:
 
 
 class Interrupts:
-    """While active, the first SIGINT or SIGTERM creates ``stop_file``, which every worker looks for.
+    """While active, the first SIGINT or SIGTERM creates ``stop_file``, which every worker checks.
 
-    It also has ``record`` called once, at once and in another thread: the process may be killed before it has saved.
-    That thread reads Python's wakeup descriptor, which has the signal also while the main thread is in a long call of
-    C or Ray has set a handler of its own.
+    The signal also calls ``record`` once, in another thread and without delay, since the process may be killed before
+    it has saved. That thread reads Python's wakeup descriptor, which receives the signal even while the main thread is
+    in a long call in C or Ray has replaced the handler.
     """
 
     def __init__(self, stop_file: Path, console: Console, record: Callable[[], None] = lambda: None) -> None:
@@ -75,7 +75,7 @@ class Interrupts:
         self.stopped = self.signalled = False
 
     def __enter__(self) -> Interrupts:
-        if threading.current_thread() is threading.main_thread():  # elsewhere Python has no signal handlers
+        if threading.current_thread() is threading.main_thread():  # only the main thread may set handlers
             self._signals = socket.socketpair()
             self._signals[1].setblocking(False)
             self._recorder = threading.Thread(
@@ -86,7 +86,9 @@ class Interrupts:
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._old[number] = signal.signal(number, self._handle)
             earlier = getattr(self._old[signal.SIGINT], "__self__", None)
-            if isinstance(earlier, Remembered) and earlier.pressed:  # a destructor, say, has swallowed it
+            if (
+                isinstance(earlier, Remembered) and earlier.pressed
+            ):  # the exception was lost, for example in a destructor
                 self._handle(signal.SIGINT, None)
         return self
 
@@ -101,18 +103,18 @@ class Interrupts:
             self._signals = None
 
     def end_recording(self) -> None:
-        """Wait for a ``record`` that is under way; from now on no signal starts one."""
+        """Wait for a running ``record``. Later signals start none."""
         self._wake(END)
         if self._recorder is not None:
             self._recorder.join()
 
     def asked(self) -> bool:
-        """Whether a stop was asked for, by a signal here or by ``orchestrator stop`` from anywhere."""
+        """Whether a stop was requested, by a signal or by ``orchestrator stop``."""
         self.stopped = self.stopped or self._stop_file.exists()
         return self.stopped
 
     def stop(self, line: str) -> None:
-        """Do what the first signal does, and say ``line``. Any thread may."""
+        """Act as the first signal does and print ``line``. Thread-safe."""
         self.stopped = self.signalled = True
         if self._recorder is None:
             self._record()
@@ -120,7 +122,7 @@ class Interrupts:
         self._stop_file.touch()
         try:
             self._console.say(line)
-        except RuntimeError:  # the signal came into the writing of another line, which Python lets nobody interrupt
+        except RuntimeError:  # the signal interrupted a write, and Python refuses a nested one
             os.write(sys.stderr.fileno(), f"{line}\n".encode())
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -136,7 +138,7 @@ class Interrupts:
 
     def _wake(self, number: int) -> None:
         if self._signals is not None:
-            with suppress(BlockingIOError):  # full of signals
+            with suppress(BlockingIOError):  # the socket is full
                 self._signals[1].send(bytes([number]))
 
     def _wait_and_record(self, signals: socket.socket) -> None:
@@ -148,10 +150,9 @@ class Interrupts:
 
 @contextmanager
 def keep_sigterm_handler() -> Iterator[None]:
-    """A context for ``ray.init``, which sets a handler of SIGTERM that raises SystemExit wherever the driver is.
+    """Restore the handler of SIGTERM after ``ray.init``, which sets one that raises SystemExit.
 
-    The handler of before is set again afterwards, and gets a SIGTERM that came meanwhile. Raises KeyboardInterrupt
-    for such a one: the body was left in the middle.
+    A SIGTERM within the block is passed to the restored handler and raises KeyboardInterrupt.
     """
     handler = signal.getsignal(signal.SIGTERM)
     if threading.current_thread() is not threading.main_thread() or handler is None:
@@ -165,7 +166,7 @@ def keep_sigterm_handler() -> Iterator[None]:
     except SystemExit:
         if not callable(handler):
             raise
-        signal.alarm(0)  # Ray's core aborts the process 3 s after a SIGTERM that it has seen
-        signal.signal(signal.SIGTERM, handler)  # again: it may have come right before the handler was set
+        signal.alarm(0)  # Ray's core aborts the process 3 s after it has seen SIGTERM
+        signal.signal(signal.SIGTERM, handler)  # again: the signal may have come before the handler was set
         handler(signal.SIGTERM, None)
         raise KeyboardInterrupt from None

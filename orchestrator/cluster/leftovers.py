@@ -1,4 +1,4 @@
-"""Processes of local clusters whose driver is dead: two agents of Ray outlive a head that was killed."""
+"""Clean up after local clusters whose driver is dead: two of Ray's agents outlive a killed head."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import contextmanager, suppress
 import psutil
 
 MARK = "ORCHESTRATOR_LOCAL_CLUSTER"
-"""Environment variable of a local cluster's processes: pid and start of the driver that started them."""
+"""Environment variable of a local cluster's processes: pid and start time of their driver."""
 
 
 @contextmanager
 def marked() -> Iterator[None]:
-    """Within it the processes that this one starts are marked as its own cluster's."""
+    """Mark the processes started within the block as those of this driver's cluster."""
     os.environ[MARK] = _mark(psutil.Process())
     try:
         yield
@@ -23,10 +23,10 @@ def marked() -> Iterator[None]:
 
 
 def end_leftovers() -> int:
-    """Kill this user's processes of clusters whose driver is dead. Returns how many there were."""
+    """Kill this user's processes of clusters whose driver is dead. Returns their number."""
     ended = 0
     for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):  # another user's, or gone meanwhile
+        with suppress(psutil.Error, OSError):  # of another user, or already gone
             mark = process.environ().get(MARK)
             if mark and not _is_alive(mark):
                 process.kill()

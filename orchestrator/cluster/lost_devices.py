@@ -1,4 +1,4 @@
-"""Accelerators that processes have lost: one that is lost twice is kept from the sweep's further trials."""
+"""Lost accelerators: a device that processes lose twice is excluded from the rest of a sweep."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from orchestrator.config.spec import Resources
 
 LIMIT = 2
-"""Losses after which a device is left out: the first may be the program's fault."""
+"""Losses after which a device is excluded. The first one may be the program's fault."""
 
-PLACE = re.compile(r"GPU (\S+) of node (\w+)")
+DEVICE = re.compile(r"GPU (\S+) of node (\w+)")
 
 
 def this_device() -> str:
-    """``GPU 0 of node 3f2a...``, or an empty string where Ray has given this process no GPU."""
+    """``GPU 0 of node 3f2a...``, or an empty string if Ray has assigned no GPU to this process."""
     if not ray.is_initialized():
         return ""
     context = ray.get_runtime_context()
@@ -37,8 +37,8 @@ class _Holder:
 class LostDevices:
     """The devices that trials of a sweep have lost.
 
-    Ray lets nobody choose or exclude a GPU. So actors take the free GPUs of its node, one after the other, until one of
-    them has the device; that one keeps it, and the others are ended.
+    Ray cannot exclude a GPU. So actors take the free GPUs of its node one after the other until one of them gets the
+    lost device. That actor keeps it, and the others end.
     """
 
     def __init__(self, resources: Resources, say: Callable[[str], None]) -> None:
@@ -49,26 +49,27 @@ class LostDevices:
         self._held: list[ray.actor.ActorHandle] = []
 
     def room(self, slots: int) -> int:
-        """How many of ``slots`` trials at once, or processes of packs, the devices that are left have room for."""
+        """Number of trials at once, or processes of packs, that fit on the remaining devices; at most ``slots``."""
         left_out = sum(losses >= LIMIT for losses in self._losses.values())
         return max(0, slots - left_out * max(1, int(1 / (self._resources.gpus_per_worker or 1) + 1e-9)))
 
     def report(self, cause: str) -> None:
-        """Count the device that ``cause`` names, if it names one."""
-        if not (found := PLACE.search(cause)):
+        """Count the loss of the device that ``cause`` names, if it names one."""
+        if not (match := DEVICE.search(cause)):
             return
-        self._losses[found[0]] += 1
-        if self._losses[found[0]] == LIMIT:
-            self._say(f"{found[0]} was lost {LIMIT} times: it is left out for the rest of the sweep")
-            self._wanted[found[0]] = []
-            self._ask(found[0])
+        device = match[0]
+        self._losses[device] += 1
+        if self._losses[device] == LIMIT:
+            self._say(f"{device} was lost {LIMIT} times: it is left out for the rest of the sweep")
+            self._wanted[device] = []
+            self._ask(device)
 
     def look(self) -> None:
-        """Go on with taking devices; asked now and then by whoever waits for reports."""
+        """Continue to take devices. Called regularly by the loop that waits for reports."""
         for device, answer in list(self._asked.items()):
             if not ray.wait([answer], timeout=0)[0]:
                 continue
-            with suppress(ray.exceptions.RayError):  # the holder or its node is gone: another one is asked
+            with suppress(ray.exceptions.RayError):  # the actor or its node is gone: start another one
                 if ray.get(answer) == device:
                     *others, keeper = self._wanted.pop(device)
                     self._held.append(keeper)
@@ -78,11 +79,11 @@ class LostDevices:
             self._ask(device)
 
     def close(self) -> None:
-        """Give all back."""
+        """Release all devices."""
         _end([*self._held, *(holder for holders in self._wanted.values() for holder in holders)])
 
     def _ask(self, device: str) -> None:
-        node = NodeAffinitySchedulingStrategy(PLACE.fullmatch(device)[2], soft=False)  # type: ignore[index]
+        node = NodeAffinitySchedulingStrategy(DEVICE.fullmatch(device)[2], soft=False)  # type: ignore[index]
         holder = ray.remote(_Holder).options(num_cpus=0, num_gpus=1, scheduling_strategy=node).remote()
         self._wanted[device].append(holder)
         self._asked[device] = holder.device.remote()

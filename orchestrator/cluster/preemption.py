@@ -1,8 +1,8 @@
-"""Nodes that are being taken away: Ray knows of it while there is still time to save.
+"""Preemption: leave a node that is being taken away while there is time to save.
 
-A node that gets SIGTERM (a preempted machine, a deleted pod) or is drained by an autoscaler takes no new work and
-lives on for its grace period, ``RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S``. What trains there ends with its current
-epoch, saves, and goes on elsewhere.
+A node that gets SIGTERM (a preempted machine, a deleted pod) or is drained by an autoscaler accepts no new work and
+stays up for its grace period, ``RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S``. Trials and runs there finish their epoch, save
+and continue on another node.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from orchestrator.cluster.interrupts import Interrupts
 
 LOOK_SECONDS = 1.0
 LOST_SECONDS = 5.0
-"""How often a driver asks whether its own node is still part of the cluster."""
+"""Interval at which a driver checks that its own node is part of the cluster."""
 
 ANSWER_SECONDS = 10.0
-"""How long the end waits for an answer of the cluster that is on its way."""
+"""Time limit for a pending answer of the cluster at the end."""
 
 
 class Preempted(RayActorError):  # type: ignore[misc]
-    """The trial has saved and leaves a node that is being taken away. Tune starts it anew and counts no failure."""
+    """Raised by a trial that has saved because its node is being taken away. Tune restarts it without a failure."""
 
     def __init__(self) -> None:
         super().__init__(error_msg="its node is being taken away", preempted=True)
@@ -35,7 +35,7 @@ class Preempted(RayActorError):  # type: ignore[misc]
 
 
 def leaving(nodes: Collection[str]) -> Callable[[], bool]:
-    """A stop signal: one of ``nodes`` is being taken away. Ray is asked at most once a second."""
+    """Return a function that says whether one of ``nodes`` is being taken away. It asks Ray at most once a second."""
     from orchestrator.cluster.ray_compat import draining_nodes
 
     looked = [0.0, False]
@@ -49,14 +49,14 @@ def leaving(nodes: Collection[str]) -> Callable[[], bool]:
 
 
 def this_node() -> Callable[[], bool]:
-    """A stop signal: the node of this process is being taken away. Without Ray there is none."""
+    """As :func:`leaving` for the node of this process. Always False without Ray."""
     import ray
 
     return leaving([ray.get_runtime_context().get_node_id()]) if ray.is_initialized() else lambda: False
 
 
 def group_nodes() -> Callable[[], bool]:
-    """A stop signal for a worker of a group: a node of any of its workers is being taken away."""
+    """As :func:`leaving` for the nodes of all workers of this worker's group."""
     from ray.util import get_current_placement_group, placement_group_table
 
     table = placement_group_table(get_current_placement_group())
@@ -64,7 +64,7 @@ def group_nodes() -> Callable[[], bool]:
 
 
 def this_node_is_dead() -> Callable[[], bool]:
-    """Whether the cluster counts the node of this process as dead. Ray is asked at most every five seconds."""
+    """Return a function that says whether this process' node is dead. It asks Ray at most every five seconds."""
     import ray
 
     here = ray.get_runtime_context().get_node_id()
@@ -82,17 +82,17 @@ def this_node_is_dead() -> Callable[[], bool]:
 
 @contextmanager
 def stop_with_node(interrupts: Interrupts) -> Iterator[None]:
-    """While active, a driver whose own node is being taken away, or is dead, stops as after a signal.
+    """Stop the driver as a signal would when its own node is being taken away or is dead.
 
-    Ray sends it none. When the grace period is over, Ray ends a head's node and with it the drivers of its jobs. A
-    driver whose raylet was killed would wait for its trials forever.
+    Ray sends no signal. After the grace period it ends a head's node together with the drivers of its jobs. Without
+    its raylet a driver would wait for its trials forever.
     """
     leaves, dead = this_node(), this_node_is_dead()
     ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(LOOK_SECONDS):
-            with suppress(Exception):  # of a cluster in trouble: it is asked again
+            with suppress(Exception):  # the cluster may not answer: ask again
                 if leaves():
                     interrupts.stop("The node of this process is being taken away: stopping and saving")
                     return

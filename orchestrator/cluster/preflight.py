@@ -1,4 +1,4 @@
-"""All that can be known before a worker starts. Nothing here imports PyTorch, Ray or MLflow."""
+"""Checks before a worker starts. This module does not import PyTorch, Ray or MLflow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from orchestrator.storage.disk import check_writable
 from orchestrator.storage.settings import Settings
 
 SERVER_SECONDS = 5.0
-"""How long a tracking server may take to answer."""
+"""Time limit for an answer of the tracking server."""
 
 
 def parameters(name: str, values: Mapping[str, Any], lines: Mapping[str, int] | None = None) -> dict[str, Any]:
@@ -36,9 +36,9 @@ def parameters(name: str, values: Mapping[str, Any], lines: Mapping[str, int] | 
 
 
 def dataset(workload: str, params: Mapping[str, Any], root: Path) -> str | None:
-    """Check that the parameters' dataset is one that the workload reads, present and intact; returns its fingerprint.
+    """Check that the parameters' dataset is present, intact and of a kind the workload reads. Returns its fingerprint.
 
-    None where the workload reads none of ours: what it then calls a dataset is its own.
+    Returns None for a workload that reads none of the package's datasets.
     """
     name, kinds = params.get("dataset"), workload_loader.entry(workload).data
     if name is None or not kinds:
@@ -55,8 +55,10 @@ def dataset(workload: str, params: Mapping[str, Any], root: Path) -> str | None:
 
 
 def data(name: str, params: Mapping[str, Any], root: Path, refit: bool | str | None = None) -> None:
-    """The dataset, which is there and intact, is one that these parameters can be trained on (``check_data`` in the
-    contract); with ``refit="only"`` nothing is held out of it. Raises UserError."""
+    """Check that these parameters can be trained on the dataset (``check_data`` in the contract). Raises UserError.
+
+    With ``refit="only"`` no part is held out.
+    """
     model = workload_loader.params(name)
     if hasattr(model, "check_data"):
         with _as_user_errors():
@@ -64,7 +66,7 @@ def data(name: str, params: Mapping[str, Any], root: Path, refit: bool | str | N
 
 
 def batch(params: Mapping[str, Any], resources: Resources, plan: Plan) -> None:
-    """``batch_size`` is global: micro-batches and workers, in every number an elastic run may have, divide it."""
+    """Check that micro-batches and every possible number of workers divide the global ``batch_size``."""
     workers = range(resources.least, resources.workers + 1)
     size, parts = params.get("batch_size"), math.lcm(*workers) * plan.accumulate
     if not isinstance(size, int) or size % parts == 0:
@@ -81,7 +83,7 @@ def batch(params: Mapping[str, Any], resources: Resources, plan: Plan) -> None:
 
 
 def schedule(name: str, params: Mapping[str, Any], plan: Plan, refit: bool) -> None:
-    """The plan is one that these parameters can be trained by (``check_plan`` in the contract). Raises UserError."""
+    """Check that these parameters can be trained with the plan (``check_plan`` in the contract). Raises UserError."""
     model = workload_loader.params(name)
     if hasattr(model, "check_plan"):
         with _as_user_errors():
@@ -90,7 +92,7 @@ def schedule(name: str, params: Mapping[str, Any], plan: Plan, refit: bool) -> N
 
 @contextmanager
 def _as_user_errors(refusal: type[ValueError] = ValueError) -> Iterator[None]:
-    """What a workload or a dataset refuses is the user's to mend."""
+    """Turn the refusals of workloads and datasets into UserError."""
     from workloads.data.errors import CacheUnwritable
 
     try:
@@ -100,10 +102,9 @@ def _as_user_errors(refusal: type[ValueError] = ValueError) -> Iterator[None]:
 
 
 def services(settings: Settings, resources: Resources, *, ray: bool, workload: str | None = None) -> None:
-    """Storage writable, tracking and cluster reachable, and, where the cluster is this machine, large enough.
+    """Check that the storage is writable, tracking and cluster are reachable, and this machine is large enough.
 
-    Of a ``workload`` that is to be run, the predictor is one that could serve, and its experiment in MLflow one that
-    this user may write to.
+    With a ``workload``, also check its predictor and that this user may write to its experiment in MLflow.
     """
     if workload is not None:
         workload_loader.predictor(workload)
@@ -120,7 +121,7 @@ def services(settings: Settings, resources: Resources, *, ray: bool, workload: s
 
 
 def tracking(settings: Settings) -> None:
-    """The tracking address answers, within seconds. Raises UserError (exit 3)."""
+    """Check that the tracking address answers within seconds. Raises UserError (exit 3)."""
     uri = settings.tracking
     if uri is None:
         return
@@ -131,15 +132,15 @@ def tracking(settings: Settings) -> None:
 
 
 def server_version(address: str) -> str:
-    """What MLflow's server says it is. Raises OSError."""
+    """Version of MLflow's server. Raises OSError."""
     uri, credentials = _credentials(address.rstrip("/"))
     return _answer(f"{uri}/version", None, credentials)[:100].decode(errors="replace").strip()
 
 
 def _check_may_write(settings: Settings, experiment: str) -> None:
-    """With a server that asks for passwords, by a tag of ours: to ask for one's rights takes more rights than these.
+    """Check write access on a server with passwords by setting a tag: reading one's own rights would need more rights.
 
-    Raises UserError (exit 3). A new experiment belongs to whoever makes it.
+    Raises UserError (exit 3). A new experiment belongs to the user who creates it.
     """
     if settings.tracking is None or not settings.tracking.startswith("http"):
         return
@@ -148,7 +149,7 @@ def _check_may_write(settings: Settings, experiment: str) -> None:
         return
     user = os.environ.get("MLFLOW_TRACKING_USERNAME", "this user")
     named = f"{uri}/api/2.0/mlflow/experiments/get-by-name?{urlencode({'experiment_name': experiment})}"
-    with suppress(OSError, ValueError, KeyError):  # what else is wrong shows when the run is opened
+    with suppress(OSError, ValueError, KeyError):  # other errors appear when the run is opened
         try:
             number = json.loads(_answer(named, None, credentials))["experiment"]["experiment_id"]
             tag = {"experiment_id": number, "key": "orchestrator", "value": "true"}
@@ -162,7 +163,7 @@ def _check_may_write(settings: Settings, experiment: str) -> None:
 
 
 def _answer(url: str, data: bytes | None, credentials: Mapping[str, str]) -> bytes:
-    """What an API path of MLflow answers: to a POST where there is ``data``. Raises OSError."""
+    """Answer of an API path of MLflow, to a POST if there is ``data``. Raises OSError."""
     headers = {"Content-Type": "application/json", **credentials}
     return redirects.read(urllib.request.Request(url, data=data, headers=headers), SERVER_SECONDS)
 
@@ -182,10 +183,10 @@ def _ask_server(address: str) -> None:
         raise UserError(f"MLflow at {uri} refuses: HTTP {error.code} {body}", fix=hint, code=UNAVAILABLE) from None
     except redirects.RedirectRefused as error:
         raise UserError(
-            f"MLflow at {uri} redirects to {error.target}, and a login is sent to no other address", code=UNAVAILABLE,
+            f"MLflow at {uri} redirects to {error.target}, and a login is sent to no other one", code=UNAVAILABLE,
             fix="If that is the server, name it with MLFLOW_TRACKING_URI or --tracking",
         ) from None  # fmt: skip
-    except (OSError, ValueError, http.client.HTTPException) as error:  # nobody, no address, not HTTP
+    except (OSError, ValueError, http.client.HTTPException) as error:  # no answer, no address, or not HTTP
         reason = str(getattr(error, "reason", error)).strip() or type(error).__name__
         raise UserError(
             f"No MLflow answers at {uri} ({reason})", code=UNAVAILABLE,
@@ -194,7 +195,7 @@ def _ask_server(address: str) -> None:
 
 
 def _credentials(address: str) -> tuple[str, dict[str, str]]:
-    """The address without what is secret in it, and the header MLflow's own client would send."""
+    """The address without its login, and the header that MLflow's client would send."""
     parts = urlsplit(address)
     uri = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
     user = parts.username or os.environ.get("MLFLOW_TRACKING_USERNAME")

@@ -1,6 +1,6 @@
-"""HTTP requests whose redirects stay at the address that was named.
+"""HTTP requests that follow redirects only within the given address.
 
-``urllib`` copies every header to wherever a redirect points, a login among them.
+``urllib`` copies every header, including a login, to the target of a redirect.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RedirectRefused(OSError):
 class SameOrigin(urllib.request.HTTPRedirectHandler):
     """Follow redirects within one scheme, host and port. Raises RedirectRefused for all others.
 
-    From http to https is another origin, too: the login has been sent in the clear, and the user should know.
+    A redirect from http to https is refused too: the login was sent unencrypted, and the user should know.
     """
 
     def redirect_request(

@@ -1,7 +1,7 @@
-"""Room for the workers of a run: for all of them, or, where it is elastic, for as many as fit.
+"""Wait for the resources of a run's workers: of all workers, or, for an elastic run, of as many as fit.
 
-An elastic run asks for all it may have; when that does not come soon, for what fits, at least its minimum, and again
-when that has changed.
+An elastic run first requests all of its workers. If they are not granted soon, it requests as many as fit, at least its
+minimum, and changes the request when that number changes.
 """
 
 from __future__ import annotations
@@ -11,30 +11,32 @@ from collections.abc import Callable
 
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from orchestrator.cluster.connection import Node, places
+from orchestrator.cluster.connection import Node, workers_that_fit
 from orchestrator.cluster.ray_compat import available_resources_per_node, draining_nodes
 from orchestrator.cluster.train_group import POLL_SECONDS, bundle
 from orchestrator.config.spec import Resources
 
 GROW_SECONDS = 30.0
-"""How often an elastic run looks whether there is room for more workers: to take them it is begun anew."""
+"""Interval at which an elastic run checks for room for more workers. It restarts to take them."""
 
 SETTLE_SECONDS = 3.0
-"""How long resources that were given back may take to be there again."""
+"""Time until released resources are available again."""
 
 TRY_SECONDS = 10.0
-"""After so long in vain an elastic run asks for one worker fewer."""
+"""Time after which an elastic run requests one worker fewer."""
 
 
 def wait_for_room(resources: Resources, waiting: Callable[[], bool]) -> Resources | None:
-    """Wait until all workers fit at once; of an elastic run, as many as do. Returns the resources to start with.
+    """Wait until the workers fit, and return the resources to start with. An elastic run may start with fewer workers.
 
-    A placement group waits in Ray's own queue, comes whole or not at all, and is given back for the run to take.
-    ``waiting`` is asked about twice a second; when it says no, None is returned.
+    A placement group of all workers waits in Ray's queue and is removed once granted, so that the run can take its
+    place. ``waiting`` is called about twice a second; when it returns False, so does the wait, with None.
     """
     asked = resources.fixed(resources.workers)
     while True:
-        group, began, better = placement_group([bundle(asked)] * asked.workers), time.monotonic(), None
+        group = placement_group([bundle(asked)] * asked.workers)
+        began = time.monotonic()
+        better = None
         try:
             while not group.wait(POLL_SECONDS) and better is None:
                 if not waiting():
@@ -48,12 +50,12 @@ def wait_for_room(resources: Resources, waiting: Callable[[], bool]) -> Resource
 
 
 def room(resources: Resources) -> int:
-    """For how many workers of these resources there is room now, beside all that runs."""
-    return places(_free(), resources)
+    """Number of further workers that fit now."""
+    return workers_that_fit(_free(), resources)
 
 
 def has_room_for_more(resources: Resources) -> Callable[[], bool]:
-    """A signal that there has come to be room for another worker."""
+    """Return a function that says whether another worker fits now."""
     looked = [time.monotonic(), False]
 
     def more() -> bool:
@@ -65,17 +67,17 @@ def has_room_for_more(resources: Resources) -> Callable[[], bool]:
 
 
 def _better(resources: Resources, asked: Resources, seconds: float) -> Resources | None:
-    """What to ask for instead of what did not come for so long, if anything."""
+    """The next request after one that was not granted for ``seconds``, or None to keep it."""
     if resources.min_workers is None or seconds < SETTLE_SECONDS:
         return None
     fits = max(resources.least, min(room(resources), resources.workers))
-    if fits == asked.workers and seconds > TRY_SECONDS:  # there is room in sum, and it does not come
+    if fits == asked.workers and seconds > TRY_SECONDS:  # enough in sum, but not granted
         fits = max(resources.least, fits - 1)
     return resources.fixed(fits) if fits != asked.workers else None
 
 
 def _free() -> list[Node]:
-    """What is free on each node that takes work."""
+    """Free resources of each node that accepts work."""
     going = draining_nodes()
     return [
         {kind: float(free.get(kind, 0)) for kind in ("CPU", "GPU")}

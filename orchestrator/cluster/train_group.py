@@ -1,4 +1,4 @@
-"""A Ray Train run in a thread: its owner waits with a time limit, and can end it."""
+"""A Ray Train run in a thread, so that its owner can wait with a time limit and can end it."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from ray.util.placement_group import PlacementGroup, placement_group_table, remo
 from orchestrator.config.spec import Resources
 
 POLL_SECONDS = 0.5
-"""How often the controller takes its workers' reports; Train's own two seconds would delay every decision."""
+"""Interval at which the controller collects reports. Train's default of two seconds would delay every decision."""
 
 
 def bundle(resources: Resources) -> dict[str, float]:
-    """What one worker needs, in Ray's names."""
+    """Resources of one worker, in Ray's names."""
     need = {"CPU": resources.cpus_per_worker}
     return need | {"GPU": resources.gpus_per_worker} if resources.gpus_per_worker else need
 
 
 def mark(home: Path) -> dict[str, float]:
-    """Some bytes of memory, at most 16 MiB, that each worker of the group at ``home`` asks for besides.
+    """A few bytes of memory, at most 16 MiB, that each worker of the group at ``home`` requests in addition.
 
-    By them :func:`groups_of` knows the group's placement group: Ray Train gives it no name.
+    They identify the placement group of the group in :func:`groups_of`: Ray Train does not name it.
     """
     return {"memory": float(1 + zlib.crc32(str(home).encode()) % 2**24)}
 
 
 def groups_of(*homes: Path) -> list[dict[str, Any]]:
-    """The placement groups, held or waited for, of the groups at ``homes``."""
+    """The granted and pending placement groups of the groups at ``homes``."""
     marks = [mark(home)["memory"] for home in homes]
     return [
         group
@@ -44,15 +44,15 @@ def groups_of(*homes: Path) -> list[dict[str, Any]]:
 
 
 def remove_groups(*homes: Path) -> None:
-    """Remove the placement groups of the groups at ``homes``; the workers in them die."""
+    """Remove the placement groups of the groups at ``homes``. Their workers die."""
     for group in groups_of(*homes):
         remove_placement_group(PlacementGroup(ray.PlacementGroupID.from_hex(group["placement_group_id"])))
 
 
 class Group:
-    """A started group. ``fit`` runs a trainer to its end, with its checkpoints and rows at ``home``.
+    """A running group. ``fit`` runs a trainer to its end and writes checkpoints and rows to ``home``.
 
-    Its processes may take ``start_timeout`` seconds to come up.
+    Its processes have ``start_timeout`` seconds to start.
     """
 
     def __init__(self, fit: Callable[[], Result], home: Path, start_timeout: float) -> None:
@@ -65,12 +65,12 @@ class Group:
         self._thread.start()
 
     def ended(self, timeout: float) -> bool:
-        """Whether it has ended, well or not, within ``timeout`` seconds."""
+        """Wait up to ``timeout`` seconds. Returns whether the run has ended, with or without an error."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def result(self) -> Any:
-        """What rank 0's function returned. Raises TrainingFailedError, or RayError when the controller was lost."""
+        """The return value of rank 0. Raises TrainingFailedError, or RayError when the controller was lost."""
         if self._error:
             raise self._error
         assert self._result is not None
@@ -81,7 +81,7 @@ class Group:
         return any(group["state"] == "CREATED" for group in groups_of(self._home))
 
     def kill(self, timeout: float) -> None:
-        """End it at once: with their placement group die the workers. Waits up to ``timeout`` s for the controller."""
+        """Remove the placement group, which kills the workers, and wait up to ``timeout`` s for the controller."""
         while not self.ended(0):
             remove_groups(self._home)
             if self.ended(POLL_SECONDS) or (timeout := timeout - POLL_SECONDS) < 0:

@@ -1,4 +1,4 @@
-"""What a Ray cluster has and what of it is in use, asked as ``ray status`` does: no job of its own, no dashboard."""
+"""Total and used resources of a Ray cluster, read as ``ray status`` does: without a job and without the dashboard."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = ("CPU", "GPU")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The cluster at ``address``: ``nodes`` alive, ``total`` and ``used`` by kind; or ``trouble`` if it is silent."""
+    """The cluster at ``address``: live ``nodes``, ``total`` and ``used`` by kind, or the ``trouble`` of asking it."""
 
     address: str
     nodes: int = 0
@@ -25,7 +25,7 @@ class Usage:
 
 
 def usage(address: str) -> Usage:
-    """Ask the cluster's head; what keeps it from answering is part of the answer."""
+    """Ask the cluster's head. An error is part of the answer."""
     if "://" in address:
         return Usage(address, trouble="this wants the cluster's own address, HOST:6379")
     try:
@@ -34,7 +34,7 @@ def usage(address: str) -> Usage:
         return _ask(address)
     except UserError as error:
         return Usage(address, trouble=str(error))
-    except Exception as error:  # Ray's own, of many kinds: a token that is refused, a head that just died
+    except Exception as error:  # Ray raises many kinds, for a refused token or a dead head
         return Usage(address, trouble=one_line(error))
 
 
@@ -43,13 +43,13 @@ def _ask(address: str) -> Usage:
 
     from orchestrator.cluster.ray_compat import canonicalize_bootstrap_address
 
-    found = canonicalize_bootstrap_address(address)
-    if not found:
+    head = canonicalize_bootstrap_address(address)
+    if not head:
         return Usage(address, trouble="no Ray runs on this machine")
-    status = get_cluster_status(found, timeout=ANSWER_SECONDS)
+    status = get_cluster_status(head, timeout=ANSWER_SECONDS)
     resources = {resource.resource_name: resource for resource in status.cluster_resource_usage}
     return Usage(
-        found,
+        head,
         len(status.active_nodes) + len(status.idle_nodes),
         {kind: float(resources[kind].total) if kind in resources else 0.0 for kind in KINDS},
         {kind: float(resources[kind].used) if kind in resources else 0.0 for kind in KINDS},
@@ -57,7 +57,7 @@ def _ask(address: str) -> Usage:
 
 
 class UsageMonitor:
-    """Asks again and again in a thread of its own, which a dead head may hold up: :attr:`last` is there at once."""
+    """Asks at intervals in a thread, since a dead head may block. :attr:`last` is always available."""
 
     def __init__(self, address: str, every: float) -> None:
         self.last = Usage(address, trouble="no answer yet")
@@ -66,7 +66,7 @@ class UsageMonitor:
         threading.Thread(target=self._run, name="usage", daemon=True).start()
 
     def first(self, seconds: float = 2 * ANSWER_SECONDS) -> Usage:
-        """The first answer, or what there is after so long."""
+        """The first answer, or :attr:`last` after ``seconds``."""
         self._asked.wait(seconds)
         return self.last
 
@@ -80,11 +80,11 @@ class UsageMonitor:
             self._ended.wait(self._every)
 
 
-def as_text(found: Usage) -> str:
+def as_text(usage: Usage) -> str:
     """``3 nodes at head:6379: 12 of 16 CPUs, 2 of 4 GPUs in use``."""
-    if found.trouble or found.total is None or found.used is None:
-        return f"cluster {found.address}: {found.trouble}"
+    if usage.trouble or usage.total is None or usage.used is None:
+        return f"cluster {usage.address}: {usage.trouble}"
     used = ", ".join(
-        f"{found.used[kind]:g} of {found.total[kind]:g} {kind}s" for kind in KINDS if kind == "CPU" or found.total[kind]
+        f"{usage.used[kind]:g} of {usage.total[kind]:g} {kind}s" for kind in KINDS if kind == "CPU" or usage.total[kind]
     )
-    return f"{found.nodes} node{'s' * (found.nodes != 1)} at {found.address}: {used} in use"
+    return f"{usage.nodes} node{'s' * (usage.nodes != 1)} at {usage.address}: {used} in use"

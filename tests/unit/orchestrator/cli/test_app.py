@@ -231,7 +231,7 @@ def test_a_search_space(text: str, words: tuple[str, ...], refused: Callable[...
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (f"{RUN} --cpus-per-worker 4096", ("too small: got 1 worker(s) of 4096 CPU each; allowed: ", "Ask for fewer")),
+        (f"{RUN} --cpus-per-worker 4096", ("too small: got 1 worker(s) of 4096 CPU each; allowed: ", "Request fewer")),
         (f"{RUN} --gpus-per-worker 512", ("This machine is too small: got 1 worker(s) of ", "512 GPU each")),
         (f"run recommender {NONE} --workers 512", ("too small: got 512 worker(s)",)),
         (f"{SWEEP} --cpus-per-worker 4096", ("too small",)),

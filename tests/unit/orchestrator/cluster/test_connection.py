@@ -24,7 +24,7 @@ def test_a_cluster_that_does_not_start_is_unavailable(
     monkeypatch.setattr(ray, "shutdown", lambda: stopped.append(True))
     monkeypatch.setattr(connection, "TOKEN", tmp_path / "token")
     with (
-        pytest.raises(UserError, match=r"at this machine: The current node timed out") as caught,
+        pytest.raises(UserError, match=r"on this machine: The current node timed out") as caught,
         connection.cluster(None),
     ):
         pass
