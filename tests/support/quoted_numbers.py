@@ -45,7 +45,7 @@ _LABELS = re.compile(
 """What holds digits and is no value: code, addresses, tags of the errata, numbers of tables and equations."""
 
 _LEFT_OUT = ("curve", "units", "params", "settings", "machine", "versions", "seconds")
-"""What a results file has beside results."""
+"""What a results file has besides results."""
 
 _SCALES = {"M": (1e6,), "ms": (1.0, 1e-3), "GiB": (1.0, 2.0**30), "MiB": (1.0, 2.0**20), "%": (1.0, 1e-2)}
 

@@ -1,4 +1,4 @@
-"""What a trial costs, in README and RESULTS, from its results file. Run it to write both again after a measurement.
+"""What a trial costs, in README and docs/results/speed.md, from its results file. Run it to rewrite both after a measurement.
 
 A contestant that other processes disturbed is left out, by the rule of the benchmark itself.
 """
@@ -34,9 +34,9 @@ def costs(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """For RESULTS.md."""
+    """For docs/results/speed.md."""
     found = costs(result)
-    lines = ["| a trial | ours | beside | ratio |", "| --- | --- | --- | --- |"]
+    lines = ["| a trial | ours | compared with | ratio |", "| --- | --- | --- | --- |"]
     for what, ours, theirs in PAIRS:
         if ours in found and theirs is None:
             lines.append(f"| {what} | {_seconds(found[ours])} | - | - |")
@@ -56,7 +56,7 @@ def sentence(result: Mapping[str, Any]) -> str:
     ours, tune, nested = (_seconds(found[name]) for name in (RAY, TUNE, NESTED))
     return (
         "<!-- from: trial_overhead.json -->\n"
-        f"Beside its training a trial costs {ours} on Ray where a Tune function with MLflow's callback takes {tune}\n"
+        f"On top of its training a trial costs {ours} on Ray where a Tune function with MLflow's callback takes {tune}\n"
         f"and a trial that starts a TorchTrainer {nested} (`python benchmarks/trial_overhead.py`)."
     )
 
@@ -71,7 +71,7 @@ def _seconds(value: float) -> str:
     return f"{value:.2g} s" if value < 1 else f"{value:.3g} s"
 
 
-BLOCKS = {"README.md": sentence, "RESULTS.md": table}
+BLOCKS = {"README.md": sentence, "docs/results/speed.md": table}
 
 if __name__ == "__main__":
     measured = json.loads(FILE.read_text())
