@@ -1,4 +1,4 @@
-"""The README's tree, from each module's own first sentence. Run it to write the README anew."""
+"""The README's tree: one line a folder, from each package's own first sentence. Run it to rewrite the README."""
 
 from __future__ import annotations
 
@@ -14,32 +14,29 @@ FOLDERS = {
     "workloads": "plain PyTorch; never imports Ray, MLflow or Optuna",
     "search_spaces": "one module a workload: Optuna-native `space(trial) -> params`",
 }
-REST = """\
-deploy/                         images, compose, KubeRay, Ray's launcher; README.md: from a laptop to each, and back
-docs/                           who may do what (access.md); what the workloads follow (sources.md), and what is done
-                                where that is wrong or silent (errata.md); screenshots
-tests/                          unit/ (numerics, conformance, engine), integration/ (real Ray, MLflow, signals),
-                                cluster/ (three nodes, PostgreSQL, a browser), gpu/ (two devices),
-                                third_party/ (a toy as somebody else would install it, to be disturbed)
-examples/                       linreg/: a workload in a package of one's own, to be copied
-benchmarks/                     ours beside the peers, in one run, as ratios
-constraints.txt                 exact versions the results were made with; constraints-lower.txt: the lowest allowed"""
+REST = {
+    "deploy": "images, compose, KubeRay, Ray's launcher",
+    "docs": "this project's documentation; `make docs` builds the site",
+    "tests": "unit/ mirrors the code; integration/ (real Ray, MLflow, signals), cluster/ (three nodes), gpu/",
+    "examples": "linreg/: a workload in a package of its own, to be copied",
+    "benchmarks": "speed and quality against peers, and the recorded results",
+}
 
 
 def tree() -> str:
-    """One line a module or package, from its own first sentence; a package's modules say the rest themselves."""
+    """One line a folder: the first sentence of each package, then the folders that are no packages."""
     lines = []
     for folder, about in FOLDERS.items():
-        lines.append(f"{folder + '/':32}{about}")
-        for path in sorted((ROOT / folder).iterdir(), key=lambda path: (path.is_dir(), path.name)):
-            source = path / "__init__.py" if path.is_dir() else path
-            if source.suffix == ".py" and source.exists() and path.name != "__init__.py":
-                doc = ast.get_docstring(ast.parse(source.read_text()))
-                if doc:
-                    name = f"  {path.name}/" if path.is_dir() else f"  {path.name}"
-                    sentence = re.split(r"(?<=\.)\s", " ".join(doc.split("\n\n")[0].split()))[0].rstrip(".")
-                    lines.append(f"{name:32}{sentence.replace('``', '')}")
-    return "\n".join([*lines, REST])
+        lines.append(f"{folder + '/':18}{about}")
+        for source in sorted((ROOT / folder).glob("*/__init__.py")):
+            if doc := ast.get_docstring(ast.parse(source.read_text())):
+                lines.append(f"{'  ' + source.parent.name + '/':18}{_first_sentence(doc)}")
+    return "\n".join([*lines, *(f"{folder + '/':18}{about}" for folder, about in REST.items())])
+
+
+def _first_sentence(doc: str) -> str:
+    paragraph = " ".join(doc.split("\n\n")[0].split())
+    return re.split(r"(?<=\.)\s", paragraph)[0].rstrip(".").replace("``", "")
 
 
 def readme(text: str) -> str:
