@@ -5,13 +5,14 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 LOWER = .venv-lower
-# Where the environment forbids it, each of pytest's workers would compile all tests anew, for seconds.
+# Where the environment forbids it, each of pytest's workers would compile all tests again, for seconds.
 unexport PYTHONDONTWRITEBYTECODE
 # The integration part waits for processes much of its time: three of its files run at once on two cores.
 UNIT = $(BIN)/python -m pytest tests/unit -n 2 --dist worksteal
 INTEGRATION = $(BIN)/python -m pytest tests/integration -n 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-unit test-integration test-faults test-cluster test-lower test-versions test-gpu lint format setup clean
+.PHONY: demo test test-unit test-integration test-docs test-faults test-cluster test-lower test-versions test-gpu lint format docs \
+	setup clean
 
 demo: $(READY)
 	$(BIN)/orchestrator sweep recommender dataset=synthetic epochs=40 --space mf --trials 12 --scheduler none --register demo
@@ -36,7 +37,7 @@ test-faults: $(READY)
 	$(BIN)/python -m pytest tests -m "faults and not cluster" -n 2 --dist loadfile
 
 # On the topology of deploy/, without containers: PostgreSQL, MLflow with passwords, a Ray head and two workers.
-# At most 20 minutes; what each fault cost is told at the end. PostgreSQL and Chromium must be installed (Debian:
+# At most 20 minutes; the end reports what each fault cost. PostgreSQL and Chromium must be installed (Debian:
 # apt-get install postgresql chromium).
 test-cluster: $(READY)
 	$(BIN)/python -m pytest tests/cluster -m cluster -rP --show-capture=stdout
@@ -47,13 +48,17 @@ test-unit: $(READY)
 test-integration: $(READY)
 	$(INTEGRATION)
 
+# Every command of README and docs/: parsed, planned where that is possible, five of them run.
+test-docs: $(READY)
+	$(BIN)/python -m pytest tests -m docs
+
 test-gpu: $(READY)
 	$(BIN)/python -m pytest tests -m gpu
 
 # Other minors of Ray than the environment's, each laid over it: under 1 GB, a few minutes each.
 VERSIONS = ray-2.58.1 ray-2.59.0
 OVER = .venv-over
-# What runs on each of them, and in make test-lower, besides the unit part: every way from Ray to a trial and back.
+# What runs on each of them, and in make test-lower, in addition to the unit part: every way from Ray to a trial and back.
 SUBSET = $(addprefix tests/integration/test_,ray_compat.py groups.py packs.py lost_devices.py placement.py)
 
 test-versions: $(VERSIONS:%=$(OVER)/%/.ready)
@@ -81,10 +86,20 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell
+	$(BIN)/python -m tests.support.wording
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The site in docs/_build/html; a warning is an error.
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+
+$(VENV)/.docs: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
 
 setup: $(READY)
 
@@ -102,4 +117,4 @@ $(LOWER)/.ready: pyproject.toml constraints-lower.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(LOWER) .cache .pytest_cache .mypy_cache .ruff_cache build *.egg-info
+	rm -rf $(VENV) $(LOWER) docs/_build .cache .pytest_cache .mypy_cache .ruff_cache build *.egg-info

@@ -18,7 +18,13 @@ sys.path.insert(0, str(ROOT))
 project = "Ray experiment orchestrator"
 release = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinxcontrib.mermaid"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinxcontrib.mermaid",
+]
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["deflist"]
 myst_fence_as_directive = ["mermaid"]

@@ -1,4 +1,6 @@
-"""What a trial costs, in README and docs/results/speed.md, from its results file. Run it to rewrite both after a measurement.
+"""What a trial costs, in README and docs/results/speed.md, from its results file.
+
+Run it to rewrite both after a measurement.
 
 A contestant that other processes disturbed is left out, by the rule of the benchmark itself.
 """
@@ -56,8 +58,8 @@ def sentence(result: Mapping[str, Any]) -> str:
     ours, tune, nested = (_seconds(found[name]) for name in (RAY, TUNE, NESTED))
     return (
         "<!-- from: trial_overhead.json -->\n"
-        f"On top of its training a trial costs {ours} on Ray where a Tune function with MLflow's callback takes {tune}\n"
-        f"and a trial that starts a TorchTrainer {nested} (`python benchmarks/trial_overhead.py`)."
+        f"On top of its training a trial costs {ours} on Ray where a Tune function with MLflow's callback takes\n"
+        f"{tune} and a trial that starts a TorchTrainer {nested} (`python benchmarks/trial_overhead.py`)."
     )
 
 

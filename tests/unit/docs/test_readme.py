@@ -1,4 +1,4 @@
-"""The README says what is there."""
+"""The README and the pages of docs/ agree with the code."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
 
 from orchestrator.cli.app import app
 from tests.support.readme_tree import ROOT, readme
 
 TEXT = (ROOT / "README.md").read_text()
+PAGES = [ROOT / name for name in ("README.md", "RESULTS.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
 
 
 def test_the_tree_is_the_code() -> None:
@@ -18,9 +21,32 @@ def test_the_tree_is_the_code() -> None:
 
 
 def test_every_verb_is_named() -> None:
-    verbs = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
-    table = TEXT[TEXT.index("## Using it") : TEXT.index("Exit codes")]
-    assert all(re.search(rf"`[^`]*\b{verb}\b", table) for verb in verbs)
+    verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    guide = (ROOT / "docs" / "guide" / "first-run.md").read_text()
+    table = guide[guide.index("## All verbs") : guide.index("## Exit codes")]
+    assert [verb for verb in verbs if not re.search(rf"`[^`]*\b{verb}\b", table)] == []
+    assert f"All {len(verbs)} verbs" in TEXT
+
+
+def test_the_readme_is_one_page() -> None:
+    assert len(TEXT.splitlines()) <= 160
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text()):
+        linked = page.parent / target if target else page
+        assert linked.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", linked.read_text(), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_architecture_names_files_that_are_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"(?:[a-z_]+/)*[a-z_]+\.py\b", text))
+    assert len(named) > 35
+    assert [name for name in named if not any((ROOT / top / name).exists() for top in ("orchestrator", "."))] == []
 
 
 def test_the_first_commands_are_make_targets() -> None:

@@ -1,0 +1,60 @@
+"""Words that plain English has a better one for, in code's prose and in pages. Part of ``make lint``.
+
+Counted in the strings and comments of the product's Python files, and in all Markdown pages.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PRODUCT = ("orchestrator/", "workloads/", "search_spaces/", "deploy/", "examples/")
+
+LIMITS = {"can not": 0, "beside": 5, "told": 3, "nobody": 3, "anew": 3, "whoever": 3}
+"""How often each may be used. Write: cannot; next to, with, compared with; reported; no one; again; the one who."""
+
+
+def uses(text: str, path: Path) -> Iterator[tuple[str, int]]:
+    """Each use of a word, and its line."""
+    for first, part in _prose(path) if path.suffix == ".py" else [(1, text)]:
+        for word in LIMITS:
+            for match in re.finditer(rf"\b{word}\b".replace(" ", r"\s+"), part, re.IGNORECASE):
+                yield word, first + part.count("\n", 0, match.start())
+
+
+def _prose(path: Path) -> Iterator[tuple[int, str]]:
+    """Strings and comments, each with its first line."""
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            kind = tokenize.tok_name[token.type]
+            if kind in ("STRING", "COMMENT") or kind.startswith("FSTRING"):
+                yield token.start[0], token.string
+
+
+def files() -> list[Path]:
+    """The product's Python files and all pages that belong to the repository."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py", "*.md"]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    wanted = (name for name in names if name.endswith(".md") or name.startswith(PRODUCT))
+    return [ROOT / name for name in wanted if (ROOT / name).is_file() and not name.startswith("benchmarks/results/")]
+
+
+def main() -> int:
+    """Print the uses of each word that is over its limit. Returns the exit code."""
+    seen: dict[str, list[str]] = {word: [] for word in LIMITS}
+    for path in files():
+        for word, line in uses(path.read_text(encoding="utf-8"), path):
+            seen[word].append(f"{path.relative_to(ROOT)}:{line}")
+    over = {word: lines for word, lines in seen.items() if len(lines) > LIMITS[word]}
+    for word, lines in over.items():
+        print(f'"{word}" is used {len(lines)} times, {LIMITS[word]} at most: {", ".join(lines)}')
+    return 1 if over else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
