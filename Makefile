@@ -93,9 +93,9 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The site in docs/_build/html; a warning is an error.
+# The site in build/docs; a warning is an error.
 docs: $(VENV)/.docs
-	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
 
 $(VENV)/.docs: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
@@ -117,4 +117,4 @@ $(LOWER)/.ready: pyproject.toml constraints-lower.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(LOWER) docs/_build .cache .pytest_cache .mypy_cache .ruff_cache build *.egg-info
+	rm -rf $(VENV) $(LOWER) .cache .pytest_cache .mypy_cache .ruff_cache build *.egg-info

@@ -25,7 +25,6 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinxcontrib.mermaid",
 ]
-exclude_patterns = ["_build"]
 myst_enable_extensions = ["deflist"]
 myst_fence_as_directive = ["mermaid"]
 myst_heading_anchors = 3
