@@ -1,0 +1,35 @@
+"""The wording check of ``make lint`` sees strings, comments and pages, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import wording
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "seen"),
+    [
+        ("page.md", "It can\nnot be.\nUntold.\nTold.\n", [("can not", 1), ("told", 4)]),
+        ("code.py", 'told = 1  # anew\nx = f"beside {x}"\n', [("anew", 1), ("beside", 2)]),
+        ("code.py", '"""Cannot.\n\nWhoever asks.\n"""\n', [("whoever", 3)]),
+    ],
+)
+def test_uses(name: str, text: str, seen: list[tuple[str, int]], tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_text(text)
+    assert sorted(wording.uses(text, file)) == sorted(seen)
+
+
+def test_code_and_pages_of_the_product_are_looked_at() -> None:
+    names = {str(path.relative_to(wording.ROOT)) for path in wording.files()}
+    assert {"README.md", "docs/errata.md", "orchestrator/api.py", "examples/linreg/linreg/params.py"} <= names
+    assert not any(name.startswith(("tests/unit", "benchmarks/results")) for name in names)
+
+
+def test_the_documentation_has_none_of_the_words() -> None:
+    pages = [path for path in wording.files() if path.suffix == ".md"]
+    own = [path for path in pages if path.is_relative_to(wording.ROOT / "docs") or path.parent == wording.ROOT]
+    assert [(path.name, use) for path in own for use in wording.uses(path.read_text(), path)] == []
