@@ -49,7 +49,7 @@ class Objective:
 
     ``metric`` is the name without a split; it is read on the validation split. ``refit`` says that holding the
     validation part out costs quality, so that the engine by default trains once more on train + validation for
-    the selected number of epochs before it opens the test split. ``sealed_at`` are epochs (ends of sessions) at
+    the selected number of epochs before it opens the test split. ``test_epochs`` are epochs (ends of sessions) at
     which the engine also evaluates the final model on test and seals the values: logged, never shown to whatever
     selects. A trial of a sweep is no final model and has none. A sweep's winner that is not refitted has the test
     values of its end alone: what is to be known of earlier epochs belongs in the tables of that evaluation.
@@ -71,7 +71,7 @@ class Runtime:
 
     ``epochs`` is the planned number (for schedules). ``steps_per_epoch`` cuts a long pass into virtual epochs
     (None: an epoch is one pass). ``accumulate`` splits each global batch into that many micro-batches.
-    ``holdout`` is False in a refit: train on train + validation. ``agree(value)`` returns rank 0's value on
+    ``holdout`` is False in a refit: train on train + validation. ``broadcast(value)`` returns rank 0's value on
     every rank; it is a collective, so every rank calls it equally often.
     """
 
@@ -85,7 +85,7 @@ class Runtime:
     steps_per_epoch: int | None = None
     precision: Precision = "fp32"
     accumulate: int = 1
-    agree: Callable[[Any], Any] = _same
+    broadcast: Callable[[Any], Any] = _same
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ class _Sum(torch.autograd.Function):
         return reduce_sum(gradient.contiguous())
 
 
-def agree(value: T) -> T:
+def broadcast(value: T) -> T:
     """Rank 0's value, on every rank. A collective: every rank calls it equally often."""
     if world_size() == 1:
         return value

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from workloads.sorting import in_order
+from workloads.sorting import sort_with_positions
 
 Ties: TypeAlias = Literal["le", "mid"]
 """Equal scores: ``le`` counts all of them as in the thesis' definition, ``mid`` half of them."""
@@ -43,7 +43,7 @@ def ecdf(scores: torch.Tensor, ties: Ties = "le") -> torch.Tensor:
 
 def _ecdf_by_order(scores: torch.Tensor, ties: Ties) -> torch.Tensor:
     """From where the runs of equal scores begin and end in the order; not for float64."""
-    values, places = in_order(scores.float())
+    values, places = sort_with_positions(scores.float())
     n, changes = scores.shape[-1], values[..., 1:] != values[..., :-1]
     edge, numbers = torch.ones_like(values[..., :1], dtype=torch.bool), torch.arange(n, device=scores.device)
     ends = torch.where(torch.cat([changes, edge], -1), numbers + 1, n)

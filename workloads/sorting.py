@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 
-def in_order(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def sort_with_positions(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Each row of scores in ascending order, equal ones by their place: the same on every device.
 
     NumPy sorts integers with a CPU's vector instructions, forty times as quick as PyTorch sorts rows (measured).

@@ -39,8 +39,8 @@ import torch
 from workloads import distributed
 from workloads.contract import RESERVED, Evaluation, Metrics, Objective, Packable, Runtime, State, Workload
 from workloads.predictor_sources import predictor_sources
-from workloads.testing_distributed import WORLD, together
-from workloads.testing_states import assert_equal_states, broken, families, through_plain_data
+from workloads.testing_distributed import WORLD, run_on_ranks
+from workloads.testing_states import assert_equal_states, through_plain_data, vectors_by_kind, with_nan
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ class Conformance:
         """In training, and of one trained model in evaluation."""
         alone, whole = self.compared_reference()
         params = {**self.params, **self.compared}
-        ranks = together(_train_rank, self.workload, params, self.data, self.epochs, whole.state)
+        ranks = run_on_ranks(_train_rank, self.workload, params, self.data, self.epochs, whole.state)
         (first, first_seen), (second, second_seen) = ranks
         assert first.rows == second.rows, "the ranks disagree"
         assert values(first_seen) == values(second_seen), "the ranks disagree"
@@ -267,7 +267,7 @@ class Conformance:
         for key in one.rows:
             if not self._is_ranked(key.partition("@")[0]):
                 assert one.rows[key] == pytest.approx(other.rows[key], rel=tolerance, abs=tolerance), key
-        tensors, others = families(one.state), families(other.state)
+        tensors, others = vectors_by_kind(one.state), vectors_by_kind(other.state)
         assert tensors.keys() == others.keys()
         for family, tensor in tensors.items():
             difference = torch.linalg.vector_norm(tensor - others[family])
@@ -308,7 +308,7 @@ class Conformance:
 
     def test_a_member_that_diverges_leaves_its_pack_as_it_was(self) -> None:
         apart, members = (self._members() for _ in range(2))
-        members[1].load_state_dict(broken(members[1].state_dict()))
+        members[1].load_state_dict(with_nan(members[1].state_dict()))
         pack = self.workload.pack(members)
         trained = pack.train_epoch([1, 1, 1])
         for place in (0, 2):
@@ -352,7 +352,7 @@ def _train_rank(
     rank: int, workload: type[Any], params: Mapping[str, Any], data: Path, epochs: int, state: State
 ) -> tuple[_Trained, Evaluation]:
     """What a rank trains, and what it sees of a model that another process has trained."""
-    runtime = {"epochs": epochs, "rank": rank, "world_size": WORLD, "agree": distributed.agree}
+    runtime = {"epochs": epochs, "rank": rank, "world_size": WORLD, "broadcast": distributed.broadcast}
     built = _build(workload, params, data, runtime)
     trained = _trained(built)
     built.load_state_dict(state)

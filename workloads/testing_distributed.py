@@ -31,7 +31,7 @@ SECONDS = 600.0
 """For one function, on a machine with much other work: less than a test may take by pytest's own limit."""
 
 
-def together(function: Callable[..., Any], *arguments: Any, seconds: float = SECONDS) -> list[Any]:
+def run_on_ranks(function: Callable[..., Any], *arguments: Any, seconds: float = SECONDS) -> list[Any]:
     """What ``function(rank, *arguments)`` returns in each of two processes of one gloo group, by rank.
 
     Function, arguments and result travel by pickle, so the function stands at the top of a module. The processes have

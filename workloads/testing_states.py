@@ -25,13 +25,13 @@ def _json_scalar(value: Any) -> Any:
     return value
 
 
-def broken(state: Any) -> Any:
+def with_nan(state: Any) -> Any:
     """The state with NaN in the place of every real number that is in a tensor."""
     if isinstance(state, torch.Tensor):
         return torch.full_like(state, torch.nan) if state.is_floating_point() else state
     if isinstance(state, Mapping):
-        return {key: broken(value) for key, value in state.items()}
-    return [broken(value) for value in state] if isinstance(state, list | tuple) else state
+        return {key: with_nan(value) for key, value in state.items()}
+    return [with_nan(value) for value in state] if isinstance(state, list | tuple) else state
 
 
 def assert_equal_states(first: Any, second: Any, path: str = "state") -> None:
@@ -49,7 +49,7 @@ def assert_equal_states(first: Any, second: Any, path: str = "state") -> None:
         assert first == second, path
 
 
-def families(state: Any) -> dict[str, torch.Tensor]:
+def vectors_by_kind(state: Any) -> dict[str, torch.Tensor]:
     """A state's real numbers, in one vector for each kind: ``encoder``, ``optimizer/exp_avg``.
 
     A tensor alone may be nothing but rounding, such as the gradient of a bias that a softmax takes away, and under Adam

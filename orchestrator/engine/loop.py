@@ -123,7 +123,7 @@ def run_epochs(
     on rank 0 (``agree`` tells the others); when it says yes the state is reported, due for a checkpoint, and
     the stream stops without ``ended``. ``on_best`` is given the evaluation of a new best epoch while the workload
     holds that epoch's state (a report may come some epochs later); likewise ``on_sealed`` the values of each epoch of
-    ``sealed_at``, and its evaluation on validation where there was one. Test is evaluated at these epochs, and only
+    ``test_epochs``, and its evaluation on validation where there was one. Test is evaluated at these epochs, and only
     where ``on_sealed`` is given: it is None where the model is not the final one. ``validate`` is False in a refit,
     where there is no validation split. ``every_epoch`` reports each epoch by itself. ``clock`` tells the seconds that
     training is charged with, where they are not those that pass: a member of a pack pays its share. Checkpoints go by

@@ -121,7 +121,7 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
         final=config["outcome"] is not None,
         rank=rank,
         world_size=world_size,
-        agree=distributed.agree,
+        agree=distributed.broadcast,
         stop=_stop_when(Path(config["stop_file"]), spec.resources, world_size) if rank == 0 else lambda: False,
         on_sealed=partial(worker.write_sealed, Path(config["outcome"] or home)) if rank == 0 else lambda *_: None,
     )
@@ -162,7 +162,7 @@ def _as_rank_0(found: Path | None) -> Path | None:
     """The checkpoint that rank 0 goes on from, also where this rank's node has not seen it yet."""
     from workloads import distributed
 
-    chosen = distributed.agree(found)
+    chosen = distributed.broadcast(found)
     if chosen is not None:
         try:
             download(chosen, checkpoint.META)

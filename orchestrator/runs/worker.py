@@ -64,7 +64,7 @@ def experiment(
             steps_per_epoch=spec.plan.steps_per_epoch,
             precision=spec.plan.precision,
             accumulate=spec.plan.accumulate,
-            agree=agree,
+            broadcast=agree,
         )
         return workload_class(params, runtime)
 

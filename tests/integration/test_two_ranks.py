@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from workloads.testing_distributed import SECONDS, together
+from workloads.testing_distributed import SECONDS, run_on_ranks
 
 pytestmark = pytest.mark.faults
 
@@ -43,14 +43,14 @@ def hanging(rank: int, folder: str) -> None:
 def test_a_failure_of_one_rank_ends_both(function: Callable[[int], None], said: str) -> None:
     began = time.monotonic()
     with pytest.raises(RuntimeError, match=said):
-        together(function)
+        run_on_ranks(function)
     assert time.monotonic() - began < SECONDS / 2, "the other one waited for it"
-    assert together(whole) == [0, 1]
+    assert run_on_ranks(whole) == [0, 1]
 
 
 def test_a_hang_names_rank_and_line(tmp_path: Path) -> None:
-    together(whole)
+    run_on_ranks(whole)
     with pytest.raises(TimeoutError, match=r"(?s)not done after 5 s:\nrank 1: .*in hanging"):
-        together(hanging, str(tmp_path), seconds=5)
+        run_on_ranks(hanging, str(tmp_path), seconds=5)
     assert {file.name for file in tmp_path.iterdir()} == {"0", "1"}
-    assert together(whole) == [0, 1]
+    assert run_on_ranks(whole) == [0, 1]

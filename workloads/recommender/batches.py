@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 
 from workloads.contract import Runtime
-from workloads.recommender.dataset import Prepared
+from workloads.recommender.dataset import RecommenderData
 from workloads.recommender.model import Choose
 from workloads.sampling.negatives import Key, random_bits
 from workloads.sampling.sampler import Sampler, View, counters
@@ -69,7 +69,7 @@ class Batch:
         return [Batch(*part, self.key, self.step, self.items, self.size) for part in zip(*columns)]
 
 
-def batches(data: Prepared, draws: Draws, batch_size: int, runtime: Runtime, epoch: int) -> Iterator[Batch]:
+def batches(data: RecommenderData, draws: Draws, batch_size: int, runtime: Runtime, epoch: int) -> Iterator[Batch]:
     """This rank's part of each global batch of ``epoch``, contiguous parts by rank.
 
     An epoch is a pass over the interactions in a random order, or the next ``runtime.steps_per_epoch`` of passes.
@@ -83,7 +83,7 @@ def batches(data: Prepared, draws: Draws, batch_size: int, runtime: Runtime, epo
 
 
 def packed_nodes(
-    data: Prepared, draws: Draws, batch_size: int, passes: Sequence[tuple[int, int]]
+    data: RecommenderData, draws: Draws, batch_size: int, passes: Sequence[tuple[int, int]]
 ) -> Iterator[torch.Tensor]:
     """The nodes of several trials side by side, each as in :func:`batches` for its seed and epoch.
 
@@ -98,7 +98,7 @@ def packed_nodes(
 
 
 def _draw(
-    data: Prepared,
+    data: RecommenderData,
     draws: Draws,
     batch_size: int,
     passes: Sequence[tuple[int, int]],
@@ -139,7 +139,7 @@ def _draw(
 
 
 def _nodes(
-    data: Prepared, draws: Draws, passes: Sequence[tuple[int, int]], rows: torch.Tensor, positions: torch.Tensor
+    data: RecommenderData, draws: Draws, passes: Sequence[tuple[int, int]], rows: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
     """The nodes of K passes at some positions, which hold these ``rows`` (K, b); (width, K, b)."""
     users, items = (side.index_select(0, rows.flatten()) for side in data.pairs)
@@ -154,7 +154,7 @@ def _nodes(
 
 
 def _extras(
-    data: Prepared, draws: Draws, passes: Sequence[tuple[int, int]], rows: torch.Tensor, positions: torch.Tensor
+    data: RecommenderData, draws: Draws, passes: Sequence[tuple[int, int]], rows: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
     """M further positives of each interaction, as nodes, (M, K·b); drawn with replacement."""
     keys = _keys(passes, "positives", rows, draws.extras)
@@ -162,9 +162,9 @@ def _extras(
     rows = rows.flatten()
     if draws.of_item:
         items = data.pairs[1].index_select(0, rows) - data.n_users
-        return data.chosen_by.others(items, data.places[1].index_select(0, rows), bits)
+        return data.chosen_by.others(items, data.list_positions[1].index_select(0, rows), bits)
     users = data.pairs[0].index_select(0, rows)
-    return data.observed.others(users, data.places[0].index_select(0, rows), bits) + data.n_users
+    return data.observed.others(users, data.list_positions[0].index_select(0, rows), bits) + data.n_users
 
 
 def _keys(passes: Sequence[tuple[int, int]], stream: str, rows: torch.Tensor, count: int) -> Key:

@@ -21,7 +21,7 @@ from workloads.recommender.credence import (
     prior_log_odds,
     sampled_scores,
 )
-from workloads.recommender.dataset import History, Prepared
+from workloads.recommender.dataset import History, RecommenderData
 from workloads.recommender.evaluation import mean_auc
 from workloads.recommender.params import Params
 from workloads.recommender.quality import wrong_share
@@ -47,7 +47,7 @@ class Calibrator:
 
     params: Params
     runtime: Runtime
-    data: Prepared
+    data: RecommenderData
     settings: Mapping[str, Any]
     embeddings: Callable[[], tuple[torch.Tensor, torch.Tensor]]
 

@@ -24,7 +24,7 @@ _AT_ONCE = {"cpu": 2**20}
 """Embedding entries gathered at once by :func:`interaction_scores`: what a CPU's caches hold; 2^26 elsewhere."""
 
 
-class Place(NamedTuple):
+class LogProbabilities(NamedTuple):
     """Where scores stand in a distribution: ln f(x), ln F(x) and ln(1 - F(x))."""
 
     log_density: torch.Tensor
@@ -35,7 +35,7 @@ class Place(NamedTuple):
 class ScoreDistribution(Protocol):
     """A distribution of the scores of (user, item) pairs."""
 
-    def place(self, x: torch.Tensor) -> Place:
+    def log_probabilities(self, x: torch.Tensor) -> LogProbabilities:
         """Where each of ``x``, of any shape, stands; finite for finite scores."""
         ...
 
@@ -58,12 +58,12 @@ class GaussianFactors:
         variance = (users.square().mean() * items.square().mean()).sqrt().item()
         return cls(users.shape[1], max(variance, 1e-30))
 
-    def place(self, x: torch.Tensor) -> Place:
+    def log_probabilities(self, x: torch.Tensor) -> LogProbabilities:
         log_f, log_tail = look_up(x, self.dim, self.variance)
         # F(-|x|) is at most one half: the other side is 1 minus it, without loss.
         log_body = (-log_tail.exp()).log1p()
         above = x > 0
-        return Place(log_f, torch.where(above, log_body, log_tail), torch.where(above, log_tail, log_body))
+        return LogProbabilities(log_f, torch.where(above, log_body, log_tail), torch.where(above, log_tail, log_body))
 
 
 class EmpiricalScores:
@@ -78,16 +78,16 @@ class EmpiricalScores:
         """From the scores of pairs drawn uniformly from all (user, item) pairs, (n,); see :func:`sampled_scores`."""
         self._ordered = sample.detach().sort().values
 
-    def place(self, x: torch.Tensor) -> Place:
+    def log_probabilities(self, x: torch.Tensor) -> LogProbabilities:
         n = len(self._ordered)
         below = ecdf_at(self._ordered, x, "mid") * n + 0.5
-        return Place(torch.zeros_like(x), (below / (n + 1)).log(), ((n + 1 - below) / (n + 1)).log())
+        return LogProbabilities(torch.zeros_like(x), (below / (n + 1)).log(), ((n + 1 - below) / (n + 1)).log())
 
 
-def log_order_statistic(place: Place, k: int, n: int) -> torch.Tensor:
+def log_order_statistic(logs: LogProbabilities, k: int, n: int) -> torch.Tensor:
     """ln g(x; k, n), the log-density of the k-th smallest of n independent draws. Thesis (3.21)."""
     ways = math.lgamma(n + 1) - math.lgamma(k) - math.lgamma(n - k + 1)
-    return ways + (k - 1) * place.log_below + place.log_density + (n - k) * place.log_above
+    return ways + (k - 1) * logs.log_below + logs.log_density + (n - k) * logs.log_above
 
 
 def prior_log_odds(item_counts: torch.Tensor) -> torch.Tensor:
@@ -117,10 +117,10 @@ def credence(scores: torch.Tensor, prior: torch.Tensor, distribution: ScoreDistr
     """
     if mode == "prior":
         return torch.sigmoid(prior.to(scores))
-    place, prior = distribution.place(scores.detach()), prior.to(scores)
+    logs, prior = distribution.log_probabilities(scores.detach()), prior.to(scores)
     if mode == "bayes":  # F p / (F p + (1 - F)(1 - p))
-        return torch.sigmoid(place.log_below - place.log_above + prior)
-    log_credence = log_order_statistic(place, 2, 2) + torch.nn.functional.logsigmoid(prior)
+        return torch.sigmoid(logs.log_below - logs.log_above + prior)
+    log_credence = log_order_statistic(logs, 2, 2) + torch.nn.functional.logsigmoid(prior)
     return log_credence.exp() if mode == "thesis" else log_credence.softmax(0) * len(scores)
 
 
@@ -156,7 +156,7 @@ def ks_distance(sample: torch.Tensor, distribution: ScoreDistribution) -> torch.
     How far the scores of a trained model have left the F that the credence still uses (E-3.22).
     """
     ordered = sample.detach().sort().values
-    below = distribution.place(ordered).log_below.exp()
+    below = distribution.log_probabilities(ordered).log_below.exp()
     n = len(ordered)
     steps = torch.arange(n + 1, device=below.device, dtype=below.dtype) / n
     return torch.maximum(steps[1:] - below, below - steps[:-1]).amax()

@@ -21,7 +21,7 @@ from workloads.sampling.pairs import PairSet
 VALIDATION_FRACTION = 0.1
 """Share of each user's training interactions that is held out for validation."""
 
-_KEPT = 4  # splits a process keeps on its device
+_CACHED_SPLITS = 4  # splits a process keeps on its device
 
 
 class History:
@@ -46,7 +46,7 @@ class History:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class RecommenderData:
     """One dataset, split and device.
 
     ``train``: what is learnt from. ``known``: train and validation, what a user has before the test. ``pairs``
@@ -87,10 +87,10 @@ class Prepared:
         return Lists(indptr, self.train.users[order], self.n_users)
 
     @cached_property
-    def places(self) -> torch.Tensor:
+    def list_positions(self) -> torch.Tensor:
         """Of each pair, the item's place in ``observed`` and the user's in ``chosen_by``, (2, n)."""
         users, items = self.pairs[0], self.pairs[1] - self.n_users
-        return torch.stack([self.observed.places(users, items), self.chosen_by.places(items, users)])
+        return torch.stack([self.observed.positions(users, items), self.chosen_by.positions(items, users)])
 
     @cached_property
     def popularity(self) -> torch.Tensor:
@@ -132,8 +132,8 @@ class Prepared:
         return PairSet(history.users, history.items, self.n_users, self.n_items)
 
 
-@lru_cache(maxsize=_KEPT)
-def prepare(data: Interactions, split_seed: int, holdout: bool, device: torch.device) -> Prepared:
+@lru_cache(maxsize=_CACHED_SPLITS)
+def prepare(data: Interactions, split_seed: int, holdout: bool, device: torch.device) -> RecommenderData:
     """Split and convert; from the second call of a process on, at once.
 
     Without ``holdout`` the validation part stays in train and is empty by itself.
@@ -152,7 +152,7 @@ def prepare(data: Interactions, split_seed: int, holdout: bool, device: torch.de
     if data.truth is not None or data.noise is not None:
         users, items = torch.from_numpy(data.train[false_positives(data)]).to(device, torch.int64).unbind(1)
         wrong = PairSet(users, items, data.n_users, data.n_items).contains(pairs[0], pairs[1] - data.n_users)
-    return Prepared(
+    return RecommenderData(
         data.n_users,
         data.n_items,
         train,

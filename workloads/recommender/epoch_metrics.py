@@ -9,7 +9,7 @@ import torch
 from workloads.contract import Runtime
 from workloads.distributed import reduce_sum
 from workloads.losses.pairwise import DPL_FLOOR
-from workloads.recommender.dataset import Prepared
+from workloads.recommender.dataset import RecommenderData
 from workloads.recommender.params import Params
 from workloads.recommender.quality import SamplingQuality
 
@@ -17,22 +17,22 @@ _CLAMPED = -math.log(DPL_FLOOR) - 1e-5
 """From here on a loss of dpl has reached its floor of P̂ (E-5.18b)."""
 
 
-def tells_quality(params: Params, runtime: Runtime) -> bool:
+def can_measure_quality(params: Params, runtime: Runtime) -> bool:
     """Whether sampling quality is asked for and can be told: a refit has trained on the validation part."""
     return params.quality and (runtime.holdout or params.truth != "validation")
 
 
-class Tally:
+class EpochMetrics:
     """Mean loss, quality of the negatives where it can be told, and how many interactions dpl gives no gradient."""
 
-    def __init__(self, params: Params, data: Prepared, runtime: Runtime) -> None:
+    def __init__(self, params: Params, data: RecommenderData, runtime: Runtime) -> None:
         device = runtime.device
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self._count = 0
         clamps = params.loss == "dpl" and params.positives  # without them the loss has no floor
         self._clamped = torch.zeros((), dtype=torch.int64, device=device) if clamps else None
         self._quality: SamplingQuality | None = None
-        if tells_quality(params, runtime):
+        if can_measure_quality(params, runtime):
             assert params.truth is not None
             self._quality, self._liked = SamplingQuality(device), data.liked(params.truth)
         self._planted = data.planted
@@ -46,11 +46,13 @@ class Tally:
             self._clamped += (losses.detach() >= _CLAMPED).sum()
 
     @property
-    def sees(self) -> bool:
-        """Whether there is anything to :meth:`see` the negatives for."""
+    def needs_negatives(self) -> bool:
+        """Whether there is anything to measure of the negatives: :meth:`add_negatives` is needed."""
         return self._planted is not None or self._quality is not None
 
-    def see(self, positive: torch.Tensor, negatives: torch.Tensor, users: torch.Tensor, items: torch.Tensor) -> None:
+    def add_negatives(
+        self, positive: torch.Tensor, negatives: torch.Tensor, users: torch.Tensor, items: torch.Tensor
+    ) -> None:
         """Scores of a micro-batch's positives (b,) and negatives (N, b), -inf for none; users (b,) and items (N, b)."""
         negatives, users = negatives.detach(), users.expand_as(items)
         if self._planted is not None:

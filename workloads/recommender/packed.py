@@ -15,7 +15,7 @@ from torch import nn
 from workloads.contract import Evaluation, Metrics, Runtime, Split
 from workloads.recommender.adam import Adam, StackedAdam
 from workloads.recommender.batches import Draws, packed_nodes
-from workloads.recommender.dataset import History, Prepared
+from workloads.recommender.dataset import History, RecommenderData
 from workloads.recommender.evaluation import evaluation, rank_users
 from workloads.recommender.loss_calls import Scores
 from workloads.recommender.losses import LOSSES
@@ -25,7 +25,7 @@ from workloads.recommender.quality import wrong_share
 from workloads.recommender.sgd import BatchedSGD, SequentialSGD
 from workloads.schedule import steps_per_pass
 
-OWN = {"lr", "lr_decay", "lr_decay_every", "weight_decay"}
+VARYING_PARAMS = {"lr", "lr_decay", "lr_decay_every", "weight_decay"}
 """The parameters in which members may differ; so may their seeds."""
 
 _GATHERED = {"cpu": 2**19}
@@ -46,7 +46,7 @@ class Member(Protocol):
 
     params: Params
     runtime: Runtime
-    data: Prepared
+    data: RecommenderData
     model: MatrixFactorisation
     optimizer: Adam | BatchedSGD | SequentialSGD
     draws: Draws
@@ -56,10 +56,10 @@ class Member(Protocol):
 
     def embeddings(self) -> tuple[torch.Tensor, torch.Tensor]: ...
 
-    def judged(self, split: Split) -> tuple[History, History]: ...
+    def ranking_targets(self, split: Split) -> tuple[History, History]: ...
 
 
-def shape(params: Params, runtime: Runtime, data: Prepared) -> Hashable | None:
+def shape(params: Params, runtime: Runtime, data: RecommenderData) -> Hashable | None:
     """Equal for trials whose steps are alike; None for what is not two scores and one loss a positive.
 
     That is LightGCN, sequential SGD, losses of several negatives or weights, samplers that look at the model,
@@ -67,7 +67,7 @@ def shape(params: Params, runtime: Runtime, data: Prepared) -> Hashable | None:
     """
     if not _can(params) or runtime.world_size > 1 or runtime.accumulate > 1 or runtime.steps_per_epoch:
         return None
-    return (*params.model_dump(exclude=OWN).items(), id(data))
+    return (*params.model_dump(exclude=VARYING_PARAMS).items(), id(data))
 
 
 def _can(params: Params) -> bool:
@@ -154,7 +154,7 @@ class RecommenderPack:
     def evaluate(self, members: Sequence[int], split: Split) -> list[Evaluation]:
         """Rank for several members at once: the masks are made once, the metrics are of all."""
         chosen = [self.members[place] for place in members]
-        relevant, known = chosen[0].judged(split)
+        relevant, known = chosen[0].ranking_targets(split)
         values = rank_users([member.embeddings() for member in chosen], relevant, known)
         return [evaluation(own, relevant) for own in values]
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 
 from workloads.data.datasets import occupations
-from workloads.recommender.dataset import Prepared
+from workloads.recommender.dataset import RecommenderData
 from workloads.recommender.losses import SAMPLERS
 from workloads.recommender.params import Params
 from workloads.sampling.bayesian import (
     BNS,
     Prior,
-    ScorePlaces,
+    ScoreECDF,
     group_prior,
     item_prior,
     occupation_prior,
@@ -28,7 +28,7 @@ from workloads.sampling.sampler import Sampler, Uniform
 from workloads.sampling.srns import SRNS
 
 
-def sampler(params: Params, data: Prepared, root: Path) -> Sampler:
+def sampler(params: Params, data: RecommenderData, root: Path) -> Sampler:
     """The sampler that the parameters name, for their dataset, whose files are under ``root``.
 
     Raises:
@@ -38,17 +38,17 @@ def sampler(params: Params, data: Prepared, root: Path) -> Sampler:
     return _BUILD[SAMPLERS[params.sampler].build](params, data, root)
 
 
-def _aobpr(params: Params, data: Prepared, root: Path) -> Sampler:
+def _aobpr(params: Params, data: RecommenderData, root: Path) -> Sampler:
     assert params.aobpr_lambda is not None
     return AOBPR(data.unobserved, data.observed, params.aobpr_lambda)
 
 
-def _dns(params: Params, data: Prepared, root: Path) -> Sampler:
+def _dns(params: Params, data: RecommenderData, root: Path) -> Sampler:
     assert params.candidates is not None
     return DNS(data.unobserved, params.candidates)
 
 
-def _srns(params: Params, data: Prepared, root: Path) -> Sampler:
+def _srns(params: Params, data: RecommenderData, root: Path) -> Sampler:
     own = {name: getattr(params, name) for name in SAMPLERS["srns"].params}
     return SRNS(
         data.unobserved,
@@ -60,11 +60,11 @@ def _srns(params: Params, data: Prepared, root: Path) -> Sampler:
     )
 
 
-def _bns(params: Params, data: Prepared, root: Path) -> Sampler:
+def _bns(params: Params, data: RecommenderData, root: Path) -> Sampler:
     assert params.candidates is not None
     assert params.ecdf is not None
     lam = params.bns_lambda
-    places = ScorePlaces(data.observed, data.n_items, params.ecdf, params.ecdf_items or 1)
+    places = ScoreECDF(data.observed, data.n_items, params.ecdf, params.ecdf_items or 1)
     return BNS(
         data.unobserved,
         params.candidates,
@@ -76,7 +76,7 @@ def _bns(params: Params, data: Prepared, root: Path) -> Sampler:
     )
 
 
-def _prior(params: Params, data: Prepared, root: Path) -> Prior:
+def _prior(params: Params, data: RecommenderData, root: Path) -> Prior:
     if params.sampler == "bns_oracle":
         assert params.truth is not None
         otherwise = None if params.bns_prior == "label" else _table_prior(params, data, root)
@@ -84,12 +84,12 @@ def _prior(params: Params, data: Prepared, root: Path) -> Prior:
     return _table_prior(params, data, root)
 
 
-def _table_prior(params: Params, data: Prepared, root: Path) -> Prior:
+def _table_prior(params: Params, data: RecommenderData, root: Path) -> Prior:
     probabilities, groups = prior_table(params, data, root)
     return item_prior(probabilities[0]) if groups is None else group_prior(probabilities, groups)
 
 
-def prior_table(params: Params, data: Prepared, root: Path) -> tuple[torch.Tensor, torch.Tensor | None]:
+def prior_table(params: Params, data: RecommenderData, root: Path) -> tuple[torch.Tensor, torch.Tensor | None]:
     """P_fn of ``bns_prior`` for each group of users, (G, I), and the group of each user, (U,), where there are several.
 
     Raises:
@@ -109,7 +109,7 @@ def prior_table(params: Params, data: Prepared, root: Path) -> tuple[torch.Tenso
     return popularity / popularity.sum(), None
 
 
-_BUILD: Mapping[str, Callable[[Params, Prepared, Path], Sampler]] = {
+_BUILD: Mapping[str, Callable[[Params, RecommenderData, Path], Sampler]] = {
     "uniform": lambda _params, data, _root: Uniform(data.unobserved),
     "in_batch": lambda _params, data, _root: InBatch(data.observed),
     "popularity": lambda _params, data, _root: Popularity(data.unobserved, data.observed, data.popularity),

@@ -11,8 +11,8 @@ import torch
 
 from workloads.contract import Runtime
 from workloads.data.interactions.splits import user_csr
-from workloads.recommender.dataset import Prepared
-from workloads.recommender.epoch_metrics import tells_quality
+from workloads.recommender.dataset import RecommenderData
+from workloads.recommender.epoch_metrics import can_measure_quality
 from workloads.recommender.params import Params
 from workloads.recommender.samplers import prior_table
 from workloads.sampling.bayesian import warm_lambda
@@ -57,7 +57,7 @@ class SequentialSGD:
     A model that is only evaluated needs no compiler.
     """
 
-    def __init__(self, params: Params, runtime: Runtime, data: Prepared, table: torch.Tensor) -> None:
+    def __init__(self, params: Params, runtime: Runtime, data: RecommenderData, table: torch.Tensor) -> None:
         """``table``: of all nodes (N, d), which the loop writes to.
 
         Raises:
@@ -120,7 +120,7 @@ class SequentialSGD:
     def _truth(self) -> Lists | None:
         """The lists of what users like beyond training, where the sampler or a measure asks for them."""
         data, truth = self.data, self.params.truth
-        if truth is None or not (self.params.sampler == "bns_oracle" or tells_quality(self.params, self.runtime)):
+        if truth is None or not (self.params.sampler == "bns_oracle" or can_measure_quality(self.params, self.runtime)):
             return None
         if truth == "planted":
             assert data.truth is not None  # checked by Params
@@ -129,7 +129,7 @@ class SequentialSGD:
         return history.indptr, history.items
 
 
-def _of_all(data: Prepared, weights: torch.Tensor) -> torch.Tensor:
+def _of_all(data: RecommenderData, weights: torch.Tensor) -> torch.Tensor:
     """Weights of all training interactions from those that a negative exists for."""
     full = weights.new_zeros(len(data.train.items))
     full[data.unobserved.counts[data.train.users] > 0] = weights

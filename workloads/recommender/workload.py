@@ -19,7 +19,7 @@ from workloads.recommender.adam import Adam
 from workloads.recommender.batches import Batch, Draws, batches, choice
 from workloads.recommender.calibration import Calibration, Calibrator
 from workloads.recommender.dataset import History, prepare
-from workloads.recommender.epoch_metrics import Tally
+from workloads.recommender.epoch_metrics import EpochMetrics
 from workloads.recommender.evaluation import evaluation, rank_users
 from workloads.recommender.loss_calls import Scores, loss_settings
 from workloads.recommender.losses import LOSSES
@@ -107,26 +107,26 @@ class Recommender:
         if self.draws.sampler.dynamic:
             table = self.model.embeddings().detach()
             self.draws.sampler.begin(table, epoch, derive(runtime.seed, "memory", epoch))
-        calibrated, tally = self.calibrate(epoch), Tally(params, data, runtime)
+        calibrated, measured = self.calibrate(epoch), EpochMetrics(params, data, runtime)
         steps = runtime.steps_per_epoch or steps_per_pass(data.pairs.shape[1], params.batch_size)
         drawn = batches(data, self.draws, params.batch_size, runtime, epoch)
         for step, batch in enumerate(drawn, (epoch - 1) * steps):
             parts = batch.split(runtime.accumulate)
             for part in parts:
                 with nullcontext() if part is parts[-1] else without_sync(self.replica):
-                    losses, nodes = self._losses(part, epoch, step, calibrated, tally)
+                    losses, nodes = self._losses(part, epoch, step, calibrated, measured)
                     loss = cost = losses.sum()
                     over = batch.size
                     if isinstance(self.optimizer, BatchedSGD):
                         cost, over = loss + self.optimizer.penalty(nodes, calibrated.of(part.rows)), 1
                     # DDP averages over ranks: with this factor, to the mean (or sum) over the global batch.
                     torch.autograd.backward(cost * (runtime.world_size / over))
-                tally.add(losses, loss)
+                measured.add(losses, loss)
             self.optimizer.update(lr)
-        return {**tally.metrics(), **calibrated.metrics}
+        return {**measured.metrics(), **calibrated.metrics}
 
     def _losses(
-        self, part: Batch, epoch: int, step: int, calibrated: Calibration, tally: Tally
+        self, part: Batch, epoch: int, step: int, calibrated: Calibration, measured: EpochMetrics
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The loss of each interaction of a micro-batch, (b,), and the nodes that it is of, (1 + n, b)."""
         extras, sampler = self.draws.extras, self.draws.sampler
@@ -134,9 +134,9 @@ class Recommender:
         shared = (part.items, sampler.masked(part.nodes[0], part.items - self.data.n_users)) if sampler.shared else None
         scores, nodes = self.replica(part.nodes, choose, extras if self.draws.of_item else 0, shared)
         positive, extra, negative = scores.split([1, extras, len(scores) - 1 - extras])  # one node of the graph
-        if tally.sees:
+        if measured.needs_negatives:
             items = nodes[2 + extras :] if shared is None else part.items.unsqueeze(1).expand(-1, len(part.rows))
-            tally.see(positive[0], negative, nodes[0], items - self.data.n_users)
+            measured.add_negatives(positive[0], negative, nodes[0], items - self.data.n_users)
         found = Scores(positive.squeeze(0), extra.T, negative.T, step)
         losses = LOSSES[self.params.loss].compute(found, calibrated.settings)
         weights = calibrated.of(part.rows)
@@ -155,7 +155,7 @@ class Recommender:
         Raises:
             ValueError: the validation split of a refit, which has been trained on.
         """
-        relevant, known = self.judged(split)
+        relevant, known = self.ranking_targets(split)
         values = rank_users([self.embeddings()], relevant, known, self.runtime.rank, self.runtime.world_size)[0]
         return evaluation(reduce_sum(values), relevant, self.runtime.rank)
 
@@ -164,7 +164,7 @@ class Recommender:
         users, items = torch.split(self.model.embeddings(), [self.data.n_users, self.data.n_items])
         return users, items
 
-    def judged(self, split: Split) -> tuple[History, History]:
+    def ranking_targets(self, split: Split) -> tuple[History, History]:
         """The items to find and the items that are no candidates."""
         if split == "test":
             return self.data.test, self.data.known

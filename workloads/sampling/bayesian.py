@@ -59,7 +59,7 @@ def warm_lambda(epoch: int) -> float:
     return max(10 - 0.1 * (epoch - 1), 2.0)
 
 
-class ScorePlaces:
+class ScoreECDF:
     """F(x_ul), the share of the user's unobserved items that score at most x_ul. Thesis (4.15).
 
     count / (n + 1), which never reaches 1 (E-4.14).
@@ -132,7 +132,7 @@ class BNS(FromCandidates):
         self,
         unobserved: Unobserved,
         candidates: int,
-        places: ScorePlaces,
+        places: ScoreECDF,
         prior: Prior,
         lam: Callable[[int], float],
         *,

@@ -9,7 +9,7 @@ import torch
 from workloads.sampling.lists import Lists
 from workloads.sampling.negatives import Key, Unobserved, random_bits
 from workloads.sampling.sampler import FromCandidates, Sampler, View
-from workloads.sorting import in_order
+from workloads.sorting import sort_with_positions
 
 _AT_ONCE = {"cpu": 2**19, "cuda": 2**25}
 """Scores of whole catalogues that are looked at at once."""
@@ -61,7 +61,7 @@ class AOBPR(Sampler):
             block = users[first : first + rows]
             scores = view.table.index_select(0, block) @ items.T
             scores[self._observed.expand(block)] = -math.inf
-            _, ranking = in_order(scores.neg_())
+            _, ranking = sort_with_positions(scores.neg_())
             here = ((place >= first) & (place < first + rows)).nonzero().squeeze(1)
             chosen[here] = ranking[place[here] - first, ranks[here]]
         return chosen + view.n_users

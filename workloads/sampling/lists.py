@@ -19,7 +19,7 @@ class Lists:
         self.counts = indptr.diff()
         self._span = n_members
 
-    def places(self, lists: torch.Tensor, members: torch.Tensor) -> torch.Tensor:
+    def positions(self, lists: torch.Tensor, members: torch.Tensor) -> torch.Tensor:
         """The place of each of ``members`` (B,) in its list, from 0; each is in it."""
         owners = torch.repeat_interleave(torch.arange(len(self.counts), device=lists.device), self.counts)
         keys = owners * self._span + self.members
@@ -30,7 +30,7 @@ class Lists:
 
         Args:
             lists: (B,).
-            places: (B,), see :meth:`places`.
+            places: (B,), see :meth:`positions`.
             bits: (M, B), from :func:`workloads.sampling.negatives.random_bits`.
 
         Returns:

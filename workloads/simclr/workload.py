@@ -129,7 +129,7 @@ class SimCLR:
         views = self._views(self.data.validation if self.runtime.holdout else self.data.train)
         auc = false_negative_auc(views.first, views.labels).item()
         alpha = alpha_from_auc(auc, literal=self.settings["alpha"] == "auc_literal")
-        return {**self.settings, "alpha": self.runtime.agree(alpha)}
+        return {**self.settings, "alpha": self.runtime.broadcast(alpha)}
 
     @torch.no_grad()
     def evaluate(self, split: Split) -> Evaluation:
@@ -143,7 +143,7 @@ class SimCLR:
         with_probe = self.params.eval_probe == "always" or (self.params.eval_probe == "test" and split == "test")
         seen = Frozen(self.features(part, torch.arange(len(part))), part.labels)
         found = evaluation(self.labelled(), seen, self._views(part), self.data.classes, self.params, with_probe)
-        metrics = self.runtime.agree(dict(found.metrics))
+        metrics = self.runtime.broadcast(dict(found.metrics))
         if self.runtime.rank:
             return Evaluation(metrics)
         left_out = {"skipped": {"image": np.array(self.data.skipped)}} if self.data.skipped else {}

@@ -132,7 +132,7 @@ class TextRanker:
         """Take the weight of BM25 that is best on validation for the model as it is, unless it is given."""
         if self.params.bm25_weight == "validation":
             scores, _ = self._ranked("validation")
-            self.bm25_weight = self.runtime.agree(self._judge("validation").best_weight(scores))
+            self.bm25_weight = self.runtime.broadcast(self._judge("validation").best_weight(scores))
 
     @torch.no_grad()
     def evaluate(self, split: Split) -> Evaluation:

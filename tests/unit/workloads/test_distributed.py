@@ -13,7 +13,7 @@ from workloads import distributed
 from workloads.contract import Runtime
 from workloads.recommender.params import Params
 from workloads.recommender.workload import Recommender
-from workloads.testing_distributed import together
+from workloads.testing_distributed import run_on_ranks
 
 REFIT = Runtime(device=torch.device("cpu"), data=Path(), seed=3, epochs=2, holdout=False)
 CASES: tuple[tuple[int, dict[str, Any]], ...] = (
@@ -38,7 +38,7 @@ def measured(workload: Recommender) -> tuple[dict[str, float], int]:
 
 
 def one_rank(rank: int, folder: str) -> None:
-    assert distributed.agree(f"from {rank}") == "from 0"
+    assert distributed.broadcast(f"from {rank}") == "from 0"
     mine = torch.tensor([1.0, rank])
     assert distributed.reduce_sum(mine).tolist() == [2, 1]
     assert mine.tolist() == [1, rank]
@@ -49,7 +49,7 @@ def one_rank(rank: int, folder: str) -> None:
 
 
 def test_two_processes_are_one(tmp_path: Path) -> None:
-    together(one_rank, str(tmp_path))
+    run_on_ranks(one_rank, str(tmp_path))
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     for (_, params), first, second in zip(CASES, *ranks):
         alone, loss = two_epochs(REFIT, params)
@@ -70,6 +70,6 @@ def test_a_case_ends_on_a_batch_smaller_than_the_world() -> None:
 def test_alone_collectives_are_the_identity() -> None:
     value = torch.ones(2)
     assert distributed.reduce_sum(value) is value
-    assert distributed.agree("mine") == "mine"
+    assert distributed.broadcast("mine") == "mine"
     model = torch.nn.Linear(1, 1)
     assert distributed.wrap(model, REFIT) is model

@@ -14,7 +14,7 @@ from workloads.contract import Runtime
 from workloads.losses.contrastive import bcl_loss
 from workloads.normalisation import SummedBatchNorm, synchronised
 from workloads.scores import two_view_scores
-from workloads.testing_distributed import together
+from workloads.testing_distributed import run_on_ranks
 
 COUNTS = (5, 3)
 """Images of each rank."""
@@ -64,7 +64,7 @@ def one_rank(rank: int, folder: str) -> None:
 
 
 def test_two_processes_are_one(tmp_path: Path) -> None:
-    together(one_rank, str(tmp_path))
+    run_on_ranks(one_rank, str(tmp_path))
     loss, gradients, state = trained(0, 1)
     assert len(gradients) == len(list(network().parameters()))
     for rank in range(2):

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from workloads.sorting import in_order
+from workloads.sorting import sort_with_positions
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (4, 9), (2, 3, 700), (2, 0)])
@@ -16,7 +16,7 @@ def test_it_is_the_stable_order(shape: tuple[int, ...]) -> None:
     scores = torch.randint(-20, 20, shape, generator=source) * torch.tensor(0.37)
     scores = torch.where(torch.rand(shape, generator=source) < 0.2, -0.0, scores)
     scores = torch.where(torch.rand(shape, generator=source) < 0.1, -torch.inf, scores)
-    values, places = in_order(scores)
+    values, places = sort_with_positions(scores)
     for row, value, place in zip(*(x.flatten(0, -2).tolist() for x in (scores, values, places))):
         assert place == sorted(range(len(row)), key=row.__getitem__)
         ordered = [row[at] for at in place]

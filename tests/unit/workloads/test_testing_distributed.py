@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from workloads.testing_distributed import together
+from workloads.testing_distributed import run_on_ranks
 
 
 def told(rank: int, word: str) -> list[object]:
@@ -19,7 +19,7 @@ def told(rank: int, word: str) -> list[object]:
 
 def test_results_by_rank_from_the_same_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_WORD", "of this test")
-    first, second = together(told, "said")
+    first, second = run_on_ranks(told, "said")
     assert first[:-1] == ["said", 0, 3, "of this test", 1]
     assert second[:-1] == ["said", 1, 3, "of this test", 1]
-    assert [rank[-1] for rank in together(told, "again")] == [first[-1], second[-1]]
+    assert [rank[-1] for rank in run_on_ranks(told, "again")] == [first[-1], second[-1]]

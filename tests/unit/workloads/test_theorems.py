@@ -15,7 +15,7 @@ import torch
 
 from workloads.losses.contrastive import alpha_from_auc, bcl_loss, bcl_weights, bcl_weights_at, infonce_loss
 from workloads.losses.pairwise import bpr_loss, debiased_probability, dpl_loss
-from workloads.recommender.credence import GaussianFactors, Mode, Place, credence
+from workloads.recommender.credence import GaussianFactors, LogProbabilities, Mode, credence
 from workloads.recommender.quality import information, roc_auc
 from workloads.sampling.bayesian import risk, unbias
 
@@ -250,7 +250,7 @@ def test_theorem_4_1_the_rule_has_the_least_risk(lam: float) -> None:
 
 
 # Chapter 3.
-def _log_likelihood(place: Place, prior: torch.Tensor) -> torch.Tensor:
+def _log_likelihood(place: LogProbabilities, prior: torch.Tensor) -> torch.Tensor:
     """Σ ln[p F(x) + (1 - p)(1 - F(x))]: credible interactions score high, others low, which is which unknown."""
     odds = torch.nn.functional.logsigmoid
     return torch.logaddexp(odds(prior) + place.log_below, odds(-prior) + place.log_above).sum()
@@ -267,17 +267,17 @@ def _em(modes: Sequence[Mode]) -> list[float]:
     def scores() -> torch.Tensor:
         return (tables[0][pairs[0]] * tables[1][pairs[1]]).sum(1)
 
-    likelihoods = [_log_likelihood(distribution.place(scores()), prior).item()]
+    likelihoods = [_log_likelihood(distribution.log_probabilities(scores()), prior).item()]
     for mode in modes:
         weights = credence(scores(), prior, distribution, mode)
         for _ in range(10):
-            place = distribution.place(scores())
+            place = distribution.log_probabilities(scores())
             objective = (weights * place.log_below + (1 - weights) * place.log_above).sum()
             gradients = torch.autograd.grad(objective, tables)
             with torch.no_grad():
                 for table, gradient in zip(tables, gradients):
                     table += 0.01 * gradient
-        likelihoods.append(_log_likelihood(distribution.place(scores()), prior).item())
+        likelihoods.append(_log_likelihood(distribution.log_probabilities(scores()), prior).item())
     return likelihoods
 
 

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 def credence_auc(run: Trained) -> Mapping[str, float]:
     """Table 3.2."""
-    from workloads.recommender.published.trust import judge
+    from workloads.recommender.published.trust import evaluate_credence
 
-    return {"credence_auc": judge(run.model, run.params, run.data).auc}
+    return {"credence_auc": evaluate_credence(run.model, run.params, run.data).auc}
 
 
 def credence_roc(runs: Sequence[Trained]) -> Iterator[Curve]:
     """Figure 3.4: the ROC of the first seed, and the AUC of all."""
-    from workloads.recommender.published.trust import judge
+    from workloads.recommender.published.trust import evaluate_credence
 
-    found = [judge(run.model, run.params, run.data) for run in runs]
+    found = [evaluate_credence(run.model, run.params, run.data) for run in runs]
     areas = [one.auc for one in found]
     note = f"AUC {fmean(areas):.4f}" + (f" ± {stdev(areas):.4f}" if len(areas) > 1 else "")
     yield Curve(found[0].false_positives.tolist(), found[0].true_positives.tolist(), note=note)
@@ -32,18 +32,18 @@ def credence_roc(runs: Sequence[Trained]) -> Iterator[Curve]:
 
 def score_densities(runs: Sequence[Trained]) -> Iterator[Curve]:
     """Figure 4.2: densities after the epochs that the first run has had."""
-    from workloads.recommender.published.scores import of_model
+    from workloads.recommender.published.scores import model_densities
 
     first = runs[0]
-    found = of_model(first.model, first.params, first.data)
+    found = model_densities(first.model, first.params, first.data)
     yield from _curves(f"after {first.epochs} epoch{'s' * (first.epochs > 1)}", found)
 
 
 def theory(quick: bool) -> Drawn:
     """Figure 4.3; it is quick as it is."""
-    from workloads.recommender.published.scores import in_theory
+    from workloads.recommender.published.scores import theoretical_densities
 
-    return Drawn([curve for law, found in in_theory().items() for curve in _curves(law, found)])
+    return Drawn([curve for law, found in theoretical_densities().items() for curve in _curves(law, found)])
 
 
 def _curves(panel: str, found: Densities) -> Iterator[Curve]:

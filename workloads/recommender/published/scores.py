@@ -27,7 +27,7 @@ class Densities(NamedTuple):
     false: torch.Tensor
 
 
-def in_theory(points: int = 200) -> dict[str, Densities]:
+def theoretical_densities(points: int = 200) -> dict[str, Densities]:
     """g = 2f(1 - F) and h = 2fF, thesis (4.7) and (4.8), by the distribution of the unlabelled scores."""
     import numpy as np
     from scipy import stats
@@ -41,7 +41,7 @@ def in_theory(points: int = 200) -> dict[str, Densities]:
     return found
 
 
-def of_model(model: Path, params: Mapping[str, Any], root: Path) -> Densities:
+def model_densities(model: Path, params: Mapping[str, Any], root: Path) -> Densities:
     """Histograms of an exported model's scores; the false negatives are the test part, looked at here only.
 
     What lies more than five standard deviations from the mean score is counted in the outermost bins.

@@ -28,7 +28,7 @@ class Trust:
     true_positives: torch.Tensor
 
 
-def judge(model: Path, params: Mapping[str, Any], root: Path) -> Trust:
+def evaluate_credence(model: Path, params: Mapping[str, Any], root: Path) -> Trust:
     """Judge the credence that an exported model gives its training interactions; their ratings are read here only.
 
     Args:

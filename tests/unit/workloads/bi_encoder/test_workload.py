@@ -28,7 +28,7 @@ from workloads.contract import Runtime
 from workloads.data.pairs.load import load_pairs
 from workloads.data.pairs.types import SentencePairs
 from workloads.testing import Conformance, values
-from workloads.testing_distributed import together
+from workloads.testing_distributed import run_on_ranks
 
 CPU = torch.device("cpu")
 
@@ -147,7 +147,7 @@ def gradient_of(rank: int, loss: str, world: int = 2) -> list[list[list[float]]]
 @pytest.mark.parametrize("loss", ["infonce", "decoupled", "dcl", "hcl", "bcl", "cosent"])
 def test_a_rank_without_an_anchor_takes_part_in_every_collective(loss: str) -> None:
     """Collectives are matched by their order: one that a rank leaves out, in its backward too, is a hang."""
-    first, second = together(gradient_of, loss)
+    first, second = run_on_ranks(gradient_of, loss)
     torch.testing.assert_close(torch.tensor(first + second), torch.tensor(gradient_of(0, loss, world=1)))
 
 

@@ -9,13 +9,13 @@ import torch
 
 from workloads.data import load_interactions
 from workloads.recommender import evaluation as module
-from workloads.recommender.dataset import Prepared, prepare
+from workloads.recommender.dataset import RecommenderData, prepare
 from workloads.recommender.evaluation import evaluation, mean_auc, rank_users
 
 CPU = torch.device("cpu")
 
 
-def tables(data: Prepared, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def tables(data: RecommenderData, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """A model that knows something: popular items score higher."""
     source = torch.Generator().manual_seed(seed)
     users, items = (torch.randn(n, 8, generator=source) for n in (data.n_users, data.n_items))
@@ -24,21 +24,21 @@ def tables(data: Prepared, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def data() -> Prepared:
+def data() -> RecommenderData:
     return prepare(load_interactions("synthetic", Path()), 0, True, CPU)
 
 
-def by_all_metrics(model: tuple[torch.Tensor, torch.Tensor], data: Prepared) -> float:
+def by_all_metrics(model: tuple[torch.Tensor, torch.Tensor], data: RecommenderData) -> float:
     return evaluation(rank_users([model], data.validation, data.train)[0], data.validation).metrics["auc"]
 
 
-def test_where_pairs_are_few_it_is_that_of_the_evaluation(data: Prepared) -> None:
+def test_where_pairs_are_few_it_is_that_of_the_evaluation(data: RecommenderData) -> None:
     model = tables(data)
     assert mean_auc(*model, data.validation, data.train, data.unknown, 1) == by_all_metrics(model, data)
 
 
 def test_where_they_are_many_it_is_close_and_another_key_draws_anew(
-    data: Prepared, monkeypatch: pytest.MonkeyPatch
+    data: RecommenderData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tables(data)
     monkeypatch.setattr(module, "COMPARED", 0)
@@ -48,7 +48,7 @@ def test_where_they_are_many_it_is_close_and_another_key_draws_anew(
     assert len(set(found)) == 3
 
 
-def test_equal_scores_are_one_half(data: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_scores_are_one_half(data: RecommenderData, monkeypatch: pytest.MonkeyPatch) -> None:
     model = torch.ones(data.n_users, 4), torch.ones(data.n_items, 4)
     for compared in (module.COMPARED, 0):
         monkeypatch.setattr(module, "COMPARED", compared)

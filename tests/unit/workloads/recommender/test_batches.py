@@ -14,7 +14,7 @@ from workloads.contract import Runtime
 from workloads.data import Interactions
 from workloads.recommender import batches as stream
 from workloads.recommender.batches import Batch, Draws, batches
-from workloads.recommender.dataset import Prepared, prepare
+from workloads.recommender.dataset import RecommenderData, prepare
 from workloads.sampling.sampler import Uniform
 from workloads.sampling.srns import SRNS
 
@@ -32,7 +32,7 @@ def toy(n_users: int = 12, n_items: int = 9, share: float = 0.5) -> Interactions
     return Interactions(n_users, n_items, pairs[~test], pairs[test])
 
 
-def collect(data: Prepared, batch_size: int, epoch: int, **runtime: Any) -> tuple[list[torch.Tensor], list[int]]:
+def collect(data: RecommenderData, batch_size: int, epoch: int, **runtime: Any) -> tuple[list[torch.Tensor], list[int]]:
     drawn = list(batches(data, Draws(Uniform(data.unobserved)), batch_size, replace(RUNTIME, **runtime), epoch))
     return [batch.nodes for batch in drawn], [batch.size for batch in drawn]
 
@@ -77,7 +77,7 @@ def test_virtual_epochs_cut_the_passes() -> None:
     assert all(torch.equal(one, other) for one, other in zip(passes, cut, strict=False))
 
 
-def wide(data: Prepared, negatives: int, extras: int, of_item: bool = False, **runtime: Any) -> list[Batch]:
+def wide(data: RecommenderData, negatives: int, extras: int, of_item: bool = False, **runtime: Any) -> list[Batch]:
     draws = Draws(Uniform(data.unobserved), negatives, extras, of_item)
     return list(batches(data, draws, 7, replace(RUNTIME, **runtime), 1))
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from workloads.recommender.credence import (
     EmpiricalScores,
     GaussianFactors,
+    LogProbabilities,
     Mode,
-    Place,
     credence,
     interaction_scores,
     ks_distance,
@@ -45,7 +45,7 @@ def test_density_and_distribution_are_those_of_the_mixture(dim: int, variance: f
     deviation = variance * math.sqrt(dim)
     x = [k * deviation for k in (-6.0, -2.1, -0.3, 0.01, 0.9, 4.0)]
     expected = np.array([_mixture(value, dim, variance) for value in x])
-    place = GaussianFactors(dim, variance).place(torch.tensor(x, dtype=torch.float64))
+    place = GaussianFactors(dim, variance).log_probabilities(torch.tensor(x, dtype=torch.float64))
     exact = log_density(torch.tensor(x, dtype=torch.float64), dim, variance).exp()
     np.testing.assert_allclose(exact, expected[:, 0], rtol=1e-9)
     np.testing.assert_allclose(place.log_density.exp(), expected[:, 0], rtol=1e-6)
@@ -105,7 +105,7 @@ def test_the_table_is_symmetric_monotone_and_finite(dim: int, variance: float, s
     source = torch.Generator().manual_seed(seed)
     x = torch.randn(64, generator=source).sort().values * math.sqrt(dim) * variance * 8
     x = torch.cat([torch.tensor([-1e30]), x, torch.tensor([1e30])])
-    here, there = (GaussianFactors(dim, variance).place(side) for side in (x, -x))
+    here, there = (GaussianFactors(dim, variance).log_probabilities(side) for side in (x, -x))
     assert torch.equal(here.log_below, there.log_above)
     assert torch.equal(here.log_density, there.log_density)
     assert (here.log_below.diff() >= 0).all()
@@ -125,7 +125,7 @@ def test_the_table_is_as_good_as_the_density(dtype: torch.dtype, tolerance: floa
 def test_order_statistics(k: int, n: int) -> None:
     """Against (3.21) as printed and against draws."""
     x = torch.linspace(-4, 4, 4001, dtype=torch.float64)
-    place = GaussianFactors(2, 0.5).place(x)
+    place = GaussianFactors(2, 0.5).log_probabilities(x)
     f, F = place.log_density.exp(), place.log_below.exp()
     expected = math.factorial(n) / math.factorial(k - 1) / math.factorial(n - k) * F ** (k - 1) * f * (1 - F) ** (n - k)
     density = log_order_statistic(place, k, n).exp()
@@ -197,8 +197,8 @@ def test_credence_keeps_dtype_and_has_no_gradient() -> None:
 def test_empirical_scores_measure_by_rank() -> None:
     sample, x = torch.tensor([3.0, 1.0, 2.0, 2.0]), torch.tensor([0.0, 1.0, 2.0, 9.0])
     F = torch.tensor([0.5, 1.0, 2.5, 4.5]) / 5  # (#{<} + #{=}/2 + 1/2) / (n + 1)
-    place = EmpiricalScores(sample).place(x)
-    torch.testing.assert_close(place, Place(torch.zeros(4), F.log(), (1 - F).log()))
+    place = EmpiricalScores(sample).log_probabilities(x)
+    torch.testing.assert_close(place, LogProbabilities(torch.zeros(4), F.log(), (1 - F).log()))
     torch.testing.assert_close(credence(x, torch.full((4,), 40.0), EmpiricalScores(sample), "thesis"), 2 * F)
 
 

@@ -175,7 +175,7 @@ def test_the_credence_is_judged_by_the_ratings_of_training_interactions(model: A
     ]  # fmt: skip
     good, bad = ([v for v, r in zip(values, data.train_ratings) if bool(r > 1) == keep] for keep in (True, False))
     auc = np.mean([(g > b) + 0.5 * (g == b) for g in good for b in bad])
-    found = trust.judge(folder, params, root)
+    found = trust.evaluate_credence(folder, params, root)
     assert found.auc == pytest.approx(auc, abs=1e-6)
     area = torch.trapezoid(found.true_positives, found.false_positives).item()
     assert area == pytest.approx(auc, abs=1e-6)
@@ -183,7 +183,7 @@ def test_the_credence_is_judged_by_the_ratings_of_training_interactions(model: A
 
 def test_the_prior_alone_is_a_row_that_no_training_changes(model: Any) -> None:
     folder, params, root = model
-    found = trust.judge(folder, {**params, "credence": "prior"}, root)
+    found = trust.evaluate_credence(folder, {**params, "credence": "prior"}, root)
     data = load_interactions(params["dataset"], root)
     assert data.train_ratings is not None
     popularity = np.bincount(data.train[:, 1], minlength=9)[data.train[:, 1]]
@@ -191,7 +191,7 @@ def test_the_prior_alone_is_a_row_that_no_training_changes(model: Any) -> None:
     assert found.auc == pytest.approx(np.mean([(g > b) + 0.5 * (g == b) for g in good for b in bad]), abs=1e-6)
     weights = load_file(folder / "weights.safetensors")
     save_file({name: -3 * weight for name, weight in weights.items()}, folder / "weights.safetensors")
-    assert trust.judge(folder, {**params, "credence": "prior"}, root).auc == found.auc
+    assert trust.evaluate_credence(folder, {**params, "credence": "prior"}, root).auc == found.auc
     for table in ("thesis-3.2", "thesis-3.3"):
         assert row(table, "ml-100k", "mf", "BPRAC, prior alone").settings.params["credence"] == "prior"
     assert "BPRAC, prior alone" in {line.name for line in cast(Figure, FIGURES["thesis-fig3.4"]).panels[0].lines}
@@ -204,12 +204,12 @@ def test_without_ratings_there_is_nothing_to_judge_by(model: Any) -> None:
         lines = [line.rpartition(",")[0] for line in file.read_text().splitlines()]
         file.write_text("\n".join(lines) + "\n")
     with pytest.raises(ValueError, match="no ratings"):
-        trust.judge(folder, params, root)
+        trust.evaluate_credence(folder, params, root)
 
 
 def test_densities_of_scores_count_every_candidate_once(model: Any) -> None:
     folder, params, root = model
-    found = scores.of_model(folder, params, root)
+    found = scores.model_densities(folder, params, root)
     width = (found.x[1] - found.x[0]).item()
     assert found.true.sum().item() * width == pytest.approx(1)
     assert found.false.sum().item() * width == pytest.approx(1)
@@ -218,10 +218,10 @@ def test_densities_of_scores_count_every_candidate_once(model: Any) -> None:
 
 
 def test_false_negatives_score_higher_in_theory() -> None:
-    for found in scores.in_theory().values():
+    for found in scores.theoretical_densities().values():
         for density in (found.true, found.false):
             assert torch.trapezoid(density, found.x).item() == pytest.approx(1, abs=0.01)
-    normal = scores.in_theory(2000)["normal(0, 1)"]
+    normal = scores.theoretical_densities(2000)["normal(0, 1)"]
     mean = torch.trapezoid(normal.x * normal.false, normal.x).item()
     assert mean == pytest.approx(1 / math.sqrt(math.pi), abs=0.01)  # of the larger of two standard normals
 

@@ -12,7 +12,7 @@ import torch
 
 from workloads.sampling.bayesian import (
     BNS,
-    ScorePlaces,
+    ScoreECDF,
     item_prior,
     occupation_prior,
     oracle_prior,
@@ -147,7 +147,7 @@ def test_bns_is_algorithm_2(world: Any, candidates: int) -> None:
     """(4.4), (4.14), (4.15) and (4.30), with 5 candidates compared and 20 sorted."""
     unobserved, observed, table = world
     prior = torch.rand(N_ITEMS, generator=torch.Generator().manual_seed(1))
-    places = ScorePlaces(observed, N_ITEMS, "exact")
+    places = ScoreECDF(observed, N_ITEMS, "exact")
     scores = matrix(table)
     for posterior_only in (False, True):
         sampler = BNS(
@@ -172,7 +172,7 @@ def test_bns_chooses_several_negatives_as_it_does_one(world: Any, population: An
     """A pair's scores are looked at once for all its negatives; each is that of its own candidates."""
     unobserved, observed, table = world
     prior = torch.rand(N_ITEMS, generator=torch.Generator().manual_seed(1))
-    places = ScorePlaces(observed, N_ITEMS, population, 8)
+    places = ScoreECDF(observed, N_ITEMS, population, 8)
     sampler = BNS(unobserved, candidates, places, item_prior(prior), lambda epoch: 5.0)
     first, count = view(sampler, table, 40), 7
     users, items = first.users.repeat(count), first.items.repeat(count)
@@ -185,12 +185,12 @@ def test_bns_chooses_several_negatives_as_it_does_one(world: Any, population: An
 def test_places_among_some_items_and_among_the_batch(world: Any) -> None:
     unobserved, observed, table = world
     seen, scores = view(DNS(unobserved, 3), table, 40), matrix(table)
-    sampled = ScorePlaces(observed, N_ITEMS, "sampled", 8)
+    sampled = ScoreECDF(observed, N_ITEMS, "sampled", 8)
     bits = random_bits(seen.key, seen.step * 8 + torch.arange(8)).tolist()
     bounds = [number * N_ITEMS // 8 for number in range(9)]
     drawn = [low + (bit * (high - low) >> 32) for low, high, bit in zip(bounds, bounds[1:], bits)]
     populations = {"batch": set((seen.batch - N_USERS).tolist()), "sampled": drawn}
-    for places, name in ((ScorePlaces(observed, N_ITEMS, "batch"), "batch"), (sampled, "sampled")):
+    for places, name in ((ScoreECDF(observed, N_ITEMS, "batch"), "batch"), (sampled, "sampled")):
         x = seen.scores(seen.candidates)
         found = places(seen, x)
         for pair, user in enumerate(seen.users.tolist()):
@@ -203,7 +203,7 @@ def test_sampled_places_estimate_the_exact_ones() -> None:
     n_items, table = 4000, torch.randn(4003, 8, generator=rng)
     observed = Lists(torch.tensor([0, 2, 2, 4]), torch.tensor([1, 5, 9, 77]), n_items)
     users, candidates = torch.arange(3), torch.randint(0, n_items, (4, 3), generator=rng) + 3
-    exact, sampled = (ScorePlaces(observed, n_items, population, 128) for population in ("exact", "sampled"))
+    exact, sampled = (ScoreECDF(observed, n_items, population, 128) for population in ("exact", "sampled"))
     mean = torch.zeros(4, 3)
     for step in range(200):
         seen = View(users, users + 3, candidates, users, 5, step, users + 3, 1, table, 3)
@@ -217,7 +217,7 @@ def test_a_whole_catalogue_sampled_is_exact(world: Any) -> None:
     unobserved, observed, table = world
     seen = view(DNS(unobserved, 3), table, 40)
     x = seen.scores(seen.candidates)
-    exact, sampled = (ScorePlaces(observed, N_ITEMS, population, 999) for population in ("exact", "sampled"))
+    exact, sampled = (ScoreECDF(observed, N_ITEMS, population, 999) for population in ("exact", "sampled"))
     assert torch.equal(exact(seen, x), sampled(seen, x))
 
 
@@ -231,7 +231,7 @@ def test_unbias_at_its_corners() -> None:
 def test_variants_of_bns(world: Any) -> None:
     unobserved, observed, table = world
     assert [warm_lambda(epoch) for epoch in (1, 11, 81, 200)] == pytest.approx([10, 9, 2, 2])
-    places = ScorePlaces(observed, N_ITEMS, "exact")
+    places = ScoreECDF(observed, N_ITEMS, "exact")
     prior = item_prior(torch.zeros(N_ITEMS))
     plain = BNS(unobserved, 5, places, prior, warm_lambda)
     warm = BNS(unobserved, 5, places, prior, warm_lambda, uniform_epochs=3)
@@ -253,7 +253,7 @@ def test_variants_of_bns(world: Any) -> None:
 def test_uniform_epochs_draw_every_unobserved_item_with_equal_probability(world: Any, candidates: int) -> None:
     """BNS-2. Chi-square at the 0.999 quantile, per user. A candidate set holds 5, 12 or all of the user's items."""
     unobserved, observed, table = world
-    places = ScorePlaces(observed, N_ITEMS, "exact")
+    places = ScoreECDF(observed, N_ITEMS, "exact")
     sampler = BNS(unobserved, candidates, places, item_prior(torch.zeros(N_ITEMS)), warm_lambda, uniform_epochs=1)
     seen = view(sampler, table, 50_000)
     drawn = sampler.choose(seen) - N_USERS
@@ -266,7 +266,7 @@ def test_uniform_epochs_draw_every_unobserved_item_with_equal_probability(world:
 def test_a_uniform_draw_belongs_to_its_pair(world: Any) -> None:
     """Whatever the batch, a pair gets the same item; of several negatives each is drawn for itself."""
     unobserved, observed, table = world
-    places = ScorePlaces(observed, N_ITEMS, "exact")
+    places = ScoreECDF(observed, N_ITEMS, "exact")
     sampler = BNS(unobserved, 12, places, item_prior(torch.zeros(N_ITEMS)), warm_lambda, uniform_epochs=1)
     seen = view(sampler, table)
     order = torch.randperm(400, generator=torch.Generator().manual_seed(0))
