@@ -1,4 +1,4 @@
-"""Name -> workload, lazily. Third parties add theirs through the entry point group ``orchestrator.workloads``."""
+"""Workloads by name, loaded lazily. Other packages add theirs by the entry point group ``orchestrator.workloads``."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ GROUP = "orchestrator.workloads"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a workload lives. ``params`` is apart from the class so that checking a name needs no PyTorch.
+    """Import paths of a workload. ``params`` is separate from the class, so that checking parameters needs no PyTorch.
 
-    ``published`` is a tuple of what :mod:`workloads.published` describes; None where nothing is. ``spaces`` is a module
-    whose functions are search spaces; unset, ``search_spaces`` has one of the workload's name, if any. ``data`` are the
-    kinds of our datasets that its parameter ``dataset`` names: they are checked before anything starts. Without any,
-    that is a parameter like all others. ``predictor`` is the served model's file, beside the workload's module.
+    ``published`` names a tuple of objects of :mod:`workloads.published`, or is None. ``spaces`` is a module whose
+    functions are search spaces; the default is the module of ``search_spaces`` with the workload's name, if any.
+    ``data`` are the kinds of built-in datasets that the parameter ``dataset`` can name; these are checked before
+    training starts. If it is empty, ``dataset`` is an ordinary parameter. ``predictor`` is the file of the served
+    model, in the folder of the workload's module.
     """
 
     params: str
@@ -46,7 +47,7 @@ class Entry:
 
     @property
     def folder(self) -> Path:
-        """Where its module lies, which is not imported. Raises ImportError where there is none."""
+        """The folder of its module, which is not imported. Raises ImportError if it is not installed."""
         spec = find_spec(self.workload.partition(":")[0])
         if spec is None or spec.origin is None:
             raise ImportError(f"{self.workload} is not installed")
@@ -103,23 +104,23 @@ BUILT_IN = {
 
 @cache
 def catalog() -> dict[str, Entry]:
-    """Every workload by name: ours, and those of the installed packages that can be loaded."""
-    return BUILT_IN | {name: found for name, found in _offered().items() if isinstance(found, Entry)}
+    """All workloads by name: the built-in ones and those of installed packages that can be loaded."""
+    return BUILT_IN | {name: entry for name, entry in _offered().items() if isinstance(entry, Entry)}
 
 
 def broken() -> dict[str, str]:
-    """What is wrong with the workloads that installed packages offer and that can not be loaded, by name."""
-    return {name: found for name, found in _offered().items() if isinstance(found, str)}
+    """Errors of the workloads of installed packages that cannot be loaded, by name."""
+    return {name: error for name, error in _offered().items() if isinstance(error, str)}
 
 
 def package(name: str) -> Distribution | None:
-    """The installed package that offers a workload; None for one of ours."""
+    """The installed package that provides a workload; None for a built-in one."""
     points = [] if name in BUILT_IN else list(entry_points(group=GROUP, name=name))
     return points[0].dist if points else None
 
 
 def _offered() -> dict[str, Entry | str]:
-    """The entry points of installed packages: each is an :class:`Entry`, or what is wrong with it."""
+    """The entry points of installed packages, each as an :class:`Entry` or as an error message."""
     points: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=GROUP):
         points.setdefault(point.name, []).append(point)
@@ -133,12 +134,12 @@ def _loaded(name: str, points: Sequence[EntryPoint]) -> Entry | str:
     if len(points) > 1:
         return f"{offering} both offer it"
     try:
-        found = points[0].load()
-    except Exception as error:  # somebody else's fault, and no other workload's trouble
+        entry = points[0].load()
+    except Exception as error:  # a broken package must not affect other workloads
         return f"{type(error).__name__}: {error} (in {offering})"
-    if not isinstance(found, Entry):
-        return f"{points[0].value} is no workloads.catalog.Entry (in {offering})"
-    return found
+    if not isinstance(entry, Entry):
+        return f"{points[0].value} is not a workloads.catalog.Entry (in {offering})"
+    return entry
 
 
 def _load(path: str) -> object:

@@ -1,4 +1,4 @@
-"""What every workload refuses in the same words: a batch that can not be shared out, a part that was trained on."""
+"""Checks shared by all workloads: the global batch divides over the workers, no split is evaluated after training on it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from workloads.contract import Runtime, Split
 
 
 def check_batch(batch_size: int, runtime: Runtime, *, equal_parts: bool = False) -> None:
-    """Refuse a global batch that does not divide over the workers, and, in ``equal_parts``, their micro-batches.
+    """Check that the global batch divides over the workers and, with ``equal_parts``, over their micro-batches.
 
     Raises:
-        ValueError: names the nearest that does.
+        ValueError: it does not; the message names the nearest size that does.
     """
-    parts, over = runtime.world_size, f"{runtime.world_size} workers"
+    parts = runtime.world_size
+    over = f"{parts} workers"
     if equal_parts:
         parts *= runtime.accumulate
         over = f"{runtime.world_size} worker(s) x accumulate={runtime.accumulate}"
@@ -26,7 +27,7 @@ def check_batch(batch_size: int, runtime: Runtime, *, equal_parts: bool = False)
 
 
 def check_plan(params: Any, runtime: Runtime) -> None:
-    """Refuse a batch that does not divide over the workers, and a plan that the parameters can not be trained by.
+    """Check that the batch divides over the workers and that the parameters allow the planned training.
 
     Raises:
         ValueError: as :func:`check_batch`, and as ``check_plan`` of the parameters.
@@ -36,10 +37,10 @@ def check_plan(params: Any, runtime: Runtime) -> None:
 
 
 def check_split(split: Split, runtime: Runtime) -> None:
-    """Refuse the validation split of a model that was built without one, for a refit.
+    """Refuse to evaluate a refit on the validation split.
 
     Raises:
-        ValueError: it has been trained on.
+        ValueError: the model was trained on that split.
     """
     if split == "validation" and not runtime.holdout:
         raise ValueError("a refit has no validation split: it was trained on. Evaluate on test, or build with holdout")

@@ -1,4 +1,4 @@
-"""What the parameters of several workloads share: rules, retrieval datasets, an optimiser. Imports no PyTorch."""
+"""Base classes of workload parameters: conditional parameters, retrieval datasets. Imports no PyTorch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WeightDecay: TypeAlias = Annotated[float, Field(ge=0, le=1, json_schema_extra=MI
 
 
 class WorkloadParams(BaseModel):
-    """Parameters of which some are used with a value of another one only, by the rules ``conditional``."""
+    """Parameters, some of which are used only with certain values of others, by the rules in ``conditional``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     conditional: ClassVar[ConditionalParams]
@@ -22,28 +22,28 @@ class WorkloadParams(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _resolve(cls, given: Any) -> Any:
-        """Give what the choices read, and was not set, the value that goes with them."""
+        """Fill the defaults of the conditional parameters that were not set."""
         return cls.conditional.fill_defaults(given) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
-    def _no_idle_parameter(self) -> Self:
-        """Refuse a value that nothing would read."""
+    def _check_unused(self) -> Self:
+        """Refuse a value that would have no effect."""
         if message := self.conditional.unused_parameter_error(self.model_dump()):
             raise ValueError(message)
         return self
 
 
 class RetrievalParams(WorkloadParams):
-    """Parameters of a workload on queries and documents, whose parts are drawn where the source has none."""
+    """Parameters of a workload on queries and documents; missing splits are drawn at random."""
 
     dataset: str
     dataset_unknown: Literal["refuse", "skip"] = Field(
-        "refuse", description="Judgements that name documents or queries which are not there."
+        "refuse", description="Relevance judgements that name missing documents or queries."
     )
-    split_seed: int = Field(0, ge=0, description="Seed of the parts that are drawn.")
+    split_seed: int = Field(0, ge=0, description="Seed of the splits that are drawn.")
     split_validation: float = Field(
-        0.2, gt=0, lt=1, description="Share of the training queries that validate, where the source has no dev."
+        0.2, gt=0, lt=1, description="Share of the training queries used for validation where the source has no dev split."
     )
     split_test: float = Field(
-        0.5, gt=0, lt=1, description="Share of all queries that test, where the source has no test part."
+        0.5, gt=0, lt=1, description="Share of all queries used as test split where the source has none."
     )

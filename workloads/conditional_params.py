@@ -1,6 +1,6 @@
-"""Parameters that only some values of another parameter use: their defaults there, and errors where nothing uses them.
+"""Conditional parameters: defaults where another parameter's value uses them, errors where nothing does.
 
-A conditional parameter is None in the model of the parameters; its default comes from the rule that applies.
+In the parameter model a conditional parameter defaults to None; its real default comes from the rule that applies.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, TypeAlias
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 Rules: TypeAlias = Mapping[tuple[str, Any], Mapping[str, Any]]
-"""(parameter, value) -> the parameters used with it and their defaults; a callable default takes the values so far."""
+"""(parameter, value) -> parameters used with it and their defaults; a callable default receives the values set so far."""
 
 
 @dataclass(frozen=True)
 class Computed:
-    """A default that follows from the values so far; ``text`` describes it."""
+    """A default computed from the values set so far; ``text`` describes it."""
 
     text: str
     function: Callable[[Mapping[str, Any]], Any]
@@ -32,11 +32,11 @@ class Computed:
 
 @dataclass(frozen=True)
 class ConditionalParams:
-    """The rules of a workload, in the order in which defaults are filled: a rule may give another one its parameter.
+    """The rules of a workload, in the order in which they fill defaults: a filled default may make a later rule apply.
 
-    ``rules`` is a function, so that a row that is added to a table of losses counts at once. ``choices`` are the values
-    that the deciding parameters have where none is given. ``computed`` are defaults of parameters that are always used;
-    they are filled first.
+    ``rules`` is a function, so that a row added to a loss table takes effect at once. ``choices`` are the defaults of
+    the parameters that decide which rules apply. ``computed`` are defaults of parameters that are always used; they are
+    filled first.
     """
 
     rules: Callable[[], Rules]
@@ -44,7 +44,7 @@ class ConditionalParams:
     computed: Mapping[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
 
     def fill_defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """``given`` and, of what it leaves open, the computed defaults and those of the rules that apply."""
+        """Return ``given``, completed by the computed defaults and those of the rules that apply."""
         values = dict(given)
         applying = (
             params
@@ -58,7 +58,7 @@ class ConditionalParams:
         return values
 
     def unused_parameter_error(self, values: Mapping[str, Any]) -> str | None:
-        """A sentence about the first conditional parameter that is set and that no rule uses; None without one.
+        """A message about the first conditional parameter that is set and unused, or None.
 
         Args:
             values: complete and validated.
@@ -75,7 +75,7 @@ class ConditionalParams:
 
 
 def _equals(given: Any, value: Any) -> bool:
-    """Whether ``given`` becomes ``value``, as pydantic reads booleans."""
+    """Whether ``given`` equals ``value`` after pydantic's conversion of booleans."""
     if isinstance(value, bool):
         return (str(given).lower() in ("1", "true", "yes", "on", "y", "t")) is value
     return str(given) == str(value)
@@ -88,26 +88,26 @@ def _text(value: Any) -> str:
 def out_of_bounds_error(
     values: Mapping[str, Any], bounds: Mapping[str, tuple[float, float]], choices: tuple[str, ...]
 ) -> str | None:
-    """A sentence about the first number outside its closed interval; None without one.
+    """A message about the first number outside its closed interval, or None.
 
-    For parameters that may also be a word, and for those whose bounds depend on a choice.
+    For parameters that may also be a string, and for those whose bounds depend on another parameter.
 
     Args:
         values: complete and validated.
-        bounds: least and greatest value by parameter.
+        bounds: smallest and largest value by parameter.
         choices: the parameters that the bounds depend on, for the message.
     """
     for name, (least, most) in bounds.items():
         value = values[name]
         if isinstance(value, float) and not least <= value <= most:
             chosen = ", ".join(f"{choice}={_text(values[choice])}" for choice in choices)
-            end = ")" if float(f"{most:g}") > most else "]"  # just below a number: that number is excluded
+            end = ")" if float(f"{most:g}") > most else "]"  # the bound is just below a number, which is excluded
             return f"{name}={value:g} of {chosen} is not in [{least:g}, {most:g}{end}"
     return None
 
 
 class OneOf:
-    """Annotation of a parameter that names a row of a table, one that is added later included."""
+    """Annotation of a parameter that names a row of a table, including rows added later."""
 
     def __init__(self, table: Mapping[str, Any]) -> None:
         self.table = table

@@ -1,10 +1,9 @@
 """Collectives of a data-parallel run; the only module that imports ``torch.distributed``.
 
-Everything here is the identity where no process group is up, so that a workload is written once.
+Without a process group every function is the identity, so a workload needs no second code path.
 
-Collectives are matched by the order in which each rank issues them, DistributedDataParallel's among them. In a backward
-that is the order of the graph, for both leave from the thread that walks it: the graph has to be the same on all ranks,
-whatever rows a rank has, or none.
+Collectives are matched by the order in which each rank issues them, those of DistributedDataParallel included. In a
+backward pass this is the order of the graph, so the graph must be the same on all ranks, even on a rank without rows.
 """
 
 from __future__ import annotations
@@ -25,21 +24,22 @@ T = TypeVar("T")
 
 
 def world_size() -> int:
-    """The number of ranks; 1 where no process group is up."""
+    """The number of ranks; 1 without a process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def peer_lost(error: RuntimeError) -> bool:
-    """Whether a collective has failed since another rank's process is gone; not where that rank is only late."""
-    told = str(error).lower()
-    return (isinstance(error, dist.DistError) or "gloo" in told) and "timed out" not in told and "timeout" not in told
+    """Whether a collective failed because another rank's process died; False for a timeout."""
+    message = str(error).lower()
+    timed_out = "timed out" in message or "timeout" in message
+    return (isinstance(error, dist.DistError) or "gloo" in message) and not timed_out
 
 
 def wrap(model: nn.Module, runtime: Runtime) -> nn.Module:
     """``model`` under DistributedDataParallel where ``runtime.world_size`` > 1, else ``model`` itself.
 
-    DDP sends rank 0's weights to all ranks here, and averages gradients over ranks in every backward: scale the
-    local loss by the world size where the global sum is wanted.
+    DDP broadcasts rank 0's weights here and averages gradients over ranks in every backward pass. To get the
+    gradient of the global sum, multiply the local loss by the world size.
     """
     if runtime.world_size == 1:
         return model
@@ -48,7 +48,7 @@ def wrap(model: nn.Module, runtime: Runtime) -> nn.Module:
 
 
 def without_sync(model: nn.Module) -> AbstractContextManager[object]:
-    """A context whose backward keeps its gradients local: for all micro-batches but the last."""
+    """A context in which backward does not synchronise gradients; for all micro-batches but the last."""
     return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
 
@@ -62,14 +62,14 @@ def reduce_sum(value: torch.Tensor) -> torch.Tensor:
 
 
 def gather(rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-    """The rows of all ranks, in the order of the ranks, with their gradient: what a loss over them all needs.
+    """Gather the rows of all ranks, in the order of the ranks; differentiable.
 
-    A rank's gradient is that of the sum of all ranks' losses, as if the rows had been in one process. With
-    DistributedDataParallel, which averages, scale each rank's share of the loss by the world size.
+    A rank's gradient is that of the sum of all ranks' losses, as if the rows were in one process. With
+    DistributedDataParallel, which averages gradients, multiply each rank's loss by the world size.
 
     Args:
-        rows: this rank's, (counts[rank], ...).
-        counts: how many rows each rank has, known to all without asking; they may differ, and be 0.
+        rows: the rows of this rank, (counts[rank], ...).
+        counts: number of rows of each rank, the same argument on all ranks; counts may differ, and be 0.
 
     Returns:
         (sum of counts, ...).
@@ -85,7 +85,7 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, rows: torch.Tensor, counts: tuple[int, ...]) -> torch.Tensor:
         ctx.counts = counts
         longest = max(counts)
-        # Collectives want equal shapes: shorter shards travel padded.
+        # all_gather needs equal shapes: shorter shards are padded.
         padded = rows.new_zeros(longest, *rows.shape[1:])
         padded[: len(rows)] = rows
         parts = [torch.empty_like(padded) for _ in counts]
@@ -101,7 +101,7 @@ class _Gather(torch.autograd.Function):
 
 
 def summed(value: torch.Tensor) -> torch.Tensor:
-    """The sum of ``value`` over ranks with its gradient, which is that of the sum of all ranks' losses."""
+    """The sum of ``value`` over ranks; differentiable, with the gradient of the sum of all ranks' losses."""
     if world_size() == 1:
         return value
     total: torch.Tensor = _Sum.apply(value)

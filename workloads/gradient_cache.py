@@ -1,4 +1,4 @@
-"""Backward through a contrastive loss over a batch that is too large for one pass. Gao et al., RepL4NLP 2021."""
+"""Gradient caching: backward of a contrastive loss over a batch too large for one pass. Gao et al., RepL4NLP 2021."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from workloads.distributed import without_sync
 
 Encode = Callable[[], torch.Tensor]
-"""Embeddings of a micro-batch, (b, ...), with their graph; it gives the same ones each time it is called."""
+"""A function that returns the embeddings of a micro-batch, (b, ...), with their graph; each call gives the same values."""
 
 
 def backward(
     parts: Sequence[Encode], loss_of: Callable[[torch.Tensor], torch.Tensor], model: nn.Module
 ) -> torch.Tensor:
-    """Gradients of a loss of all embeddings together, holding the graph of one micro-batch at a time.
+    """Compute the gradients of a loss of all embeddings, holding the graph of one micro-batch at a time.
 
-    First all embeddings without graph; then the loss and its gradient to them; then each micro-batch once more, with
-    that gradient. Loss and gradient are those of one pass, but for batch normalisation, whose statistics are a
-    micro-batch's. Twice the forward work; the batch is then limited by what the loss itself takes: the embeddings,
-    and of a contrastive one the scores of all pairs, O(B²).
+    All embeddings are computed without a graph, then the loss and its gradient with respect to them, then each
+    micro-batch again with that gradient. Loss and gradients equal those of one pass, except that batch normalisation
+    uses the statistics of a micro-batch. The forward work doubles. Memory is then limited by the loss itself: the
+    embeddings and, for a contrastive loss, the O(B²) scores of all pairs.
 
     Args:
-        parts: the micro-batches; one is an ordinary backward.
-        loss_of: embeddings of all of them, in their order, (B, ...), to a scalar.
-        model: what encodes, under DistributedDataParallel or not; gradients are exchanged with the last part.
+        parts: the micro-batches; a single one is an ordinary backward pass.
+        loss_of: maps the embeddings of all micro-batches, in order, (B, ...), to a scalar.
+        model: the encoder, in DistributedDataParallel or not; gradients are synchronised with the last part.
 
     Returns:
         The loss, detached.
@@ -51,7 +51,7 @@ def backward(
 
 @contextmanager
 def _untracked(model: nn.Module) -> Iterator[None]:
-    """Batch normalisation by the batch as in training, with its running statistics left alone."""
+    """Normalise by the batch as in training without updating the running statistics."""
     layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats]
     for layer in layers:
         layer.track_running_stats = False

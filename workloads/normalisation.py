@@ -1,4 +1,4 @@
-"""Batch normalisation over the batches of all ranks, so that many workers train what one would."""
+"""Batch normalisation over the batches of all ranks, so that training does not depend on the number of workers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def synchronised(model: M, runtime: Runtime) -> M:
-    """``model`` with its batch normalisations over all ranks' batches, where there are several ranks.
+    """Synchronise the batch normalisations of ``model`` over ranks, if there are several.
 
-    On CUDA they become PyTorch's SyncBatchNorm, which knows no other device; elsewhere :class:`SummedBatchNorm`.
-    Names in the state stay the same.
+    On CUDA they become PyTorch's SyncBatchNorm, which supports no other device; elsewhere :class:`SummedBatchNorm`.
+    Names in the state do not change.
     """
     if runtime.world_size == 1:
         return model
@@ -30,7 +30,7 @@ def synchronised(model: M, runtime: Runtime) -> M:
 
 
 class SummedBatchNorm(_BatchNorm):
-    """Normalises by the moments of all ranks' batches together, in float32 at least; of 2 dimensions or more."""
+    """Batch normalisation by the moments of all ranks' batches, in float32 at least, for inputs of 2 or more dimensions."""
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
@@ -45,7 +45,8 @@ class SummedBatchNorm(_BatchNorm):
         x = input.to(torch.promote_types(input.dtype, torch.float32))
         size = x.new_tensor([x.numel() / x.shape[1]])
         sums = summed(torch.cat([size, x.sum(over)]))
-        count, mean = sums[0], sums[1:] / sums[0]
+        count = sums[0]
+        mean = sums[1:] / count
         centred = x - mean.view(shape)
         variance = summed(centred.square().sum(over)) / count
         if self.track_running_stats:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def predictor_sources(predictor: Path) -> dict[str, Path]:
-    """A predictor and what it imports by relative imports, each file by its path in an exported model.
+    """A predictor's file and those that it imports by relative imports, by their paths in an exported model.
 
     ``from .NAME import`` names a file in the importing file's folder, ``from ..FOLDER.NAME import`` one in a folder
     next to it. An exported model has the predictor's own folder at its top and the others below it.
@@ -30,7 +30,7 @@ def predictor_sources(predictor: Path) -> dict[str, Path]:
 
 
 def _imported(file: Path, top: Path) -> list[Path]:
-    """The files that ``file`` imports by relative imports; ``top``: the predictor's folder, which has no name there."""
+    """The files that ``file`` imports by relative imports; ``top`` is the predictor's folder, which has no name in an export."""
     tree = ast.parse(file.read_bytes(), str(file))
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level]
     targets = []

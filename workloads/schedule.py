@@ -1,4 +1,4 @@
-"""What an epoch is for, as pure functions: epoch to stage."""
+"""Schedules as pure functions: the batches of an epoch, the stage of an epoch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a run is whose stages end early: its ``stage``, from 1, the epoch before it ``began``, the lowest loss in
-    it, None before there is one, and the epochs since (``stale``)."""
+    """State of a run whose stages may end early.
+
+    ``stage`` counts from 1; ``began`` is the last epoch before it; ``best`` is its lowest loss so far, or None; ``stale``
+    counts the epochs since then.
+    """
 
     stage: int
     began: int = 0
@@ -19,18 +22,19 @@ class Progress:
 
 
 def steps_per_pass(examples: int, batch_size: int) -> int:
-    """Global batches in a pass; the last may be smaller."""
+    """The number of global batches in a pass; the last may be smaller."""
     return -(-examples // batch_size)
 
 
 def passes_of(epoch: int, per_pass: int, steps: int | None) -> Iterator[tuple[int, range]]:
     """The passes that make up an epoch, from 1: the number of each, from 1, and which of its batches are in the epoch.
 
-    An epoch is a pass, or the next ``steps`` of an endless row of passes: where it starts follows from its number, so
-    no state carries it.
+    An epoch is a pass, or the next ``steps`` batches of an endless sequence of passes. Its start follows from its
+    number, so no position is stored.
     """
     steps = steps or per_pass
-    step, end = (epoch - 1) * steps, epoch * steps
+    step = (epoch - 1) * steps
+    end = epoch * steps
     while step < end:
         number, first = divmod(step, per_pass)
         last = min(per_pass, first + end - step)
@@ -39,15 +43,15 @@ def passes_of(epoch: int, per_pass: int, steps: int | None) -> Iterator[tuple[in
 
 
 def own_part(size: int, rank: int, world_size: int) -> slice:
-    """Which part of a global batch is a rank's: contiguous ones, as equal as can be, empty where there are too few."""
+    """The part of a global batch that belongs to a rank: contiguous, of nearly equal size, possibly empty."""
     return slice(size * rank // world_size, size * (rank + 1) // world_size)
 
 
 def stage_ends(epochs: int, shares: Sequence[float]) -> tuple[int, ...]:
-    """The last epoch of each stage, by their shares of all epochs; each with a share above 0 has one at least.
+    """The last epoch of each stage, from the stages' shares of all epochs.
 
-    Where there are fewer epochs than stages those of the smallest shares are left out, of equal ones the earlier. A
-    stage that is left out, or has no share, ends where the one before it does.
+    A stage with a share above 0 has at least one epoch. With fewer epochs than stages, the stages of smallest share are
+    left out, the earlier of equal ones first. A stage that is left out, or has share 0, ends where its predecessor does.
     """
     largest = sorted(range(len(shares)), key=lambda number: (shares[number], number))[-epochs:]
     shares = [share if number in largest else 0.0 for number, share in enumerate(shares)]
@@ -62,23 +66,25 @@ def stage_ends(epochs: int, shares: Sequence[float]) -> tuple[int, ...]:
 
 
 def stage_of(epoch: int, ends: Sequence[int]) -> int:
-    """The stage, from 1, of an epoch, from 1; beyond the last end that of the last epoch."""
+    """The stage (from 1) of an epoch (from 1); after the last end, that of the last epoch."""
     return bisect_left(ends, min(epoch, ends[-1])) + 1
 
 
 def advanced(
     progress: Progress, epoch: int, loss: float, ends: Sequence[int], patience: int, least_gain: float
 ) -> Progress:
-    """After an epoch: the next stage, where the loss has not fallen for ``patience`` epochs or the stage has had its
-    share of them. The last one goes on to the end of the run.
+    """Update the progress after an epoch.
+
+    The next stage begins when the loss has not fallen for ``patience`` epochs or the stage has used its share of epochs.
+    The last stage continues to the end of the run.
 
     Args:
-        progress: before it.
+        progress: before the epoch.
         epoch: its number, from 1.
         loss: what the stage minimises.
-        ends: of :func:`stage_ends`, which also say how long a stage is at most.
+        ends: from :func:`stage_ends`; they also bound the length of each stage.
         patience: epochs.
-        least_gain: the relative fall that counts.
+        least_gain: the smallest relative decrease that counts.
     """
     fell = progress.best is None or loss < progress.best - least_gain * abs(progress.best)
     here = Progress(progress.stage, progress.began, loss if fell else progress.best, 0 if fell else progress.stale + 1)

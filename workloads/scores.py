@@ -1,4 +1,4 @@
-"""Scores from embeddings: of users with items, in the form that each device is quickest at, and of views with views."""
+"""Scores from embeddings: users with items, computed in the way fastest on each device, and views with views."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 _CACHED = 2**21
-"""Embedding entries of a step that a CPU's caches hold, about; above it they are gathered in blocks, twice."""
+"""Approximate number of embedding entries that fit a CPU's caches; larger steps are gathered in blocks, twice."""
 
 _BLOCK = 2**17
 """Entries of such a block."""
@@ -32,7 +32,7 @@ def node_scores(table: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
 
 
 def two_view_scores(views: torch.Tensor, anchors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores of views with all others of a batch, as NT-Xent takes them. Thesis 2.2.4.1; Chen et al., ICML 2020.
+    """Scores of views with all others of a batch, for NT-Xent. Thesis 2.2.4.1; Chen et al., ICML 2020.
 
     A view's positive is the other view of its image; its negatives are both views of all other images: 2B - 2, which
     with the positive are the 2B - 1 terms of the denominator (E-2.4).
@@ -57,16 +57,16 @@ def two_view_scores(views: torch.Tensor, anchors: torch.Tensor) -> tuple[torch.T
 def in_batch_scores(
     anchors: torch.Tensor, candidates: torch.Tensor, own: torch.Tensor, masked: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores of anchors with all candidates of a batch: each has one of its own, the others are its negatives.
+    """Scores of anchors with all candidates of a batch: one is the anchor's own, the others are negatives.
 
     Args:
         anchors: embeddings, (A, d).
         candidates: embeddings, (C, d).
         own: the row of each anchor's own candidate, (A,).
-        masked: which candidates are no negatives of an anchor either, boolean, (A, C).
+        masked: further candidates that are not negatives of an anchor, boolean, (A, C).
 
     Returns:
-        The score of its own (A,) and all scores (A, C), those that are no negatives at -inf.
+        The score of the own candidate (A,) and all scores (A, C), with -inf for those that are not negatives.
     """
     scores = anchors @ candidates.T
     positive = scores.gather(1, own.unsqueeze(1))
@@ -87,7 +87,7 @@ def dots(rows: torch.Tensor) -> torch.Tensor:
 
 
 class _Dots(torch.autograd.Function):
-    """A product of all rows at once is memory written and read again. A CPU takes row by row, from its caches."""
+    """Inner products row by row on a CPU: a product of all rows at once would not fit its caches."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor) -> torch.Tensor:
@@ -95,7 +95,8 @@ class _Dots(torch.autograd.Function):
         if rows.device.type != "cpu":
             return (rows[1:] * rows[0]).sum(-1)
         first, *others = rows.unbind()
-        scores, product = rows.new_empty(len(others), rows.shape[1]), torch.empty_like(first)
+        scores = rows.new_empty(len(others), rows.shape[1])
+        product = torch.empty_like(first)
         for other, score in zip(others, scores.unbind()):
             torch.sum(torch.mul(first, other, out=product), -1, out=score)
         return scores
@@ -103,7 +104,8 @@ class _Dots(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         (rows,) = ctx.saved_tensors
-        result, factors = torch.empty_like(rows), gradient.unsqueeze(-1)
+        result = torch.empty_like(rows)
+        factors = gradient.unsqueeze(-1)
         torch.mul(factors, rows[0], out=result[1:])
         if rows.device.type != "cpu":
             torch.sum(factors * rows[1:], 0, out=result[0])
@@ -116,7 +118,7 @@ class _Dots(torch.autograd.Function):
 
 
 class _InBlocks(torch.autograd.Function):
-    """The rows of a step together would be written to memory and read again several times; a block's are not."""
+    """Node scores in blocks that stay in a CPU's caches, where the rows of a whole step do not."""
 
     @staticmethod
     def forward(ctx: Any, table: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
@@ -130,9 +132,11 @@ class _InBlocks(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         table, nodes = ctx.saved_tensors
-        result, size = torch.zeros_like(table), _columns(table, nodes)
-        # A weighted sum of rows is a bag, which is not written out.
-        others, weights = nodes[1:].T.contiguous(), gradient.T.contiguous()
+        result = torch.zeros_like(table)
+        size = _columns(table, nodes)
+        # embedding_bag sums weighted rows without materialising them.
+        others = nodes[1:].T.contiguous()
+        weights = gradient.T.contiguous()
         result.index_add_(0, nodes[0], functional.embedding_bag(others, table, mode="sum", per_sample_weights=weights))
         for block, factors in zip(torch.split(nodes, size, dim=1), torch.split(gradient, size, dim=1)):
             rows = factors.unsqueeze(-1) * table.index_select(0, block[0])

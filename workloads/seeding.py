@@ -1,7 +1,7 @@
-"""One seed, many independent streams.
+"""Independent random streams derived from one seed.
 
-Randomness is derived from (seed, stream, epoch, rank) where it is needed and never carried from epoch to epoch:
-a checkpoint holds no generator state, and a resumed run draws what an uninterrupted one would have drawn.
+Random numbers are derived from (seed, stream, epoch, rank) and no generator is carried from epoch to epoch. A checkpoint
+holds no generator state, and a resumed run draws the same numbers as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def derive(seed: int, stream: str, epoch: int = 0, rank: int = 0) -> int:
         seed: the experiment's seed.
         stream: what the numbers are for, such as ``"init"``, ``"order"`` or ``"negatives"``.
         epoch: the epoch, from 1; 0 for what happens once.
-        rank: give it only where ranks must differ; data order and negatives are the same on all of them.
+        rank: only where ranks must differ; data order and negatives are the same on all ranks.
     """
     text = f"{seed}/{stream}/{epoch}/{rank}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
@@ -39,7 +39,7 @@ def generator(
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """PyTorch's own generators, of the CPU and the device, begin at ``seed``; afterwards they are as they were."""
+    """Seed PyTorch's global generators of the CPU and the device, and restore them afterwards."""
     import torch
 
     with torch.random.fork_rng([device] if device.type == "cuda" else []):

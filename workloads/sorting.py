@@ -1,4 +1,4 @@
-"""Rows of scores in order, sorted as the device does it quickest; which score is where, by one sort of integers."""
+"""Sort rows of scores by the method fastest on the device."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import torch
 
 
 def sort_with_positions(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each row of scores in ascending order, equal ones by their place: the same on every device.
+    """Sort each row of scores in ascending order, equal ones by position; the same on every device.
 
-    NumPy sorts integers with a CPU's vector instructions, forty times as quick as PyTorch sorts rows (measured).
+    NumPy sorts integers with a CPU's vector instructions, forty times faster than PyTorch sorts rows (measured).
 
     Args:
         scores: (..., n), float32, n below 2^32; no NaN.
 
     Returns:
-        The scores as integers that compare as they do, and their places in the row, both (..., n), int64.
+        The scores as integers of the same order, and their positions in the row, both (..., n), int64.
     """
     bits = (scores.detach() + 0.0).view(torch.int32).long()  # + 0.0 makes -0.0 equal to 0.0
     keys = ((bits ^ ((bits >> 31) & 0x7FFFFFFF)) << 32) + torch.arange(scores.shape[-1], device=scores.device)
@@ -24,7 +24,7 @@ def sort_with_positions(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 
 def ascending(scores: torch.Tensor) -> torch.Tensor:
-    """Each row of scores (n, m), sorted."""
+    """Sort each row of scores (n, m)."""
     if scores.device.type != "cpu":
         return scores.sort(1).values
     return torch.from_numpy(np.sort(scores.numpy(), axis=1))

@@ -1,7 +1,6 @@
-"""Two processes with a process group between them, for tests: started once, they run one function after another.
+"""Run test functions in two processes that form a process group. The processes start once and are reused.
 
-Starting Python with PyTorch twice costs seconds, what is tested there milliseconds. A rank that hangs is a failure
-which names the line.
+Starting Python with PyTorch takes seconds, a test only milliseconds. If a rank hangs, the error shows its stack.
 """
 
 from __future__ import annotations
@@ -28,23 +27,23 @@ import torch.distributed as dist
 WORLD = 2
 
 SECONDS = 600.0
-"""For one function, on a machine with much other work: less than a test may take by pytest's own limit."""
+"""Time limit of one function on a busy machine; less than pytest's limit for a test."""
 
 
 def run_on_ranks(function: Callable[..., Any], *arguments: Any, seconds: float = SECONDS) -> list[Any]:
-    """What ``function(rank, *arguments)`` returns in each of two processes of one gloo group, by rank.
+    """Call ``function(rank, *arguments)`` in two processes of one gloo group and return the results by rank.
 
-    Function, arguments and result travel by pickle, so the function stands at the top of a module. The processes have
-    one thread each and this process' environment; what a function leaves in them the next one finds.
+    Function, arguments and result are pickled, so the function must be at the top level of a module. The processes have
+    one thread each and this process' environment; their state persists between functions.
 
     Raises:
-        RuntimeError: it raised on a rank, or a rank's process died; with the ranks' tracebacks.
-        TimeoutError: a rank was not done after ``seconds``; with its stack.
+        RuntimeError: the function raised on a rank, or a rank's process died; with the tracebacks.
+        TimeoutError: a rank did not finish within ``seconds``; with its stack.
     """
     ranks = _ranks()
     try:
         return ranks.run(_Job(function, arguments, dict(os.environ), seconds))
-    except BaseException:  # whatever state they are in now, the next function gets new ones
+    except BaseException:  # their state is unknown: start new processes for the next function
         _ranks.cache_clear()
         ranks.end()
         raise
@@ -59,7 +58,7 @@ class _Job:
 
 
 class _Ranks:
-    """The two processes; they end with the one that started them."""
+    """The two processes; they end with their parent process."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -76,12 +75,12 @@ class _Ranks:
             self._processes.append(process)
 
     def run(self, job: _Job) -> list[Any]:
-        with tempfile.TemporaryDirectory() as meeting:
+        with tempfile.TemporaryDirectory() as folder:
             for pipe in self._pipes:
-                pipe.send((job, f"{meeting}/place"))
+                pipe.send((job, f"{folder}/rendezvous"))
             answers = self._answers(job.seconds)
-        if troubles := [f"rank {rank}: {told}" for rank, (done, told) in answers.items() if not done]:
-            raise RuntimeError("\n".join(troubles))
+        if errors := [f"rank {rank}: {error}" for rank, (done, error) in answers.items() if not done]:
+            raise RuntimeError("\n".join(errors))
         return [answers[rank][1] for rank in range(WORLD)]
 
     def end(self) -> None:
@@ -92,7 +91,7 @@ class _Ranks:
         self._folder.cleanup()
 
     def _answers(self, seconds: float) -> dict[int, tuple[bool, Any]]:
-        """By rank, in the order in which they came: whether it went well, and the result or what went wrong."""
+        """Success and result, or traceback, by rank in order of arrival."""
         answers: dict[int, tuple[bool, Any]] = {}
         deadline = time.monotonic() + seconds
         while len(answers) < WORLD:
@@ -112,13 +111,14 @@ class _Ranks:
         return answers
 
     def _where(self, rank: int) -> str:
-        """The stack of a process that does not answer, the innermost line first."""
-        process, deadline = self._processes[rank], time.monotonic() + 60
+        """The stack of a process that does not answer, innermost frame first."""
+        process = self._processes[rank]
+        deadline = time.monotonic() + 60
         assert process.pid is not None
         os.kill(process.pid, signal.SIGUSR1)
         while not (stack := self._stack(rank).read_text()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        return stack or "its stack is not to be had"
+        return stack or "its stack is not available"
 
     def _stack(self, rank: int) -> Path:
         return Path(self._folder.name, f"{rank}.txt")
@@ -128,26 +128,26 @@ _ranks = cache(_Ranks)
 
 
 def _serve(rank: int, pipe: Connection, stack: Path) -> None:
-    """What a rank's process does: one job after another, until whoever gives them has gone."""
+    """Main function of a rank's process: run jobs until the parent process closes the pipe."""
     torch.set_num_threads(1)
     with stack.open("w") as file:
         faulthandler.register(signal.SIGUSR1, file=file)
         while True:
             try:
-                job, place = pipe.recv()
+                job, rendezvous = pipe.recv()
             except EOFError:
                 return
-            pipe.send(_done(rank, job, place))
+            pipe.send(_done(rank, job, rendezvous))
 
 
-def _done(rank: int, job: _Job, place: str) -> tuple[bool, Any]:
+def _done(rank: int, job: _Job, rendezvous: str) -> tuple[bool, Any]:
     os.environ.update(job.environment)
-    # gloo, too, tells a collective that not all take part in; and before us, for its message says which.
+    # gloo reports an incomplete collective before our own timeout: its message names the collective.
     limit = timedelta(seconds=0.9 * job.seconds)
     try:
-        dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=WORLD, timeout=limit)
+        dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=WORLD, timeout=limit)
         try:
-            dist.barrier()  # a rank that was done at once would take along what the other is still connecting to
+            dist.barrier()  # a rank that finished at once would close connections that the other still needs
             return True, job.function(rank, *job.arguments)
         finally:
             dist.destroy_process_group()

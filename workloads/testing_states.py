@@ -1,4 +1,4 @@
-"""States of workloads in the conformance suite: copied, spoiled, compared."""
+"""Copy, corrupt and compare states of workloads, for the conformance suite."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def through_plain_data(state: Any) -> Any:
-    """The state as a file would give it back; a TypeError for anything but tensors and JSON scalars."""
+    """The state as read back from a file. Raises TypeError for anything but tensors and JSON scalars."""
     if isinstance(state, torch.Tensor):
         return state.detach().clone()
     if isinstance(state, Mapping):
@@ -26,7 +26,7 @@ def _json_scalar(value: Any) -> Any:
 
 
 def with_nan(state: Any) -> Any:
-    """The state with NaN in the place of every real number that is in a tensor."""
+    """The state with NaN for every real number in a tensor."""
     if isinstance(state, torch.Tensor):
         return torch.full_like(state, torch.nan) if state.is_floating_point() else state
     if isinstance(state, Mapping):
@@ -50,21 +50,21 @@ def assert_equal_states(first: Any, second: Any, path: str = "state") -> None:
 
 
 def vectors_by_kind(state: Any) -> dict[str, torch.Tensor]:
-    """A state's real numbers, in one vector for each kind: ``encoder``, ``optimizer/exp_avg``.
+    """The real numbers of a state as one vector per kind, such as ``encoder`` or ``optimizer/exp_avg``.
 
-    A tensor alone may be nothing but rounding, such as the gradient of a bias that a softmax takes away, and under Adam
-    that bias itself.
+    Single tensors cannot be compared: one may consist of rounding errors only, such as the gradient of a bias that
+    cancels in a softmax and, under Adam, that bias itself.
     """
-    found: dict[str, list[torch.Tensor]] = {}
+    parts_by_kind: dict[str, list[torch.Tensor]] = {}
 
     def add(part: Any, path: tuple[str, ...]) -> None:
         if isinstance(part, torch.Tensor):
             if part.is_floating_point():
                 family = path[0] if len(path) == 1 or "." in path[-1] else f"{path[0]}/{path[-1]}"
-                found.setdefault(family, []).append(part.double().flatten())
+                parts_by_kind.setdefault(family, []).append(part.double().flatten())
         elif isinstance(part, Mapping | list | tuple):
             for name, value in part.items() if isinstance(part, Mapping) else enumerate(part):
                 add(value, (*path, str(name)))
 
     add(state, ())
-    return {family: torch.cat(parts) for family, parts in found.items()}
+    return {family: torch.cat(parts) for family, parts in parts_by_kind.items()}
