@@ -42,7 +42,10 @@ class RetrievalParams(WorkloadParams):
     )
     split_seed: int = Field(0, ge=0, description="Seed of the splits that are drawn.")
     split_validation: float = Field(
-        0.2, gt=0, lt=1, description="Share of the training queries used for validation where the source has no dev split."
+        0.2,
+        gt=0,
+        lt=1,
+        description="Share of the training queries used for validation where the source has no dev split.",
     )
     split_test: float = Field(
         0.5, gt=0, lt=1, description="Share of all queries used as test split where the source has none."

@@ -1,7 +1,7 @@
-"""Published tables and figures as plain data: what is run, what was printed, what is measured, and who computes it.
+"""Published tables and figures as plain data: settings of the runs, printed values, and functions that compute values.
 
-A workload's ``published`` package holds a tuple of :class:`Table`, :class:`Figure` and :class:`Computation`, which its
-entry in the catalog names. Importing it must stay cheap: functions in it import PyTorch when they are called.
+A workload's ``published`` package holds a tuple of :class:`Table`, :class:`Figure` and :class:`Computation`, named by the
+workload's entry in the catalog. It must be cheap to import: its functions import PyTorch when they are called.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ from typing import Any, Literal, TypeAlias
 
 @dataclass(frozen=True)
 class Regime:
-    """How a workload's published rows are run: one object, shared by its tables and figures.
+    """How the published rows of a workload are run; shared by its tables and figures.
 
-    ``source`` begins the names of the runs, and the values of the parameters ``named_by`` follow. ``space`` searches
-    what methods leave open: a preset of the workload's search spaces, ``module:function`` below ``search_spaces``, or
-    a file's. ``plan`` are plan settings of every run, and ``quick`` those on top of them for a quick look, where two
-    epochs are much. With ``refit`` a final model is trained on train + validation
-    for the number of epochs that the search chose; without, it is selected on validation. ``dataset`` is what a figure
-    is drawn on where nobody names another, ``unit`` what the test metrics are averages of. ``seeds`` and ``trials``
-    are run unless somebody says otherwise.
+    Names of runs consist of ``source`` and the values of the parameters ``named_by``. ``space`` is the search space of
+    the parameters that methods leave open: a preset of the workload's search spaces, ``module:function`` below
+    ``search_spaces``, or a file. ``plan`` holds plan settings of every run, ``quick`` further ones for a quick check. With ``refit`` a final model is trained on train + validation
+    for the number of epochs that the search chose; without, it is selected on validation. ``dataset`` is the default
+    of a figure, ``unit`` what the test metrics are averaged over. ``seeds`` and ``trials`` are default numbers.
     """
 
     workload: str
@@ -44,9 +42,9 @@ class Regime:
 class Method:
     """How a published method is run.
 
-    ``params`` are the workload's, with the published value where one is printed. ``searched`` are those that a
-    validation search chooses, around the values given; ``epochs`` the most it may train for. ``resources`` are what
-    its models are trained on, where that matters; ``only`` says for which values of a block's parameters it exists.
+    ``params`` are parameters of the workload, with the published value where one is printed. ``searched`` names those
+    that a search on validation chooses, around the given values; ``epochs`` is the maximum. ``resources`` are set where
+    a method needs certain hardware; ``only`` limits the method to some values of a block's parameters.
     """
 
     params: Mapping[str, Any]
@@ -58,7 +56,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Doubt:
-    """Why published values are doubted: an erratum's ``tag`` in a sentence. Empty fields stand for all there are."""
+    """Why published values are doubted: an erratum's ``tag`` and a sentence. An empty field means all values."""
 
     tag: str
     why: str
@@ -67,7 +65,7 @@ class Doubt:
     metrics: tuple[str, ...] = ()
 
     def concerns(self, row: Row, metric: str | None = None) -> bool:
-        """Whether it is about a row, or about one of its values."""
+        """Whether it applies to a row, or to one of its values."""
         if any(row.where[name] not in values for name, values in self.where.items()):
             return False
         if self.methods and row.method not in self.methods:
@@ -77,9 +75,9 @@ class Doubt:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table, or one of ``ours`` that stands beside them; ``published`` is empty where nothing is.
+    """A row of a table, or a row of ``ours`` added to it; ``published`` is empty where no value is published.
 
-    ``where`` are the values of the parameters that make its block.
+    ``where`` holds the values of the parameters that define its block.
     """
 
     where: Mapping[str, str]
@@ -91,10 +89,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished run as a function that measures or draws sees it.
+    """A finished run, as passed to functions that measure or draw.
 
     ``model`` is the folder of its exported model, ``tables`` that of its evaluation's tables on test, one
-    ``NAME.parquet`` each. ``epochs`` are those it had at most. ``metrics`` carry their split: ``test/ndcg_at_20``.
+    ``NAME.parquet`` each. ``epochs`` is its maximum. ``metrics`` carry their split: ``test/ndcg_at_20``.
     ``data`` is the data root.
     """
 
@@ -108,25 +106,24 @@ class Trained:
 
 
 Measure: TypeAlias = Callable[[Trained], Mapping[str, float]]
-"""The values of a table's columns for one run, where they are not its metrics on test. Raises ValueError, in one
-sentence, where they can not be told of this one."""
+"""Computes a table's columns for one run, where they are not test metrics. Raises ValueError with one sentence where this
+is not possible for the run."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of methods, published or ours; its rows stand in blocks, one for each dataset.
+    """A table of methods, published or ours, with its rows in blocks, one or more for each dataset.
 
-    ``by`` are the parameters that make a block, ``dataset`` first. ``values`` is a CSV of what was printed, its columns
-    ``by``, ``method`` and the metrics; a cell may be empty. Where nothing was printed, ``blocks`` and ``metrics`` say
-    what is run and shown. ``methods`` settle each row; ``common`` goes on top, and ``on`` what is particular to a
-    dataset, or to a ``dataset method``; ``epochs`` are those on a dataset, in place of the methods'. ``extra`` are
-    methods of ours that are run beside the published ones, each with the published one that it is compared with, or
-    None.
+    ``by`` names the parameters that define a block, ``dataset`` first. ``values`` is a CSV of the printed values with
+    columns ``by``, ``method`` and the metrics; a cell may be empty. Without it, ``blocks`` and ``metrics`` define what is
+    run and shown. ``methods`` holds the settings of each row, ``common`` those of all rows, and ``on`` those of a
+    dataset or a ``dataset method``; later ones override earlier ones. ``epochs`` overrides the methods' epochs on a
+    dataset. ``extra`` are methods of ours that are run in addition, each with the published one that it is compared
+    with, or None.
 
-    Rows are ordered by ``compared_by``, and tested for it and each metric ``tested``: the pairs ``named``, which the
-    source compares, then neighbours with each other; or, with a ``reference``, every row with that one. Metrics in
-    ``lower`` are better when they are lower. ``reads_test``: training itself looks at the test part, as the source's
-    does.
+    Rows are ordered by ``compared_by``. For it and each metric in ``tested``, tests compare the pairs ``named`` (those
+    that the source compares), then neighbours in the order; or, with a ``reference``, every row with that one. Metrics
+    in ``lower`` are better when lower. ``reads_test``: training uses the test part, as in the source.
     """
 
     id: str
@@ -153,7 +150,7 @@ class Table:
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        """The metrics that are shown, in the order of the source."""
+        """The metrics shown, in the order of the source."""
         return self.metrics or tuple(self._lines[0])[len(self.by) + 1 :]
 
     @cached_property
@@ -163,17 +160,17 @@ class Table:
 
     @cached_property
     def datasets(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(place[0] for place in self.places))
+        return tuple(dict.fromkeys(block[0] for block in self.places))
 
-    def rows(self, *place: str) -> tuple[Row, ...]:
-        """The methods of a block, in the order of the source; without values where it published none."""
-        where = dict(zip(self.by, place, strict=True))
+    def rows(self, *block: str) -> tuple[Row, ...]:
+        """The rows of a block, in the order of the source; without values where it published none."""
+        where = dict(zip(self.by, block, strict=True))
         here = [line for line in self._lines if all(line[name] == value for name, value in where.items())]
         printed = {line["method"]: {m: float(line[m]) for m in self.columns if line[m]} for line in here}
         named = [line["method"] for line in self._lines] or [name for name in self.methods if name not in self.extra]
         rows = (
-            Row(where, name, self._settings(where, name), printed.get(beside or "", {}), name != beside)
-            for name, beside in {**{name: name for name in named}, **self.extra}.items()
+            Row(where, name, self._settings(where, name), printed.get(compared or "", {}), name != compared)
+            for name, compared in {**{name: name for name in named}, **self.extra}.items()
         )
         return tuple(row for row in rows if all(where.get(name) in only for name, only in row.settings.only.items()))
 
@@ -189,7 +186,8 @@ class Table:
             return list(csv.DictReader(stream))
 
     def _settings(self, where: Mapping[str, str], method: str) -> Method:
-        chosen, dataset = self.methods[method], where["dataset"]
+        chosen = self.methods[method]
+        dataset = where["dataset"]
         here = {**self.common, **self.on.get(dataset, {}), **self.on.get(f"{dataset} {method}", {})}
         epochs = self.epochs.get(dataset, chosen.epochs)
         return Method({**where, **chosen.params, **here}, chosen.searched, epochs, chosen.resources, chosen.only)
@@ -197,11 +195,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Curve:
-    """A drawn line: ``y`` over ``x``, means over seeds with ``sd`` where there are several values, at each x those
-    ``by_seed``.
+    """A drawn line: ``y`` over ``x``. With several values at an x, ``y`` is their mean and ``sd`` their standard deviation.
 
-    ``log`` are the axes with a logarithmic scale: ``x``, ``y`` or ``xy``. Of a figure that is run, what a function
-    leaves empty is its panel's and its line's.
+    ``by_seed`` holds the values at each x. ``log`` names the logarithmic axes: ``x``, ``y`` or ``xy``. In a figure that
+    is run, empty fields are taken from its panel and line.
     """
 
     x: Sequence[float]
@@ -218,28 +215,27 @@ class Curve:
 
 
 Cells: TypeAlias = Sequence[Mapping[str, Any]]
-"""A table that was computed: a dict a row, all with the same keys; numbers, text or None."""
+"""A computed table: one dict per row, all with the same keys; values are numbers, text or None."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """What was computed: curves, which are drawn panel by panel, and tables by their names."""
+    """Computed curves, drawn panel by panel, and tables by name."""
 
     curves: Sequence[Curve] = ()
     tables: Mapping[str, Cells] = field(default_factory=dict)
 
 
 Draw: TypeAlias = Callable[[Sequence[Trained]], Iterable[Curve]]
-"""The curves of one point of a line, from its runs, one a seed. Raises ValueError as a measure does."""
+"""Computes the curves of one point of a line from its runs, one per seed. Raises ValueError like :data:`Measure`."""
 
 Kind: TypeAlias = Literal["values", "epochs", "seconds"]
-"""What the engine can draw by itself: metrics on test over a parameter, a metric of every epoch, seconds an epoch."""
+"""What the engine draws without a function: test metrics over a parameter, a metric per epoch, seconds per epoch."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """A place on the x axis, and the parameters of the runs there; ``epochs`` is how long they train, where it is what
-    the figure varies."""
+    """A value on the x axis and the parameters of its runs; ``epochs`` is set where the figure varies the training time."""
 
     x: float = 0.0
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -248,7 +244,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Line:
-    """One curve: a method whose open parameters are chosen once, for all of its points. ``where`` are its values of the
+    """One curve: a method whose searched parameters are chosen once for all points. ``where`` holds its values of the
     figure's ``by``."""
 
     name: str
@@ -259,7 +255,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes; ``metric`` is a metric on test, or with its split one of an epoch."""
+    """One pair of axes; ``metric`` is a test metric or, with its split, a metric per epoch."""
 
     x: str
     metric: str
@@ -268,12 +264,11 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure that runs redraw. ``draw`` is a kind, or the workload's own function.
+    """A figure drawn from runs. ``draw`` is a kind, or a function of the workload.
 
-    ``common`` are parameters of all runs, ``on`` those particular to a dataset, and ``epochs`` what it has in place of
-    the methods'. ``blind``, where there are any, keep the test part out of training's sight: they go on top unless the
-    source's way was asked for. ``seeds``: the most that are needed. ``by``: further parameters whose values a user may
-    choose.
+    ``common`` holds parameters of all runs, ``on`` those of a dataset; ``epochs`` overrides the methods' epochs on a
+    dataset. ``blind`` holds parameters that keep the test part out of training; they are applied unless the source's
+    own protocol is requested. ``seeds`` is the largest number needed. ``by`` names parameters that a user may choose.
     """
 
     id: str
@@ -291,20 +286,20 @@ class Figure:
 
     @property
     def confined(self) -> Mapping[str, tuple[str, ...]]:
-        """The parameters for which none of its methods exists with any value, and those that there are."""
+        """Parameters of ``by`` that all methods limit to certain values, with these values."""
         methods = [line.method for panel in self.panels for line in panel.lines]
         every = [name for name in self.by if all(name in method.only for method in methods)]
         return {name: tuple(dict.fromkeys(v for method in methods for v in method.only[name])) for name in every}
 
     def line_on(self, dataset: str, line: Line) -> Line:
-        """A line with the epochs that a dataset has."""
+        """A line with the epochs of a dataset."""
         return replace(line, method=replace(line.method, epochs=self.epochs.get(dataset, line.method.epochs)))
 
 
 @dataclass(frozen=True)
 class Computation:
-    """A figure or table that no training is needed for. ``compute(quick)`` is a function of the workload's; ``quick``
-    asks for just enough of it to see that it works."""
+    """A figure or table that needs no training. ``compute(quick)`` is a function of the workload; with ``quick`` it
+    computes just enough to check that it works."""
 
     id: str
     title: str

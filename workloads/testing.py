@@ -1,4 +1,4 @@
-"""The conformance suite: what every workload must pass. Third parties inherit it.
+"""The conformance suite that every workload must pass. Other packages inherit from it.
 
 ::
 
@@ -12,8 +12,8 @@
                 patch.setattr(mine, "load_test", lambda: load_test()[::2])
                 yield
 
-``spoiled_test`` is a context manager under which the class, built anew, finds another test split: training must not
-notice. Set ``data`` (a folder) when the parameters name a dataset that is on disk. Everything runs on the CPU.
+``spoiled_test`` is a context manager in which a newly built workload reads another test split; training must not
+change. Set ``data`` (a folder) if the parameters name a dataset on disk. Everything runs on the CPU.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from workloads.testing_states import assert_equal_states, through_plain_data, ve
 
 @dataclass(frozen=True)
 class Reference:
-    """The workload as it is, trained for two epochs and evaluated; computed once for all tests of a class."""
+    """The workload trained for two epochs and evaluated; computed once for all tests of a class."""
 
     metrics: dict[str, float]
     """What :func:`_metrics` returns."""
@@ -57,30 +57,30 @@ class Reference:
     """Two evaluations on validation after them."""
     test: Evaluation
     trained: Workload
-    """After both epochs. Nothing that changes it may be called."""
+    """The workload after both epochs. Tests must not change it."""
 
 
 class Conformance:
-    """Subclass it, set ``workload`` and ``params``, write ``spoiled_test``; pytest collects the tests."""
+    """Base class of conformance tests: set ``workload`` and ``params``, define ``spoiled_test``; pytest collects the tests."""
 
     workload: ClassVar[type[Any]]
     params: ClassVar[Mapping[str, Any]]
     data: ClassVar[Path] = Path()
     epochs: ClassVar[int] = 2
     tolerance: ClassVar[float] = 2e-5
-    """Relative difference allowed between runs that add up in another order (micro-batches, two processes), of losses,
-    gradients and weights. A sum of n float32 values is exact to about 6e-8 sqrt(n), relative to its largest terms."""
+    """Allowed relative difference of losses, gradients and weights between runs that sum in another order (micro-batches,
+    two processes). A sum of n float32 values is exact to about 6e-8 sqrt(n), relative to its largest terms."""
     choices: ClassVar[float] = 0.0
-    """The same in training, of a workload that draws by its model's scores: a choice between two that are nearly equal
-    turns on a last bit, and moves a few rows of an epoch's gradient."""
+    """The same in training for a workload that samples by its model's scores: a choice between nearly equal scores can
+    depend on the last bit and change a few rows of an epoch's gradient."""
     ranked: ClassVar[tuple[str, ...]] = ()
-    """Patterns of the metrics of ranks, ties and thresholds. They jump where a last bit differs, and which bits do
-    depends on the processor: no tolerance fits, and such runs are compared by what is below them."""
+    """Patterns of metrics of ranks, ties and thresholds. They jump where the last bit of a score differs, so no tolerance
+    fits; such runs are compared by losses, states and units instead."""
     compared: ClassVar[Mapping[str, Any]] = {}
-    """Parameters that such runs have in place of ``params``: a small learning rate, where training is long enough for
-    rounding to grow. Adam's first steps are signs, also of gradients that are nothing but rounding."""
+    """Parameters that override ``params`` in such runs, such as a small learning rate where rounding errors would grow.
+    Adam's first steps have the sign of the gradient, even of one that is only rounding error."""
     pack: ClassVar[tuple[Mapping[str, Any], ...]] = ({}, {}, {})
-    """Of a workload that can be packed: what three members have beside ``params``, as different as a pack allows."""
+    """For a workload that can be packed: overrides of ``params`` for three members, as different as a pack allows."""
     _reference: ClassVar[Reference]
     _compared_reference: ClassVar[tuple[Workload, _Trained]]
 
@@ -100,12 +100,13 @@ class Conformance:
         return _build(self.workload, params, self.data, {"epochs": self.epochs, **runtime})
 
     def reference(self) -> Reference:
-        """Train and evaluate at the first call, and return the same to all tests of this class."""
+        """Train and evaluate at the first call; the result is shared by all tests of this class."""
         cls = type(self)
         if "_reference" not in cls.__dict__:
             _seed_global_streams(1)
             workload = self.build()
-            rows, states = [], []
+            rows: list[dict[str, float]] = []
+        states: list[State] = []
             for epoch in (1, 2):
                 rows.append(values(workload.train_epoch(epoch)))
                 states.append(copy.deepcopy(workload.state_dict()))
@@ -116,7 +117,7 @@ class Conformance:
         return cls._reference
 
     def compared_reference(self) -> tuple[Workload, _Trained]:
-        """Train on whole batches in one process at the first call, and return the same to all tests of this class."""
+        """Train on whole batches in one process at the first call; the result is shared by all tests of this class."""
         cls = type(self)
         if "_compared_reference" not in cls.__dict__:
             workload = self.build_to_compare()
@@ -130,18 +131,20 @@ class Conformance:
         assert not set(self.workload.Params.model_fields) & set(RESERVED), "the engine sets these: rename yours"
 
     def test_another_seed_other_metrics(self) -> None:
-        plain, other = self.reference(), self.build(seed=8)
+        plain = self.reference()
+        other = self.build(seed=8)
         differ = any(values(other.train_epoch(epoch)) != row for epoch, row in enumerate(plain.rows, 1))
         assert differ or values(other.evaluate("validation")) != plain.validation[0]
 
     def test_same_seed_same_metrics(self) -> None:
-        """Whatever the global random streams hold: they play no part."""
+        """The state of the global random generators has no influence."""
         expected = self.reference().metrics
         _seed_global_streams(2)
         assert _metrics(self.build()) == expected
 
     def test_two_epochs_are_one_saved_restored_and_another(self) -> None:
-        whole, fresh = self.reference(), self.build()
+        whole = self.reference()
+        fresh = self.build()
         fresh.load_state_dict(through_plain_data(whole.states[0]))
         assert values(fresh.train_epoch(2)) == whole.rows[1]
         assert values(fresh.evaluate("validation")) == whole.validation[0]
@@ -149,14 +152,16 @@ class Conformance:
 
     def test_training_reduces_to_finite_constant_keys(self) -> None:
         reference = self.reference()
-        rows, seen = reference.rows, reference.validation
+        rows = reference.rows
+        seen = reference.validation
         for row in (*rows, *seen):
             assert all(math.isfinite(value) for value in row.values()), row
         assert rows[0].keys() == rows[1].keys()
         assert seen[0].keys() == seen[1].keys() == values(reference.test).keys()
 
     def test_objectives_are_measured(self) -> None:
-        workload, seen = self.build(), self.reference().validation[0]
+        workload = self.build()
+        seen = self.reference().validation[0]
         objectives = workload.objective if isinstance(workload.objective, tuple) else (workload.objective,)
         for objective in objectives:
             assert isinstance(objective, Objective)
@@ -167,7 +172,9 @@ class Conformance:
         looked = self.build()
         looked.train_epoch(1)
         before = through_plain_data(looked.state_dict())
-        torch_stream, numpy_stream, python_stream = torch.get_rng_state(), np.random.get_state(), random.getstate()
+        torch_stream = torch.get_rng_state()
+        numpy_stream = np.random.get_state()
+        python_stream = random.getstate()
         first = values(looked.evaluate(split))
         assert values(looked.evaluate(split)) == first
         assert_equal_states(looked.state_dict(), before)
@@ -194,7 +201,7 @@ class Conformance:
         assert values(spoiled.evaluate("test")) != values(plain.test), "spoiled_test() spoiled nothing"
 
     def spoiled_test(self) -> Any:
-        """A context manager under which a newly built workload sees another test split. To be overridden."""
+        """A context manager in which a newly built workload reads another test split. Override it."""
         raise NotImplementedError(f"{type(self).__name__} needs spoiled_test(): see the example in workloads.testing")
 
     def test_state_is_tensors_and_json(self) -> None:
@@ -261,20 +268,21 @@ class Conformance:
         self._assert_evaluated_alike(alone.evaluate("validation"), first_seen)
 
     def _assert_trained_alike(self, one: _Trained, other: _Trained) -> None:
-        """The metrics of both epochs, and what they have led to: the optimiser's moments are sums of gradients."""
+        """Compare metrics and states of both epochs; the optimiser's moments in the states are sums of gradients."""
         tolerance = max(self.tolerance, self.choices)
         assert one.rows.keys() == other.rows.keys()
         for key in one.rows:
             if not self._is_ranked(key.partition("@")[0]):
                 assert one.rows[key] == pytest.approx(other.rows[key], rel=tolerance, abs=tolerance), key
-        tensors, others = vectors_by_kind(one.state), vectors_by_kind(other.state)
+        tensors = vectors_by_kind(one.state)
+        others = vectors_by_kind(other.state)
         assert tensors.keys() == others.keys()
         for family, tensor in tensors.items():
             difference = torch.linalg.vector_norm(tensor - others[family])
             assert difference <= tolerance * torch.linalg.vector_norm(tensor), family
 
     def _assert_evaluated_alike(self, one: Evaluation, other: Evaluation) -> None:
-        """A last bit may change the rank of a few units, never of one in twenty; the means follow from the units."""
+        """Rounding may change the rank of fewer than one unit in twenty; the means are compared with these corrected for."""
         assert one.metrics.keys() == other.metrics.keys()
         assert one.units.keys() == other.units.keys()
         assert np.array_equal(one.units["id"], other.units["id"])
@@ -293,14 +301,14 @@ class Conformance:
         return any(fnmatchcase(name, pattern) for pattern in self.ranked)
 
     def test_a_pack_gives_each_member_what_it_has_apart(self) -> None:
-        """Members with parameters and seeds of their own, at different epochs, that come and go."""
+        """Members have their own parameters and seeds, are at different epochs, and join and leave."""
         apart, members = (self._members() for _ in range(2))
-        for places, epochs in (([2], [1]), ([0, 2], [1, 2]), ([0, 1, 2], [2, 1, 3]), ([1, 0], [2, 3])):
-            pack = self.workload.pack([members[place] for place in places])
+        for indices, epochs in (([2], [1]), ([0, 2], [1, 2]), ([0, 1, 2], [2, 1, 3]), ([1, 0], [2, 3])):
+            pack = self.workload.pack([members[index] for index in indices])
             trained = pack.train_epoch(epochs)
-            seen = pack.evaluate(range(len(places)), "validation")
-            for place, epoch, *results in zip(places, epochs, trained, seen, strict=True):
-                alone = [apart[place].train_epoch(epoch), apart[place].evaluate("validation")]
+            seen = pack.evaluate(range(len(indices)), "validation")
+            for index, epoch, *results in zip(indices, epochs, trained, seen, strict=True):
+                alone = [apart[index].train_epoch(epoch), apart[index].evaluate("validation")]
                 assert [values(result) for result in results] == [values(result) for result in alone]
         for one, other in zip(apart, members):
             assert_equal_states(one.state_dict(), other.state_dict())
@@ -311,18 +319,18 @@ class Conformance:
         members[1].load_state_dict(with_nan(members[1].state_dict()))
         pack = self.workload.pack(members)
         trained = pack.train_epoch([1, 1, 1])
-        for place in (0, 2):
-            assert values(trained[place]) == values(apart[place].train_epoch(1))
-            assert_equal_states(members[place].state_dict(), apart[place].state_dict())
+        for index in (0, 2):
+            assert values(trained[index]) == values(apart[index].train_epoch(1))
+            assert_equal_states(members[index].state_dict(), apart[index].state_dict())
 
     def _members(self) -> list[Any]:
-        """Three that one pack takes; skips where there is no packing."""
+        """Three workloads that fit one pack; skips if the workload cannot be packed."""
         base = Runtime(device=torch.device("cpu"), data=self.data, seed=7, epochs=self.epochs)
         params = [self.workload.Params(**{**self.params, **own}) for own in self.pack]
         first = self.workload(params[0], base)
         if not isinstance(first, Packable) or first.pack_shape() is None:
             pytest.skip("trains apart")
-        members = [self.workload(own, replace(base, seed=7 + place)) for place, own in enumerate(params)]
+        members = [self.workload(own, replace(base, seed=7 + index)) for index, own in enumerate(params)]
         assert len({member.pack_shape() for member in members}) == 1
         assert self.workload.pack_size(params[0], torch.device("cpu")) >= 1
         return members
@@ -351,7 +359,7 @@ def _build(workload: type[Any], params: Mapping[str, Any], data: Path, runtime: 
 def _train_rank(
     rank: int, workload: type[Any], params: Mapping[str, Any], data: Path, epochs: int, state: State
 ) -> tuple[_Trained, Evaluation]:
-    """What a rank trains, and what it sees of a model that another process has trained."""
+    """Train on a rank, then evaluate a model that another process trained."""
     runtime = {"epochs": epochs, "rank": rank, "world_size": WORLD, "broadcast": distributed.broadcast}
     built = _build(workload, params, data, runtime)
     trained = _trained(built)
@@ -365,7 +373,7 @@ def _trained(workload: Workload) -> _Trained:
 
 
 def _metrics(workload: Workload) -> dict[str, float]:
-    """Of two epochs and of the validation after them."""
+    """Metrics of two epochs and of the validation after them."""
     rows = [values(workload.train_epoch(epoch)) for epoch in (1, 2)]
     return _flat(rows) | values(workload.evaluate("validation"))
 
@@ -377,5 +385,5 @@ def _seed_global_streams(seed: int) -> None:
 
 
 def _flat(rows: list[dict[str, float]]) -> dict[str, float]:
-    """Both epochs' metrics, each name with its epoch."""
+    """Metrics of both epochs, each name with its epoch."""
     return {f"{name}@{epoch}": value for epoch, row in enumerate(rows, 1) for name, value in row.items()}

@@ -1,4 +1,4 @@
-"""Adam on one tensor, and on many that have learning rates of their own."""
+"""Adam for one tensor, and for stacked tensors with separate learning rates."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 
 class Adam:
-    """Adam (Kingma and Ba, ICLR 2015) with coupled weight decay: the L2 gradient of every row joins the loss's.
+    """Adam (Kingma and Ba, ICLR 2015) with coupled weight decay: the L2 gradient of every row is added.
 
-    ``torch.optim.Adam``'s own kernel without its front end, which imports a compiler and costs each process a
-    second and 100 MB (measured). The moments are plain tensors from the start, so a state always has all of them.
+    Calls the kernel of ``torch.optim.Adam`` directly: its front end imports a compiler and costs each process a second
+    and 100 MB (measured). The moments exist from the start, so a state always has all of them.
     """
 
     def __init__(self, parameter: torch.Tensor, weight_decay: float) -> None:
-        self.parameter, self.weight_decay = parameter, weight_decay
+        self.parameter = parameter
+        self.weight_decay = weight_decay
         self.exp_avg = torch.zeros_like(parameter, requires_grad=False)
         self.exp_avg_sq = torch.zeros_like(parameter, requires_grad=False)
         self.step = torch.zeros((), device=parameter.device)
 
     @torch.no_grad()
     def update(self, lr: float) -> None:
-        """One step along the parameter's gradient, which is dropped."""
+        """Take one step with the parameter's gradient, and clear it."""
         assert self.parameter.grad is not None
         adam(
             [self.parameter],
@@ -58,10 +59,10 @@ class Adam:
 
 
 class StackedAdam:
-    """The steps of K optimisers in the launches of one, for devices where launches are what a step costs.
+    """Adam steps of K optimisers in the kernel launches of one, for devices where launches dominate the cost.
 
-    The fused kernel has one learning rate for all that it is given. This is its formula with one for each, and equal
-    to it within rounding.
+    The fused kernel takes one learning rate for all tensors. This class applies its formula with one rate each; the
+    results are equal within rounding.
     """
 
     def __init__(
@@ -69,7 +70,8 @@ class StackedAdam:
     ) -> None:
         """For the next ``steps`` steps of K optimisers: their parameters, two moments (K, ...) and steps (K,)."""
         self.parameters, self.exp_avg, self.exp_avg_sq, self.step = stack
-        step, column = self.step, (-1, *[1] * (self.parameters.dim() - 1))
+        step = self.step
+        column = (-1, *[1] * (self.parameters.dim() - 1))
         self.weight_decay = self.parameters.new_tensor(weight_decay).view(column)
         # In float64: 1 - beta^t of the first steps has half its digits in float32.
         rates = torch.tensor(lr, dtype=torch.float64, device=step.device)
@@ -81,7 +83,7 @@ class StackedAdam:
 
     @torch.no_grad()
     def update(self, gradient: torch.Tensor) -> None:
-        """One step along ``gradient`` (K, ...), which is overwritten."""
+        """Take one step with ``gradient`` (K, ...), which is overwritten."""
         gradient.addcmul_(self.parameters, self.weight_decay)
         self.exp_avg.lerp_(gradient, 1 - BETA1)
         self.exp_avg_sq.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)

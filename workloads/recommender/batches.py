@@ -1,4 +1,4 @@
-"""What each step of an epoch trains on, a pure function of seed and epoch: positives, further ones, negatives."""
+"""Training batches as a pure function of seed and epoch: positives, extra positives, negatives."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from workloads.sampling.sampler import Sampler, View, counters
 from workloads.schedule import passes_of, steps_per_pass
 from workloads.seeding import derive, generator
 
-_AT_ONCE = {"cpu": 2**17, "cuda": 2**22}  # nodes drawn at once: on a CPU what its cache holds
+_AT_ONCE = {"cpu": 2**17, "cuda": 2**22}  # nodes drawn at once: on a CPU as many as fit its cache
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
     """What is drawn for each interaction of user u with item i.
 
-    ``negatives``: N. ``extras``: M further members of the same list, u's other items or, ``of_item``, i's other users.
+    ``negatives``: N. ``extras``: M other items of u or, with ``of_item``, M other users of i.
     """
 
     sampler: Sampler
@@ -33,12 +33,12 @@ class Draws:
 
     @property
     def rounds(self) -> int:
-        """How often the sampler draws for an interaction."""
+        """Number of draws of the sampler per interaction."""
         return 1 if self.sampler.once else self.negatives
 
     @property
     def width(self) -> int:
-        """Nodes of an interaction."""
+        """Number of nodes per interaction."""
         return 2 + self.extras + self.rounds * self.sampler.width
 
 
@@ -47,8 +47,8 @@ class Batch:
     """A rank's part of a global batch, or a micro-batch of it: b interactions.
 
     ``nodes``: (width, b) int64 of user, item, extras and what the sampler drew (item i is node n_users + i).
-    ``rows``: which of the data's pairs they are, (b,). ``positions``: their places in the pass, (b,). ``key``: of the
-    draws that a step makes itself. ``step``: number of the step in its pass. ``items``: the positive items of the
+    ``rows``: indices into the data's pairs, (b,). ``positions``: positions in the pass, (b,). ``key``: for draws
+    made during the step. ``step``: number of the step in its pass. ``items``: the positive items of the
     global batch, as nodes, (size,). ``size``: interactions in the global batch; b is 0 on some ranks of a batch
     smaller than the world.
     """
@@ -62,7 +62,7 @@ class Batch:
     size: int
 
     def split(self, parts: int) -> list[Batch]:
-        """Micro-batches."""
+        """Split into micro-batches."""
         if parts == 1:
             return [self]
         columns = (self.nodes.tensor_split(parts, 1), self.rows.tensor_split(parts), self.positions.tensor_split(parts))
@@ -70,22 +70,22 @@ class Batch:
 
 
 def batches(data: RecommenderData, draws: Draws, batch_size: int, runtime: Runtime, epoch: int) -> Iterator[Batch]:
-    """This rank's part of each global batch of ``epoch``, contiguous parts by rank.
+    """This rank's contiguous part of each global batch of ``epoch``.
 
-    An epoch is a pass over the interactions in a random order, or the next ``runtime.steps_per_epoch`` of passes.
-    Position p of a pass holds the same nodes whatever the number of ranks.
+    An epoch is a pass over the interactions in a random order, or the next ``runtime.steps_per_epoch`` steps of
+    such passes. The nodes at position p of a pass do not depend on the number of ranks.
     """
-    for number, places in passes_of(epoch, steps_per_pass(data.pairs.shape[1], batch_size), runtime.steps_per_epoch):
+    for number, steps in passes_of(epoch, steps_per_pass(data.pairs.shape[1], batch_size), runtime.steps_per_epoch):
         key = derive(runtime.seed, "choice", number)
-        drawn = _draw(data, draws, batch_size, [(runtime.seed, number)], places, runtime.rank, runtime.world_size)
-        for at, (nodes, rows, positions, items) in enumerate(drawn, places.start):
+        drawn = _draw(data, draws, batch_size, [(runtime.seed, number)], steps, runtime.rank, runtime.world_size)
+        for at, (nodes, rows, positions, items) in enumerate(drawn, steps.start):
             yield Batch(nodes.squeeze(1), rows.squeeze(0), positions, key, at, items.squeeze(0), items.shape[1])
 
 
 def packed_nodes(
     data: RecommenderData, draws: Draws, batch_size: int, passes: Sequence[tuple[int, int]]
 ) -> Iterator[torch.Tensor]:
-    """The nodes of several trials side by side, each as in :func:`batches` for its seed and epoch.
+    """The nodes of several trials, stacked; each as in :func:`batches` for its seed and epoch.
 
     Args:
         passes: (seed, epoch) of each of K trials.
@@ -106,30 +106,32 @@ def _draw(
     rank: int = 0,
     world: int = 1,
 ) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Some batches of K passes, each by its seed and number, side by side.
+    """Batches of K passes, stacked; each pass is given by its seed and number.
 
     Yields:
         Nodes (width, K, b), rows (K, b), positions (b,), and the items of the global batch (K, size).
     """
-    device, n = data.pairs.device, data.pairs.shape[1]
+    device = data.pairs.device
+    n = data.pairs.shape[1]
     orders = torch.stack([_order(seed, number, n, device) for seed, number in passes])
     at_once = max(1, _AT_ONCE.get(device.type, _AT_ONCE["cpu"]) // (draws.width * batch_size * len(passes)))
     for first in range(batches.start, batches.stop, at_once):
-        together = range(first, min(first + at_once, batches.stop))
-        sizes = [min(batch_size, n - batch * batch_size) for batch in together]
+        numbers = range(first, min(first + at_once, batches.stop))
+        sizes = [min(batch_size, n - batch * batch_size) for batch in numbers]
         parts = [
             torch.arange(
                 batch * batch_size + size * rank // world,
                 batch * batch_size + size * (rank + 1) // world,
                 device=device,
             )
-            for batch, size in zip(together, sizes)
+            for batch, size in zip(numbers, sizes)
         ]
-        lengths, positions = [len(part) for part in parts], torch.cat(parts)
+        lengths = [len(part) for part in parts]
+        positions = torch.cat(parts)
         rows = orders.index_select(1, positions)
         nodes = _nodes(data, draws, passes, rows, positions)
-        everyone = orders[:, first * batch_size : first * batch_size + sum(sizes)]
-        items = nodes[1] if world == 1 else data.pairs[1, everyone.flatten()].view(len(passes), -1)
+        all_rows = orders[:, first * batch_size : first * batch_size + sum(sizes)]
+        items = nodes[1] if world == 1 else data.pairs[1, all_rows.flatten()].view(len(passes), -1)
         yield from zip(
             torch.split(nodes, lengths, dim=2),
             torch.split(rows, lengths, dim=1),
@@ -141,7 +143,7 @@ def _draw(
 def _nodes(
     data: RecommenderData, draws: Draws, passes: Sequence[tuple[int, int]], rows: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """The nodes of K passes at some positions, which hold these ``rows`` (K, b); (width, K, b)."""
+    """The nodes of K passes for ``rows`` (K, b) at ``positions`` (b,); (width, K, b)."""
     users, items = (side.index_select(0, rows.flatten()) for side in data.pairs)
     positions = positions.repeat(len(passes))
     keys = _keys(passes, "negatives", rows, draws.rounds)
@@ -156,7 +158,7 @@ def _nodes(
 def _extras(
     data: RecommenderData, draws: Draws, passes: Sequence[tuple[int, int]], rows: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """M further positives of each interaction, as nodes, (M, K·b); drawn with replacement."""
+    """Draw M extra positives per interaction with replacement, as nodes, (M, K·b)."""
     keys = _keys(passes, "positives", rows, draws.extras)
     bits = random_bits(keys, counters(positions, draws.extras)).view(draws.extras, -1)
     rows = rows.flatten()
@@ -168,7 +170,7 @@ def _extras(
 
 
 def _keys(passes: Sequence[tuple[int, int]], stream: str, rows: torch.Tensor, count: int) -> Key:
-    """The key of the one pass, or that of each of ``count`` draws at each row (K, b)."""
+    """The key of a single pass, or one key for each of ``count`` draws per row (K, b)."""
     keys = [derive(seed, stream, number) for seed, number in passes]
     if len(keys) == 1:
         return keys[0]
@@ -181,8 +183,10 @@ def _order(seed: int, number: int, n: int, device: torch.device) -> torch.Tensor
 
 
 def choice(draws: Draws, batch: Batch, epoch: int, n_users: int) -> Choose | None:
-    """How the negatives of a batch are chosen among its nodes; None where the sampler chose when it drew."""
-    sampler, fixed, count = draws.sampler, 2 + draws.extras, draws.negatives
+    """A function that chooses the negatives among a batch's candidates; None if the sampler is not dynamic."""
+    sampler = draws.sampler
+    fixed = 2 + draws.extras
+    count = draws.negatives
     if not sampler.dynamic:
         return None
 
