@@ -1,4 +1,4 @@
-"""Checks shared by all workloads: the global batch divides over the workers, no split is evaluated after training on it."""
+"""Checks shared by all workloads: of the global batch, the plan and the evaluated split."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 Rules: TypeAlias = Mapping[tuple[str, Any], Mapping[str, Any]]
-"""(parameter, value) -> parameters used with it and their defaults; a callable default receives the values set so far."""
+"""(parameter, value) -> parameters used with it and their defaults; a callable default gets the values so far."""
 
 
 @dataclass(frozen=True)

@@ -92,12 +92,12 @@ class Runtime:
 class Evaluation:
     """Result of an evaluation on a split.
 
-    ``metrics``: reduced scalars, the same on every rank. ``units``: one row per user, query or pair, the
-    ``id`` column first, on rank 0 (empty elsewhere); confidence intervals and gates are computed from it. ``tables``: named
-    tables, stored as Parquet and drawn in reports. Columns ``x``, ``y`` and, for points of several classes, the text
-    column ``label`` make a scatter plot (an embedding). Otherwise the first column is the horizontal axis and each
-    further column of real numbers is a line (curves, densities, a reliability diagram with its diagonal), with a gap
-    at NaN. Columns of integers or text, such as counts, are not drawn.
+    ``metrics``: reduced scalars, the same on every rank. ``units``: one row per user, query or pair, the ``id`` column
+    first, on rank 0 (empty elsewhere); confidence intervals and gates are computed from it. ``tables``: named tables,
+    stored as Parquet and drawn in reports. Columns ``x``, ``y`` and, for points of several classes, the text column
+    ``label`` make a scatter plot (an embedding). Otherwise the first column is the horizontal axis and each further
+    column of real numbers is a line (curves, densities, a reliability diagram with its diagonal), with a gap at NaN.
+    Columns of integers or text, such as counts, are not drawn.
     """
 
     metrics: Metrics
@@ -141,9 +141,9 @@ class Workload(Protocol):
     """Two attributes, six methods. Every method but ``servable`` may be a collective over the ranks."""
 
     Params: ClassVar[type[BaseModel]]
-    """All hyperparameters: type, bounds, default and source. Two optional methods are called before training starts; they
-    import no PyTorch and raise ValueError with one sentence: ``check_plan(epochs, refit)`` if these values cannot be
-    trained with the plan, ``check_data(root, holdout)`` if they cannot be trained on the data. ``root`` is the data
+    """All hyperparameters: type, bounds, default and source. Two optional methods are called before training starts;
+    they import no PyTorch and raise ValueError with one sentence: ``check_plan(epochs, refit)`` if these values cannot
+    be trained with the plan, ``check_data(root, holdout)`` if they cannot be trained on the data. ``root`` is the data
     root, where the dataset is present and verified; without ``holdout`` no part is held out for validation. The
     optional class attribute ``presets`` maps names to :class:`Preset` objects, for ``--preset NAME``; the optional
     ``tables`` maps a parameter to the rows of its values (:mod:`workloads.loss_table`), which
@@ -215,7 +215,7 @@ class Packable(Protocol):
 
     @classmethod
     def pack_size(cls, params: Any, device: torch.device) -> int:
-        """The number of members that is worthwhile on ``device``; 1 if packing does not pay. Builds and loads nothing."""
+        """The worthwhile number of members on ``device``; 1 if packing does not pay. Builds and loads nothing."""
         ...
 
     @classmethod

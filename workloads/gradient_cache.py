@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from workloads.distributed import without_sync
 
 Encode = Callable[[], torch.Tensor]
-"""A function that returns the embeddings of a micro-batch, (b, ...), with their graph; each call gives the same values."""
+"""Returns the embeddings of a micro-batch, (b, ...), with their graph; each call gives the same values."""
 
 
 def backward(

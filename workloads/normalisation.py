@@ -30,7 +30,7 @@ def synchronised(model: M, runtime: Runtime) -> M:
 
 
 class SummedBatchNorm(_BatchNorm):
-    """Batch normalisation by the moments of all ranks' batches, in float32 at least, for inputs of 2 or more dimensions."""
+    """Batch normalisation by the moments of all ranks' batches, in float32 at least; inputs have 2 or more axes."""
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:

@@ -30,7 +30,7 @@ def predictor_sources(predictor: Path) -> dict[str, Path]:
 
 
 def _imported(file: Path, top: Path) -> list[Path]:
-    """The files that ``file`` imports by relative imports; ``top`` is the predictor's folder, which has no name in an export."""
+    """The files that ``file`` imports by relative imports; ``top`` is the predictor's folder."""
     tree = ast.parse(file.read_bytes(), str(file))
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level]
     targets = []

@@ -1,7 +1,7 @@
 """Published tables and figures as plain data: settings of the runs, printed values, and functions that compute values.
 
-A workload's ``published`` package holds a tuple of :class:`Table`, :class:`Figure` and :class:`Computation`, named by the
-workload's entry in the catalog. It must be cheap to import: its functions import PyTorch when they are called.
+A workload's ``published`` package holds a tuple of :class:`Table`, :class:`Figure` and :class:`Computation`, named by
+the workload's entry in the catalog. It must be cheap to import: its functions import PyTorch when they are called.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ class Regime:
 
     Names of runs consist of ``source`` and the values of the parameters ``named_by``. ``space`` is the search space of
     the parameters that methods leave open: a preset of the workload's search spaces, ``module:function`` below
-    ``search_spaces``, or a file. ``plan`` holds plan settings of every run, ``quick`` further ones for a quick check. With ``refit`` a final model is trained on train + validation
-    for the number of epochs that the search chose; without, it is selected on validation. ``dataset`` is the default
-    of a figure, ``unit`` what the test metrics are averaged over. ``seeds`` and ``trials`` are default numbers.
+    ``search_spaces``, or a file. ``plan`` holds plan settings of every run, ``quick`` further ones for a quick check.
+    With ``refit`` a final model is trained on train + validation for the number of epochs that the search chose;
+    without, it is selected on validation. ``dataset`` is the default of a figure, ``unit`` what the test metrics are
+    averaged over. ``seeds`` and ``trials`` are default numbers.
     """
 
     workload: str
@@ -106,8 +107,8 @@ class Trained:
 
 
 Measure: TypeAlias = Callable[[Trained], Mapping[str, float]]
-"""Computes a table's columns for one run, where they are not test metrics. Raises ValueError with one sentence where this
-is not possible for the run."""
+"""Computes a table's columns for one run, where they are not test metrics. Raises ValueError with one sentence where
+this is not possible for the run."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,8 @@ class Table:
     """A table of methods, published or ours, with its rows in blocks, one or more for each dataset.
 
     ``by`` names the parameters that define a block, ``dataset`` first. ``values`` is a CSV of the printed values with
-    columns ``by``, ``method`` and the metrics; a cell may be empty. Without it, ``blocks`` and ``metrics`` define what is
-    run and shown. ``methods`` holds the settings of each row, ``common`` those of all rows, and ``on`` those of a
+    columns ``by``, ``method`` and the metrics; a cell may be empty. Without it, ``blocks`` and ``metrics`` define what
+    is run and shown. ``methods`` holds the settings of each row, ``common`` those of all rows, and ``on`` those of a
     dataset or a ``dataset method``; later ones override earlier ones. ``epochs`` overrides the methods' epochs on a
     dataset. ``extra`` are methods of ours that are run in addition, each with the published one that it is compared
     with, or None.
@@ -195,7 +196,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Curve:
-    """A drawn line: ``y`` over ``x``. With several values at an x, ``y`` is their mean and ``sd`` their standard deviation.
+    """A drawn line: ``y`` over ``x``; of several values at an x, ``y`` is the mean and ``sd`` the standard deviation.
 
     ``by_seed`` holds the values at each x. ``log`` names the logarithmic axes: ``x``, ``y`` or ``xy``. In a figure that
     is run, empty fields are taken from its panel and line.
@@ -235,7 +236,7 @@ Kind: TypeAlias = Literal["values", "epochs", "seconds"]
 
 @dataclass(frozen=True)
 class Point:
-    """A value on the x axis and the parameters of its runs; ``epochs`` is set where the figure varies the training time."""
+    """A value on the x axis and the parameters of its runs; ``epochs`` is set where the figure varies it."""
 
     x: float = 0.0
     params: Mapping[str, Any] = field(default_factory=dict)

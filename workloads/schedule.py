@@ -11,8 +11,8 @@ from dataclasses import dataclass
 class Progress:
     """State of a run whose stages may end early.
 
-    ``stage`` counts from 1; ``began`` is the last epoch before it; ``best`` is its lowest loss so far, or None; ``stale``
-    counts the epochs since then.
+    ``stage`` counts from 1; ``began`` is the last epoch before it; ``best`` is its lowest loss so far, or None;
+    ``stale`` counts the epochs since then.
     """
 
     stage: int
@@ -51,7 +51,8 @@ def stage_ends(epochs: int, shares: Sequence[float]) -> tuple[int, ...]:
     """The last epoch of each stage, from the stages' shares of all epochs.
 
     A stage with a share above 0 has at least one epoch. With fewer epochs than stages, the stages of smallest share are
-    left out, the earlier of equal ones first. A stage that is left out, or has share 0, ends where its predecessor does.
+    left out, the earlier of equal ones first. A stage that is left out, or has share 0, ends where its predecessor
+    does.
     """
     largest = sorted(range(len(shares)), key=lambda number: (shares[number], number))[-epochs:]
     shares = [share if number in largest else 0.0 for number, share in enumerate(shares)]
@@ -75,8 +76,8 @@ def advanced(
 ) -> Progress:
     """Update the progress after an epoch.
 
-    The next stage begins when the loss has not fallen for ``patience`` epochs or the stage has used its share of epochs.
-    The last stage continues to the end of the run.
+    The next stage begins when the loss has not fallen for ``patience`` epochs or the stage has used its share of
+    epochs. The last stage continues to the end of the run.
 
     Args:
         progress: before the epoch.

@@ -1,7 +1,7 @@
 """Independent random streams derived from one seed.
 
-Random numbers are derived from (seed, stream, epoch, rank) and no generator is carried from epoch to epoch. A checkpoint
-holds no generator state, and a resumed run draws the same numbers as an uninterrupted one.
+Random numbers are derived from (seed, stream, epoch, rank) and no generator is carried from epoch to epoch. A
+checkpoint holds no generator state, and a resumed run draws the same numbers as an uninterrupted one.
 """
 
 from __future__ import annotations

@@ -61,21 +61,22 @@ class Reference:
 
 
 class Conformance:
-    """Base class of conformance tests: set ``workload`` and ``params``, define ``spoiled_test``; pytest collects the tests."""
+    """Base class of conformance tests: set ``workload`` and ``params``, and define ``spoiled_test``."""
 
     workload: ClassVar[type[Any]]
     params: ClassVar[Mapping[str, Any]]
     data: ClassVar[Path] = Path()
     epochs: ClassVar[int] = 2
     tolerance: ClassVar[float] = 2e-5
-    """Allowed relative difference of losses, gradients and weights between runs that sum in another order (micro-batches,
-    two processes). A sum of n float32 values is exact to about 6e-8 sqrt(n), relative to its largest terms."""
+    """Allowed relative difference of losses, gradients and weights between runs that sum in another order
+    (micro-batches, two processes). A sum of n float32 values is exact to about 6e-8 sqrt(n), relative to its largest
+    terms."""
     choices: ClassVar[float] = 0.0
     """The same in training for a workload that samples by its model's scores: a choice between nearly equal scores can
     depend on the last bit and change a few rows of an epoch's gradient."""
     ranked: ClassVar[tuple[str, ...]] = ()
-    """Patterns of metrics of ranks, ties and thresholds. They jump where the last bit of a score differs, so no tolerance
-    fits; such runs are compared by losses, states and units instead."""
+    """Patterns of metrics of ranks, ties and thresholds. They jump where the last bit of a score differs, so no
+    tolerance fits; such runs are compared by losses, states and units instead."""
     compared: ClassVar[Mapping[str, Any]] = {}
     """Parameters that override ``params`` in such runs, such as a small learning rate where rounding errors would grow.
     Adam's first steps have the sign of the gradient, even of one that is only rounding error."""
@@ -106,7 +107,7 @@ class Conformance:
             _seed_global_streams(1)
             workload = self.build()
             rows: list[dict[str, float]] = []
-        states: list[State] = []
+            states: list[State] = []
             for epoch in (1, 2):
                 rows.append(values(workload.train_epoch(epoch)))
                 states.append(copy.deepcopy(workload.state_dict()))
@@ -282,7 +283,7 @@ class Conformance:
             assert difference <= tolerance * torch.linalg.vector_norm(tensor), family
 
     def _assert_evaluated_alike(self, one: Evaluation, other: Evaluation) -> None:
-        """Rounding may change the rank of fewer than one unit in twenty; the means are compared with these corrected for."""
+        """Rounding may change fewer than one unit in twenty; the means are compared after correction for these."""
         assert one.metrics.keys() == other.metrics.keys()
         assert one.units.keys() == other.units.keys()
         assert np.array_equal(one.units["id"], other.units["id"])

@@ -1,4 +1,4 @@
-"""Losses of a retrieval model that has to work with document embeddings it did not write (L2R).
+"""Losses of a retrieval model trained to stay compatible with stored document embeddings (L2R).
 
 For a query there is a block of C documents: the positive, then those of the memory, O in all, whose embeddings are
 stored in an index, and then new ones, which are not. A score is an inner product; divide the query's vector by a
@@ -90,10 +90,11 @@ def ranking_alignment_loss(
     target = inner_products(query, mixed, there).log_softmax(1)
     if detach_target:
         target = target.detach()
-    found = inner_products(query, fresh, there).log_softmax(1)
+    fitted = inner_products(query, fresh, there).log_softmax(1)
     # Filling has -inf on both sides; 0 before the product keeps NaN out of value and gradient.
-    target, found = target.masked_fill(~there, 0), found.masked_fill(~there, 0)
-    return (target.exp() * (target - found)).masked_fill(~there, 0).sum(1)
+    target = target.masked_fill(~there, 0)
+    fitted = fitted.masked_fill(~there, 0)
+    return (target.exp() * (target - fitted)).masked_fill(~there, 0).sum(1)
 
 
 def _at_positive(scores: torch.Tensor) -> torch.Tensor:

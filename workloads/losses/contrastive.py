@@ -195,10 +195,11 @@ def bcl_weights(negatives: torch.Tensor, *, alpha: float, beta: float, tau: floa
     Returns:
         (B, N), at least 0.
     """
-    n, place = negatives.shape[1], ecdf(negatives, ties)
-    masked = (negatives == -math.inf).sum(1, keepdim=True)  # they stand before all others: take their number off
-    place = ((place * n - masked) / (n - masked).clamp_min(1)).clamp(0, 1)
-    return bcl_weights_at(place, alpha=alpha, beta=beta, tau=tau)
+    n = negatives.shape[1]
+    cdf = ecdf(negatives, ties)
+    masked = (negatives == -math.inf).sum(1, keepdim=True)  # they rank below all others: subtract their number
+    cdf = ((cdf * n - masked) / (n - masked).clamp_min(1)).clamp(0, 1)
+    return bcl_weights_at(cdf, alpha=alpha, beta=beta, tau=tau)
 
 
 def bcl_loss(

@@ -1,4 +1,4 @@
-"""Losses of all candidates of a query at once, as reference points beside the pairwise ones.
+"""Losses of all candidates of a query at once, as reference points for the pairwise ones.
 
 Scores and grades are blocks (Q, C), one row a query; a score of -inf is no candidate. A loss gives one value a query,
 (Q,), 0 for one whose candidates have nothing to tell apart, and the caller reduces.

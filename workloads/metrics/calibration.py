@@ -1,7 +1,7 @@
-"""How far probabilities of success can be believed, and what abstaining by them is worth, batched for the bootstrap.
+"""Calibration of success probabilities and the value of abstaining by them, batched for the bootstrap.
 
 ``confidence`` and ``success`` (0 or 1) are of one shape, (..., n): n queries, and before them any number of resamples.
-Queries of equal confidence can not be told apart, so that each counts with the mean success of them all. The risk of a
+Queries of equal confidence are indistinguishable, so each counts with their mean success. The risk of a
 set of queries is its share of failures; coverage the share of queries that are answered, the most confident first.
 """
 
@@ -13,13 +13,13 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 FLOOR = 1e-7
-"""What a probability of 0 counts for in a likelihood, and 1 with it from above: no single query is infinitely bad."""
+"""Bound of probabilities away from 0 and 1 in a likelihood, so that no single query has an infinite loss."""
 
 ABSTAINS = 2.0
 """The threshold that no confidence reaches."""
 
 Measure: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""From confidence and success (..., n) to a value each, (...,)."""
+"""Maps confidence and success (..., n) to values (...,)."""
 
 
 class Reliability(NamedTuple):
@@ -46,9 +46,9 @@ def reliability(confidence: torch.Tensor, success: torch.Tensor, bins: int) -> R
     ordered, shared = _ordered(confidence, success)
     n = ordered.shape[-1]
     bins = max(1, min(bins, n))
-    place = (torch.arange(n, device=ordered.device) * bins // max(1, n)).expand_as(ordered)
+    bin_of = (torch.arange(n, device=ordered.device) * bins // max(1, n)).expand_as(ordered)
     zeros = ordered.new_zeros(*ordered.shape[:-1], bins)
-    sums = [zeros.scatter_add(-1, place, side) for side in (ordered, shared, torch.ones_like(ordered))]
+    sums = [zeros.scatter_add(-1, bin_of, side) for side in (ordered, shared, torch.ones_like(ordered))]
     count = sums[2]
     return Reliability(sums[0] / count.clamp(min=1), sums[1] / count.clamp(min=1), count)
 
@@ -59,9 +59,9 @@ def ece(confidence: torch.Tensor, success: torch.Tensor, bins: int = 15) -> torc
     Naeini et al., AAAI 2015, with the bins of Nguyen and O'Connor, EMNLP 2015. It is above 0 for true probabilities
     too, the more the fewer queries a bin has: see :func:`ece_interval`.
     """
-    found = reliability(confidence, success, bins)
-    gap = (found.confidence - found.success).abs() * found.queries
-    return gap.sum(-1) / found.queries.sum(-1).clamp(min=1)
+    diagram = reliability(confidence, success, bins)
+    gap = (diagram.confidence - diagram.success).abs() * diagram.queries
+    return gap.sum(-1) / diagram.queries.sum(-1).clamp(min=1)
 
 
 def ece_interval(
@@ -83,11 +83,11 @@ def ece_interval(
         resamples: how many; draws come from ``source``, which is on the CPU.
     """
     n = len(confidence)
-    found = reliability(confidence, success, bins)
-    share = found.queries / max(1, n)
-    place = torch.arange(n, device=confidence.device) * len(share) // max(1, n)
-    observed = torch.empty_like(found.success[place])
-    observed[confidence.argsort(stable=True)] = found.success[place]
+    diagram = reliability(confidence, success, bins)
+    share = diagram.queries / max(1, n)
+    bin_of = torch.arange(n, device=confidence.device) * len(share) // max(1, n)
+    observed = torch.empty_like(diagram.success[bin_of])
+    observed[confidence.argsort(stable=True)] = diagram.success[bin_of]
     rate = torch.where((observed - 0.5).abs() < (confidence - 0.5).abs(), observed, confidence.to(observed.dtype))
     drawn = (torch.rand(resamples, n, generator=source).to(rate.device) < rate).to(rate.dtype)
     errors = reliability(confidence.expand(resamples, n), drawn, bins).success
@@ -111,9 +111,9 @@ def aurc(confidence: torch.Tensor, success: torch.Tensor) -> torch.Tensor:
 
 
 def aurc_influences(confidence: torch.Tensor, success: torch.Tensor) -> torch.Tensor:
-    """What each query has to do with :func:`aurc`: values whose mean is it and whose spread is its, (n,) to (n,).
+    """Jackknife pseudo-values of :func:`aurc` for each query, shifted so that their mean is the area; (n,) to (n,).
 
-    The jackknife's pseudo-values, moved to that mean. Resampling them needs no curve drawn anew.
+    Resampling them estimates the spread of the area without recomputing the curve.
     """
     n = len(confidence)
     area = aurc(confidence, success)
@@ -125,14 +125,14 @@ def aurc_influences(confidence: torch.Tensor, success: torch.Tensor) -> torch.Te
     rank = torch.arange(1, n + 1, device=order.device, dtype=torch.float64)
     summed = failure.cumsum(0)
     before = (summed / rank).cumsum(0) - summed / rank
-    # Without query j, those behind it move up by one place, and its failure is not among theirs.
+    # Without query j, those behind it move up by one rank, and its failure is not among theirs.
     behind = 1 / (rank - 1).clamp(min=1) * (rank > 1)
     after = [(part.flip(0).cumsum(0).flip(0) - part) for part in (summed * behind, behind)]
     left_out = (before + after[0] - failure * after[1]) / (n - 1)
     pseudo = n * area.double() - (n - 1) * left_out
-    found = torch.empty_like(pseudo)
-    found[order] = pseudo - pseudo.mean() + area.double()
-    return found.to(confidence.dtype)
+    influences = torch.empty_like(pseudo)
+    influences[order] = pseudo - pseudo.mean() + area.double()
+    return influences.to(confidence.dtype)
 
 
 def coverage_at_risk(confidence: torch.Tensor, success: torch.Tensor, risk: float) -> torch.Tensor:

@@ -7,19 +7,19 @@ import torch
 
 def average_ranks(values: torch.Tensor) -> torch.Tensor:
     """Ranks from 1, ascending; equal values share the average of their ranks (E-S3). (n,) to (n,) float64."""
-    _, place, counts = torch.unique(values, return_inverse=True, return_counts=True)
+    _, group, counts = torch.unique(values, return_inverse=True, return_counts=True)
     average = counts.cumsum(0).double() - (counts.double() - 1) / 2
-    ranks: torch.Tensor = average[place]
+    ranks: torch.Tensor = average[group]
     return ranks
 
 
 def influences(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """What each observation has to do with Pearson's r: values whose mean is r, and whose spread is r's, (n,) float64.
+    """Influence values of each observation on Pearson's r, with mean r and the spread of r; (n,) float64.
 
     Of average ranks r is Spearman's ρ (design note 6.4). Where either is constant, r is 0 (E-S3).
 
     ``r + z_x z_y - r (z_x² + z_y²)/2`` with standardised z, the influence function of r (Devlin, Gnanadesikan and
-    Kettenring, Biometrika 1975). Resampling them instead of the pairs needs no correlation computed anew.
+    Kettenring, Biometrika 1975). Resampling them instead of the pairs avoids recomputing the correlation.
     """
     if constant(x) or constant(y):
         return torch.zeros(len(x), dtype=torch.float64, device=x.device)
@@ -29,7 +29,7 @@ def influences(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def constant(values: torch.Tensor) -> bool:
-    """Whether there are no two different ones."""
+    """Whether all values are equal."""
     return bool((values == values[:1]).all())
 
 

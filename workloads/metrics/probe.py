@@ -1,4 +1,4 @@
-"""What frozen features know: weighted kNN, a linear probe, alignment and uniformity, how scores separate classes.
+"""Evaluation of frozen features: weighted kNN, linear probe, alignment and uniformity, separation of classes.
 
 Labels are used here and nowhere in training. Everything is in float32 or better, batched on the device that the
 features are on, and deterministic on a CPU. CUDA adds the neighbours' votes in an order of its own, so that two classes
@@ -48,7 +48,7 @@ def knn_scores(
 def in_top(scores: torch.Tensor, labels: torch.Tensor, k: int) -> torch.Tensor:
     """Whether the label is among the k classes of highest score, (Q,), float; of equal scores the lower class first.
 
-    A sample one of whose scores is NaN is wrong: nothing was told.
+    A sample with a NaN score counts as wrong.
 
     Args:
         scores: (Q, classes).
@@ -79,7 +79,7 @@ def linear_probe(
     """
     features = features.float()
     mean, deviation = features.mean(0), features.std(0, correction=0)
-    scale = torch.where(deviation > 0, 1 / deviation, 0)  # what never varies says nothing
+    scale = torch.where(deviation > 0, 1 / deviation, 0)  # constant features are ignored
     inputs = (features - mean) * scale
     if not inputs.isfinite().all():
         return inputs.new_full((classes, inputs.shape[1]), torch.nan), inputs.new_full((classes,), torch.nan)

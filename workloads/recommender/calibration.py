@@ -1,4 +1,4 @@
-"""What is settled by the model itself before an epoch: α of BCL by its AUC, the credence of interactions (BPRAC)."""
+"""Calibration by the current model before an epoch: α of BCL from its AUC, credences of interactions (BPRAC)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from workloads.seeding import derive, generator
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """``settings`` of the loss, ``weights`` of the interactions (n,) or None for ones, ``metrics`` to be reported."""
+    """``settings`` of the loss, ``weights`` of the interactions (n,) or None for ones, ``metrics`` to report."""
 
     settings: Mapping[str, Any]
     weights: torch.Tensor | None = None
@@ -53,8 +53,9 @@ class Calibrator:
 
     @torch.no_grad()
     def __call__(self, epoch: int) -> Calibration:
-        """For the epoch's steps, with ``fpr`` where it can be told. A collective; equal on all workers."""
-        result, wrong = self._calibrated(epoch), self.data.wrong
+        """Calibrate for an epoch, with ``fpr`` if it can be measured. A collective; equal on all workers."""
+        result = self._calibrated(epoch)
+        wrong = self.data.wrong
         if wrong is None:
             return result
         return replace(result, metrics={**result.metrics, "fpr": wrong_share(wrong, result.weights).item()})
@@ -67,25 +68,29 @@ class Calibrator:
         return self._credence(epoch) if self.params.loss == "bprac" else Calibration(self.settings)
 
     def _auc(self, epoch: int) -> float:
-        """Of the validation part; of the training interactions in a refit, which has no other (E-6.21)."""
-        data, runtime = self.data, self.runtime
+        """AUC on validation; in a refit, which has no validation part, on the training interactions (E-6.21)."""
+        data = self.data
+        runtime = self.runtime
         if runtime.holdout:
             relevant, excluded = data.validation, data.train
         else:
             nothing = History(np.empty((0, 2), np.int32), data.n_users, runtime.device)
-            relevant, excluded = data.train, nothing
+            relevant = data.train
+            excluded = nothing
         users, items = self.embeddings()
         key = derive(runtime.seed, "auc", epoch)
         return mean_auc(users, items, relevant, excluded, data.unknown, key, runtime.rank, runtime.world_size)
 
     def _credence(self, epoch: int) -> Calibration:
         """The E-step of BPRAC, thesis (3.27)."""
-        data, params = self.data, self.params
+        data = self.data
+        params = self.params
         users, items = self.embeddings()
         sample = sampled_scores(users, items, generator(self.runtime.seed, "credence", epoch), n=2**13)
         assert params.credence is not None
         distribution = score_distribution(params, users, items, sample)
-        owners, chosen = data.pairs[0], data.pairs[1] - data.n_users
+        owners = data.pairs[0]
+        chosen = data.pairs[1] - data.n_users
         scores = interaction_scores(users, items, torch.stack([owners, chosen]))
         prior = prior_log_odds(data.popularity).index_select(0, chosen)
         weights = credence(scores, prior, distribution, params.credence)
@@ -96,7 +101,7 @@ class Calibrator:
 def score_distribution(
     params: Params, users: torch.Tensor, items: torch.Tensor, sample: torch.Tensor
 ) -> ScoreDistribution:
-    """F of (3.22): that of the initial factors, of the trained ones (``prior_var=fitted``), or LightGCN's own.
+    """F of (3.22): from the initial factors, the trained ones (``prior_var=fitted``), or LightGCN's scores.
 
     Args:
         params: with loss=bprac.

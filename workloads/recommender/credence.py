@@ -1,7 +1,7 @@
 """Credence of interactions: how probable it is that a user who chose an item likes it (BPRAC's E-step, chapter 3).
 
-A true positive's score is the larger of two draws from the distribution F of scores (3.22), and how popular its
-item is says how probable it was beforehand (3.28). Everything is kept in logarithms and log-odds, and is finite.
+A true positive's score is the larger of two draws from the distribution F of scores (3.22); its prior follows from
+the item's popularity (3.28). All values are logarithms or log-odds, and finite.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from workloads.ecdf import ecdf_at
 from workloads.recommender.product_density import look_up
 
 Mode: TypeAlias = Literal["thesis", "mean1", "bayes", "prior"]
-"""What a credence is (E-3.27): (3.27) as printed, a density times a probability; the same divided by its mean, so
-that a learning rate keeps its meaning; the posterior probability that it stands for, which rises with the score; or the
-prior (3.28) alone, which learns nothing: what the others have to be better than."""
+"""Forms of the credence (E-3.27). ``thesis``: (3.27) as printed, a density times a probability. ``mean1``: the same
+divided by its mean, so that learning rates stay comparable. ``bayes``: the posterior probability, which rises with the
+score. ``prior``: the prior (3.28) alone, a baseline that does not use the model."""
 
 _AT_ONCE = {"cpu": 2**20}
-"""Embedding entries gathered at once by :func:`interaction_scores`: what a CPU's caches hold; 2^26 elsewhere."""
+"""Embedding entries gathered at once by :func:`interaction_scores`: as many as fit a CPU's caches; 2^26 elsewhere."""
 
 
 class LogProbabilities(NamedTuple):
-    """Where scores stand in a distribution: ln f(x), ln F(x) and ln(1 - F(x))."""
+    """Logarithms of density and distribution function: ln f(x), ln F(x) and ln(1 - F(x))."""
 
     log_density: torch.Tensor
     log_below: torch.Tensor
@@ -36,7 +36,7 @@ class ScoreDistribution(Protocol):
     """A distribution of the scores of (user, item) pairs."""
 
     def log_probabilities(self, x: torch.Tensor) -> LogProbabilities:
-        """Where each of ``x``, of any shape, stands; finite for finite scores."""
+        """Evaluate at ``x``, of any shape; finite for finite scores."""
         ...
 
 
@@ -44,7 +44,8 @@ class ScoreDistribution(Protocol):
 class GaussianFactors:
     """F and f of the score of factors drawn iid N(0, λ), thesis (3.19) and (3.20).
 
-    The thesis keeps those of the initial factors while these are trained; :meth:`fitted` follows them (E-3.22).
+    The thesis keeps the λ of the initial factors during training; :meth:`fitted` uses that of the trained ones
+    (E-3.22).
 
     ``dim``: d. ``variance``: λ, above 0.
     """
@@ -60,17 +61,17 @@ class GaussianFactors:
 
     def log_probabilities(self, x: torch.Tensor) -> LogProbabilities:
         log_f, log_tail = look_up(x, self.dim, self.variance)
-        # F(-|x|) is at most one half: the other side is 1 minus it, without loss.
+        # F(-|x|) is at most one half, so 1 - F(-|x|) loses no precision.
         log_body = (-log_tail.exp()).log1p()
         above = x > 0
         return LogProbabilities(log_f, torch.where(above, log_body, log_tail), torch.where(above, log_tail, log_body))
 
 
 class EmpiricalScores:
-    """F of a model's own scores, for models whose scores follow no formula, such as LightGCN's.
+    """Empirical F of a model's scores, for models without a formula, such as LightGCN.
 
-    Ours, not of the thesis. A score is measured by its place F(x) itself, of which the density is one: (3.22) becomes
-    g = 2 F, the posterior (3.25) with its denominator f(x), so that no density has to be estimated. F is
+    Our extension, not in the thesis. Scores are transformed to F(x), whose density is 1. Then (3.22) becomes g = 2 F,
+    the posterior (3.25) with its denominator f(x), and no density has to be estimated. F is
     (#{<} + #{=}/2 + 1/2) / (n + 1), never 0 or 1.
     """
 
@@ -153,7 +154,7 @@ def sampled_scores(users: torch.Tensor, items: torch.Tensor, source: torch.Gener
 def ks_distance(sample: torch.Tensor, distribution: ScoreDistribution) -> torch.Tensor:
     """Kolmogorov-Smirnov distance sup |F_n - F| of scores (n,) from a distribution; a scalar in [0, 1].
 
-    How far the scores of a trained model have left the F that the credence still uses (E-3.22).
+    Measures how far the scores of a trained model have moved from the F that the credence uses (E-3.22).
     """
     ordered = sample.detach().sort().values
     below = distribution.log_probabilities(ordered).log_below.exp()

@@ -1,4 +1,4 @@
-"""A dataset in the form that training and evaluation use, on the device, shared by the trials of a process."""
+"""A dataset prepared for training and evaluation, on the device, shared by the trials of a process."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from workloads.sampling.pairs import PairSet
 VALIDATION_FRACTION = 0.1
 """Share of each user's training interactions that is held out for validation."""
 
-_CACHED_SPLITS = 4  # splits a process keeps on its device
+_CACHED_SPLITS = 4  # prepared splits that a process keeps on its device
 
 
 class History:
-    """The users' item lists: ``items[indptr[u]:indptr[u + 1]]`` of user u, ascending.
+    """Item lists of the users: ``items[indptr[u]:indptr[u + 1]]`` of user u, ascending.
 
-    ``indptr`` (U + 1,) stays on the host, where it cuts blocks without a synchronisation; ``users`` and ``items``
+    ``indptr`` (U + 1,) stays on the host, so that slicing needs no synchronisation; ``users`` and ``items``
     (n,) int64 are on the device.
     """
 
@@ -49,10 +49,10 @@ class History:
 class RecommenderData:
     """One dataset, split and device.
 
-    ``train``: what is learnt from. ``known``: train and validation, what a user has before the test. ``pairs``
-    (2, n): user and item nodes of the interactions that a negative exists for. ``truth`` (U, I), on the host: what
-    users truly like, of generated data. ``wrong`` (n,): which of ``pairs`` are none, by that truth or because they are
-    injected noise; None where neither is known. ``user_ids`` and ``item_ids``: the source's own, where it has any.
+    ``train``: training interactions. ``known``: train and validation. ``pairs`` (2, n): user and item nodes of the
+    interactions whose user has an unobserved item. ``truth`` (U, I), on the host: what users truly like, for generated
+    data. ``wrong`` (n,): which of ``pairs`` are false, by that truth or as injected noise; None if unknown.
+    ``user_ids`` and ``item_ids``: ids of the source, if any.
     """
 
     n_users: int
@@ -88,8 +88,9 @@ class RecommenderData:
 
     @cached_property
     def list_positions(self) -> torch.Tensor:
-        """Of each pair, the item's place in ``observed`` and the user's in ``chosen_by``, (2, n)."""
-        users, items = self.pairs[0], self.pairs[1] - self.n_users
+        """For each pair, the item's position in ``observed`` and the user's in ``chosen_by``, (2, n)."""
+        users = self.pairs[0]
+        items = self.pairs[1] - self.n_users
         return torch.stack([self.observed.positions(users, items), self.chosen_by.positions(items, users)])
 
     @cached_property
@@ -99,7 +100,7 @@ class RecommenderData:
 
     @cached_property
     def unknown(self) -> Unobserved:
-        """The items that users have neither in training nor in validation."""
+        """The items of neither training nor validation, for each user."""
         if not len(self.validation.items):
             return self.unobserved
         indptr = torch.from_numpy(self.known.indptr).to(self.pairs.device)
@@ -112,17 +113,17 @@ class RecommenderData:
 
     @cached_property
     def planted(self) -> PairSet | None:
-        """What users truly like, of generated data."""
+        """The true preferences of users, for generated data; None otherwise."""
         if self.truth is None:
             return None
         users, items = (torch.from_numpy(side).to(self.pairs.device) for side in np.nonzero(self.truth))
         return PairSet(users, items, self.n_users, self.n_items)
 
     def liked(self, truth: str) -> PairSet:
-        """What users like beyond training, by ``validation``, ``test`` or the ``planted`` truth of generated data.
+        """What users like besides their training items, by ``validation``, ``test`` or the ``planted`` truth.
 
         Raises:
-            ValueError: nothing is planted, since the data is not generated.
+            ValueError: ``planted`` for data that is not generated.
         """
         if truth == "planted":
             if self.planted is None:
@@ -134,9 +135,9 @@ class RecommenderData:
 
 @lru_cache(maxsize=_CACHED_SPLITS)
 def prepare(data: Interactions, split_seed: int, holdout: bool, device: torch.device) -> RecommenderData:
-    """Split and convert; from the second call of a process on, at once.
+    """Split and convert a dataset; results are cached in the process.
 
-    Without ``holdout`` the validation part stays in train and is empty by itself.
+    Without ``holdout`` all interactions are in train, and validation is empty.
     """
     held = np.zeros(len(data.train), np.bool_)
     if holdout:

@@ -23,7 +23,7 @@ def can_measure_quality(params: Params, runtime: Runtime) -> bool:
 
 
 class EpochMetrics:
-    """Mean loss, quality of the negatives if it can be measured, and the share of interactions without gradient (dpl)."""
+    """Mean loss, quality of the negatives, and the share of interactions without gradient (dpl)."""
 
     def __init__(self, params: Params, data: RecommenderData, runtime: Runtime) -> None:
         device = runtime.device

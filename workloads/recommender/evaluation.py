@@ -1,4 +1,4 @@
-"""Ranking of every candidate of every user, for one model or for several side by side; an AUC by itself."""
+"""Evaluation: rank all candidates of all users, for one or several models; estimate the AUC alone."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from workloads.sampling.sampler import scores as scores_of
 CUTOFFS = (5, 10, 20)
 """The k of every metric at k."""
 
-_SCORES = {"cpu": 2**18, "cuda": 2**25}  # ranked at once: on a CPU what its cache holds
+_SCORES = {"cpu": 2**18, "cuda": 2**25}  # ranked at once: on a CPU as many as fit its cache
 _AT_ONCE = 2**16  # pairs drawn at once
 _NOTHING = "no user has an item in this part of the data, so nothing can be measured on it"
 
 COMPARED = 2**30
-"""Comparisons of an item to find with another, up to which an AUC is that of all: about a second of a CPU core."""
+"""Number of comparisons up to which the AUC is exact: about a second of a CPU core."""
 
 DRAWN = 2**20
-"""Pairs of an item to find and another that a larger AUC is estimated from: its standard error is below 0.0005."""
+"""Number of sampled pairs from which a larger AUC is estimated; its standard error is below 0.0005."""
 
 
 def rank_users(
@@ -36,40 +36,41 @@ def rank_users(
     rank: int = 0,
     world_size: int = 1,
 ) -> torch.Tensor:
-    """Every metric of each user under each of K models; users are shared out over the ranks, the others' rows are 0.
+    """All metrics of each user under K models; users are divided over ranks, rows of other ranks' users are 0.
 
     Args:
         models: final embeddings of users (U, d) and items (I, d).
-        relevant: the items to find.
-        excluded: the items that are no candidates.
+        relevant: the relevant items.
+        excluded: items excluded from the candidates.
 
     Returns:
         (K, U, metrics), float32, the metrics in the order of ``metric_names(CUTOFFS)``.
     """
-    n_users, n_items, device = len(models[0][0]), len(models[0][1]), models[0][0].device
+    n_users = len(models[0][0])
+    n_items = len(models[0][1])
+    device = models[0][0].device
     names = metric_names(CUTOFFS)
     values = torch.zeros(len(models), n_users, len(names), device=device)
     at_once = _rows(device, n_items)
     rows = min(n_users, at_once)
-    # A model's scores are the same product whoever is ranked beside it; models share a block only where all users
-    # of one do not fill it.
-    beside = at_once // rows
+    # Packing does not change a model's score products; models share a block only where all users of one do not fill it.
+    per_block = at_once // rows
     for first in range(0, n_users, rows)[rank::world_size]:
         last = min(first + rows, n_users)
-        wanted, known = (history.mask(first, last, n_items) for history in (relevant, excluded))
-        for k in range(0, len(models), beside):
-            scores = [users[first:last] @ items.T for users, items in models[k : k + beside]]
+        wanted, masked = (history.mask(first, last, n_items) for history in (relevant, excluded))
+        for k in range(0, len(models), per_block):
+            scores = [users[first:last] @ items.T for users, items in models[k : k + per_block]]
             count = len(scores)
-            found = per_user(_stack(scores), _stack([wanted] * count), _stack([known] * count), CUTOFFS)
-            measured = torch.stack([found[name] for name in names], dim=1)
-            values[k : k + beside, first:last] = measured.view(count, last - first, -1)
+            metrics = per_user(_stack(scores), _stack([wanted] * count), _stack([masked] * count), CUTOFFS)
+            measured = torch.stack([metrics[name] for name in names], dim=1)
+            values[k : k + per_block, first:last] = measured.view(count, last - first, -1)
     return values
 
 
 def evaluation(values: torch.Tensor, relevant: History, rank: int = 0) -> Evaluation:
-    """The values (U, metrics) of the users that have something to be found, as means and, on rank 0, units.
+    """Average the values (U, metrics) over the users with a relevant item; on rank 0 also return them as units.
 
-    Raises ValueError where no user has: a mean of nothing would be invented.
+    Raises ValueError if no user has a relevant item.
     """
     ids = np.flatnonzero(relevant.counts)
     if not len(ids):
@@ -89,17 +90,17 @@ def mean_auc(
     rank: int = 0,
     world_size: int = 1,
 ) -> float:
-    """The metric ``auc`` of :func:`evaluation` by itself, without the others' cost; a collective.
+    """The metric ``auc`` of :func:`evaluation` without the cost of the others; a collective.
 
-    That of all pairs, and equal to it, where these are at most :data:`COMPARED`. Else the share of :data:`DRAWN` pairs
-    in the right order, ties one half: users in equal numbers, an item to find and another candidate uniformly.
+    Exact for up to :data:`COMPARED` pairs. Otherwise the share of :data:`DRAWN` sampled pairs in the right order, ties
+    one half: each user equally often, with a relevant item and another candidate drawn uniformly.
 
     Args:
         users, items: final embeddings (U, d) and (I, d).
-        relevant: the items to find.
-        excluded: the items that are no candidates.
-        unknown: the items that are in neither.
-        key: of the draws.
+        relevant: the relevant items.
+        excluded: items excluded from the candidates.
+        unknown: items in neither of the two.
+        key: key of the random draws.
     """
     some = torch.from_numpy(relevant.counts > 0).to(users.device)
     if not some.any():
@@ -110,18 +111,20 @@ def mean_auc(
     able = (some & (unknown.counts > 0)).nonzero().squeeze(1)
     if not len(able):
         return 0.5
-    found = torch.zeros(2, dtype=torch.float64, device=users.device)
-    table, nodes = torch.cat([users, items]), len(users)
+    sums = torch.zeros(2, dtype=torch.float64, device=users.device)
+    table = torch.cat([users, items])
+    nodes = len(users)
     draws = torch.arange(DRAWN * rank // world_size, DRAWN * (rank + 1) // world_size, device=users.device)
     indptr = torch.from_numpy(relevant.indptr).to(users.device)
     for counters in torch.split(draws, _AT_ONCE):
         chosen = able[counters * len(able) // DRAWN]
-        first, last = indptr[chosen], indptr[chosen + 1]
+        first = indptr[chosen]
+        last = indptr[chosen + 1]
         wanted = relevant.items[first + ((random_bits(key, counters) * (last - first)) >> 32)]
         other = uniform(unknown, chosen, counters + DRAWN, key)
         x, y = scores_of(table, chosen, torch.stack([wanted, other]) + nodes)
-        found += torch.stack([(x > y).sum() + (x == y).sum() / 2, found.new_tensor(len(counters))])
-    right, count = reduce_sum(found).tolist()
+        sums += torch.stack([(x > y).sum() + (x == y).sum() / 2, sums.new_tensor(len(counters))])
+    right, count = reduce_sum(sums).tolist()
     return float(right / count)
 
 
@@ -129,13 +132,15 @@ def _aucs(
     users: torch.Tensor, items: torch.Tensor, relevant: History, excluded: History, rank: int, world_size: int
 ) -> torch.Tensor:
     """The AUC of each user, (U,), as in :func:`rank_users`."""
-    n_users, n_items = len(users), len(items)
-    values, rows = torch.zeros(n_users, device=users.device), _rows(users.device, n_items)
+    n_users = len(users)
+    n_items = len(items)
+    values = torch.zeros(n_users, device=users.device)
+    rows = _rows(users.device, n_items)
     for first in range(0, n_users, rows)[rank::world_size]:
         last = min(first + rows, n_users)
-        wanted, known = (history.mask(first, last, n_items) for history in (relevant, excluded))
-        scores = (users[first:last] @ items.T).masked_fill_(known, -torch.inf)
-        values[first:last] = auc(scores, wanted & ~known)
+        wanted, masked = (history.mask(first, last, n_items) for history in (relevant, excluded))
+        scores = (users[first:last] @ items.T).masked_fill_(masked, -torch.inf)
+        values[first:last] = auc(scores, wanted & ~masked)
     return values
 
 
@@ -149,6 +154,6 @@ def _stack(blocks: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _mean(column: np.ndarray[Any, Any]) -> float:
-    """Over the users it is defined for: an AUC needs a pair to compare. One half, which knows nothing, for none."""
+    """Mean over the users with a defined value (an AUC needs a pair to compare); 0.5 if there is none."""
     defined = column[~np.isnan(column)]
     return float(defined.mean(dtype=np.float64)) if len(defined) else 0.5

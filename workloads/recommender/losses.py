@@ -17,9 +17,9 @@ class RecommenderLoss(Loss):
     Attributes:
         draws: N and M, the negatives and the further positives (or users) that an interaction needs: names of
             parameters, None for one negative or no further positive; or a function of the parameters' values.
-        in_batch: leaves masked negatives out, as the user's own items in a batch have to be (E-6.N).
-        compiled: the compiled loop of ``optimizer=sgd`` has it.
-        pointwise: of one positive and one negative, each pair by itself.
+        in_batch: supports masked negatives, as needed for the user's own items in a batch (E-6.N).
+        compiled: supported by the compiled loop of ``optimizer=sgd``.
+        pointwise: computed from each pair of one positive and one negative separately.
         whole_batch: compares the samples of a batch with one another, so that a batch cannot be split.
     """
 
@@ -122,7 +122,7 @@ LOSSES: dict[str, RecommenderLoss] = {
 
 @dataclass(frozen=True)
 class SamplerRow:
-    """A sampler: the function of :mod:`workloads.recommender.samplers` that builds it, and as for a loss."""
+    """A sampler: the builder in :mod:`workloads.recommender.samplers`; other fields as for a loss."""
 
     build: str
     source: str
@@ -161,7 +161,7 @@ _SWITCHES: Rules = {
 }
 
 PLANTED = "synthetic"
-"""The dataset of which it is known what users truly like."""
+"""The dataset with known true preferences."""
 
 
 def _rules() -> Rules:
@@ -173,7 +173,7 @@ CONDITIONAL = ConditionalParams(_rules, {"loss": "bpr", "sampler": "uniform"})
 
 
 def combination_error(values: Mapping[str, Any]) -> str | None:
-    """A sentence about parameters that do not go together; None without one."""
+    """A message about parameters that cannot be combined, or None."""
     if values["sampler"] == "in_batch" and values["negatives"] is not None:
         return (
             f"negatives={values['negatives']} has no effect with sampler=in_batch, which takes the items of the batch. "
@@ -183,7 +183,7 @@ def combination_error(values: Mapping[str, Any]) -> str | None:
 
 
 def not_compiled(values: Mapping[str, Any]) -> str | None:
-    """The first parameter that the compiled loop does not have, as ``name=value``; None without one."""
+    """The first parameter value that the compiled loop does not support, as ``name=value``, or None."""
     compiled: dict[str, set[str | None]] = {
         "backbone": {"mf"},
         "loss": {name for name, row in LOSSES.items() if row.compiled},
@@ -194,18 +194,18 @@ def not_compiled(values: Mapping[str, Any]) -> str | None:
 
 
 def _unmasked(values: Mapping[str, Any]) -> str | None:
-    """About a loss that cannot take the batch's items for negatives."""
+    """A message about a loss that cannot use the batch's items as negatives, or None."""
     if values["sampler"] != "in_batch" or LOSSES[values["loss"]].in_batch:
         return None
     masking = " or ".join(name for name, row in LOSSES.items() if row.in_batch)
     return (
-        f"sampler=in_batch does not go with loss={values['loss']}, which can not leave out the items that a user has. "
+        f"sampler=in_batch does not go with loss={values['loss']}, which cannot leave out the items that a user has. "
         f"Set loss={masking}, or another sampler"
     )
 
 
 def _unknown_truth(values: Mapping[str, Any]) -> str | None:
-    """About a truth that is not known when it is needed."""
+    """A message about a truth that is not available when needed, or None."""
     if values["bns_prior"] == "label" and values["sampler"] != "bns_oracle":
         return (
             f"bns_prior=label is for sampler=bns_oracle, which knows labels; got sampler={values['sampler']}. "
@@ -215,7 +215,7 @@ def _unknown_truth(values: Mapping[str, Any]) -> str | None:
     seen = "truth=test, which training then has seen"
     if oracle and values["truth"] == "validation":
         return (
-            "sampler=bns_oracle can not know truth=validation, since a refit trains on it. "
+            "sampler=bns_oracle cannot use truth=validation, since a refit trains on it. "
             f"Set {seen}, or truth=planted with dataset={PLANTED}"
         )
     if values["truth"] == "planted" and values["dataset"] != PLANTED:

@@ -1,7 +1,7 @@
-"""Matrix factorisations of one shape trained together: their tables lie side by side, one launch serves all.
+"""Packs: matrix factorisations of one shape trained together on stacked tables.
 
 K tables of N nodes are one table of K·N: node n of member k is row k·N + n. Gather, scatter and loss run on that
-table as they do on one, so every number comes about as it does apart.
+table as on a single one, so results equal those of separate training.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class Member(Protocol):
 
 
 def shape(params: Params, runtime: Runtime, data: RecommenderData) -> Hashable | None:
-    """Equal for trials whose steps are alike; None for what is not two scores and one loss a positive.
+    """A key that is equal for trials that can share a pack; None for those that cannot be packed.
 
-    That is LightGCN, sequential SGD, losses of several negatives or weights, samplers that look at the model,
+    These are LightGCN, sequential SGD, losses of several negatives or weights, samplers that look at the model,
     measures of quality, several workers, micro-batches and virtual epochs.
     """
     if not _can(params) or runtime.world_size > 1 or runtime.accumulate > 1 or runtime.steps_per_epoch:
@@ -82,7 +82,7 @@ def _can(params: Params) -> bool:
 
 
 def size(params: Params, device: torch.device) -> int:
-    """How many members pay, from what benchmarks/packing.py measures.
+    """The worthwhile number of members, as measured by benchmarks/packing.py.
 
     On a CPU core a step with little to compute is mostly overhead, which members share; a larger one is bound by
     memory, which they do not. A GPU idles between the launches of a trial of any size; there tables bound the number.
@@ -112,10 +112,10 @@ class RecommenderPack:
         gathered = first.params.batch_size * first.params.dim
         limit = _GATHERED.get(first.runtime.device.type)
         at_once = max(1, limit // gathered) if limit else len(self.members)
-        found: list[Metrics] = []
+        metrics: list[Metrics] = []
         for start in range(0, len(self.members), at_once):
-            found += self._train(slice(start, start + at_once), epochs[start : start + at_once])
-        return found
+            metrics += self._train(slice(start, start + at_once), epochs[start : start + at_once])
+        return metrics
 
     def _train(self, part: slice, epochs: Sequence[int]) -> list[Metrics]:
         members, stack = self.members[part], [tensor[part] for tensor in self._stack]
@@ -144,18 +144,19 @@ class RecommenderPack:
             gradient, table.embedding.grad = table.embedding.grad, None
             assert gradient is not None
             update(gradient.view_as(stack[0]))
-        n, known = data.pairs.shape[1], {} if data.wrong is None else {"fpr": wrong_share(data.wrong).item()}
-        found: list[Metrics] = []
+        n = data.pairs.shape[1]
+        fpr = {} if data.wrong is None else {"fpr": wrong_share(data.wrong).item()}
+        metrics: list[Metrics] = []
         for loss, false in zip(total.tolist(), liked.tolist()):
-            found.append({"loss": loss / n, **known} | ({} if data.planted is None else {"fnr": false / n}))
-        return found
+            metrics.append({"loss": loss / n, **fpr} | ({} if data.planted is None else {"fnr": false / n}))
+        return metrics
 
     @torch.no_grad()
     def evaluate(self, members: Sequence[int], split: Split) -> list[Evaluation]:
-        """Rank for several members at once: the masks are made once, the metrics are of all."""
-        chosen = [self.members[place] for place in members]
-        relevant, known = chosen[0].ranking_targets(split)
-        values = rank_users([member.embeddings() for member in chosen], relevant, known)
+        """Rank for several members at once, with shared masks."""
+        chosen = [self.members[index] for index in members]
+        relevant, excluded = chosen[0].ranking_targets(split)
+        values = rank_users([member.embeddings() for member in chosen], relevant, excluded)
         return [evaluation(own, relevant) for own in values]
 
 

@@ -1,7 +1,7 @@
 """Hyperparameters of the recommender. Imports no PyTorch, so that the command line starts quickly.
 
 The source document is Liu Bin's dissertation on contrastive learning for recommendation ("thesis"). A parameter that
-only some losses or samplers read is None with the others.
+only some losses or samplers use is None with the others.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PRESETS: Mapping[str, Preset] = {
 
 
 class Params(WorkloadParams):
-    """What an experiment with the recommender can set.
+    """Parameters of the recommender.
 
     The default ``weight_decay`` is that of the code of the thesis' author, the default ``lr`` twice its largest: on the
     validation part of MovieLens-100K both backbones do well there, neither best.
@@ -130,7 +130,7 @@ class Params(WorkloadParams):
         None,
         ge=0,
         le=2**16,
-        description="M, positives that correct the bias; 0: none. For dpl beside the positive (figure 5.3: 0 to 15), "
+        description="M, positives that correct the bias; 0: none. For dpl besides the positive (figure 5.3: 0 to 15), "
         "for dcl and hcl the positive is the first of them (K of 5.6.1.4).",
     )
     tau: float | Literal["density"] | None = Field(
@@ -227,7 +227,7 @@ class Params(WorkloadParams):
     )
     truth: Literal["validation", "test", "planted"] | None = Field(
         None,
-        description="What tells false negatives, for quality and bns_oracle: the test part as in the thesis (4.5.1.3), "
+        description="Identifies false negatives for quality and bns_oracle: the test part as in the thesis (4.5.1.3), "
         "which training then has seen, what was planted in generated data, or, for quality, the validation part.",
     )
 
@@ -264,10 +264,10 @@ class Params(WorkloadParams):
         return self
 
     def check_data(self, root: Path, holdout: bool = True) -> None:
-        """Refuse a dataset that does not tell what the prior of the sampler is taken from.
+        """Refuse a dataset without the data that the sampler's prior needs.
 
         Raises:
-            workloads.data.DataError: the dataset does not tell its users' occupations, or their file is damaged.
+            workloads.data.DataError: the dataset has no occupations of its users, or their file is damaged.
         """
         if self.bns_prior == "occupation":
             occupations(self.dataset, root)

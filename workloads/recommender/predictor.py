@@ -84,10 +84,10 @@ class Predictor:
         lengths = np.full(len(users), k)
         places = np.flatnonzero(known)
         step = max(1, _SCORES // self.n_items)
-        for place in (places[first : first + step] for first in range(0, len(places), step)):
-            rows, seen = self._seen(users[place]) if exclude_seen else (np.empty(0, np.int64),) * 2
-            items[place], scores[place] = self.ranker.top(users[place], rows, seen, k)
-            lengths[place] = np.minimum(k, self.n_items - np.bincount(rows, minlength=len(place)))
+        for part in (places[first : first + step] for first in range(0, len(places), step)):
+            rows, seen = self._seen(users[part]) if exclude_seen else (np.empty(0, np.int64),) * 2
+            items[part], scores[part] = self.ranker.top(users[part], rows, seen, k)
+            lengths[part] = np.minimum(k, self.n_items - np.bincount(rows, minlength=len(part)))
         filled = np.arange(k) < lengths[:, None]
         return pd.DataFrame(
             {
@@ -121,7 +121,7 @@ class Predictor:
 
 
 class Names:
-    """What the source calls number 0, 1, ...; where it has no names of its own, the numbers themselves."""
+    """Map between numbers 0, 1, ... and the ids of the source; the identity if the source has no ids."""
 
     def __init__(self, ids: NDArray[Any] | None) -> None:
         self.ids = ids
@@ -142,9 +142,9 @@ class Names:
         """The number of each id; -1 for one that is not known."""
         if self.ids is None or self.order is None:
             return ids
-        place = np.searchsorted(self.ids, ids, sorter=self.order).clip(max=len(self.ids) - 1)
-        found = self.order[place]
-        return np.where(self.ids[found] == ids, found, -1)
+        position = np.searchsorted(self.ids, ids, sorter=self.order).clip(max=len(self.ids) - 1)
+        number = self.order[position]
+        return np.where(self.ids[number] == ids, number, -1)
 
     def of(self, numbers: NDArray[np.int64]) -> NDArray[Any]:
         """The ids of some numbers."""

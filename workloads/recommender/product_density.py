@@ -72,8 +72,8 @@ def table(dim: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
 def look_up(x: torch.Tensor, dim: int, variance: float) -> tuple[torch.Tensor, torch.Tensor]:
     """ln f(x) and ln F(-\\|x\\|), each like ``x``: one gather and an interpolation, in float64 right to about 1e-8."""
     rows = table(dim, x.device, x.dtype)
-    place = (x.abs() / (REACH * math.sqrt(dim) * variance)).clamp_max(1).sqrt() * _CELLS
-    cell = place.long().clamp(0, _CELLS - 1)
-    found = torch.lerp(rows[cell], rows[cell + 1], (place - cell).unsqueeze(-1))
-    log_f, log_tail = found.unbind(-1)
+    position = (x.abs() / (REACH * math.sqrt(dim) * variance)).clamp_max(1).sqrt() * _CELLS
+    cell = position.long().clamp(0, _CELLS - 1)
+    values = torch.lerp(rows[cell], rows[cell + 1], (position - cell).unsqueeze(-1))
+    log_f, log_tail = values.unbind(-1)
     return log_f - math.log(variance), log_tail

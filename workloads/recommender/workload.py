@@ -32,24 +32,25 @@ from workloads.seeding import derive
 
 
 class Recommender:
-    """Learn to rank a user's unseen items from which items it has interacted with.
+    """Rank a user's unseen items, learning from its interactions.
 
-    bf16 applies to LightGCN's propagation, which it saves half the bytes; tables, optimiser, scores and
-    evaluation are float32, and matrix factorisation, which multiplies no matrices in training, has no use for it.
+    bf16 applies to LightGCN's propagation only, where it halves the memory traffic. Tables, optimiser, scores and
+    evaluation are float32. Matrix factorisation multiplies no matrices in training and ignores it.
     """
 
     Params: ClassVar[type[RecommenderParams]] = RecommenderParams
     objective: Objective = Objective("ndcg_at_20", "max", refit=True)
 
     def __init__(self, params: RecommenderParams, runtime: Runtime) -> None:
-        """Build on ``runtime.device``; from the second time in a process on the data is there already.
+        """Build on ``runtime.device``; the data is loaded once per process.
 
         Raises:
             ValueError: the batch does not divide over the workers, or there is nothing to train on.
             workloads.data.DataError: the dataset is unknown, missing or damaged.
         """
         _check_batch(params, runtime)
-        self.params, self.runtime = params, runtime
+        self.params = params
+        self.runtime = runtime
         interactions = load_interactions(params.dataset, runtime.data, params.split, params.dataset_noise)
         self.data = prepare(interactions, params.split_seed, runtime.holdout, runtime.device)
         if self.data.pairs.shape[1] == 0:
@@ -77,29 +78,31 @@ class Recommender:
         self.calibrate = Calibrator(params, runtime, self.data, self.settings, self.embeddings)
 
     def pack_shape(self) -> Hashable | None:
-        """Matrix factorisations with steps alike can be trained together."""
+        """A key that is equal for matrix factorisations that can be trained together."""
         return packed.shape(self.params, self.runtime, self.data)
 
     @classmethod
     def pack_size(cls, params: RecommenderParams, device: torch.device) -> int:
-        """How many of them pay."""
+        """The number of members that is worthwhile."""
         return packed.size(params, device)
 
     @classmethod
     def pack(cls, members: Sequence[Recommender]) -> packed.RecommenderPack:
-        """Train them together."""
+        """Build a pack."""
         return packed.RecommenderPack(members)
 
     def train_epoch(self, epoch: int) -> Metrics:
         """One pass, or ``runtime.steps_per_epoch`` steps of one.
 
         Returns:
-            The mean ``loss`` of an interaction; with ``quality`` ``tnr`` and ``inf`` of the negatives; where the truth
-            was planted ``fnr``, the share of the negatives that their users like, and there or where noise was
-            injected ``fpr``, the share of the interactions that are none, by their weight; by loss ``clamped`` (dpl),
+            The mean ``loss`` of an interaction; with ``quality`` also ``tnr`` and ``inf`` of the negatives; with
+            planted truth ``fnr``, the share of the negatives that their users like; with planted truth or injected
+            noise ``fpr``, the weighted share of false interactions; depending on the loss ``clamped`` (dpl),
             ``alpha`` (bcl calibrated by the AUC) and ``ks`` (bprac on matrix factorisation).
         """
-        params, runtime, data = self.params, self.runtime, self.data
+        params = self.params
+        runtime = self.runtime
+        data = self.data
         lr = self.learning_rate(epoch)
         if isinstance(self.optimizer, SequentialSGD):
             calibrated = self.calibrate(epoch)
@@ -107,7 +110,8 @@ class Recommender:
         if self.draws.sampler.dynamic:
             table = self.model.embeddings().detach()
             self.draws.sampler.begin(table, epoch, derive(runtime.seed, "memory", epoch))
-        calibrated, measured = self.calibrate(epoch), EpochMetrics(params, data, runtime)
+        calibrated = self.calibrate(epoch)
+        measured = EpochMetrics(params, data, runtime)
         steps = runtime.steps_per_epoch or steps_per_pass(data.pairs.shape[1], params.batch_size)
         drawn = batches(data, self.draws, params.batch_size, runtime, epoch)
         for step, batch in enumerate(drawn, (epoch - 1) * steps):
@@ -118,8 +122,9 @@ class Recommender:
                     loss = cost = losses.sum()
                     over = batch.size
                     if isinstance(self.optimizer, BatchedSGD):
-                        cost, over = loss + self.optimizer.penalty(nodes, calibrated.of(part.rows)), 1
-                    # DDP averages over ranks: with this factor, to the mean (or sum) over the global batch.
+                        cost = loss + self.optimizer.penalty(nodes, calibrated.of(part.rows))
+                        over = 1
+                    # DDP averages over ranks: this factor gives the mean (or sum) over the global batch.
                     torch.autograd.backward(cost * (runtime.world_size / over))
                 measured.add(losses, loss)
             self.optimizer.update(lr)
@@ -128,35 +133,36 @@ class Recommender:
     def _losses(
         self, part: Batch, epoch: int, step: int, calibrated: Calibration, measured: EpochMetrics
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss of each interaction of a micro-batch, (b,), and the nodes that it is of, (1 + n, b)."""
-        extras, sampler = self.draws.extras, self.draws.sampler
+        """The loss of each interaction of a micro-batch, (b,), and its nodes, (1 + n, b)."""
+        extras = self.draws.extras
+        sampler = self.draws.sampler
         choose = choice(self.draws, part, epoch, self.data.n_users)
         shared = (part.items, sampler.masked(part.nodes[0], part.items - self.data.n_users)) if sampler.shared else None
         scores, nodes = self.replica(part.nodes, choose, extras if self.draws.of_item else 0, shared)
-        positive, extra, negative = scores.split([1, extras, len(scores) - 1 - extras])  # one node of the graph
+        positive, extra, negative = scores.split([1, extras, len(scores) - 1 - extras])
         if measured.needs_negatives:
             items = nodes[2 + extras :] if shared is None else part.items.unsqueeze(1).expand(-1, len(part.rows))
             measured.add_negatives(positive[0], negative, nodes[0], items - self.data.n_users)
-        found = Scores(positive.squeeze(0), extra.T, negative.T, step)
-        losses = LOSSES[self.params.loss].compute(found, calibrated.settings)
+        batch_scores = Scores(positive.squeeze(0), extra.T, negative.T, step)
+        losses = LOSSES[self.params.loss].compute(batch_scores, calibrated.settings)
         weights = calibrated.of(part.rows)
         return losses if weights is None else losses * weights, nodes
 
     def learning_rate(self, epoch: int) -> float:
-        """By the decay of the parameters, for an epoch from 1."""
+        """The learning rate of an epoch (from 1) after decay."""
         return self.params.lr * self.params.lr_decay ** ((epoch - 1) // self.params.lr_decay_every)
 
     @torch.no_grad()
     def evaluate(self, split: Split) -> Evaluation:
-        """Rank every candidate of every user that has items in the split; users are shared out over the ranks.
+        """Rank all candidates of each user that has items in the split; users are divided over the ranks.
 
-        Candidates exclude the user's train items and, for the test, its validation items as well.
+        Candidates exclude the user's train items and, on test, its validation items.
 
         Raises:
             ValueError: the validation split of a refit, which has been trained on.
         """
-        relevant, known = self.ranking_targets(split)
-        values = rank_users([self.embeddings()], relevant, known, self.runtime.rank, self.runtime.world_size)[0]
+        relevant, excluded = self.ranking_targets(split)
+        values = rank_users([self.embeddings()], relevant, excluded, self.runtime.rank, self.runtime.world_size)[0]
         return evaluation(reduce_sum(values), relevant, self.runtime.rank)
 
     def embeddings(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -165,16 +171,16 @@ class Recommender:
         return users, items
 
     def ranking_targets(self, split: Split) -> tuple[History, History]:
-        """The items to find and the items that are no candidates."""
+        """The relevant items and the items excluded from the candidates."""
         if split == "test":
             return self.data.test, self.data.known
         check_split(split, self.runtime)
         return self.data.validation, self.data.train
 
     def state_dict(self) -> State:
-        """The table, Adam's moments and what a sampler remembers (srns), on the device and not copied.
+        """The table, Adam's moments and the sampler's memory (srns), on the device and not copied.
 
-        No stream position: it follows from the epoch.
+        There is no stream position: it follows from the epoch.
         """
         state: State = {"embedding": self.model.embedding.detach()}
         if isinstance(self.optimizer, Adam):
@@ -185,15 +191,15 @@ class Recommender:
 
     @torch.no_grad()
     def load_state_dict(self, state: State) -> None:
-        """Copy a state. Learning rate and weight decay stay those of the parameters.
+        """Copy a state. Learning rate and weight decay come from the parameters.
 
         Raises:
             ValueError: the state belongs to another dataset, dim or workload.
         """
-        found = getattr(state.get("embedding"), "shape", None)
-        if found != self.model.embedding.shape:
+        shape = getattr(state.get("embedding"), "shape", None)
+        if shape != self.model.embedding.shape:
             raise ValueError(
-                f"the checkpoint does not fit: its embedding has shape {found and tuple(found)}, dataset "
+                f"the checkpoint does not fit: its embedding has shape {shape and tuple(shape)}, dataset "
                 f"{self.params.dataset!r} with dim={self.params.dim} has {tuple(self.model.embedding.shape)}"
             )
         self.model.embedding.copy_(state["embedding"])
@@ -240,6 +246,6 @@ def _check_batch(params: RecommenderParams, runtime: Runtime) -> None:
     check_batch(params.batch_size, runtime)
     if LOSSES[params.loss].whole_batch and (runtime.world_size > 1 or runtime.accumulate > 1):
         raise ValueError(
-            f"loss={params.loss} ranks the losses of a whole batch, which can not be split over "
+            f"loss={params.loss} ranks the losses of a whole batch, which cannot be split over "
             f"{runtime.world_size} workers and {runtime.accumulate} micro-batches. Use one of each"
         )

@@ -1,4 +1,4 @@
-"""Bayesian negative sampling (BNS): the candidate of the least risk, from its score's place and a prior."""
+"""Bayesian negative sampling (BNS): choose the candidate of least risk, from the eCDF of its score and a prior."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from workloads.sampling.sampler import FromCandidates, View
 from workloads.sorting import ascending
 
 Population: TypeAlias = Literal["exact", "sampled", "batch"]
-"""Whose scores make a user's distribution: all items, some items drawn anew for each step, the batch's items; always
-without those that the user has interacted with (E-4.15)."""
+"""Whose scores make a user's distribution: all items, some items drawn again for each step, the batch's items; always
+without the user's own items (E-4.15)."""
 
 Prior: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """P_fn of users (B,) with items (C, B): (C, B), in [0, 1]."""
 
 _COMPARED = 16
-"""Up to so many candidates are compared with every score; for more a sort and a search is quicker."""
+"""Number of candidates up to which each is compared with every score; beyond it sorting is faster."""
 
 
-def unbias(place: torch.Tensor, prior: torch.Tensor) -> torch.Tensor:
+def unbias(cdf: torch.Tensor, prior: torch.Tensor) -> torch.Tensor:
     """P(true negative | score). Thesis (4.14); where it is 0/0 the limit in F, 1 - P (E-4.14).
 
     Args:
-        place: F(x), in [0, 1].
+        cdf: F(x), in [0, 1].
         prior: P_fn, in [0, 1], of the same shape.
 
     Returns:
         Of that shape, in [0, 1].
     """
-    against, for_it = (1 - place) * (1 - prior), place * prior
-    total = against + for_it
-    return torch.where(total > 0, against / total, 1 - prior)
+    negative = (1 - cdf) * (1 - prior)
+    total = negative + cdf * prior
+    return torch.where(total > 0, negative / total, 1 - prior)
 
 
 def risk(info: torch.Tensor, negative: torch.Tensor, lam: float) -> torch.Tensor:
@@ -73,7 +73,7 @@ class ScoreECDF:
     def __call__(self, view: View, x: torch.Tensor) -> torch.Tensor:
         """F of the candidates' scores x (C, B), without gradient; a block of pairs at a time.
 
-        A pair's scores are computed and put in order once for all of its negatives.
+        The scores of a pair are computed and sorted once for all of its negatives.
         """
         members, columns = self._members(view)
         table = view.item_table if members is None else view.item_table.index_select(0, members)

@@ -6,7 +6,7 @@ import torch
 
 
 class Lists:
-    """``members[indptr[i]:indptr[i + 1]]`` of list i, ascending and distinct; batched questions about many lists."""
+    """``members[indptr[i]:indptr[i + 1]]`` of list i, ascending and distinct; operations are batched."""
 
     def __init__(self, indptr: torch.Tensor, members: torch.Tensor, n_members: int) -> None:
         """From CSR.
@@ -20,7 +20,7 @@ class Lists:
         self._span = n_members
 
     def positions(self, lists: torch.Tensor, members: torch.Tensor) -> torch.Tensor:
-        """The place of each of ``members`` (B,) in its list, from 0; each is in it."""
+        """The position (from 0) of each of ``members`` (B,) in its list, which must contain it."""
         owners = torch.repeat_interleave(torch.arange(len(self.counts), device=lists.device), self.counts)
         keys = owners * self._span + self.members
         return torch.searchsorted(keys, lists * self._span + members) - self.indptr.index_select(0, lists)
@@ -42,14 +42,14 @@ class Lists:
         return self.members.index_select(0, (ranks + self.indptr.index_select(0, lists)).flatten()).view(bits.shape)
 
     def having(self, lists: torch.Tensor, members: torch.Tensor) -> torch.Tensor:
-        """Which of some lists (B,) have which of some members (n,), boolean, (B, n)."""
+        """Whether each of the lists (B,) contains each of the members (n,), boolean, (B, n)."""
         n = len(members)
         columns = members.new_full((self._span,), n)  # the last column is that of all other members
         columns[members] = torch.arange(n, device=members.device)  # of equal members one stands for all
-        found = torch.zeros(len(lists), n + 1, dtype=torch.bool, device=members.device)
+        present = torch.zeros(len(lists), n + 1, dtype=torch.bool, device=members.device)
         places, owned = self.expand(lists)
-        found[places, columns.index_select(0, owned)] = True
-        return found.index_select(1, columns.index_select(0, members))
+        present[places, columns.index_select(0, owned)] = True
+        return present.index_select(1, columns.index_select(0, members))
 
     def expand(self, lists: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """All members of the given lists, one list after the other.

@@ -1,4 +1,4 @@
-"""SRNS: a memory of hard items for each user, of which the one whose score varies most is the negative."""
+"""SRNS: a memory of hard items for each user; the negative has a high score of high variance."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SRNS(FromCandidates):
 
     The negative of (u, i) is the item k of a memory with the largest ``p_k + α_t std(p_k)``: p_k = σ(x_uk - x_ui), its
     standard deviation over the last five epochs, α_t rising to α over ``warmup`` epochs. The memory is the user's,
-    drawn anew, without replacement and with weights e^{x/τ}, from itself and ``pool`` unobserved items.
+    drawn again for each pair, without replacement and with weights e^{x/τ}, from itself and ``pool`` unobserved items.
 
     In the paper's code the user's next interaction finds the memory that the one before it left. Here each draws from
     the memory of the epoch's start and a pool of its own, so that nothing depends on how a batch is shared out; what
@@ -46,10 +46,11 @@ class SRNS(FromCandidates):
     def choose(self, view: View) -> torch.Tensor:
         """Of each pair's renewed memory (S, B) the largest ``p_k + α_t std(p_k)``: nodes, (B,)."""
         items, values = self._union(view.table, view.owners, view.candidates - self._n_users)
-        if view.count == 1:  # of few items the past is asked
+        if view.count == 1:  # only the items of the memory need their past scores
             items = items.gather(0, self._noisy(values, view.counters, view.key).topk(self._size, dim=0).indices)
             return largest(self._worth(view, items), items) + self._n_users
-        worth, chosen = self._worth(view, items), []
+        worth = self._worth(view, items)
+        chosen = []
         for counters in view.counters.view(view.count, -1):
             noisy = self._noisy(values, counters, view.key)
             least = ascending(noisy.T)[:, -self._size]  # of the memory: quicker than which it has
