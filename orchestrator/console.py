@@ -55,7 +55,7 @@ class Console:
     def progress(self, done: int, total: int, unit: str, detail: str = "") -> None:
         """Show that ``done`` of ``total`` units are done.
 
-        Where nobody said when they began, throughput counts from the first call: right for units that end one after
+        Where no one said when they began, throughput counts from the first call: right for units that end one after
         the other, not for those that end together.
         """
         now = time.monotonic()

@@ -17,7 +17,7 @@ class UserError(Exception):
     """Something the user can mend: what is wrong, what was got, what is allowed, what to do.
 
     ``code`` is the exit code: USAGE for arguments, configuration, data and checkpoints; UNAVAILABLE when the
-    cluster, the tracking server or the storage can not do it; REFUSED when a gate said no.
+    cluster, the tracking server or the storage cannot do it; REFUSED when a gate said no.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ def unknown(kind: str, name: str, known: Iterable[str], cls: type[UserError] = U
 
 
 def goes_on(resume: str, given: Iterable[str]) -> UserError:
-    """The error for what stands beside ``resume`` and can not be asked anew."""
+    """The error for what stands beside ``resume`` and cannot be asked again."""
     return UserError(
         f"{resume} goes on with what was asked for, so nothing else can be asked", got=" ".join(given),
         fix=f"Keep only {resume}",

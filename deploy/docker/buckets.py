@@ -8,7 +8,7 @@ from botocore.exceptions import ClientError
 
 
 def make(*names: str) -> None:
-    """Raises botocore's errors where the endpoint can not be reached or refuses."""
+    """Raises botocore's errors where the endpoint cannot be reached or refuses."""
     s3 = boto3.client("s3")  # endpoint, region and keys: AWS_ENDPOINT_URL_S3, AWS_DEFAULT_REGION, AWS_ACCESS_KEY_ID ...
     region = os.environ.get("AWS_DEFAULT_REGION", "us-east-1")
     place = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}

@@ -18,7 +18,7 @@ from orchestrator.storage.records import SETTLED
 
 
 def standing(name: str) -> dict[str, Any] | None:
-    """How NAME stands once nobody drives it; None where there is none. Exits when the storage does not say."""
+    """How NAME stands once no one drives it; None where there is none. Exits when the storage does not say."""
     # The command leaves its exit code in the log of a Ray job; this one is not the job's.
     environment = {key: value for key, value in os.environ.items() if key != "RAY_JOB_CONFIG_JSON_ENV_VAR"}
     command = ["orchestrator", "status", name, "--wait", "--json"]

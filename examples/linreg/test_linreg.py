@@ -16,7 +16,7 @@ class TestLinReg(Conformance):
 
     @contextmanager
     def spoiled_test(self) -> Iterator[None]:
-        """Under it, the class built anew finds another test split; training must not notice."""
+        """Under it, the class built again finds another test split; training must not notice."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(SIZES, "test", 32)
             yield

@@ -140,14 +140,14 @@ def show_result(result: Result, as_json: bool) -> None:
 
 
 def write(text: str, file: Path | None) -> None:
-    """Into ``file``, or to standard output. Raises UserError when it can not be written."""
+    """Into ``file``, or to standard output. Raises UserError when it cannot be written."""
     if file is None:
         print(text)
         return
     try:
         file.write_text(f"{text}\n")
     except OSError as error:
-        raise UserError(f"{file} can not be written", got=error.strerror, fix="Choose another --output") from None
+        raise UserError(f"{file} cannot be written", got=error.strerror, fix="Choose another --output") from None
 
 
 def out(value: Any, text: str, as_json: bool) -> None:

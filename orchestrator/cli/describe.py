@@ -25,9 +25,9 @@ BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveM
 
 
 def print_workloads(as_json: bool) -> None:
-    """Every workload of the catalog, third parties' included: name and summary, or why it can not be loaded."""
+    """Every workload of the catalog, third parties' included: name and summary, or why it cannot be loaded."""
     rows = [{"name": name, "summary": entry.summary} for name, entry in sorted(catalog().items())]
-    rows += [{"name": name, "broken": f"can not be loaded: {why}"} for name, why in sorted(broken().items())]
+    rows += [{"name": name, "broken": f"cannot be loaded: {why}"} for name, why in sorted(broken().items())]
     if as_json:
         print(json.dumps(rows))
         return

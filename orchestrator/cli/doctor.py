@@ -134,7 +134,7 @@ def _gpu(_: Settings) -> Iterator[Check]:
         found = _probe(TORCH_PROBE)
     except RuntimeError as error:
         fix = "See whether nvidia-smi answers, and install PyTorch again"
-        yield Check("gpu", "problem", f"PyTorch can not tell its devices: {error}", fix)
+        yield Check("gpu", "problem", f"PyTorch cannot tell its devices: {error}", fix)
         return
     visible, present = os.environ.get("CUDA_VISIBLE_DEVICES"), len(list(Path("/dev").glob("nvidia[0-9]*")))
     build = f"PyTorch {found['torch']}" + ("" if visible is None else f", CUDA_VISIBLE_DEVICES={visible!r}")

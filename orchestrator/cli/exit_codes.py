@@ -38,7 +38,7 @@ def guarded(call: Callable[[], Any]) -> int:
 
 
 def _ended(error: BaseException) -> int:
-    """The exit code for what a command raised, which is told; what is nobody's to tell is raised again."""
+    """The exit code for what a command raised, which is told; what is no one's to tell is raised again."""
     match error:
         case typer.Exit():
             return error.exit_code

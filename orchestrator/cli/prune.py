@@ -1,4 +1,4 @@
-"""What nobody needs any more, found and removed: never what a resume needs, never what runs, never MLflow artifacts."""
+"""What no one needs any more, found and removed: never what a resume needs, never what runs, never MLflow artifacts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Stale:
 
 
 def orphans(settings: Settings, *, older_than: float = 0.0, kept: bool = False) -> list[Orphan]:
-    """All that can go from the storage, of runs that nobody drives and that did not change for ``older_than`` days.
+    """All that can go from the storage, of runs that no one drives and that did not change for ``older_than`` days.
 
     ``kept`` includes the checkpoints that ``sweep --keep all`` asked for.
     """
@@ -157,7 +157,7 @@ def _leased(place: remote.Remote) -> bool:
 
 
 def _in(path: Path, kept: bool) -> Iterator[Orphan]:
-    """What can go from the folder of a run that nobody drives."""
+    """What can go from the folder of a run that no one drives."""
     try:
         folder = records.open_folder(path)
     except UserError:
@@ -200,7 +200,7 @@ def _orphan(kind: str, run: Path, path: Path) -> Orphan:
 
 
 def _damaged(path: Path) -> bool:
-    """Whether it is a run's folder whose record nobody can make sense of: not of another format, not out of reach."""
+    """Whether it is a run's folder whose record no one can make sense of: not of another format, not out of reach."""
     if not (path / LOCK).exists():  # somebody else's folder
         return False
     try:
@@ -230,7 +230,7 @@ def _is_stored(path: Path) -> bool:
 
 @contextmanager
 def _alone(run: Path) -> Iterator[bool]:
-    """Whether nobody here drives the run; and nobody takes it up within the block. Raises OSError."""
+    """Whether no one here drives the run; and no one takes it up within the block. Raises OSError."""
     with (run / LOCK).open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -29,7 +29,7 @@ class WithPublished(TyperGroup):
             return found
         name = cmd_name if cmd_name in known() else cmd_name.replace("-figure-", "-fig")  # the older spelling
         if name not in known():
-            faults = "; ".join(f"those of {other} can not be loaded: {why}" for other, why in broken().items())
+            faults = "; ".join(f"those of {other} cannot be loaded: {why}" for other, why in broken().items())
             kind = "table, figure or verb" + (f" ({faults})" if faults else "")
             raise unknown(kind, cmd_name, self.list_commands(ctx))
         return _command(known()[name])
@@ -45,7 +45,7 @@ app.add_typer(reproduce, name="reproduce")
 @reproduce.command("run")
 def run_command(
     reference: Annotated[str, typer.Argument(metavar="RUN_ID", help="MLflow run id, our id, SWEEP/TRIAL, or latest.")],
-    check: Annotated[bool, typer.Option("--check", help="Only say what can not be the same.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Only say what cannot be the same.")] = False,
     script: Annotated[bool, typer.Option("--script", help="Only print the commands that repeat it.")] = False,
     tolerance: Annotated[
         float, typer.Option("--tolerance", min=0.0, help="Relative difference that still is the same.")

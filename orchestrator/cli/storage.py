@@ -24,7 +24,7 @@ def clean(
     storage: Storage = None,
     tracking: Tracking = None,
 ) -> None:
-    """Show, then remove what nobody needs.
+    """Show, then remove what no one needs.
 
     That is: orphaned checkpoints, half-written files, runs left RUNNING in MLflow.
 

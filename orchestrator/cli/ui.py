@@ -19,7 +19,7 @@ from orchestrator.tracking import store
 def serve(settings: Settings, host: str, port: int) -> None:
     """Serve MLflow's UI on the settings' store until Ctrl-C; of a tracking server, only say where it is.
 
-    Raises UserError (exit 3) when the port can not be opened or the server does not start.
+    Raises UserError (exit 3) when the port cannot be opened or the server does not start.
     """
     if settings.tracking is None:
         raise UserError("There is no UI with tracking off", fix="Leave --tracking away, or name a store")
@@ -34,7 +34,7 @@ def serve(settings: Settings, host: str, port: int) -> None:
             probe.bind((host, port))
     except OSError as error:
         raise UserError(
-            f"Port {port} of {host} can not be opened ({error.strerror or error})",
+            f"Port {port} of {host} cannot be opened ({error.strerror or error})",
             fix="Choose another with --port, or another address with --host", code=UNAVAILABLE,
         ) from None  # fmt: skip
     _run_server(settings.tracking, artifacts, host, port)

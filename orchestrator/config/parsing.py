@@ -45,7 +45,7 @@ def read_yaml(file: Path) -> Document:
     except FileNotFoundError:
         raise UserError(f"The file {file} does not exist", fix="Check the path") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"The file {file} can not be read: {error}") from None
+        raise UserError(f"The file {file} cannot be read: {error}") from None
     try:
         loader = yaml.SafeLoader(text)
         if node := loader.get_single_node():
@@ -136,7 +136,7 @@ def validate(model: type[M], values: Mapping[str, Any], kind: str, lines: Mappin
 def validate_part(
     model: type[BaseModel], values: Mapping[str, Any], kind: str, lines: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """Check some fields, each by itself: what holds between them and the rest can not be known yet."""
+    """Check some fields, each by itself: what holds between them and the rest cannot be known yet."""
     if unexpected := set(values) - set(model.model_fields):
         validate(model, {name: values[name] for name in unexpected}, kind, lines)
     fields: dict[str, Any] = {name: (model.model_fields[name].annotation, model.model_fields[name]) for name in values}

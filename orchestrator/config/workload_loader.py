@@ -1,4 +1,4 @@
-"""Workloads by name: one that is unknown, can not be loaded or does not keep the contract is told in one sentence."""
+"""Workloads by name: one that is unknown, cannot be loaded or does not keep the contract is told in one sentence."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def params(name: str) -> type[BaseModel]:
     model = _loading(name, entry(name).load_params)
     if taken := [field for field in model.model_fields if field in RESERVED]:
         raise UserError(
-            f"The workload {name} can not be run: settings of the engine have the names of its parameters",
+            f"The workload {name} cannot be run: settings of the engine have the names of its parameters",
             got=", ".join(taken), fix=f"Rename them in {model.__module__}",
         )  # fmt: skip
     return model
@@ -65,7 +65,7 @@ def code(name: str) -> type[Workload]:
     found = _loading(name, known.load)
     if missing := [member for member in MEMBERS if not hasattr(found, member)]:
         raise UserError(
-            f"The workload {name} can not be run: {known.workload} has not all of the contract",
+            f"The workload {name} cannot be run: {known.workload} has not all of the contract",
             got=f"no {', no '.join(missing)}", fix="See workloads.contract.Workload",
         )  # fmt: skip
     return found
@@ -78,7 +78,7 @@ def predictor(name: str) -> Path:
         trees = [ast.parse(source.read_bytes()) for source in predictor_sources(file).values()]
     except OSError as error:
         fix = "Write it, or name it in the Entry" if error.filename == str(file) else "Write it, or do without"
-        raise _unservable(name, f"{error.filename} can not be read ({error.strerror})", fix) from None
+        raise _unservable(name, f"{error.filename} cannot be read ({error.strerror})", fix) from None
     except SyntaxError as error:
         raise _unservable(
             name, f"{error.filename}, line {error.lineno}, is no Python: {error.msg}", "Correct it"
@@ -114,4 +114,4 @@ def _loading(name: str, load: Callable[[], T]) -> T:
 
 
 def _unusable(name: str, why: str) -> UserError:
-    return UserError(f"The workload {name} can not be loaded: {why}", fix="Mend or uninstall the package it comes from")
+    return UserError(f"The workload {name} cannot be loaded: {why}", fix="Mend or uninstall the package it comes from")

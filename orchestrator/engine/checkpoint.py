@@ -42,7 +42,7 @@ class Checkpoint:
 
 
 def write(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write atomically to ``folder``: it appears whole or not at all. Raises UserError (exit 3) where it can not."""
+    """Write atomically to ``folder``: it appears whole or not at all. Raises UserError (exit 3) where it cannot."""
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -140,7 +140,7 @@ def _verify(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError(f"The checkpoint {folder} is incomplete: it has no {META}", fix=FIX) from None
     except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
-        raise UserError(f"The checkpoint {folder} is damaged: its {META} can not be read", fix=FIX) from None
+        raise UserError(f"The checkpoint {folder} is damaged: its {META} cannot be read", fix=FIX) from None
     if form != FORMAT:
         raise UserError(
             f"The checkpoint {folder} has another format", got=form, allowed=FORMAT, fix="Use the version that wrote it"
@@ -178,7 +178,7 @@ def _pack(value: Any, tensors: dict[str, torch.Tensor], path: str = "") -> Any:
         tensors[name] = value.detach().to("cpu", copy=True).contiguous()
         return {"$tensor": name}
     if isinstance(value, Mapping):
-        # Optimiser states have integer keys, which JSON objects can not; pairs keep the type.
+        # Optimiser states have integer keys, which JSON objects cannot; pairs keep the type.
         return {"$items": [[k, _pack(v, tensors, f"{path}/{k}")] for k, v in value.items()]}
     if isinstance(value, list | tuple):
         return [_pack(item, tensors, f"{path}/{index}") for index, item in enumerate(value)]

@@ -179,7 +179,7 @@ class Experiment:
 
     def _keep_best(self, workload: Workload, evaluation: Evaluation) -> None:
         self._units = evaluation.units
-        if not self.plan.refit:  # else nobody ever asks for the best weights
+        if not self.plan.refit:  # else no one ever asks for the best weights
             self._best = _copy(workload.state_dict())
 
     @property

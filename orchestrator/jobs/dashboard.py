@@ -93,7 +93,7 @@ class Dashboard:
                 if "status code 404" in str(error):
                     return None
                 raise
-        if not details.submission_id:  # a driver that was not submitted has no log and can not be stopped
+        if not details.submission_id:  # a driver that was not submitted has no log and cannot be stopped
             return None
         return read(details, self.log(job_id) if details.status.is_terminal() else "")
 
@@ -149,7 +149,7 @@ class Dashboard:
 
     async def _stream(self, job_id: str, lines: Lines, flowing: asyncio.Event) -> None:
         at = 0
-        with suppress(Exception):  # a broken stream is opened anew, whatever broke it
+        with suppress(Exception):  # a broken stream is opened again, whatever broke it
             async for text in self._client.tail_job_logs(job_id):
                 lines.feed(text, at)
                 at += len(text)
@@ -193,7 +193,7 @@ class Dashboard:
             ) from None
         except (RuntimeError, OSError, ValueError) as error:
             last = (str(error).strip() or type(error).__name__).splitlines()[-1].rstrip(".")
-            raise UserError(f"The Ray at {self.address} can not do it", got=last, code=UNAVAILABLE) from None
+            raise UserError(f"The Ray at {self.address} cannot do it", got=last, code=UNAVAILABLE) from None
 
 
 class _Watch:

@@ -3,7 +3,7 @@
 Who is about to move an alias opens an event first and reads the book after, so of two at least one sees the other.
 The later one gives way; the earlier one waits until that is written down and then looks whether the alias still is
 where its gates saw it. An event that stays open for longer than :data:`LIVE_SECONDS` is a dead writer's and holds
-nobody up; a writer who was taken for dead and moves after all finds that in the book, and puts the alias back.
+no one up; a writer who was taken for dead and moves after all finds that in the book, and puts the alias back.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def _back(events: Sequence[Event], current: str | None, model: str, alias: str) 
 
 
 def _moved(event: Event, later: Sequence[Event], current: str | None) -> bool:
-    """Whether an event moved the alias. Whose writer died can not say so: it shows in what was found there next."""
+    """Whether an event moved the alias. Whose writer died cannot say so: it shows in what was found there next."""
     if event.outcome != "started":
         return event.outcome == "done"
     for other in later:

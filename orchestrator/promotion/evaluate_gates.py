@@ -15,7 +15,7 @@ from orchestrator.promotion.isolated_check import Unusable
 def judge(client: Any, model: str, gates: Gates, target: Any, current: Any | None) -> list[Verdict]:
     """The verdicts on version ``target``, where the alias points at ``current`` now (None: nowhere).
 
-    A model that can not be used is judged no further. Raises UserError for a gate on a metric that the run of
+    A model that cannot be used is judged no further. Raises UserError for a gate on a metric that the run of
     ``target`` does not have.
     """
     before = after = None
@@ -47,7 +47,7 @@ def _signature(client: Any, model: str, tried: isolated_check.Tried, current: An
         return gate_results.signature(None, tried.signature)
     try:
         return gate_results.signature(isolated_check.signature(client, model, current), tried.signature)
-    except Unusable as error:  # nobody can be calling it
+    except Unusable as error:  # no one can be calling it
         return Verdict("signature", None, None, "first", f"of version {current.version}, {error}")
 
 

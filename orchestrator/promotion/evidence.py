@@ -95,7 +95,7 @@ def gather(registry: Any, version: Any) -> Evidence:
 
 
 def incomparable(before: Evidence, after: Evidence) -> str | None:
-    """Why the values of two versions can not be compared; None when they are of the same evaluation data."""
+    """Why the values of two versions cannot be compared; None when they are of the same evaluation data."""
     for one in (before, after):
         if one.spec is None or one.fingerprint is None:
             return f"the run of version {one.version} does not say on what data it was validated"

@@ -142,7 +142,7 @@ def _incompatible(before: Any, after: Any) -> Iterator[str]:
     for name, spec in new.items():
         if name not in old:
             if spec.required:
-                yield f"it needs the input {name}, which nobody gives"
+                yield f"it needs the input {name}, which no one gives"
         elif not _takes(old[name].type, spec.type):
             yield f"its input {name} is {_named(spec.type)}, before {_named(old[name].type)}"
         elif spec.required and not old[name].required:

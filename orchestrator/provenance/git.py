@@ -1,4 +1,4 @@
-"""git, asked within a time limit: a repository however large, or a file system that hangs, delays nobody."""
+"""git, asked within a time limit: a repository however large, or a file system that hangs, delays no one."""
 
 from __future__ import annotations
 

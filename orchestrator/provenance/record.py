@@ -187,7 +187,7 @@ def _described(number: int, source: Source) -> dict[str, Any]:
 
 
 def _keep_space(folder: Path, asked: Mapping[str, Any]) -> None:
-    """Keep a search space that is a file of the user's: the sweep can not be repeated without it."""
+    """Keep a search space that is a file of the user's: the sweep cannot be repeated without it."""
     space = str(asked.get("sweep", {}).get("search", {}).get("space", ""))
     if ":" in space and (file := Path(space.rpartition(":")[0])).is_file():
         private_files.write(folder / SPACE, scrub(file.read_text(errors="replace")))

@@ -187,7 +187,7 @@ def _new_files(root: Path, paths: Sequence[str], left: list[str], deadline: floa
 
 
 def _read(file: Path) -> tuple[str, str]:
-    """Why a file can not be kept, or nothing and its text."""
+    """Why a file cannot be kept, or nothing and its text."""
     try:
         if file.is_symlink() or not file.is_file():
             return "no regular file", ""

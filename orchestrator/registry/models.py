@@ -170,10 +170,10 @@ def trouble() -> tuple[type[Exception], ...]:
 
 
 def check_name(name: str) -> None:
-    """Raises UserError for a name that MLflow does not take, or that NAME@ALIAS and NAME/VERSION can not say."""
+    """Raises UserError for a name that MLflow does not take, or that NAME@ALIAS and NAME/VERSION cannot say."""
     if not re.fullmatch(r"(?![. ]+$)[^/\\:@'\"`\x00-\x1f\x7f]{1,250}", name) or name != name.strip():
         raise UserError(
-            "A model can not be registered under this name", got=repr(name),
+            "A model cannot be registered under this name", got=repr(name),
             allowed="up to 250 characters without / \\ : @ and quotes", fix="Try letters, digits, . _ and -",
         )  # fmt: skip
 

@@ -65,7 +65,7 @@ def _load(settings: Settings, model: str) -> Any:
         return registry.load(settings, uri)
     except Exception as error:  # whatever a model's own code and packages can raise
         raise UserError(
-            f"The model {model} can not be loaded", got=f"{type(error).__name__}: {one_line(error)}",
+            f"The model {model} cannot be loaded", got=f"{type(error).__name__}: {one_line(error)}",
             fix="See that its files are there, and install what its requirements.txt lists",
         ) from None  # fmt: skip
 

@@ -57,7 +57,7 @@ def frames(source: str, name: str, columns: Sequence[Any] | None) -> Iterator[pd
             elif head:
                 yield from _csv(stream, columns)
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise UserError(f"{name} can not be read: {one_line(error)}") from None
+        raise UserError(f"{name} cannot be read: {one_line(error)}") from None
 
 
 def _parquet(source: str, name: str, columns: Sequence[Any] | None) -> Iterator[pd.DataFrame]:
@@ -180,7 +180,7 @@ def output(target: str) -> Iterator[Callable[[pd.DataFrame], object]]:
             yield sink.write
         part.replace(path)
     except OSError as error:
-        raise UserError(f"{target} can not be written: {error.strerror or error}") from None
+        raise UserError(f"{target} cannot be written: {error.strerror or error}") from None
     finally:
         part.unlink(missing_ok=True)
 

@@ -39,7 +39,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows by metric, in each the groups in their order; ``notes`` say what the numbers can not."""
+    """Rows by metric, in each the groups in their order; ``notes`` say what the numbers cannot."""
 
     split: Split
     by: tuple[str, ...]
@@ -68,7 +68,7 @@ def compare(
     differ (but the seed). With ``by``, all complete trials of a sweep take part on validation. The best group is the
     one of the best mean of the first objective.
     Raises UserError for an unknown parameter, metric or baseline, with the nearest, and, unless ``mixed``, for values
-    that can not be compared: of other workloads or other data.
+    that cannot be compared: of other workloads or other data.
     """
     distinct = {folder.id: folder for folder in folders}.values()
     found = [entry for folder in distinct for entry in entries(folder, split, every=bool(by))]
@@ -104,7 +104,7 @@ def _check_comparable(found: Sequence[Entry]) -> None:
         if len(kinds) > 1:
             (a, one), (b, other) = list(kinds.items())[:2]
             raise UserError(
-                f"{one} and {other} are of different {what}, so their values can not be compared", got=f"{a} and {b}",
+                f"{one} and {other} are of different {what}, so their values cannot be compared", got=f"{a} and {b}",
                 fix="Leave one away, or compare them nevertheless with --mixed",
             )  # fmt: skip
 

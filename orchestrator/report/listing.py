@@ -136,7 +136,7 @@ def trial_rows(folder: RunFolder) -> list[dict[str, Any]]:
 def progress(folder: RunFolder) -> dict[str, Any]:
     """How far a sweep is: ``trials`` by state, ``target``, ``best`` so far, ``seconds_left`` (None: unknown).
 
-    Of one that nobody drives no trial is running: what its journal calls so was interrupted, and no time is left.
+    Of one that no one drives no trial is running: what its journal calls so was interrupted, and no time is left.
     """
     target = trials.spec(folder)["search"]["trials"]
     try:

@@ -13,7 +13,7 @@ from workloads.published import Published, Table
 @cache
 def known() -> dict[str, Published]:
     """By id: tables, then figures and computations, each in natural order. Raises UserError where two workloads use
-    one id. What a package of others can not load is left out, see :func:`broken`."""
+    one id. What a package of others cannot load is left out, see :func:`broken`."""
     found: dict[str, Published] = {}
     faults = broken()
     for name, entry in catalog().items():
@@ -25,7 +25,7 @@ def known() -> dict[str, Published]:
 
 
 def broken() -> dict[str, str]:
-    """Why the published tables of an installed package can not be loaded, by the name of its workload."""
+    """Why the published tables of an installed package cannot be loaded, by the name of its workload."""
     found = {}
     for name, entry in catalog().items():
         if package(name) is not None:

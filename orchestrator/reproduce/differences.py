@@ -1,4 +1,4 @@
-"""What can not be the same when a run is repeated here and now: code, packages, machine, data, parameters."""
+"""What cannot be the same when a run is repeated here and now: code, packages, machine, data, parameters."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def check_params(recorded: Recorded) -> None:
     spec = recorded.spec
     if isinstance(spec, ExperimentSpec) and spec.population:
         raise UserError(
-            f"{recorded.id} took over other trials' states (PBT), so it can not be repeated alone",
+            f"{recorded.id} took over other trials' states (PBT), so it cannot be repeated alone",
             fix="Reproduce its sweep",
         )
     known = workload_loader.params(spec.workload).model_fields

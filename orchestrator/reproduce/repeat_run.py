@@ -1,4 +1,4 @@
-"""A recorded run once more: what can not be the same, the run itself, and its metrics beside the recorded ones."""
+"""A recorded run once more: what cannot be the same, the run itself, and its metrics beside the recorded ones."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class Runner:
         )  # fmt: skip
 
     def asked(self, function: Callable[[Any], T], runs: Sequence[Done], about: Trained | Sequence[Trained]) -> T:
-        """What a workload's own function says about runs. Raises RunFailed where it can not say it of these."""
+        """What a workload's own function says about runs. Raises RunFailed where it cannot say it of these."""
         try:
             return function(about)
         except ValueError as error:

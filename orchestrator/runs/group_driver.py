@@ -1,4 +1,4 @@
-"""A Ray Train group, watched by the driver: its rows arrive, and what is lost or taken away is begun anew."""
+"""A Ray Train group, watched by the driver: its rows arrive, and what is lost or taken away is begun again."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def follow(
             with holding(resources):
                 failure = _watch(spec, folder, data, session, rows, resources, resume, selected, timeout)
         except (TrainingFailedError, RayError) as error:
-            check_writable(session.settings.storage)  # where it can not be written that is the cause
+            check_writable(session.settings.storage)  # where it cannot be written that is the cause
             lost += 1
             if not lost_a_process(error) or lost > RETRIES:
                 raise RunFailed(session.folder.id, cause(error), str(session.folder.log)) from error
@@ -150,7 +150,7 @@ def _watch(
         while not ended:
             ended = group.ended(0.2)  # before reading: what is written until then is read
             if session.interrupts.asked() and not ended and not group.is_up():
-                group.kill(END_SECONDS)  # nobody is there to save
+                group.kill(END_SECONDS)  # no one is there to save
                 return Stopped()
             if deliver(inbox, rows):
                 watch.heard(0)

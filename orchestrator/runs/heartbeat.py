@@ -30,7 +30,7 @@ CLOCK_SECONDS = 10.0
 class TrialTimeout(Exception):
     """The driver has given a silent trial up; says for how long it was silent and, if its stack tells, where it hung.
 
-    A process that is to begin it anew must not.
+    A process that is to begin it again must not.
     """
 
 
@@ -104,7 +104,7 @@ class _Watched:
     process: str = ""
     """Who runs it, as last announced."""
     heard: float | None = None
-    """When it was last heard of; None while there is nobody who could be."""
+    """When it was last heard of; None while there is no one who could be."""
     reported: bool = False
 
 
@@ -162,9 +162,9 @@ def _look(watched: _Watched, now: float) -> None:
 
 
 def kill(folder: Path, timeout: float) -> None:
-    """Have the trial's processes write their stacks and die, wherever they run; nobody waits for them.
+    """Have the trial's processes write their stacks and die, wherever they run; no one waits for them.
 
-    Whoever begins the trial anew finds out from :func:`announce`.
+    Whoever begins the trial again finds out from :func:`announce`.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

@@ -54,7 +54,7 @@ def deliver(session: Session, outcome: Path, register: str | None) -> Logged | N
     except registry.Unservable as error:
         again = f"orchestrator {folder.record['kind']} --resume {folder.id}"
         raise UserError(
-            f"The model can not be logged, its predictor fails on its own example: {one_line(error)}",
+            f"The model cannot be logged, its predictor fails on its own example: {one_line(error)}",
             fix=f"It is kept; mend the predictor and go on with: {again}", code=FAILED,
         ) from error  # fmt: skip
     except trouble as error:
@@ -68,7 +68,7 @@ def deliver(session: Session, outcome: Path, register: str | None) -> Logged | N
         session.console.say(f"The model could not be logged ({cause}); it is kept, deliver it with: {later}")
         return None
     folder.update(**{OWED: None})
-    session.discard(outcome / SEALED)  # versions by now, or nobody asked for any
+    session.discard(outcome / SEALED)  # versions by now, or no one asked for any
     return logged
 
 

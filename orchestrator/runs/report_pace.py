@@ -42,7 +42,7 @@ class ReportPace:
         return max(loop.REPORT_SECONDS, min(self._longest, max(self._seconds, waited)))
 
     def sent(self) -> None:
-        """A report was sent that nobody had to have now."""
+        """A report was sent that no one had to have now."""
         self._sent = self._clock()
 
     def answered(self) -> None:

@@ -84,7 +84,5 @@ def _read(file: Path) -> Columns:
     try:
         table = pq.read_table(file)
     except (OSError, pa.ArrowException) as error:
-        raise UserError(
-            f"The table {file} can not be read: {one_line(error)}", fix="Restore it, or remove it"
-        ) from None
+        raise UserError(f"The table {file} cannot be read: {one_line(error)}", fix="Restore it, or remove it") from None
     return {name: column.to_numpy() for name, column in zip(table.column_names, table.columns)}

@@ -167,7 +167,7 @@ def _as_rank_0(found: Path | None) -> Path | None:
         try:
             download(chosen, checkpoint.META)
         except UserError as error:
-            raise RuntimeError(one_line(error)) from None  # this rank alone: the group must start anew
+            raise RuntimeError(one_line(error)) from None  # this rank alone: the group must start again
     return chosen
 
 
@@ -177,7 +177,7 @@ def _stream(
     """Train, report and save from the checkpoint ``found`` on. Returns whether it came to its end.
 
     Ray gets no checkpoint: it would know which was last, not whether it is whole, and rank 0's trouble in writing one
-    would leave the others waiting. Raises UserError, on every rank, when rank 0 can not write.
+    would leave the others waiting. Raises UserError, on every rank, when rank 0 cannot write.
     """
     import ray.train
 
@@ -196,7 +196,7 @@ def _stream(
 def _written(
     work: Experiment, report: EpochReport, saved: checkpoint.Checkpoint | None, home: Path
 ) -> UserError | None:
-    """Write what is due; the error when that can not be."""
+    """Write what is due; the error when that cannot be."""
     try:
         if saved is not None:
             worker.keep(saved, home / checkpoint.name(work.order))

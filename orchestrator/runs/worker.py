@@ -166,7 +166,7 @@ def take_device(resources: Resources) -> torch.device:
 def write_outcome(outcome: Outcome, folder: Path) -> None:
     """Leave the model, the test units and, last, ``outcome.json``, whose presence says that all is there.
 
-    Raises UserError where ``folder`` can not be written (exit 3), or the predictor not be read.
+    Raises UserError where ``folder`` cannot be written (exit 3), or the predictor not be read.
     """
     served = _servable(outcome.workload)
     with disk.writing(folder):
@@ -174,13 +174,13 @@ def write_outcome(outcome: Outcome, folder: Path) -> None:
 
 
 def _servable(workload: Workload) -> Servable:
-    """What it serves. Raises UserError where the predictor can not be read: no fault of the storage."""
+    """What it serves. Raises UserError where the predictor cannot be read: no fault of the storage."""
     served = workload.servable()
     try:
         predictor_sources(served.predictor)
     except (OSError, ValueError, SyntaxError) as error:
         got = error.strerror if isinstance(error, OSError) else one_line(error)
-        raise UserError(f"The predictor {served.predictor} can not be read", got=got) from None
+        raise UserError(f"The predictor {served.predictor} cannot be read", got=got) from None
     return served
 
 

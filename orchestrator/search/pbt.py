@@ -88,7 +88,7 @@ class Population(Study):
         return bool(attributes.get("paused_at", 0) > self.met)
 
     def _meet(self) -> None:
-        """When nobody is under way any more: exploit and explore, then all go on."""
+        """When no one is under way any more: exploit and explore, then all go on."""
         members = [t for t in self.trials if t.state == TrialState.RUNNING]
         if self._open or not members:
             return
@@ -137,7 +137,7 @@ def perturb(
     changeable: Sequence[str],
     source: random.Random,
 ) -> dict[str, Any]:
-    """``params`` with every changeable one drawn anew (one in four) or moved by a factor of 0.8 or 1.2."""
+    """``params`` with every changeable one drawn again (one in four) or moved by a factor of 0.8 or 1.2."""
     changed = dict(params)
     for name in sorted(set(changeable) & set(distributions) & set(params)):
         distribution = distributions[name]
@@ -147,8 +147,8 @@ def perturb(
             continue
         assert isinstance(distribution, FloatDistribution | IntDistribution)
         low, high = distribution.low, distribution.high
-        anew = source.random() < RESAMPLE
-        value = _draw(distribution, source) if anew else params[name] * source.choice(FACTORS)
+        again = source.random() < RESAMPLE
+        value = _draw(distribution, source) if again else params[name] * source.choice(FACTORS)
         if distribution.step:
             value = low + round((value - low) / distribution.step) * distribution.step
         value = min(max(value, low), high)

@@ -74,7 +74,7 @@ def presets(workload: str) -> dict[str, Space]:
     except Exception as error:
         if named:
             raise UserError(
-                f"The search spaces of {workload}, {named}, can not be loaded: {type(error).__name__}: "
+                f"The search spaces of {workload}, {named}, cannot be loaded: {type(error).__name__}: "
                 f"{one_line(error)}",
                 fix="Mend the package, or give another with --space file.py:function",
             ) from error
@@ -193,7 +193,7 @@ def _from_file(file: Path, function: str) -> Space:
     except Exception as error:
         line = next((frame.lineno for frame in inspect.trace() if frame.filename == str(file)), None)
         where = f", line {line}" if line else ""
-        raise UserError(f"{file}{where} can not be imported: {type(error).__name__}: {one_line(error)}") from None
+        raise UserError(f"{file}{where} cannot be imported: {type(error).__name__}: {one_line(error)}") from None
     found = _functions(module)
     if function not in found:
         raise unknown(f"function in {file}", function, found)

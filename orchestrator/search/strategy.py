@@ -1,4 +1,4 @@
-"""Which sampler, scheduler and plan go together: what is left open is filled in, what can not be is refused."""
+"""Which sampler, scheduler and plan go together: what is left open is filled in, what cannot be is refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def settle(
     *,
     local: bool,
 ) -> tuple[Search, Plan]:
-    """The search and plan to be run. Raises UserError for what can not go together, with the reason."""
+    """The search and plan to be run. Raises UserError for what cannot go together, with the reason."""
     given = search.model_fields_set
     searched = list(survey.distributions)
     if search.sampler == "cmaes" and len(searched) < 2:
@@ -72,8 +72,8 @@ def _population(
         "keep for themselves": resources.workers > 1,
         f"a population needs at least {POPULATION} trials, not {search.trials}": search.trials < POPULATION,
         "members meet at the same epochs, so none may stop early (patience=0)": plan.patience > 0,
-        "the winner is a schedule of parameters, which a refit can not repeat (refit=false)": bool(plan.refit),
-        "a configuration changes on the way, so seeds can not be repeated (--seeds 1)": search.seeds > 1,
+        "the winner is a schedule of parameters, which a refit cannot repeat (refit=false)": bool(plan.refit),
+        "a configuration changes on the way, so seeds cannot be repeated (--seeds 1)": search.seeds > 1,
         f"the first population is drawn at random (--sampler random), not by {search.sampler}": (
             "sampler" in given and search.sampler != "random"
         ),
@@ -83,12 +83,12 @@ def _population(
     }
     for reason, refused in refusals.items():
         if refused:
-            raise UserError(f"PBT can not be used here: {reason}")
+            raise UserError(f"PBT cannot be used here: {reason}")
     return search.model_copy(update={"sampler": "random"}), plan.model_copy(update={"refit": False})
 
 
 def changeable(params: type[BaseModel], names: list[str]) -> list[str]:
-    """Those of ``names`` that a workload reads anew from its parameters when it loads a state."""
+    """Those of ``names`` that a workload reads again from its parameters when it loads a state."""
     marked: list[str] = []
     for name in names:
         field = params.model_fields.get(name)  # a space may search what it makes a parameter of

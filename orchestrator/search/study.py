@@ -59,7 +59,7 @@ class Trial:
 def open_study(
     folder: Path, directions: Sequence[str] | None = None, pruner: optuna.pruners.BasePruner | None = None
 ) -> optuna.Study:
-    """The Optuna study in ``folder``, made when ``directions`` are given. Raises UserError when it can not be read."""
+    """The Optuna study in ``folder``, made when ``directions`` are given. Raises UserError when it cannot be read."""
     journal = folder / JOURNAL
     collects = gc.isenabled()
     gc.disable()  # nothing that is read here is garbage: a tenth of the time
@@ -71,7 +71,7 @@ def open_study(
         return optuna.create_study(storage=storage, study_name="sweep", directions=list(directions), pruner=pruner)
     except Exception as error:
         raise UserError(
-            f"The sweep's journal {journal} can not be read: {one_line(error)}", fix="Restore it, or start a new sweep"
+            f"The sweep's journal {journal} cannot be read: {one_line(error)}", fix="Restore it, or start a new sweep"
         ) from None
     finally:
         if collects:

@@ -76,11 +76,11 @@ def _check(source: RunFolder, spec: SweepSpec, settings: Settings) -> None:
     earlier = SweepSpec.model_validate(source.record["spec"]["sweep"])
     if earlier.workload != spec.workload:
         raise UserError(
-            f"{source.id} can not be learnt from", got=f"a sweep of {earlier.workload}", allowed=spec.workload
+            f"{source.id} cannot be learnt from", got=f"a sweep of {earlier.workload}", allowed=spec.workload
         )
     then, now = (preflight.dataset(each.workload, defaults(each), settings.data) for each in (earlier, spec))
     if then != now:
-        raise UserError(f"{source.id} can not be learnt from: it searched on other data", got=then, allowed=now)
+        raise UserError(f"{source.id} cannot be learnt from: it searched on other data", got=then, allowed=now)
 
 
 def defaults(spec: SweepSpec) -> dict[str, Any]:

@@ -62,6 +62,6 @@ def check_writable(storage: Path) -> None:
 
 def unwritable(storage: Path, error: Exception) -> UserError:
     return UserError(
-        f"The storage {storage} can not be written", got=getattr(error, "strerror", None) or one_line(error),
+        f"The storage {storage} cannot be written", got=getattr(error, "strerror", None) or one_line(error),
         fix="Free space or rights there, or choose another with --storage", code=UNAVAILABLE,
     )  # fmt: skip

@@ -84,7 +84,7 @@ class Lease:
     def take(self, above: int = 0) -> None:
         """Take it with a generation higher than ``above`` and than the lease before.
 
-        Raises UserError: exit 2 when another process has it, 3 when the storage can not be used.
+        Raises UserError: exit 2 when another process has it, 3 when the storage cannot be used.
         """
         try:
             self.claim(above)
@@ -190,7 +190,7 @@ def holder(place: Remote) -> Holder | None:
 
 @contextmanager
 def holding(place: Remote, above: int = 0) -> Iterator[None]:
-    """Nobody else drives the run at ``place`` within the block. Raises OSError, and UserError where somebody does."""
+    """No one else drives the run at ``place`` within the block. Raises OSError, and UserError where somebody does."""
     held = Lease(place)
     held.claim(above)
     try:

@@ -1,6 +1,6 @@
-"""One webhook or command that hears of starts, ends, failures, budgets and gates; it can not hurt what it speaks of.
+"""One webhook or command that hears of starts, ends, failures, budgets and gates; it cannot hurt what it speaks of.
 
-Messages leave in a thread of their own, with short timeouts. What nobody takes becomes one line in a log.
+Messages leave in a thread of their own, with short timeouts. What no one takes becomes one line in a log.
 """
 
 from __future__ import annotations
@@ -178,11 +178,11 @@ def _cause(error: Exception) -> tuple[str, bool]:
     if isinstance(error, subprocess.CalledProcessError):
         return f"ends with {error.returncode}", True
     if isinstance(error, FileNotFoundError | PermissionError):
-        return "can not be started", False
+        return "cannot be started", False
     reason = getattr(error, "reason", error)
     if isinstance(reason, TimeoutError | subprocess.TimeoutExpired):
         return NO_ANSWER, True
-    return "can not be reached", True
+    return "cannot be reached", True
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:

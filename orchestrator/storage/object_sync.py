@@ -73,7 +73,7 @@ class Mirror:
             self._delivered[f"{name}/"] = (0, 0)
 
     def finish(self) -> None:
-        """No more will change: the thread ends by itself once all is delivered, or can not be."""
+        """No more will change: the thread ends by itself once all is delivered, or cannot be."""
         self._closing.set()
         self._due.set()
 
@@ -226,7 +226,7 @@ class RemoteFolder:
             self._mirror.finish()
 
     def close(self) -> None:
-        """Wait until all is sent, or can not be."""
+        """Wait until all is sent, or cannot be."""
         if self._mirror:
             self._mirror.close()
 
@@ -258,7 +258,7 @@ def download(folder: Path, mark: str, parts: Sequence[str] = ()) -> None:
             return
         if time.monotonic() > deadline:
             raise UserError(
-                f"What another node has stored at {place.uri} can not be had", got=trouble, code=UNAVAILABLE,
+                f"What another node has stored at {place.uri} cannot be had", got=trouble, code=UNAVAILABLE,
                 fix="Resume it when the storage answers",
             )  # fmt: skip
         time.sleep(1.0)

@@ -1,7 +1,7 @@
 """Run folders: ``<storage>/<id>/`` with a record of what was asked, who runs it, and how it ended.
 
 A folder is held under a file lock while its driver lives, so "is it still running" has a true answer, and two
-drivers can not resume one id.
+drivers cannot resume one id.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class RunFolder:
     def acquire(self) -> None:
         """Take the folder for this process.
 
-        Raises UserError when another process drives it, here or elsewhere, and (exit 3) when it can not be written.
+        Raises UserError when another process drives it, here or elsewhere, and (exit 3) when it cannot be written.
         """
         with ExitStack() as undone, self._writing():
             lock: IO[str] = undone.enter_context((self.path / lease.LOCK).open("a+"))
@@ -135,7 +135,7 @@ class RunFolder:
         return lease.has_live_driver(self.path)
 
     def stop(self) -> None:
-        """Ask whoever drives it to stop. Raises UserError (exit 3) where that can not be written."""
+        """Ask whoever drives it to stop. Raises UserError (exit 3) where that cannot be written."""
         place = remote.behind(self.path)
         if place is None or lease.driven_here(self.path):
             with self._writing():
@@ -153,7 +153,7 @@ class RunFolder:
             yield
         except OSError as error:
             raise UserError(
-                f"The folder {self.path} can not be written", got=error.strerror or str(error),
+                f"The folder {self.path} cannot be written", got=error.strerror or str(error),
                 fix=f"Free space there, or get the rights from {self.record.get('user', 'its owner')}",
                 code=UNAVAILABLE,
             ) from None  # fmt: skip
@@ -258,10 +258,10 @@ def create(
 ) -> RunFolder:
     """Make the folder of a new run or sweep, held by this process; its id is ``name``, or made up.
 
-    Raises UserError for a name that is in use or can not be one, and (exit 3) when the storage can not be written.
+    Raises UserError for a name that is in use or cannot be one, and (exit 3) when the storage cannot be written.
     """
     if name is not None and not NAME.fullmatch(name):
-        raise UserError("The name can not be one", got=repr(name), allowed="letters, digits, . _ - (at most 100)")
+        raise UserError("The name cannot be one", got=repr(name), allowed="letters, digits, . _ - (at most 100)")
     if name is not None and (sync_state.has(storage, name) or generations.of_run(storage, name)):
         raise _in_use(name, kind)
     try:
@@ -350,7 +350,7 @@ def find(storage: Path, reference: str, kind: Kind | None = None) -> RunFolder:
             sync_state.look(folder.path)
             return open_folder(folder.path)
         names.append(folder.id)
-    if place := remote.behind(storage):  # is it unknown, or is nobody there to know it?
+    if place := remote.behind(storage):  # is it unknown, or is no one there to know it?
         place.check()
     what = kind or "run or sweep"
     if not names:
@@ -370,7 +370,7 @@ def known(storage: Path, reference: str) -> RunFolder | None:
         return find(storage, reference)
     except UserError as error:
         if error.code != USAGE or (generations.current(storage, reference) / RECORD).exists():
-            raise  # away, or nobody can read it
+            raise  # away, or no one can read it
     return None
 
 

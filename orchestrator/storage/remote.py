@@ -1,6 +1,6 @@
 """Storage that is no folder: the objects below any URI that pyarrow knows, and which local folder stands for it.
 
-Objects can not be appended to, locked or renamed, and their endpoint may be away. So a run always lives in a plain
+Objects cannot be appended to, locked or renamed, and their endpoint may be away. So a run always lives in a plain
 folder; with a URI for its storage that folder is a mirror, below the home, under a name that says what it mirrors.
 Credentials come from the environment alone (``AWS_ACCESS_KEY_ID``, a profile, an instance's role ...).
 """
@@ -167,7 +167,7 @@ class Remote:
 
 
 def normal(uri: str) -> str:
-    """The URI as it is kept: no blank ends. Raises UserError for one that holds a secret or can not be a storage."""
+    """The URI as it is kept: no blank ends. Raises UserError for one that holds a secret or cannot be a storage."""
     parts = urlsplit(uri.strip())
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise UserError(
@@ -178,7 +178,7 @@ def normal(uri: str) -> str:
         )
     text = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
     if not parts.netloc or len(_slug(text)) > 200:
-        raise UserError("The storage's address can not be one", got=repr(uri), allowed="s3://BUCKET/PREFIX")
+        raise UserError("The storage's address cannot be one", got=repr(uri), allowed="s3://BUCKET/PREFIX")
     return text
 
 
@@ -215,7 +215,7 @@ def run_folder(path: Path) -> Path | None:
 
 def unusable(uri: str, error: OSError) -> UserError:
     what, fix = reason(error)
-    return UserError(f"The storage {uri} can not be used: {what}", fix=fix, code=UNAVAILABLE)
+    return UserError(f"The storage {uri} cannot be used: {what}", fix=fix, code=UNAVAILABLE)
 
 
 def reason(error: Exception) -> tuple[str, str]:

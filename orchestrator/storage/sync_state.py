@@ -111,7 +111,7 @@ def refresh(folder: Path, *, everything: bool) -> None:
     stored = _whole(place.files())
     files = scan(folder)
     for name in files.keys() - stored.keys():
-        if everything or name in delivered:  # a look alone takes nothing away that nobody else has
+        if everything or name in delivered:  # a look alone takes nothing away that no one else has
             _drop(folder, name)
     old = {n for n, s in stored.items() if n not in files or (s.size, round(s.time * 1e9)) != files[n]}
     fetched = _fetch(folder, place, {name for name in old if everything or not _is_bulky(name)})
@@ -165,7 +165,7 @@ def drop_older(place: Remote) -> None:
 
 
 def has(storage: Path, name: str) -> bool:
-    """Whether storage that is no folder has a run of that name; False too where it can not be asked."""
+    """Whether storage that is no folder has a run of that name; False too where it cannot be asked."""
     place = remote.behind(storage)
     with suppress(OSError):
         return place is not None and record(place / name) is not None
@@ -173,7 +173,7 @@ def has(storage: Path, name: str) -> bool:
 
 
 def settle(folder: Path) -> int:
-    """Deliver what was kept back of a run that nobody drives; how many files those were.
+    """Deliver what was kept back of a run that no one drives; how many files those were.
 
     Raises OSError, and UserError where another process drives the run.
     """

@@ -29,7 +29,7 @@ class UsageLog:
     """Writes one run's events: ``run``, ``trial 7`` or ``winner`` took its devices, and gave them back.
 
     What a dead driver left open is closed at the last moment that the file tells of, so that the hours between a
-    crash and its resume are nobody's. One driver at a time (it holds the folder); a full disk costs events only.
+    crash and its resume are no one's. One driver at a time (it holds the folder); a full disk costs events only.
     """
 
     def __init__(self, folder: Path) -> None:

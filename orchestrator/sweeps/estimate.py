@@ -105,7 +105,7 @@ class Forecast:
 
 
 def show(spec: ExperimentSpec | SweepSpec, settings: Settings, *, local: bool, probe: bool, as_json: bool) -> None:
-    """Print the forecast of ``spec``. Raises UserError (exit 3) with the arithmetic when it can not run here at all."""
+    """Print the forecast of ``spec``. Raises UserError (exit 3) with the arithmetic when it cannot run here at all."""
     preflight.services(settings, spec.resources, ray=not local)
     if local or not settings.ray_address:
         here = connection.this_machine()
@@ -138,7 +138,7 @@ def plan(
         expected = math.ceil(trials * epochs * share + trials * survivors(spec) * (seeds - 1) * epochs)
         epochs = trials * seeds * epochs
         begun = trials * (1 + survivors(spec) * (seeds - 1))
-        if spec.search.scheduler == "pbt":  # a member begins anew after each meeting
+        if spec.search.scheduler == "pbt":  # a member begins again after each meeting
             begun, kept = trials * (1 + len(samplers.rungs(spec.plan.epochs, "pbt"))), pbt.MEMBER_CHECKPOINTS_KEPT
     settle = spec.plan.epochs if refit else 0
     at_most_hours = expected_hours = wall = storage = None
@@ -208,7 +208,7 @@ def expected_share(spec: SweepSpec) -> float:
 def measure(spec: ExperimentSpec | SweepSpec, settings: Settings, together: int = 1) -> Probe:
     """Train two epochs of one experiment in this process; of a sweep, of the space's first ``together`` draws.
 
-    Raises UserError, and RunFailed when they can not be trained.
+    Raises UserError, and RunFailed when they cannot be trained.
     """
     try:
         return _measure(_probed(spec, together), settings.data)

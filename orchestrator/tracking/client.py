@@ -115,7 +115,7 @@ class Client:
         self._call(self._client.log_inputs, run, datasets=[self._input(known, [context])])
 
     def files(self, run: str, paths: Iterable[str]) -> None:
-        """Artifacts; Refused too where their store, unlike the server, can not be had from here."""
+        """Artifacts; Refused too where their store, unlike the server, cannot be had from here."""
         for path in filter(os.path.exists, paths):
             try:
                 self._call(self._client.log_artifact, run, path)

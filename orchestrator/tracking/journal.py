@@ -1,7 +1,7 @@
 """The writer's queue on disk: operations as JSON lines, read back by byte offset.
 
 An outage of hours costs disk and no memory. What a full disk does not take waits in memory, bounded; what finds no
-room there either is counted, and nobody is kept waiting.
+room there either is counted, and no one is kept waiting.
 """
 
 from __future__ import annotations

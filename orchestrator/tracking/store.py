@@ -35,7 +35,7 @@ def ensure(uri: str) -> Path | None:
 
     None for a tracking server or a database server: those are somebody's own, and say themselves where artifacts
     go. Fast when the store is there; safe when many processes call it at once: several that migrate one fresh
-    SQLite file destroy it, hence the lock. Raises UserError (exit 3) when it can not be written.
+    SQLite file destroy it, hence the lock. Raises UserError (exit 3) when it cannot be written.
     """
     quiet()
     if not uri.startswith(SQLITE):
@@ -57,7 +57,7 @@ def ensure(uri: str) -> Path | None:
                 ready.touch()
     except OSError as error:
         raise UserError(
-            f"The MLflow store {database} can not be written",
+            f"The MLflow store {database} cannot be written",
             got=error.strerror or str(error),
             fix="Set ORCHESTRATOR_HOME to a folder of yours",
             code=UNAVAILABLE,

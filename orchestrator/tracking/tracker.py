@@ -1,4 +1,4 @@
-"""MLflow tracking: one writer a process, batched, that can not hurt training.
+"""MLflow tracking: one writer a process, batched, that cannot hurt training.
 
 Every operation is appended to a journal beside the run and sent from there by a background thread, so a server that
 is slow, away or gone costs no training time and no value; what is left at the end stays in the journal and is

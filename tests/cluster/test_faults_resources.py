@@ -92,7 +92,7 @@ def small(folder: Path, size: str = "8m") -> Iterator[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("a small file system can not be mounted here")
+        pytest.skip("a small file system cannot be mounted here")
     try:
         yield folder
     finally:
@@ -124,7 +124,7 @@ def test_a_storage_that_takes_no_more(words: list[str], user: User) -> None:
         assert first.end() == 3, first.text()
         told = first.text()
         assert f"The storage {storage}" in told
-        assert "can not be written" in told
+        assert "cannot be written" in told
         assert "Traceback" not in told
         before = _checkpoints(user.home)
         assert before, "the checkpoint before it is gone"

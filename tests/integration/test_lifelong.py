@@ -89,7 +89,7 @@ def test_every_session_is_a_version_and_its_index_goes_with_it(
         assert one.units is not None
         assert one.units["average_mrr_at_10"].mean() == pytest.approx(average)
 
-    with pytest.raises(UserError, match="which the model of session 0 can not read"):
+    with pytest.raises(UserError, match="which the model of session 0 cannot read"):
         found(settings, "search/1", queries, index=str(files))
     shutil.copyfile(files / "session-0001.arrow", files / "session-0002.arrow")
     with pytest.raises(Refusal, match=r"session-0002\.arrow is another one than the model belongs to"):

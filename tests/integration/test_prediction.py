@@ -183,8 +183,8 @@ def test_an_empty_input_gives_an_empty_output_with_its_columns(
         ("a.jsonl", '{"user": 1}\n{"user": 36893488147419103232}\n', "wrong in row 2: got 36893488147419103232"),
         ("a.jsonl", '{"user": 1}\n\n{"user": 2\n', r'Line 3 of .*a.jsonl is not a JSON object: got \{"user": 2'),
         ("a.jsonl", "[1, 2]\n", r"Line 1 of .*a.jsonl is not a JSON object: got \[1, 2\]"),
-        ("a.csv", "user\n1\n2,3\n", "a.csv can not be read: .* line 3"),
-        ("a.parquet", "PAR0", "a.parquet can not be read"),
+        ("a.csv", "user\n1\n2,3\n", "a.csv cannot be read: .* line 3"),
+        ("a.parquet", "PAR0", "a.parquet cannot be read"),
         ("a.txt", "user\n1\n", r"The input .*a.txt has no known format; allowed: NAME.parquet, NAME.csv, NAME.jsonl"),
     ],
 )  # fmt: skip
@@ -214,7 +214,7 @@ def test_a_wrong_input_is_one_sentence(
         ("rec@champoin", {}, "Unknown alias of rec: got 'champoin'; allowed: champion. Did you mean 'champion'"),
         ("recc", {}, "Unknown registered model: got 'recc'; allowed: rec. Did you mean 'rec'"),
         ("rec/2", {}, "Unknown version of rec: got '2'; allowed: 1"),
-        ("models:/nothing/1", {}, "The model models:/nothing/1 can not be loaded: .*nothing not found"),
+        ("models:/nothing/1", {}, "The model models:/nothing/1 cannot be loaded: .*nothing not found"),
     ],
 )  # fmt: skip
 def test_a_wrong_model_or_parameter_is_one_sentence(

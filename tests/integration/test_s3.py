@@ -223,7 +223,7 @@ def test_what_an_outage_at_the_end_kept_back_is_delivered_by_sync(
 
     away = start("sync", "one")
     assert away.end() == 3, away.text()
-    assert "can not be used: nothing answers" in away.text()
+    assert "cannot be used: nothing answers" in away.text()
     door.open()
     sync = start("sync", "one")
     assert sync.end() == 0, sync.text()
@@ -309,7 +309,7 @@ def far_cluster(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A cluster whose only node with CPUs does not see the driver's home; gives its address."""
     apart = ["unshare", "--mount", "--propagation", "private"]
     if shutil.which("unshare") is None or subprocess.run([*apart, "true"], check=False, capture_output=True).returncode:
-        pytest.skip("mounts of its own can not be had here (unshare)")
+        pytest.skip("mounts of its own cannot be had here (unshare)")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.delenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", raising=False)  # ours, for clusters that it starts itself
     monkeypatch.setenv("PYTHONPATH", f"{THIRD_PARTY}:{ROOT}")
@@ -386,7 +386,7 @@ def test_a_storage_that_can_not_be_used_is_said_first(storage: str, said: str, h
 def test_an_endpoint_that_is_away_is_said_within_seconds(mute: bool, home: Path, door: Door) -> None:
     door.shut(mute=mute)
     begun = time.monotonic()
-    with pytest.raises(UserError, match=r"can not be used: (nothing answers|no answer)"):
+    with pytest.raises(UserError, match=r"cannot be used: (nothing answers|no answer)"):
         remote.Remote(f"s3://{BUCKET}/x").check()
     assert remote.CHECK_SECONDS <= 5
     assert time.monotonic() - begun < HANG_SECONDS

@@ -115,7 +115,7 @@ def test_images_that_are_left_out_are_told_once(verb: list[str], tmp_path: Path)
     assert done.returncode == 0, done.stderr
     told = [line for line in done.stdout.splitlines() if line.startswith("Warning: ")]
     assert told == [
-        f"Warning: 2 images can not be decoded and are left out, the first of them {tmp_path}/pictures/a/3.png "
+        f"Warning: 2 images cannot be decoded and are left out, the first of them {tmp_path}/pictures/a/3.png "
         "(it is in no format that is known)"
     ]
 

@@ -46,7 +46,7 @@ def test_a_trial_that_hangs_fails_alone(home: Path, start: Start) -> None:
 
 @pytest.mark.faults
 def test_a_trial_whose_process_is_stopped_fails_alone(home: Path, start: Start) -> None:
-    """It can not even be asked for its stack."""
+    """It cannot even be asked for its stack."""
     sweep = start(*SWEEP, "--trials", "3", "epochs=30", "slow=0.2", "--concurrency", "1", "--trial-timeout", "15")
     (file,) = sweep.until(lambda: list(home.glob("storage/*/trials/00001/process.json")))
     psutil.Process(json.loads(file.read_text())["pid"]).suspend()

@@ -63,11 +63,11 @@ def test_the_example_runs_searches_its_own_space_and_predicts(told: Typed, home:
 @pytest.mark.parametrize(
     ("file", "old", "new", "expected"),
     [
-        ("__init__.py", '"""Linear', 'import no\n"""Linear', "can not be loaded: ModuleNotFoundError: No module named"),
-        ("params.py", "import BaseModel", "import BaseModle", "can not be loaded: ImportError: cannot import name"),
+        ("__init__.py", '"""Linear', 'import no\n"""Linear', "cannot be loaded: ModuleNotFoundError: No module named"),
+        ("params.py", "import BaseModel", "import BaseModle", "cannot be loaded: ImportError: cannot import name"),
         ("params.py", "    lr:", "    epochs: int = 3\n    lr:", "settings of the engine have the names of its"),
         ("workload.py", "def evaluate(", "def evalaute(", "linreg.workload:LinReg has not all of the contract: got no"),
-        ("workload.py", "import torch", "import trch", "can not be loaded: ModuleNotFoundError: No module named"),
+        ("workload.py", "import torch", "import trch", "cannot be loaded: ModuleNotFoundError: No module named"),
         ("predictor.py", "class Predictor", "class Server", "has no class Predictor"),
         ("predictor.py", "import numpy", "import nowhere", "imports nowhere, not installed here"),
         ("predictor.py", "def predict(", "def predict[", "predictor.py, line 13, is no Python"),
@@ -98,7 +98,7 @@ def test_a_missing_predictor_is_missed_before_the_first_epoch(told: Typed, proje
     (project / "linreg" / "predictor.py").unlink()
     run = told("run", "linreg", "--local", "epochs=2")
     assert run.returncode == 2
-    assert "predictor.py can not be read (No such file or directory)" in run.stderr
+    assert "predictor.py cannot be read (No such file or directory)" in run.stderr
     assert "storage" not in run.stderr
 
 
@@ -109,7 +109,7 @@ def test_published_tables_that_can_not_be_loaded_are_no_others_trouble(told: Typ
     known.known.cache_clear()
     assert unknown.returncode == 2
     assert "Did you mean 'thesis-3.2'?" in unknown.stderr
-    assert "those of linreg can not be loaded: No module named 'linreg.nowhere'" in unknown.stderr
+    assert "those of linreg cannot be loaded: No module named 'linreg.nowhere'" in unknown.stderr
 
 
 def test_a_registration_that_is_refused_for_its_code_is_no_success(told: Typed, project: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_name_of_ours_stays_ours(told: Typed, project: Path) -> None:
     assert {"name": "recommender", "summary": catalog.BUILT_IN["recommender"].summary} in listed
     assert {
         "name": "recommender",
-        "broken": "can not be loaded: linreg 1.0 offers it, and the name is one of ours",
+        "broken": "cannot be loaded: linreg 1.0 offers it, and the name is one of ours",
     } in listed
 
 

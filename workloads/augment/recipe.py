@@ -76,7 +76,7 @@ class Recipe:
     sigma: tuple[float, float] = (0.1, 2.0)
 
     def __post_init__(self) -> None:
-        """Refuse what can not be drawn from.
+        """Refuse what cannot be drawn from.
 
         Raises:
             ValueError: a value is out of its bounds.

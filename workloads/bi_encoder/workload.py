@@ -89,7 +89,7 @@ class BiEncoder:
         planned = runtime.epochs * steps
         total, norm = torch.zeros(2, dtype=torch.float64, device=runtime.device)
         self.encoder.train()
-        with seeded(runtime.seed, runtime.device):  # and anew for each of its parts
+        with seeded(runtime.seed, runtime.device):  # and again for each of its parts
             drawn = batches(len(train), params.batch_size, runtime, epoch)
             for step, batch in enumerate(drawn, (epoch - 1) * steps):
                 total += self._backward(batch, step)

@@ -24,7 +24,7 @@ def write_lists(path: Path, columns: Mapping[str, Any], meta: Mapping[str, Any])
         meta: what else there is to know, as JSON.
 
     Raises:
-        OSError: the file can not be written.
+        OSError: the file cannot be written.
     """
     lists = {name: pa.LargeListArray.from_arrays([0, len(values)], values) for name, values in columns.items()}
     batch = pa.record_batch(lists)
@@ -44,7 +44,7 @@ def read_lists(path: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
         intact = all(_crc32(columns[name]) == crc32 for name, crc32 in kept["crc32"].items())
         return (columns, dict(kept["meta"])) if intact else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException):
-        return None  # whatever a damaged file looks like, it is written anew
+        return None  # whatever a damaged file looks like, it is written again
 
 
 def _crc32(values: Any) -> int:

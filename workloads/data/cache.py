@@ -34,7 +34,7 @@ def file_lock(path: Path) -> Iterator[None]:
     waits on the old file and one that creates a new file both believe they hold the lock.
 
     Raises:
-        OSError: the file can not be created.
+        OSError: the file cannot be created.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -52,7 +52,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     The caller holds a lock, because the bytes gather under one fixed name beside ``path``.
 
     Raises:
-        OSError: the file can not be written; nothing is left behind.
+        OSError: the file cannot be written; nothing is left behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")

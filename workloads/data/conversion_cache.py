@@ -47,7 +47,7 @@ def converted(
 
     Raises:
         DataError: as :func:`~workloads.data.datasets.read` and :func:`made_once`.
-        CacheUnwritable: the cache can not be written.
+        CacheUnwritable: the cache cannot be written.
     """
     if not dataset(name).files:  # generating is as quick as mapping
         return read(name, root)
@@ -58,15 +58,15 @@ def made_once(path: Path, kept: Callable[[Path], T | None], make: Callable[[], N
     """What is kept at ``path``, a file or a folder; where ``kept`` gives None it is missing or damaged, and made.
 
     Raises:
-        DataError: what has been made can not be read back.
-        CacheUnwritable: the cache can not be written.
+        DataError: what has been made cannot be read back.
+        CacheUnwritable: the cache cannot be written.
     """
     with _explained(path), file_lock(path.with_name(f"{path.name}.lock")):
         if (found := kept(path)) is None:
             make()
             found = kept(path)
     if found is None:
-        raise DataError("what was made of the dataset can not be read back", file=path, fix="Check the disk")
+        raise DataError("what was made of the dataset cannot be read back", file=path, fix="Check the disk")
     return found
 
 
@@ -74,7 +74,7 @@ def arrays_made_once(folder: str, identity: str, make: Callable[[], Mapping[str,
     """Arrays by name, kept in a folder of the cache under what they are made of.
 
     Raises:
-        CacheUnwritable: the cache can not be written.
+        CacheUnwritable: the cache cannot be written.
     """
     import numpy as np
 
@@ -97,12 +97,12 @@ def arrays_made_once(folder: str, identity: str, make: Callable[[], Mapping[str,
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """What can not be written in the cache, as an error that says what to do."""
+    """What cannot be written in the cache, as an error that says what to do."""
     try:
         yield
     except OSError as error:
         raise CacheUnwritable(
-            f"the cache can not be written ({error.strerror or error})",
+            f"the cache cannot be written ({error.strerror or error})",
             file=path.parent,
             fix="Set ORCHESTRATOR_CACHE to a folder that can be written",
         ) from error

@@ -179,7 +179,7 @@ def fetch(name: str, root: Path) -> list[Path]:
 
     Raises:
         DataUnreachable: no network, or the source does not answer.
-        DataError: unknown name, no public address, wrong content, or the data root can not be written.
+        DataError: unknown name, no public address, wrong content, or the data root cannot be written.
     """
     from workloads.data.download import download
 
@@ -307,7 +307,7 @@ def _parse_fault(known: Dataset, root: Path) -> DataError | None:
 
 
 def _unreadable(known: Dataset, path: Path, root: Path, error: OSError) -> DataError:
-    what = f"the file of dataset {known.name} can not be read ({error.strerror or error})"
+    what = f"the file of dataset {known.name} cannot be read ({error.strerror or error})"
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         what = f"the file of dataset {known.name} is missing"
     return DataError(what, file=path, fix=_advice(known, root))

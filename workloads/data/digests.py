@@ -18,7 +18,7 @@ def sha256(path: Path) -> str:
     """The SHA-256 of a file's content, in hex; of a .gz that of what is in it, of a folder that of all files below it.
 
     Raises:
-        OSError: a file can not be read.
+        OSError: a file cannot be read.
     """
     if path.is_dir():
         files = _below(path)
@@ -35,7 +35,7 @@ def digest(path: Path) -> str:
     Of a folder those of every file below it.
 
     Raises:
-        OSError: the file can not be read. A cache that can not be written only costs the memory of it.
+        OSError: the file cannot be read. A cache that cannot be written only costs the memory of it.
     """
     path = path.resolve()
     stamp, changed_ns = _stamp(path)

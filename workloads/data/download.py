@@ -19,7 +19,7 @@ def download(source: SourceFile, folder: Path) -> Path:
 
     Raises:
         DataUnreachable: no network, no answer, or the transfer broke off.
-        DataError: the bytes are not the expected ones, or the folder can not be written.
+        DataError: the bytes are not the expected ones, or the folder cannot be written.
     """
     target = folder / source.path
     found, size = hashlib.sha256(), 0
@@ -40,7 +40,7 @@ def download(source: SourceFile, folder: Path) -> Path:
                 )
     except OSError as error:
         raise DataError(
-            f"the download can not be written ({error.strerror or error})",
+            f"the download cannot be written ({error.strerror or error})",
             file=target,
             fix="Set ORCHESTRATOR_DATA to a folder that can be written",
         ) from error
@@ -85,6 +85,6 @@ def _chunks(url: str, folder: Path) -> Iterator[bytes]:
     except (OSError, http.client.HTTPException) as error:  # URLError and timeouts are OSErrors
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise DataUnreachable(
-            f"{url} can not be downloaded ({reason})",
+            f"{url} cannot be downloaded ({reason})",
             fix=f"Connect to the network and try again, or copy the dataset's files to {folder}",
         ) from error

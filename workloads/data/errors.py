@@ -43,4 +43,4 @@ class DataUnreachable(DataError):
 
 
 class CacheUnwritable(DataError):
-    """The cache directory can not be written."""
+    """The cache directory cannot be written."""

@@ -24,7 +24,7 @@ def opened(path: Path) -> Iterator[BufferedReader | gzip.GzipFile]:
     """Read a file's content, of a name that ends in .gz the decompressed one.
 
     Raises:
-        OSError: the file can not be read or decompressed.
+        OSError: the file cannot be read or decompressed.
     """
     if path.suffix != ".gz":
         with path.open("rb") as file:
@@ -34,7 +34,7 @@ def opened(path: Path) -> Iterator[BufferedReader | gzip.GzipFile]:
         with gzip.open(path) as compressed:
             yield compressed
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise OSError(errno.EIO, f"it can not be decompressed: {error}", str(path)) from error
+        raise OSError(errno.EIO, f"it cannot be decompressed: {error}", str(path)) from error
 
 
 def content(path: Path) -> bytes:

@@ -13,7 +13,7 @@ class SourceFile:
     """One file: its path in the dataset's folder, and what is known of its content.
 
     The file may also lie there compressed, as ``<path>.gz``. ``size`` in bytes and ``sha256`` in hex are those of the
-    content; 0 and empty where nobody vouches for them, so that only reading shows damage. ``also`` holds the digests
+    content; 0 and empty where no one vouches for them, so that only reading shows damage. ``also`` holds the digests
     of the same text with other line ends. ``url`` is the official address, empty where there is none; with
     ``member`` it is that of a ZIP archive which holds the file under that name. With ``folder`` the path is that of a
     folder, and all files below it are meant.
@@ -46,7 +46,7 @@ class Dataset:
 
     ``extras`` are files that training does without, and ``occupations`` reads from them a group 0, 1, ... of each
     user. ``obtain`` says where to get files that have no public address, or who fetches what has no files here.
-    ``needs`` are the packages, beyond those of every installation, that it can not be read without.
+    ``needs`` are the packages, beyond those of every installation, that it cannot be read without.
     ``clean_from`` is the lowest rating of the source's own test part that the split ``clean`` keeps; without it
     ``clean`` draws from the highest ratings.
     """

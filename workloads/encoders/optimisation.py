@@ -48,7 +48,7 @@ def optimizer_state(optimizer: Optimizer, module: nn.Module) -> dict[str, dict[s
 
 
 def load_optimizer_state(optimizer: Optimizer, module: nn.Module, state: Mapping[str, Mapping[str, Any]]) -> None:
-    """Copy what :func:`optimizer_state` gave; parameters that it does not name start anew."""
+    """Copy what :func:`optimizer_state` gave; parameters that it does not name start again."""
     optimizer.state.clear()
     parameters = dict(module.named_parameters())
     for name, kept in state.items():

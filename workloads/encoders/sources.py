@@ -29,7 +29,7 @@ def check(name: str) -> str:
     hub, within seconds.
 
     Raises:
-        DataError: there is none of that name, a file of it is missing, or the hub can not be reached.
+        DataError: there is none of that name, a file of it is missing, or the hub cannot be reached.
     """
     if name == TINY:
         return name

@@ -87,7 +87,7 @@ class TextEncoder(nn.Module):
         return found[0, : batch.size]
 
     def _padded(self, batch: Packed) -> torch.Tensor:
-        """A model that we can not hand packed texts to: group by group, each padded to its longest text."""
+        """A model that we cannot hand packed texts to: group by group, each padded to its longest text."""
         found = []
         for group in batch.groups:
             places = slice(None) if group.places is None else group.places
@@ -148,7 +148,7 @@ def _tokenizer(folder: Path, max_length: int) -> Tokenizer:
     try:
         return Tokenizer(file.read_text(encoding="utf-8"), max_length)
     except ValueError as error:
-        raise DataError("the tokenizer can not be read", file=file, got=str(error)) from None
+        raise DataError("the tokenizer cannot be read", file=file, got=str(error)) from None
 
 
 def _pretrained(folder: Path, dropout: float | None) -> PreTrainedModel:
@@ -170,7 +170,7 @@ def _pretrained(folder: Path, dropout: float | None) -> PreTrainedModel:
     except DataError:
         raise
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise DataError("the encoder can not be loaded", file=folder, got=str(error).splitlines()[0]) from error
+        raise DataError("the encoder cannot be loaded", file=folder, got=str(error).splitlines()[0]) from error
     return model
 
 

@@ -29,7 +29,7 @@ class Prepared:
     ``train`` (n,): the training queries with a relevant document in session 0, which are the labelled ones;
     ``positives``, the relevant documents of each there, highest grade first. ``candidates``, for each session,
     (n, C) int64: the session's documents that BM25 finds for a training query, -1 past the end; of session 0 without
-    the positives, while of later ones nobody knows them. With ``cumulative`` those of all sessions so far. ``bm25``,
+    the positives, while of later ones no one knows them. With ``cumulative`` those of all sessions so far. ``bm25``,
     for each session, (Q, DEPTH) int64: BM25's ranking of all documents so far.
     """
 

@@ -3,7 +3,7 @@
 Each segment holds its rows' documents, their vectors and which session's model wrote them. With a folder it is an Arrow
 file there that is memory-mapped, and ``index.json`` names the segments in their order; without, it is in memory and
 goes into checkpoints. What counts is what the checkpoint knows: files of later sessions were written by a run that
-died, and are removed. Files of earlier ones stay, also where all was written anew: the models of then still read them.
+died, and are removed. Files of earlier ones stay, also where all was written again: the models of then still read them.
 A run has its folder to itself: where another index is already it takes the next free name, and the checkpoint knows it.
 """
 
@@ -120,7 +120,7 @@ class Index:
         """Make the folder its own before anything is written there; what is in it already stays, and another is taken.
 
         Raises:
-            OSError: the folder can not be made.
+            OSError: the folder cannot be made.
         """
         if self._claimed or self._asked is None or not self.writes:
             return
@@ -137,7 +137,7 @@ class Index:
 
         Raises:
             ValueError: a document is in the index already.
-            OSError: the file can not be written; the index is as before.
+            OSError: the file cannot be written; the index is as before.
         """
         kept = self._segments if self.compatible else []
         if (kept and np.isin(docs, self.docs).any()) or len(np.unique(docs)) < len(docs):
@@ -173,7 +173,7 @@ class Index:
             ValueError: the checkpoint is of another run's index, or of one that was kept elsewhere.
         """
         if state["lineage"] != self.lineage:
-            raise ValueError("the checkpoint's index belongs to another run: its models can not read each other's rows")
+            raise ValueError("the checkpoint's index belongs to another run: its models cannot read each other's rows")
         segments = []
         theirs, own = self._folder_of(state)
         for held in state["segments"]:
@@ -242,7 +242,7 @@ def write_segment(path: Path, segment: Segment) -> None:
     """Write a segment as one Arrow file that appears whole or not at all: columns doc, model and vector, (n,) each.
 
     Raises:
-        OSError: the file can not be written.
+        OSError: the file cannot be written.
     """
     import pyarrow as pa
 
@@ -309,7 +309,7 @@ def _crc32(docs: NDArray[np.int64], vectors: NDArray[np.float32]) -> int:
 
 
 def _tensor(rows: NDArray[np.float32]) -> torch.Tensor:
-    """A tensor over mapped memory, which nobody writes to, whatever PyTorch fears."""
+    """A tensor over mapped memory, which no one writes to, whatever PyTorch fears."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(rows)

@@ -46,12 +46,12 @@ class Reader:
         """Documents by the index, zero for -1. (...,) -> (..., d). Raises KeyError for one that is not in it."""
         return self.sent(self.index.take(docs))
 
-    def look(self, *blocks: NDArray[np.int64], anew: bool = False) -> Look:
+    def look(self, *blocks: NDArray[np.int64], again: bool = False) -> Look:
         """A function from documents to vectors, for all documents of some blocks: as the index has them, and where it
-        does not, or with ``anew``, by the model as it is now."""
+        does not, or with ``again``, by the model as it is now."""
         wanted = np.unique(np.concatenate([block.ravel() for block in blocks]))
         wanted = wanted[wanted >= 0]
-        fresh = wanted if anew else np.setdiff1d(wanted, self.index.docs)
+        fresh = wanted if again else np.setdiff1d(wanted, self.index.docs)
         self.read += len(fresh)
         # Behind them a zero, for whoever is not among them.
         vectors = torch.nn.functional.pad(self.embed(fresh), (0, 0, 0, 1))

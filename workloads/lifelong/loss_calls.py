@@ -15,7 +15,7 @@ class Block:
     """Some queries with their positive, memory and new documents, C in all, O of them old.
 
     ``query`` (Q, d), divided by the temperature; ``fresh`` (Q, C, d) by the model in training, zero where it was not
-    asked; ``there`` (Q, C); ``stored`` (Q, O, d) from the index, None where every document is embedded anew.
+    asked; ``there`` (Q, C); ``stored`` (Q, O, d) from the index, None where every document is embedded again.
     """
 
     query: torch.Tensor

@@ -89,7 +89,7 @@ class Params(RetrievalParams):
     update: Literal["none", "continue", "retrain"] = Field(
         "continue",
         description="The model of a later session: that of session 0; trained on from the one before; or from the "
-        "start on all documents, which are embedded anew.",
+        "start on all documents, which are embedded again.",
     )
     new: Literal["l2r", "random", "bm25"] = Field(
         "l2r",
@@ -110,7 +110,7 @@ class Params(RetrievalParams):
     capacity: int | None = Field(None, ge=1, le=10_000, description="Documents that a query's buffer holds.")
     compatible: Compatible | None = Field(
         None,
-        description="no: embed all documents anew after every session (L_no-com). Otherwise never, with L_rank: alone "
+        description="no: embed all documents again after every session (L_no-com). Otherwise never, with L_rank: alone "
         "(frozen), or with the alignment of embeddings (L_align-e) or of rankings (L_align-r, the default).",
     )
     align_weight: float | None = Field(None, ge=0, le=1e6, description="λ of the alignment.", json_schema_extra=MID_RUN)

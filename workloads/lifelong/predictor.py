@@ -68,7 +68,7 @@ class Predictor:
             and ``score``, a cosine. A query without text finds nothing.
 
         Raises:
-            ValueError: the column is missing or holds no text, ``k`` is below 1, or the model can not read the index.
+            ValueError: the column is missing or holds no text, ``k`` is below 1, or the model cannot read the index.
         """
         (queries,) = text_columns(inputs, "query")
         segments = _open(Path(index), self.lineage) if index else self.index
@@ -110,7 +110,7 @@ def _open(folder: Path, lineage: dict[str, Any]) -> list[tuple[NDArray[Any], NDA
     ):
         raise ValueError(
             f"the index in {folder} has rows by the models of sessions {sorted(written)}, which the model of session "
-            f"{lineage['session']} can not read. Use the model that was promoted with it"
+            f"{lineage['session']} cannot read. Use the model that was promoted with it"
         )
     return _mapped(folder, manifest["segments"])
 

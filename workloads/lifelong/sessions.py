@@ -63,7 +63,7 @@ def load_sessions(name: str, root: Path, data: Retrieval, stream: Stream) -> Ses
     Raises:
         ValueError: a session would have no document, or the dataset fewer than clusters.
         workloads.data.DataError: a file of the dataset is not there.
-        workloads.data.errors.CacheUnwritable: the cache can not be written.
+        workloads.data.errors.CacheUnwritable: the cache cannot be written.
     """
     identity = f"{VERSION} {stream} {fingerprint(name, root)} {len(data.docs)}"
 

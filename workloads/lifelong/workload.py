@@ -131,8 +131,8 @@ class Lifelong:
 
     def _look(self, docs: NDArray[np.int64]) -> Look:
         """The vectors of some documents, of the memory and of each query's first positive."""
-        anew = self.params.update == "retrain"
-        return self.reader.look(docs, self.data.first, self.memory.numpy(), anew=anew)
+        again = self.params.update == "retrain"
+        return self.reader.look(docs, self.data.first, self.memory.numpy(), again=again)
 
     def _train(self, session: int, epoch: int) -> tuple[float, float]:
         """The steps of an epoch; mean loss of a query and mean norm of a gradient."""
@@ -212,7 +212,7 @@ class Lifelong:
         assert params.n_memory is not None
 
         def pair_losses() -> torch.Tensor:
-            look = self.reader.look(memory, self.data.first, anew=True)
+            look = self.reader.look(memory, self.data.first, again=True)
             asked = self._asked(look)
             return torch.cat(
                 [

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def check_parts(dataset: str, batch_size: int, train: int, validation: int, test: int, holdout: bool) -> None:
-    """Refuse numbers of images of which no batch can be made, or which can not be evaluated.
+    """Refuse numbers of images of which no batch can be made, or which cannot be evaluated.
 
     Raises:
         ValueError: says how many there are.
@@ -20,7 +20,7 @@ def check_parts(dataset: str, batch_size: int, train: int, validation: int, test
     for split, images in (("validation", validation), ("test", test)):
         if images < 2 and (split == "test" or holdout):
             raise ValueError(
-                f"dataset {dataset!r} has {images} images in its {split} part, which can not be evaluated: "
+                f"dataset {dataset!r} has {images} images in its {split} part, which cannot be evaluated: "
                 "two or more are needed. Give it more images of each class"
             )
 

@@ -39,7 +39,7 @@ class Params(WorkloadParams):
     )
     dataset_corrupt: Literal["refuse", "skip"] = Field(
         default="refuse",
-        description="What an image that can not be decoded does: end the run, or be left out and named.",
+        description="What an image that cannot be decoded does: end the run, or be left out and named.",
     )
     split_seed: int = Field(default=0, ge=0, description="Seed of the validation split: a tenth of each class' images.")
 

@@ -1,4 +1,4 @@
-"""What is trained on in a pass: for each query a group of documents, relevant ones and others, drawn anew."""
+"""What is trained on in a pass: for each query a group of documents, relevant ones and others, drawn again."""
 
 from __future__ import annotations
 

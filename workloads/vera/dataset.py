@@ -199,7 +199,7 @@ def kept_back(
     families = np.unique(pool.family[queries])
     if len(families) < 2:
         raise ValueError(
-            f"calibration_share={share} can not be kept of {len(queries)} training queries that all ask the same. "
+            f"calibration_share={share} cannot be kept of {len(queries)} training queries that all ask the same. "
             "Set calibration_share=0"
         )
     count = min(len(families) - 1, max(1, round(share * len(families))))

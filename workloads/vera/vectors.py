@@ -41,7 +41,7 @@ def read(
     """The vectors of the texts, (n, d) float32 on the CPU; those of a pretrained encoder are kept in the cache.
 
     Raises:
-        workloads.data.errors.CacheUnwritable: the cache can not be written.
+        workloads.data.errors.CacheUnwritable: the cache cannot be written.
     """
     if name == TINY:
         return _read(tokenizer, encoder, texts, device)

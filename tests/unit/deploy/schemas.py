@@ -1,4 +1,4 @@
-"""Strict schemas of what Kubernetes and its operators accept, and the rules that schemas can not say."""
+"""Strict schemas of what Kubernetes and its operators accept, and the rules that schemas cannot say."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_python_is_one_that_the_project_allows() -> None:
 def test_nobody_is_root() -> None:
     for dockerfile in DOCKERFILES:
         users = [value for word, value in instructions(dockerfile) if word == "USER"]
-        # A number: Kubernetes can not tell of a name that it is not root's.
+        # A number: Kubernetes cannot tell of a name that it is not root's.
         assert re.fullmatch(r"1000:\d+", users[-1])
 
 

@@ -139,7 +139,7 @@ def test_a_sweep_cleans_up_and_ends_before_its_deadline_does_it() -> None:
 
 
 def test_the_cluster_of_a_sweep_has_the_nodes_of_the_cluster_that_stays() -> None:
-    """The pod templates stand in two files: kustomize can not share them."""
+    """The pod templates stand in two files: kustomize cannot share them."""
     for here, there in (("base", "sweep"), ("overlays/single-gpu", "overlays/single-gpu/sweep")):
         stays, comes = one(here, "RayCluster")["spec"], one(there, "RayJob")["spec"]["rayClusterSpec"]
         assert stays["headGroupSpec"] == comes["headGroupSpec"]

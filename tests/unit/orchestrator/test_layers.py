@@ -1,4 +1,4 @@
-"""Rules that import-linter can not hold: what an import pulls in at run time, and who calls what."""
+"""Rules that import-linter cannot hold: what an import pulls in at run time, and who calls what."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def test_a_model_that_is_a_pickle_is_not_loaded(
     client = registry.client(settings)
     client.create_registered_model("theirs")
     client.create_model_version("theirs", str(tmp_path / "model"))
-    with pytest.raises(UserError, match=r"can not be loaded.*pickle is disallowed"):
+    with pytest.raises(UserError, match=r"cannot be loaded.*pickle is disallowed"):
         prediction.predict(settings, "theirs/1", str(tmp_path / "x.csv"), str(tmp_path / "out.csv"), {})
     assert not canary.exists()
     monkeypatch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "true")  # MLflow's own word for: I trust it

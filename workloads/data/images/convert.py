@@ -30,11 +30,11 @@ def convert(
     Args:
         source: the images.
         size: height and width to bring them to; None for their own, which must then be one square.
-        corrupt: whether an image that can not be decoded is an error.
+        corrupt: whether an image that cannot be decoded is an error.
         allocate: gives the array for a part, ``train`` or ``test``, of a shape.
 
     Raises:
-        DataError: an image can not be decoded and is not to be skipped, none can, or they are of several sizes though
+        DataError: an image cannot be decoded and is not to be skipped, none can, or they are of several sizes though
             none was given.
     """
     side = size or _own_size(source.train)
@@ -56,9 +56,9 @@ def convert(
 
 
 def refused(fault: str) -> DataError:
-    """The error about an image that can not be decoded."""
+    """The error about an image that cannot be decoded."""
     fix = "Correct or remove it, or set dataset_corrupt=skip to go on without such images"
-    return DataError("an image can not be decoded", got=fault, fix=fix)
+    return DataError("an image cannot be decoded", got=fault, fix=fix)
 
 
 def _named(listing: Listing, faults: dict[int, str]) -> list[str]:
@@ -75,7 +75,7 @@ def _own_size(listing: Listing) -> int:
         if width != height:
             raise _several_sizes(listing, place, width, height, "a square")
         return width
-    raise DataError("no image of the train part can be decoded", got=f"{len(listing)} that can not")
+    raise DataError("no image of the train part can be decoded", got=f"{len(listing)} that cannot")
 
 
 def _several_sizes(listing: Listing, place: int, width: int, height: int, expected: str) -> DataError:

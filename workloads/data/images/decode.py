@@ -23,7 +23,7 @@ _MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")
 
 
 class Undecodable(ValueError):
-    """An image that can not be decoded; the text says why."""
+    """An image that cannot be decoded; the text says why."""
 
 
 def decode(content: Content) -> Image.Image:

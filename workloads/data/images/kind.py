@@ -53,8 +53,8 @@ def skipped_warning(dataset: Dataset, params: Mapping[str, Any], root: Path) -> 
     from workloads.data.images.load import load_images
 
     skipped = load_images(dataset.name, root, params.get("dataset_size"), "skip").skipped
-    many = f"{len(skipped)} images can not be decoded and are left out, the first of them"
-    one = "1 image can not be decoded and is left out:"
+    many = f"{len(skipped)} images cannot be decoded and are left out, the first of them"
+    one = "1 image cannot be decoded and is left out:"
     return f"Warning: {one if len(skipped) == 1 else many} {skipped[0]}" if skipped else None
 
 

@@ -36,12 +36,12 @@ def load_images(name: str, root: Path, size: int | None = None, corrupt: Corrupt
         root: the data root.
         size: height and width to bring the images to, the middle of those that are not square; None for the images'
             own, which must then be one square.
-        corrupt: ``refuse`` a dataset with an image that can not be decoded, or ``skip`` such images.
+        corrupt: ``refuse`` a dataset with an image that cannot be decoded, or ``skip`` such images.
 
     Raises:
         DataError: the dataset is unknown, of another kind, missing or damaged, or as
             :func:`~workloads.data.images.convert.convert`.
-        workloads.data.CacheUnwritable: the cache can not be written.
+        workloads.data.CacheUnwritable: the cache cannot be written.
     """
     folder = place("images", name, intact(name, root, "images"), f"{size or 'own'}-v{FORMAT}")
     images = _load(name, root, size, corrupt, folder)
@@ -61,7 +61,7 @@ def _write(folder: Path, source: ImageSource, size: int | None, corrupt: Corrupt
     """Decode into a folder that takes its place when it is whole, an ``.npy`` file an array.
 
     Raises:
-        OSError: it can not be written; nothing is left behind.
+        OSError: it cannot be written; nothing is left behind.
         DataError: as :func:`~workloads.data.images.convert.convert`.
     """
     draft = folder.with_name(f".{folder.name}.part")
@@ -89,7 +89,7 @@ def _write(folder: Path, source: ImageSource, size: int | None, corrupt: Corrupt
 def _allocated(folder: Path, part: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     """A mapped file for the images of a part."""
     file = folder / f"{part}.npy"
-    if not shape[0]:  # nothing can not be mapped
+    if not shape[0]:  # nothing cannot be mapped
         np.save(file, np.empty(shape, np.uint8))
         return np.empty(shape, np.uint8)
     mapped: NDArray[np.uint8] = np.lib.format.open_memmap(file, "w+", np.uint8, shape)
@@ -110,12 +110,12 @@ def _mapped(folder: Path) -> Images | None:
         train, test = (_pixels(folder, part) for part in ("train", "test"))
         return Images(train, test, tuple(index["classes"]), tuple(index["skipped"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # whatever a damaged one looks like, it is written anew
+        return None  # whatever a damaged one looks like, it is written again
 
 
 def _pixels(folder: Path, part: str) -> Pixels:
     labels, rows = (np.load(folder / f"{part}-{name}.npy") for name in ("labels", "rows"))
-    # Copied on write, though nobody writes: PyTorch warns of arrays that are read-only.
+    # Copied on write, though no one writes: PyTorch warns of arrays that are read-only.
     return Pixels(np.load(folder / f"{part}.npy", mmap_mode="c" if len(labels) else None), labels, rows)
 
 

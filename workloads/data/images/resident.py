@@ -66,7 +66,7 @@ class Prepared:
     """One dataset, split and device.
 
     ``train``: what is learnt from; images without a label are nowhere else. ``size``: height and width of the images.
-    ``skipped``: those left out because they can not be decoded, by name.
+    ``skipped``: those left out because they cannot be decoded, by name.
     """
 
     train: Part

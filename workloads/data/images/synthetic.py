@@ -1,7 +1,7 @@
 """Generated images with classes that survive augmentation: shapes, plain or striped, of any brightness, place and size.
 
 The class is one of four shapes with one of two textures. Brightness, tint, position, size, rotation and noise are drawn
-anew for each image and tell nothing, so that pixels alone say little about the class. The tints are weak: by strong
+again for each image and tell nothing, so that pixels alone say little about the class. The tints are weak: by strong
 ones two views would be told from all others, and nothing else were learnt.
 """
 

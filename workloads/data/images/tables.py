@@ -95,7 +95,7 @@ def _columns(file: Path) -> dict[str, Any]:
         wanted = [name for name in (LABEL, LABEL_NAME) if name in schema.names]
         table = pq.read_table(file, columns=wanted)
     except pa.ArrowException as error:
-        raise DataError(f"the table can not be read ({error})", file=file) from None
+        raise DataError(f"the table cannot be read ({error})", file=file) from None
     labels = table[LABEL].to_pylist()
     if not labels:
         raise DataError("the table is empty", file=file, got="no image")

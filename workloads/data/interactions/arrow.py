@@ -21,7 +21,7 @@ def write_interactions(path: Path, interactions: Interactions) -> None:
     """Write a list column an array, in one row: arrays of any lengths in one file that is replaced whole.
 
     Raises:
-        OSError: the file can not be written.
+        OSError: the file cannot be written.
     """
     import pyarrow as pa
 
@@ -60,4 +60,4 @@ def read_interactions(path: Path) -> Interactions | None:
             arrays[name] = np.frombuffer(values, layout["dtype"]).reshape(layout["shape"])
         return Interactions(meta["n_users"], meta["n_items"], **arrays)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException):
-        return None  # whatever a damaged file looks like, it is written anew
+        return None  # whatever a damaged file looks like, it is written again

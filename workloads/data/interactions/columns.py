@@ -87,7 +87,7 @@ def _text(file: Path) -> dict[str, Any]:
             if b"\x00" in line or line.decode(errors="ignore").encode() != line:
                 got = repr(line[:_SHOWN])
                 raise DataError("the line is no UTF-8 text", file=file, line=number, got=got) from None
-        raise DataError("the table can not be parsed", file=file, got=str(error)) from None
+        raise DataError("the table cannot be parsed", file=file, got=str(error)) from None
     if uneven:
         row = uneven[0]
         what = "the line is truncated" if row.actual_columns < row.expected_columns else "the line has too many fields"

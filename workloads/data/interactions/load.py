@@ -32,7 +32,7 @@ def load_interactions(name: str, root: Path, split: Split = "official", noise: f
 
     Raises:
         DataError: the dataset is unknown, of another kind, missing or damaged, or does not have what the split needs.
-        CacheUnwritable: the cache can not be written.
+        CacheUnwritable: the cache cannot be written.
     """
     path = place("interactions", name, intact(name, root, "interactions"), f"v{FORMAT}.arrow")
     data: Interactions = converted(name, root, path, read_interactions, write_interactions)

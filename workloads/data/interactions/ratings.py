@@ -126,7 +126,7 @@ def check_disjoint(train_file: Path, train: Ratings, test_file: Path, test: Rati
 
 
 def drop_shared(train: Ratings, test: Ratings, columns: RatingColumns) -> Ratings:
-    """The test part without the pairs that are in the train part too: what is known can not be found."""
+    """The test part without the pairs that are in the train part too: what is known cannot be found."""
     import numpy as np
 
     from workloads.data.interactions.codes import encode
@@ -185,7 +185,7 @@ def _raise_first_fault(file: Path, columns: RatingColumns, otherwise: str) -> No
         fault = _fault(file, columns.line(row), tuple(text.split(columns.separator)), columns)
         if fault is not None:
             raise fault
-    raise DataError("the table can not be parsed", file=file, got=otherwise)
+    raise DataError("the table cannot be parsed", file=file, got=otherwise)
 
 
 def _fault(file: Path, line: int, fields: tuple[str, ...], columns: RatingColumns) -> DataError | None:

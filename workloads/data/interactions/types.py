@@ -17,7 +17,7 @@ class Interactions:
     ``train`` and ``test`` are int32 of shape (n, 2), one [user, item] a row, ids from 0, no pair twice and
     none in both. A user or an item without a row in ``train`` keeps its number: it is a candidate like the others
     and is ranked by what the model starts with. Row by row, where the source has them: the ratings, float32, and the
-    times, int64, in seconds since 1970. ``noise`` is boolean, row by row of ``train``: what was injected and nobody
+    times, int64, in seconds since 1970. ``noise`` is boolean, row by row of ``train``: what was injected and no one
     did; such a row has rating and time 0. ``truth`` is boolean of shape (n_users, n_items): the items a user truly
     likes, known for generated data only; what it holds beyond ``train`` are the false negatives.
 

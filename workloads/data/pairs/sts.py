@@ -64,7 +64,7 @@ def read_glue(_folder: Path) -> SentencePairs:
     """GLUE's copy, from the cache of the package ``datasets`` or, where a network allows it, from the hub.
 
     Raises:
-        DataError: the package can not get the data.
+        DataError: the package cannot get the data.
     """
     import numpy as np
     from datasets import load_dataset
@@ -119,7 +119,7 @@ def _rows(file: Path, text: str) -> Iterator[tuple[int, list[str]]]:
             line = reader.line_num + 1
     except csv.Error as error:
         fix = None if tabs else "See whether quotes that begin there are closed"
-        raise DataError("the line can not be read", file=file, line=line, got=str(error), fix=fix) from None
+        raise DataError("the line cannot be read", file=file, line=line, got=str(error), fix=fix) from None
 
 
 def _pairs(file: Path, header: bool, may_hide: bool) -> Pairs:

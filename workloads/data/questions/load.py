@@ -25,7 +25,7 @@ def load_questions(name: str, root: Path) -> GraphQuestions:
 
     Raises:
         DataError: the dataset is unknown, of another kind, missing or damaged.
-        workloads.data.errors.CacheUnwritable: the cache can not be written.
+        workloads.data.errors.CacheUnwritable: the cache cannot be written.
     """
     path = place("questions", name, intact(name, root, KIND, "questions over a graph"), f"v{FORMAT}.arrow")
     data: GraphQuestions = converted(name, root, path, _read, _write)

@@ -82,7 +82,7 @@ def candidates(name: str, root: Path, data: Retrieval, depth: int) -> Candidates
 
     Raises:
         DataError: bm25s is not installed, or a file of the dataset is not there.
-        workloads.data.errors.CacheUnwritable: the cache can not be written.
+        workloads.data.errors.CacheUnwritable: the cache cannot be written.
     """
     identity = f"{VERSION} BM25(k1={K1}, b={B}) {depth} {fingerprint(name, root)} {len(data.docs)} {len(data.queries)}"
 

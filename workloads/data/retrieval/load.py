@@ -31,7 +31,7 @@ def load_retrieval(name: str, root: Path, unknown: Unknown = "refuse") -> Retrie
 
     Raises:
         DataError: the dataset is unknown, of another kind, missing or damaged, or has unknown judgements.
-        workloads.data.errors.CacheUnwritable: the cache can not be written.
+        workloads.data.errors.CacheUnwritable: the cache cannot be written.
     """
     path = place("retrieval", name, intact(name, root, "retrieval"), f"v{FORMAT}.arrow")
     data: Retrieval = converted(name, root, path, _read, _write)

@@ -40,7 +40,7 @@ def read_triples(folder: Path, file: str) -> Retrieval:
     The positive has grade 1, the negative grade 0: the hard negatives of a source that chose them itself.
 
     Raises:
-        DataError: a column holds no text or gaps, the file can not be read, or a document is both for one query.
+        DataError: a column holds no text or gaps, the file cannot be read, or a document is both for one query.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -49,7 +49,7 @@ def read_triples(folder: Path, file: str) -> Retrieval:
     try:
         table = pq.read_table(path, columns=list(COLUMNS))
     except pa.ArrowException as error:
-        raise DataError(f"the file can not be read as Parquet ({error})", file=path) from None
+        raise DataError(f"the file cannot be read as Parquet ({error})", file=path) from None
     texts = {column: _texts(path, column, table.column(column)) for column in COLUMNS}
     queries: dict[str, int] = {}
     docs: dict[str, int] = {}

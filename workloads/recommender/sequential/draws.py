@@ -199,7 +199,7 @@ def _propose_distinct(
 def _replace(
     observed: Pairs, user: Int, n_items: Int, key: np.uint64, position: Int, attempt: Int, number: Int, out: Ints
 ) -> None:
-    """Draw anew, until there is none, each item that is observed or there before."""
+    """Draw again, until there is none, each item that is observed or there before."""
     for c in range(number):
         item = np.int64(out[c])
         while _taken(observed, user, item, out, c):

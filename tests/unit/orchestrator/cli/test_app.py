@@ -88,7 +88,7 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
         (f"{RUN} layers=2", ("layers=2 has no effect with backbone=mf",)),
         (f"{RUN} batch_size=1001 accumulate=2", ("got 1001; allowed: a multiple of 2", "Use batch_size=1000")),
         (f"run recommender {NONE} --workers 3", ("3 worker(s)", "got 1024", "Use batch_size=1023")),
-        (f"run recommender {NONE} --workers 2 --gpus-per-worker 0.5", ("can not share a GPU",)),
+        (f"run recommender {NONE} --workers 2 --gpus-per-worker 0.5", ("cannot share a GPU",)),
         (f"{RUN} --workers 2", ("--local runs in one process: got workers=2",)),
         (f"{RUN} --seed -1", ("The seed is not valid: got -1; allowed: an integer from 0",)),
         (
@@ -101,7 +101,7 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
         (f"{SWEEP} --sampler tep", ("got 'tep'; allowed: 'tpe', 'gp', 'cmaes', 'random' or 'grid'", "'tpe'?")),
         (f"{SWEEP} --scheduler median5", ("got 'median5'; allowed: 'asha', 'hyperband', 'median', 'pbt' or 'none'",)),
         (f"{SWEEP} --sampler grid", ("A grid needs steps, and lr has none", "Give it step=")),
-        (f"{SWEEP} --scheduler pbt --trials 3", ("PBT can not be used here: a population needs at least 4",)),
+        (f"{SWEEP} --scheduler pbt --trials 3", ("PBT cannot be used here: a population needs at least 4",)),
         (f"{SWEEP} --seeds 0", ("Search setting seeds is not valid: got 0",)),
         (f"{SWEEP} --max-device-hours 0", ("Search setting max_device_hours is not valid: got 0",)),
         (f"{SWEEP} --time-budget 0", ("Search setting time_budget is not valid: got 0",)),
@@ -126,8 +126,8 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
         (f"{SWEEP} objective=recall_at_20", ("The objective recall_at_20 needs a direction", "recall_at_20:max")),
         (f"{RUN} objective=recall_at_20:up", ("The objective recall_at_20 needs a direction: got 'recall_at_20:up'",)),
         (f"{SWEEP} objective=ndcg_at_20,recall_at_20:max --scheduler asha", ("stops trials by one objective",)),
-        (f"{RUN} --name latest", ("The name can not be one: got 'latest'",)),
-        (f"{SWEEP} --name a/b", ("The name can not be one: got 'a/b'",)),
+        (f"{RUN} --name latest", ("The name cannot be one: got 'latest'",)),
+        (f"{SWEEP} --name a/b", ("The name cannot be one: got 'a/b'",)),
         (f"{SWEEP} --trials 0", ("Search setting trials is not valid: got 0",)),
         (f"{SWEEP} --space spce", ("Unknown search space of recommender: got 'spce'", "Did you mean 'space'?")),
         (f"{SWEEP} --space none.py:space", ("search space's file does not exist", "none.py")),
@@ -225,7 +225,7 @@ def test_a_search_space(text: str, words: tuple[str, ...], refused: Callable[...
     refused(f"{SWEEP} --space {tmp_path}/mine.py:space", 2, *words)
 
 
-# What the machine or a service can not do
+# What the machine or a service cannot do
 
 
 @pytest.mark.parametrize(
@@ -243,17 +243,17 @@ def test_a_search_space(text: str, words: tuple[str, ...], refused: Callable[...
         ("predict rec@champion --input - --tracking http://127.0.0.1:9", ("No MLflow answers at",)),
         (
             f"{RUN} --storage FILE/runs",
-            ("The storage ", "FILE/runs can not be written: got Not a directory", "--storage"),
+            ("The storage ", "FILE/runs cannot be written: got Not a directory", "--storage"),
         ),
-        (f"{SWEEP} --storage FILE/runs", ("can not be written",)),
-        ("run recommender --local --tracking sqlite:///FILE/mlflow.db", ("FILE can not be written",)),
+        (f"{SWEEP} --storage FILE/runs", ("cannot be written",)),
+        ("run recommender --local --tracking sqlite:///FILE/mlflow.db", ("FILE cannot be written",)),
     ],
 )
 def test_a_service_that_is_not_there(
     line: str, words: tuple[str, ...], refused: Callable[..., str], tmp_path: Path
 ) -> None:
     file = tmp_path / "regular"
-    file.write_text("what root can not write either")
+    file.write_text("what root cannot write either")
     words = tuple(word.replace("FILE", str(file)) for word in words)
     refused(line.replace("FILE", str(file)), 3, *words)
     storage = tmp_path / "home" / "storage"
@@ -265,7 +265,7 @@ def test_a_home_that_can_not_be_written(
 ) -> None:
     (tmp_path / "regular").write_text("")
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "regular" / "home"))
-    refused("run recommender --local", 3, f"{tmp_path}/regular/home", "can not be written")
+    refused("run recommender --local", 3, f"{tmp_path}/regular/home", "cannot be written")
 
 
 # Resuming

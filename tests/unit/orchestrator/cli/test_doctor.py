@@ -285,7 +285,7 @@ def test_storage(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert one(doctor._storage, settings)[0] == "warning"
     (tmp_path / "file").touch()
     level, text = one(doctor._storage, resolve({"storage": str(tmp_path / "file" / "below")}))
-    assert (level, "can not be written" in text) == ("problem", True)
+    assert (level, "cannot be written" in text) == ("problem", True)
 
 
 def test_a_storage_without_conditional_writes(settings: Settings, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_report_of_one_and_of_several(
         ("compare r0.1-0 --format pdf", "Invalid value for '--format'"),
         ("compare r0.1-0 r0.2-0 --baseline 7", "Unknown baseline"),
         ("accounts --since yesterday", "This is no date"),
-        ("report s --output /nowhere/report.html", "/nowhere/report.html can not be written"),
+        ("report s --output /nowhere/report.html", "/nowhere/report.html cannot be written"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(line: str, words: str, storage: Path, typed: Callable[..., Any]) -> None:
@@ -116,7 +116,7 @@ def test_status_of_a_sweep_that_runs_says_how_far_it_is(home: Path, typed: Calla
 def test_what_comes_next_after_a_resume_too(
     version: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The name is the record's: a resume can not be asked for another. What could not be registered is not promoted."""
+    """The name is the record's: a resume cannot be asked for another. What could not be registered is not promoted."""
     asked = {"sweep": {}, "options": {"register": "rec"}}
     folder = records.create(tmp_path, "sweep", "toy", asked, "orchestrator sweep toy --register rec")
     extra = {"registered_version": version}

@@ -58,7 +58,7 @@ def refuse() -> None:
     try:
         import_numpy()
     except ImportError as error:
-        raise UserError("The search space can not be loaded", got=str(error)) from None
+        raise UserError("The search space cannot be loaded", got=str(error)) from None
 
 
 def stop_cleanly() -> None:

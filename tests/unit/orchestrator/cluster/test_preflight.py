@@ -73,7 +73,7 @@ def test_parameters_that_contradict() -> None:
 def test_a_parameter_may_not_have_the_name_of_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = catalog.Entry(f"{__name__}:Taken", "tests.support.toy:Toy", "Trains as long as it likes.")
     monkeypatch.setitem(catalog.catalog(), "taken", taken)
-    words = ("The workload taken can not be run", "got epochs, seed.", "Rename them in")
+    words = ("The workload taken cannot be run", "got epochs, seed.", "Rename them in")
     refused(lambda: preflight.parameters("taken", {"epochs": "7"}), *words)
     refused(lambda: request.experiment("taken", resolve(), overrides={"epochs": "7"}), *words)
 
@@ -275,7 +275,7 @@ def test_a_store_that_can_not_be_written(setting: str, tmp_path: Path) -> None:
     settings = resolve({"tracking": "none", setting: places[setting]})
     refused(
         lambda: preflight.services(settings, Resources(), ray=False),
-        f"{tmp_path}/file", "can not be written", code=UNAVAILABLE,
+        f"{tmp_path}/file", "cannot be written", code=UNAVAILABLE,
     )  # fmt: skip
 
 

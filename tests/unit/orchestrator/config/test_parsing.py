@@ -93,12 +93,12 @@ def test_what_is_wrong_with_a_file_comes_with_its_line(text: str, words: tuple[s
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     refused(lambda: read_yaml(tmp_path / "none.yaml"), f"{tmp_path}/none.yaml does not exist")
-    refused(lambda: read_yaml(tmp_path), f"The file {tmp_path} can not be read")
+    refused(lambda: read_yaml(tmp_path), f"The file {tmp_path} cannot be read")
 
 
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "exp.yaml").write_bytes(b"\xff\xfe\x00a")
-    refused(lambda: read_yaml(tmp_path / "exp.yaml"), "can not be read")
+    refused(lambda: read_yaml(tmp_path / "exp.yaml"), "cannot be read")
 
 
 # Experiments

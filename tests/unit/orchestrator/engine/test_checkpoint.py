@@ -182,14 +182,14 @@ def test_a_flipped_bit(place: int, tmp_path: Path) -> None:
 def test_a_truncated_description(left: float, tmp_path: Path) -> None:
     file = write(tmp_path / "checkpoint-1") / META
     os.truncate(file, int(file.stat().st_size * left))
-    refused(file.parent, f"its {META} can not be read")
+    refused(file.parent, f"its {META} cannot be read")
 
 
 @pytest.mark.parametrize("content", [b"[]", b"{}", b"\xff\xfe", b"null"])
 def test_a_description_of_something_else(content: bytes, tmp_path: Path) -> None:
     folder = write(tmp_path / "checkpoint-1")
     (folder / META).write_bytes(content)
-    refused(folder, f"its {META} can not be read")
+    refused(folder, f"its {META} cannot be read")
 
 
 @pytest.mark.parametrize("key", ["identity", "epoch", "state", "tensors", "sha256"])

@@ -1,4 +1,4 @@
-"""The report: complete, honest about what it can not show, safe to open, and in need of nothing else."""
+"""The report: complete, honest about what it cannot show, safe to open, and in need of nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can not be the same when a run is repeated, and when its metrics are called the same."""
+"""What cannot be the same when a run is repeated, and when its metrics are called the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a driver says of itself: in a file, and to Ray's metrics; and that saying it can not hurt."""
+"""What a driver says of itself: in a file, and to Ray's metrics; and that saying it cannot hurt."""
 
 from __future__ import annotations
 

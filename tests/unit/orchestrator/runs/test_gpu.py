@@ -58,7 +58,7 @@ def test_trials_trained_together_learn_what_they_learn_apart() -> None:
 
 
 def test_who_takes_more_than_its_part_fails_with_what_to_do() -> None:
-    """Of a tenth of the memory a fifth of it can not be had, however much is free."""
+    """Of a tenth of the memory a fifth of it cannot be had, however much is free."""
     device = worker.take_device(Resources(gpus_per_worker=0.1))
     try:
         with pytest.raises(torch.OutOfMemoryError) as caught:

@@ -90,7 +90,7 @@ def test_files_are_drawn_by_name_and_beside_themselves(tmp_path: Path) -> None:
     illustrate(tmp_path)
     assert {file.name for file in tmp_path.glob("*.png")} == {"plane.png", "risk.png"}
     (tmp_path / "risk.parquet").write_bytes(b"PAR1")
-    with pytest.raises(UserError, match=r"The table .*risk\.parquet can not be read"):
+    with pytest.raises(UserError, match=r"The table .*risk\.parquet cannot be read"):
         figures(tmp_path)
 
 

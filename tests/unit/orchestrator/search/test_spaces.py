@@ -105,11 +105,11 @@ def test_a_function_of_a_file(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("def space(trial):\n    return {'lr': 1\n", ("SyntaxError", "line 2")),
-        ("import math\n\nLOW = 1 / 0\n", ("line 3 can not be imported: ZeroDivisionError",)),
-        ("import nothing_of_that_name\n", ("line 1 can not be imported: ModuleNotFoundError", "nothing_of_that_name")),
+        ("import math\n\nLOW = 1 / 0\n", ("line 3 cannot be imported: ZeroDivisionError",)),
+        ("import nothing_of_that_name\n", ("line 1 cannot be imported: ModuleNotFoundError", "nothing_of_that_name")),
         (
             "import math\n\ndef half():\n    return math.sqrt(-1)\n\nA = half()\n",
-            ("line 6 can not be imported: ValueError",),
+            ("line 6 cannot be imported: ValueError",),
         ),
     ],
 )

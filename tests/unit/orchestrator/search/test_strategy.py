@@ -78,8 +78,8 @@ def test_a_population_is_drawn_at_random_and_not_refitted() -> None:
         ({"workers": 2}, "which trials of several workers (workers=2) keep for themselves"),
         ({"search": PBT | {"trials": 3}}, "a population needs at least 4 trials, not 3"),
         ({"plan": {"patience": 2}}, "none may stop early (patience=0)"),
-        ({"plan": {"refit": True}}, "which a refit can not repeat (refit=false)"),
-        ({"search": PBT | {"seeds": 2}}, "seeds can not be repeated (--seeds 1)"),
+        ({"plan": {"refit": True}}, "which a refit cannot repeat (refit=false)"),
+        ({"search": PBT | {"seeds": 2}}, "seeds cannot be repeated (--seeds 1)"),
         ({"search": PBT | {"sampler": "tpe"}}, "drawn at random (--sampler random), not by tpe"),
         ({"search": PBT | {"warm_start": ("toy-1",)}}, "(no --warm-start)"),
         ({"searched": MOMENTUM}, "none of the searched parameters (momentum) may change while a model trains"),
@@ -88,7 +88,7 @@ def test_a_population_is_drawn_at_random_and_not_refitted() -> None:
     ],
 )
 def test_where_pbt_can_not_be_used(asked: dict[str, Any], reason: str) -> None:
-    refused("PBT can not be used here: ", reason, **{"search": PBT} | asked)
+    refused("PBT cannot be used here: ", reason, **{"search": PBT} | asked)
 
 
 def test_what_may_change_is_what_the_workload_marks() -> None:

@@ -390,5 +390,5 @@ def test_a_journal_that_can_not_be_read(tmp_path: Path) -> None:
     content = (tmp_path / JOURNAL).read_text().splitlines()
     content[1] = content[1][:20]
     (tmp_path / JOURNAL).write_text("\n".join(content) + "\n")
-    with pytest.raises(UserError, match=f"journal {tmp_path}/{JOURNAL} can not be read: .*Restore it"):
+    with pytest.raises(UserError, match=f"journal {tmp_path}/{JOURNAL} cannot be read: .*Restore it"):
         study(tmp_path)

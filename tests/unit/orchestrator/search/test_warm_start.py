@@ -215,7 +215,7 @@ def test_a_sweep_that_learnt_itself_teaches_its_own_alone(toy_workload: str, set
 @pytest.mark.parametrize(
     ("kept_as", "source", "words"),
     [
-        ({"workload": "recommender"}, "one", "one can not be learnt from: got a sweep of recommender; allowed: toy"),
+        ({"workload": "recommender"}, "one", "one cannot be learnt from: got a sweep of recommender; allowed: toy"),
         ({}, "oen", "Unknown sweep: got 'oen'.*Did you mean one?"),
     ],
 )
@@ -233,7 +233,7 @@ def test_a_sweep_that_searched_on_other_data(
     monkeypatch.setattr(preflight, "dataset", lambda workload, params, root: f"digest-{params['batch_size']}")
     kept(settings, "one", batch_size=4)
     assert lessons(settings, "one", batch_size=4)[0]
-    with pytest.raises(UserError, match="one can not be learnt from: it searched on other data: got digest-4"):
+    with pytest.raises(UserError, match="one cannot be learnt from: it searched on other data: got digest-4"):
         lessons(settings, "one")
 
 

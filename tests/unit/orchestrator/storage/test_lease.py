@@ -144,7 +144,7 @@ def test_one_that_was_taken_over_is_not_kept_and_not_given_back(place: Remote, t
 
 def test_a_storage_that_is_away_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(UserError, match="can not be used") as caught:
+    with pytest.raises(UserError, match="cannot be used") as caught:
         Lease(Remote(f"file://{tmp_path}/file")).take()
     assert caught.value.code == UNAVAILABLE
 

@@ -147,7 +147,7 @@ def test_three_tries_where_another_may_help(
 def test_nobody_is_there() -> None:
     notifier = Notifier(f"http://127.0.0.1:9/{SECRET}", ABOUT)
     notifier.send("start", "running", "x")
-    assert notifier.close(60) == "Not notified of start: the webhook at http://127.0.0.1:9 can not be reached"
+    assert notifier.close(60) == "Not notified of start: the webhook at http://127.0.0.1:9 cannot be reached"
 
 
 def test_a_webhook_that_never_answers_costs_a_moment_at_the_end_and_nothing_before(
@@ -202,7 +202,7 @@ def test_a_command_gets_it_on_standard_input(tmp_path: Path) -> None:
     ("target", "line"),
     [
         (f"cmd: false {SECRET}", "the command false ends with 1"),
-        (f"cmd: /no/such/program {SECRET}", "the command program can not be started"),
+        (f"cmd: /no/such/program {SECRET}", "the command program cannot be started"),
         (f"cmd: sh -c 'sleep 100 && echo {SECRET}'", "the command sh did not answer in time"),
     ],
 )

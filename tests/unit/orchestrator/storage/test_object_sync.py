@@ -410,7 +410,7 @@ def test_while_it_is_away_what_is_here_is_told(machine: Callable[[str], Path], a
     assert records.find(machine("one"), "run").status() == "finished"
     assert [found.id for found in records.folders(machine("one"))] == ["run"]
     for name in ("run", "latest"):
-        with pytest.raises(UserError, match="can not be used: nothing answers") as caught:
+        with pytest.raises(UserError, match="cannot be used: nothing answers") as caught:
             records.find(machine("two"), name)
         assert caught.value.code == UNAVAILABLE
 
@@ -433,7 +433,7 @@ def test_a_worker_elsewhere_sends_what_it_writes_and_the_driver_brings_it(
     assert (here / "units.parquet").read_text() == "u"
     shutil.rmtree(here.parent)
     following.discard("trials")
-    with pytest.raises(UserError, match="can not be had: got there is no other") as caught:
+    with pytest.raises(UserError, match="cannot be had: got there is no other") as caught:
         download(here, "other")
     assert caught.value.code == UNAVAILABLE
     following.close()

@@ -197,7 +197,7 @@ def test_a_folder_that_can_not_be_written_is_a_sentence_and_not_held(tmp_path: P
     lock = folder.path / "lock"
     lock.unlink()
     lock.mkdir()  # what rights do to others, it does to root too
-    message = f"The folder {folder.path} can not be written: got Is a directory"
+    message = f"The folder {folder.path} cannot be written: got Is a directory"
     with pytest.raises(UserError, match=message) as caught:
         folder.acquire()
     assert caught.value.code == UNAVAILABLE
@@ -212,7 +212,7 @@ def test_a_hold_that_fails_half_way_lets_go(tmp_path: Path, monkeypatch: pytest.
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", full)
-        with pytest.raises(UserError, match="can not be written: got No space left on device"):
+        with pytest.raises(UserError, match="cannot be written: got No space left on device"):
             records.find(tmp_path, folder.id).acquire()
     assert records.find(tmp_path, folder.id).status() == "interrupted"
     records.find(tmp_path, folder.id).acquire()
@@ -249,7 +249,7 @@ def test_a_stop_that_can_not_be_written_is_a_sentence(tmp_path: Path, monkeypatc
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "touch", denied)
-    with pytest.raises(UserError, match="can not be written: got Permission denied") as caught:
+    with pytest.raises(UserError, match="cannot be written: got Permission denied") as caught:
         folder.stop()
     assert caught.value.code == UNAVAILABLE
 
@@ -364,7 +364,7 @@ def test_a_storage_that_can_be_written(tmp_path: Path) -> None:
 def test_a_storage_that_can_not_be_written(ask: Callable[[Path], Any], below: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(
-        UserError, match=rf"The storage {tmp_path}/{below} can not be written: got .*--storage"
+        UserError, match=rf"The storage {tmp_path}/{below} cannot be written: got .*--storage"
     ) as caught:
         ask(tmp_path / below)
     assert caught.value.code == UNAVAILABLE

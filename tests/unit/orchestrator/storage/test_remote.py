@@ -1,4 +1,4 @@
-"""Storage behind a URI: names, objects, and what is said when it can not be used. The file system stands for S3."""
+"""Storage behind a URI: names, objects, and what is said when it cannot be used. The file system stands for S3."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_secret_in_the_address_is_refused_and_not_repeated(uri: str) -> None:
 
 @pytest.mark.parametrize("uri", ["s3://", "s3:///p", "s3://b/" + "p" * 200])
 def test_an_address_that_can_not_be_one(uri: str) -> None:
-    with pytest.raises(UserError, match="can not be one"):
+    with pytest.raises(UserError, match="cannot be one"):
         resolve({"storage": uri})
 
 
@@ -127,7 +127,7 @@ def test_nobody_at_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
     remote._open.cache_clear()
-    with pytest.raises(UserError, match="s3://b/p can not be used: nothing answers") as caught:
+    with pytest.raises(UserError, match="s3://b/p cannot be used: nothing answers") as caught:
         Remote("s3://b/p").check()
     assert caught.value.code == UNAVAILABLE
     assert "hidden-key" not in str(caught.value)
@@ -135,5 +135,5 @@ def test_nobody_at_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_scheme_that_nobody_knows(home: Path) -> None:
-    with pytest.raises(UserError, match="tape://b/p can not be used"):
+    with pytest.raises(UserError, match="tape://b/p cannot be used"):
         Remote(str(resolve({"storage": "tape://b/p"}).remote)).check()

@@ -121,7 +121,7 @@ def test_a_checkpoint_that_can_not_be_written_leaves_the_one_before(
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(
-        UserError, match=rf"The storage {tmp_path} can not be written: got No room\. Free space"
+        UserError, match=rf"The storage {tmp_path} cannot be written: got No room\. Free space"
     ) as caught:
         checkpoint.write(tmp_path / checkpoint.name(2), state)
     assert caught.value.code == UNAVAILABLE

@@ -42,7 +42,7 @@ class PackedToys:
 
 
 class PackableToy(Toy):
-    """A toy of one shape for each momentum; 0.9 can not be packed, and 0.8 breaks its packs."""
+    """A toy of one shape for each momentum; 0.9 cannot be packed, and 0.8 breaks its packs."""
 
     def pack_shape(self) -> Hashable | None:
         return None if self.params.momentum == 0.9 else self.params.momentum

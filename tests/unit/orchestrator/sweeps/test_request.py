@@ -174,7 +174,7 @@ def test_on_a_cluster_elsewhere_this_machine_says_nothing(machine: Any) -> None:
         ("recommender", {"seed": -1}, ("The seed is not valid: got -1",)),
         ("recommender", {"seed": 2**31}, ("The seed is not valid", "2147483647")),
         ("recommender", {"resources": {"workers": 0}}, ("Resource workers is not valid: got 0",)),
-        ("recommender", {"resources": {"workers": 2, "gpus_per_worker": 0.5}}, ("can not share a GPU",)),
+        ("recommender", {"resources": {"workers": 2, "gpus_per_worker": 0.5}}, ("cannot share a GPU",)),
         ("recommender", {"resources": {"workers": 2}, "local": True}, ("--local runs in one process: got workers=2",)),
         ("recommender", {"overrides": {"resources.wrkers": "2"}}, ("Unknown resource: got 'wrkers'", "'workers'?")),
         ("recommender", {"overrides": {"search.trials": "2"}}, ("search.trials", "sweep")),
@@ -285,7 +285,7 @@ def test_a_population_is_random_and_not_refitted(settings: Settings) -> None:
     ("asked", "words"),
     [
         ({"search": {"sampler": "grid"}}, ("A grid needs steps, and lr has none",)),
-        ({"search": {"scheduler": "pbt"}, "resources": {"workers": 2}}, ("PBT can not be used here", "workers=2")),
+        ({"search": {"scheduler": "pbt"}, "resources": {"workers": 2}}, ("PBT cannot be used here", "workers=2")),
         ({"search": {"trial_timeout": 5}, "local": True}, ("--trial-timeout", "--local")),
         ({"search": {"max_device_hours": 0}}, ("Search setting max_device_hours is not valid: got 0",)),
         ({"search": {"seeds": 0}}, ("Search setting seeds is not valid: got 0",)),

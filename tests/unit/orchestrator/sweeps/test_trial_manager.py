@@ -286,7 +286,7 @@ def test_what_no_trial_can_do_stops_all(drive: Drive) -> None:
 def test_a_storage_that_takes_nothing_stops_all_and_fails_nobody(drive: Drive) -> None:
     driver = drive()
     driver.begin(), driver.begin()
-    full = UserError("The storage can not be written", got="No space left on device", code=UNAVAILABLE)
+    full = UserError("The storage cannot be written", got="No space left on device", code=UNAVAILABLE)
     assert driver.manager.result(0, reports.failure_payload(full)) is True
     assert driver.manager.refusal is not None
     assert (driver.manager.refusal.code, str(driver.manager.refusal)) == (UNAVAILABLE, str(full))

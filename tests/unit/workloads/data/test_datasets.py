@@ -231,7 +231,7 @@ def test_every_damaged_file_is_listed(tiny: Dataset, root: Path) -> None:
     problems = verify("tiny", root)
     assert len(problems) == 2
     assert "checksum" in problems[0]
-    assert "can not be read (Is a directory)" in problems[1]
+    assert "cannot be read (Is a directory)" in problems[1]
 
 
 def test_the_fingerprint_is_that_of_content_and_version(

@@ -81,9 +81,9 @@ def test_brings_what_is_missing_or_damaged(
 @pytest.mark.parametrize(
     ("way", "kind", "message"),
     [
-        ("absent", DataUnreachable, "can not be downloaded.*Not Found"),
+        ("absent", DataUnreachable, "cannot be downloaded.*Not Found"),
         ("cut", DataUnreachable, "broke off 9 bytes before its end"),
-        ("hang", DataUnreachable, "can not be downloaded.*timed out"),
+        ("hang", DataUnreachable, "cannot be downloaded.*timed out"),
         ("other", DataError, "is not the file of the dataset.*sha256 .* expected .* sha256"),
     ],
 )
@@ -145,5 +145,5 @@ def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_root_that_can_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch, "http://127.0.0.1:9")
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match=r"can not be written.*ORCHESTRATOR_DATA"):
+    with pytest.raises(DataError, match=r"cannot be written.*ORCHESTRATOR_DATA"):
         fetch("tiny", tmp_path / "file")

@@ -278,7 +278,7 @@ def test_a_model_of_a_session_keeps_its_own_part_of_a_growing_index(tmp_path: Pa
     assert len(before) == 3 * len(workload.data.sessions.until(1))
     assert len(served_by(workload).predict(query, k=1000)) == 3 * len(workload.data.sessions.until(2))
 
-    with pytest.raises(ValueError, match=r"models of sessions \[.*2\], which the model of session 1 can not read"):
+    with pytest.raises(ValueError, match=r"models of sessions \[.*2\], which the model of session 1 cannot read"):
         loaded(early).predict(query, index=str(workload.index.folder))
     assert workload.index.folder is not None
     written = workload.index.folder / "session-0001.arrow"

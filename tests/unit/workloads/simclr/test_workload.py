@@ -96,7 +96,7 @@ def test_a_part_too_small_to_be_evaluated_is_refused(split: str, monkeypatch: py
         return replace(data, **{split: replace(part, rows=part.rows[:1], labels=part.labels[:1])})
 
     monkeypatch.setattr(module, "prepare", cut)
-    with pytest.raises(ValueError, match=f"has 1 images in its {split} part, which can not be evaluated"):
+    with pytest.raises(ValueError, match=f"has 1 images in its {split} part, which cannot be evaluated"):
         _built()
 
 
@@ -128,7 +128,7 @@ def test_one_class_is_refused_before_a_start(tmp_path: Path) -> None:
     Params(**one).check_data(tmp_path)
     class_folders(tmp_path / "few", {"a": 8})
     few = Params(**{**one, "dataset": str(tmp_path / "few")})
-    with pytest.raises(ValueError, match="has 1 images in its validation part, which can not be evaluated"):
+    with pytest.raises(ValueError, match="has 1 images in its validation part, which cannot be evaluated"):
         few.check_data(tmp_path)
     class_folders(tmp_path / "single", {"a": 1, "b": 1})
     single = Params(**{**one, "dataset": str(tmp_path / "single"), "batch_size": 2})

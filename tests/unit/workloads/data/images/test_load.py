@@ -72,7 +72,7 @@ def test_a_corrupt_image_is_refused_by_name(folder: Path) -> None:
     bad = folder / "b" / "77.png"
     bad.write_bytes(bad.read_bytes()[:40])
     for refuse in (load_images, check_readable):
-        with pytest.raises(DataError, match=r"can not be decoded: got .*b/77\.png \(.*\)\. .*dataset_corrupt=skip"):
+        with pytest.raises(DataError, match=r"cannot be decoded: got .*b/77\.png \(.*\)\. .*dataset_corrupt=skip"):
             refuse(str(folder), folder)
     assert not list((cache_dir() / "images").glob("*/index.json"))
 
@@ -92,7 +92,7 @@ def test_a_corrupt_image_is_skipped_and_counted(folder: Path) -> None:
     assert black.nonzero().flatten().tolist() == [0, 14], "the vectors below are no test without black images"
     for part in (split.train, split.validation, split.test):
         assert part.take(torch.arange(len(part))).flatten(1).sum(1).min() > 0
-    with pytest.raises(DataError, match=r"can not be decoded: got .*a/0\.png"):
+    with pytest.raises(DataError, match=r"cannot be decoded: got .*a/0\.png"):
         load_images(str(folder), folder)  # what is in the cache was converted by the other policy
 
 

@@ -176,7 +176,7 @@ def test_every_array_survives(tmp_path: Path) -> None:
 
 def test_a_cache_that_can_not_be_written(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_CACHE", str(root / "counted" / "seed.txt"))
-    with pytest.raises(CacheUnwritable, match=r"can not be written.*ORCHESTRATOR_CACHE"):
+    with pytest.raises(CacheUnwritable, match=r"cannot be written.*ORCHESTRATOR_CACHE"):
         load_interactions("counted", root)
 
 

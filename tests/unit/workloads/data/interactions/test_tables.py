@@ -286,7 +286,7 @@ def test_a_file_that_is_no_parquet(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_compressed(tmp_path: Path) -> None:
     (tmp_path / "all.csv.gz").write_bytes(b"user,item\n1,2\n")
-    with pytest.raises(DataError, match=r"can not be read.*can not be decompressed"):
+    with pytest.raises(DataError, match=r"cannot be read.*cannot be decompressed"):
         check(str(tmp_path / "all.csv.gz"), tmp_path)
 
 

@@ -142,7 +142,7 @@ def test_a_quote_in_a_tsv_is_a_character_and_blank_lines_are_none(tmp_path: Path
         ("sentence1,sentence2,grade\na,b,1\n", "the columns are wrong: got sentence1, sentence2, grade"),
         (HEADER, "has no pair"),
         (HEADER + '"a\nb",c,1\n\nd,e,6\n', "line 5: the score is out of its bounds: got '6'"),
-        (HEADER + "a,b,1\nc," + "d" * 2**18 + ",1\n", "line 3: the line can not be read: got field larger than field"),
+        (HEADER + "a,b,1\nc," + "d" * 2**18 + ",1\n", "line 3: the line cannot be read: got field larger than field"),
     ],
 )
 def test_what_is_wrong_is_named_by_its_line(text: str, message: str, tmp_path: Path) -> None:
