@@ -47,8 +47,8 @@ class Resources(BaseModel):
             raise ValueError(f"min_workers={self.min_workers} is more than workers={self.workers}; use fewer")
         if self.workers > 1 and self.gpus_per_worker % 1:
             raise ValueError(
-                f"gpus_per_worker={self.gpus_per_worker} with {self.workers} workers: workers of one group can "
-                "not share a GPU; use whole GPUs, or one worker"
+                f"gpus_per_worker={self.gpus_per_worker} with {self.workers} workers: workers of one group "
+                "cannot share a GPU; use whole GPUs, or one worker"
             )
         if self.gpus_per_worker > 1 and self.gpus_per_worker % 1:
             raise ValueError(f"gpus_per_worker={self.gpus_per_worker}: a fraction must be below 1")
