@@ -1,4 +1,4 @@
-"""One experiment, driven: in this process (``--local``) or through Ray Train, tracked, and its model logged."""
+"""Run one experiment in this process (``--local``) or through Ray Train, track it, and log its model."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ if TYPE_CHECKING:
     import torch
 
 WORKERS = "workers"
-"""In the record of an elastic run: how many workers it has had, one after the other."""
+"""Key in the record of an elastic run: its numbers of workers, in order."""
 
 SHOWN = 3
-"""Metrics of a split in its line at the end."""
+"""Metrics of a split in the line at the end."""
 
 
 KEEP_CHOICES = ("winner", "all", "none")
-"""What ``--keep`` knows."""
+"""Values of ``--keep``."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to run, beside what to run."""
+    """Options of a run or sweep that do not change its result."""
 
     local: bool = False
     register: str | None = None
     name: str | None = None
     keep: str = "winner"
-    """Which checkpoints stay: after a sweep the winner's alone or every trial's, after a run its own; or none."""
+    """Checkpoints to keep: after a sweep only the winner's or all trials'; after a run its own; or none."""
     trial_timeout: float | None = None
-    """Seconds of silence after which a run's workers are killed."""
+    """Seconds without a report after which a run's workers are killed."""
 
     def __post_init__(self) -> None:
         if self.keep not in KEEP_CHOICES:
@@ -86,7 +86,7 @@ def run(spec: ExperimentSpec, settings: Settings, options: Options, console: Con
 
 
 def resume(folder: RunFolder, settings: Settings, console: Console) -> Result:
-    """Go on with a run from its last checkpoint, as it was asked for."""
+    """Continue a run from its last checkpoint with its recorded options."""
     folder = folder.fetch()
     spec = ExperimentSpec.model_validate(folder.record["spec"]["experiment"])
     options = Options(**folder.record["spec"]["options"])
@@ -104,9 +104,9 @@ def resume(folder: RunFolder, settings: Settings, console: Console) -> Result:
 def _check_checkpoint(folder: RunFolder, spec: ExperimentSpec) -> None:
     from orchestrator.engine import checkpoint
 
-    found = checkpoint.latest(folder.checkpoints) or checkpoint.latest(folder.path / TRAIN)
-    if found is not None:
-        checkpoint.read(found, spec.identity)
+    latest = checkpoint.latest(folder.checkpoints) or checkpoint.latest(folder.path / TRAIN)
+    if latest is not None:
+        checkpoint.read(latest, spec.identity)
 
 
 def _drive(
@@ -126,19 +126,19 @@ def _drive(
         console.say(missing)
     with Session(folder, settings, console, resuming=resuming, params=flat_params(spec), tags=tags) as session:
         session.trained_on(folder.id, spec.params)
-        follow = ProgressReporter(session, spec)
+        progress = ProgressReporter(session, spec)
         usage_log = UsageLog(folder.path)
-        session.publisher.of(partial(follow.current_status, usage_log))
+        session.publisher.of(partial(progress.current_status, usage_log))
         if options.local:
             with usage_log.holding("run", spec.resources):
                 device = worker.take_device(spec.resources)
-                complete = in_process(spec, folder.path, device, session, follow.rows)
+                complete = in_process(spec, folder.path, device, session, progress.rows)
         else:
             from orchestrator.runs.group_driver import train
 
             elastic = spec.resources.min_workers is not None
             holding = partial(_elastic, session, usage_log) if elastic else partial(usage_log.holding, "run")
-            complete = train(spec, folder, settings, session, follow.rows, holding, options.trial_timeout)
+            complete = train(spec, folder, settings, session, progress.rows, holding, options.trial_timeout)
         if not complete:
             raise Interrupted(f"orchestrator run --resume {folder.id}")
         result = finish(session, spec, options.register, folder.path)
@@ -150,7 +150,7 @@ def _drive(
 
 @contextmanager
 def _elastic(session: Session, usage_log: UsageLog, held: Resources) -> Iterator[None]:
-    """While an elastic run has so many workers: they are in its accounts, its record and its tags."""
+    """Note the workers that an elastic run has now in its usage log, record and tags."""
     seen = [*session.folder.record.get(WORKERS, []), held.workers]
     session.folder.update(**{WORKERS: seen})
     session.console.say(f"Training with {held.workers} worker{'s' * (held.workers > 1)}")
@@ -170,9 +170,9 @@ def in_process(
     resume: Path | None = None,
     selected: Progress | None = None,
 ) -> bool:
-    """Run ``spec`` to its outcome below ``folder``, as :func:`worker.reports`; False when it was stopped.
+    """Run ``spec`` in this process with its outcome in ``folder``. Returns False when it was stopped.
 
-    Raises UserError, and RunFailed for everything else that ends it.
+    Raises UserError, and RunFailed for every other error.
     """
     try:
         return worker.execute(
@@ -192,9 +192,9 @@ def in_process(
 
 
 class ProgressReporter:
-    """Rows as they come: to the tracker, to the console, and to whoever asks how the run stands.
+    """Passes rows to the tracker, the history and the console, and gives the run's status.
 
-    ``before`` is the MLflow step at which epoch 0 lies (see :mod:`orchestrator.search.winners`).
+    ``before`` is the MLflow step of epoch 0 (see :mod:`orchestrator.search.winners`).
     """
 
     def __init__(self, session: Session, spec: ExperimentSpec, before: int = 0) -> None:
@@ -208,7 +208,7 @@ class ProgressReporter:
         if not rows:
             return
         if self._session.tracker:
-            # A later winner's epoch 0 has no step of its own: there the earlier one's last epoch lies.
+            # Epoch 0 of a later winner is not logged: its step is the last epoch of the earlier one.
             steps = [
                 Row(row.epoch + self._before, row.time, row.metrics) for row in rows if row.epoch or not self._before
             ]
@@ -231,19 +231,19 @@ class ProgressReporter:
         )
 
     def current_status(self, usage_log: UsageLog) -> DriverStatus:
-        """How the run stands, by what ``book`` says it holds; any thread may ask."""
+        """Status of the run. ``usage_log`` gives its device seconds. Thread-safe."""
         best = None if self._best is None else {self._objective.metric: self._best}
         return DriverStatus(self._epoch, self._spec.plan.epochs, best=best, device_seconds=usage_log.seconds())
 
 
 def discard_checkpoints(session: Session, folder: Path) -> None:
-    """Remove what a training in ``folder`` could be gone on with; the model that came of it stays."""
+    """Remove the checkpoints of a training in ``folder``. Its model stays."""
     for path in (folder / "checkpoints", folder / TRAIN, folder / SEALED):
         session.discard(path)
 
 
 def finish(session: Session, spec: ExperimentSpec, register: str | None, folder: Path, before: int = 0) -> Result:
-    """Log the outcome in ``folder``: test metrics, record, model; register it under ``register``.
+    """Log the outcome in ``folder``: test metrics, record, and the model, registered as ``register``.
 
     ``before`` as in :class:`ProgressReporter`.
     """
@@ -257,7 +257,7 @@ def finish(session: Session, spec: ExperimentSpec, register: str | None, folder:
     untouched = outcome["epochs"] == 0  # only pretrained weights can be selected before any training
     if tracker:
         test = {name: value for name, value in outcome["metrics"].items() if name.startswith("test/")}
-        step = (outcome["epochs"] or min(before, 1)) + before  # of a later winner step 0 is the earlier one's
+        step = (outcome["epochs"] or min(before, 1)) + before  # step 0 of a later winner is taken
         tracker.log(key, [Row(step, outcome["time"], test)])
         tracker.tag(
             key,
@@ -266,10 +266,10 @@ def finish(session: Session, spec: ExperimentSpec, register: str | None, folder:
                 "orchestrator.epochs": str(outcome["epochs"]),
                 "orchestrator.device_seconds": f"{outcome['train_seconds'] * devices:.1f}",
             }
-            # Of a later winner it replaces what the tag said of an earlier one.
+            # The tag of an earlier winner is replaced.
             | ({"orchestrator.untouched": str(untouched).lower()} if untouched or before else {}),
         )
-        provenance.write_spec(folder / provenance.SPEC, spec.model_dump(mode="json"))  # of a sweep, its winner's
+        provenance.write_spec(folder / provenance.SPEC, spec.model_dump(mode="json"))  # for a sweep, its winner's spec
         if logged := model_upload.deliver(session, folder, register):
             model_uri, version = logged.uri, logged.version
     train_seconds = float(outcome["train_seconds"])
@@ -296,7 +296,7 @@ def finish(session: Session, spec: ExperimentSpec, register: str | None, folder:
 
 
 def _say_metrics(console: Console, spec: ExperimentSpec, outcome: dict[str, Any]) -> None:
-    """The two lines a user looks for: the objectives and, beside them, what else comes first."""
+    """Print one line for validation and one for test: the objectives, then the first other metrics."""
     model = "refitted on train + validation" if outcome["refitted"] else "selected on validation"
     head = [objective.metric for objective in objectives.of(spec.workload, spec.plan)]
     for split in ("validation", "test"):
@@ -309,7 +309,7 @@ def _say_metrics(console: Console, spec: ExperimentSpec, outcome: dict[str, Any]
 
 
 def flat_params(spec: ExperimentSpec) -> dict[str, Any]:
-    """Parameters, plan and seed as one flat mapping; the names never collide."""
+    """Parameters, plan, resources and seed as one flat mapping. The names do not collide."""
     plan = spec.plan.model_dump(mode="json", exclude={"decide_at"})
     resources = spec.resources.model_dump(mode="json")
     return {**spec.params, **plan, **resources, "seed": spec.seed}

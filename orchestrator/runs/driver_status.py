@@ -1,7 +1,6 @@
-"""What a driver says of itself every two seconds: to a file beside its record, and to Ray's metrics on a cluster.
+"""Status of a driver, published every two seconds to a file in the run's folder and, on a cluster, to Ray's metrics.
 
-Its own thread says it, from numbers that the driver keeps anyway. A disk that is full or a cluster in trouble costs
-the numbers, never the training.
+A thread publishes it. If the disk is full or the cluster does not answer, the numbers are lost, and training goes on.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from orchestrator.storage.records import RunFolder
 FORMAT = 1
 INTERVAL_SECONDS = 2.0
 WINDOW = 30
-"""Changes of the number of epochs that a rate is taken over: about a minute of short ones, 30 of long ones."""
+"""Changes of the epoch count over which the rate is computed: about a minute for short epochs."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverStatus:
-    """How a run or sweep stands.
+    """Status of a run or sweep. None means unknown.
 
-    ``done`` of ``target`` counts a sweep's trials, a run's epochs. ``trials`` are a sweep's by state, ``best`` the
-    value of the objective so far under its name, ``device_seconds`` what was held of ``cpus`` and ``gpus`` since the
-    beginning, ``trouble`` the last trial that failed and why. ``driver_utilisation`` says how busy a sweep's driver is
-    with reports, from 0 to 1. What is None is not known.
+    ``done`` of ``target`` counts the trials of a sweep, or the epochs of a run. ``trials`` counts a sweep's trials by
+    state. ``best`` has the best value of the objective under its name. ``device_seconds`` are the seconds that ``cpus``
+    and ``gpus`` were held since the start. ``trouble`` names the last failed trial and its cause.
+    ``driver_utilisation`` is from 0 to 1.
     """
 
     done: int = 0
@@ -47,9 +46,9 @@ class DriverStatus:
 
 
 class StatusPublisher:
-    """A context manager around one driver's work. Whoever trains tells :meth:`trained`, and is asked by :meth:`of`.
+    """Context manager that publishes the status of one driver.
 
-    ``unsent`` tells how many reports wait for MLflow; ``about`` is said along (queue, priority).
+    ``unsent`` returns the number of reports that wait for MLflow. ``about`` is published along (queue, priority).
     """
 
     def __init__(
@@ -63,8 +62,8 @@ class StatusPublisher:
         self._current_status: Callable[[], DriverStatus] = DriverStatus
         self._epochs = 0
         self._seen: deque[tuple[float, int]] = deque([(time.monotonic(), 0)], WINDOW)
-        self._exported: Exported | None = None  # None while no cluster is connected
-        self._telling = threading.Lock()
+        self._exported: Exported | None = None  # None without a cluster
+        self._publishing = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
 
@@ -74,41 +73,41 @@ class StatusPublisher:
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        if self._thread.ident:  # not of a driver that failed before it began
+        if self._thread.ident:  # not if the driver failed before it started
             self._thread.join()
-            self._tell()
+            self._publish()
 
     def of(self, current_status: Callable[[], DriverStatus]) -> None:
-        """From now on ``current_status`` is called, from another thread than the caller's."""
+        """Call ``current_status`` for the status from now on, in another thread."""
         self._current_status = current_status
 
     def trained(self, epochs: int) -> None:
-        """So many epochs more are done, of whichever trial."""
+        """Count further finished epochs, of any trial."""
         self._epochs += epochs
 
     @contextmanager
     def on_cluster(self) -> Iterator[None]:
-        """While the body runs, the connected Ray exports the numbers; the last ones are those at its end."""
+        """Export the numbers through the connected Ray cluster within the block, and once more at its end."""
         record = self._folder.record
-        with self._telling, suppress(Exception):
+        with self._publishing, suppress(Exception):
             self._exported = Exported(self._folder.id, record["kind"], record["workload"])
         try:
             yield
         finally:
-            self._tell()
-            with self._telling:  # whoever leaves the cluster must not be in the middle of a word
+            self._publish()
+            with self._publishing:  # not while a status is being published
                 self._exported = None
 
     def _beat(self) -> None:
         wait = min(0.5, self._interval)
         while not self._ended.wait(wait):
-            self._tell()
+            self._publish()
             wait = self._interval
 
-    def _tell(self) -> None:
-        with self._telling, suppress(Exception):  # a run is worth more than its numbers
+    def _publish(self) -> None:
+        with self._publishing, suppress(Exception):  # training goes on without numbers
             status, unsent = self._current_status(), self._unsent()
-            told = {
+            values = {
                 "format": FORMAT,
                 "time": round(time.time(), 3),
                 **self._about,
@@ -117,33 +116,33 @@ class StatusPublisher:
                 "epochs_per_second": self._rate(),
                 "spool": unsent,
             }
-            if status.seconds_left is None and not status.trials and told["epochs_per_second"]:
-                told["seconds_left"] = round((status.target - status.done) / told["epochs_per_second"], 1)
-            self._write(told)
+            if status.seconds_left is None and not status.trials and values["epochs_per_second"]:
+                values["seconds_left"] = round((status.target - status.done) / values["epochs_per_second"], 1)
+            self._write(values)
             if self._exported:
                 self._exported.tell(status.trials, self._epochs, status.device_seconds, unsent)
 
     def _rate(self) -> float:
-        """Epochs a second, over the last changes of their number."""
+        """Epochs per second over the last changes of their number."""
         now = time.monotonic()
         if self._epochs != self._seen[-1][1]:
             self._seen.append((now, self._epochs))
         since, before = self._seen[0]
         return round((self._epochs - before) / (now - since), 4) if now > since else 0.0
 
-    def _write(self, told: Mapping[str, Any]) -> None:
+    def _write(self, values: Mapping[str, Any]) -> None:
         partial = self._folder.path / f".{PULSE}.partial"
         with suppress(OSError):
-            partial.write_text(json.dumps(told))
+            partial.write_text(json.dumps(values))
             partial.replace(self._folder.path / PULSE)
 
 
 def read(folder: RunFolder) -> dict[str, Any]:
-    """What a driver said last; empty where it has not said anything yet, or in another format."""
-    place = remote.behind(folder.path)
+    """The last published status. Empty if there is none, or in another format."""
+    storage = remote.behind(folder.path)
     with suppress(OSError, ValueError):
-        elsewhere = place.read(PULSE) if place and not lease.driven_here(folder.path) else None
-        told = json.loads(elsewhere or (folder.path / PULSE).read_bytes())
-        if isinstance(told, dict) and told.get("format") == FORMAT:
-            return told
+        elsewhere = storage.read(PULSE) if storage and not lease.driven_here(folder.path) else None
+        values = json.loads(elsewhere or (folder.path / PULSE).read_bytes())
+        if isinstance(values, dict) and values.get("format") == FORMAT:
+            return values
     return {}

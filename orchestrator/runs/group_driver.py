@@ -1,4 +1,4 @@
-"""A Ray Train group, watched by the driver: its rows arrive, and what is lost or taken away is begun again."""
+"""The driver's side of a run on a Ray Train group: receive its rows, and restart it after a loss or a preemption."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
 
 PATIENCE_SECONDS = 10.0
-"""After so long a user is told what is being waited for."""
+"""Time after which the console says what the run waits for."""
 
 LOST_SECONDS = 600.0
-"""How long a run waits for workers in the place of those that it had."""
+"""Time a run waits to replace lost workers."""
 
 END_SECONDS = 20.0
-"""How long a group that has not begun may take to end."""
+"""Time a group that has not started has to end."""
 
 Holding = Callable[[Resources], AbstractContextManager[None]]
-"""A context for the time in which workers hold their devices."""
+"""Returns a context for the time in which workers hold their devices."""
 
 
 def train(
@@ -45,11 +45,10 @@ def train(
     holding: Holding,
     timeout: float | None = None,
 ) -> bool:
-    """Run ``spec`` on a Ray Train group, handing rows to ``rows`` as they arrive.
+    """Run ``spec`` on a Ray Train group and pass its rows to ``rows``.
 
-    Workers that report nothing for ``timeout`` seconds are killed, and the run has failed.
-
-    Returns False when it was stopped before its end. Raises RunFailed or UserError when a worker did.
+    Workers that report nothing for ``timeout`` seconds are killed, and the run fails. Returns False when it was stopped
+    before its end. Raises RunFailed or UserError for an error of a worker.
     """
     from orchestrator.cluster.preemption import stop_with_node
 
@@ -72,11 +71,11 @@ def follow(
     holding: Holding = lambda resources: nullcontext(),
     timeout: float | None = None,
 ) -> bool:
-    """Run ``spec`` on the connected cluster with its outcome below ``folder``; else as :func:`train`.
+    """As :func:`train`, on the connected cluster and with the outcome in ``folder``.
 
-    ``resume`` is a checkpoint to start from when the folder has none of its own, ``selected`` a selection that
-    only wants its refit. Where a node is being taken away or an elastic run can grow, the group saves and ends, and
-    another one goes on; after a lost process so it does from the last checkpoint. What a worker raises ends the run.
+    ``resume`` is a checkpoint to start from when the folder has none, ``selected`` a selection that only needs its
+    refit. When a node is being taken away or an elastic run can grow, the group saves and ends, and a new group
+    continues. After a lost process a new group continues from the last checkpoint. An error of a worker ends the run.
     """
     from ray.exceptions import RayError
     from ray.train import TrainingFailedError
@@ -84,14 +83,16 @@ def follow(
     from orchestrator.cluster.reservation import wait_for_room
     from orchestrator.cluster.train_group import remove_groups
 
-    home, lost, begun = folder / TRAIN, 0, False
+    home = folder / TRAIN
+    lost = 0
+    begun = False
     if worker.outcome_of(folder):
-        if (home / INBOX).exists():  # its driver may have died before it read the last of them
+        if (home / INBOX).exists():  # the driver may have died before it read the last rows
             with (home / INBOX).open() as inbox:
                 deliver(inbox, rows)
         return True
     while True:
-        remove_groups(home)  # of a driver that was killed, until Ray has noticed
+        remove_groups(home)  # left by a killed driver
         resources = wait_for_room(spec.resources, _patience(session, begun))
         if resources is None:
             return False
@@ -100,7 +101,7 @@ def follow(
             with holding(resources):
                 failure = _watch(spec, folder, data, session, rows, resources, resume, selected, timeout)
         except (TrainingFailedError, RayError) as error:
-            check_writable(session.settings.storage)  # where it cannot be written that is the cause
+            check_writable(session.settings.storage)  # an unwritable storage is the cause then
             lost += 1
             if not lost_a_process(error) or lost > RETRIES:
                 raise RunFailed(session.folder.id, cause(error), str(session.folder.log)) from error
@@ -130,7 +131,7 @@ def _watch(
     selected: Progress | None,
     timeout: float | None,
 ) -> Exception | None:
-    """Start a group and hand over its rows until it has ended. Returns as ``Group.result``."""
+    """Start a group and pass its rows on until it has ended. Returns the value of ``Group.result``."""
     home = folder / TRAIN
     watch = heartbeat.TrialMonitor(timeout)
     watch.begin(0, home)
@@ -148,9 +149,9 @@ def _watch(
     with (home / INBOX).open() as inbox:
         ended = False
         while not ended:
-            ended = group.ended(0.2)  # before reading: what is written until then is read
+            ended = group.ended(0.2)  # before reading, so that its last rows are read
             if session.interrupts.asked() and not ended and not group.is_up():
-                group.kill(END_SECONDS)  # no one is there to save
+                group.kill(END_SECONDS)  # there are no workers to save
                 return Stopped()
             if deliver(inbox, rows):
                 watch.heard(0)
@@ -164,7 +165,7 @@ def _watch(
 
 
 def deliver(inbox: IO[str], rows: Callable[[list[Row]], None]) -> int:
-    """Hand over the rows that came since the last call. Returns how many reports those were."""
+    """Pass on the rows since the last call. Returns the number of reports."""
     payloads = list(reports.receive(inbox))
     for payload in payloads:
         rows(list(reports.rows_from_json(payload["rows"])))
@@ -172,13 +173,18 @@ def deliver(inbox: IO[str], rows: Callable[[list[Row]], None]) -> int:
 
 
 def _patience(session: Session, begun: bool) -> Callable[[], bool]:
-    """Go on waiting until a stop is asked for; say once what for. Who had workers does not wait for ever."""
-    began, told = time.monotonic(), [False]
+    """Return a function that says whether to keep waiting for workers.
+
+    It prints once what the run waits for. A run that has lost its workers fails after ``LOST_SECONDS``.
+    """
+    began = time.monotonic()
+    announced = False
 
     def waiting() -> bool:
+        nonlocal announced
         waited = time.monotonic() - began
-        if not told[0] and waited > PATIENCE_SECONDS:
-            told[0] = True
+        if not announced and waited > PATIENCE_SECONDS:
+            announced = True
             what = "none is there for those it had" if begun else "the cluster is busy with something else"
             session.console.say(f"Waiting for workers: {what}")
         if begun and waited > LOST_SECONDS:

@@ -1,4 +1,4 @@
-"""Trials that stopped reporting: the driver notices, has their stack written down, and kills their process."""
+"""Detect trials that stopped reporting, write their stacks, and kill their processes."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ LOOK_SECONDS = 1.0
 PACKAGE = Path(__file__).parents[1]
 
 START_SECONDS = 60.0
-"""How much longer than a silent trial a group of workers may take to come up."""
+"""Extra time for the start of a group of workers."""
 
 
 CLOCK_SECONDS = 10.0
-"""By how much a machine's clock may be set while a trial runs."""
+"""Tolerance for clock changes while a trial runs."""
 
 
 class TrialTimeout(Exception):
-    """The driver has given a silent trial up; says for how long it was silent and, if its stack tells, where it hung.
+    """A silent trial was killed. The message has the time without a report and, if known, the line where it hung.
 
-    A process that is to begin it again must not.
+    A process that is to start the trial again must not.
     """
 
 
 def announce(folder: Path, allowance: float = 0.0, rank: int = 0) -> TrialTimeout | None:
-    """Say in ``folder`` who runs the trial, and be ready to be asked for the stack; not when it was given up.
+    """Register this process in ``folder`` as the one that runs the trial, and prepare to write its stack on request.
 
-    What runs a trial does so before anything else: from here on a hang is noticed. ``allowance`` are seconds beyond
-    the trial's own that may pass before it, or another process that takes its place in ``folder``, is heard of. Of a
-    group every ``rank`` does so: reports are rank 0's, but another one may hang.
+    Called first by a process that runs a trial: from then on a hang is detected. ``allowance`` are additional seconds
+    until the first report. In a group every ``rank`` registers: rank 0 reports, but another rank may hang. Returns the
+    timeout, without registering, when the trial was already given up.
     """
     import ray
 
@@ -47,7 +47,7 @@ def announce(folder: Path, allowance: float = 0.0, rank: int = 0) -> TrialTimeou
         return hung
     folder.mkdir(parents=True, exist_ok=True)
     if hasattr(signal, "SIGUSR2"):
-        # Written by a handler in C: it answers also where Python hangs in somebody's extension.
+        # The handler is written in C, so it works while Python hangs in an extension.
         faulthandler.register(signal.SIGUSR2, file=(folder / _of_rank(STACK, rank)).open("w"), all_threads=True)
     about = {
         "pid": os.getpid(),
@@ -62,7 +62,7 @@ def announce(folder: Path, allowance: float = 0.0, rank: int = 0) -> TrialTimeou
 
 
 def given_up(folder: Path) -> TrialTimeout | None:
-    """Why the driver has given up the trial in ``folder``, if it has."""
+    """The timeout of the trial in ``folder``, or None if it has none."""
     try:
         cause = (folder / GIVEN_UP).read_text()
     except FileNotFoundError:
@@ -77,7 +77,7 @@ def given_up(folder: Path) -> TrialTimeout | None:
 
 
 def _training_thread(stack: Path) -> list[str]:
-    """The frames of the thread that trains, the innermost first; none where the file has none."""
+    """Frames of the training thread, innermost first. Empty if the file has none."""
     with suppress(OSError):
         threads = stack.read_text(errors="replace").split("\n\n")
         ours = [thread for thread in threads if str(PACKAGE) in thread]
@@ -86,7 +86,7 @@ def _training_thread(stack: Path) -> list[str]:
 
 
 def _waits_for_others(frames: list[str]) -> bool:
-    """Whether a worker of a group is in a collective operation or in Train's report, as all are when one hangs."""
+    """Whether a worker is in a collective operation or in Train's report, where all wait when one hangs."""
     if any("torch/distributed/" in frame or "workloads/distributed.py" in frame for frame in frames):
         return True
     return f"{PACKAGE}/runs/train.py" in next((frame for frame in frames if str(PACKAGE) in frame), "")
@@ -102,14 +102,14 @@ def _of_rank(name: str, rank: int | str) -> str:
 class _Watched:
     folder: Path
     process: str = ""
-    """Who runs it, as last announced."""
+    """The registered process."""
     heard: float | None = None
-    """When it was last heard of; None while there is no one who could be."""
+    """Time of the last report or registration. None while no process is registered."""
     reported: bool = False
 
 
 class TrialMonitor:
-    """When each trial was last heard of. The time before its process is there does not count: it waits for devices."""
+    """Tracks when each trial last reported. The time before its process starts does not count."""
 
     def __init__(self, timeout: float | None) -> None:
         self.timeout = timeout
@@ -118,14 +118,14 @@ class TrialMonitor:
 
     def begin(self, unit: int, folder: Path) -> None:
         if self.timeout is not None:
-            # Of an earlier group there may be ranks that this one has not.
+            # An earlier group may have had more ranks.
             ranks = [*folder.glob(_of_rank(PROCESS, "*")), *folder.glob(_of_rank(STACK, "*"))]
             for file in (folder / PROCESS, folder / GIVEN_UP, *ranks):
                 file.unlink(missing_ok=True)
             self._units[unit] = _Watched(folder)
 
     def lost(self, unit: int) -> None:
-        """The unit's process is dead and another one will go on with it."""
+        """The process of a trial is dead, and another one will continue it."""
         if unit in self._units:
             (self._units[unit].folder / PROCESS).unlink(missing_ok=True)
             self._units[unit] = _Watched(self._units[unit].folder)
@@ -138,7 +138,7 @@ class TrialMonitor:
         self._units.pop(unit, None)
 
     def silent(self) -> dict[int, Path]:
-        """The trials whose time is over, with their folders; asked of the storage at most once a second."""
+        """Trials over their time limit, with their folders. Reads the storage at most once a second."""
         now = time.monotonic()
         if self.timeout is None or now - self._looked < LOOK_SECONDS:
             return {}
@@ -154,7 +154,7 @@ class TrialMonitor:
 
 
 def _look(watched: _Watched, now: float) -> None:
-    """A process that was not there before has all its time from now on."""
+    """Reset the timeout when the trial gets a new process."""
     with suppress(FileNotFoundError):
         process = (watched.folder / PROCESS).read_text()
         if process != watched.process:
@@ -162,9 +162,9 @@ def _look(watched: _Watched, now: float) -> None:
 
 
 def kill(folder: Path, timeout: float) -> None:
-    """Have the trial's processes write their stacks and die, wherever they run; no one waits for them.
+    """Make the trial's processes write their stacks, then kill them, on any node. Does not wait.
 
-    Whoever begins the trial again finds out from :func:`announce`.
+    A process that starts the trial again learns of it from :func:`announce`.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -180,7 +180,7 @@ def kill(folder: Path, timeout: float) -> None:
 def _kill(pid: int, created: float) -> None:
     with suppress(psutil.NoSuchProcess, ProcessLookupError):
         if abs(psutil.Process(pid).create_time() - created) > CLOCK_SECONDS:
-            return  # it has died, and its number is somebody else's
+            return  # it has died, and another process has its number
         os.kill(pid, signal.SIGUSR2)
         time.sleep(1.0)
-        os.kill(pid, signal.SIGKILL)  # a stopped process, too
+        os.kill(pid, signal.SIGKILL)  # works on a stopped process too

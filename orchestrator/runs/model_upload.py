@@ -1,7 +1,7 @@
-"""A finished model on its way to MLflow: at once, or, when the server is away, by ``orchestrator sync``.
+"""Upload a finished model to MLflow: at the end of a run, or later by ``orchestrator sync`` when the server is away.
 
-What is still owed stands in the run's record from before the first request until after the last one, so that it is
-known after a crash too; what is there already is not sent again.
+The run's record notes the pending upload from before the first request until after the last one, so that it is known
+after a crash. Files that were uploaded are not sent again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OWED = "owed"
 
 
 class UntrustedModel(UserError):
-    """What lies where a run has left its model was not left by a run of what is installed here."""
+    """A model's files contain code that is not that of an installed workload."""
 
 
 def deliver(session: Session, outcome: Path, register: str | None) -> Logged | None:
@@ -42,7 +42,7 @@ def deliver(session: Session, outcome: Path, register: str | None) -> Logged | N
     """
     folder, tracker = session.folder, session.tracker
     assert tracker is not None
-    if folder.record.get(OWED):  # it was tried before, and may have failed for its predictor, which is mended by now
+    if folder.record.get(OWED):  # an earlier attempt may have failed for a predictor that is fixed now
         _renew(outcome, workload_loader.predictor(folder.record["workload"]))
     folder.update(**{OWED: {"outcome": outcome.relative_to(folder.path).as_posix(), "register": register}})
     if not tracker.flush():
@@ -68,7 +68,7 @@ def deliver(session: Session, outcome: Path, register: str | None) -> Logged | N
         session.console.say(f"The model could not be logged ({cause}); it is kept, deliver it with: {later}")
         return None
     folder.update(**{OWED: None})
-    session.discard(outcome / SEALED)  # versions by now, or no one asked for any
+    session.discard(outcome / SEALED)  # they are registered, or were not requested
     return logged
 
 
@@ -76,20 +76,20 @@ def _log(settings: Settings, run_id: str, outcome: Path, register: str | None) -
     """Log the model, and the tables of its evaluation with their plots."""
     _check_files(outcome)
     if (tables := outcome / TABLES).is_dir():
-        from orchestrator.runs.table_plots import illustrate  # with Matplotlib, which most runs do without
+        from orchestrator.runs.table_plots import illustrate  # imports Matplotlib
 
         illustrate(tables)
     return registry.log_model(settings, run_id, outcome, register)
 
 
 def _check_files(outcome: Path) -> None:
-    """Raises Foreign for code or links of others: logging a model runs its predictor, and sends what a link points at.
+    """Raise UntrustedModel for unknown code or links: logging runs the predictor and sends the targets of links.
 
-    A run's folder on shared storage, or one that was handed over, may be anybody's.
+    The folder of a run may come from another user, through shared storage or by copying.
     """
     _check_links(outcome)
     for bytecode in [folder for model in _models(outcome) for folder in model.rglob("__pycache__")]:
-        shutil.rmtree(bytecode)  # it would run in the place of the source that is looked at here
+        shutil.rmtree(bytecode)  # Python would run it instead of the checked source
     for code in _code(outcome):
         if code.read_bytes() not in _installed():
             raise UntrustedModel(
@@ -108,13 +108,13 @@ def _models(outcome: Path) -> list[Path]:
 
 
 def _code(outcome: Path) -> list[Path]:
-    """What Python may run of the models below ``outcome``: whatever is no data, for an import also finds libraries."""
+    """Files of the models in ``outcome`` that Python may run: all but data, since an import also finds libraries."""
     files = (file for model in _models(outcome) for file in model.rglob("*") if not file.is_dir())
     return [file for file in files if not (file.name in DATA_FILES and file.parent.name == "model")]
 
 
 def _renew(outcome: Path, predictor: Path) -> None:
-    """Have the models below ``outcome`` served by the workload's code as it is now, where theirs is gone."""
+    """Replace the code of the models in ``outcome`` with the workload's current code, if it is not installed."""
     _check_links(outcome)
     code = _code(outcome)
     if all(file.read_bytes() in _installed() for file in code):
@@ -132,26 +132,26 @@ def _installed() -> frozenset[bytes]:
     """The source files next to the modules of workloads, and those that their predictors import."""
     sources: set[bytes] = set()
     for entry in catalog().values():
-        with suppress(Exception):  # a broken one is no other workload's problem
+        with suppress(Exception):  # a broken workload must not affect the others
             sources.update(file.read_bytes() for file in entry.folder.glob("*.py"))
             sources.update(file.read_bytes() for file in predictor_sources(entry.folder / entry.predictor).values())
     return frozenset(sources)
 
 
 def sync(settings: Settings, folder: RunFolder) -> str:
-    """Deliver what an outage kept back: the journal's values and files, then the model, registered as was asked.
+    """Upload what an outage has delayed: the journal's values and files, then the model, then the folder's files.
 
-    Then the folder, to storage that is none. Returns a sentence. Raises UserError (exit 3) when MLflow or the storage
-    is still away.
+    The model is registered as requested; the folder's files go to object storage. Returns a sentence. Raises UserError
+    (exit 3) when MLflow or the storage is still away.
     """
     if folder.has_live_driver():
         raise UserError(f"{folder.id} is still running and delivers by itself", fix="Wait for its end")
     with file_lock(folder.path / "sync.lock"):
         try:
-            said = _sync_tracking(settings, folder)
+            uploaded = _sync_tracking(settings, folder)
         finally:
             stored = _sync_storage(folder)
-    return f"{folder.id}: {'; '.join([*said, *stored]) or 'everything is delivered'}"
+    return f"{folder.id}: {'; '.join([*uploaded, *stored]) or 'everything is delivered'}"
 
 
 def _sync_storage(folder: RunFolder) -> list[str]:
@@ -172,18 +172,19 @@ def _sync_tracking(settings: Settings, folder: RunFolder) -> list[str]:
     tracker = open_tracker(settings, folder, resuming=True)
     if tracker is None:
         raise UserError("Tracking is off, so there is nowhere to deliver to", fix="Name a server with --tracking")
-    told = tracker.close()
+    problem = tracker.close()
     if journal.exists():
-        raise UserError(told or f"{journal} could not be delivered", code=UNAVAILABLE)
-    said = ["delivered"]
+        raise UserError(problem or f"{journal} could not be delivered", code=UNAVAILABLE)
+    lines = ["delivered"]
     if owed:
-        said.append(_complete(settings, folder, tracker.run_id(folder.id, timeout=0), owed))
-    return [*said, *([told] if told else [])]
+        lines.append(_complete(settings, folder, tracker.run_id(folder.id, timeout=0), owed))
+    return [*lines, *([problem] if problem else [])]
 
 
 def _complete(settings: Settings, folder: RunFolder, run_id: str, owed: dict[str, Any]) -> str:
-    """Log the model that is owed, and say in the record what it would have said without the outage."""
-    name, outcome = owed["register"], folder.path / owed["outcome"]
+    """Log the pending model, and complete the record as if there had been no outage."""
+    name = owed["register"]
+    outcome = folder.path / owed["outcome"]
     if not outcome.resolve().is_relative_to(folder.path.resolve()):
         raise UserError(f"The model that {folder.id} owes lies outside its folder", got=outcome)
     try:
@@ -201,6 +202,6 @@ def _complete(settings: Settings, folder: RunFolder, run_id: str, owed: dict[str
         ) from None  # fmt: skip
     shutil.rmtree(folder.path / owed["outcome"] / SEALED, ignore_errors=True)
     result = folder.record.get("result") or {}
-    told = {"run_id": run_id, "model_uri": logged.uri, "registered_version": logged.version}
-    folder.update(**{OWED: None, "run_id": run_id, "result": {**result, **told} if result else None})
+    upload = {"run_id": run_id, "model_uri": logged.uri, "registered_version": logged.version}
+    folder.update(**{OWED: None, "run_id": run_id, "result": {**result, **upload} if result else None})
     return f"registered as models:/{name}/{logged.version}" if name else f"model {logged.uri}"

@@ -1,7 +1,7 @@
-"""One look for all plots: colours, style, and a figure as SVG or PNG.
+"""The style of all plots, and figures as SVG or PNG.
 
-Drawn without pyplot, so without global state. Colours are told apart by the colour-blind and stand on light and on
-dark; in an SVG, ink is the page's own text colour.
+Figures are drawn without pyplot, so without global state. The colours are safe for colour-blind readers and visible on
+light and dark backgrounds. In an SVG, text has the page's text colour.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ STYLE: dict[str, Any] = {
     "lines.linewidth": 1.6,
     "figure.constrained_layout.use": True,
     "svg.fonttype": "none",
-    "text.parse_math": False,  # names and values are the user's: a dollar sign is a dollar sign
+    "text.parse_math": False,  # names and values may contain dollar signs
 }
 WIDTH = 5.6  # inches; half of a report's page, all of a phone's
 
@@ -52,7 +52,7 @@ P = ParamSpec("P")
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """A function that draws, in this style."""
+    """Decorator of a drawing function that applies this style."""
 
     def draw_styled(*args: P.args, **kwargs: P.kwargs) -> Figure:
         with matplotlib.rc_context(STYLE):
@@ -63,13 +63,13 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
 
 def canvas(height: float) -> tuple[Figure, Any]:
-    """A figure so many inches high, and its one pair of axes."""
+    """A figure of the given height in inches, and its axes."""
     figure = Figure(figsize=(WIDTH, height))
     return figure, figure.add_subplot()
 
 
 def svg(figure: Figure, title: str) -> str:
-    """The figure as an inline ``<svg>`` that takes the page's font and text colour, named ``title`` for readers."""
+    """The figure as an inline ``<svg>`` with the page's font and text colour and the label ``title``."""
     stream = io.StringIO()
     with matplotlib.rc_context(STYLE | {"svg.hashsalt": title}):
         figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})

@@ -1,7 +1,7 @@
-"""Our metrics among Ray's own: what a driver's numbers are called in Prometheus.
+"""Prometheus metrics of a driver, exported by Ray.
 
-Ray exports them, as it exports its own, at every node's metrics port, with ``ray_`` before the name. Every series is
-of one run or sweep; none is of a single trial, so that their number stays small.
+Ray exports them with its own metrics at every node's metrics port, with the prefix ``ray_``. Each series belongs to a
+run or sweep. There is none per trial, so that their number stays small.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 LABELS = ("id", "kind", "workload")
-"""Of every metric: the run's or sweep's id, ``run`` or ``sweep``, and its workload."""
+"""Labels of every metric: id, kind (``run`` or ``sweep``) and workload."""
 
 STATES = ("waiting", "running", "complete", "pruned", "fail")
-"""Of a trial, as Optuna calls them."""
+"""States of a trial, in Optuna's words."""
 
 DEVICES = ("cpus", "gpus")
 
@@ -23,10 +23,10 @@ SPOOL = "orchestrator_spool_depth"
 
 
 class Exported:
-    """One run's or sweep's metrics, while a Ray cluster is connected. Setting one takes microseconds.
+    """Metrics of one run or sweep while a Ray cluster is connected. Setting one takes microseconds.
 
-    Sums are gauges too: Ray keeps the series of a counter as long as its node lives, those of a gauge end with the
-    driver. ``rate()`` takes both.
+    Sums are gauges too: Ray keeps the series of a counter as long as its node lives, and those of a gauge end with the
+    driver. ``rate()`` accepts both.
     """
 
     def __init__(self, identifier: str, kind: str, workload: str) -> None:
@@ -44,7 +44,7 @@ class Exported:
         self._states = STATES if kind == "sweep" else ()
 
     def tell(self, trials: Mapping[str, int], epochs: float, device_seconds: Mapping[str, float], spool: int) -> None:
-        """Set all to what they are now."""
+        """Set all metrics."""
         for state in self._states:
             self._trials.set(trials.get(state, 0), {"state": state})
         self._epochs.set(epochs)

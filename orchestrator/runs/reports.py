@@ -1,4 +1,4 @@
-"""What crosses from a process that trains to the driver, and from there to the user: reports, and last words."""
+"""Reports from a training process to the driver, and the error messages that reach the user."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 
 
 OUT_OF_MEMORY = "out of memory"
-"""What such a cause begins with, whoever noticed it."""
+"""Prefix of every such cause."""
 
 
 class DeviceLost(Exception):
-    """The process has lost its accelerator: every further call on the device fails until another process begins."""
+    """The process has lost its accelerator: every further call on the device fails until a new process starts."""
 
 
 def check_device(error: Exception) -> None:
-    """Raises DeviceLost where ``error`` is of the accelerator and not of its memory: the process must end."""
+    """Raise DeviceLost if ``error`` is an accelerator error other than out of memory: the process must end."""
     if isinstance(error, DeviceLost):
         raise error
     if _is(error, "torch", "AcceleratorError") and OUT_OF_MEMORY not in str(error):
-        place = ""
+        device = ""
         if sys.modules.get("ray"):  # in-process training needs no Ray, and may have none installed
             from orchestrator.cluster.lost_devices import this_device
 
-            place = f" ({found})" if (found := this_device()) else ""
-        raise DeviceLost(f"the accelerator was lost{place}: {one_line(error)}") from error
+            device = f" ({name})" if (name := this_device()) else ""
+        raise DeviceLost(f"the accelerator was lost{device}: {one_line(error)}") from error
 
 
 def payload(report: EpochReport) -> dict[str, Any]:
-    """A report as the plain dict that crosses the process border."""
+    """A report as a plain dict, to be sent to another process."""
     progress = report.progress
     return {
         "rows": [row.to_json() for row in report.rows],
@@ -62,34 +62,34 @@ def rows_from_json(rows: list[Any]) -> Iterator[Row]:
 
 
 def send(inbox: IO[str], payload: Mapping[str, Any]) -> None:
-    """Append a report for whoever reads the file as it grows, with :func:`receive`."""
+    """Append a report to a file that :func:`receive` reads."""
     inbox.write(json.dumps(payload) + "\n")
     inbox.flush()
 
 
 def receive(inbox: IO[str]) -> Iterator[dict[str, Any]]:
-    """The whole reports that :func:`send` has written since the last call."""
+    """Complete reports that :func:`send` has written since the last call."""
     while True:
-        place = inbox.tell()
+        position = inbox.tell()
         line = inbox.readline()
-        if not line.endswith("\n"):  # half a line: its writer is still at it
-            inbox.seek(place)
+        if not line.endswith("\n"):  # a partial line is still being written
+            inbox.seek(position)
             return
         yield json.loads(line)
 
 
 def failure_payload(error: Exception, rows: Sequence[Row] = (), cause: str | None = None) -> dict[str, Any]:
-    """The last payload of a trial that failed, with the ``rows`` it had not yet told.
+    """The last payload of a failed trial, with the ``rows`` it had not yet reported.
 
-    ``cause`` is what there is to say where the error does not say it itself. ``refused`` is the exit code of
-    what would meet every other trial of the sweep alike.
+    ``cause`` replaces the description of the error. The payload's ``refused`` is the exit code of an error that every
+    other trial of the sweep would raise too, else None.
     """
-    untold = (*rows, *(error.rows if isinstance(error, Diverged) else ()))
+    unreported = (*rows, *(error.rows if isinstance(error, Diverged) else ()))
     refused = None
     if isinstance(error, UserError) and (isinstance(error, Unreported) or error.code == UNAVAILABLE):
         refused = error.code
     return {
-        "rows": [row.to_json() for row in untold],
+        "rows": [row.to_json() for row in unreported],
         "error": cause or describe(error),
         "refused": refused,
         "done": True,
@@ -97,53 +97,53 @@ def failure_payload(error: Exception, rows: Sequence[Row] = (), cause: str | Non
 
 
 def failed(folder: RunFolder, error: Exception, trace: str = "") -> UserError | RunFailed:
-    """What the user of the run in ``folder`` is told of ``error``; ``trace`` as in :func:`describe`."""
+    """The error to raise for ``error`` of the run in ``folder``. ``trace`` as in :func:`describe`."""
     return error if isinstance(error, UserError) else RunFailed(folder.id, describe(error, trace), str(folder.log))
 
 
 def failed_there(folder: RunFolder, error: RayTaskError) -> UserError | RunFailed:
-    """The same of an error that a Ray task or actor's method has raised."""
-    return failed(folder, cause(error), str(error))  # its traceback_str is gone where it is of its cause's class too
+    """As :func:`failed` for an error raised in a Ray task or actor."""
+    return failed(folder, cause(error), str(error))  # its traceback_str is lost if the error has the class of its cause
 
 
 def cause(error: RayTaskError) -> Exception:
-    """What was raised there, without Ray's wrapping."""
+    """The original error without Ray's wrapper."""
     return error.cause if isinstance(error.cause, Exception) else error
 
 
 def describe(error: Exception, trace: str = "") -> str:
-    """One line for what the user did or what diverged; the place in the code for everything else.
+    """Describe an error in one line, with its place in the code unless it is the user's or a divergence.
 
-    An error that crossed a process has lost its traceback: ``trace`` is the text that came along, if any.
+    An error from another process has lost its traceback. ``trace`` is the text that came with it, if any.
     """
     if isinstance(error, UserError | Diverged | DataError | TrialTimeout):
         return one_line(error)
     if _is(error, "ray", "OutOfMemoryError"):
         return death_cause(str(error))
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
-        told = f" ({one_line(error)})" if str(error) else ""
-        return f"{OUT_OF_MEMORY}{told}: fewer trials at once (--concurrency) or a smaller batch_size need less"
+        message = f" ({one_line(error)})" if str(error) else ""
+        return f"{OUT_OF_MEMORY}{message}: fewer trials at once (--concurrency) or a smaller batch_size need less"
     if _is(error, "torch", "OutOfMemoryError"):
         return f"it does not fit into its share of the GPU's memory (--gpus-per-worker, batch_size): {one_line(error)}"
     frames = [(frame.filename, str(frame.lineno)) for frame in traceback.extract_tb(error.__traceback__)]
     frames = frames or re.findall(r'File "([^"]+)", line (\d+)', trace)
-    place = f" ({Path(frames[-1][0]).name}:{frames[-1][1]})" if frames else ""
-    return f"{type(error).__name__}: {one_line(error)}{place}"
+    line = f" ({Path(frames[-1][0]).name}:{frames[-1][1]})" if frames else ""
+    return f"{type(error).__name__}: {one_line(error)}{line}"
 
 
-def death_cause(told: str) -> str:
-    """What has happened to a process that Ray has lost, by Ray's words for it; begins a sentence."""
-    if told.startswith(OUT_OF_MEMORY):
-        return told.splitlines()[0]
-    if lost := re.search(rf"\b{DeviceLost.__name__}: (.+)", told):
+def death_cause(message: str) -> str:
+    """Why Ray has lost a process, from Ray's message. Can start a sentence."""
+    if message.startswith(OUT_OF_MEMORY):
+        return message.splitlines()[0]
+    if lost := re.search(rf"\b{DeviceLost.__name__}: (.+)", message):
         return lost[1]
-    if "running low on memory" in told:
-        used = re.search(r"was (\S+) used / (\S+) limit", told)
+    if "running low on memory" in message:
+        used = re.search(r"was (\S+) used / (\S+) limit", message)
         node = f" ({used[1]} of the node's {used[2]} were used)" if used else ""
         return f"{OUT_OF_MEMORY}{node}: its process was killed by Ray's memory monitor"
     return "its process died"
 
 
 def _is(error: BaseException, module: str, name: str) -> bool:
-    """Whether it is of the class ``name`` of a package that may not be there to be asked."""
+    """Whether the error has the class ``name`` of a package that may not be installed."""
     return any(base.__module__.split(".")[0] == module and base.__name__ == name for base in type(error).__mro__)

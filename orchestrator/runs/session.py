@@ -1,4 +1,4 @@
-"""What every command that trains shares: its folder, its tracker, its console, Ctrl-C, and a truthful end."""
+"""The session of a command that trains: its folder, tracker, console, signals, and its recorded end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ENDS: Mapping[Status, End] = {
     "failed": "FAILED",
     "interrupted": "KILLED",
 }
-"""The MLflow status of each end of ours."""
+"""The MLflow status of each way to end."""
 
 
 ENDINGS: Mapping[Status, str] = {
@@ -52,17 +52,17 @@ ENDINGS: Mapping[Status, str] = {
     "failed": "has failed",
     "interrupted": "was interrupted and can be resumed",
 }
-"""Each end in words."""
+"""Each way to end in words."""
 
 SECRET = "***"
 
 LOGINS = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
-"""What MLflow's client sends to whatever address it is given."""
+"""Variables whose values MLflow's client sends to the tracking address."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What ``--json`` prints and a notebook gets."""
+    """Result of a run or sweep: printed by ``--json`` and returned in a notebook."""
 
     id: str
     run_id: str | None
@@ -77,17 +77,17 @@ class Result:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def history(self) -> pandas.DataFrame:
-        """The rows of the run, or of a sweep's winner: a row an epoch, a column a metric."""
+        """The rows of the run, or of a sweep's winner: one row per epoch, one column per metric."""
         import pandas as pd
 
         rows = [json.loads(line) for line in (self.folder / HISTORY).read_text().splitlines()]
         unique = {
             (row["epoch"], any(name.startswith("refit/") for name in row)): row for row in rows
-        }  # a resume states its last rows again
+        }  # a resume repeats its last rows
         return pd.DataFrame(list(unique.values()))
 
     def trials(self) -> pandas.DataFrame:
-        """The trials of a sweep, a row each; empty for a run."""
+        """One row per trial of a sweep. Empty for a run."""
         import pandas as pd
 
         file = self.folder / TRIALS
@@ -100,8 +100,10 @@ class Result:
 
 
 class Session:
-    """A context manager around one run or sweep. On the way out, or where the way in fails, the folder's record and
-    the MLflow run get their true end, whatever happened; an exception passes on.
+    """Context manager around one run or sweep. On exit it records how the run ended.
+
+    The folder's record and the MLflow run get this end for every exception, also for one during ``__enter__``. The
+    exception is raised again.
     """
 
     def __init__(
@@ -121,24 +123,26 @@ class Session:
         self.tracker: Tracker | None = None
         self._system: SystemMetrics | None = None
         self._mirror: Mirror | StopWatcher | None = None
-        standing = {"queue": settings.queue, "priority": settings.priority}
-        self.publisher = StatusPublisher(folder, lambda: self.tracker.unsent if self.tracker else 0, standing)
+        about = {"queue": settings.queue, "priority": settings.priority}
+        self.publisher = StatusPublisher(folder, lambda: self.tracker.unsent if self.tracker else 0, about)
         self.interrupts = Interrupts(folder.stop_file, console, self._record_stop)
-        about = {"id": folder.id, "kind": folder.record["kind"], "workload": folder.record["workload"]}
-        self._notifier = Notifier(settings.notify, about)
+        identity = {"id": folder.id, "kind": folder.record["kind"], "workload": folder.record["workload"]}
+        self._notifier = Notifier(settings.notify, identity)
 
     def __enter__(self) -> Session:
         try:
             self._begin()
-        except BaseException as error:  # there will be no way out of what was not entered
+        except BaseException as error:  # Python calls no __exit__ after a failed __enter__
             self.__exit__(type(error), error, error.__traceback__)
             raise
         return self
 
     def _begin(self) -> None:
         self.console.log_to(self.folder.log)
-        self.interrupts.__enter__()  # from here on a stop is a clean one: half a tracker could not be closed
-        tracking = self.settings.tracking and mask(self.settings.tracking)  # a database's password is not recorded
+        self.interrupts.__enter__()  # before the tracker, so that a signal cannot leave it half open
+        tracking = self.settings.tracking and mask(
+            self.settings.tracking
+        )  # the record must not contain a database's password
         self.folder.update(tracking=tracking, experiment=self.settings.experiment)
         self._mirror = self.folder.mirror()
         if warning := self.folder.warning():
@@ -151,7 +155,7 @@ class Session:
         if self.tracker:
             tags = {**self._tags, **identity_tags(sources)}
             self.tracker.start(self.folder.id, self.folder.id, params=self._params, tags=tags)
-            if self.interrupts.stopped:  # before there was a tracker
+            if self.interrupts.stopped:  # a signal came before the tracker
                 self.tracker.provisional_end(ENDS["interrupted"])
             self.tracker.files(self.folder.id, record)
             began = datetime.fromisoformat(self.folder.record["started"]).timestamp()
@@ -161,7 +165,7 @@ class Session:
 
     @property
     def run_id(self) -> str | None:
-        """The MLflow run; None while it is not open, and without tracking."""
+        """Id of the MLflow run. None before it is open and without tracking."""
         return self.tracker.opened(self.folder.id) if self.tracker else None
 
     @property
@@ -170,7 +174,7 @@ class Session:
 
     @contextmanager
     def on_cluster(self) -> Iterator[None]:
-        """While the body works on the Ray cluster that is connected now: it is in the record, its nodes are watched."""
+        """Record the connected Ray cluster, and sample the metrics of its nodes within the block."""
         provenance.note_cluster(self.folder.path)
         with ExitStack() as stack:
             if self.tracker and self._system:
@@ -182,31 +186,31 @@ class Session:
             yield
 
     def trained_on(self, key: str, params: Mapping[str, Any]) -> None:
-        """Say which dataset the run ``key`` is trained on."""
+        """Log the dataset of the run ``key`` to MLflow."""
         ours = workload_loader.entry(self.folder.record["workload"]).data
         if self.tracker and ours and (dataset := lineage.dataset(params, self.settings.data)):
             self.tracker.input(key, dataset)
 
     def notify(self, event: notifications.Kind, message: str, status: str = "running", **more: Any) -> None:
-        """Tell whoever the setting ``notify`` names; returns at once and never raises."""
+        """Send a message to the targets of the setting ``notify``. Returns at once and never raises."""
         self._notifier.send(event, status, message, **more)
 
     def discard(self, folder: Path) -> None:
-        """Remove a folder of the run's, from the storage too."""
+        """Remove a folder of the run, here and from its storage."""
         shutil.rmtree(folder, ignore_errors=True)
         if self._mirror is not None:
             self._mirror.discard(folder.relative_to(self.folder.path).as_posix())
 
     def settle(self, status: Status, code: int, **values: Any) -> None:
-        """Say how it ended; written on the way out."""
+        """Set the end that is recorded on exit."""
         self._status = (status, code, values)
 
     def _record_stop(self) -> None:
-        """Write down the end that a kill would be, at once after a signal: Ray leaves a job that it stops 3 s."""
+        """Record an interruption at once after a signal: Ray kills a job 3 s after it asks it to stop."""
         with suppress(OSError):
             self.folder.provisional_end("interrupted", INTERRUPTED)
         if self.tracker is not None:
-            with suppress(ValueError):  # it is closed already
+            with suppress(ValueError):  # already closed
                 self.tracker.provisional_end(ENDS["interrupted"])
         if self._mirror is not None:
             self._mirror.send_now()
@@ -214,11 +218,11 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        told = disk.unwritable(self.settings.storage, error) if disk.is_full(error) else error
-        if error and self.interrupts.signalled and not isinstance(error, UserError | Interrupted) and told is error:
-            # What stops us may have stopped Ray, or broken off the connecting to it: no failure of the run's.
-            told = Interrupted(f"orchestrator {self.folder.record['kind']} --resume {self.folder.id}")
-        status, code, values = self._ending(told)
+        reported = disk.unwritable(self.settings.storage, error) if disk.is_full(error) else error
+        if error and self.interrupts.signalled and not isinstance(error, UserError | Interrupted) and reported is error:
+            # The signal may have stopped Ray too, which is no failure of the run.
+            reported = Interrupted(f"orchestrator {self.folder.record['kind']} --resume {self.folder.id}")
+        status, code, values = self._ending(reported)
         try:
             self._notify_end(status, values)
             if error is not None and not isinstance(error, UserError | Interrupted):
@@ -230,23 +234,23 @@ class Session:
                 self.tracker.end(self.folder.id, ENDS[status])
                 if trouble := self.tracker.close():
                     self.console.say(trouble)
-        finally:  # whoever looks finds how it ended, also when the last seconds were cut short
+        finally:  # the end is recorded even if the steps above fail
             self.publisher.__exit__(kind, error, trace)
             self.interrupts.end_recording()
             try:
                 self.folder.release(status, code, **values)
-            except OSError as full:  # the storage takes no record either, which is the cause of all else
+            except OSError as full:  # a full storage is the cause of the other errors
                 if not disk.is_full(full):
                     raise
-                told = disk.unwritable(self.settings.storage, full)
+                reported = disk.unwritable(self.settings.storage, full)
             self.interrupts.__exit__(kind, error, trace)
-        if self._mirror is not None and (trouble := self._mirror.close()):  # the record's end is to be stored too
+        if self._mirror is not None and (trouble := self._mirror.close()):  # after the record's last change
             self.console.say(trouble)
         if trouble := self._notifier.close():
             with suppress(OSError), self.folder.log.open("a") as log:
                 log.write(f"{trouble}\n")
-        if told is not None and told is not error:
-            raise told from error
+        if reported is not None and reported is not error:
+            raise reported from error
 
     def _notify_end(self, status: Status, values: Mapping[str, Any]) -> None:
         cause = f": {values['error']}" if "error" in values else ""
@@ -267,7 +271,7 @@ class Session:
 
 
 def open_tracker(settings: Settings, folder: RunFolder, *, resuming: bool) -> Tracker | None:
-    """The writer of a run; None with ``--tracking none``."""
+    """The tracker of a run, or None with ``--tracking none``."""
     if settings.tracking is None:
         return None
     artifacts = store.ensure(settings.tracking)
@@ -276,10 +280,9 @@ def open_tracker(settings: Settings, folder: RunFolder, *, resuming: bool) -> Tr
 
 
 def adopt(settings: Settings, folder: RunFolder) -> Settings:
-    """Settings for going on with a run: its own store, unless another is named on the command line.
+    """Settings to resume a run: with its recorded tracking store, unless the command line names another one.
 
-    Raises UserError where the store's address is the record's alone and this environment has a login: whoever wrote
-    the record would be sent it.
+    Raises UserError if only the record names a server and this environment has a login, which would be sent to it.
     """
     kept = {
         name: folder.record[name]
@@ -296,5 +299,5 @@ def adopt(settings: Settings, folder: RunFolder) -> Settings:
 
 
 def identity_tags(sources: Sequence[Source] = ()) -> dict[str, str]:
-    """Who, with which command, and from which code: tags of every run."""
+    """Tags of every run: user, command and source code."""
     return {"mlflow.user": user(), **provenance.tags(sources)}

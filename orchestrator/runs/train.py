@@ -1,4 +1,4 @@
-"""An experiment on a Ray Train group of one or several workers (DDP). The only caller of ``ray.train.report``."""
+"""Run an experiment on a Ray Train group of one or several workers (DDP). The only caller of ``ray.train.report``."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from orchestrator.cluster.train_group import Group
 
 RETRIES = 3
-"""Lost processes or nodes that a run survives; each goes on from the last checkpoint."""
+"""Lost processes or nodes that a run survives. It continues from the last checkpoint."""
 
 INBOX = "rows.jsonl"
 
 
 class Timeouts(NamedTuple):
-    """Seconds that a worker waits for the others in a collective operation, and that a group may take to come up."""
+    """Time limits in seconds: of a collective operation, and of a group's start."""
 
     collective: int
     start: int
@@ -53,12 +53,12 @@ def start(
     resume: Path | None = None,
     selected: Progress | None = None,
 ) -> Group:
-    """Start ``spec`` on a group of workers; its reports go, a line each, to an empty ``home / INBOX``.
+    """Start ``spec`` on a group of workers. Its reports are appended to ``home / INBOX``, one per line.
 
-    Checkpoints are kept in ``home``, and the newest whole one there is gone on from. ``workers`` is how many of an
-    elastic run's there are now. ``outcome`` is where the final model and its test go; None for a trial, which only
-    selects. The group's result is the error that ended it, or None; a group that loses a process ends, and its owner
-    starts another one.
+    Checkpoints are kept in ``home``; the group starts from the newest valid one. ``workers`` is the current number of
+    workers of an elastic run. ``outcome`` is the folder of the final model and its test values, or None for a trial,
+    which only selects. The group's result is the error that ended it, or None. A group that loses a process ends, and
+    its owner starts another one.
     """
     from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig
@@ -98,19 +98,21 @@ def start(
 
 
 class Stopped(Exception):
-    """The group was told to end before its time, and has saved."""
+    """The group was stopped before its end, and has saved."""
 
 
 def train_worker(config: dict[str, Any]) -> Exception | None:
-    """What each worker of the group runs. Returns what ended it before its time, None when all is well."""
+    """Function of each worker. Returns the error that ended it, or None."""
     import ray.train
     import ray.train.torch
 
     from workloads import distributed
 
-    spec, home = ExperimentSpec.model_validate(config["spec"]), Path(config["home"])
+    spec = ExperimentSpec.model_validate(config["spec"])
+    home = Path(config["home"])
     context = ray.train.get_context()
-    rank, world_size = context.get_world_rank(), context.get_world_size()
+    rank = context.get_world_rank()
+    world_size = context.get_world_size()
     if hung := heartbeat.announce(home, rank=rank):
         return hung
     device = worker.take_device(spec.resources)
@@ -130,14 +132,14 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
     parts = (home.name, *worker.WRITTEN) if config["outcome"] else ()
     with RemoteFolder(Path(config["outcome"] or home), parts, reads=rank > 0):
         try:
-            found = checkpoint.latest(home) or resume
+            latest = checkpoint.latest(home) or resume
             if remote.behind(home):
-                found = _as_rank_0(found)
-            if not _stream(work, spec, home, found, selected, rank):
+                latest = _as_rank_0(latest)
+            if not _stream(work, spec, home, latest, selected, rank):
                 return Stopped()
             if work.outcome is not None and rank == 0:
                 worker.write_outcome(work.outcome, Path(config["outcome"]))
-        except (Diverged, UserError) as error:  # every rank raises alike, and would again: no case for a retry
+        except (Diverged, UserError) as error:  # every rank raises it, and a retry would too
             return error
         except RuntimeError as error:
             if distributed.peer_lost(error):
@@ -148,7 +150,10 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
 
 
 def _stop_when(stop_file: Path, resources: Resources, workers: int) -> Callable[[], bool]:
-    """The whole group is to save and end: it was asked to, a node is being taken away, or there is room for more."""
+    """Return a function that says whether the group must save and end.
+
+    It must on a stop request, when a node is being taken away, and when an elastic run can grow.
+    """
     from orchestrator.cluster.preemption import group_nodes
     from orchestrator.cluster.reservation import has_room_for_more
 
@@ -158,31 +163,31 @@ def _stop_when(stop_file: Path, resources: Resources, workers: int) -> Callable[
     return lambda: any(signal() for signal in signals)
 
 
-def _as_rank_0(found: Path | None) -> Path | None:
-    """The checkpoint that rank 0 goes on from, also where this rank's node has not seen it yet."""
+def _as_rank_0(latest: Path | None) -> Path | None:
+    """The checkpoint that rank 0 continues from. Downloads it if this rank's node does not have it."""
     from workloads import distributed
 
-    chosen = distributed.broadcast(found)
+    chosen = distributed.broadcast(latest)
     if chosen is not None:
         try:
             download(chosen, checkpoint.META)
         except UserError as error:
-            raise RuntimeError(one_line(error)) from None  # this rank alone: the group must start again
+            raise RuntimeError(one_line(error)) from None  # only on this rank: the group must restart
     return chosen
 
 
 def _stream(
-    work: Experiment, spec: ExperimentSpec, home: Path, found: Path | None, selected: Progress | None, rank: int
+    work: Experiment, spec: ExperimentSpec, home: Path, latest: Path | None, selected: Progress | None, rank: int
 ) -> bool:
-    """Train, report and save from the checkpoint ``found`` on. Returns whether it came to its end.
+    """Train, report and save, from the checkpoint ``latest`` on. Returns whether it reached its end.
 
-    Ray gets no checkpoint: it would know which was last, not whether it is whole, and rank 0's trouble in writing one
-    would leave the others waiting. Raises UserError, on every rank, when rank 0 cannot write.
+    Ray gets no checkpoints: it would know the last one but not whether it is valid, and an error of rank 0 while
+    writing would leave the others waiting. Raises UserError on every rank when rank 0 cannot write.
     """
     import ray.train
 
     ended = False
-    for report in work.stream(checkpoint.read(found, spec.identity) if found else None, selected):
+    for report in work.stream(checkpoint.read(latest, spec.identity) if latest else None, selected):
         saved = work.checkpoint() if report.checkpoint_due else None  # a collective: every rank takes part
         if saved is not None or report.ended:
             trouble = _written(work, report, saved, home) if rank == 0 else None
@@ -196,7 +201,7 @@ def _stream(
 def _written(
     work: Experiment, report: EpochReport, saved: checkpoint.Checkpoint | None, home: Path
 ) -> UserError | None:
-    """Write what is due; the error when that cannot be."""
+    """Write the checkpoint and the units that are due. Returns the error, if any."""
     try:
         if saved is not None:
             worker.keep(saved, home / checkpoint.name(work.order))
@@ -208,7 +213,7 @@ def _written(
 
 
 def _forward(inbox: Path) -> Any:
-    """A callback in Train's controller, which lives on the starter's node: reports go there by a file."""
+    """Callback in Train's controller that appends reports to a file. The controller runs on the driver's node."""
     from ray.train import UserCallback
 
     class Forward(UserCallback):  # type: ignore[misc]
@@ -220,12 +225,12 @@ def _forward(inbox: Path) -> Any:
 
 
 def lost_a_process(error: TrainingFailedError | RayError) -> bool:
-    """Whether a process of the group has died, so that another attempt may succeed; not where the workload raised."""
+    """Whether a process of the group has died, so that a retry may succeed. False for an error of the workload."""
     from ray.exceptions import RayError, RayTaskError
     from ray.train import WorkerGroupError
 
     if not isinstance(error, WorkerGroupError):
-        return True  # the controller's death, or workers that did not come up
+        return True  # the controller died, or workers did not start
     failures = [getattr(each, "health_check_failure", each) for each in error.worker_failures.values()]
     return any(
         isinstance(each, RayError | ConnectionError | reports.DeviceLost) and not isinstance(each, RayTaskError)
@@ -234,15 +239,15 @@ def lost_a_process(error: TrainingFailedError | RayError) -> bool:
 
 
 def cause(error: BaseException) -> str:
-    """The first worker's own error, without Ray's wrapping."""
+    """The error of the first failed worker, without Ray's wrapper."""
     failures = getattr(error, "worker_failures", None)
     if failures:
-        # When one dies the others lose their connection to it: that is no cause.
+        # When a worker dies, the others report a lost connection, which is not the cause.
         rank, first = min(failures.items(), key=lambda each: (not hasattr(each[1], "health_check_failure"), each[0]))
         if lost := getattr(first, "health_check_failure", None):
             return f"worker {rank}: {reports.death_cause(str(lost))}"
         inner = getattr(first, "_base_exc", None) or getattr(first, "cause", None) or first
-        # Train has the tracebacks in its own message, those of equal errors together.
+        # Train puts the tracebacks into its message and merges those of equal errors.
         trace = re.search(rf"\[Rank (?:\d+,)*{rank}\b.*?(?=\n\[Rank |\Z)", str(error), re.DOTALL)
         text = reports.describe(inner, trace[0] if trace else "") if isinstance(inner, Exception) else one_line(inner)
         return f"worker {rank}: {text}"

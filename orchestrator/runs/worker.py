@@ -1,4 +1,4 @@
-"""What every process that trains does, wherever it runs: in-process, trial actor, Ray task or Train worker."""
+"""Functions of every training process: in-process, trial actor, Ray task or Train worker."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     import torch
 
 CHECKPOINTS_KEPT = 2
-"""Checkpoints of a trial or run at a time: the one that is being written may be cut off."""
+"""Checkpoints kept of a trial or run: writing the newest one may be interrupted."""
 
 STOP_SECONDS = 0.5
 UNITS = names.VALIDATION_UNITS
-"""The selected epoch's validation values of each user, query or pair: what promotion gates compare."""
+"""Validation values of each user, query or pair at the selected epoch. Promotion gates compare them."""
 
 OUTCOME, TEST_UNITS, MODEL, TABLES = names.OUTCOME, names.TEST_UNITS, "model", names.TABLES
 WRITTEN = (OUTCOME, TEST_UNITS, UNITS, MODEL, TABLES, names.SEALED)
-"""All that :func:`write_outcome` and :func:`write_sealed` leave in a folder."""
+"""Files and folders that :func:`write_outcome` and :func:`write_sealed` write."""
 
 
 def experiment(
@@ -82,7 +82,7 @@ def execute(
     resume: Path | None = None,
     selected: Progress | None = None,
 ) -> bool:
-    """Exhaust :func:`reports`. Returns whether it ran to its end; False when ``stop`` ended it."""
+    """Run :func:`reports` and pass each report to ``deliver``. Returns False when ``stop`` ended it."""
     for report in reports(spec, folder, data, device, stop=stop, resume=resume, selected=selected):
         deliver(report)
     return outcome_of(folder) is not None
@@ -98,11 +98,11 @@ def reports(
     resume: Path | None = None,
     selected: Progress | None = None,
 ) -> Iterator[EpochReport]:
-    """Run a whole experiment in this one process, with its checkpoints and, at its end, outcome below ``folder``.
+    """Run a whole experiment in this process, with its checkpoints and its outcome in ``folder``.
 
-    ``resume`` is a checkpoint to start from when the folder has none of its own, ``selected`` a selection that
-    only wants its refit. When ``stop`` ends it there is no outcome, and a checkpoint to go on from. What a run that
-    diverges had not yet reported is reported before the error.
+    ``resume`` is a checkpoint to start from when the folder has none, ``selected`` a selection that only needs its
+    refit. When ``stop`` ends it, there is a checkpoint to continue from and no outcome. A run that diverges reports
+    its remaining rows before the error.
     """
     if outcome_of(folder):
         return
@@ -122,19 +122,19 @@ def reports(
 
 
 def save(work: Experiment, folder: Path, newest: int = CHECKPOINTS_KEPT) -> Path:
-    """Write the state of the last yield and drop all but the ``newest`` ones."""
+    """Write a checkpoint of the last yield and remove all but the ``newest`` ones."""
     return keep(work.checkpoint(), folder / checkpoint.name(work.order), newest)
 
 
 def keep(state: checkpoint.Checkpoint, folder: Path, newest: int = CHECKPOINTS_KEPT) -> Path:
-    """Write a checkpoint and drop all but the ``newest`` ones beside it."""
+    """Write a checkpoint and remove all but the ``newest`` ones next to it."""
     written = checkpoint.write(folder, state)
     checkpoint.keep(folder.parent, newest)
     return written
 
 
 def stop_when(file: Path) -> Callable[[], bool]:
-    """A stop signal that looks for ``file``, at most twice a second: storage may be far away."""
+    """Return a function that says whether ``file`` exists. It looks at most twice a second: storage may be slow."""
     looked = [0.0, False]
 
     def stop() -> bool:
@@ -146,10 +146,10 @@ def stop_when(file: Path) -> Callable[[], bool]:
 
 
 def take_device(resources: Resources) -> torch.device:
-    """This process' device: the GPU it was given, or the CPU with no more threads than its share.
+    """Device of this process: its GPU, or the CPU with its share of the threads.
 
-    Processes that share a machine share its cores: one spinning thread too many costs a factor of ten. Those that
-    share a GPU get their part of its memory and no more: who needs more fails alone, not its neighbours.
+    Processes on one machine share its cores: one spinning thread too many costs a factor of ten. Processes on one GPU
+    are limited to their part of its memory, so that one that needs more fails alone.
     """
     import torch
 
@@ -159,14 +159,14 @@ def take_device(resources: Resources) -> torch.device:
     device = torch.device("cuda", torch.cuda.current_device())
     if resources.gpus_per_worker < 1:
         torch.cuda.set_per_process_memory_fraction(resources.gpus_per_worker, device)
-    torch.cuda.empty_cache()  # what an earlier trial of this process held belongs to its neighbours now
+    torch.cuda.empty_cache()  # release the cache of an earlier trial to other processes
     return device
 
 
 def write_outcome(outcome: Outcome, folder: Path) -> None:
-    """Leave the model, the test units and, last, ``outcome.json``, whose presence says that all is there.
+    """Write the model, the test units and, last, ``outcome.json``, whose presence marks the outcome as complete.
 
-    Raises UserError where ``folder`` cannot be written (exit 3), or the predictor not be read.
+    Raises UserError when ``folder`` cannot be written (exit 3) or the predictor cannot be read.
     """
     served = _servable(outcome.workload)
     with disk.writing(folder):
@@ -174,7 +174,7 @@ def write_outcome(outcome: Outcome, folder: Path) -> None:
 
 
 def _servable(workload: Workload) -> Servable:
-    """What it serves. Raises UserError where the predictor cannot be read: no fault of the storage."""
+    """The workload's servable. Raises UserError when the predictor cannot be read."""
     served = workload.servable()
     try:
         predictor_sources(served.predictor)
@@ -204,22 +204,22 @@ def _write_outcome(outcome: Outcome, served: Servable, folder: Path) -> None:
 
 
 def write_sealed(folder: Path, workload: Workload, row: Row, evaluation: Evaluation | None) -> None:
-    """Leave the model as it is after an epoch, its values and, last, ``outcome.json``, below ``folder``.
+    """Write the model after an epoch, its values and, last, ``outcome.json``, into a subfolder of ``folder``.
 
-    A registered run has a version of each; the last one is the run's outcome itself. Raises UserError as
+    A registered run gets a version of each such model; the last version is the run's outcome. Raises UserError as
     :func:`write_outcome` does.
     """
-    place = folder / names.SEALED / f"{row.epoch:04d}"
+    target = folder / names.SEALED / f"{row.epoch:04d}"
     served = _servable(workload)
     with disk.writing(folder):
-        export(served, place / MODEL)
-        write_table(evaluation.units if evaluation else {}, place / UNITS)
+        export(served, target / MODEL)
+        write_table(evaluation.units if evaluation else {}, target / UNITS)
         values = {"epochs": row.epoch, "metrics": dict(row.metrics), "time": row.time}
-        (place / OUTCOME).write_text(json.dumps(values))
+        (target / OUTCOME).write_text(json.dumps(values))
 
 
 def write_table(columns: Columns, file: Path) -> None:
-    """Write named columns as Parquet; nothing where there are none."""
+    """Write named columns as Parquet. Does nothing without columns."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -230,7 +230,7 @@ def write_table(columns: Columns, file: Path) -> None:
 
 
 def outcome_of(folder: Path) -> dict[str, Any] | None:
-    """What :func:`write_outcome` left, or None when the experiment has not ended."""
+    """Contents of ``outcome.json``, or None when the experiment has not ended."""
     file = folder / OUTCOME
     return json.loads(file.read_text()) if file.exists() else None
 

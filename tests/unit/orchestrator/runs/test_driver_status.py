@@ -140,7 +140,7 @@ def test_the_end_of_a_run_is_foretold_by_its_rate(folder: RunFolder, monkeypatch
     publisher.of(lambda: DriverStatus(done=20, target=100))
     clock.sleep(10)
     publisher.trained(20)
-    publisher._tell()
+    publisher._publish()
     assert read(folder)["seconds_left"] == 40
 
 
@@ -159,7 +159,7 @@ def test_a_cluster_hears_it_until_the_end(
     assert (series(EPOCHS), series(SPOOL)) == ({"": 11}, {"": 4})
     assert series(DEVICE_SECONDS) == {"cpus": 7.5, "gpus": 2}
     publisher.trained(1)
-    publisher._tell()
+    publisher._publish()
     assert series(EPOCHS) == {"": 11}, "there is no cluster any more"
 
 
