@@ -1,8 +1,8 @@
 """Checkpoints: a folder with ``tensors.safetensors`` and ``checkpoint.json``. No pickle.
 
-The JSON is written last and holds the size and digest of the tensors and a digest of itself, so a checkpoint
-without a matching JSON is no checkpoint. ``state`` is nested dicts and lists of tensors and JSON scalars;
-tensors are replaced in the JSON by references into the tensor file.
+The JSON is written last. It contains the size and digest of the tensors and a digest of itself. A checkpoint without a
+matching JSON is invalid. ``state`` consists of nested dicts and lists of tensors and JSON scalars. In the JSON, tensors
+are replaced by references into the tensor file.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from orchestrator.storage import disk
 from orchestrator.storage.names import HALF_WRITTEN
 
 if TYPE_CHECKING:
-    import torch  # at run time where it is used: a sweep's driver starts without it
+    import torch  # imported where it is used, so that a sweep's driver starts without it
 
 FORMAT = 1
 TENSORS, META = "tensors.safetensors", "checkpoint.json"
 FIX = "Remove it to go on from the checkpoint before it, or start a new run"
 MALFORMED = (LookupError, TypeError, AttributeError, ValueError, RecursionError)
-"""What JSON raises that is well-formed and nothing of ours."""
+"""Errors of reading well-formed JSON that is not a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint in memory. ``identity`` (workload, fingerprint) tells whom it belongs to."""
+    """A checkpoint in memory. ``identity`` (workload, fingerprint) identifies its experiment."""
 
     identity: Mapping[str, str]
     epoch: int
@@ -42,7 +42,7 @@ class Checkpoint:
 
 
 def write(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write atomically to ``folder``: it appears whole or not at all. Raises UserError (exit 3) where it cannot."""
+    """Write atomically to ``folder``. Raises UserError (exit 3) when it cannot be written."""
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -52,7 +52,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
                 shutil.rmtree(folder)
             partial.rename(folder)
     except UserError:
-        shutil.rmtree(partial, ignore_errors=True)  # what is left of the space is wanted
+        shutil.rmtree(partial, ignore_errors=True)  # free the disk space
         raise
     return folder
 
@@ -99,9 +99,9 @@ def read(folder: Path, identity: Mapping[str, str] | None = None) -> Checkpoint:
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest intact checkpoint below ``folder``, or None when there is none at all.
+    """The newest valid checkpoint in ``folder``, or None when there is none.
 
-    A damaged newest one falls back to the one before it. Raises UserError when every one is damaged.
+    A damaged one is skipped. Raises UserError when all are damaged.
     """
     damage: UserError | None = None
     for candidate in sorted(_all(folder), key=lambda path: path.name, reverse=True):
@@ -117,15 +117,15 @@ def latest(folder: Path) -> Path | None:
 
 
 def keep(folder: Path, newest: int = 2) -> None:
-    """Remove all but the newest checkpoints: one to go on from, one in case it is damaged."""
+    """Remove all but the newest checkpoints: one to resume from, one in case it is damaged."""
     for old in sorted(_all(folder), key=lambda path: path.name)[:-newest]:
         shutil.rmtree(old, ignore_errors=True)
-    for half in folder.glob(HALF_WRITTEN):  # of writers that were killed
+    for half in folder.glob(HALF_WRITTEN):  # left by killed writers
         shutil.rmtree(half, ignore_errors=True)
 
 
 def name(order: int) -> str:
-    """The folder name of the ``order``-th unit of work; names sort in the order of writing."""
+    """Folder name of the checkpoint number ``order``. Names sort in the order of writing."""
     return f"checkpoint-{order:08d}"
 
 
@@ -173,7 +173,7 @@ def _pack(value: Any, tensors: dict[str, torch.Tensor], path: str = "") -> Any:
     import torch
 
     if isinstance(value, torch.Tensor):
-        name = f"{len(tensors)} {path}"  # the path alone is not unique: keys may hold a slash, or be 1 and "1"
+        name = f"{len(tensors)} {path}"  # the path is not unique: keys may contain a slash, or be 1 and "1"
         # A clone per tensor: safetensors refuses tensors that share memory, and tied weights do.
         tensors[name] = value.detach().to("cpu", copy=True).contiguous()
         return {"$tensor": name}

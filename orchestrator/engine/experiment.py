@@ -1,4 +1,4 @@
-"""One experiment as one resumable stream: select on validation, refit, open the test split once."""
+"""One experiment as a resumable stream: select on validation, refit, evaluate the test split once."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ Phase = Literal["select", "refit"]
 
 
 class Build(Protocol):
-    """Makes a fresh workload; ``holdout`` False gives the validation part back to training."""
+    """Creates a new workload. ``holdout=False`` adds the validation split to the training data."""
 
     def __call__(self, holdout: bool) -> Workload: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a finished experiment gives.
+    """Result of a finished experiment.
 
-    ``epochs`` is what the final model was trained for; ``metrics`` are the selected epoch's validation values
-    and the final model's test values, under their full names. ``validation_units`` are the selected epoch's, empty
-    where the selection was made elsewhere.
+    ``epochs`` is the number of epochs of the final model. ``metrics`` are the validation values of the selected epoch
+    and the test values of the final model, under their full names. ``validation_units`` are those of the selected
+    epoch, empty if the selection was made elsewhere.
     """
 
     workload: Workload
@@ -47,15 +47,14 @@ class Outcome:
 
 @dataclass
 class Experiment:
-    """Iterate over :meth:`stream`; when it is exhausted ``outcome`` is set, unless it was stopped or a trial.
+    """Iterate over :meth:`stream`. When it is exhausted, ``outcome`` is set, unless it was stopped or is a trial's.
 
-    ``on_sealed`` sees the final model on its way, at each of the ends that the objective names, with the values there,
-    those on test among them: no other model is evaluated on test. What it makes of them it makes again when the epoch
-    is done again, after a crash.
+    ``on_sealed`` is called with the final model at each of the objective's ``test_epochs``, with its values, including
+    those on the test split. No other model is evaluated on test. After a crash it may be called again for an epoch.
 
-    ``final`` is False for a trial of a sweep, which selects and never refits or opens test. At every yield
-    :meth:`checkpoint` is the complete state of that moment, recent rows included: some may still be under way
-    to the driver when their process dies (Ray Train holds up to two reports), so a resume states them again.
+    ``final`` is False for a trial of a sweep, which selects and never refits or tests. At every yield
+    :meth:`checkpoint` returns the complete state, including recent rows: some may not have reached the driver when the
+    process dies (Ray Train holds up to two reports), so a resume reports them again.
     """
 
     build: Build
@@ -76,7 +75,7 @@ class Experiment:
     _best: State | None = field(default=None, init=False)
     _units: Columns = field(default_factory=dict, init=False)
     _recent: list[list[Row]] = field(default_factory=lambda: [[], []], init=False)
-    """Rows up to the checkpoint before the last one, and those since."""
+    """Rows up to the second-last checkpoint, and those since."""
     _saved: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -84,9 +83,9 @@ class Experiment:
             raise ValueError("the plan's refit is resolved before an experiment is built")
 
     def stream(self, resume: Checkpoint | None = None, selected: Progress | None = None) -> Iterator[EpochReport]:
-        """All reports of the experiment, from ``resume`` on. Raises what the workload raises, and Diverged.
+        """All reports of the experiment from ``resume`` on. Raises the workload's errors and Diverged.
 
-        ``selected`` is a selection that was made elsewhere (by a sweep's trial): only the refit is left.
+        ``selected`` is a selection made elsewhere, by a trial of a sweep: then only the refit is left.
         """
         state = resume.state if resume else {}
         self._units = {name: unpack(column) for name, column in state.get("units", {}).items()}
@@ -120,12 +119,12 @@ class Experiment:
 
     @property
     def validation_units(self) -> Columns:
-        """The best epoch's units of the validation split, so far."""
+        """Units of the validation split at the best epoch so far."""
         return self._units
 
     @property
     def order(self) -> int:
-        """Epochs over all phases at the last yield: names checkpoints so that later ones sort later."""
+        """Epochs over all phases at the last yield. Checkpoints are named by it, in the order of writing."""
         return self._now()[1].epoch + (self._selected.epoch if self._selected else 0)
 
     def _select(self, state: Mapping[str, Any]) -> Generator[EpochReport, None, EpochReport]:
@@ -140,7 +139,7 @@ class Experiment:
         workload = self._workload = self.build(holdout=False)
         epochs = self._selected.best_epoch if self._selected else self.plan.epochs
         plan = self.plan.model_copy(update={"epochs": epochs, "patience": 0, "decide_at": ()})
-        prefix = "refit" if self._selected else "train"  # train/ stays the curve that was selected on
+        prefix = "refit" if self._selected else "train"  # train/ remains the curve of the selection
         for report in self._run(workload, plan, state, validate=False, prefix=prefix):
             yield self._seen(report)
         return report
@@ -152,7 +151,7 @@ class Experiment:
         if state:
             workload.load_state_dict(state["workload"])
             progress = Progress.from_json(state["progress"])
-            # Whoever wrote this checkpoint may have died before its rows were delivered.
+            # The process may have died before the rows of this checkpoint were delivered.
             rows = tuple(Row(*row) for row in state["rows"])
             yield EpochReport(rows, progress, False, None)
         yield from run_epochs(
@@ -179,12 +178,12 @@ class Experiment:
 
     def _keep_best(self, workload: Workload, evaluation: Evaluation) -> None:
         self._units = evaluation.units
-        if not self.plan.refit:  # else no one ever asks for the best weights
+        if not self.plan.refit:  # a refit does not need the best weights
             self._best = _copy(workload.state_dict())
 
     @property
     def _makes_final_model(self) -> bool:
-        """Whether this phase trains the model that test is opened for."""
+        """Whether this phase trains the model that is tested."""
         return self.final and (self._phase == "refit" or not self.plan.refit)
 
     def _finish(self, progress: Progress) -> None:
@@ -209,7 +208,7 @@ class Experiment:
 
 
 def pack(column: np.ndarray[Any, Any]) -> torch.Tensor | list[Any]:
-    """A column of units as a checkpoint holds it: numbers as a tensor, anything else as a list."""
+    """A column of units for a checkpoint: numbers as a tensor, other values as a list."""
     import torch
 
     return torch.from_numpy(np.ascontiguousarray(column)) if column.dtype.kind in "biuf" else column.tolist()
@@ -220,7 +219,7 @@ def unpack(column: torch.Tensor | list[Any]) -> np.ndarray[Any, Any]:
 
 
 def _copy(value: Any) -> Any:
-    """A state on the CPU that later training steps do not change."""
+    """Copy of a state on the CPU, which later training steps do not change."""
     import torch
 
     if isinstance(value, torch.Tensor):

@@ -1,7 +1,7 @@
-"""The loop: a workload and a plan become a stream of reports. No Ray, no MLflow, no Optuna.
+"""The training loop: turns a workload and a plan into a stream of reports. No Ray, MLflow or Optuna.
 
-Every consumer (notebook, ``--local``, the Tune trial actor, each Ray Train worker, the tests) iterates over the
-same stream. The engine alone names metrics, selects, decides when to checkpoint, and ends the stream.
+Every consumer (notebook, ``--local``, the Tune trial actor, each Ray Train worker, the tests) iterates over the same
+stream. Only the engine names metrics, selects epochs, decides when to checkpoint, and ends the stream.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Row:
 
 
 class Diverged(Exception):
-    """A metric of an epoch is not finite: the trial ends here, failed.
+    """A metric is not finite, so the trial fails.
 
-    ``rows`` are those since the last report. They are no report of their own: that would be due for a checkpoint,
-    and the workload's state is already that of the epoch which diverged.
+    ``rows`` are those since the last report. They are not reported separately: a report may require a checkpoint, and
+    the workload's state is already that of the diverged epoch.
     """
 
     def __init__(self, epoch: int, metric: str, value: float, rows: tuple[Row, ...] = ()) -> None:
@@ -54,12 +54,12 @@ class Diverged(Exception):
 
 
 class NoResult(objectives.Unreported):
-    """What a workload's method has returned is not what the contract says: so it is in every trial."""
+    """A workload's method returned something else than the contract requires. Every trial would fail with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a stream has come: plain numbers, so that a checkpoint carries it as JSON."""
+    """Progress of a stream, as plain numbers that a checkpoint stores as JSON."""
 
     epoch: int = 0
     best_epoch: int = 0
@@ -83,11 +83,11 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class EpochReport:
-    """What a consumer gets: all rows since the last report, and what is due now.
+    """A report: all rows since the last one, and what is due now.
 
-    The state of the workload at the yield is the state of ``progress.epoch``: the generator does no work
-    between a yield and the next ``next()``. ``ended`` is the only mark of completeness: a stream that stops
-    without it, and without an exception, was interrupted or pruned.
+    At the yield the workload's state is that of ``progress.epoch``: the generator does no work between a yield and the
+    following ``next()``. Only ``ended`` marks completion. A stream that stops without it, and without an exception, was
+    interrupted or pruned.
     """
 
     rows: tuple[Row, ...]
@@ -115,29 +115,32 @@ def run_epochs(
     clock: Callable[[], float] | None = None,
     report_seconds: Callable[[], float] | None = None,
 ) -> Iterator[EpochReport]:
-    """Train ``workload`` by ``plan`` and yield reports, at most about one a second unless somebody decides now.
+    """Train ``workload`` by ``plan`` and yield reports, about one per second and one at each rung.
 
-    ``report_seconds`` returns another interval than a second.
+    Args:
+        resume: progress that the workload's loaded state belongs to.
+        validate: False in a refit, which has no validation split.
+        agree: broadcasts rank 0's value to all ranks.
+        stop: called after each epoch on rank 0. When it returns True, the state is reported, due for a checkpoint, and
+            the stream stops without ``ended``.
+        on_best: called with the evaluation of a new best epoch while the workload has that epoch's state. A report may
+            come some epochs later.
+        on_sealed: called with the row of each epoch of ``test_epochs``, and its evaluation on validation if there is
+            one. The test split is evaluated at these epochs. None unless the model is the final one.
+        every_epoch: report each epoch by itself.
+        clock: returns the seconds that training is charged with, if these are not those that pass: a member of a pack
+            is charged its share. The checkpoint interval uses it too.
+        report_seconds: returns the report interval, instead of one second.
 
-    ``resume`` is the progress that the workload's loaded state belongs to. ``stop`` is asked after every epoch,
-    on rank 0 (``agree`` tells the others); when it says yes the state is reported, due for a checkpoint, and
-    the stream stops without ``ended``. ``on_best`` is given the evaluation of a new best epoch while the workload
-    holds that epoch's state (a report may come some epochs later); likewise ``on_sealed`` the values of each epoch of
-    ``test_epochs``, and its evaluation on validation where there was one. Test is evaluated at these epochs, and only
-    where ``on_sealed`` is given: it is None where the model is not the final one. ``validate`` is False in a refit,
-    where there is no validation split. ``every_epoch`` reports each epoch by itself. ``clock`` tells the seconds that
-    training is charged with, where they are not those that pass: a member of a pack pays its share. Checkpoints go by
-    it.
-
-    A workload that is :class:`~workloads.contract.Pretrained` is first evaluated as it comes: epoch 0, which trains
-    nothing and competes with all others. It is no epoch at which a scheduler decides.
+    A :class:`~workloads.contract.Pretrained` workload is first evaluated untrained, as epoch 0, which competes with the
+    other epochs. Schedulers do not decide at it.
 
     Raises :class:`Diverged` when a metric is NaN or infinite, UserError when validation does not report an objective
     or a method returns no metrics.
     """
     spent = clock or time.monotonic
     progress = resume or Progress()
-    if ended := progress.ended(plan):  # restored after its last epoch: say so again, for whoever missed it
+    if ended := progress.ended(plan):  # resumed after its last epoch: report the end again
         yield EpochReport((), progress, False, ended)
         return
     chosen = objectives.chosen(workload.objective, plan.objective)
@@ -149,7 +152,7 @@ def run_epochs(
     for epoch in range(first, plan.epochs + 1):
         started = spent()
         metrics = named(prefix, workload, "train_epoch", workload.train_epoch(epoch)) if epoch else {}
-        if bad := _not_finite(metrics):  # before a diverged model is evaluated, which may fail in its own way
+        if bad := _not_finite(metrics):  # a diverged model may fail to evaluate
             raise Diverged(epoch, *bad, rows=tuple(rows))
         seen: dict[str, float] = {}
         evaluation = None
@@ -172,9 +175,9 @@ def run_epochs(
         now, interval = time.monotonic(), report_seconds() if report_seconds else REPORT_SECONDS
         report = bool(ended) or stopping or epoch in plan.decide_at or now - reported >= interval or every_epoch
         rested = spent() - saved >= CHECKPOINT_SECONDS and (ended or epoch - saved_epoch >= plan.checkpoint_every)
-        # Without a refit, the last checkpoint carries the weights that test will be opened on.
+        # Without a refit, the last checkpoint has the weights to be tested.
         due = report and bool(stopping or rested or (ended and plan.refit is False))
-        report, due, stopping = agree((report, due, stopping))  # clocks differ between ranks; the barrier must not
+        report, due, stopping = agree((report, due, stopping))  # the ranks' clocks differ
         if report:
             yield EpochReport(tuple(rows), progress, due, ended)
             rows, reported = [], time.monotonic()
@@ -185,7 +188,7 @@ def run_epochs(
 
 
 def is_pretrained(workload: object) -> bool:
-    """Whether a workload says that it starts from pretrained weights."""
+    """Whether a workload starts from pretrained weights."""
     return isinstance(workload, Pretrained) and workload.pretrained
 
 
@@ -196,13 +199,13 @@ def better(value: float, than: float | None, objective: Objective) -> bool:
 
 
 def named(split: str, workload: Workload, method: str, result: Metrics | Evaluation) -> dict[str, float]:
-    """The scalars of what a method has returned, under their full names. Raises :class:`NoResult`."""
+    """The metrics of a method's result under their full names. Raises :class:`NoResult`."""
     metrics = result.metrics if isinstance(result, Evaluation) else result
     try:
         if isinstance(metrics, Mapping) and (method != "evaluate" or isinstance(result, Evaluation)):
             return {f"{split}/{name}": float(value) for name, value in metrics.items()}
     except (TypeError, ValueError):
-        pass  # a value that is no number
+        pass  # a value is not a number
     kinds = {"train_epoch": "a mapping of names to numbers, or an Evaluation", "evaluate": "an Evaluation of numbers"}
     raise NoResult(
         f"{type(workload).__module__}.{type(workload).__qualname__}.{method} has returned no result",
@@ -220,7 +223,9 @@ def _advance(
     progress = replace(progress, epoch=epoch, train_seconds=progress.train_seconds + seconds)
     if not seen:
         return progress
-    value, *_ = [objectives.value(objective, seen) for objective in chosen]  # all must be there; the first selects
+    value, *_ = [
+        objectives.value(objective, seen) for objective in chosen
+    ]  # raises if one is missing; the first one selects
     if better(value, progress.best_value, chosen[0]):
         return replace(progress, best_epoch=epoch, best_value=value, best_metrics=dict(seen), stale=0)
     return replace(progress, stale=progress.stale + 1)

@@ -1,6 +1,6 @@
-"""Learning curves of a sweep's trials: the objectives and the training loss, an epoch a row, beside the study.
+"""Learning curves of a sweep's trials in a file next to the study: objectives and training loss, one row per epoch.
 
-The study keeps values at a scheduler's rungs alone, MLflow keeps everything but may be far away.
+The study has only the values at rungs, and MLflow may not be reachable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Curve = list[tuple[int, float]]
 
 
 class Curves:
-    """The writer. One driver at a time; a full disk costs curves only."""
+    """Writer of the curves. When the disk is full, only curves are lost."""
 
     def __init__(self, folder: Path, objectives: Iterable[Objective]) -> None:
         self._file = folder / CURVES
@@ -30,7 +30,7 @@ class Curves:
         disk.drop_half_line(self._file)
 
     def add(self, number: int, rows: Iterable[Row], seed: int = 0) -> None:
-        """Keep what is drawn of a trial's rows; ``seed`` counts the repeats of one configuration."""
+        """Write the curves' values of a trial's rows. ``seed`` counts the repeats of one configuration."""
         lines = []
         for row in rows:
             values = {name: row.metrics[name] for name in self._names if name in row.metrics}
@@ -40,14 +40,14 @@ class Curves:
 
 
 def read(folder: Path, name: str) -> dict[tuple[int, int], Curve]:
-    """(trial, seed) -> the curve of ``name`` (``validation/ndcg_at_20``); a resume states rows again, the last counts.
+    """The curve of ``name`` (such as ``validation/ndcg_at_20``) by (trial, seed). Of repeated rows the last one counts.
 
-    Empty for a sweep that has no such file. Half a line, or a damaged one, is passed over.
+    Empty for a sweep without the file. Partial and damaged lines are skipped.
     """
-    found: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
+    curves: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
     with suppress(FileNotFoundError), (folder / CURVES).open(errors="replace") as stream:
         for line in stream:
             with suppress(ValueError, KeyError, TypeError):
                 row = json.loads(line)
-                found[row["trial"], row["seed"]][row["epoch"]] = float(row[name])
-    return {key: sorted(curve.items()) for key, curve in found.items()}
+                curves[row["trial"], row["seed"]][row["epoch"]] = float(row[name])
+    return {key: sorted(curve.items()) for key, curve in curves.items()}

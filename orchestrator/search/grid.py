@@ -14,30 +14,30 @@ LIMIT = 100_000
 
 
 def points(space: spaces.Space, fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every point of ``space`` in a fixed order, as the values of the parameters it asks for.
+    """All points of ``space`` in a fixed order, as parameter values.
 
-    The space is called once a point: what it asks for next may depend on what it got. Raises UserError for a
+    The space is called once per point, since its parameters may depend on earlier values. Raises UserError for a
     parameter without steps and for a grid of more than ``LIMIT`` points.
     """
-    found: list[dict[str, Any]] = []
-    path: list[tuple[int, int]] = []  # the choice taken at each parameter, and of how many
+    points_found: list[dict[str, Any]] = []
+    path: list[tuple[int, int]] = []  # choice at each parameter, and number of choices
     while True:
         trial = _Walk(path)
         spaces.suggest(space, trial, fixed)
-        found.append(trial.values)
-        if len(found) > LIMIT:
+        points_found.append(trial.values)
+        if len(points_found) > LIMIT:
             raise UserError(f"The grid has more than {LIMIT} points", fix="Take larger steps, or another sampler")
         path = trial.path
         while path and path[-1][0] + 1 == path[-1][1]:
             path.pop()
         if not path:
-            return found
+            return points_found
         choice, size = path.pop()
         path.append((choice + 1, size))
 
 
 class _Walk:
-    """In the place of an Optuna trial: follows ``path`` and takes the first choice beyond its end."""
+    """Stands in for an Optuna trial: follows ``path``, then takes the first choices."""
 
     def __init__(self, path: list[tuple[int, int]]) -> None:
         self._given, self.path = path, []  # type: tuple[list[tuple[int, int]], list[tuple[int, int]]]
@@ -58,7 +58,7 @@ class _Walk:
         )
 
     def _take(self, name: str, distribution: BaseDistribution) -> Any:
-        if name in self.values:  # asked for twice: one parameter
+        if name in self.values:  # suggested twice
             return self.values[name]
         choices = _choices(name, distribution)
         depth = len(self.path)

@@ -1,9 +1,9 @@
-"""Population based training (Jaderberg et al., 2017): the weak take over the strong's state and change parameters.
+"""Population based training (Jaderberg et al., 2017).
 
-Every tenth of a trial the whole population meets: who is among the worst quarter takes over the checkpoint and the
-parameters of one of the best quarter, perturbed, and goes on from there. The meeting is a barrier, so the result
-depends on the seed alone, not on which process was faster. A member is one Optuna trial from its first epoch to
-its last; between two meetings it is handed out as a segment of its own, and fewer slots than members take turns.
+After each tenth of a trial the population meets. Each member of the worst quarter copies the checkpoint and the
+parameters of a member of the best quarter, perturbs the parameters, and continues. The meeting is a barrier, so the
+result depends only on the seed and not on the speed of processes. A member is one Optuna trial from its first to its
+last epoch. Between two meetings it runs as a segment; with fewer slots than members they take turns.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ MEMBER_CHECKPOINTS_KEPT = 4
 """Checkpoints kept of each member."""
 
 MET = "met"
-"""The study's attribute that names the last meeting that is over."""
+"""Attribute of the study: the epoch of the last completed meeting."""
 
 
 class Population(Study):
-    """A study whose trials meet at ``decide_at``.
+    """A study whose trials meet at the epochs ``decide_at``.
 
-    What a member has come to stands in its user attributes (``paused_at``, the epoch of its last meeting, and
-    ``params``), and which meeting is over in the study's, so that a restart goes on from the journal.
+    The user attributes of a member hold its state (``paused_at``, the epoch of its last meeting, and ``params``), and
+    those of the study the last completed meeting. A resume therefore needs only the journal.
     """
 
     def __init__(self, *args: Any, changeable: Sequence[str], distributions: Mapping[str, BaseDistribution]) -> None:
@@ -46,9 +46,9 @@ class Population(Study):
         self._due: deque[int] = deque()
 
     def next(self, fresh: bool = True) -> Trial | None:
-        """A new member until the population is complete; then whoever may go on from the last meeting."""
+        """A new member until the population is complete, then the members that continue after a meeting."""
         trial = super().next(fresh)
-        while trial is not None and self._waits(trial.number):  # a member that a dead process left at a meeting
+        while trial is not None and self._waits(trial.number):  # the member of a dead driver waits for a meeting
             self._open.pop(trial.seed_run)
             trial = super().next(fresh)
         if trial is not None:
@@ -67,18 +67,19 @@ class Population(Study):
         met = self.met
         if verdict != "go on" or not rows or rows[-1].epoch not in self.spec.plan.decide_at or rows[-1].epoch <= met:
             return verdict
-        trial, epoch = self._open.pop(seed_run), rows[-1].epoch
+        trial = self._open.pop(seed_run)
+        epoch = rows[-1].epoch
         for name, value in {**attributes, "paused_at": epoch}.items():
             trial.set_user_attr(name, value)
         return "paused"
 
     @property
     def met(self) -> int:
-        """The epoch of the last meeting that is over; 0 before the first."""
+        """Epoch of the last completed meeting; 0 before the first one."""
         return int(self.optuna_study.user_attrs.get(MET, 0))
 
     def first_params(self, number: int) -> dict[str, Any]:
-        """The parameters a member began with."""
+        """Initial parameters of a member."""
         about = self.optuna_study.get_trials(deepcopy=False)[number].user_attrs
         first: dict[str, Any] = about.get("began_with", about["params"])
         return first
@@ -88,7 +89,7 @@ class Population(Study):
         return bool(attributes.get("paused_at", 0) > self.met)
 
     def _meet(self) -> None:
-        """When no one is under way any more: exploit and explore, then all go on."""
+        """Exploit and explore once all members have paused, then let them continue."""
         members = [t for t in self.trials if t.state == TrialState.RUNNING]
         if self._open or not members:
             return
@@ -98,33 +99,34 @@ class Population(Study):
         source = random.Random(f"{self.spec.seed}/{epoch}")
         for loser, donor in pairs(scores, source).items():
             self._exploit(loser, donor, epoch, source)
-        self.optuna_study.set_user_attr(MET, epoch)  # one record: a meeting is over for all or for none
+        self.optuna_study.set_user_attr(MET, epoch)  # one write: the meeting is complete for all members or for none
         self._due.extend(sorted(scores))
 
     def _exploit(self, loser: int, donor: int, epoch: int, source: random.Random) -> None:
         trials = self.optuna_study.get_trials(deepcopy=False)
         params = trials[donor].user_attrs["params"]
         changed = perturb(params, self._distributions, self.changeable, source)
-        home, found = self.home(loser), checkpoint.latest(self.home(donor))
-        if found is None or found.name != checkpoint.name(epoch):
+        home = self.home(loser)
+        source_folder = checkpoint.latest(self.home(donor))
+        if source_folder is None or source_folder.name != checkpoint.name(epoch):
             raise UserError(
                 f"Trial {donor} has no intact checkpoint of epoch {epoch} to be taken over", fix="Start a new sweep"
             )
-        partial = home / f".{found.name}.taken.partial"
+        partial = home / f".{source_folder.name}.taken.partial"
         shutil.rmtree(partial, ignore_errors=True)
         home.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(found, partial)
-        shutil.rmtree(home / found.name, ignore_errors=True)
-        partial.rename(home / found.name)
+        shutil.copytree(source_folder, partial)
+        shutil.rmtree(home / source_folder.name, ignore_errors=True)
+        partial.rename(home / source_folder.name)
         trial = self._optuna_trial(loser)
-        earlier = [taken for taken in trial.user_attrs.get("lineage", []) if taken["epoch"] < epoch]
+        earlier = [step for step in trial.user_attrs.get("lineage", []) if step["epoch"] < epoch]
         trial.set_user_attr("began_with", self.first_params(loser))
         trial.set_user_attr("lineage", [*earlier, {"epoch": epoch, "from": donor, "params": changed}])
         trial.set_user_attr("params", changed)
 
 
 def pairs(scores: Mapping[int, float], source: random.Random) -> dict[int, int]:
-    """Who takes over from whom: each of the worst quarter from a random one of the best. Larger scores are better."""
+    """Donor of each member of the worst quarter, drawn from the best quarter. Larger scores are better."""
     ranked = sorted(scores, key=lambda number: (scores[number], -number))
     count = min(max(1, round(len(ranked) * QUANTILE)), len(ranked) // 2)
     best = ranked[len(ranked) - count :]
@@ -137,7 +139,7 @@ def perturb(
     changeable: Sequence[str],
     source: random.Random,
 ) -> dict[str, Any]:
-    """``params`` with every changeable one drawn again (one in four) or moved by a factor of 0.8 or 1.2."""
+    """Copy of ``params`` whose changeable ones are resampled (probability 0.25) or multiplied by 0.8 or 1.2."""
     changed = dict(params)
     for name in sorted(set(changeable) & set(distributions) & set(params)):
         distribution = distributions[name]
@@ -146,9 +148,10 @@ def perturb(
                 changed[name] = source.choice(distribution.choices)
             continue
         assert isinstance(distribution, FloatDistribution | IntDistribution)
-        low, high = distribution.low, distribution.high
-        again = source.random() < RESAMPLE
-        value = _draw(distribution, source) if again else params[name] * source.choice(FACTORS)
+        low = distribution.low
+        high = distribution.high
+        resampled = source.random() < RESAMPLE
+        value = _draw(distribution, source) if resampled else params[name] * source.choice(FACTORS)
         if distribution.step:
             value = low + round((value - low) / distribution.step) * distribution.step
         value = min(max(value, low), high)

@@ -1,4 +1,4 @@
-"""How far a search is, from its trials."""
+"""Progress of a search, computed from its trials."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def search_progress(
     """Trials by state, their ``target``, the ``best``, and ``seconds_left`` where they can be estimated.
 
     Args:
-        trials: of the search, in any state.
-        target: how many there are to be.
-        objective: what the search selects by.
+        trials: trials of the search in any state.
+        target: total number of trials.
+        objective: objective of the search.
         winner: the best trial so far.
     """
     best = None if winner is None else {"trial": winner.number, objective.metric: winner.values[0]}
@@ -34,7 +34,7 @@ def search_progress(
 
 
 def _seconds_left(trials: Sequence[FrozenTrial], target: int) -> float | None:
-    """The usual trial's seconds, times what is left of trials, over how many run at once."""
+    """Mean seconds of a trial times the remaining trials, divided by the number that run at once."""
     ended = [t.duration.total_seconds() for t in trials if t.state.is_finished() and t.duration is not None]
     running = [trial for trial in trials if trial.state.name == "RUNNING"]
     if not ended or not running:

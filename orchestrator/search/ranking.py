@@ -1,4 +1,4 @@
-"""Which of a sweep's complete trials are best: by one objective, and by several."""
+"""Rank the complete trials of a sweep by one objective or by several."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ if TYPE_CHECKING:
 
 
 def ranked(trials: Iterable[FrozenTrial], objective: Objective) -> list[FrozenTrial]:
-    """The complete trials, the best by ``objective``, their first one, first; of equals the earlier."""
+    """The complete trials, the best by ``objective`` (their first value) first. Ties go to the earlier trial."""
     sign = _sign(objective)
     return sorted(_complete(trials), key=lambda trial: (-sign * float(trial.values[0]), trial.number))
 
 
 def front(trials: Iterable[FrozenTrial], objectives: Sequence[Objective]) -> list[FrozenTrial]:
-    """The Pareto front: the complete trials that no other one of ``trials`` beats, best in the first objective first.
+    """The Pareto front: the complete trials that no other one dominates, best in the first objective first.
 
-    One trial beats another that it equals or betters in every objective, and differs from.
+    A trial dominates another if it is at least as good in every objective and better in one.
     """
     signs = [_sign(objective) for objective in objectives]
     complete = _complete(trials)
     gains = {t.number: [sign * value for sign, value in zip(signs, t.values)] for t in complete}
 
-    def beats(one: FrozenTrial, other: FrozenTrial) -> bool:
+    def dominates(one: FrozenTrial, other: FrozenTrial) -> bool:
         mine, theirs = gains[one.number], gains[other.number]
         return mine != theirs and all(m >= t for m, t in zip(mine, theirs))
 
-    found: list[FrozenTrial] = []
+    optimal: list[FrozenTrial] = []
     for trial in sorted(complete, key=lambda t: ([-gain for gain in gains[t.number]], t.number)):
-        if not any(beats(other, trial) for other in found):  # sorted so, only who comes before can
-            found.append(trial)
-    return found
+        if not any(dominates(other, trial) for other in optimal):  # only an earlier trial can
+            optimal.append(trial)
+    return optimal
 
 
 def _sign(objective: Objective) -> float:

@@ -1,4 +1,4 @@
-"""Optuna's samplers and pruners by our names, and the epochs at which a scheduler decides."""
+"""Optuna's samplers and pruners by name, and the rungs of each scheduler."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ REDUCTION = 3
 """ASHA and Hyperband keep the best 1/REDUCTION at each rung."""
 
 STARTUP = 5
-"""Complete trials before the median of them stops anybody."""
+"""Complete trials before the median pruner stops a trial."""
 
 PARTS = 10
-"""The median is asked, and a population meets, so many times in a trial."""
+"""Number of parts of a trial after which the median pruner decides or a population meets."""
 
 
 class ReplayedCmaEs(CmaEsSampler):  # type: ignore[misc]
-    """CMA-ES whose state is what the trials say: Optuna's own keeps a pickle in the study and loads it at every ask.
+    """CMA-ES that rebuilds its state from the trials. Optuna's sampler stores a pickle in the study instead.
 
-    The generations that are complete are told again, in milliseconds; what remains is drawn as ever.
+    Complete generations are replayed, which takes milliseconds; further points are drawn as usual.
     """
 
     def _restore_optimizer(self, completed_trials: list[FrozenTrial]) -> None:
@@ -43,10 +43,10 @@ class ReplayedCmaEs(CmaEsSampler):  # type: ignore[misc]
 
 
 def rungs(epochs: int, scheduler: Scheduler) -> tuple[int, ...]:
-    """The epochs at which ``scheduler`` decides, all below ``epochs``.
+    """Epochs at which ``scheduler`` decides, all below ``epochs``.
 
-    ASHA and Hyperband: a ninth of the budget, then times three; in its last half a stop saves little. Median and
-    PBT: every tenth.
+    ASHA and Hyperband: a ninth of the epochs, then three times as many, up to half of them. Median and PBT: each
+    tenth.
     """
     if scheduler == "none":
         return ()
@@ -54,15 +54,15 @@ def rungs(epochs: int, scheduler: Scheduler) -> tuple[int, ...]:
         every = max(1, epochs // PARTS)
         return tuple(range(every, epochs, every))
     first = max(1, epochs // REDUCTION**2)
-    found = []
+    epochs_of_rungs = []
     while first <= epochs // 2:
-        found.append(first)
+        epochs_of_rungs.append(first)
         first *= REDUCTION
-    return tuple(found)
+    return tuple(epochs_of_rungs)
 
 
 def pruner(scheduler: Scheduler, decide_at: tuple[int, ...], epochs: int) -> BasePruner:
-    """Who says at a rung whether a trial goes on."""
+    """Optuna's pruner of ``scheduler``."""
     if not decide_at or scheduler in ("none", "pbt"):
         return NopPruner()
     if scheduler == "median":
@@ -73,18 +73,18 @@ def pruner(scheduler: Scheduler, decide_at: tuple[int, ...], epochs: int) -> Bas
 
 
 def brackets(epochs: int, scheduler: Scheduler) -> list[tuple[float, tuple[int, ...]]]:
-    """Those of a scheduler that halves: the share of the trials in each, and its rungs. ASHA has one."""
+    """Brackets of a halving scheduler: the share of trials in each, and its rungs. ASHA has one bracket."""
     decide_at = rungs(epochs, scheduler)
-    found = pruner(scheduler, decide_at, epochs)
-    if not isinstance(found, HyperbandPruner):
+    hyperband = pruner(scheduler, decide_at, epochs)
+    if not isinstance(hyperband, HyperbandPruner):
         return [(1.0, decide_at)]
-    found._try_initialization(None)  # else it has brackets from its first decision on
-    budgets = found._trial_allocation_budgets
+    hyperband._try_initialization(None)  # otherwise it has no brackets before its first decision
+    budgets = hyperband._trial_allocation_budgets
     return [(budget / sum(budgets), decide_at[bracket:]) for bracket, budget in enumerate(budgets)]
 
 
 def sampler(name: Sampler, seed: int, *, conditional: bool = False) -> BaseSampler:
-    """The sampler of one trial. ``conditional`` spaces are learnt group by group where the sampler can."""
+    """The sampler of one trial. For ``conditional`` spaces TPE models groups of parameters."""
     if name == "gp":
         return GPSampler(seed=seed)
     if name == "cmaes":
@@ -97,5 +97,5 @@ def sampler(name: Sampler, seed: int, *, conditional: bool = False) -> BaseSampl
 
 
 def seed_of(seed: int, number: int) -> int:
-    """The sampler's seed for trial ``number``: derived, so that no stream is lost with a process."""
+    """The sampler's seed for trial ``number``. It needs no state, so nothing is lost with a process."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{number}".encode()).digest()[:4], "big")

@@ -1,4 +1,4 @@
-"""Finding a search space, and running it with some parameters held fixed."""
+"""Load search spaces, and sample them with some parameters fixed."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ PROBES = 32
 
 @dataclass(frozen=True)
 class Survey:
-    """What draws from a space have shown: the distributions of each searched parameter, mostly one.
+    """Result of sampling a space: the distributions of each searched parameter, usually one.
 
-    ``conditional`` says that not every draw had the same parameters.
+    ``conditional``: not every sample had the same parameters.
     """
 
     distributions: Mapping[str, Sequence[Any]]
     conditional: bool
 
     def text(self) -> dict[str, str]:
-        """One line a parameter, such as ``lr: float 0.001 to 0.03, log``; equal spaces have equal lines."""
-        return {name: " or ".join(sorted(map(_one, found))) for name, found in sorted(self.distributions.items())}
+        """One line per parameter, such as ``lr: float 0.001 to 0.03, log``. Equal spaces have equal lines."""
+        return {name: " or ".join(sorted(map(_one, each))) for name, each in sorted(self.distributions.items())}
 
 
 def _one(distribution: Any) -> str:
@@ -51,22 +51,22 @@ def load(workload: str, name: str) -> Space:
     file, colon, function = name.rpartition(":")
     if colon:
         return _from_file(Path(file), function)
-    known = presets(workload)
-    if name not in known:
-        raise unknown(f"search space of {workload}", name, known)
-    return known[name]
+    spaces = presets(workload)
+    if name not in spaces:
+        raise unknown(f"search space of {workload}", name, spaces)
+    return spaces[name]
 
 
 def absolute(name: str) -> str:
-    """``file.py:function`` with the file's whole path; a preset's name as it is."""
+    """``file.py:function`` with the absolute path. A preset's name is returned unchanged."""
     file, colon, function = name.rpartition(":")
     return f"{Path(file).expanduser().absolute()}:{function}" if colon else name
 
 
 def presets(workload: str) -> dict[str, Space]:
-    """The functions of the module that the workload's entry names, or of ``search_spaces/<workload>.py``, by name.
+    """Functions by name of the module that the workload's entry names, or of ``search_spaces/<workload>.py``.
 
-    Raises UserError where there is no such module.
+    Raises UserError when there is no such module.
     """
     named = workload_loader.entry(workload).spaces
     try:
@@ -87,15 +87,15 @@ def presets(workload: str) -> dict[str, Space]:
 
 
 def suggest(space: Space, trial: Any, fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of one trial: what ``fixed`` says, the space's suggestions for the rest."""
-    found = space(_Fixing(trial, fixed))
-    if not isinstance(found, Mapping):
-        raise UserError("The search space must return the parameters", got=type(found).__name__, allowed="a dict")
-    return {**found, **fixed}
+    """Parameters of one trial: the values of ``fixed``, and the space's suggestions for the others."""
+    suggested = space(_Fixing(trial, fixed))
+    if not isinstance(suggested, Mapping):
+        raise UserError("The search space must return the parameters", got=type(suggested).__name__, allowed="a dict")
+    return {**suggested, **fixed}
 
 
 def draws(space: Space, fixed: Mapping[str, Any], seed: int, count: int) -> list[dict[str, Any]]:
-    """The parameters of ``count`` random trials."""
+    """Parameters of ``count`` random trials."""
     import optuna
 
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
@@ -109,15 +109,15 @@ def probe(
     seed: int,
     check: Callable[[Mapping[str, Any]], None] = lambda complete: None,
 ) -> Survey:
-    """Draw from the space without training; raises UserError for what no trial could run. Returns what varies.
+    """Sample the space without training. Raises UserError for parameters that no trial could run with.
 
-    ``check`` is given the complete parameters of every draw.
+    ``check`` is called with the complete parameters of every sample.
     """
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
-    found: dict[str, list[Any]] = {}
+    distributions: dict[str, list[Any]] = {}
     shapes: set[tuple[str, ...]] = set()
     for _ in range(PROBES):
         trial = study.ask()
@@ -135,13 +135,13 @@ def probe(
         check(complete.model_dump(mode="json"))
         shapes.add(tuple(sorted(trial.params)))
         for name, distribution in trial.distributions.items():
-            if distribution not in (known := found.setdefault(name, [])):
-                known.append(distribution)
-    return Survey(found, conditional=len(shapes) > 1)
+            if distribution not in (seen := distributions.setdefault(name, [])):
+                seen.append(distribution)
+    return Survey(distributions, conditional=len(shapes) > 1)
 
 
 def _check_plain(values: Mapping[str, Any]) -> None:
-    """The study keeps parameters as JSON."""
+    """Raise UserError for values that are not JSON, the format of the study."""
     for name, value in values.items():
         try:
             json.dumps(value)
@@ -154,9 +154,9 @@ def _check_plain(values: Mapping[str, Any]) -> None:
 
 
 class _Fixing:
-    """An Optuna trial that answers for the fixed parameters itself, so that they are no dimension of the search.
+    """Wraps an Optuna trial and returns fixed parameters itself, so that they are not searched.
 
-    ``fixed`` is there for a space that asks for one parameter or another by what is held.
+    A space may read ``fixed`` to choose its parameters.
     """
 
     def __init__(self, trial: Any, fixed: Mapping[str, Any]) -> None:
@@ -174,7 +174,7 @@ class _Fixing:
 
 
 class _Uncached(SourceFileLoader):
-    """Reads and writes no bytecode: that of a file rewritten within a second at the same length would be taken."""
+    """Loader without bytecode, which would be outdated for a file rewritten within a second at the same length."""
 
     def path_stats(self, path: Any) -> Any:
         raise OSError
@@ -194,10 +194,10 @@ def _from_file(file: Path, function: str) -> Space:
         line = next((frame.lineno for frame in inspect.trace() if frame.filename == str(file)), None)
         where = f", line {line}" if line else ""
         raise UserError(f"{file}{where} cannot be imported: {type(error).__name__}: {one_line(error)}") from None
-    found = _functions(module)
-    if function not in found:
-        raise unknown(f"function in {file}", function, found)
-    return found[function]
+    functions = _functions(module)
+    if function not in functions:
+        raise unknown(f"function in {file}", function, functions)
+    return functions[function]
 
 
 def _functions(module: Any) -> dict[str, Space]:

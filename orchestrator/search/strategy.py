@@ -1,4 +1,4 @@
-"""Which sampler, scheduler and plan go together: what is left open is filled in, what cannot be is refused."""
+"""Combine sampler, scheduler and plan: fill in defaults, and refuse combinations that cannot work."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def settle(
     *,
     local: bool,
 ) -> tuple[Search, Plan]:
-    """The search and plan to be run. Raises UserError for what cannot go together, with the reason."""
+    """Complete search and plan. Raises UserError, with the reason, for a combination that cannot work."""
     given = search.model_fields_set
     searched = list(survey.distributions)
     if search.sampler == "cmaes" and len(searched) < 2:
@@ -88,10 +88,10 @@ def _population(
 
 
 def changeable(params: type[BaseModel], names: list[str]) -> list[str]:
-    """Those of ``names`` that a workload reads again from its parameters when it loads a state."""
+    """The ``names`` whose parameters may change while a model trains (``mid_run`` in their schema)."""
     marked: list[str] = []
     for name in names:
-        field = params.model_fields.get(name)  # a space may search what it makes a parameter of
+        field = params.model_fields.get(name)  # a space may derive parameters from what it searches
         extra: Any = field.json_schema_extra if field else None
         if isinstance(extra, dict) and extra.get("mid_run"):
             marked.append(name)

@@ -1,9 +1,9 @@
-"""The sweep's truth: an Optuna study in a journal file. It says what is tried, stopped, done and best.
+"""The study of a sweep: an Optuna study in a journal file. It suggests, prunes and ranks trials.
 
-Tune only places trials; every decision is made here, on the driver, so that ``sweep --local`` and a cluster
-decide alike, and a restart needs nothing but the journal (JSON lines, no pickle). A trial's identity is
-(sweep, Optuna number). What runs is a *unit*: a trial with one of its seeds, ``number * seeds + seed``; without
-repeated seeds unit and number are the same.
+Ray Tune only places trials. Every decision is made here, in the driver, so that ``sweep --local`` and a cluster decide
+alike, and a resume needs only the journal (JSON lines, no pickle). A trial is identified by its sweep and its Optuna
+number. The unit of execution is a *seed run*: a trial with one of its seeds, numbered ``number * seeds + seed``.
+Without repeated seeds the two numbers are equal.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ JOURNAL = STUDY
 Verdict = Literal["go on", "paused", "pruned", "complete", "failed"]
 
 AHEAD_FROM = 8
-"""Trials at once from which a suggestion is computed ahead. It knows one result less, of many that are missing."""
+"""Number of trials at once from which the next suggestion is computed ahead. It lacks one result more."""
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One unit to be run, or run on.
+    """A seed run to be started or continued.
 
-    ``origin`` is the number its seed derives from: its own, or that of the failed trial which it tries again.
+    ``origin`` is the trial number that its seed derives from: its own, or that of the failed trial it repeats.
     """
 
     seed_run: int
@@ -59,15 +59,15 @@ class Trial:
 def open_study(
     folder: Path, directions: Sequence[str] | None = None, pruner: optuna.pruners.BasePruner | None = None
 ) -> optuna.Study:
-    """The Optuna study in ``folder``, made when ``directions`` are given. Raises UserError when it cannot be read."""
+    """The Optuna study in ``folder``, created if ``directions`` are given. Raises UserError when it cannot be read."""
     journal = folder / JOURNAL
     collects = gc.isenabled()
-    gc.disable()  # nothing that is read here is garbage: a tenth of the time
+    gc.disable()  # saves a tenth of the time: nothing read here is garbage
     try:
         storage = JournalStorage(JournalFileBackend(str(journal)))
         if directions is None or optuna.get_all_study_names(storage):
             return optuna.load_study(study_name=None, storage=storage, pruner=pruner)
-        # Hyperband draws brackets by the study's name: it must not be the sweep's id, or no two sweeps would agree.
+        # Hyperband draws brackets by the study's name, so it must be the same in all sweeps.
         return optuna.create_study(storage=storage, study_name="sweep", directions=list(directions), pruner=pruner)
     except Exception as error:
         raise UserError(
@@ -79,14 +79,14 @@ def open_study(
 
 
 class Study:
-    """The trials of one sweep. Not thread-safe: the driver's one thread asks and tells."""
+    """The trials of one sweep. Not thread-safe: only the driver's main thread asks and tells."""
 
     def __init__(
         self, folder: Path, spec: SweepSpec, objective: Sequence[Objective], space: spaces.Space, conditional: bool
     ) -> None:
         self.folder, self.spec, self.objectives, self._space = folder, spec, tuple(objective), space
         self._conditional = conditional
-        # A killed driver may leave both; the folder's own lock says that no other is alive.
+        # A killed driver may leave both. The folder's lock ensures that no other driver is alive.
         disk.drop_half_line(folder / JOURNAL)
         (folder / f"{JOURNAL}.lock").unlink(missing_ok=True)  # Optuna would wait 30 s for it
         directions = ["maximize" if o.direction == "max" else "minimize" for o in self.objectives]
@@ -94,7 +94,7 @@ class Study:
         self.optuna_study = open_study(folder, directions, pruner)
         self._grid = grid.points(space, spec.fixed) if spec.search.sampler == "grid" else None
         self._open: dict[int, optuna.Trial] = {}
-        self._more: deque[Trial] = deque()  # further seeds of configurations whose first seed reached its end
+        self._more: deque[Trial] = deque()  # further seeds of trials whose first seed is complete
         self._interrupted = deque(t for t in self.trials if t.state == TrialState.RUNNING)
         self._ahead: optuna.Trial | None = None
 
@@ -106,24 +106,24 @@ class Study:
 
     @property
     def objective(self) -> Objective:
-        """The first objective: it selects epochs, is what schedulers look at, and names the winner."""
+        """The first objective. It selects epochs and the winner, and schedulers use it."""
         return self.objectives[0]
 
     @property
     def target(self) -> int:
-        """How many trials there are to be in all: those asked for, and one for each that is tried again."""
+        """Total number of trials: the requested ones, and one for each retry."""
         return self.spec.search.trials + sum("retry_of" in trial.user_attrs for trial in self.trials)
 
     def next(self, fresh: bool = True) -> Trial | None:
-        """The next unit: what a dead process left running, further seeds, what waits, then new trials.
+        """The next seed run: interrupted ones first, then further seeds, retries and new trials.
 
-        None when there is none to begin now; :meth:`exhausted` tells whether there will be one later. Unless
-        ``fresh``, only trials that were begun go on.
+        None when none can start now; :meth:`exhausted` says whether one can later. With ``fresh=False`` only started
+        trials continue.
         """
         if self._interrupted:
-            left = self._interrupted.popleft()
-            if (taken := self._take_up(left)) is not None:
-                return taken
+            interrupted = self._interrupted.popleft()
+            if (continued := self._take_up(interrupted)) is not None:
+                return continued
             return self.next(fresh)
         if self._more:
             return self._more.popleft()
@@ -136,7 +136,7 @@ class Study:
     def ask_ahead(self) -> None:
         """Compute the next suggestion while many trials train, so that the next free device does not wait for it.
 
-        A driver that dies leaves it as a trial that was begun: a resumed one starts it.
+        If the driver dies, the journal has it as a running trial, and a resume starts it.
         """
         learns = self.spec.search.sampler not in ("random", "grid") and self.spec.search.scheduler != "pbt"
         if learns and self._ahead is None and len(self._open) >= AHEAD_FROM and not (self._interrupted or self._more):
@@ -145,7 +145,7 @@ class Study:
                 spaces.suggest(self._space, self._ahead, self.spec.fixed)
 
     def exhausted(self, fresh: bool = True) -> bool:
-        """Whether nothing will ever be left to begin: what runs now can only end. ``fresh`` as in :meth:`next`."""
+        """Whether no further seed run can start. ``fresh`` as in :meth:`next`."""
         seeds = self.spec.search.seeds
         more_seeds = seeds > 1 and any(seed_run % seeds == 0 for seed_run in self._open)
         if self._interrupted or self._more or more_seeds or (fresh and self._ahead):
@@ -155,11 +155,11 @@ class Study:
         return complete or not fresh
 
     def running(self) -> list[int]:
-        """The units that run."""
+        """The running seed runs."""
         return sorted(self._open)
 
     def unfinished(self) -> list[int]:
-        """The units of the trials that were begun and have not ended, waiting and interrupted ones too."""
+        """Seed runs of started trials that have not ended, including waiting and interrupted ones."""
         seeds = self.spec.search.seeds
         return [
             trial.number * seeds + seed
@@ -170,20 +170,20 @@ class Study:
         ]
 
     def trial_of(self, seed_run: int) -> tuple[int, int]:
-        """The trial's number and the seed of a unit."""
+        """Trial number and seed of a seed run."""
         return divmod(seed_run, self.spec.search.seeds)
 
     def home(self, seed_run: int) -> Path:
-        """Where the checkpoints of a unit lie, and what else it leaves."""
+        """Folder of a seed run's checkpoints and other files."""
         number, seed = self.trial_of(seed_run)
         return self.folder / "trials" / (f"{number:05d}" if seed == 0 else f"{number:05d}-seed{seed}")
 
     def report(
         self, seed_run: int, rows: Sequence[Row], best: float | None, ended: bool, attributes: Mapping[str, Any]
     ) -> Verdict:
-        """Take a unit's values; says whether it goes on. ``best`` is its best value so far."""
+        """Handle the values of a seed run and decide whether it continues. ``best`` is its best value so far."""
         trial = self._open[seed_run]
-        if seed_run % self.spec.search.seeds == 0:  # further seeds run to the end: their configuration has earned it
+        if seed_run % self.spec.search.seeds == 0:  # further seeds are not pruned
             self._state_rungs(trial, rows)
         if ended:
             return self._ended(seed_run, best, attributes)
@@ -200,8 +200,9 @@ class Study:
         return "go on"
 
     def fail(self, seed_run: int, cause: str) -> Verdict:
-        """The trial fails, with all of its seeds."""
-        trial, (number, seed) = self._open[seed_run], self.trial_of(seed_run)
+        """Fail a trial with all of its seeds."""
+        trial = self._open[seed_run]
+        number, seed = self.trial_of(seed_run)
         self._more = deque(more for more in self._more if more.number != number)
         cause = f"{cause} (seed {seed})" if self.spec.search.seeds > 1 else cause
         self._close(trial, {"cause": cause})
@@ -209,18 +210,18 @@ class Study:
         return "failed"
 
     def cause(self, seed_run: int) -> str:
-        """Why the trial of a unit failed."""
+        """Cause of a failed seed run."""
         attributes = self.optuna_study.get_trials(deepcopy=False)[self.trial_of(seed_run)[0]].user_attrs
         return str(attributes.get("cause", "unknown"))
 
     def cut(self, seed_run: int, cause: str) -> None:
-        """Give a trial up for good: it does not take part and is not taken up again."""
+        """Fail a trial for good: it is not ranked, resumed or retried."""
         trial = self._open.setdefault(seed_run, self._optuna_trial(self.trial_of(seed_run)[0]))
         trial.set_user_attr("cut", True)
         self.fail(seed_run, cause)
 
     def failed(self) -> list[FrozenTrial]:
-        """The trials that failed, but for those that were given up or tried again."""
+        """The failed trials, without those that were cut or retried."""
         trials = self.trials
         retried = {trial.user_attrs.get("retry_of") for trial in trials}
         return [
@@ -228,7 +229,7 @@ class Study:
         ]
 
     def retry_failed(self) -> int:
-        """Have every failed trial tried again as a new one, with its parameters and seed; returns how many."""
+        """Enqueue each failed trial again as a new one with its parameters and seed. Returns their number."""
         again = [trial for trial in self.failed() if "params" in trial.user_attrs]
         for trial in again:
             first = trial.user_attrs.get("seed_of", trial.number)
@@ -237,23 +238,21 @@ class Study:
         return len(again)
 
     def learn(self, lessons: Sequence[FrozenTrial]) -> None:
-        """Let the sampler know trials of earlier sweeps, each once.
+        """Add trials of earlier sweeps for the sampler, each once.
 
-        They keep numbers of their own in the journal and are no trials of this sweep.
+        They have numbers in the journal and do not count as trials of this sweep.
         """
-        known = {trial.user_attrs.get("warm_from") for trial in self.optuna_study.get_trials(deepcopy=False)}
+        added = {trial.user_attrs.get("warm_from") for trial in self.optuna_study.get_trials(deepcopy=False)}
         for trial in lessons:
-            if trial.user_attrs["warm_from"] not in known:
+            if trial.user_attrs["warm_from"] not in added:
                 self.optuna_study.add_trial(trial)
 
     def best(self) -> FrozenTrial | None:
-        """The best trial, by the first objective, among those that ran to their end."""
+        """The best complete trial by the first objective."""
         return next(iter(ranked(self.trials, self.objective)), None)
 
-    # -- within --------------------------------------------------------------------------------------------
-
     def _ask(self) -> optuna.Trial | None:
-        """A new trial, or one that waits to be tried again; None when there are as many as there are to be."""
+        """A new trial or a retry. None when all trials exist."""
         trials = self.trials
         waiting = any(trial.state == TrialState.WAITING for trial in trials)
         if not waiting and len(trials) >= self.target:
@@ -266,12 +265,12 @@ class Study:
 
     def _prepare_sampler(self, number: int) -> None:
         search = self.spec.search
-        # A sampler's own random stream would be lost with the process; derived, it is where it would have been.
+        # The seed derives from the trial number, because a sampler's state would be lost with the process.
         seed = samplers.seed_of(self.spec.seed, number)
         self.optuna_study.sampler = samplers.sampler(search.sampler, seed, conditional=self._conditional)
 
     def _take_up(self, left: FrozenTrial) -> Trial | None:
-        """A trial that a dead process left running: its first seed, or the seeds that are missing."""
+        """Continue a trial of a dead driver: with its first seed, or by queueing its missing seeds."""
         self._prepare_sampler(left.number)
         begun = self._begin(self._optuna_trial(left.number))
         if "seed_0" not in left.user_attrs:
@@ -279,13 +278,13 @@ class Study:
         trial = self._open.pop(begun.seed_run)
         missing = [s for s in range(self.spec.search.seeds) if f"seed_{s}" not in left.user_attrs]
         self._queue(trial, missing, begun.params)
-        self._conclude(trial)  # its process may have died before it could
+        self._conclude(trial)  # the driver may have died before this
         return None
 
     def _begin(self, trial: optuna.Trial) -> Trial:
         suggested = spaces.suggest(self._space, trial, self.spec.fixed)
         about = trial.user_attrs
-        if "params" not in about:  # else it was begun before, or tries another's again
+        if "params" not in about:  # otherwise it was started before or is a retry
             trial.set_user_attr("params", suggested)
         seed_run = trial.number * self.spec.search.seeds
         self._open[seed_run] = trial
@@ -299,12 +298,12 @@ class Study:
             self._more.append(Trial(seed_run, trial.number, seed, trial.number, params))
 
     def _state_rungs(self, trial: optuna.Trial, rows: Sequence[Row]) -> None:
-        if len(self.objectives) > 1:  # Optuna takes no intermediate values then
+        if len(self.objectives) > 1:  # Optuna does not support intermediate values then
             return
         name = f"validation/{self.objective.metric}"
-        known = self.optuna_study.get_trials(deepcopy=False)[trial.number].intermediate_values
+        reported = self.optuna_study.get_trials(deepcopy=False)[trial.number].intermediate_values
         for row in rows:
-            if name in row.metrics and row.epoch in self.spec.plan.decide_at and row.epoch not in known:
+            if name in row.metrics and row.epoch in self.spec.plan.decide_at and row.epoch not in reported:
                 trial.report(row.metrics[name], row.epoch)
 
     def _ended(self, seed_run: int, best: float | None, attributes: Mapping[str, Any]) -> Verdict:
@@ -314,7 +313,8 @@ class Study:
             others = [objectives.value(o, attributes["best_metrics"]) for o in self.objectives[1:]]
         except UserError as error:
             return self.fail(seed_run, str(error))
-        trial, values = self._open[seed_run], [best, *others]
+        trial = self._open[seed_run]
+        values = [best, *others]
         if self.spec.search.seeds == 1:
             self._close(trial, attributes)
             self.optuna_study.tell(trial, values)
@@ -328,9 +328,9 @@ class Study:
         return "complete"
 
     def _conclude(self, trial: optuna.Trial) -> None:
-        """Tell the mean over its seeds, once each has ended."""
-        known = self.optuna_study.get_trials(deepcopy=False)[trial.number].user_attrs
-        results = [known[f"seed_{s}"] for s in range(self.spec.search.seeds) if f"seed_{s}" in known]
+        """Tell the study the mean over the seeds, once all have ended."""
+        attributes = self.optuna_study.get_trials(deepcopy=False)[trial.number].user_attrs
+        results = [attributes[f"seed_{s}"] for s in range(self.spec.search.seeds) if f"seed_{s}" in attributes]
         if len(results) < self.spec.search.seeds:
             return
         values = [fmean(column) for column in zip(*(result["values"] for result in results))]
@@ -348,7 +348,7 @@ class Study:
 
 
 def _over_seeds(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the seeds of one configuration say together: mean metrics, the median of their best epochs."""
+    """Attributes of a trial over its seeds: mean metrics and the median best epoch."""
     metrics = {name: fmean(result["best_metrics"][name] for result in results) for name in results[0]["best_metrics"]}
     return {
         "epoch": max(result["epoch"] for result in results),

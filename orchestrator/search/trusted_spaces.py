@@ -1,7 +1,7 @@
-"""Search spaces that are files: a record may name any, so only those that were named by this home's user run.
+"""Trust in search spaces from files: only files that this home's user has named are executed.
 
-A sweep's record, its folder on shared storage, or what MLflow holds of it may be somebody else's. To run the file that
-it names is to run their code; so what a user names is remembered, and nothing else is run.
+The record of a sweep may come from another user, through shared storage or MLflow. Executing a file that it names would
+run their code. So the files that a user names are remembered, and no other file is executed.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from orchestrator.errors import UserError
 from orchestrator.provenance import private_files
 
 NAMED = "spaces"
-"""Below the home: empty files, called by the SHA-256 of the path and of the content of each file that was named."""
+"""Folder in the home with empty files, named by the SHA-256 of the path and the content of each trusted file."""
 
 
 def give(space: str, home: Path) -> None:
-    """Remember the file of ``file.py:function``, which the user has named; nothing for a preset."""
+    """Remember the file of ``file.py:function``, which the user has named. Does nothing for a preset."""
     for mark in _marks(space, home):
-        with suppress(OSError):  # it is asked for again
+        with suppress(OSError):  # the user is asked again
             private_files.make_folder(home)
-            mark.parent.mkdir(mode=0o700, exist_ok=True)  # who may write there decides what is run
+            mark.parent.mkdir(mode=0o700, exist_ok=True)  # write access would decide what is executed
             mark.touch(mode=0o600)
 
 
 def check(space: str, home: Path, whose: str) -> None:
-    """Raises UserError for a recorded search space whose file was never named here, neither there nor as it is."""
+    """Raise UserError for a recorded search space whose file was never named here, by path or by content."""
     marks = list(_marks(space, home))
-    if marks and not any(map(os.path.exists, marks)):  # a folder of another user has none of mine
+    if marks and not any(map(os.path.exists, marks)):  # of another user's folder there are no marks
         raise UserError(
             f"The search space of {whose} is a file, and running it would run code that was never named here",
             got=space, fix=f"Read it; if you trust it, name it: --space {space}",
@@ -40,6 +40,6 @@ def check(space: str, home: Path, whose: str) -> None:
 
 def _marks(space: str, home: Path) -> Iterator[Path]:
     file = Path(space.rpartition(":")[0])
-    if ":" in space and file.is_file():  # of a file that is missing, whoever loads it says so
+    if ":" in space and file.is_file():  # a missing file is reported when it is loaded
         for content in (str(file).encode(), file.read_bytes()):
             yield home / NAMED / hashlib.sha256(content).hexdigest()

@@ -1,4 +1,4 @@
-"""Warm start: the trials of earlier sweeps, as the sampler of a new one may know them."""
+"""Warm start: use the trials of earlier sweeps in a new one."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from workloads.contract import Objective
 def lessons(
     spec: SweepSpec, settings: Settings, objectives: Sequence[Objective], distributions: Mapping[str, BaseDistribution]
 ) -> tuple[list[FrozenTrial], list[str]]:
-    """The trials that the sweeps of ``--warm-start`` can teach, and a line on each sweep.
+    """Trials of the sweeps of ``--warm-start`` that fit this search, and a line about each sweep.
 
-    Raises UserError for a sweep of another workload or data, and for one that has nothing to teach here.
+    Raises UserError for a sweep of another workload or dataset, and for one without such trials.
     """
-    found: list[FrozenTrial] = []
+    usable: list[FrozenTrial] = []
     lines = []
     for reference in spec.search.warm_start:
         source = records.find(settings.storage, reference, "sweep")
@@ -38,19 +38,19 @@ def lessons(
                 f"{source.id} has no trial that lies in this search space and has this objective",
                 fix="Leave --warm-start away",
             )
-        found += learnt
+        usable += learnt
         lines.append(f"Learnt from {len(learnt)} of {len(trials)} trials of {source.id}")
-    return found, lines
+    return usable, lines
 
 
 def lesson(
     source: str, trial: FrozenTrial, objectives: Sequence[Objective], distributions: Mapping[str, BaseDistribution]
 ) -> FrozenTrial | None:
-    """What ``trial`` of the sweep ``source`` is in another search; None when it lies outside, or has no value there.
+    """``trial`` of the sweep ``source`` as a trial of another search, or None if it does not fit.
 
-    What was fixed then and is searched now counts with the value it had; a schedule of values, as PBT's, lies
-    nowhere. Only a pruned trial keeps its values on the way (the sampler ranks it by them): schedulers compare a
-    sweep's own trials alone.
+    A parameter that was fixed then and is searched now gets its fixed value. A trial of PBT has a schedule of values
+    and does not fit. Only pruned trials keep intermediate values, by which the sampler ranks them: schedulers compare
+    only a sweep's own trials.
     """
     metrics = trial.user_attrs.get("best_metrics") or {}
     names = [f"validation/{objective.metric}" for objective in objectives]
@@ -84,13 +84,13 @@ def _check(source: RunFolder, spec: SweepSpec, settings: Settings) -> None:
 
 
 def defaults(spec: SweepSpec) -> dict[str, Any]:
-    """The parameters of the sweep's workload, by their defaults where they are not fixed."""
+    """Default parameters of the sweep's workload, with the fixed ones replaced."""
     return {**preflight.parameters(spec.workload, {}), **spec.fixed}
 
 
 def _within(value: Any, distribution: BaseDistribution) -> bool:
     try:
         optuna.create_trial(params={"x": value}, distributions={"x": distribution}, value=0.0)
-    except (ValueError, TypeError):  # out of bounds or not on a step, not one of the choices, no number
+    except (ValueError, TypeError):  # out of bounds, not on a step, not a choice, or not a number
         return False
     return True
