@@ -1,1 +1,1 @@
-"""Ray jobs: submitted, looked at, stopped."""
+"""Ray jobs: submit, list, follow, stop."""

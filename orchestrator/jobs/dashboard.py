@@ -1,4 +1,4 @@
-"""The job API of a Ray cluster: submit, list, look, follow, stop; every answer comes within seconds."""
+"""Client of a Ray cluster's job API: submit, list, follow, stop. Every call answers within seconds."""
 
 from __future__ import annotations
 
@@ -24,28 +24,27 @@ from orchestrator.tracking.mlflow_globals import preserve_env
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 VARIABLE = "RAY_API_SERVER_ADDRESS"
-"""Names the dashboard, for us and for Ray's client."""
+"""Address of the dashboard, read here and by Ray's client."""
 
 CHATTY = ("ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging")
 ANSWER_SECONDS = 5.0
 POLL_SECONDS = 0.5
-PATIENCE_SECONDS = 30.0  # a head that restarts is back by then; a cluster that is gone took its jobs along
-STOP_SECONDS = 60  # Ray's own 3 s are shorter than many epochs: the job could not save
+PATIENCE_SECONDS = 30.0  # a head that restarts is back by then; without an answer the jobs are lost
+STOP_SECONDS = 60  # Ray's default of 3 s is shorter than many epochs, too short to save
 
 
 class Dashboard:
-    """A Ray cluster's jobs, through Ray's own client.
+    """A Ray cluster's jobs, through Ray's client.
 
-    Every call raises UserError (exit 3) within seconds when nothing answers or the token is refused.
+    Every call raises UserError (exit 3) within seconds when the cluster does not answer or refuses the token.
     """
 
     def __init__(self, address: str | None = None) -> None:
         self.address = dashboard_address(address)
         self._check_alive()
         authenticate()
-        with self._asking(), preserve_env(VARIABLE):
-            # Ray's client prefers what it finds there to its own argument. No longer than that, or we would take it for
-            # the user's: who names no cluster does not expect one to answer.
+        with self._requests(), preserve_env(VARIABLE):
+            # Ray's client prefers the variable to its argument. It is restored, since we read it as the user's choice.
             os.environ[VARIABLE] = self.address
             from ray.job_submission import JobSubmissionClient
 
@@ -63,21 +62,21 @@ class Dashboard:
         working_dir: Path | None = None,
         excludes: Sequence[str] = (),
     ) -> Job:
-        """Start a job. ``excludes``: gitignore patterns of what of ``working_dir`` is not sent."""
+        """Start a job. ``excludes``: gitignore patterns of the files of ``working_dir`` that are not sent."""
         variables = {**environment, "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS)}
         runtime_env: dict[str, Any] = {"env_vars": variables}
         if working_dir is not None:
             runtime_env |= {"working_dir": str(working_dir.absolute()), "excludes": list(excludes)}
-        with self._asking():
+        with self._requests():
             self._client.submit_job(
                 entrypoint=entrypoint, submission_id=job_id, metadata=dict(metadata), runtime_env=runtime_env
             )
         return Job(job_id, "pending", None, metadata.get("command", entrypoint))
 
     def jobs(self) -> list[Job]:
-        """Every submitted job of the cluster, newest first."""
+        """All submitted jobs of the cluster, newest first."""
         self._check_alive()
-        with self._asking():
+        with self._requests():
             details = [job for job in self._client.list_jobs() if job.submission_id]
         return [read(job) for job in sorted(details, key=lambda job: job.start_time or 0, reverse=True)]
 
@@ -86,7 +85,7 @@ class Dashboard:
         if not re.fullmatch(r"[\w.-]+", job_id):
             return None
         self._check_alive()
-        with self._asking():
+        with self._requests():
             try:
                 details = self._client.get_job_info(job_id)
             except RuntimeError as error:
@@ -98,58 +97,59 @@ class Dashboard:
         return read(details, self.log(job_id) if details.status.is_terminal() else "")
 
     def log(self, job_id: str) -> str:
-        """The job's log; empty when its node is gone."""
-        with self._asking(), suppress(RuntimeError):
+        """The job's log; empty when its node no longer exists."""
+        with self._requests(), suppress(RuntimeError):
             return str(self._client.get_job_logs(job_id))
         return ""
 
     def wait(self, job: Job) -> Job:
-        """The job's end."""
-        watch = _Watch(self, job)
-        while watch.look().active:
+        """Wait until the job has ended; return its final state."""
+        poller = _JobPoller(self, job)
+        while poller.poll().active:
             time.sleep(POLL_SECONDS)
-        return watch.job
+        return poller.job
 
     def follow(self, job: Job, show: Callable[[str], None]) -> Job:
-        """Show the job's log line by line until it has ended; its end."""
-        return asyncio.run(self._follow(_Watch(self, job), Lines(show)))
+        """Show the job's log line by line until it has ended; return its final state."""
+        return asyncio.run(self._follow(_JobPoller(self, job), Lines(show)))
 
     def stop(self, job: Job) -> Job:
-        """Stop the job and wait for its end: it gets :data:`STOP_SECONDS` to save, then Ray kills it.
+        """Stop the job and wait for its end: it has :data:`STOP_SECONDS` to save, then Ray kills it.
 
-        Raises UserError (exit 3) when it goes on nevertheless.
+        Raises UserError (exit 3) when it does not end.
         """
-        watch, deadline = _Watch(self, job), time.monotonic() + STOP_SECONDS + 15
-        while watch.look().active:
+        poller = _JobPoller(self, job)
+        deadline = time.monotonic() + STOP_SECONDS + 15
+        while poller.poll().active:
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"{job.id} does not stop", got=watch.job.status, code=UNAVAILABLE,
+                    f"{job.id} does not stop", got=poller.job.status, code=UNAVAILABLE,
                     fix=f"See: orchestrator logs {job.id}",
                 )  # fmt: skip
-            with self._asking():
-                self._client.stop_job(job.id)  # again each time: a job that is just starting does not hear it
+            with self._requests():
+                self._client.stop_job(job.id)  # repeated: a job that is just starting ignores it
             time.sleep(POLL_SECONDS)
-        return watch.job
+        return poller.job
 
-    async def _follow(self, watch: _Watch, lines: Lines) -> Job:
+    async def _follow(self, poller: _JobPoller, lines: Lines) -> Job:
         flowing = asyncio.Event()
         stream: asyncio.Task[None] | None = None
-        while (await asyncio.to_thread(watch.look)).active:
+        while (await asyncio.to_thread(poller.poll)).active:
             if stream is None or stream.done():
-                stream = asyncio.create_task(self._stream(watch.job.id, lines, flowing))
+                stream = asyncio.create_task(self._stream(poller.job.id, lines, flowing))
             if not flowing.is_set():  # Ray's stream takes seconds to start
-                await self._catch_up(watch.job.id, lines)
+                await self._catch_up(poller.job.id, lines)
             await asyncio.sleep(POLL_SECONDS)
         if stream is not None:
             stream.cancel()
             await asyncio.wait({stream})
-        await self._catch_up(watch.job.id, lines)  # and to end
+        await self._catch_up(poller.job.id, lines)  # the stream may miss the end
         lines.close()
-        return watch.job
+        return poller.job
 
     async def _stream(self, job_id: str, lines: Lines, flowing: asyncio.Event) -> None:
         at = 0
-        with suppress(Exception):  # a broken stream is opened again, whatever broke it
+        with suppress(Exception):  # a broken stream is opened again, whatever the error
             async for text in self._client.tail_job_logs(job_id):
                 lines.feed(text, at)
                 at += len(text)
@@ -160,12 +160,12 @@ class Dashboard:
             lines.feed(await asyncio.to_thread(self.log, job_id), 0)
 
     def _check_alive(self) -> None:
-        """Ray's client waits without limit; this does not."""
+        """Raise UserError if the dashboard does not answer within seconds; Ray's client would wait without limit."""
         try:
             json.loads(redirects.read(f"{self.address}/api/version", ANSWER_SECONDS))["ray_version"]
             return
         except urllib.error.HTTPError as error:
-            if error.code in (401, 403):  # it lives, and wants a token
+            if error.code in (401, 403):  # it is running and requires a token
                 return
             reason = f"HTTP {error.code}"
         except OSError as error:
@@ -178,38 +178,41 @@ class Dashboard:
         )  # fmt: skip
 
     @contextmanager
-    def _asking(self) -> Iterator[None]:
+    def _requests(self) -> Iterator[None]:
+        """Convert the errors of Ray's client to UserError."""
         from ray.exceptions import AuthenticationError
 
         try:
             yield
         except AuthenticationError as error:
             raise UserError(
-                f"The Ray at {self.address} asks for its token",
+                f"The Ray cluster at {self.address} requires its token",
                 got=re.split(r"\.+\s|\n", str(error))[0],
                 fix="Set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to what "
-                "`ray get-auth-token` says on the cluster",
+                "`ray get-auth-token` prints on the cluster",
                 code=UNAVAILABLE,
             ) from None
         except (RuntimeError, OSError, ValueError) as error:
             last = (str(error).strip() or type(error).__name__).splitlines()[-1].rstrip(".")
-            raise UserError(f"The Ray at {self.address} cannot do it", got=last, code=UNAVAILABLE) from None
+            raise UserError(f"The request to Ray at {self.address} failed", got=last, code=UNAVAILABLE) from None
 
 
-class _Watch:
-    """One job, looked at again and again; a short silence of the cluster changes nothing, a long one is its end."""
+class _JobPoller:
+    """Polls one job. Failed requests are ignored for :data:`PATIENCE_SECONDS`; after that the job is lost."""
 
     def __init__(self, dashboard: Dashboard, job: Job) -> None:
-        self.job, self._dashboard, self._answered = job, dashboard, time.monotonic()
+        self.job = job
+        self._dashboard = dashboard
+        self._answered = time.monotonic()
 
-    def look(self) -> Job:
+    def poll(self) -> Job:
         try:
-            found = self._dashboard.job(self.job.id)
+            current = self._dashboard.job(self.job.id)
             self._answered = time.monotonic()
-            self.job = found or self._lost("the cluster no longer knows it")
-        except UserError as silence:
+            self.job = current or self._lost("the cluster no longer lists it")
+        except UserError as error:
             if time.monotonic() - self._answered > PATIENCE_SECONDS:
-                self.job = self._lost(silence.what)
+                self.job = self._lost(error.what)
         return self.job
 
     def _lost(self, why: str) -> Job:
@@ -221,11 +224,11 @@ def dashboard_address(given: str | None = None) -> str:
     address = given or configured_address() or DEFAULT_ADDRESS
     url = address if "://" in address else f"http://{address}"
     if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", url):
-        raise UserError("The address is not a dashboard's", got=repr(address), allowed="http(s)://HOST:PORT")
+        raise UserError("Invalid dashboard address", got=repr(address), allowed="http(s)://HOST:PORT")
     return url.rstrip("/")
 
 
 def configured_address() -> str | None:
-    """The dashboard that the environment names; RAY_ADDRESS may also name another port of the cluster."""
+    """The dashboard address in the environment; RAY_ADDRESS counts only if it is http(s), not the cluster's port."""
     cluster = os.environ.get("RAY_ADDRESS", "")
     return os.environ.get(VARIABLE) or (cluster if cluster.startswith("http") else None)

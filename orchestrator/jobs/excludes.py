@@ -1,4 +1,4 @@
-"""What of a submitted working directory is not sent: bulk, secrets, other people's files. As gitignore patterns."""
+"""The files of a submitted working directory that are not sent (bulk, secrets, links out), as gitignore patterns."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ BULK = (".git", ".cache", "__pycache__", "/data", "mlruns", "mlflow.db", "node_m
 """Files and folders that are not sent, in addition to what .gitignore names."""
 
 ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")
-"""What a folder holds that is a virtual environment, whatever it is called."""
+"""A folder that holds one of these is a virtual environment, whatever its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """What is not sent: gitignore ``patterns``, and the ``secret`` paths that they match, folders with a slash."""
+    """Gitignore ``patterns`` of what is not sent, and the ``secret`` paths among them, folders with a slash."""
 
     patterns: list[str]
     secret: tuple[str, ...]
 
 
 def of(folder: Path, apart: Sequence[Path] = ()) -> Excluded:
-    """What of ``folder`` is not sent: bulk, secrets, environments, what lies ``apart`` (data, runs), links out.
+    """What of ``folder`` is not sent: bulk, secrets, environments, the folders ``apart`` (data, runs), links out.
 
-    Ray follows links, so that one to ``~/.ssh`` under another name would send that.
+    Ray follows links: a link to ``~/.ssh`` under another name would send it.
     """
     root = folder.resolve()
     walked = _Walk(root, {path.resolve() for path in apart})
     inside = (path.relative_to(root).as_posix() for path in walked.paths())
-    paths = ["/" + re.sub(r"([\\*?\[\]!# ])", r"\\\1", path) for path in inside]  # each a pattern for it alone
-    # A pattern also covers what a link within the folder leads to. It would cover folders of code of its name, too.
+    paths = ["/" + re.sub(r"([\\*?\[\]!# ])", r"\\\1", path) for path in inside]  # each matches this path only
+    # A pattern also covers the targets of links within the folder. It would also exclude folders of code of that name.
     names = [_any_case(name) for name in SECRET_FILES if not any(fnmatch(each, name) for each in walked.folders)]
     folders = [_any_case(f"**/{name}") for name in SECRET_FOLDERS]
     return Excluded([*BULK, *folders, *names, *paths], tuple(sorted(walked.secret)))
 
 
 class _Walk:
-    """One walk through ``root``; ``folders`` are the names, in lower case, of those that were entered."""
+    """One walk through ``root``. ``folders`` holds the names of the folders entered, in lower case."""
 
     def __init__(self, root: Path, apart: set[Path]) -> None:
         self._root = root
@@ -51,7 +51,7 @@ class _Walk:
         self.secret: list[str] = []
 
     def paths(self) -> Iterator[Path]:
-        """What is not sent, by path."""
+        """The paths that are not sent."""
         for where, folders, files in os.walk(self._root):
             here = Path(where)
             entered = []
@@ -77,7 +77,7 @@ class _Walk:
 
 
 def _leaves(path: Path, root: Path) -> bool:
-    """Whether it is a link to what is not below ``root``, or that leads back up, which Ray would follow for ever."""
+    """Whether ``path`` is a link out of ``root``, or to a parent of itself, which Ray would follow forever."""
     if not path.is_symlink():
         return False
     target = Path(os.path.realpath(path))
@@ -89,5 +89,5 @@ def _is_environment(folder: Path) -> bool:
 
 
 def _any_case(pattern: str) -> str:
-    """The pattern for letters of both cases."""
+    """The pattern with each letter in both cases."""
     return re.sub("[a-z]", lambda letter: f"[{letter[0]}{letter[0].upper()}]", pattern)

@@ -1,7 +1,7 @@
-"""A Ray job in our words: how it stands, the exit code of its entrypoint, its log.
+"""A Ray job: its status, the exit code of its entrypoint, its log.
 
-Ray calls a job SUCCEEDED, FAILED or STOPPED and knows no other ends, so the command line leaves its exit code as
-the last line of the job's log (:data:`EXIT_RECORD`) and it is read back from there.
+A job ends in Ray as SUCCEEDED, FAILED or STOPPED, without an exit code. The command line therefore prints its exit
+code as the last line of the job's log (:data:`EXIT_RECORD`), from which it is read.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 from orchestrator.errors import DONE, FAILED, INTERRUPTED, PARTIAL
 
 EXIT_RECORD = "orchestrator exit code: "
-"""What the last line of a job's log starts with; the number follows."""
+"""Prefix of the last line of a job's log; the exit code follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job as it stands.
+    """State of a job.
 
-    ``status``: pending, running, finished, partial, failed, interrupted (stopped), or lost (its driver or its
-    cluster died without a word). ``exit_code``: the entrypoint's own, None until it has ended. Times are UTC.
+    ``status``: pending, running, finished, partial, failed, interrupted (stopped), or lost (its driver or cluster
+    died without leaving an exit code). ``exit_code``: that of the entrypoint, None until it ends. Times are UTC.
     """
 
     id: str
@@ -44,13 +44,15 @@ class Job:
 
 
 class Lines:
-    """A growing log, each line shown once whichever source it comes from; the exit record is kept back."""
+    """Shows each line of a growing log once, from several overlapping sources; the exit record is not shown."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
-        self._show, self._seen, self._rest = show, 0, ""
+        self._show = show
+        self._seen = 0
+        self._rest = ""
 
     def feed(self, text: str, at: int) -> None:
-        """Take ``text``, which stands at character ``at`` of the log."""
+        """Add ``text``, which starts at character ``at`` of the log."""
         fresh = text[max(0, self._seen - at) :]
         self._seen += len(fresh)
         *whole, self._rest = (self._rest + fresh).split("\n")
@@ -59,21 +61,21 @@ class Lines:
                 self._show(line)
 
     def close(self) -> None:
-        """Show what stands after the last line end."""
+        """Show the last line if it has no line end."""
         if self._rest:
             self.feed("\n", self._seen)
 
 
 def recorded(log: str) -> int | None:
     """The exit code that the entrypoint left in its log, or None."""
-    found = re.findall(rf"^{EXIT_RECORD}(\d+)$", log, re.MULTILINE)
-    return int(found[-1]) if found else None
+    codes = re.findall(rf"^{EXIT_RECORD}(\d+)$", log, re.MULTILINE)
+    return int(codes[-1]) if codes else None
 
 
 def read(details: Any, log: str = "") -> Job:
-    """The job of Ray's ``JobDetails``; ``log`` is needed for the exit code of one that ended."""
+    """Convert Ray's ``JobDetails``; ``log`` is needed for the exit code of a job that has ended."""
     metadata = details.metadata or {}
-    status, code, message = _standing(details, log)
+    status, code, message = _outcome(details, log)
     return Job(
         id=str(details.submission_id),
         status=status,
@@ -89,17 +91,17 @@ def read(details: Any, log: str = "") -> Job:
     )
 
 
-def _standing(details: Any, log: str) -> tuple[str, int | None, str | None]:
-    """Status, exit code, and Ray's own word where the entrypoint left none."""
+def _outcome(details: Any, log: str) -> tuple[str, int | None, str | None]:
+    """Status, exit code, and Ray's message if the entrypoint left no exit code."""
     ray_status = str(details.status)
     if not details.status.is_terminal():
         return ray_status.lower(), None, None
     if ray_status == "STOPPED":
         return "interrupted", INTERRUPTED, None
     code = recorded(log)
-    if code is None:  # not ours, or killed
+    if code is None:  # not an orchestrator command, or killed
         code = DONE if ray_status == "SUCCEEDED" else details.driver_exit_code
-    if code is None or code < 0 or (code > 128 and code != INTERRUPTED):  # it never ended by itself
+    if code is None or code < 0 or (code > 128 and code != INTERRUPTED):  # killed
         started = details.driver_node_id is not None
         return ("lost" if started else "failed"), FAILED, (details.message or "").strip().partition("\n")[0][:300]
     return {DONE: "finished", PARTIAL: "partial", INTERRUPTED: "interrupted"}.get(code, "failed"), code, None

@@ -1,4 +1,4 @@
-"""The verbs of Ray jobs: submit one, list them all."""
+"""Submit a command as a Ray job; list the jobs of a cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from orchestrator.storage.settings import NAMES, Settings, resolve
 VERBS = ("run", "sweep", "promote", "rollback", "predict", "reproduce", "workloads", "data", "doctor", "sync")
 
 SHOWN = 5
-"""How many of the files that are not sent are named."""
+"""How many of the secret files that are not sent are named in the output."""
 
 
 def submit(
@@ -40,15 +40,16 @@ def submit(
 ) -> int:
     """Submit ``orchestrator <words>``; with ``wait`` show its log and return its own exit code.
 
-    The settings that this environment names go along, and in whose ``queue`` it shares the cluster with what
-    ``priority``; credentials do not: they belong into the cluster's. Ctrl-C while waiting leaves the job alone and
-    returns 130. Raises UserError: exit 2 for the words, 3 for the cluster.
+    The settings of this environment are sent with the job, and the ``queue`` and ``priority`` with which it shares
+    the cluster. Credentials are not sent; set them in the cluster's environment. Ctrl-C while waiting leaves the job
+    running and returns 130. Raises UserError: exit 2 for the words, 3 for the cluster.
     """
     _check(words, working_dir)
     settings = resolve({"queue": queue, "priority": priority})
     workload = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), None)
     sources = provenance.sources(working_dir, (settings.home, settings.storage), workload)
-    dashboard, console = Dashboard(address), Console(json=as_json)
+    dashboard = Dashboard(address)
+    console = Console(json=as_json)
     excluded = working_dir and excludes.of(working_dir, (settings.home, settings.storage, settings.data))
     job = dashboard.submit(
         shlex.join(["python", "-m", "orchestrator", *words]),
@@ -64,7 +65,9 @@ def submit(
         names = ", ".join(excluded.secret[:SHOWN]) + (f" and {more} more" if more > 0 else "")
         console.say(f"Not sent, because their names say that they are secret: {names}")
     if settings.notify:
-        console.say("Whom it notifies is for ORCHESTRATOR_NOTIFY in the cluster's environment: yours, a secret, stays")
+        console.say(
+            "ORCHESTRATOR_NOTIFY is a secret and not sent; for notifications set it in the cluster's environment"
+        )
     code = DONE
     if wait:
         try:
@@ -73,7 +76,7 @@ def submit(
             console.say(end_of(job))
         except KeyboardInterrupt:
             code = INTERRUPTED
-            console.say(f"\nNo longer watching; {job.id} goes on.")
+            console.say(f"\nStopped following; {job.id} is still running.")
             with suppress(UserError):
                 job = dashboard.job(job.id) or job
     if job.active:
@@ -99,7 +102,7 @@ def list_jobs(*, address: str | None = None, as_json: bool = False) -> None:
 
 
 def end_of(job: Job) -> str:
-    """How an ended job ended, in a line."""
+    """One line on how a job ended."""
     text = f"{job.id} {'is lost' if job.status == 'lost' else job.status} (exit code {job.exit_code})"
     return f"{text}: {job.message}" if job.message else text
 
@@ -140,13 +143,13 @@ def _metadata(words: list[str], sources: Sequence[Source], settings: Settings) -
 
 
 def _environment(settings: Settings) -> dict[str, str]:
-    """The settings that the environment or a flag here names, for the job; its Ray address is the cluster's own.
+    """The settings that the environment or a flag sets here, as variables for the job, without the Ray address.
 
-    Raises UserError for a tracking address with a password: on the cluster what a job is sent can be read.
+    Raises UserError for a tracking address with a password: everyone on the cluster can read a job's variables.
     """
     if settings.tracking and mask(settings.tracking) != settings.tracking:
         raise UserError(
-            "MLFLOW_TRACKING_URI holds a password, and what a job is sent can be read on the cluster",
+            "MLFLOW_TRACKING_URI holds a password, and everyone on the cluster can read a job's variables",
             fix="Set it in the cluster's environment and not here, or name a tracking server",
         )
     return {
@@ -162,7 +165,7 @@ def _print_table(title: str, jobs: list[Job]) -> None:
 
     rich = Rich() if Rich().is_terminal else Rich(width=200)
     table = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
-    table.add_column("id", no_wrap=True)  # it is there to be copied
+    table.add_column("id", no_wrap=True)  # easy to copy
     for name in ("status", "exit", "started", "queue"):
         table.add_column(name)
     if roomy := rich.width >= 120:

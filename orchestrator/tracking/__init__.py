@@ -1,1 +1,1 @@
-"""What MLflow hears: a journal, one writer, datasets, system metrics."""
+"""Logging to MLflow: the journal, its sender, datasets, system metrics."""

@@ -1,4 +1,4 @@
-"""The few MLflow calls that the writer needs, each one request where MLflow allows it."""
+"""The MLflow calls that the sender needs, each a single request where MLflow allows it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from orchestrator.tracking.names import fitting, fitting_param, fitting_tag
 End = Literal["FINISHED", "FAILED", "KILLED"]
 
 KEY, OWNER = "orchestrator.key", "orchestrator.id"
-"""Tags by which a run is found again: our own key of it, and the run or sweep it belongs to."""
+"""Tags that identify a run: its key, and the run or sweep that it belongs to."""
 
 PAGE = 500
-"""Runs that one search request brings."""
+"""Runs a search request returns at most."""
 
 
 class Refused(Exception):
-    """The server answered and said no: sending again would not help."""
+    """The server rejected the request: sending it again would not help."""
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ExistingRun:
     """A run that an earlier process opened: its id, and the last step of each of its metrics."""
 
     run_id: str
@@ -35,9 +35,9 @@ class Known:
 
 
 def all_runs(search: Callable[..., Any], experiments: Sequence[str], query: str) -> Iterator[Any]:
-    """The runs of some experiments that a query finds, the earliest first, in as many pages as they need.
+    """All runs of some experiments that match a query, earliest first.
 
-    ``search`` is :meth:`MlflowClient.search_runs`, or calls it.
+    ``search`` is :meth:`MlflowClient.search_runs` or a wrapper of it; it is called once a page.
     """
     token = None
     while experiments:
@@ -48,7 +48,10 @@ def all_runs(search: Callable[..., Any], experiments: Sequence[str], query: str)
 
 
 class Client:
-    """An experiment of an MLflow store, made if it is not there. Raises Refused, or whatever an outage looks like."""
+    """Client of one MLflow experiment, which is created if it does not exist.
+
+    Methods raise Refused when the server rejects a request, and MLflow's exceptions or OSError during an outage.
+    """
 
     def __init__(self, uri: str, experiment: str, artifacts: Path | None) -> None:
         store.quiet()
@@ -57,28 +60,33 @@ class Client:
         from mlflow.tracking import MlflowClient
         from requests import RequestException
 
-        self._metric, self._param, self._tag, self._refusal = Metric, Param, RunTag, MlflowException
-        self._dataset, self._input, self._input_tag = Dataset, DatasetInput, InputTag
+        self._metric = Metric
+        self._param = Param
+        self._tag = RunTag
+        self._dataset = Dataset
+        self._input = DatasetInput
+        self._input_tag = InputTag
+        self._refusal = MlflowException
         self._outage = RequestException
         self._client = MlflowClient(uri, uri)
-        found = self._client.get_experiment_by_name(experiment)
-        if found is None:
+        existing = self._client.get_experiment_by_name(experiment)
+        if existing is None:
             location = str(artifacts / fitting(experiment)) if artifacts else None
             try:
                 self.experiment = self._client.create_experiment(
                     experiment, artifact_location=location, tags={"mlflow.experimentKind": "custom_model_development"}
                 )
-            except MlflowException:  # another process was first
+            except MlflowException:  # another process created it first
                 self.experiment = self._client.get_experiment_by_name(experiment).experiment_id
         else:
-            self.experiment = found.experiment_id
+            self.experiment = existing.experiment_id
 
-    def known(self, owner: str) -> Iterator[tuple[str, Known]]:
-        """All runs of ``owner`` by key."""
+    def existing_runs(self, owner: str) -> Iterator[tuple[str, ExistingRun]]:
+        """All runs of ``owner``, as pairs of key and run."""
         search = partial(self._call, self._client.search_runs)
         for run in all_runs(search, [self.experiment], f"tags.`{OWNER}` = '{owner}'"):
             steps = {metric.key: int(metric.step) for metric in run.data.to_proto().metrics}
-            yield run.data.tags[KEY], Known(str(run.info.run_id), steps)
+            yield run.data.tags[KEY], ExistingRun(str(run.info.run_id), steps)
 
     def find(self, owner: str, key: str) -> str | None:
         query = f"tags.`{OWNER}` = '{owner}' and tags.`{KEY}` = '{key}'"
@@ -109,19 +117,19 @@ class Client:
         self._call(self._client.set_terminated, run, status=status, end_time=moment)
 
     def input(self, run: str, dataset: Mapping[str, str]) -> None:
-        """Say which data the run was trained on: ``name``, ``digest`` (36 long at most), ``source``, ``profile``."""
-        known = self._dataset(source_type="local", **dataset)
+        """Log the training dataset: ``name``, ``digest`` (at most 36 characters), ``source``, ``profile``."""
+        entity = self._dataset(source_type="local", **dataset)
         context = self._input_tag("mlflow.data.context", "training")
-        self._call(self._client.log_inputs, run, datasets=[self._input(known, [context])])
+        self._call(self._client.log_inputs, run, datasets=[self._input(entity, [context])])
 
     def files(self, run: str, paths: Iterable[str]) -> None:
-        """Artifacts; Refused too where their store, unlike the server, cannot be had from here."""
+        """Log the files that exist as artifacts. Raises Refused also when the artifact store is out of reach."""
         for path in filter(os.path.exists, paths):
             try:
                 self._call(self._client.log_artifact, run, path)
             except (Refused, self._refusal, self._outage):
                 raise
-            except Exception as error:  # rights, an object store's keys: metrics must not wait for those
+            except Exception as error:  # permissions or credentials of the store: metrics must not wait for them
                 raise Refused(
                     f"{Path(path).name} is not on the run: {type(error).__name__}: {one_line(error)}"
                 ) from None

@@ -1,7 +1,7 @@
-"""The writer's queue on disk: operations as JSON lines, read back by byte offset.
+"""The sender's queue on disk: operations as JSON lines, read back by byte offset.
 
-An outage of hours costs disk and no memory. What a full disk does not take waits in memory, bounded; what finds no
-room there either is counted, and no one is kept waiting.
+An outage of hours uses disk space, not memory. When the disk is full, operations wait in memory, up to a limit;
+beyond it they are dropped and counted. Adding an operation never blocks.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from orchestrator.storage import disk
 
 FORMAT = 1
 WINDOW = 1 << 18
-"""Bytes that are read ahead: enough that the rows of trials which take turns still meet in batches."""
+"""Bytes read ahead, enough to batch the rows of trials that report in turns."""
 
 HELD = 1000
-"""Reports kept in memory while the disk is full; starts, ends and tags are always kept."""
+"""Reports held in memory while the disk is full; starts, ends and tags are always held."""
 
 Operation = dict[str, Any]
 
 
 class Journal:
-    """A queue of operations with one reader: :meth:`take`, deliver, :meth:`forget`; what is not forgotten stays.
+    """Persistent queue of operations with one reader, which calls :meth:`take`, sends, then calls :meth:`forget`.
 
-    What an earlier process left in ``path`` is taken first. Raises UserError where it has another format.
+    Operations that are not forgotten stay in ``path``; a later process reads them first. Raises UserError when
+    ``path`` has another format.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,7 +44,7 @@ class Journal:
         self.trouble: str | None = None
         self._file = private_files.open_file(path, "a+b", buffering=0)
         self._size = os.fstat(self._file.fileno()).st_size
-        self._start = self._taken = 0  # bytes that are delivered, and that are being delivered
+        self._start = self._taken = 0  # file offsets: end of what is delivered, end of what is being delivered
         self._memory: deque[Operation] = deque()
         self._taken_memory = 0
         self._waiting = _lines(path)  # operations in the file that are not delivered
@@ -52,14 +53,14 @@ class Journal:
         self._ready = threading.Condition()
 
     def put(self, **operation: Any) -> None:
-        """Add an operation at the end. Never waits for the reader, never raises for a full disk."""
+        """Append an operation. Does not wait for the reader or raise when the disk is full."""
         with self._ready:
             if self._memory or not self._append(operation):
                 self._hold(operation)
             self._ready.notify_all()
 
     def take(self) -> list[Operation]:
-        """The oldest operations, about WINDOW bytes of them; waits for one. Empty once closed and all forgotten."""
+        """Wait for operations; return the oldest, about WINDOW bytes. Empty once finished and all forgotten."""
         with self._ready:
             self._ready.wait_for(lambda: self._closed or not self._empty())
             if self._start == self._size:
@@ -67,40 +68,42 @@ class Journal:
                 return list(self._memory)
             end = self._size
         lines = self._read(end)
-        self._taken = self._start + len(lines) if lines else end  # no file any more: somebody emptied it
+        self._taken = self._start + len(lines) if lines else end  # no lines: the file was emptied by others
         self._taken_lines = lines.count(b"\n") if lines else self._waiting
         return list(_operations(lines.split(b"\n"))) or [{"op": "none"}]
 
     def forget(self) -> None:
-        """What was taken is delivered."""
+        """Remove the operations taken last; they are delivered."""
         with self._ready:
             for _ in range(self._taken_memory):
                 self._memory.popleft()
-            self._start, self._taken_memory = self._taken, 0
-            self._waiting, self._taken_lines = self._waiting - self._taken_lines, 0
+            self._start = self._taken
+            self._taken_memory = 0
+            self._waiting -= self._taken_lines
+            self._taken_lines = 0
             if self._start == self._size:
                 self._file.truncate(0)
                 self._start = self._taken = self._size = 0
 
     def empty(self) -> bool:
-        """Whether all is delivered."""
+        """Whether every operation is delivered."""
         with self._ready:
             return self._empty()
 
     @property
     def depth(self) -> int:
-        """How many operations are not delivered yet."""
+        """The number of operations that are not delivered."""
         with self._ready:
             return self._waiting + len(self._memory)
 
     def finish(self) -> None:
-        """No more will be put: :meth:`take` no longer waits."""
+        """Declare the end of the input: :meth:`take` no longer waits."""
         with self._ready:
             self._closed = True
             self._ready.notify_all()
 
     def close(self) -> None:
-        """Keep what is left for the next process, and remove the file where there is nothing."""
+        """Keep what is left for the next process; remove the file if it is empty."""
         with self._ready:
             while self._memory and self._append(self._memory[0]):
                 self._memory.popleft()
@@ -110,7 +113,7 @@ class Journal:
                 self.path.unlink(missing_ok=True)
 
     def _read(self, end: int) -> bytes:
-        """Whole lines from the first that is not delivered, a window of them, at least one."""
+        """Whole lines from the first that is not delivered: about WINDOW bytes, at least one line."""
         size = WINDOW
         while True:
             block = os.pread(self._file.fileno(), min(size, end - self._start), self._start)
@@ -129,7 +132,7 @@ class Journal:
                 line = line[self._file.write(line) :]
         except OSError as error:
             self.trouble = error.strerror or str(error)
-            with suppress(OSError):  # half a line: what comes next must not be lost with it
+            with suppress(OSError):  # remove a partial line, which would damage the next one
                 self._file.truncate(self._size)
             return False
         self._size = size
@@ -144,9 +147,9 @@ class Journal:
 
 
 def batches(operations: Iterable[Operation]) -> list[Operation]:
-    """The same operations with fewer requests: the rows of a run that nothing else of this run parts are one.
+    """Merge the rows that a run logs between two of its other operations, to send fewer requests.
 
-    Runs do not wait for each other, so that trials which report in turns still have batches.
+    The order within each run stays; between runs it may change, so that trials that report in turns are batched.
     """
     merged: list[Operation] = []
     open_for: dict[Any, Operation] = {}
@@ -165,14 +168,14 @@ def batches(operations: Iterable[Operation]) -> list[Operation]:
 
 def _operations(lines: Iterable[bytes]) -> Iterator[Operation]:
     for line in lines:
-        with suppress(ValueError):  # damaged on disk: what stands around it is still good
+        with suppress(ValueError):  # a line damaged on disk; the others are good
             operation = json.loads(line)
             if isinstance(operation, dict):
                 yield operation
 
 
 def _lines(path: Path) -> int:
-    """How many operations an earlier process has left."""
+    """The number of operations that an earlier process left."""
     if not path.exists():
         return 0
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Which data a run was trained on, as MLflow's Datasets column shows it."""
+"""The dataset of a run, for MLflow's Datasets column."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 DIGEST = 32
-"""Hex digits of our fingerprint; MLflow takes 36."""
+"""Hex digits of the fingerprint that are logged; MLflow allows 36."""
 
 
 def dataset(params: Mapping[str, Any], root: Path) -> dict[str, str] | None:
-    """Name, digest, source and profile of the parameters' dataset below the data root; None where they name none.
+    """Name, digest, source and profile of ``params["dataset"]`` below the data root; None without that parameter.
 
-    Raises DataError when it is not there.
+    Raises DataError when the dataset is missing.
     """
     name = params.get("dataset")
     return None if name is None else _described(str(name), root)
@@ -36,7 +36,7 @@ def _described(name: str, root: Path) -> dict[str, str]:
 
 
 def _counts(name: str, root: Path) -> Mapping[str, int]:
-    """The numbers of its kind, such as users; empty where it cannot be read, which training will report."""
+    """Counts such as users and items; empty when the data cannot be read, which training will report."""
     from workloads.data import datasets
     from workloads.data.errors import CacheUnwritable, DataError
 

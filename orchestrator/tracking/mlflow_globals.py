@@ -1,4 +1,4 @@
-"""MLflow's fluent API on one store, for as long as a call needs it."""
+"""Context managers for MLflow's global state: tracking address and environment variables."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 PICKLES = "MLFLOW_ALLOW_PICKLE_DESERIALIZATION"
-"""Whether MLflow loads a model that is a pickle: ours are logged from code, so that not unless the user says so."""
+"""Whether MLflow loads pickled models. Our models are logged from code, so the default is no."""
 
 _INHERITED = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", PICKLES)
 
 
 @contextmanager
 def tracking_uri_set(uri: str | None) -> Iterator[None]:
-    """Tracking and registry at ``uri``, None is MLflow's own choice; no model that is a pickle is loaded.
+    """Set MLflow's tracking and registry address to ``uri`` (None: MLflow's default) and refuse pickled models.
 
-    MLflow keeps both in the environment too, where a notebook's next subprocess would inherit them: what stood there
-    before is put back.
+    MLflow also keeps the address in the environment, which subprocesses inherit; the earlier variables are restored.
     """
     import mlflow
 
@@ -34,7 +33,7 @@ def tracking_uri_set(uri: str | None) -> Iterator[None]:
 
 @contextmanager
 def preserve_env(*names: str) -> Iterator[None]:
-    """Put variables of the environment back in the end, or away, as they stood."""
+    """Restore environment variables on exit, unset ones included."""
     before = {name: os.environ.get(name) for name in names}
     try:
         yield

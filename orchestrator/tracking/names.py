@@ -1,4 +1,4 @@
-"""What MLflow takes as a name and as a value, and how ours are made to fit, visibly and the same every time."""
+"""Names and values that MLflow accepts, and a fixed conversion of ours to them."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ _REFUSED = re.compile(r"[^/\w.\- :]")
 
 
 class Names:
-    """Our names to MLflow's, one to one: ``recall@10`` is ``recall_at_10`` unless another name is that already."""
+    """One-to-one map of our names to MLflow's: ``recall@10`` becomes ``recall_at_10`` unless that name is taken."""
 
     def __init__(self) -> None:
         self._given: dict[str, str] = {}
         self._owner: dict[str, str] = {}
 
     def give(self, names: Iterable[str]) -> dict[str, str]:
-        """MLflow's name for each of ours. Names that fit as they are keep theirs, wherever they stand."""
+        """MLflow's name for each of ours. Valid names are unchanged, whatever their position in ``names``."""
         names = list(names)
         for name in sorted(names, key=lambda name: fitting(name) != name):
             if name not in self._given:
                 theirs = fitting(name)
                 if theirs in self._owner:
                     theirs = _marked(theirs, name)
-                self._given[name], self._owner[theirs] = theirs, name
+                self._given[name] = theirs
+                self._owner[theirs] = name
         return {name: self._given[name] for name in names}
 
     def changed(self) -> dict[str, str]:
-        """The names that had to be changed, and to what."""
+        """The names that differ in MLflow, as ``{ours: theirs}``."""
         return {ours: theirs for ours, theirs in self._given.items() if ours != theirs}
 
 
 def fitting(name: str) -> str:
-    """The nearest name that MLflow takes: letters, digits, ``_ - . :`` and space, a plain relative path, 250 long."""
+    """The nearest name that MLflow accepts: letters, digits, ``_ - . :``, spaces, a relative path, 250 characters."""
     clean = _REFUSED.sub("_", name.replace("@", "_at_"))
     clean = "/".join(part for part in clean.split("/") if part not in ("", ".", "..")) or "_"
     if clean.startswith(".."):
@@ -44,12 +45,12 @@ def fitting(name: str) -> str:
 
 
 def fitting_param(value: str) -> str:
-    """A parameter's value, cut where MLflow would cut it without a word."""
+    """A parameter's value, truncated with a note at MLflow's limit; MLflow would truncate it silently."""
     return _cut(value, MAX_PARAM, "... (whole value in spec.json)")
 
 
 def fitting_tag(value: str) -> str:
-    """A tag's value, cut where MLflow would cut it without a word."""
+    """A tag's value, truncated with a note at MLflow's limit; MLflow would truncate it silently."""
     return _cut(value, MAX_TAG, f"... (cut, {len(value)} characters)")
 
 
@@ -58,6 +59,6 @@ def _cut(value: str, limit: int, note: str) -> str:
 
 
 def _marked(theirs: str, ours: str) -> str:
-    """Apart from all others by a digest of our name."""
+    """``theirs`` made unique by a digest of our name."""
     mark = "-" + hashlib.sha256(ours.encode()).hexdigest()[:8]
     return theirs[: MAX_NAME - len(mark)] + mark

@@ -1,4 +1,4 @@
-"""What each operation of the journal means on an MLflow store: sending one twice is harmless."""
+"""Send the journal's operations to an MLflow store. Sending one twice is harmless."""
 
 from __future__ import annotations
 
@@ -14,14 +14,19 @@ from orchestrator.tracking.names import Names
 
 
 class Sender:
-    """Runs are found again by their key; rows at or below the last logged step of their metric are dropped.
+    """Applies operations to the runs of ``owner``, which it identifies by key.
 
-    Files are sent from the run's own ``folder`` alone: a journal that came from elsewhere may name any.
-    ``runs`` (key to MLflow id) is filled as runs are opened, ``refused`` with what the store did not take.
+    Values at or below the last logged step of their metric are dropped. Only files below ``folder`` are sent, since a
+    journal from another machine may name any path. Fills ``runs`` (key to MLflow id) as runs are opened, and
+    ``refused`` with messages about what the store rejected.
     """
 
     def __init__(self, client: Client, owner: str, folder: Path, runs: dict[str, str], refused: list[str]) -> None:
-        self._client, self._owner, self._folder, self._runs, self._refused = client, owner, folder, runs, refused
+        self._client = client
+        self._owner = owner
+        self._folder = folder
+        self._runs = runs
+        self._refused = refused
         self._steps: dict[str, dict[str, int]] = defaultdict(dict)
         self._illegal: set[tuple[str, str]] = set()
         self._not_finite: set[tuple[str, str]] = set()
@@ -29,11 +34,12 @@ class Sender:
         self.names = {"metric": Names(), "parameter": Names(), "tag": Names()}
 
     def send(self, operation: Operation) -> None:
-        """Raises Refused where trying again would not help, or whatever an outage looks like."""
+        """Send one operation. Raises Refused when a retry would not help, other errors during an outage."""
         match operation["op"]:
             case "recall":
-                for key, known in self._client.known(self._owner):
-                    self._runs[key], self._steps[key] = known.run_id, dict(known.steps)
+                for key, run in self._client.existing_runs(self._owner):
+                    self._runs[key] = run.run_id
+                    self._steps[key] = dict(run.steps)
             case "start":
                 self._start(operation)
             case "log":
@@ -54,14 +60,14 @@ class Sender:
         return within
 
     def doubt(self, operation: Operation) -> None:
-        """No answer came: what was asked may have been done, so a run that was to be made may be there."""
+        """Note that an operation got no answer: a run that it should create may exist."""
         if operation["op"] == "start":
             self._in_doubt.add(operation["key"])
 
     def _start(self, operation: Operation) -> None:
         key = operation["key"]
-        if key in self._in_doubt and key not in self._runs and (found := self._client.find(self._owner, key)):
-            self._runs[key] = found
+        if key in self._in_doubt and key not in self._runs and (run := self._client.find(self._owner, key)):
+            self._runs[key] = run
         if key in self._runs:
             self._client.reopen(self._runs[key])
         else:
@@ -87,11 +93,11 @@ class Sender:
                 if math.isfinite(value):
                     fresh.append((name, value, moment, epoch))
                     steps[name] = epoch
-                elif (run, name) not in self._not_finite:  # MLflow would show infinity as 1.8e308
+                elif (run, name) not in self._not_finite:  # MLflow shows infinity as 1.8e308
                     not_finite.setdefault(name, f"{value:g} at epoch {epoch}")
         self._deliver(self._client.metrics, run, fresh)
         self._steps[key] = steps
-        self._tags(run, {f"nonfinite.{name}": said for name, said in not_finite.items()})
+        self._tags(run, {f"nonfinite.{name}": text for name, text in not_finite.items()})
         self._not_finite.update((run, name) for name in not_finite)
 
     def _tags(self, run: str, tags: dict[str, str]) -> None:
@@ -105,7 +111,7 @@ class Sender:
         return key, self._runs[key]
 
     def _deliver(self, send: Callable[[str, Any], None], run: str, values: list[tuple[Any, ...]]) -> None:
-        """Send named values together; where the server refuses them, by name: an illegal one costs itself alone."""
+        """Send named values in one request; if the server rejects it, name by name, to drop only the invalid ones."""
         values = [value for value in values if (run, value[0]) not in self._illegal]
         if not values:
             return

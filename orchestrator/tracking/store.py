@@ -1,4 +1,4 @@
-"""MLflow's SQLite store: one file, by default in the home, made once under a lock."""
+"""MLflow's SQLite store: one file, by default in the home, created once under a lock."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ QUIET = {
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK": "true",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # our writer does that itself: a request sent twice makes two runs
-    # With these a server sends its clients to its artifact store itself, which only the server may be able to reach.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # the tracker retries: a request that MLflow repeats creates two runs
+    # These would make clients access the artifact store directly, which only the server may be able to reach.
     "MLFLOW_ENABLE_PROXY_MULTIPART_UPLOAD": "false",
     "MLFLOW_ENABLE_PROXY_MULTIPART_DOWNLOAD": "false",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # two lines at each run's end
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # otherwise two lines at the end of each run
     "MLFLOW_LOGGING_LEVEL": "WARNING",
 }
 
 
 def ensure(uri: str) -> Path | None:
-    """Make the SQLite store ``uri`` if it is not there; returns where its artifacts go, beside it.
+    """Create the SQLite store ``uri`` if it does not exist; return the folder of its artifacts, next to it.
 
-    None for a tracking server or a database server: those are somebody's own, and say themselves where artifacts
-    go. Fast when the store is there; safe when many processes call it at once: several that migrate one fresh
-    SQLite file destroy it, hence the lock. Raises UserError (exit 3) when it cannot be written.
+    None for a tracking server or a database server, which define the location of artifacts themselves. Fast when the
+    store exists. Safe when many processes call it at once: concurrent migrations corrupt a new SQLite file, hence
+    the lock. Raises UserError (exit 3) when it cannot be written.
     """
     quiet()
     if not uri.startswith(SQLITE):
         return None
     database = Path(uri.removeprefix(SQLITE))
-    artifacts, ready = database.parent / "artifacts", database.with_suffix(".ready")
+    artifacts = database.parent / "artifacts"
+    ready = database.with_suffix(".ready")
     if ready.exists() and database.exists():
         return artifacts
     try:
@@ -50,7 +51,7 @@ def ensure(uri: str) -> Path | None:
             if not (ready.exists() and database.exists()):
                 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-                private_files.open_file(database, "ab").close()  # SQLite's other files take its mode
+                private_files.open_file(database, "ab").close()  # SQLite gives its other files the same mode
                 SqlAlchemyStore(uri, str(artifacts))
                 with closing(sqlite3.connect(database)) as connection:
                     connection.execute("PRAGMA journal_mode=WAL")  # the UI reads while a sweep writes
@@ -59,15 +60,15 @@ def ensure(uri: str) -> Path | None:
         raise UserError(
             f"The MLflow store {database} cannot be written",
             got=error.strerror or str(error),
-            fix="Set ORCHESTRATOR_HOME to a folder of yours",
+            fix="Set ORCHESTRATOR_HOME to a folder that you can write to",
             code=UNAVAILABLE,
         ) from None
     return artifacts
 
 
 def quiet() -> None:
-    """Set MLflow's switches; what the user set stays. One that is imported already has read its logging level."""
+    """Set MLflow's variables that the user has not set, and its logging level, which it reads only at import."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    with suppress(ValueError):  # MLflow itself refuses a level that is none
+    with suppress(ValueError):  # an invalid level is MLflow's to report
         logging.getLogger("mlflow").setLevel(os.environ["MLFLOW_LOGGING_LEVEL"].upper())

@@ -1,8 +1,7 @@
-"""How busy the machines are while a run lasts: MLflow's own system metrics, once a node, through the run's writer.
+"""MLflow's system metrics (CPU, memory, disk, network, GPU) of each node, logged while a run lasts.
 
-The names are MLflow's, so that its System metrics tab shows what it always shows; its monitors themselves are not
-used, for they would load MLflow on every node. The step is the second since the run's start, so that a resumed run
-goes on where it was.
+The names are MLflow's, for its System metrics tab. Its own monitors are not used: they would import MLflow on every
+node. The step is the number of seconds since the run's start, so a resumed run continues its curves.
 """
 
 from __future__ import annotations
@@ -23,20 +22,22 @@ INTERVAL_VARIABLE = "MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL"
 """MLflow's own setting of the interval, in seconds."""
 
 ANSWER_SECONDS = 5.0
-"""How long a node may take to answer before the others' samples go without its own."""
+"""How long to wait for a node's sample; a slower node is left out."""
 
 
 class Monitors:
-    """What one node tells of itself: CPU, memory, disk, network, and NVIDIA GPUs where NVML is there."""
+    """Samples one node: CPU, memory, disk, network, and NVIDIA GPUs if NVML is installed."""
 
     def __init__(self) -> None:
-        psutil.cpu_percent()  # the next call measures since this one
+        psutil.cpu_percent()  # the next call measures from here
         self._sent, self._received = _network()
         self._nvml, self._gpus = _gpus()
 
     def sample(self) -> dict[str, float]:
-        """The values now, by MLflow's names without ``system/``: MB, percent, watts."""
-        memory, disk, (sent, received) = psutil.virtual_memory(), psutil.disk_usage(os.sep), _network()
+        """Current values by MLflow's names without ``system/``, in MB, percent and watts."""
+        memory = psutil.virtual_memory()
+        disk = psutil.disk_usage(os.sep)
+        sent, received = _network()
         values = {
             "cpu_utilization_percentage": psutil.cpu_percent(),
             "system_memory_usage_megabytes": memory.used / 1e6,
@@ -48,9 +49,9 @@ class Monitors:
             "network_receive_megabytes": received - self._received,
         }
         for number, gpu in enumerate(self._gpus):
-            for told in (self._gpu_memory, self._gpu_load, self._gpu_power):
-                with suppress(self._nvml.NVMLError):  # not every device tells everything
-                    values.update({f"gpu_{number}_{name}": value for name, value in told(gpu).items()})
+            for read in (self._gpu_memory, self._gpu_load, self._gpu_power):
+                with suppress(self._nvml.NVMLError):  # not every device has every value
+                    values.update({f"gpu_{number}_{name}": value for name, value in read(gpu).items()})
         return {name: round(float(value), 1) for name, value in values.items()}
 
     def _gpu_memory(self, gpu: Any) -> dict[str, float]:
@@ -76,7 +77,7 @@ def _network() -> tuple[float, float]:
 
 
 def _gpus() -> tuple[Any, list[Any]]:
-    """NVML and its devices; none without ``nvidia-ml-py``, a driver or a GPU."""
+    """NVML and its devices; no devices without ``nvidia-ml-py``, a driver or a GPU."""
     try:
         import pynvml
     except ImportError:
@@ -89,15 +90,17 @@ def _gpus() -> tuple[Any, list[Any]]:
 
 
 class SystemMetrics:
-    """A context manager that samples from its start to its end and hands each sample to ``log`` as a row."""
+    """Context manager that samples in a thread and passes each sample to ``log`` as a row."""
 
     def __init__(self, log: Callable[[list[Row]], None], began: float, interval: float | None = None) -> None:
-        self._log, self._began, self._interval = log, began, interval or _interval()
+        self._log = log
+        self._began = began
+        self._interval = interval or _interval()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="system-metrics", daemon=True)
-        self._nodes: dict[str, Any] | None = None  # None while no cluster is connected
+        self._actors: dict[str, Any] | None = None  # None while no cluster is connected
         self._own_nodes: Callable[[], Collection[str]] = set
-        self._asking = threading.Lock()
+        self._sampling = threading.Lock()
 
     def __enter__(self) -> SystemMetrics:
         self._thread.start()
@@ -109,44 +112,45 @@ class SystemMetrics:
 
     @contextmanager
     def of_cluster(self, own_nodes: Callable[[], Collection[str]]) -> Iterator[None]:
-        """While the body runs, nodes of the connected Ray cluster are sampled, each by name, if it has several.
+        """Sample the nodes of the connected Ray cluster in the body, each under its name, if the cluster has several.
 
-        ``own_nodes`` returns the ids of the nodes that the run uses now; while it uses none, those that it used last.
+        ``own_nodes`` returns the ids of the nodes in use by the run. While there are none, the last ones are sampled.
         """
-        with self._asking:
-            self._nodes, self._own_nodes = {}, own_nodes
+        with self._sampling:
+            self._actors = {}
+            self._own_nodes = own_nodes
         try:
             yield
         finally:
-            with self._asking:  # whoever leaves the cluster must not be in the middle of a question
-                self._nodes = None
+            with self._sampling:  # no request may be under way when the process leaves the cluster
+                self._actors = None
 
     def _run(self) -> None:
-        with suppress(Exception):  # a kernel or driver that tells nothing: a run is worth more than this
+        with suppress(Exception):  # a kernel or driver without these values must not fail the run
             here = Monitors()
             wait = min(0.5, self._interval)
             while not self._ended.wait(wait):
-                with suppress(Exception):  # a cluster in trouble: the next time, perhaps
+                with suppress(Exception):  # a problem of the cluster may be over at the next sample
                     self._sample(here)
                 wait = self._interval
             self._sample(here)
 
     def _sample(self, here: Monitors) -> None:
-        with self._asking:
-            if self._nodes is not None and len(alive := _alive()) > 1:
+        with self._sampling:
+            if self._actors is not None and len(alive := _alive()) > 1:
                 if own := self._own_nodes():
-                    self._nodes = _actors(self._nodes, alive, own)
-                found = _ask(self._nodes)
+                    self._actors = _start_actors(self._actors, alive, own)
+                samples = _collect(self._actors)
             else:
-                found = {"": here.sample()}
-        values = {f"system/{node}{name}": value for node, told in found.items() for name, value in told.items()}
+                samples = {"": here.sample()}
+        values = {f"system/{node}{name}": value for node, sample in samples.items() for name, value in sample.items()}
         now = time.time()
         if values:
             self._log([Row(max(0, round(now - self._began)), now, values)])
 
 
 def _interval() -> float:
-    """Seconds between two samples: the user's, where they are a number above 0."""
+    """Seconds between two samples: the user's setting if it is a number above 0, else the default."""
     with suppress(ValueError):
         return max(0.0, float(os.environ.get(INTERVAL_VARIABLE, ""))) or INTERVAL_SECONDS
     return INTERVAL_SECONDS
@@ -158,34 +162,35 @@ def _alive() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
 
 
-def _actors(known: Mapping[str, Any], alive: list[dict[str, Any]], own: Collection[str]) -> dict[str, Any]:
-    """One small actor for each node of ``alive`` whose id is in ``own``, by ``<node>/``."""
+def _start_actors(running: Mapping[str, Any], alive: list[dict[str, Any]], own: Collection[str]) -> dict[str, Any]:
+    """One actor for each node of ``alive`` whose id is in ``own``, by ``<node>/``; those ``running`` are reused."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)(Monitors)
     names = [node["NodeName"] for node in alive]
-    found = {}
+    actors = {}
     for node in alive:
         if node["NodeID"] not in own:
             continue
-        name, place = node["NodeName"], NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        name = node["NodeName"]
+        affinity = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         label = f"{name}-{node['NodeID'][:6]}/" if names.count(name) > 1 else f"{name}/"
-        found[label] = known.get(label) or actor.options(scheduling_strategy=place).remote()
-    return found
+        actors[label] = running.get(label) or actor.options(scheduling_strategy=affinity).remote()
+    return actors
 
 
-def _ask(nodes: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """The samples of the nodes that answer in time; one that is gone or busy is left out."""
+def _collect(actors: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """The samples of the nodes that answer in time."""
     import ray
 
-    if not nodes:
+    if not actors:
         return {}
-    questions = {name: actor.sample.remote() for name, actor in nodes.items()}
-    done, _ = ray.wait(list(questions.values()), num_returns=len(questions), timeout=ANSWER_SECONDS)
-    found = {}
-    for name, question in questions.items():
-        if question in done:
+    requests = {name: actor.sample.remote() for name, actor in actors.items()}
+    done, _ = ray.wait(list(requests.values()), num_returns=len(requests), timeout=ANSWER_SECONDS)
+    samples = {}
+    for name, request in requests.items():
+        if request in done:
             with suppress(ray.exceptions.RayError):
-                found[name] = ray.get(question)
-    return found
+                samples[name] = ray.get(request)
+    return samples

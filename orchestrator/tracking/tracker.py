@@ -1,8 +1,8 @@
-"""MLflow tracking: one writer a process, batched, that cannot hurt training.
+"""MLflow tracking that never slows training: one background writer a process, with batches.
 
-Every operation is appended to a journal beside the run and sent from there by a background thread, so a server that
-is slow, away or gone costs no training time and no value; what is left at the end stays in the journal and is
-delivered by ``orchestrator sync`` or the next resume.
+Every operation is appended to a journal in the run's folder, from which a thread sends it. A server that is slow or
+out of reach costs no training time and loses no value: what is left at the end stays in the journal, and
+``orchestrator sync`` or the next resume sends it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ from orchestrator.tracking.sender import Sender
 JOURNAL = "tracking.jsonl"
 RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0, 5.0)
 WRONG = (Refused, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
-"""What waiting does not make right; an outage raises MLflow's own exceptions and OSError."""
+"""Errors that a retry does not cure. An outage raises MLflow's exceptions and OSError."""
 
 
 class Tracker:
-    """Queues operations on runs named by our own keys (``<id>`` or ``<sweep>/<number>``) and sends them.
+    """Queues and sends operations on runs, which are named by our keys (``<id>`` or ``<sweep>/<number>``).
 
-    ``resuming`` makes it look for runs that an earlier process opened under the same ``owner``.
+    With ``resuming``, runs that an earlier process opened for the same ``owner`` are used again.
     """
 
     def __init__(self, uri: str, experiment: str, owner: str, folder: Path, *, artifacts: Path | None, resuming: bool):
-        self._uri, self._experiment, self._owner, self._artifacts = uri, experiment, owner, artifacts
+        self._uri = uri
+        self._experiment = experiment
+        self._owner = owner
+        self._artifacts = artifacts
         self._journal = Journal(folder / JOURNAL)
         self._resuming = resuming or not self._journal.empty()
         self._sender: Sender | None = None
@@ -45,13 +48,15 @@ class Tracker:
         self._refused: list[str] = []
         self._trouble: str | None = None
         self._changed = threading.Condition()
-        self._progress, self._away_since = 0.0, 0.0
+        self._progress = 0.0
+        self._away_since = 0.0
         self._closing = threading.Event()
-        self._patience, self._deadline = 0.0, float("inf")
+        self._patience = 0.0
+        self._deadline = float("inf")
         self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
         self._thread.start()
 
-    # -- what the driver says ------------------------------------------------------------------------------
+    # -- called by the driver ------------------------------------------------------------------------------
 
     def start(
         self,
@@ -62,7 +67,7 @@ class Tracker:
         tags: Mapping[str, str] | None = None,
         parent: str | None = None,
     ) -> None:
-        """Open the run ``key``, or take it up again."""
+        """Open or reopen the run ``key``."""
         values = {k: v if isinstance(v, str) else json.dumps(v, default=str) for k, v in params.items()}
         with self._ending:
             self._running.add(key)
@@ -71,7 +76,7 @@ class Tracker:
             )
 
     def log(self, key: str, rows: Iterable[Row]) -> None:
-        """Log whole rows; step is the epoch, time the epoch's own. What is not finite becomes a tag that says so."""
+        """Log rows, with the epoch as step and the row's own time. A value that is not finite becomes a tag."""
         packed = [[row.epoch, round(row.time * 1000), dict(row.metrics)] for row in rows]
         if packed:
             self._journal.put(op="log", key=key, rows=packed)
@@ -80,11 +85,11 @@ class Tracker:
         self._journal.put(op="tag", key=key, tags=dict(tags))
 
     def input(self, key: str, dataset: Mapping[str, str]) -> None:
-        """Say what the run is trained on: a dataset's ``name``, ``digest``, ``source`` and, if known, ``profile``."""
+        """Log the training dataset: ``name``, ``digest``, ``source`` and, if available, ``profile``."""
         self._journal.put(op="input", key=key, dataset=dict(dataset))
 
     def files(self, key: str, paths: Iterable[Path]) -> None:
-        """Put files on the run as they are when their turn comes; one that is gone by then is passed over."""
+        """Log files as artifacts, as they are when they are sent; one that no longer exists is skipped."""
         self._journal.put(op="files", key=key, paths=[str(path) for path in paths])
 
     def end(self, key: str, status: End) -> None:
@@ -93,9 +98,9 @@ class Tracker:
             self._journal.put(op="end", key=key, status=status, time=_now())
 
     def provisional_end(self, status: End) -> None:
-        """End every open run with the status that it has if this process is killed from now on. Any thread may.
+        """End every open run with the status it should have if this process is killed later. Thread-safe.
 
-        Such a run takes values as before, and its own :meth:`end` replaces this one.
+        Values can still be logged, and a later :meth:`end` replaces the status.
         """
         with self._ending:
             for key in sorted(self._running):
@@ -103,11 +108,11 @@ class Tracker:
 
     @property
     def unsent(self) -> int:
-        """How many operations MLflow has not got yet."""
+        """The number of operations that are not sent."""
         return self._journal.depth
 
     def opened(self, key: str) -> str | None:
-        """The MLflow id of the run ``key`` if it is open already."""
+        """The MLflow id of the run ``key``, or None if it is not open yet."""
         return self._opened.get(key)
 
     def run_id(self, key: str, timeout: float = 60.0) -> str:
@@ -117,14 +122,19 @@ class Tracker:
         if key in self._opened:
             return self._opened[key]
         if key in self._lost:
-            raise UserError("MLflow refuses the run", got=self._lost[key], code=UNAVAILABLE, fix="Try --experiment")
+            raise UserError(
+                "MLflow refuses the run", got=self._lost[key], code=UNAVAILABLE, fix="Try another --experiment"
+            )
         raise UserError(
             "MLflow does not answer", got=self._trouble or self._uri, code=UNAVAILABLE,
             fix="Start the server, or set --tracking",
         )  # fmt: skip
 
     def flush(self, timeout: float = 20.0) -> bool:
-        """Wait until all is sent; False when nothing could be for ``timeout`` seconds, those before the call too."""
+        """Wait until everything is sent; False if nothing could be sent for ``timeout`` seconds.
+
+        An outage that began before the call counts from its beginning.
+        """
         begun = time.monotonic()
         with self._changed:
             while not self._journal.empty():
@@ -138,32 +148,33 @@ class Tracker:
     def close(self, timeout: float = 15.0) -> str | None:
         """Send what is left and stop; give up when nothing could be sent for ``timeout`` seconds.
 
-        Returns one sentence when something could not be delivered, or not as it was named.
+        Returns a warning when values were not sent or were sent under other names, else None.
         """
-        self._patience, self._deadline = timeout, time.monotonic() + timeout
+        self._patience = timeout
+        self._deadline = time.monotonic() + timeout
         self._closing.set()
         self._journal.finish()
         while self._thread.is_alive() and time.monotonic() < self._deadline + 15:  # a request may be on its way
             self._thread.join(1)
         delivered = self._journal.empty() and not self._trouble
         self._journal.close()
-        return self._told(delivered)
+        return self._warning(delivered)
 
-    def _told(self, delivered: bool) -> str | None:
-        said = []
+    def _warning(self, delivered: bool) -> str | None:
+        warnings = []
         if not delivered:
-            said.append(
-                f"MLflow has not taken everything ({self._trouble}): the values are kept in {self._journal.path}; "
-                f"deliver them with: orchestrator sync {self._owner}"
+            warnings.append(
+                f"Not everything was sent to MLflow ({self._trouble}): the values are kept in {self._journal.path}; "
+                f"send them with: orchestrator sync {self._owner}"
             )
         if self._journal.lost:
-            said.append(f"{self._journal.lost} reports for MLflow found no room ({self._journal.trouble})")
+            warnings.append(f"{self._journal.lost} reports for MLflow were dropped ({self._journal.trouble})")
         if self._refused:
-            said.append(f"MLflow refused some values: {self._refused[0]}")
+            warnings.append(f"MLflow refused some values: {self._refused[0]}")
         for kind, names in self._sender.names.items() if self._sender else ():
             for ours, theirs in list(names.changed().items())[:1]:
-                said.append(f"MLflow takes no {kind} named {ours!r}: it is there as {theirs!r}")
-        return "; ".join(said) or None
+                warnings.append(f"MLflow does not accept the {kind} name {ours!r}; it is logged as {theirs!r}")
+        return "; ".join(warnings) or None
 
     # -- the thread ----------------------------------------------------------------------------------------
 
@@ -175,10 +186,10 @@ class Tracker:
                 if not self._until_sent(operation):
                     return
             self._journal.forget()
-            self._tell()
+            self._notify()
 
     def _until_sent(self, operation: Operation) -> bool:
-        """Send it, however long that takes; False when the deadline passed first."""
+        """Send an operation, retrying until the deadline; False if the deadline passed first."""
         for attempt in count():
             try:
                 self._connected().send(operation)
@@ -196,8 +207,9 @@ class Tracker:
                 time.sleep(0.5) if self._closing.is_set() else self._closing.wait(wait)
             else:
                 break
-        self._trouble, self._away_since = None, 0.0
-        self._tell()
+        self._trouble = None
+        self._away_since = 0.0
+        self._notify()
         return True
 
     def _connected(self) -> Sender:
@@ -207,13 +219,13 @@ class Tracker:
         return self._sender
 
     def _refuse(self, operation: Operation, error: Exception) -> None:
-        """It will not become right by waiting."""
+        """Record an operation that a retry does not cure."""
         self._refused.append(str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {one_line(error)}")
         if operation.get("op") == "start" and operation.get("key") not in self._opened:
             self._lost[operation["key"]] = self._refused[-1]
 
-    def _tell(self) -> None:
-        """Those who wait for a run, or for all to be sent, look again."""
+    def _notify(self) -> None:
+        """Wake up the callers of :meth:`run_id` and :meth:`flush`."""
         with self._changed:
             self._progress = time.monotonic()
             if self._closing.is_set():

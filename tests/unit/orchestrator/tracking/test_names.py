@@ -49,7 +49,7 @@ def test_an_awkward_name_is_changed_and_told_once(open_tracker: Callable[..., Tr
     assert tracker.flush()
     tracker.log(OWNER, [Row(3, 1.7e9, {"test/recall@20": 0.5})])
     told = tracker.close()
-    assert told == "MLflow takes no metric named 'test/recall@20': it is there as 'test/recall_at_20'"
+    assert told == "MLflow does not accept the metric name 'test/recall@20'; it is logged as 'test/recall_at_20'"
     assert [entry[:3] for entry in metrics(database)] == [
         ("test/recall_at_20", 1, 0.125), ("test/recall_at_20", 2, 0.25), ("test/recall_at_20", 3, 0.5),
     ]  # fmt: skip

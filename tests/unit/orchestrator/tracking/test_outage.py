@@ -39,7 +39,7 @@ def test_an_outage_costs_no_training_time_and_is_told_at_the_end(
     assert caught.value.code == UNAVAILABLE
     told = tracker.close(timeout=0)
     assert told is not None
-    for word in ("MLflow has not taken everything (", str(tmp_path / JOURNAL), f"orchestrator sync {OWNER}"):
+    for word in ("Not everything was sent to MLflow (", str(tmp_path / JOURNAL), f"orchestrator sync {OWNER}"):
         assert word in told
     assert "\n" not in told
     kept = [json.loads(line) for line in (tmp_path / JOURNAL).read_text().splitlines()]
@@ -159,7 +159,7 @@ def test_a_full_disk_and_an_outage_are_told_with_what_they_cost(
             tracker.log(OWNER, rows(epoch, epoch))
         told = tracker.close(timeout=0)
     assert told is not None
-    assert "21 reports for MLflow found no room (File too large)" in told
+    assert "21 reports for MLflow were dropped (File too large)" in told
     assert "\n" not in told
 
 

@@ -114,8 +114,8 @@ def test_the_interval_is_a_minute_or_mlflows_setting(
 def test_of_a_clusters_nodes_those_are_sampled_that_the_run_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     alive = [{"NodeID": str(number), "NodeName": f"node{number}", "Alive": True} for number in range(16)]
     monkeypatch.setattr(system_metrics, "_alive", lambda: alive)
-    monkeypatch.setattr(system_metrics, "_actors", lambda known, alive, own: {f"node{n}/": n for n in own})
-    monkeypatch.setattr(system_metrics, "_ask", lambda nodes: {name: {"cpu": 1.0} for name in nodes})
+    monkeypatch.setattr(system_metrics, "_start_actors", lambda known, alive, own: {f"node{n}/": n for n in own})
+    monkeypatch.setattr(system_metrics, "_collect", lambda nodes: {name: {"cpu": 1.0} for name in nodes})
     rows: list[Row] = []
     own: set[str] = set()
     system = SystemMetrics(rows.extend, began=time.time())

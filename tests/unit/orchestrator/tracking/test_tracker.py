@@ -161,7 +161,7 @@ def test_thousands_of_trials_are_searched_for_once(
     open_tracker: Callable[..., Tracker], database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    for name in ("known", "find", "create"):
+    for name in ("existing_runs", "find", "create"):
         real = getattr(mlflow_client.Client, name)
         monkeypatch.setattr(
             mlflow_client.Client, name, lambda *args, real=real, name=name: asked.append(name) or real(*args)
@@ -174,7 +174,7 @@ def test_thousands_of_trials_are_searched_for_once(
             tracker.start(f"{OWNER}/{number}", f"trial-{number}", params={}, parent=OWNER)
             tracker.log(f"{OWNER}/{number}", rows(1, last))
         assert tracker.close() is None
-        assert asked == (["known"] + ["create"] * 2 if resuming else ["create"] * 9)
+        assert asked == (["existing_runs"] + ["create"] * 2 if resuming else ["create"] * 9)
         asked.clear()
     assert len(statuses(database)) == 11
     assert all(metrics(database, f"{OWNER}/{number}") == expected(rows(1, 4)) for number in range(10))
@@ -223,7 +223,7 @@ def test_a_deleted_experiment_is_said_at_once(open_tracker: Callable[..., Tracke
 # Requests that are lost
 
 
-@pytest.mark.parametrize("method", ["create", "params", "metrics", "tags", "input", "end", "known"])
+@pytest.mark.parametrize("method", ["create", "params", "metrics", "tags", "input", "end", "existing_runs"])
 @pytest.mark.parametrize("lost", ["request", "answer"])
 def test_one_lost_request_changes_nothing(
     method: str, lost: str, open_tracker: Callable[..., Tracker], database: Path, monkeypatch: pytest.MonkeyPatch
@@ -242,7 +242,7 @@ def test_one_lost_request_changes_nothing(
 
     monkeypatch.setattr(mlflow_client.Client, method, flaky)
     monkeypatch.setattr(tracking, "RETRY_SECONDS", (0.01,))
-    tracker = open_tracker(resuming=method == "known")
+    tracker = open_tracker(resuming=method == "existing_runs")
     tracker.start(OWNER, "run", params={"lr": 0.1})
     tracker.log(OWNER, rows(1, 3))
     tracker.tag(OWNER, {"state": "complete"})
