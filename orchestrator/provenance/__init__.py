@@ -1,1 +1,1 @@
-"""What a run's record must hold so that it can be repeated."""
+"""The record that makes a run repeatable: code, packages, machine, command."""

@@ -1,4 +1,4 @@
-"""git, asked within a time limit: a repository however large, or a file system that hangs, delays no one."""
+"""Calls of git with a time limit, so that a large repository or a file system that hangs does not delay a start."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from contextlib import suppress
 from pathlib import Path
 
 READ = 4_000_000
-"""Bytes of an answer that are taken."""
+"""Bytes of output that are read at most."""
 
 QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C"}
 FOREIGN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_EXTERNAL_DIFF")
-"""What a git hook that starts us has in its environment: its own repository."""
+"""Variables that a git hook sets for its own repository; they are removed."""
 
 
 class Git:
-    """git in one directory; every call is over at the deadline."""
+    """git in one directory. No call lasts beyond ``deadline``, a time of :func:`time.monotonic`."""
 
     def __init__(self, where: Path, deadline: float) -> None:
-        self._where, self._deadline = where, deadline
+        self._where = where
+        self._deadline = deadline
 
     def text(self, *words: str) -> str:
-        """One line of answer, or nothing where git, the repository or the time is missing."""
+        """The output, stripped; empty without git or a repository, or at the deadline."""
         output, whole = self.read(*words)
         return output.decode("utf-8", "replace").strip() if whole else ""
 
@@ -45,7 +46,7 @@ class Git:
 
         def end() -> None:
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)  # its filters and monitors too: they hold the pipe
+                os.killpg(process.pid, signal.SIGKILL)  # also its filters and monitors, which keep the pipe open
 
         timer = threading.Timer(left, end)
         timer.start()

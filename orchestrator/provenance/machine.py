@@ -1,4 +1,4 @@
-"""What a run stood on: this machine, and the Ray cluster that this process is connected to."""
+"""The hardware of a run: this machine, and the Ray cluster that this process is connected to."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cluster() -> dict[str, Any] | None:
 
 
 def shape(cluster: dict[str, Any]) -> str:
-    """A cluster in words: ``2 x 8 CPU, 1 GPU H100; 1 x 4 CPU``."""
+    """A cluster as text: ``2 x 8 CPU, 1 GPU H100; 1 x 4 CPU``."""
     words = []
     for node in cluster["nodes"]:
         gpus = f", {node['GPU']:g} GPU {' '.join(node['gpus'])}".rstrip() if node["GPU"] else ""
@@ -55,7 +55,7 @@ def _node(resources: dict[str, float]) -> dict[str, Any]:
 
 
 def _field(file: Path, name: str) -> str | None:
-    """The first ``name : value`` of a file of the kernel's."""
+    """The first ``name : value`` in a file of the kernel."""
     try:
         with file.open() as lines:
             return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)

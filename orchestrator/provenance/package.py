@@ -1,4 +1,4 @@
-"""The package that a workload of others comes from: what it is called, where it lies, what pip had it from."""
+"""The package of a third-party workload: its name, its folder, and where pip installed it from."""
 
 from __future__ import annotations
 
@@ -15,31 +15,36 @@ from workloads.catalog import catalog, package
 
 
 def described(workload: str | None) -> dict[str, str | None] | None:
-    """Its name, version and, as ``requirement``, what pip would install: None where it came from a folder, which no
-    other machine has. None for a workload of ours. Never raises.
+    """Name, version and pip ``requirement`` of a workload's package; None for a built-in workload. Never raises.
+
+    ``requirement`` is None for a package installed from a folder, which other machines do not have.
     """
-    found = package(workload) if workload else None
-    if found is None:
+    distribution = package(workload) if workload else None
+    if distribution is None:
         return None
-    return {"name": found.name, "version": found.version, "requirement": _requirement(found)}
+    return {
+        "name": distribution.name,
+        "version": distribution.version,
+        "requirement": _requirement(distribution),
+    }
 
 
 def folder(workload: str | None) -> Path | None:
-    """Where the code of a workload of others lies; None for one of ours. Never raises."""
+    """The folder of a third-party workload's code; None for a built-in workload. Never raises."""
     if workload and package(workload):
-        with suppress(Exception):  # broken: it will be told by whoever needs it
+        with suppress(Exception):  # a broken workload is reported where it is loaded
             return catalog()[workload].folder.resolve()
     return None
 
 
 def project(folder: Path, root: Path) -> str | None:
-    """Where below the repository ``root`` the project lies, for pip, that ``folder`` belongs to; None for ours."""
-    for place in (folder, *folder.parents):
-        about = _pyproject(place / "pyproject.toml")
-        if about.get("name") == "ray-experiment-orchestrator" or root not in (place, *place.parents):
+    """Path of the installable project around ``folder``, relative to the repository ``root``; None for our own."""
+    for parent in (folder, *folder.parents):
+        about = _pyproject(parent / "pyproject.toml")
+        if about.get("name") == "ray-experiment-orchestrator" or root not in (parent, *parent.parents):
             return None
-        if about or (place / "setup.py").is_file():
-            return place.relative_to(root).as_posix()
+        if about or (parent / "setup.py").is_file():
+            return parent.relative_to(root).as_posix()
     return None
 
 
@@ -50,20 +55,20 @@ def _pyproject(file: Path) -> dict[str, Any]:
     return {}
 
 
-def _requirement(found: Distribution) -> str | None:
-    """What names it to pip; where it was not had from an index, by its address there (PEP 610).
+def _requirement(distribution: Distribution) -> str | None:
+    """The requirement for pip; with an address if it was installed from one (PEP 610).
 
-    None where no installer says that it was one: on an index, a stranger may have the name.
+    None if no installer left its name: the package of that name on an index may be another one.
     """
-    if not found.read_text("INSTALLER"):
+    if not distribution.read_text("INSTALLER"):
         return None
     try:
-        origin = json.loads(found.read_text("direct_url.json") or "null")
+        origin = json.loads(distribution.read_text("direct_url.json") or "null")
         url = scrub(origin["url"]) if origin else ""
         if origin and not re.match(r"(https?|ssh|git)://", url):
             return None
         if origin and (vcs := origin.get("vcs_info")):
-            return f"{found.name} @ {vcs['vcs']}+{url}@{vcs['commit_id']}"
+            return f"{distribution.name} @ {vcs['vcs']}+{url}@{vcs['commit_id']}"
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return f"{found.name} @ {url}" if url else f"{found.name}=={found.version}"
+    return f"{distribution.name} @ {url}" if url else f"{distribution.name}=={distribution.version}"

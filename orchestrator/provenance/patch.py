@@ -1,4 +1,4 @@
-"""A difference in git's format, by whole files: what is kept of it, and files that git does not know yet."""
+"""Diffs in git's format: split them by file, limit their size, add untracked files."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ _SECTION = re.compile(r"^(?=diff --git )", re.MULTILINE)
 
 
 def sections(difference: str) -> list[str]:
-    """A difference file by file."""
+    """The sections of a diff, one a file."""
     return [section for section in _SECTION.split(difference) if section]
 
 
 def fitting(files: Iterable[str], limit: int) -> tuple[str, list[str]]:
-    """The sections of a difference that can be applied and fit together, and why the others are left out."""
-    kept, left, size = [], [], 0
+    """Join the sections of a diff that can be applied and fit into ``limit`` characters; list the others, with why."""
+    kept = []
+    left = []
+    size = 0
     for section in files:
         why = None
         if re.search(r"^Binary files |^GIT binary patch", section, re.MULTILINE):
@@ -39,7 +41,7 @@ def path_of(section: str) -> str:
 
 
 def new_file(path: str, text: str) -> str:
-    """A new file as git writes it into a difference."""
+    """A new file as git writes it in a diff."""
     names = [_quoted(f"{side}/{path}") for side in "ab"]
     head = f"diff --git {names[0]} {names[1]}\nnew file mode 100644\n"
     if not text:
@@ -54,7 +56,7 @@ def new_file(path: str, text: str) -> str:
 
 
 def _quoted(name: str) -> str:
-    """A name as git quotes it where it holds quotes or control characters."""
+    """A name, quoted as git does if it has quotes or control characters."""
     escapes = {"\t": "\\t", "\n": "\\n", "\r": "\\r", '"': '\\"', "\\": "\\\\"}
     quoted = "".join(escapes.get(c, c if c.isprintable() or ord(c) > 127 else f"\\{ord(c):03o}") for c in name)
     return name if quoted == name else f'"{quoted}"'

@@ -1,4 +1,4 @@
-"""Files of the home, which are for its user alone: models that are code, logs, marks of what may be run."""
+"""Files in the home that only its user may read: models with code, logs, marks of trusted code."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ DEFAULT_HOME = "~/.orchestrator"
 
 
 def home() -> Path:
-    """The embedded home of this environment."""
+    """The home of this environment: ``ORCHESTRATOR_HOME``, else the default."""
     return Path(os.environ.get(HOME_VARIABLE) or DEFAULT_HOME).expanduser().absolute()
 
 
 def make_folder(folder: Path) -> None:
-    """Make ``folder`` and its missing parents; the home, where it is one of them, with mode 0700.
+    """Create ``folder`` and its missing parents; the home, if it is one of them, gets mode 0700.
 
-    A home that exists keeps its mode: its user may share it. Raises OSError.
+    An existing home keeps its mode: its user may share it. Raises OSError.
     """
     own = home()
     if folder == own or own in folder.parents:
@@ -27,9 +27,9 @@ def make_folder(folder: Path) -> None:
 
 
 def open_file(file: Path, mode: str, buffering: int = -1) -> IO[Any]:
-    """``open`` that gives a new file below the home the mode 0600; elsewhere the umask decides.
+    """Like ``open``, but a new file in the home gets mode 0600.
 
-    It decides in a home to which others may write, too: that one is shared.
+    The umask decides elsewhere, and in a home that others may write to, since it is shared.
     """
     return open(file, mode, buffering, opener=_opener)
 

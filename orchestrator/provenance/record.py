@@ -1,8 +1,8 @@
-"""What a run's record must hold so that it can be repeated: what was asked, code, packages, machine, command.
+"""The record that makes a run repeatable: its spec, code, packages, machine, command.
 
-The record is four kinds of files, in the run's folder from its start and on its MLflow run: ``spec.json`` (of a
-sweep ``sweep.json``), ``environment.json``, the uncommitted difference of each repository (``source.diff``), and the
-search space where it is a file of the user's (``space.py``). Nothing in them is secret: see scrub.py.
+It has four kinds of files, in the run's folder from the start and on its MLflow run: ``spec.json`` (``sweep.json`` of
+a sweep), ``environment.json``, the uncommitted diff of each repository (``source.diff``), and the search space if it
+is a file of the user (``space.py``). Secrets are removed from them: see scrub.py.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ FORMAT = 1
 SPEC, SWEEP, ENVIRONMENT, SPACE = "spec.json", "sweep.json", "environment.json", "space.py"
 
 CARRIED = "ORCHESTRATOR_SOURCE"
-"""The variable in which a submitted job has its client's code: Ray sends files without their repository."""
+"""Variable with the sources of the client of a submitted job: Ray sends files without their repository."""
 
 CARRIED_BYTES = 90_000
-"""Linux takes 128 KiB a variable, and Ray puts all of a job's variables together into one more."""
+"""Linux allows 128 KiB a variable, and Ray copies all variables of a job into one more."""
 
 PREFIXES = ("ORCHESTRATOR_", "MLFLOW_", "RAY_", "CUDA_", "CUBLAS_", "NCCL_", "NVIDIA_", "OMP_", "MKL_", "OPENBLAS_",
             "TORCH_", "PYTORCH_", "PYTHONHASHSEED")  # fmt: skip
-"""Variables of the environment that are kept."""
+"""Prefixes of the environment variables that are recorded."""
 
 NOT_KEPT = (CARRIED, "RAY_JOB_CONFIG_JSON_ENV_VAR", "ORCHESTRATOR_NOTIFY")
-"""Bulk, all of a job's variables once more, and an address or command that is a secret as a whole."""
+"""Not recorded: two large copies of other data, and a notification address or command, which is a secret."""
 
 
 def command() -> str:
-    """The command line that started this process, as a user would type it, without its secrets."""
+    """The command line of this process as a user would type it, without secrets."""
     words = scrub_words(sys.argv)
     if Path(words[0]).name in ("orchestrator", "__main__.py"):
         words[0] = "orchestrator"
@@ -52,64 +52,63 @@ def command() -> str:
 @cache
 def packages() -> dict[str, str]:
     """Every installed distribution and its version, sorted by name."""
-    found = {str(d.metadata["Name"]): d.version for d in distributions() if d.metadata["Name"]}
-    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+    versions = {str(d.metadata["Name"]): d.version for d in distributions() if d.metadata["Name"]}
+    return dict(sorted(versions.items(), key=lambda item: item[0].lower()))
 
 
 def sources(
     directory: Path | None = None, apart: Sequence[Path] = (), workload: str | None = None
 ) -> tuple[Source, ...]:
-    """The repository around ``directory`` (default: the working directory), our own, and that of a ``workload`` of
-    somebody else's, as they are now.
+    """Current state of the repositories around ``directory`` (default: the working directory), of our own code, and
+    of a third-party ``workload``.
 
-    What lies below ``apart`` is no source: the home and the storage, where they are in a repository.
-
-    In a submitted job they are the client's; where the cluster runs a checkout of its own, that one is added, under
-    a name of its own.
+    Files below the folders ``apart`` (the home and the storage, if they lie in a repository) are left out. In a
+    submitted job the sources are those of the client; a checkout that the cluster itself runs is added as
+    ``cluster-<name>``.
     """
     here = capture(directory or Path.cwd(), Path(__file__).resolve().parents[1], apart, package.folder(workload))
     carried = unpack(os.environ.get(CARRIED, "")) if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") else ()
-    found = {sent.name: sent for sent in carried}
+    by_name = {sent.name: sent for sent in carried}
     for source in here:
         if source.commit not in {sent.commit for sent in carried}:
             name = source.name
-            while name in found:
+            while name in by_name:
                 name = f"cluster-{name}"
-            found[name] = replace(source, name=name)
-    return tuple(found.values())
+            by_name[name] = replace(source, name=name)
+    return tuple(by_name.values())
 
 
-def carry(found: Sequence[Source]) -> dict[str, str]:
-    """The variable that brings a job the code of its client; empty where there is no repository."""
-    packed = pack(found, CARRIED_BYTES) if found else ""
+def carry(sources: Sequence[Source]) -> dict[str, str]:
+    """The environment variable that passes the client's sources to a job; empty without a repository."""
+    packed = pack(sources, CARRIED_BYTES) if sources else ""
     return {CARRIED: packed} if packed else {}
 
 
-def code(found: Sequence[Source]) -> dict[str, str]:
-    """The first repository, under MLflow's own names; empty where there is none."""
-    if not found:
+def code(sources: Sequence[Source]) -> dict[str, str]:
+    """MLflow's tags of the first repository; empty without one."""
+    if not sources:
         return {}
-    first = found[0]
+    first = sources[0]
     dirty = None if first.dirty is None else str(first.dirty).lower()
     values = {"commit": first.commit, "branch": first.branch, "repoURL": first.url, "dirty": dirty}
     return {f"mlflow.source.git.{name}": value for name, value in values.items() if value}
 
 
-def tags(found: Sequence[Source]) -> dict[str, str]:
-    """Command and code, under the names that MLflow's UI shows."""
+def tags(sources: Sequence[Source]) -> dict[str, str]:
+    """Command and code as the tags that MLflow's UI shows."""
     words = command()
     return {
         "orchestrator.command": words,
         "mlflow.source.name": words[:200],
         "mlflow.source.type": "LOCAL",
-        **code(found),
+        **code(sources),
     }
 
 
 def environment(
-    found: Sequence[Source], options: Mapping[str, Any], data: str | None = None, workload: str | None = None
+    sources: Sequence[Source], options: Mapping[str, Any], data: str | None = None, workload: str | None = None
 ) -> dict[str, Any]:
-    """What ``environment.json`` holds; the differences are files beside it. ``data`` is the dataset's fingerprint."""
+    """Content of ``environment.json``; the diffs are separate files. ``data`` is the dataset's fingerprint."""
     return {
         "format": FORMAT,
         "command": command(),
@@ -120,61 +119,61 @@ def environment(
         "machine": machine.this(),
         "cluster": machine.cluster(),
         "variables": variables(),
-        "code": code(found),
-        "sources": [_described(number, source) for number, source in enumerate(found)],
+        "code": code(sources),
+        "sources": [_described(number, source) for number, source in enumerate(sources)],
         "package": package.described(workload),
         "packages": packages(),
     }
 
 
 def variables() -> dict[str, str]:
-    """The variables of the environment that are kept, without secrets, sorted by name."""
+    """The environment variables that are recorded, without secrets, sorted by name."""
     kept = {name: os.environ[name] for name in sorted(os.environ) if name.startswith(PREFIXES) and name not in NOT_KEPT}
     return scrub_variables(kept)
 
 
 def diff_name(number: int, name: str) -> str:
-    """The file of a repository's difference; the first one's is ``source.diff``."""
+    """The file name of a repository's diff; that of the first one is ``source.diff``."""
     return f"source-{name}.diff" if number else "source.diff"
 
 
-def write(folder: Path, asked: Mapping[str, Any], found: Sequence[Source], data: str | None = None) -> list[Path]:
-    """Write the record of ``asked``, what the folder's record says was asked for, and return its files.
+def write(folder: Path, request: Mapping[str, Any], sources: Sequence[Source], data: str | None = None) -> list[Path]:
+    """Write the record files and return their paths. ``request`` is the ``spec`` of the folder's ``record.json``.
 
-    What is resumed keeps the record of its start; the code that goes on with it is added under ``resumed``. Only the
-    spec is of now: a sweep may be to have more trials.
+    A resumed run keeps its record, and the code that resumes it is added under ``resumed``. Only the spec is updated,
+    since a sweep may get more trials.
     """
     file = folder / ENVIRONMENT
     for name, key in ((SPEC, "experiment"), (SWEEP, "sweep")):
-        if key in asked:
-            write_spec(folder / name, asked[key])
+        if key in request:
+            write_spec(folder / name, request[key])
     if file.exists():
-        _resumed(file, found)
+        _add_resume(file, sources)
         return files(folder)
-    _keep_space(folder, asked)
-    for number, source in enumerate(found):
+    _keep_space(folder, request)
+    for number, source in enumerate(sources):
         if source.diff:
-            text = source.diff.encode("utf-8", "surrogateescape")  # of files that are not UTF-8
+            text = source.diff.encode("utf-8", "surrogateescape")  # files may not be UTF-8
             private_files.write(folder / diff_name(number, source.name), text)
-    workload = (asked.get("experiment") or asked.get("sweep") or {}).get("workload")
-    _write_json(file, environment(found, asked.get("options", {}), data, workload))
+    workload = (request.get("experiment") or request.get("sweep") or {}).get("workload")
+    _write_json(file, environment(sources, request.get("options", {}), data, workload))
     return files(folder)
 
 
 def write_spec(file: Path, spec: Mapping[str, Any]) -> None:
-    """A spec with the format's version."""
+    """Write a spec with the version of the format."""
     _write_json(file, {"format": FORMAT, **spec})
 
 
 def note_cluster(folder: Path) -> None:
-    """Add the cluster that this process is connected to now: it was not yet when the record was written."""
+    """Add the Ray cluster, which is connected only after the record is written."""
     file = folder / ENVIRONMENT
-    if file.exists() and (found := machine.cluster()):
-        _write_json(file, json.loads(file.read_text()) | {"cluster": found})
+    if file.exists() and (cluster := machine.cluster()):
+        _write_json(file, json.loads(file.read_text()) | {"cluster": cluster})
 
 
 def files(folder: Path) -> list[Path]:
-    """The record's files that are there."""
+    """The files of the record that exist."""
     named = [folder / name for name in (SPEC, SWEEP, ENVIRONMENT, SPACE)]
     return [*(file for file in named if file.exists()), *sorted(folder.glob("source*.diff"))]
 
@@ -186,18 +185,18 @@ def _described(number: int, source: Source) -> dict[str, Any]:
     }
 
 
-def _keep_space(folder: Path, asked: Mapping[str, Any]) -> None:
-    """Keep a search space that is a file of the user's: the sweep cannot be repeated without it."""
-    space = str(asked.get("sweep", {}).get("search", {}).get("space", ""))
+def _keep_space(folder: Path, request: Mapping[str, Any]) -> None:
+    """Copy a search space that is a file of the user: the sweep cannot be repeated without it."""
+    space = str(request.get("sweep", {}).get("search", {}).get("space", ""))
     if ":" in space and (file := Path(space.rpartition(":")[0])).is_file():
         private_files.write(folder / SPACE, scrub(file.read_text(errors="replace")))
 
 
-def _resumed(file: Path, found: Sequence[Source]) -> None:
-    kept = json.loads(file.read_text())
-    code = [{"name": source.name, "commit": source.commit, "dirty": source.dirty} for source in found]
-    again = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "command": command(), "sources": code}
-    _write_json(file, kept | {"resumed": [*kept.get("resumed", []), again]})
+def _add_resume(file: Path, sources: Sequence[Source]) -> None:
+    content = json.loads(file.read_text())
+    code = [{"name": source.name, "commit": source.commit, "dirty": source.dirty} for source in sources]
+    entry = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "command": command(), "sources": code}
+    _write_json(file, content | {"resumed": [*content.get("resumed", []), entry]})
 
 
 def _write_json(file: Path, value: Mapping[str, Any]) -> None:

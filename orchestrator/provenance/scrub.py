@@ -1,7 +1,7 @@
-"""Secrets taken out of text before it is kept: tokens by their form, passwords in addresses, values by their name.
+"""Remove secrets from text before it is recorded: tokens by their form, passwords in addresses, values by their name.
 
-Where it is not clear whether something is a secret, it is taken for one: a record that lacks a word is repaired, one
-that leaked a key is not. Lines are never added or removed, so a scrubbed difference still is one.
+In doubt a value counts as a secret: a missing word in a record can be repaired, a leaked key cannot. Lines are never
+added or removed, so that a scrubbed diff can still be applied.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TOKEN_FORMS = (
     r"gl(?:pat|dt|rt|cbt|ptt|soat)-[\w-]{16,}",  # GitLab
     r"hf_[A-Za-z0-9]{16,}|api_org_[A-Za-z0-9]{16,}",  # Hugging Face
     r"wandb_v\d+_\w{16,}|local-[0-9a-f]{40}",  # Weights & Biases
-    r"sk-[A-Za-z0-9_-]{16,}",  # OpenAI, Anthropic and who follows them
+    r"sk-[A-Za-z0-9_-]{16,}",  # OpenAI, Anthropic and others
     r"[sprw]k_(?:live|test)_[A-Za-z0-9]{12,}|whsec_[A-Za-z0-9]{16,}",  # Stripe
     r"xox[abeoprs]-[\w-]{8,}|xapp-[\w-]{16,}",  # Slack
     r"AIza[\w-]{30,}|ya29\.[\w-]{16,}|GOCSPX-[\w-]{16,}",  # Google
@@ -65,7 +65,7 @@ NO_VALUES = {
 
 
 def scrub(text: str) -> str:
-    """The text with ``***`` in the place of each secret; as many lines as before."""
+    """Replace each secret by ``***``. The number of lines stays."""
     text = "".join(_keys(text.splitlines(keepends=True)))
     text = USERINFO.sub(rf"\1{HIDDEN}@", text)
     text = QUERY.sub(rf"\1{HIDDEN}", text)
@@ -77,7 +77,7 @@ def scrub(text: str) -> str:
 
 
 def scrub_words(words: Iterable[str]) -> list[str]:
-    """The words of a command line; a flag's value may be the next word."""
+    """Scrub the words of a command line; the value of a flag may be the next word."""
     clean: list[str] = []
     for word in words:
         last = clean[-1] if clean else ""
@@ -87,23 +87,25 @@ def scrub_words(words: Iterable[str]) -> list[str]:
 
 
 def scrub_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables, the values of secret names hidden."""
+    """Scrub environment variables; those with a secret name are hidden as a whole."""
     return {name: HIDDEN if secret_name(name) else scrub(value) for name, value in variables.items()}
 
 
 def secret_name(name: str) -> bool:
-    """Whether what has this name is a secret: ``HF_TOKEN``, ``--api-key``, ``db.password``."""
+    """Whether a name is that of a secret: ``HF_TOKEN``, ``--api-key``, ``db.password``."""
     return re.fullmatch(rf"-*(?:(?-i:{UPPER_NAME})|(?-i:{CAMEL_NAME})|(?i:{LOWER_NAME}))", name) is not None
 
 
 def _keys(lines: list[str]) -> list[str]:
-    """Blank the body of PEM private keys; of a line of a difference its sign stays."""
-    inside, clean = False, []
+    """Hide the body of PEM private keys; in a diff the sign of each line stays."""
+    inside = False
+    clean = []
     for line in lines:
         if inside and not END_KEY.search(line):
             clean.append(f"{line[0] if line[:1] in '+- ' else ''}{HIDDEN}{_end(line)}")
             continue
-        begins, ends = BEGIN_KEY.search(line), END_KEY.search(line)
+        begins = BEGIN_KEY.search(line)
+        ends = END_KEY.search(line)
         if begins and ends and begins.start() < ends.start():  # a whole key in one line of code
             line = f"{line[: begins.end()]}{HIDDEN}{line[ends.start() :]}"
             begins = None
@@ -119,12 +121,13 @@ def _end(line: str) -> str:
 
 
 def _named(match: re.Match[str]) -> str:
-    name, sign, value, whole = match["name"], match["sign"], match["value"], match[0]
+    name, sign, value = match.group("name", "sign", "value")
+    whole = match[0]
     before, after = _around(match)
     if "," in sign and not (before[-1:] in "\"'" and after.lstrip().startswith(")")):  # only getenv("NAME", "value")
         return whole
     login = name in ("password", "passwd") and re.search(r"\blogin\s+\S+\s+$", before)
-    if not sign.strip() and not login and not FLAG.search(before):  # words, no flag with its value, no line of .netrc
+    if not sign.strip() and not login and not FLAG.search(before):  # prose, neither a flag nor a line of .netrc
         return whole
     quoted = re.fullmatch(r"([bfru]{0,2})(\"\"\"|\"|')(.*)\2", value, re.DOTALL)
     if quoted:
@@ -134,7 +137,7 @@ def _named(match: re.Match[str]) -> str:
 
 
 def _harmless(inner: str) -> bool:
-    """Quoted, yet no secret: empty, a reference to a variable, or a special token such as ``<pad>`` and ``[MASK]``."""
+    """Whether a quoted value is no secret: empty, a variable, or a special token such as ``<pad>`` and ``[MASK]``."""
     return (
         not inner.strip()
         or inner == HIDDEN
@@ -145,17 +148,18 @@ def _harmless(inner: str) -> bool:
 
 def _code(match: re.Match[str], value: str) -> bool:
     """Whether a bare value is an expression, a type or a variable rather than the secret itself."""
-    name, before = match["name"], _around(match)[0]
-    if before.endswith(("?", "&", "--")):  # of an address or a command line: there is no code in those
+    name = match["name"]
+    before, _ = _around(match)
+    if before.endswith(("?", "&", "--")):  # an address or a command line, which hold no code
         return value.startswith("$")
-    if name.isupper() and "=" in match["sign"] and match["sign"].strip() == match["sign"]:  # NAME=value: a shell's
+    if name.isupper() and "=" in match["sign"] and match["sign"].strip() == match["sign"]:  # NAME=value in a shell
         return value.startswith("$") or _call(value)
     if value.startswith(("$", "<", "*", "[", "{", "(")) or _call(value) or value.lower().strip("|:") in NO_VALUES:
         return True
     bare = value.rstrip(":.|")
     if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", bare):  # an attribute: args.password
         return True
-    if re.fullmatch(r"[\d_.]+", bare):  # a number counts where it can be a PIN or password
+    if re.fullmatch(r"[\d_.]+", bare):  # a number is a secret only if it can be a PIN or password
         return not re.search(r"(?i)pass|pwd|secret", name) or len(bare) < 4
     if bare.lower() == name.lower().rpartition(".")[2]:  # password=password
         return True
@@ -165,7 +169,7 @@ def _code(match: re.Match[str], value: str) -> bool:
 
 
 def _around(match: re.Match[str]) -> tuple[str, str]:
-    """What stands shortly before and after."""
+    """The 80 characters before and the 8 after a match."""
     return match.string[max(0, match.start() - 80) : match.start()], match.string[match.end() : match.end() + 8]
 
 

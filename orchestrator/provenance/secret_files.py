@@ -1,6 +1,6 @@
-"""Files and folders whose content is taken for secret by their names: they are neither recorded nor sent to a cluster.
+"""Names of files and folders with secret content, which are neither recorded nor sent to a cluster.
 
-A broad word counts only with a suffix of data: ``credentials.json`` is left out, ``credentials.py`` is code.
+A general word counts only with a suffix of data: ``credentials.json`` is secret, ``credentials.py`` is code.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ SECRET_FILES = (
     ".secrets", "*.secret", "credentials", "*[._-]credentials",
     *(f"*{word}*.{suffix}" for word in ("credential", "secret", "password") for suffix in DATA),
 )  # fmt: skip
-"""Names in lower case, as patterns of ``fnmatch`` that git reads alike."""
+"""Names in lower case, as patterns that mean the same to ``fnmatch`` and git."""
 
 SECRET_FOLDERS = (
     ".ssh", ".aws", ".azure", ".docker", ".gnupg", ".huggingface", ".kaggle", ".kube", ".mlflow", ".ray",
     ".config/gcloud", ".config/gh", ".config/rclone",
 )  # fmt: skip
-"""Paths in lower case; all that is in them is taken for secret."""
+"""Paths in lower case; everything in them counts as secret."""
 
 _FILE = re.compile("|".join(map(translate, SECRET_FILES)))
 
 
 def secret_file(path: str) -> bool:
-    """Whether a file of this path is left out, whatever is in it."""
+    """Whether a file is left out because of its path."""
     folder, _, name = path.lower().rpartition("/")
     return _FILE.match(name) is not None or any(map(secret_folder, accumulate(folder.split("/"), "{}/{}".format)))
 
 
 def secret_folder(path: str) -> bool:
-    """Whether all that a folder of this path holds is left out."""
+    """Whether everything in a folder is left out because of its path."""
     return any(f"/{path.lower()}".endswith(f"/{folder}") for folder in SECRET_FOLDERS)

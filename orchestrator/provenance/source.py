@@ -1,4 +1,4 @@
-"""The code that runs: commit and uncommitted difference of its repositories, asked from git within a time limit."""
+"""The state of the source code: commit and uncommitted diff of its repositories, from git within a time limit."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from orchestrator.provenance.scrub import scrub
 from orchestrator.provenance.secret_files import SECRET_FILES, SECRET_FOLDERS, secret_file
 
 SECONDS = 2.0
-"""What all of git may take together: a start is not delayed longer by a repository however large."""
+"""Time limit of all git calls together, so that a large repository does not delay a start."""
 
 MAX_DIFF = 200_000
 MAX_FILE = 50_000
 MAX_NAMES = 200
-"""Characters of a whole difference, bytes of one untracked file, names in a list."""
+"""Limits: characters of a diff, bytes of one untracked file, names in a list."""
 
 SUFFIXES = frozenset({
     ".py", ".pyi", ".pyx", ".yaml", ".yml", ".toml", ".json", ".cfg", ".ini", ".sh", ".sql", ".c", ".cc", ".cpp", ".h",
     ".hpp", ".cu", ".cuh", ".rs", ".proto", ".jinja",
 })  # fmt: skip
-"""Untracked files of these are source; others are named only."""
+"""Untracked files with these suffixes are recorded; others are only listed."""
 
 EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames", "--submodule=short", "--unified=3",
@@ -37,10 +37,10 @@ DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames", 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A repository as it stood. ``dirty`` is None where git was too slow to tell; ``diff`` applies to ``commit``.
+    """State of a repository. ``dirty`` is None if git was too slow.
 
-    ``diff`` holds whole files, the untracked ones too, scrubbed; ``left_out`` says which it lacks, and why. ``package``
-    is where in it the project lies that brings the workload, where that is somebody else's.
+    ``diff`` applies to ``commit``; it includes untracked files and is scrubbed. ``left_out`` lists the files that it
+    lacks, and why. ``package`` is the path of a third-party workload's project within the repository.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Source:
     package: str | None = None
 
     def cut(self, limit: int) -> Source:
-        """With a difference of at most ``limit`` characters: the files that fit."""
+        """Limit the diff to ``limit`` characters by leaving out whole files."""
         if len(self.diff) <= limit:
             return self
         kept, left = fitting(sections(self.diff), limit)
@@ -65,15 +65,14 @@ class Source:
 def capture(
     directory: Path, own: Path, apart: Sequence[Path] = (), workload: Path | None = None, seconds: float = SECONDS
 ) -> tuple[Source, ...]:
-    """The repository around ``directory`` (``project``), the one that the package ``own`` is checked out from
-    (``orchestrator``) and that of the code in the folder ``workload`` (``workload``), where there are any; one, where
-    they are the same. Never raises.
+    """Capture up to three repositories: that of ``directory`` (named ``project``), of the package ``own``
+    (``orchestrator``), and of the folder ``workload`` (``workload``). The same repository is captured once.
 
-    What lies below ``apart`` is no source: runs and their results.
+    Files below ``apart``, which holds runs and their results, are left out. Never raises.
     """
     deadline = time.monotonic() + seconds
     roots: dict[str, str] = {}
-    if Git(own, deadline).text("ls-files", "--", "__init__.py"):  # tracked there, not merely installed below
+    if Git(own, deadline).text("ls-files", "--", "__init__.py"):  # tracked, not merely installed below a repository
         roots["orchestrator"] = Git(own, deadline).text("rev-parse", "--show-toplevel") or str(own)
     here = Git(directory, deadline)
     top = here.text("rev-parse", "--show-toplevel") or (str(directory) if here.text("rev-parse", "--git-dir") else "")
@@ -84,14 +83,14 @@ def capture(
         theirs = Git(workload, deadline).text("rev-parse", "--show-toplevel")
         if theirs not in roots.values():
             roots["workload"] = theirs
-    found = {root: _capture(name, Path(root), apart, deadline) for name, root in roots.items()}
+    sources = {root: _capture(name, Path(root), apart, deadline) for name, root in roots.items()}
     if workload and theirs:
-        found[theirs] = replace(found[theirs], package=package.project(workload, Path(theirs)))
-    return tuple(found.values())
+        sources[theirs] = replace(sources[theirs], package=package.project(workload, Path(theirs)))
+    return tuple(sources.values())
 
 
 def pack(sources: Sequence[Source], limit: int) -> str:
-    """Sources as at most ``limit`` ASCII characters, for an environment variable: differences are cut until it fits."""
+    """Encode sources as at most ``limit`` ASCII characters, for an environment variable; diffs are cut to fit."""
     size = max([1024, *(len(source.diff) for source in sources)])
     while True:
         text = json.dumps([asdict(source.cut(size)) for source in sources])
@@ -102,7 +101,7 @@ def pack(sources: Sequence[Source], limit: int) -> str:
 
 
 def unpack(packed: str) -> tuple[Source, ...]:
-    """What :func:`pack` made; nothing where it is damaged."""
+    """Decode the output of :func:`pack`; empty if it is damaged."""
     try:
         values = json.loads(zlib.decompress(base64.b64decode(packed)))
         return tuple(from_json(value) for value in values)
@@ -111,10 +110,10 @@ def unpack(packed: str) -> tuple[Source, ...]:
 
 
 def from_json(value: dict[str, object]) -> Source:
-    """A source from its fields; unknown ones of a newer version are passed over."""
-    known = {name: value[name] for name in Source.__dataclass_fields__ if name in value}
-    lists = {name: tuple(item) for name, item in known.items() if isinstance(item, list)}
-    return Source(**{**known, **lists})  # type: ignore[arg-type]
+    """A source from its fields; unknown fields of a newer version are ignored."""
+    fields = {name: value[name] for name in Source.__dataclass_fields__ if name in value}
+    lists = {name: tuple(item) for name, item in fields.items() if isinstance(item, list)}
+    return Source(**{**fields, **lists})  # type: ignore[arg-type]
 
 
 def _capture(name: str, root: Path, apart: Sequence[Path], deadline: float) -> Source:
@@ -126,7 +125,7 @@ def _capture(name: str, root: Path, apart: Sequence[Path], deadline: float) -> S
         branch=git.text("symbolic-ref", "--short", "--quiet", "HEAD") or None,
         url=scrub(git.text("config", "--get", "remote.origin.url")) or None,
     )
-    if git.text("rev-parse", "--is-inside-work-tree") != "true":  # a bare one has no files that could differ
+    if git.text("rev-parse", "--is-inside-work-tree") != "true":  # a bare repository has no files that could differ
         return source
     inside = [folder.resolve() for folder in apart if root in folder.resolve().parents]
     paths = ["--", ".", *(f":(exclude,literal){folder.relative_to(root)}" for folder in inside)]
@@ -156,8 +155,9 @@ def _capture(name: str, root: Path, apart: Sequence[Path], deadline: float) -> S
 
 
 def _status(output: bytes) -> tuple[list[str], list[str]]:
-    """Tracked paths that differ, and untracked ones, of ``git status --porcelain=v2 -z``."""
-    changed, untracked = [], []
+    """The changed and the untracked paths in the output of ``git status --porcelain=v2 -z``."""
+    changed = []
+    untracked = []
     for entry in output.decode("utf-8", "surrogateescape").split("\0"):
         kind, _, rest = entry.partition(" ")
         if kind == "?":
@@ -168,13 +168,14 @@ def _status(output: bytes) -> tuple[list[str], list[str]]:
 
 
 def _new_files(root: Path, paths: Sequence[str], left: list[str], deadline: float) -> list[str]:
-    """Small untracked source files as sections of a difference; the others go to ``left``."""
+    """Small untracked source files as sections of a diff; the others are added to ``left``."""
     files = []
     for path in paths:
         if time.monotonic() > deadline:
             left.append("more untracked files: there was no time")
             break
-        why, text = "no source file", ""
+        why = "no source file"
+        text = ""
         if secret_file(path):
             why = "its name says that it is secret"
         elif Path(path).suffix in SUFFIXES:
@@ -187,7 +188,7 @@ def _new_files(root: Path, paths: Sequence[str], left: list[str], deadline: floa
 
 
 def _read(file: Path) -> tuple[str, str]:
-    """Why a file cannot be kept, or nothing and its text."""
+    """The reason why a file cannot be recorded, or an empty reason and its text."""
     try:
         if file.is_symlink() or not file.is_file():
             return "no regular file", ""

@@ -1,1 +1,1 @@
-"""Models in the registry, and what they predict."""
+"""MLflow's model registry: log, load and serve models, predict with them."""

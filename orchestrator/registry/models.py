@@ -1,4 +1,4 @@
-"""MLflow's model registry: logging a run's model, its versions, its aliases."""
+"""MLflow's model registry: log a run's model; find and load versions and aliases."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from orchestrator.tracking.mlflow_globals import tracking_uri_set
 RECORD_FILES = (provenance.SPEC, provenance.ENVIRONMENT, OUTCOME, VALIDATION_UNITS, TEST_UNITS)
 
 OUTCOME_TAG = "orchestrator.outcome"
-"""The tag of a logged model that says which outcome it is: a sweep that goes on may have another winner."""
+"""Tag of a logged model: digest of its outcome. A sweep that is resumed may have another winner."""
 
 EPOCH_TAG = "orchestrator.epoch"
-"""The tag of a version that says for how many epochs it was trained."""
+"""Tag of a version: the number of epochs it was trained for."""
 
 PARENT_TAG = "orchestrator.parent"
-"""The tag of a version that says which version of the same run it was trained on from."""
+"""Tag of a version: the version of the same run from which training continued."""
 
 
 class Unservable(Exception):
-    """The predictor of a model does not do, on the model's own example."""
+    """The predictor fails on the model's input example."""
 
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """A logged model: its URI, and its version where it was registered."""
+    """A logged model: its URI, and its version if it was registered."""
 
     uri: str
     version: str | None
@@ -54,11 +54,11 @@ def client(settings: Settings) -> Any:
 
 
 def log_model(settings: Settings, run_id: str, folder: Path, register: str | None) -> Logged:
-    """Log the record files and the model below ``folder`` to the run; register the model under a name.
+    """Log the record files and the model below ``folder`` to the run; register the model if ``register`` is a name.
 
-    The model is logged from code with signature, input example and exact requirements; its weights are
-    safetensors. Where the run has kept models on its way (:data:`SEALED`) they become the versions before, in their
-    order. What an earlier call has done is not done again: it may have been cut off anywhere.
+    The model is logged from code, with signature, input example and exact requirements; its weights are safetensors.
+    Models that the run kept at earlier epochs (:data:`SEALED`) become the preceding versions. Safe to call again after
+    an interruption: finished steps are skipped.
     """
     mlflow_client = client(settings)
     for name in RECORD_FILES:
@@ -68,22 +68,22 @@ def log_model(settings: Settings, run_id: str, folder: Path, register: str | Non
         mlflow_client.log_artifacts(run_id, str(folder / TABLES), TABLES)
     with tracking_uri_set(settings.tracking):
         parent = None
-        for place in _sealed(folder) if register else ():
+        for sealed in _sealed(folder) if register else ():
             for name in (OUTCOME, VALIDATION_UNITS):
-                if (place / name).exists():
-                    mlflow_client.log_artifact(run_id, str(place / name), f"{SEALED}/{place.name}")
-            parent = _version(settings, run_id, place, register, parent).version
+                if (sealed / name).exists():
+                    mlflow_client.log_artifact(run_id, str(sealed / name), f"{SEALED}/{sealed.name}")
+            parent = _version(settings, run_id, sealed, register, parent).version
         return _version(settings, run_id, folder, register, parent)
 
 
 def _sealed(folder: Path) -> list[Path]:
-    """The models on the way to the one of ``folder``, in their order; none that was trained for longer."""
+    """Folders of the models kept at earlier epochs than the one in ``folder``, in order of epochs."""
     epochs = json.loads((folder / OUTCOME).read_text())["epochs"]
     return [file.parent for file in sorted(folder.glob(f"{SEALED}/*/{OUTCOME}")) if int(file.parent.name) < epochs]
 
 
 def _version(settings: Settings, run_id: str, folder: Path, register: str | None, parent: str | None) -> Logged:
-    """The model below ``folder``, logged, and registered under a name."""
+    """Log the model below ``folder`` and register it, each unless done before."""
     mlflow_client = client(settings)
     outcome = (folder / OUTCOME).read_bytes()
     mark = hashlib.sha256(outcome).hexdigest()
@@ -98,7 +98,7 @@ def _version(settings: Settings, run_id: str, folder: Path, register: str | None
 
 
 def _logged(mlflow_client: Any, run_id: str, outcome: str) -> str | None:
-    """The model of this very outcome, if it is on the run and whole."""
+    """The id of the run's complete model with this outcome, or None."""
     outputs = mlflow_client.get_run(run_id).outputs
     for output in outputs.model_outputs if outputs else ():
         model = mlflow_client.get_logged_model(output.model_id)
@@ -125,52 +125,52 @@ def _log(settings: Settings, run_id: str, files: Path, outcome: str) -> str:
     ended = mlflow_client.get_run(run_id).info
     try:
         with warnings.catch_warnings(), mlflow.start_run(run_id=run_id, log_system_metrics=False):
-            warnings.simplefilter("ignore")  # of integer columns: our ids are never missing
+            warnings.simplefilter("ignore")  # about missing values in integer columns: ids are never missing
             info = mlflow.pyfunc.log_model(
                 name="model",
                 python_model=str(Path(__file__).with_name("serving.py")),
                 artifacts={"files": str(files)},
                 signature=infer_signature(example, output, params=meta["params"]),
-                input_example=(example, meta["params"]) if meta["params"] else example,  # a pair without is lost
+                input_example=(example, meta["params"]) if meta["params"] else example,  # MLflow drops an empty pair
                 pip_requirements=requirements,
                 tags={OUTCOME_TAG: outcome},
             )
     finally:
-        if ended.end_time:  # delivered later, well or not: the run ended when and as it ended
+        if ended.end_time:  # uploaded later: restore the run's status and end time
             mlflow_client.set_terminated(run_id, ended.status, ended.end_time)
     return str(info.model_id)
 
 
 def _register(mlflow_client: Any, name: str, uri: str, run_id: str, model_id: str, tags: dict[str, str]) -> str:
-    """The model's version under ``name``."""
+    """Register the model under ``name`` unless it is; return its version."""
     check_name(name)
-    if not any(known.name == name for known in mlflow_client.search_registered_models(f"name = '{name}'")):
+    if not any(model.name == name for model in mlflow_client.search_registered_models(f"name = '{name}'")):
         mlflow_client.create_registered_model(name)
-    for known in mlflow_client.search_model_versions(f"name = '{name}'"):
-        if known.source == uri:
-            return str(known.version)
+    for existing in mlflow_client.search_model_versions(f"name = '{name}'"):
+        if existing.source == uri:
+            return str(existing.version)
     run = mlflow_client.get_run(run_id)
-    about = f"From {run.info.run_name}: {run.data.tags.get('orchestrator.command')}"  # what MLflow's table shows
+    about = f"From {run.info.run_name}: {run.data.tags.get('orchestrator.command')}"  # MLflow's table shows it
     created = mlflow_client.create_model_version(name, uri, run_id, tags=tags, model_id=model_id, description=about)
     return str(created.version)
 
 
 def refused(error: Exception) -> bool:
-    """Whether the store answered and said no, so that asking again would not help."""
+    """Whether the store rejected the request, so that a retry would not help."""
     from mlflow.exceptions import MlflowException
 
     return isinstance(error, MlflowException) and 400 <= error.get_http_status_code() < 500
 
 
 def trouble() -> tuple[type[Exception], ...]:
-    """What a store or server that is away raises."""
+    """The exceptions of a store or server that is out of reach."""
     from mlflow.exceptions import MlflowException
 
     return (MlflowException, OSError)
 
 
 def check_name(name: str) -> None:
-    """Raises UserError for a name that MLflow does not take, or that NAME@ALIAS and NAME/VERSION cannot say."""
+    """Raise UserError for a name that MLflow or the forms NAME@ALIAS and NAME/VERSION do not allow."""
     if not re.fullmatch(r"(?![. ]+$)[^/\\:@'\"`\x00-\x1f\x7f]{1,250}", name) or name != name.strip():
         raise UserError(
             "A model cannot be registered under this name", got=repr(name),
@@ -179,7 +179,7 @@ def check_name(name: str) -> None:
 
 
 def check_alias(alias: str) -> None:
-    """Raises UserError for an alias that MLflow reserves or does not allow."""
+    """Raise UserError for an alias that MLflow reserves or does not allow."""
     if alias.lower() == "latest" or re.fullmatch(r"[vV]\d+", alias):
         raise UserError(f"The alias {alias} is reserved by MLflow", fix="Choose another, such as champion")
     if not re.fullmatch(r"[\w-]{1,255}", alias):
@@ -189,31 +189,31 @@ def check_alias(alias: str) -> None:
 
 
 def versions(registry: Any, model: str) -> list[Any]:
-    """All versions of a registered model. Raises UserError for an unknown one, and for one without versions."""
-    found = list(registry.search_model_versions(f"name = '{model}'")) if "'" not in model else []
-    if not found:
-        known = [m.name for m in registry.search_registered_models()]
+    """All versions of a registered model. Raises UserError for an unknown model and one without versions."""
+    all_versions = list(registry.search_model_versions(f"name = '{model}'")) if "'" not in model else []
+    if not all_versions:
+        names = [m.name for m in registry.search_registered_models()]
         register = f"Register one: orchestrator run ... --register {model}"
-        if model in known:
+        if model in names:
             raise UserError(f"{model} has no version", fix=register)
-        if not known:
+        if not names:
             raise UserError("There is no registered model yet", got=repr(model), fix=register)
-        error = unknown("registered model", model, known)
+        error = unknown("registered model", model, names)
         raise error if error.fix else UserError(error.what, got=error.got, allowed=error.allowed, fix=register)
-    return found
+    return all_versions
 
 
-def version(registry: Any, model: str, asked: str | None) -> Any:
-    """The version ``asked`` of a registered model, or its newest. Raises UserError."""
-    found = {str(known.version): known for known in versions(registry, model)}
-    chosen = asked or max(found, key=int)
-    if chosen not in found:
-        raise unknown(f"version of {model}", chosen, found)
-    return found[chosen]
+def version(registry: Any, model: str, number: str | None) -> Any:
+    """Version ``number`` of a registered model, by default the newest. Raises UserError."""
+    by_number = {str(one.version): one for one in versions(registry, model)}
+    chosen = number or max(by_number, key=int)
+    if chosen not in by_number:
+        raise unknown(f"version of {model}", chosen, by_number)
+    return by_number[chosen]
 
 
 def alias_version(registry: Any, model: str, alias: str) -> str | None:
-    """The version that an alias points at now; None where there is no such alias."""
+    """The version that an alias points at; None if the alias does not exist."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -221,17 +221,17 @@ def alias_version(registry: Any, model: str, alias: str) -> str | None:
     except MlflowException as error:
         if error.get_http_status_code() in (400, 404):
             return None
-        raise  # an outage is no answer
+        raise  # an outage does not mean that the alias does not exist
 
 
 def unknown_alias(registry: Any, model: str, alias: str) -> UserError:
-    """The error for an alias that a model does not have, with those that it has."""
-    found = (registry.get_model_version(model, known.version).aliases for known in versions(registry, model))
-    return unknown(f"alias of {model}", alias, {name for names in found for name in names})
+    """The error for an alias that a model does not have, with the aliases it has."""
+    aliases = (registry.get_model_version(model, one.version).aliases for one in versions(registry, model))
+    return unknown(f"alias of {model}", alias, {name for names in aliases for name in names})
 
 
 def resolve(settings: Settings, reference: str) -> str:
-    """``NAME@alias``, ``NAME/version`` or any ``models:/`` URI -> a URI that loads. Raises UserError."""
+    """Convert ``NAME@alias`` or ``NAME/version`` to a ``models:/`` URI; URIs are unchanged. Raises UserError."""
     if reference.startswith(("models:/", "runs:/")):
         return reference
     registry = client(settings)
@@ -246,7 +246,7 @@ def resolve(settings: Settings, reference: str) -> str:
 
 
 def load(settings: Settings, uri: str) -> Any:
-    """The MLflow model at a URI of :func:`resolve`."""
+    """Load the MLflow model at a URI from :func:`resolve`."""
     import mlflow
 
     with tracking_uri_set(settings.tracking):

@@ -1,4 +1,4 @@
-"""What the registry holds, used: batch prediction from file to file."""
+"""Batch prediction with a registered model, from file to file."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ PARAMETER_TYPES = {"boolean": bool, "integer": int, "long": int, "float": float,
 
 
 def predict(settings: Settings, model: str, source: str, target: str | None, params: Mapping[str, Any]) -> None:
-    """Predict for every row of ``source`` with a registered model and write the answers to ``target``.
+    """Predict for every row of ``source`` with a registered model and write the predictions to ``target``.
 
     ``source`` is a Parquet, CSV or JSON lines file, or ``-`` for standard input (CSV or JSON lines); ``target`` is
-    such a file, or None for JSON lines on standard output. Rows pass through in batches, and a target file appears
-    whole or not at all. ``params`` are the model's own parameters, as text or values. Raises UserError, or
-    RunFailed where the model itself fails.
+    such a file, or None for JSON lines on standard output. Rows are processed in batches, and a target file is written
+    completely or not at all. ``params`` are the model's parameters, as text or values. Raises UserError, or RunFailed
+    when the model fails.
     """
     target = target or STREAM
     _check_files(source, target)
@@ -35,13 +35,14 @@ def predict(settings: Settings, model: str, source: str, target: str | None, par
     name = "standard input" if source == STREAM else source
     rows = written = 0
     with output(target) as write:
-        for found in frames(source, name, columns):
-            batch = found if columns is None else typed(found, columns, name, rows)
+        for frame in frames(source, name, columns):
+            batch = frame if columns is None else typed(frame, columns, name, rows)
             if batch.empty:
                 continue
-            answer = _answer(loaded, model, batch, given, rows)
-            write(answer)
-            rows, written = rows + len(batch), written + len(answer)
+            predictions = _predict_batch(loaded, model, batch, given, rows)
+            write(predictions)
+            rows += len(batch)
+            written += len(predictions)
         if not rows:
             write(empty(signature and signature.outputs))
     if target != STREAM:
@@ -55,33 +56,34 @@ def _check_files(source: str, target: str) -> None:
     if source != STREAM and not Path(source).is_file():
         raise UserError(f"The input {source} does not exist", fix="Check the path")
     if not Path(target).absolute().parent.is_dir():
-        raise UserError(f"The folder of the output {target} does not exist", fix="Make it, or correct the path")
+        raise UserError(f"The folder of the output {target} does not exist", fix="Create it, or correct the path")
 
 
 def _load(settings: Settings, model: str) -> Any:
-    registry.client(settings)  # refuses where tracking is off
+    registry.client(settings)  # raises UserError when tracking is off
     uri = registry.resolve(settings, model)
     try:
         return registry.load(settings, uri)
-    except Exception as error:  # whatever a model's own code and packages can raise
+    except Exception as error:  # a model's code and packages can raise anything
         raise UserError(
             f"The model {model} cannot be loaded", got=f"{type(error).__name__}: {one_line(error)}",
-            fix="See that its files are there, and install what its requirements.txt lists",
+            fix="Check that its files exist, and install what its requirements.txt lists",
         ) from None  # fmt: skip
 
 
 def _check_params(model: str, spec: Any, params: Mapping[str, Any]) -> dict[str, Any]:
-    """``key=value`` in the types of the model's signature; what is not given, the model fills in."""
+    """Convert ``key=value`` settings to the types of the model's signature. Raises UserError."""
     from pydantic import TypeAdapter, ValidationError
 
-    known = {param.name: param for param in spec or ()}
+    declared = {param.name: param for param in spec or ()}
     given = {}
     for name, value in params.items():
-        if not known:
-            raise UserError(f"{model} takes no parameters", got=f"{name}={value}", fix="Leave it away")
-        if name not in known:
-            raise unknown(f"parameter of {model}", name, known)
-        kind, many = known[name].dtype.name, bool(known[name].shape)
+        if not declared:
+            raise UserError(f"{model} takes no parameters", got=f"{name}={value}", fix="Leave it out")
+        if name not in declared:
+            raise unknown(f"parameter of {model}", name, declared)
+        kind = declared[name].dtype.name
+        many = bool(declared[name].shape)
         target: Any = PARAMETER_TYPES.get(kind, Any)
         try:
             given[name] = TypeAdapter(list[target] if many else target).validate_python(value)
@@ -92,20 +94,20 @@ def _check_params(model: str, spec: Any, params: Mapping[str, Any]) -> dict[str,
     return given
 
 
-def _answer(loaded: Any, model: str, batch: pd.DataFrame, params: dict[str, Any], before: int) -> pd.DataFrame:
-    """A model's answer to a batch, ``before`` which so many rows of the input came.
+def _predict_batch(loaded: Any, model: str, batch: pd.DataFrame, params: dict[str, Any], before: int) -> pd.DataFrame:
+    """Predict a batch that follows ``before`` rows of the input.
 
-    Models count the rows that they are given, from 0; who wrote the input counts its rows from 1.
+    Errors of models count the rows of the batch from 0; the message counts those of the input from 1.
     """
     import pandas as pd
     from mlflow.exceptions import MlflowException
 
     try:
-        answer = loaded.predict(batch, params=params or None)
+        predictions = loaded.predict(batch, params=params or None)
     except (ValueError, MlflowException) as error:
-        text = " ".join(str(error).split()).rpartition("Error: ")[2]  # MLflow's holds the whole batch before that
+        text = " ".join(str(error).split()).rpartition("Error: ")[2]  # MLflow's message starts with the whole batch
         text = re.sub(r"\brow (\d+) of the input", lambda row: f"row {before + 1 + int(row[1])} of the input", text)
         raise UserError(f"{model} refuses rows {before + 1} to {before + len(batch)}: {text}") from None
     except Exception as error:
         raise RunFailed(f"Prediction with {model}", f"{type(error).__name__}: {one_line(error)}") from error
-    return answer if isinstance(answer, pd.DataFrame) else pd.DataFrame({"prediction": list(answer)})
+    return predictions if isinstance(predictions, pd.DataFrame) else pd.DataFrame({"prediction": list(predictions)})

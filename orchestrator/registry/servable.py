@@ -1,4 +1,4 @@
-"""``servable.json``: what beside its weights a run exports for the registry. JSON has no bytes, so these are base64."""
+"""``servable.json``: what a run exports for the registry in addition to weights. Bytes are written as base64."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workloads.contract import Servable
 FILE = "servable.json"
 
 DATA_FILES = ("weights.safetensors", "config.json", FILE)
-"""What an exported model holds beside its source files."""
+"""The files of an exported model other than its source files."""
 
 _BYTES = "base64"
 
@@ -28,9 +28,9 @@ def write(servable: Servable, folder: Path) -> None:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """What :func:`write` wrote: ``example, params, requirements, tags``."""
-    found: dict[str, Any] = json.loads((folder / FILE).read_text(), object_hook=_decoded)
-    return {"tags": {}, **found}  # of a model that was exported before there were any
+    """Read the output of :func:`write`: ``example, params, requirements, tags``."""
+    meta: dict[str, Any] = json.loads((folder / FILE).read_text(), object_hook=_decoded)
+    return {"tags": {}, **meta}  # models exported by earlier versions have no tags
 
 
 def _encoded(value: Any) -> dict[str, str]:
@@ -39,5 +39,5 @@ def _encoded(value: Any) -> dict[str, str]:
     return {_BYTES: base64.b64encode(value).decode()}
 
 
-def _decoded(found: dict[str, Any]) -> Any:
-    return base64.b64decode(found[_BYTES]) if found.keys() == {_BYTES} else found
+def _decoded(value: dict[str, Any]) -> Any:
+    return base64.b64decode(value[_BYTES]) if value.keys() == {_BYTES} else value

@@ -1,4 +1,4 @@
-"""The MLflow model, logged from code: this file is copied into every model and imports nothing of ours.
+"""The MLflow model, logged from code. This file is copied into every model and imports no code of this project.
 
 It loads plain files (JSON and safetensors) and hands them to the model's own ``predictor.py``.
 """
@@ -20,8 +20,8 @@ from safetensors.numpy import load_file
 def predictor(folder: Path) -> Any:
     """The ``Predictor`` that a run exported to ``folder``, with its weights.
 
-    Its module is ``PACKAGE.workload.predictor``, of a package that no other model shares. Both packages lie in
-    ``folder``, so that the relative imports of the predictor find the files that were exported with it.
+    Its module is ``PACKAGE.workload.predictor``, in a package of its own for each model. Both packages have the path
+    ``folder``, so that the predictor's relative imports find the files that were exported with it.
     """
     package = f"served_{uuid4().hex}"
     for name in (package, f"{package}.workload"):

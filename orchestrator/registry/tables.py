@@ -1,4 +1,4 @@
-"""Rows in and out of files for a model: Parquet, CSV and JSON lines, in batches, in the model's own types."""
+"""Read and write rows for a model in batches, from Parquet, CSV and JSON lines, in the types of its signature."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-BATCH_ROWS = 8192  # held in memory and given to the model at once
+BATCH_ROWS = 8192  # rows in memory and in one call of the model
 FORMATS = (".parquet", ".csv", ".jsonl")
 STREAM = "-"
 WORDS = {
@@ -31,18 +31,18 @@ WORDS = {
     "binary": "bytes, or base64 text",
     "datetime": "a date, or a date and time, as 2024-05-01T12:00",
 }
-"""What each of MLflow's types is to a reader."""
+"""MLflow's types in words."""
 INTEGERS, NUMBERS = ("integer", "long"), ("integer", "long", "float", "double")
 
 
 def columns_of(spec: Any) -> list[Any] | None:
-    """The named columns of a signature; None where it has none."""
+    """The named columns of a signature; None without any."""
     named = spec is not None and not spec.is_tensor_spec() and spec.has_input_names()
     return list(spec.inputs) if named else None
 
 
 def frames(source: str, name: str, columns: Sequence[Any] | None) -> Iterator[pd.DataFrame]:
-    """The rows of a file or of standard input, ``BATCH_ROWS`` at a time."""
+    """Iterate over a file or standard input, ``BATCH_ROWS`` rows at a time."""
     import pyarrow as pa
 
     try:
@@ -94,30 +94,34 @@ def _json_lines(stream: IO[bytes], name: str) -> Iterator[pd.DataFrame]:
         yield pd.DataFrame(rows)
 
 
-def _present(columns: Sequence[Any], there: Sequence[str], name: str) -> list[str]:
-    """The model's columns that are there. Raises UserError for a required one that is not."""
+def _present(columns: Sequence[Any], names: Sequence[str], name: str) -> list[str]:
+    """The model's columns among ``names``, those of the input. Raises UserError if a required one is missing."""
     for column in columns:
-        if column.required and column.name not in there:
-            close = nearest(column.name, there)
+        if column.required and column.name not in names:
+            close = nearest(column.name, names)
             raise UserError(
-                f"{name} lacks the column {column.name}, which the model needs", got=", ".join(there) or "no columns",
+                f"{name} lacks the column {column.name}, which the model needs", got=", ".join(names) or "no columns",
                 fix=f"Rename {close} to it?" if close else None,
             )  # fmt: skip
-    present = [column.name for column in columns if column.name in there]
+    present = [column.name for column in columns if column.name in names]
     if not present:
-        names = ", ".join(column.name for column in columns)
-        raise UserError(f"{name} has no column of the model", got=", ".join(there) or "no columns", allowed=names)
+        allowed = ", ".join(column.name for column in columns)
+        raise UserError(f"{name} has no column of the model", got=", ".join(names) or "no columns", allowed=allowed)
     return present
 
 
-def typed(found: pd.DataFrame, columns: Sequence[Any], name: str, before: int) -> pd.DataFrame:
-    """The model's columns in its types. Raises UserError with column, row and value; ``before`` rows went ahead."""
+def typed(rows: pd.DataFrame, columns: Sequence[Any], name: str, before: int) -> pd.DataFrame:
+    """Select the model's columns and convert them to its types.
+
+    Raises UserError with column, row and value; ``before`` is the number of preceding rows of the input.
+    """
     import numpy as np
     import pandas as pd
 
-    frame = found[_present(columns, list(map(str, found.columns)), name)].copy()
+    frame = rows[_present(columns, list(map(str, rows.columns)), name)].copy()
     for column in (column for column in columns if column.name in frame and len(frame)):
-        values, kind = frame[column.name], _kind(column)
+        values = frame[column.name]
+        kind = _kind(column)
         if kind in NUMBERS and values.dtype != bool:
             checked = pd.to_numeric(values, errors="coerce")
         elif kind == "datetime":
@@ -127,10 +131,10 @@ def typed(found: pd.DataFrame, columns: Sequence[Any], name: str, before: int) -
         elif kind == "binary":
             checked = values.map(_bytes)
         else:
-            continue  # MLflow's own check has the word
+            continue  # left to MLflow's own check
         if kind in INTEGERS:
             limits = np.iinfo(column.type.to_numpy())
-            bad = (checked % 1 != 0) | ~checked.between(limits.min, limits.max)  # empty and infinite ones too
+            bad = (checked % 1 != 0) | ~checked.between(limits.min, limits.max)  # includes empty and infinite values
         else:
             bad = checked.isna() & values.notna()
         if bad.any():
@@ -144,7 +148,7 @@ def typed(found: pd.DataFrame, columns: Sequence[Any], name: str, before: int) -
 
 
 def _bytes(value: Any) -> Any:
-    """The bytes of base64 text, None where it is none; what is no text is left alone."""
+    """Decode base64 text, to None if it is invalid; other values are unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -159,7 +163,7 @@ def _kind(column: Any) -> str:
 
 
 def empty(spec: Any) -> pd.DataFrame:
-    """No rows, in the columns of a signature's outputs."""
+    """A table without rows, with the columns of a signature's outputs."""
     import pandas as pd
 
     types = {column.name: column.type for column in columns_of(spec) or ()}
@@ -169,7 +173,7 @@ def empty(spec: Any) -> pd.DataFrame:
 
 @contextmanager
 def output(target: str) -> Iterator[Callable[[pd.DataFrame], object]]:
-    """Where answers go: standard output, or a file that takes its name when all of it is there."""
+    """A function that writes frames to standard output, or to a file that gets its name when it is complete."""
     if target == STREAM:
         yield lambda frame: sys.stdout.write(_json_text(frame))
         return
@@ -186,10 +190,12 @@ def output(target: str) -> Iterator[Callable[[pd.DataFrame], object]]:
 
 
 class _Sink:
-    """Writes frames in a file's format; in Parquet the first one's columns and types are those of all."""
+    """Writes frames in the format of a file; in Parquet the first frame sets the columns and types."""
 
     def __init__(self, file: IO[bytes], suffix: str) -> None:
-        self._file, self._suffix, self._started = file, suffix, False
+        self._file = file
+        self._suffix = suffix
+        self._started = False
         self._writer: Any = None
 
     def write(self, frame: pd.DataFrame) -> None:
@@ -207,7 +213,7 @@ class _Sink:
         try:
             table = pa.Table.from_pandas(frame, self._writer and self._writer.schema, preserve_index=False)
         except (KeyError, pa.ArrowException) as error:
-            raise RunFailed("Prediction", f"the answers are not one table: {one_line(error)}") from None
+            raise RunFailed("Prediction", f"the predictions do not fit into one table: {one_line(error)}") from None
         self._writer = self._writer or pq.ParquetWriter(self._file, table.schema)
         self._writer.write_table(table)
 
@@ -217,14 +223,14 @@ class _Sink:
 
 
 def _json_text(frame: pd.DataFrame) -> str:
-    """One object a line; a number that is not finite becomes null."""
+    """JSON lines, one object a row; a number that is not finite becomes null."""
     if frame.empty:
         return ""
     return frame.to_json(orient="records", lines=True, double_precision=15, date_format="iso", force_ascii=False)
 
 
 def _csv_text(frame: pd.DataFrame, header: bool) -> str:
-    """A list becomes JSON in its cell."""
+    """CSV; a list is written as JSON in its cell."""
     lists = {name: column.map(_cell) for name, column in frame.items() if column.dtype.kind == "O"}
     return frame.assign(**{str(name): column for name, column in lists.items()}).to_csv(index=False, header=header)
 

@@ -21,8 +21,8 @@ K, SHARES = ParamSpec("k", DataType.long, 10), ParamSpec("shares", DataType.doub
         ([K], {"k": "abc"}, "Parameter k of rec/1 is not valid: got 'abc'; allowed: a whole number."),
         ([SHARES], {"shares": ["x"]}, "Parameter shares of rec/1 is not valid: got ['x']; allowed: a list, each a"),
         ([K], {"kk": 1}, "Unknown parameter of rec/1: got 'kk'; allowed: k. Did you mean 'k'?"),
-        ([], {"k": 5}, "rec/1 takes no parameters: got k=5. Leave it away."),
-        (None, {"k": 5}, "rec/1 takes no parameters: got k=5. Leave it away."),
+        ([], {"k": 5}, "rec/1 takes no parameters: got k=5. Leave it out."),
+        (None, {"k": 5}, "rec/1 takes no parameters: got k=5. Leave it out."),
     ],
 )  # fmt: skip
 def test_parameters(spec: Any, given: dict[str, Any], words: str) -> None:
