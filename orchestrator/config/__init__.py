@@ -1,1 +1,1 @@
-"""What a user asks for: parsing, specs, plans and the selection metric."""
+"""Configuration: specs, plans, options, parsing, the selection metric, loading of workloads."""

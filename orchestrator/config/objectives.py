@@ -1,4 +1,4 @@
-"""What a run or sweep selects by: the workload's own objectives, or those that ``objective=`` names instead."""
+"""The objectives of a run or sweep: those of the workload, or those given with ``objective=``."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from workloads.contract import Objective
 
 
 class Unreported(UserError):
-    """Validation does not report an objective: so it is in every trial, whatever its parameters."""
+    """Validation does not report an objective; this holds for every trial, whatever its parameters."""
 
 
 def of(workload: str, plan: Plan) -> tuple[Objective, ...]:
-    """The objectives of a run of ``workload`` by ``plan``; loads the workload's code. Raises UserError."""
+    """The objectives of a run of ``workload`` with ``plan``. Loads the workload's code. Raises UserError."""
     return chosen(workload_loader.code(workload).objective, plan.objective)
 
 
-def chosen(own: Objective | tuple[Objective, ...], asked: tuple[str, ...]) -> tuple[Objective, ...]:
-    """The objectives in force; the first one selects epochs.
+def chosen(own: Objective | tuple[Objective, ...], names: tuple[str, ...]) -> tuple[Objective, ...]:
+    """The objectives to use: ``own``, those of the workload, unless ``names`` gives others. The first selects epochs.
 
-    ``asked`` are validation metrics, ``METRIC`` where the workload itself knows the direction, else ``METRIC:min``
-    or ``METRIC:max``. Raises UserError for a direction that is missing or unknown.
+    Each of ``names`` is ``METRIC:min`` or ``METRIC:max`` of validation, or ``METRIC`` if the workload defines its
+    direction. Raises UserError for a direction that is missing or unknown.
     """
     own = own if isinstance(own, tuple) else (own,)
-    if not asked:
+    if not names:
         return own
-    known = {objective.metric: objective for objective in own}
-    found = []
-    for text in asked:
+    own_by_metric = {objective.metric: objective for objective in own}
+    objectives = []
+    for text in names:
         metric, colon, direction = text.partition(":")
         if not metric:
             raise UserError("An objective has no name", got=repr(text), allowed="METRIC, METRIC:min or METRIC:max")
-        if direction not in ("min", "max") if colon else metric not in known:
+        if direction not in ("min", "max") if colon else metric not in own_by_metric:
             raise UserError(
                 f"The objective {metric} needs a direction",
                 got=repr(text),
-                allowed=f"{metric}:max, {metric}:min, or {', '.join(known)}",
+                allowed=f"{metric}:max, {metric}:min, or {', '.join(own_by_metric)}",
             )
-        own_direction = known[metric].direction if metric in known else None
-        found.append(
+        own_direction = own_by_metric[metric].direction if metric in own_by_metric else None
+        objectives.append(
             Objective(
                 metric,
                 direction or own_direction,  # type: ignore[arg-type]
@@ -49,15 +49,15 @@ def chosen(own: Objective | tuple[Objective, ...], asked: tuple[str, ...]) -> tu
                 test_epochs=own[0].test_epochs,
             )
         )
-    if len({objective.metric for objective in found}) < len(found):
-        raise UserError("An objective is named twice", got=", ".join(asked))
-    return tuple(found)
+    if len({objective.metric for objective in objectives}) < len(objectives):
+        raise UserError("An objective is named twice", got=", ".join(names))
+    return tuple(objectives)
 
 
 def value(objective: Objective, metrics: Mapping[str, float]) -> float:
-    """The objective's value among ``validation/...`` metrics. Raises :class:`Unreported` when it is not there."""
+    """The objective's value among ``validation/...`` metrics. Raises :class:`Unreported` when it is missing."""
     name = f"validation/{objective.metric}"
     if name not in metrics:
-        known = [key.removeprefix("validation/") for key in metrics if key.startswith("validation/")]
-        raise unknown("objective: validation does not report it", objective.metric, known, Unreported)
+        reported = [key.removeprefix("validation/") for key in metrics if key.startswith("validation/")]
+        raise unknown("objective: validation does not report it", objective.metric, reported, Unreported)
     return metrics[name]

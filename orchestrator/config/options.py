@@ -1,6 +1,6 @@
-"""Options, each declared once: their types and, for the command line, their flags and help.
+"""The options of ``run`` and ``sweep``, each declared once: type and, for the command line, flag and help.
 
-A call of the notebook names its options in its signature, with these annotations. Its command takes its own from there.
+The functions of ``api.py`` use them as annotations; the commands derive their options from those signatures.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ Given: TypeAlias = Mapping[str, Any]
 """The arguments of a call by name, defaults included."""
 
 Words = Annotated[list[str] | None, typer.Argument(metavar="[WORKLOAD] key=value ...", show_default=False)]
-Config = Annotated[str | Path | None, typer.Option("--config", help="YAML file; key=value words go on top of it.")]
+Config = Annotated[str | Path | None, typer.Option("--config", help="YAML file; key=value words override it.")]
 Preset = Annotated[
     str | None,
-    typer.Option("--preset", metavar="NAME", help="A source's settings (`workloads NAME`); file and words go on top."),
+    typer.Option("--preset", metavar="NAME", help="Published settings (`workloads NAME`); file and words override."),
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of everything random.  [default: 0]")]
 Local = Annotated[bool, typer.Option("--local", help="In this process, without Ray.")]
 Name = Annotated[str | None, typer.Option("--name", help="Its id.  [default: workload, time and four digits]")]
 Register = Annotated[str | None, typer.Option("--register", metavar="NAME", help="Register the model under NAME.")]
 Json = Annotated[bool, typer.Option("--json", help="One machine-readable line, last on standard output.")]
-Resume = Annotated[str | None, typer.Option("--resume", metavar="latest|ID", help="Go on with an interrupted one.")]
+Resume = Annotated[str | None, typer.Option("--resume", metavar="latest|ID", help="Continue an interrupted one.")]
 Workers = Annotated[
     int | str | None,
     typer.Option("--workers", metavar="N|MIN:MAX", help="Processes that train one model (DDP); elastic.  [default: 1]"),
 ]
 Gpus = Annotated[
     float | None,
-    typer.Option("--gpus-per-worker", help="A fraction only with one worker.  [default: 1 if there is one]"),
+    typer.Option("--gpus-per-worker", help="A fraction only with one worker.  [default: 1 if available]"),
 ]
 Cpus = Annotated[float | None, typer.Option("--cpus-per-worker", help="CPUs of a worker.")]
 MaxGpus = Annotated[int | None, typer.Option("--max-gpus", help="GPUs held at once, at most.  [default: all that fit]")]
@@ -74,10 +74,10 @@ MaxFailures = Annotated[
     typer.Option("--max-failures", help="Failed trials that stop it.  [default: the first 5, or 10 of the first 20]"),
 ]
 TrialTimeout = Annotated[
-    float | None, typer.Option("--trial-timeout", help="Seconds of silence after which a trial or run has failed.")
+    float | None, typer.Option("--trial-timeout", help="Seconds without a report until a trial or run has failed.")
 ]
 MoreTrials = Annotated[
-    int, typer.Option("--more-trials", help="With --resume: so many more; a new winner opens test again.")
+    int, typer.Option("--more-trials", help="With --resume: additional trials; a new winner opens test again.")
 ]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="With --resume: try failed trials again.")]
 Keep = Annotated[
@@ -89,7 +89,7 @@ Address = Annotated[str | None, typer.Option("--address", help="Dashboard, for j
 
 
 def collects_arguments(call: Callable[Concatenate[Given, P], R]) -> Callable[P, R]:
-    """Give ``call`` all its arguments by name as its first one; its signature, as it is shown, is the others."""
+    """Decorator that passes all arguments by name as the first one, which the visible signature does not have."""
     evaluated = evaluated_signature(call)
     shown = evaluated.replace(
         parameters=[one.replace(annotation=plain(one.annotation)) for one in list(evaluated.parameters.values())[1:]]
@@ -106,7 +106,7 @@ def collects_arguments(call: Callable[Concatenate[Given, P], R]) -> Callable[P, 
 
 
 def evaluated_signature(call: Callable[..., Any]) -> inspect.Signature:
-    """The signature with its annotations as objects; that of the result stays a text, as it may not be imported."""
+    """The signature with annotations as objects; that of the result stays text, since it may not be imported."""
     call = inspect.unwrap(call)
     texts = {name: hint for name, hint in call.__annotations__.items() if name != "return"}
     hints = get_type_hints(SimpleNamespace(__annotations__=texts), call.__globals__, include_extras=True)
@@ -128,5 +128,5 @@ def plain(annotation: Any) -> Any:
 
 
 def changed(given: Given, defaults: Mapping[str, Any], allowed: Collection[str]) -> list[str]:
-    """The arguments that are not their defaults and not ``allowed``."""
+    """The names of the arguments that differ from their defaults and are not ``allowed``."""
     return [name for name, default in defaults.items() if name not in allowed and given[name] != default]

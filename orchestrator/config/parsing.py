@@ -1,4 +1,4 @@
-"""From YAML files and ``key=value`` words to checked parameters. Nothing here imports PyTorch."""
+"""Parse YAML files and ``key=value`` words and validate them. Nothing here imports PyTorch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orchestrator.errors import UserError, nearest, unknown
 M = TypeVar("M", bound=BaseModel)
 
 NAMES = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
-"""What keys are in YAML: not on, yes or 1, which are no text there."""
+"""YAML tags that a key may have; ``on``, ``yes`` and ``1`` have others, as they are not text."""
 
 NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
@@ -23,7 +23,7 @@ OPTIONS = (
     *("seed", "workers", "gpus_per_worker", "cpus_per_worker", "max_gpus", "register"),
     *("trials", "space", "sampler", "scheduler", "concurrency", "time_budget"),
 )
-"""What belongs behind ``--`` and is easily written as ``key=value``."""
+"""Options that users may write as ``key=value`` by mistake."""
 
 SECTIONS = ("extends", "workload", "seed", "params", "plan", "resources", "search")
 
@@ -94,7 +94,7 @@ def _read_experiment(file: Path, above: tuple[Path, ...]) -> Document:
 
 
 def read_overrides(words: Iterable[str]) -> dict[str, Any]:
-    """``["lr=0.01", "plan.epochs=5"]`` -> ``{"lr": "0.01", "plan.epochs": "5"}``; JSON lists and null are parsed."""
+    """``["lr=0.01", "plan.epochs=5"]`` -> ``{"lr": "0.01", "plan.epochs": "5"}``; JSON and null are parsed."""
     result: dict[str, Any] = {}
     for word in words:
         key, sign, value = word.partition("=")
@@ -107,18 +107,18 @@ def read_overrides(words: Iterable[str]) -> dict[str, Any]:
 
 
 def split_keys(values: Mapping[str, Any], params: Iterable[str], plan: Iterable[str]) -> tuple[dict[str, Any], ...]:
-    """Sort ``key=value`` settings into (params, plan); ``params.`` and ``plan.`` may stand before a key."""
-    known = {"params": set(params), "plan": set(plan)}
+    """Split ``key=value`` settings into (params, plan). A key may have the prefix ``params.`` or ``plan.``."""
+    sections = {"params": set(params), "plan": set(plan)}
     result: dict[str, dict[str, Any]] = {"params": {}, "plan": {}}
     for key, value in values.items():
         section, _, name = key.rpartition(".")
         if section not in ("", "params", "plan"):
             raise unknown("section", section, ("params", "plan"))
-        homes = [home for home, names in known.items() if name in names and section in ("", home)]
+        homes = [home for home, names in sections.items() if name in names and section in ("", home)]
         if not homes and name in OPTIONS:
             raise UserError(f"{name} is an option", got=key, fix=f"Write --{name.replace('_', '-')} {value}")
         if not homes:
-            raise unknown("parameter", key, known["params"] | known["plan"])
+            raise unknown("parameter", key, sections["params"] | sections["plan"])
         if name in result[homes[0]]:
             raise _twice(name, result[homes[0]][name], value)
         result[homes[0]][name] = value
@@ -126,7 +126,7 @@ def split_keys(values: Mapping[str, Any], params: Iterable[str], plan: Iterable[
 
 
 def validate(model: type[M], values: Mapping[str, Any], kind: str, lines: Mapping[str, int] | None = None) -> M:
-    """Build a pydantic model; the first problem becomes one sentence, with the YAML line where there is one."""
+    """Build a pydantic model. Raises UserError for the first problem, with the line if the value is from YAML."""
     try:
         return model(**values)
     except ValidationError as error:
@@ -136,7 +136,7 @@ def validate(model: type[M], values: Mapping[str, Any], kind: str, lines: Mappin
 def validate_part(
     model: type[BaseModel], values: Mapping[str, Any], kind: str, lines: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """Check some fields, each by itself: what holds between them and the rest cannot be known yet."""
+    """Validate some fields separately; conditions between fields cannot be checked before all are given."""
     if unexpected := set(values) - set(model.model_fields):
         validate(model, {name: values[name] for name in unexpected}, kind, lines)
     fields: dict[str, Any] = {name: (model.model_fields[name].annotation, model.model_fields[name]) for name in values}
@@ -150,13 +150,13 @@ def _sentence(error: ValidationError, model: type[BaseModel], kind: str, lines: 
     where = f" (line {lines[name]})" if name in lines else ""
     if problem["type"] == "extra_forbidden":
         return unknown(f"{kind}{where}", name, model.model_fields)
-    if not name:  # a contradiction between fields: the model's own sentence says it all
+    if not name:  # a condition between fields: the model's message is complete
         return UserError(problem["msg"].removeprefix("Value error, "))
-    if problem["type"] == "value_error":  # so does that of a field's own validator
+    if problem["type"] == "value_error":  # so is that of a field's validator
         return UserError(
             f"{kind.capitalize()} {name}{where} is not valid: {problem['msg'].removeprefix('Value error, ')}"
         )
-    # A field of several types has a problem with each of them.
+    # For a field of several types pydantic reports one problem a type.
     alike = [other for other in error.errors() if other["loc"][:1] == problem["loc"][:1]]
     allowed = " or ".join(dict.fromkeys(map(_allowed, alike)))
     got = problem["input"]
@@ -178,19 +178,20 @@ def _twice(key: str, first: Any, second: Any) -> UserError:
 
 
 def _parse(value: str) -> Any:
-    if value == "null":  # as in YAML; none is a value of some parameters
+    if value == "null":  # as in YAML; "none" is a value of some parameters
         return None
     if value[:1] in "[{" and value:
         try:
             return json.loads(value)
         except json.JSONDecodeError:
             raise UserError("Not a JSON list or object", got=repr(value)) from None
-    return value  # pydantic turns text into the field's own type
+    return value  # pydantic converts text to the type of the field
 
 
 def _keep_colons(node: Any) -> None:
-    """``1:4`` is text, as it is for everybody; YAML 1.1 has it for 64, a number of base 60."""
-    waiting, seen = [node], set[int]()
+    """Read ``1:4`` as text; in YAML 1.1 it is the number 64, to base 60."""
+    waiting = [node]
+    seen = set[int]()
     while waiting:
         node = waiting.pop()
         if node.id == "scalar" and node.tag in NUMBERS and ":" in node.value:
@@ -218,6 +219,6 @@ def _lines(node: Any, prefix: str, lines: dict[str, int], file: Path) -> None:
             )
         path = f"{prefix}{key.value}"
         if path in lines:
-            raise UserError(f"{file}, line {key.start_mark.line + 1}: {path} stands twice", fix="Keep one")
+            raise UserError(f"{file}, line {key.start_mark.line + 1}: {path} is given twice", fix="Keep one")
         lines[path] = key.start_mark.line + 1
         _lines(value, f"{path}.", lines, file)

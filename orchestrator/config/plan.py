@@ -1,4 +1,4 @@
-"""The plan: how the engine runs a workload. It belongs to the engine; workloads see only what Runtime carries."""
+"""The plan: how the engine trains and evaluates a workload. Workloads see only the parts in ``Runtime``."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ class Plan(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    epochs: int = Field(50, ge=1, le=1_000_000, description="Epochs at most (an epoch lies between two reports).")
-    patience: int = Field(0, ge=0, description="Stop after so many evaluations without improvement; 0: never.")
+    epochs: int = Field(50, ge=1, le=1_000_000, description="Maximum number of epochs; each ends with a report.")
+    patience: int = Field(0, ge=0, description="Stop after this many evaluations without improvement; 0: never.")
     evaluate_every: int = Field(1, ge=1, description="Epochs between two evaluations on the validation split.")
     checkpoint_every: int = Field(
-        1, ge=1, description="Epochs between two checkpoints, and never more often than every 5 s of training."
+        1, ge=1, description="Epochs between two checkpoints; at least 5 s of training lie between two."
     )
     steps_per_epoch: int | None = Field(
-        None, ge=1, description="Optimiser steps in an epoch; unset: one pass over the training data."
+        None, ge=1, description="Optimizer steps in an epoch; unset: one pass over the training data."
     )
     refit: bool | Literal["only"] | None = Field(
         None,
-        description="Train once more on train + validation for the selected number of epochs before test is "
+        description="Train again on train + validation for the selected number of epochs before the test split is "
         "opened. Unset: as the workload's objective says; only: skip the selection, train all epochs.",
     )
     objective: tuple[str, ...] = Field(
         (),
         description="What to select by: METRIC, METRIC:min or METRIC:max of the validation split; of several (A,B) "
-        "the first selects epochs. Unset: the workload's own.",
+        "the first selects epochs. Unset: those of the workload.",
     )
     precision: Precision = Field("fp32", description="Arithmetic of the forward pass: fp32 or bf16.")
     accumulate: int = Field(1, ge=1, description="Micro-batches that one global batch is split into.")
     decide_at: tuple[int, ...] = Field(
-        (), description="Epochs at which a scheduler decides; set by the sweep, never by hand."
+        (), description="Epochs at which a scheduler decides; set by the sweep, not by users."
     )
 
     @field_validator("objective", mode="before")
@@ -50,4 +50,4 @@ class Plan(BaseModel):
 
 
 PLAN_KEYS = tuple(name for name in Plan.model_fields if name != "decide_at")
-"""What ``key=value`` on the command line may set beside the workload's parameters."""
+"""Settings that ``key=value`` accepts in addition to the workload's parameters."""

@@ -1,4 +1,4 @@
-"""What is to be run: frozen, complete, no extra keys. ``fingerprint()`` is identity without placement."""
+"""Specs of experiments and sweeps: frozen, complete, without extra keys. ``fingerprint()`` ignores placement."""
 
 from __future__ import annotations
 
@@ -17,17 +17,15 @@ Scheduler = Literal["asha", "hyperband", "median", "pbt", "none"]
 
 
 class Resources(BaseModel):
-    """Devices of one run or trial. Placement, not identity: ``batch_size`` is global, whatever the workers."""
+    """Devices of one run or trial. They do not affect results: ``batch_size`` is global for any number of workers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     workers: int = Field(1, ge=1, description="Processes that train one model together (DDP); MIN:MAX is elastic.")
-    min_workers: int | None = Field(None, ge=1, description="The fewest an elastic run goes on with; unset: all.")
+    min_workers: int | None = Field(None, ge=1, description="Fewest workers of an elastic run; unset: all.")
     gpus_per_worker: float = Field(0, ge=0, description="GPUs of a worker; a fraction only with one worker.")
     cpus_per_worker: float = Field(1, gt=0, description="CPUs of a worker.")
-    max_gpus: int | None = Field(
-        None, ge=1, description="GPUs that a sweep's trials, or a run's workers, hold at most."
-    )
+    max_gpus: int | None = Field(None, ge=1, description="GPUs that a sweep's trials or a run's workers hold at most.")
 
     @model_validator(mode="before")
     @classmethod
@@ -47,8 +45,8 @@ class Resources(BaseModel):
             raise ValueError(f"min_workers={self.min_workers} is more than workers={self.workers}; use fewer")
         if self.workers > 1 and self.gpus_per_worker % 1:
             raise ValueError(
-                f"gpus_per_worker={self.gpus_per_worker} with {self.workers} workers: workers of one group "
-                "cannot share a GPU; use whole GPUs, or one worker"
+                f"gpus_per_worker={self.gpus_per_worker} with {self.workers} workers: workers of one group cannot "
+                "share a GPU; use whole GPUs, or one worker"
             )
         if self.gpus_per_worker > 1 and self.gpus_per_worker % 1:
             raise ValueError(f"gpus_per_worker={self.gpus_per_worker}: a fraction must be below 1")
@@ -59,34 +57,34 @@ class Resources(BaseModel):
         gpus = self.workers * self.gpus_per_worker
         if self.max_gpus is not None and gpus > self.max_gpus:
             raise ValueError(
-                f"max_gpus={self.max_gpus} is less than what {self.workers} worker(s) of {self.gpus_per_worker:g} GPU "
-                f"hold together, {gpus:g}; use fewer workers, or a higher max_gpus"
+                f"max_gpus={self.max_gpus} is less than the {gpus:g} GPUs of {self.workers} worker(s) with "
+                f"{self.gpus_per_worker:g} each; use fewer workers, or a higher max_gpus"
             )
         return self
 
     @property
     def most(self) -> int | None:
-        """How many such trials ``max_gpus`` allows at once; None where it sets no limit."""
+        """How many trials of this size ``max_gpus`` allows at once; None without a limit."""
         gpus = self.workers * self.gpus_per_worker
         return int(self.max_gpus / gpus + 1e-9) if self.max_gpus is not None and gpus else None
 
     def part(self, of: float) -> Resources:
-        """What each of so many that share these holds."""
+        """The share of each of ``of`` processes that divide these devices."""
         share = {"cpus_per_worker": self.cpus_per_worker / of, "gpus_per_worker": self.gpus_per_worker / of}
         return self.model_copy(update=share)
 
     @property
     def least(self) -> int:
-        """The fewest workers to begin or go on with."""
+        """The fewest workers to start or continue with."""
         return self.min_workers or self.workers
 
     def fixed(self, workers: int) -> Resources:
-        """What an elastic run holds while it has so many workers."""
+        """The devices of an elastic run while it has ``workers`` workers."""
         return self.model_copy(update={"workers": workers, "min_workers": None})
 
     @property
     def devices(self) -> float:
-        """Devices held, of an elastic run at most: GPUs where there are any, else CPUs."""
+        """Number of devices, for an elastic run the maximum: GPUs if there are any, else CPUs."""
         return self.workers * (self.gpus_per_worker or self.cpus_per_worker)
 
 
@@ -101,20 +99,20 @@ class ExperimentSpec(BaseModel):
     seed: int = Field(0, ge=0, lt=2**31)
     resources: Resources = Resources()
     population: str | None = Field(
-        None, description="The PBT sweep this is a member of: members take over each other's checkpoints."
+        None, description="The PBT sweep that this is a member of: members load each other's checkpoints."
     )
 
     def fingerprint(self) -> str:
-        """16 hex digits over what changes the numbers; workers, devices and paths do not."""
+        """16 hex digits over everything that affects results, which workers, devices and paths do not."""
         return digest({"workload": self.workload, "params": self.params, "plan": _plan(self.plan), "seed": self.seed})
 
     @property
     def identity(self) -> dict[str, str]:
-        """What a checkpoint must match to be resumed."""
+        """Values that a checkpoint must match to be resumed."""
         return {"workload": self.workload, "fingerprint": self.population or self.fingerprint()}
 
     def command(self) -> str:
-        """The one command line that repeats this experiment."""
+        """The command line that repeats this experiment."""
         plan = self.plan.model_dump(mode="json", exclude={"decide_at"}, exclude_defaults=True)
         values = {**self.params, **plan, "objective": ",".join(self.plan.objective) or None}
         words = [f"{key}={_word(value)}" for key, value in values.items() if value is not None]
@@ -131,35 +129,35 @@ class Search(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     space: str = Field("space", description="One of the workload's search spaces, or file.py:function.")
-    trials: int = Field(16, ge=1, le=1_000_000, description="Trials in all; of a grid, at most (unset: every point).")
+    trials: int = Field(16, ge=1, le=1_000_000, description="Trials in all; of a grid at most (unset: all points).")
     sampler: Sampler = Field("tpe", description="Optuna sampler: tpe, gp, cmaes, random, or grid.")
     scheduler: Scheduler = Field(
         "asha",
-        description="Who stops weak trials: asha, hyperband or median, at rungs; pbt lets the weak take over the "
-        "strong's state; none runs all to the end.",
+        description="How weak trials end early: asha, hyperband or median stop them at rungs; pbt replaces their state "
+        "by that of strong ones; none runs all to the end.",
     )
-    seeds: int = Field(1, ge=1, le=100, description="Runs of each configuration; the winner is the best by the mean.")
+    seeds: int = Field(1, ge=1, le=100, description="Runs of each configuration; the best mean wins.")
     concurrency: int | None = Field(None, ge=1, description="Trials at once; unset: as many as fit.")
     pack: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=1024)] = Field(
-        "auto", description="Trials of one shape trained together in a process: auto (where it pays), off, or how many."
+        "auto", description="Trials of one shape trained in one process: auto (where it is faster), off, or a number."
     )
     warm_start: tuple[str, ...] = Field((), description="Earlier sweeps whose trials the sampler learns from.")
-    time_budget: float | None = Field(None, gt=0, description="Seconds after which no trial starts and all stop.")
+    time_budget: float | None = Field(None, gt=0, description="Seconds after which all trials stop and none starts.")
     trial_timeout: float | None = Field(
-        None, gt=0, description="Seconds without a report after which a trial has failed and its process is killed."
+        None, gt=0, description="Seconds without a report after which a trial fails and its process is killed."
     )
     max_device_hours: float | None = Field(
-        None, gt=0, description="Device hours of the search (GPUs, else CPUs): no trial begins that would pass them."
+        None, gt=0, description="Device hours of the search (GPUs, else CPUs): no trial starts that would exceed them."
     )
     max_failures: int | None = Field(
         None, ge=1,
-        description="Failed trials that stop the sweep; unset: the first 5 that end, with one cause, or half of the "
-        "first 20.",
+        description="Failed trials that stop the sweep; unset: if the first 5 to end fail with one cause, or half of "
+        "the first 20 fail.",
     )  # fmt: skip
 
 
 class SweepSpec(BaseModel):
-    """A sweep: the fixed part of the parameters, and how the rest is searched."""
+    """A sweep: the fixed parameters, and how the others are searched."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -172,7 +170,7 @@ class SweepSpec(BaseModel):
 
     def fingerprint(self) -> str:
         search = self.search.model_dump(include={"space", "sampler", "scheduler", "seeds"})
-        if self.search.seeds == 1:  # a setting that came later must not give old sweeps another fingerprint
+        if self.search.seeds == 1:  # a newer setting, which must not change the fingerprints of old sweeps
             del search["seeds"]
         return digest(
             {
@@ -185,8 +183,8 @@ class SweepSpec(BaseModel):
         )
 
     def trial(self, number: int, params: Mapping[str, Any], seed: int = 0) -> ExperimentSpec:
-        """The experiment of trial ``number``; its seed derives from the sweep's, or is the ``seed``-th of them all."""
-        # Repeated seeds are the same for every configuration: their luck is no difference between configurations.
+        """The experiment of trial ``number``. Its seed depends on ``number``, with repeated seeds on ``seed`` only."""
+        # Repeated seeds are the same for every configuration, so that chance does not distinguish configurations.
         offset = seed if self.search.seeds > 1 else number
         return ExperimentSpec(
             workload=self.workload,
@@ -199,7 +197,7 @@ class SweepSpec(BaseModel):
 
 
 def _word(value: Any) -> str:
-    """A value as ``key=value`` reads it back."""
+    """A value as text that ``key=value`` parses to the same value."""
     return json.dumps(value) if isinstance(value, list | dict) else str(value)
 
 
@@ -209,5 +207,5 @@ def digest(value: Any) -> str:
 
 
 def _plan(plan: Plan) -> dict[str, Any]:
-    # An objective of one's own came later: unset, it must not give old runs another fingerprint.
+    # ``objective`` is a newer setting; unset, it must not change the fingerprints of old runs.
     return plan.model_dump(exclude={"checkpoint_every"} | (set() if plan.objective else {"objective"}))

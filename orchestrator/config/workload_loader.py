@@ -1,4 +1,4 @@
-"""Workloads by name: one that is unknown, cannot be loaded or does not keep the contract is told in one sentence."""
+"""Load workloads by name. UserError for one that is unknown, cannot be loaded or does not meet the contract."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from workloads.predictor_sources import predictor_sources
 T = TypeVar("T")
 
 MEMBERS = ("Params", "objective", "train_epoch", "evaluate", "state_dict", "load_state_dict", "servable")
-"""What the class of a workload has: its attributes and methods by the contract."""
+"""Attributes and methods that the contract requires of a workload's class."""
 
 
 def entry(name: str) -> Entry:
-    """The catalog's entry. Raises UserError: with the nearest name, or with what keeps it from being loaded."""
+    """The catalog entry. Raises UserError with the nearest name, or with the reason why it cannot be loaded."""
     if name in catalog():
         return catalog()[name]
     if name in (faults := broken()):
@@ -32,7 +32,7 @@ def entry(name: str) -> Entry:
 
 
 def params(name: str) -> type[BaseModel]:
-    """The model of a workload's parameters. Raises UserError, as for one that has the name of a setting of ours."""
+    """The model of a workload's parameters. Raises UserError, also if one has the name of an engine setting."""
     model = _loading(name, entry(name).load_params)
     if taken := [field for field in model.model_fields if field in RESERVED]:
         raise UserError(
@@ -43,58 +43,58 @@ def params(name: str) -> type[BaseModel]:
 
 
 def presets(name: str) -> Mapping[str, Preset]:
-    """The settings that a workload offers by name; empty where it offers none. Raises UserError as :func:`params`."""
+    """The named settings of a workload; empty without any. Raises UserError as :func:`params`."""
     offered = getattr(params(name), "presets", {})
-    if not isinstance(offered, Mapping):  # another's attribute that has this name
+    if not isinstance(offered, Mapping):  # an unrelated attribute of this name
         return {}
     return {preset: settings for preset, settings in offered.items() if isinstance(settings, Preset)}
 
 
 def tables(name: str) -> Mapping[str, Mapping[str, Any]]:
-    """The rows behind the values of a workload's parameters; empty where it offers none.
+    """Tables of a workload, such as its losses: rows by parameter and value; empty without any.
 
-    By parameter, then by value; a row has ``source`` and ``params``. Raises UserError as :func:`params`.
+    A row has ``source`` and ``params``. Raises UserError as :func:`params`.
     """
     offered = getattr(params(name), "tables", {})
     return offered if isinstance(offered, Mapping) else {}
 
 
 def code(name: str) -> type[Workload]:
-    """The class of a workload, with all that the contract asks for. Raises UserError."""
-    known = entry(name)
-    found = _loading(name, known.load)
-    if missing := [member for member in MEMBERS if not hasattr(found, member)]:
+    """The class of a workload. Raises UserError if it lacks a member of the contract."""
+    registered = entry(name)
+    workload = _loading(name, registered.load)
+    if missing := [member for member in MEMBERS if not hasattr(workload, member)]:
         raise UserError(
-            f"The workload {name} cannot be run: {known.workload} has not all of the contract",
+            f"The workload {name} cannot be run: {registered.workload} does not meet the contract",
             got=f"no {', no '.join(missing)}", fix="See workloads.contract.Workload",
         )  # fmt: skip
-    return found
+    return workload
 
 
 def predictor(name: str) -> Path:
-    """The file of the served model. Raises UserError for one that could not serve, whatever the weights."""
+    """The source file of the served model. Raises UserError if it could not serve, whatever the weights."""
     file = _loading(name, lambda: entry(name).folder) / entry(name).predictor
     try:
         trees = [ast.parse(source.read_bytes()) for source in predictor_sources(file).values()]
     except OSError as error:
-        fix = "Write it, or name it in the Entry" if error.filename == str(file) else "Write it, or do without"
+        fix = "Write it, or name it in the Entry" if error.filename == str(file) else "Write it, or do not import it"
         raise _unservable(name, f"{error.filename} cannot be read ({error.strerror})", fix) from None
     except SyntaxError as error:
         raise _unservable(
-            name, f"{error.filename}, line {error.lineno}, is no Python: {error.msg}", "Correct it"
+            name, f"{error.filename}, line {error.lineno}, is not valid Python: {error.msg}", "Correct it"
         ) from None
     except ValueError as error:
         raise _unservable(name, f"{file}: {one_line(error)}", "Correct it") from None
     imported = set().union(*map(_imported, trees)) - sys.modules.keys()
     if absent := sorted(module for module in imported if find_spec(module) is None):
-        raise _unservable(name, f"{file} imports {', '.join(absent)}, not installed here", "Install it, or do without")
+        raise _unservable(name, f"{file} imports {', '.join(absent)}, not installed here", "Install it, or remove it")
     if not any(isinstance(node, ast.ClassDef) and node.name == "Predictor" for node in trees[0].body):
         raise _unservable(name, f"{file} has no class Predictor", "See workloads.contract.Servable")
     return file
 
 
 def _imported(tree: ast.Module) -> set[str]:
-    """The packages that a module imports as it is loaded, come what may; not the files that are exported with it."""
+    """The packages that a module imports at its top level, without files that are exported with it."""
     imports = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
     imports |= {node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom) and not node.level}
     return {name.partition(".")[0] for name in imports}
@@ -109,9 +109,9 @@ def _loading(name: str, load: Callable[[], T]) -> T:
         return load()
     except Exception as error:
         if package(name) is None:
-            raise  # ours
+            raise  # a built-in workload
         raise _unusable(name, f"{type(error).__name__}: {one_line(error)}") from error
 
 
 def _unusable(name: str, why: str) -> UserError:
-    return UserError(f"The workload {name} cannot be loaded: {why}", fix="Mend or uninstall the package it comes from")
+    return UserError(f"The workload {name} cannot be loaded: {why}", fix="Repair or uninstall its package")

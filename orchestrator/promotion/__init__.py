@@ -1,1 +1,1 @@
-"""Aliases that move: gates, a clean process, events, rollback."""
+"""Promotion of model versions: gates, check in a clean process, audit log, rollback."""

@@ -1,4 +1,4 @@
-"""Promotion: an alias moves to a version that passed its gates, or back; every decision is an event."""
+"""Promotion and rollback: move an alias to a version that passes its gates, or back. Every decision is recorded."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from orchestrator.storage.records import user
 from orchestrator.storage.settings import Settings
 
 REASON_LENGTH = 500
-"""Characters; with a reason and all its gates an event fits into a tag of MLflow's."""
+"""Maximum length in characters, so that an event with all its gates fits into one MLflow tag."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked of :func:`promote`. ``version`` None is the newest; ``confidence`` goes before the gates' own."""
+    """Arguments of :func:`promote`. ``version`` None: the newest. ``confidence`` overrides that of the gates."""
 
     model: str
     alias: str
@@ -33,14 +33,14 @@ class Request:
 
 
 def promote(settings: Settings, request: Request) -> Event:
-    """Point the alias at a version that passes the gates. One that it points at already stays, without an event.
+    """Point the alias at a version if it passes the gates; if the alias points at it already, do nothing.
 
-    ``force`` skips all gates but that the model loads and predicts. Raises Refusal (exit 5) when a gate says no or
-    somebody else moves the alias meanwhile, and UserError for what is not there or not valid.
+    ``force`` skips all gates except that the model loads and predicts. Raises Refusal (exit 5) when a gate refuses or
+    someone else moves the alias meanwhile, and UserError for arguments that are invalid or do not exist.
     """
     registry.check_alias(request.alias)
     _check_reason(request.reason, needed=request.force)
-    with _answering(request.model):
+    with _outages_reported(request.model):
         audit_log = AuditLog(settings)
         target = registry.version(audit_log.client, request.model, request.version)
         wanted = _gates(settings, request)
@@ -53,53 +53,52 @@ def promote(settings: Settings, request: Request) -> Event:
         if before == event.version:
             return replace(event, outcome="done")
         if request.force:
-            found = evaluate_gates.force(audit_log.client, request.model, wanted, target)
+            verdicts = evaluate_gates.force(audit_log.client, request.model, wanted, target)
         else:
             current = registry.version(audit_log.client, request.model, before) if before else None
-            found = evaluate_gates.judge(audit_log.client, request.model, wanted, target, current)
-        return _decide(audit_log, event, found)
+            verdicts = evaluate_gates.judge(audit_log.client, request.model, wanted, target, current)
+        return _decide(audit_log, event, verdicts)
 
 
 def rollback(settings: Settings, model: str, alias: str, reason: str | None = None) -> Event:
-    """Put the alias back to what it was before its last promotion; called again, before the one before that.
+    """Move the alias back to its version before the last promotion; each further call goes back one promotion more.
 
-    The version must still load and predict. Raises UserError for an alias that never was one and (exit 5) when there
-    is nothing to go back to, and Refusal as :func:`promote` does.
+    The version must still load and predict. Raises UserError for an unknown alias and (exit 5) when there is no
+    earlier version, and Refusal as :func:`promote` does.
     """
     registry.check_alias(alias)
     _check_reason(reason)
-    with _answering(model):
+    with _outages_reported(model):
         audit_log = AuditLog(settings)
-        known = {str(version.version): version for version in registry.versions(audit_log.client, model)}
+        versions = {str(version.version): version for version in registry.versions(audit_log.client, model)}
         current = registry.alias_version(audit_log.client, model, alias)
         events = audit_log.events(model, alias)
         if current is None and not events:
             raise registry.unknown_alias(audit_log.client, model, alias)
-        back = _back(events, current, model, alias)
-        if back not in known:
+        previous = _previous_version(events, current, model, alias)
+        if previous not in versions:
             raise UserError(
-                f"Version {back} of {model}, to go back to, has been deleted", fix=_by_hand(model, alias), code=REFUSED
+                f"The previous version of {model}, {previous}, was deleted", fix=_by_hand(model, alias), code=REFUSED
             )
-        event = Event(model, alias, "rollback", back, current, user(), now(), reason)
-        return _decide(
-            audit_log, event, evaluate_gates.force(audit_log.client, model, Gates(signature="any"), known[back])
-        )
+        event = Event(model, alias, "rollback", previous, current, user(), now(), reason)
+        verdicts = evaluate_gates.force(audit_log.client, model, Gates(signature="any"), versions[previous])
+        return _decide(audit_log, event, verdicts)
 
 
 def history(settings: Settings, model: str) -> list[Event]:
-    """Every event of a model, oldest first. Raises UserError for a model that has neither events nor versions."""
-    with _answering(model):
+    """All events of a model, oldest first. Raises UserError for a model without events and versions."""
+    with _outages_reported(model):
         audit_log = AuditLog(settings)
-        found = audit_log.events(model) if "'" not in model else []
-        if not found:
+        events = audit_log.events(model) if "'" not in model else []
+        if not events:
             registry.versions(audit_log.client, model)
-        return found
+        return events
 
 
-def _decide(audit_log: AuditLog, event: Event, found: Sequence[Verdict]) -> Event:
-    """Write the event down, then move the alias or refuse to."""
-    event = replace(event, at=now(), gates=tuple(asdict(verdict) for verdict in found))
-    failed = [verdict for verdict in found if verdict.verdict == "refused"]
+def _decide(audit_log: AuditLog, event: Event, verdicts: Sequence[Verdict]) -> Event:
+    """Record the event, then move the alias, or raise Refusal if a gate refused."""
+    event = replace(event, at=now(), gates=tuple(asdict(verdict) for verdict in verdicts))
+    failed = [verdict for verdict in verdicts if verdict.verdict == "refused"]
     if not failed:
         return move(audit_log, audit_log.open(event))
     causes = ", ".join(verdict.gate for verdict in failed) if failed[1:] else f"{failed[0].gate}: {failed[0].note}"
@@ -110,35 +109,35 @@ def _decide(audit_log: AuditLog, event: Event, found: Sequence[Verdict]) -> Even
     )
 
 
-def _back(events: Sequence[Event], current: str | None, model: str, alias: str) -> str:
-    """The version that held the alias before the promotion that holds it now. Raises UserError (exit 5)."""
-    held: list[Event] = []
+def _previous_version(events: Sequence[Event], current: str | None, model: str, alias: str) -> str:
+    """The version of the alias before the promotion in force. Raises UserError (exit 5)."""
+    promotions: list[Event] = []  # those in force, not rolled back
     for number, event in enumerate(events):
         if not _moved(event, events[number + 1 :], current):
             continue
         if event.action == "promote":
-            held.append(event)
-        elif held:
-            held.pop()
-    if held and held[-1].version != current:
+            promotions.append(event)
+        elif promotions:
+            promotions.pop()
+    if promotions and promotions[-1].version != current:
         raise UserError(
             f"{model}@{alias} was moved by other means since its last promotion",
-            got=f"version {current}; promoted was {held[-1].version}",
+            got=f"version {current}; promoted was {promotions[-1].version}",
             fix=_by_hand(model, alias),
             code=REFUSED,
         )
-    if not held or held[-1].before is None:
+    if not promotions or promotions[-1].before is None:
         raise UserError(
-            f"{model}@{alias} has nothing to go back to",
-            got=f"version {current}, its first" if held else "no promotion",
+            f"{model}@{alias} has no earlier version",
+            got=f"version {current}, its first" if promotions else "no promotion",
             fix=f"See: orchestrator promotions {model}",
             code=REFUSED,
         )
-    return held[-1].before
+    return promotions[-1].before
 
 
 def _moved(event: Event, later: Sequence[Event], current: str | None) -> bool:
-    """Whether an event moved the alias. Whose writer died cannot say so: it shows in what was found there next."""
+    """Whether an event moved the alias. If its writer died, the next event shows it."""
     if event.outcome != "started":
         return event.outcome == "done"
     for other in later:
@@ -164,20 +163,20 @@ def _gates(settings: Settings, request: Request) -> Gates:
 
 def _check_reason(reason: str | None, *, needed: bool = False) -> None:
     if needed and not (reason or "").strip():
-        raise UserError("--force needs a reason, which is kept", fix="Add --reason TEXT")
+        raise UserError("--force needs a reason, which is recorded", fix="Add --reason TEXT")
     if len(reason or "") > REASON_LENGTH:
         raise UserError("The reason is too long", got=f"{len(reason or '')} characters", allowed=f"{REASON_LENGTH}")
 
 
 @contextmanager
-def _answering(model: str) -> Iterator[None]:
-    """A store that goes away in the middle is a sentence, too."""
+def _outages_reported(model: str) -> Iterator[None]:
+    """Convert MLflow's exceptions to UserError."""
     from mlflow.exceptions import MlflowException
 
     try:
         yield
     except MlflowException as error:
         raise UserError(
-            "MLflow did not do it", got=one_line(error)[:300],
-            fix=f"Look with: orchestrator promotions {model}", code=UNAVAILABLE,
+            "The request to MLflow failed", got=one_line(error)[:300],
+            fix=f"See: orchestrator promotions {model}", code=UNAVAILABLE,
         ) from None  # fmt: skip

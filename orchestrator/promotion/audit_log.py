@@ -1,8 +1,8 @@
-"""Who moved which alias, when and why: every promotion, refusal and rollback is an event that stays.
+"""Audit log of aliases: one permanent event for every promotion, refusal and rollback.
 
-An event is a run of the MLflow experiment ``promotions``, with its record in tags and in ``event.json``. There it is
-shared by all who use the tracking store, two writers never touch one file, and it outlives the version, the registered
-model and the training run that it speaks of. The version itself carries its last event in tags.
+An event is a run of the MLflow experiment ``promotions``, with its record in tags and in ``event.json``. Everyone who
+uses the tracking store sees it, two writers never write to the same file, and it remains when the version, the
+registered model or the training run is deleted. A version also has its last event in tags.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Outcome = Literal["started", "done", "refused"]
 
 @dataclass(frozen=True)
 class Event:
-    """One decision about ``model@alias``: from version ``before`` (None: there was none) to ``version``.
+    """One decision about ``model@alias``: from version ``before`` (None: no version) to ``version``.
 
-    ``outcome`` is ``done``, ``refused`` (the alias stayed), or ``started``: its writer is at it, or died there.
-    ``gates`` are the verdicts' rows.
+    ``outcome`` is ``done``, ``refused`` (the alias was not moved), or ``started`` (its writer is still running, or
+    died). ``gates`` are the rows of the verdicts.
     """
 
     model: str
@@ -60,7 +60,7 @@ class Event:
         """Raises UserError for an event of another format."""
         if values["format"] != FORMAT:
             raise UserError(
-                "The promotions hold an event of another format", got=values["format"], allowed=FORMAT,
+                "The audit log has an event of another format", got=values["format"], allowed=FORMAT,
                 fix="Use the version of orchestrator that wrote it, or a newer one",
             )  # fmt: skip
         kept = {name: value for name, value in values.items() if name != "format"}
@@ -69,7 +69,7 @@ class Event:
 
 @dataclass
 class AuditLog:
-    """The events of a tracking store."""
+    """The promotion events in a tracking store."""
 
     settings: Settings
     client: Any = field(init=False)
@@ -78,7 +78,7 @@ class AuditLog:
         self.client = registry.client(self.settings)
 
     def open(self, event: Event) -> Event:
-        """Write down an event before it happens; returns it with its id."""
+        """Record an event before the alias is moved; return it with its id."""
         uri = self.settings.tracking
         assert uri is not None
         experiment = Client(uri, EXPERIMENT, store.ensure(uri)).experiment
@@ -92,7 +92,7 @@ class AuditLog:
         return event
 
     def close(self, event: Event, outcome: Outcome) -> Event:
-        """Write down how an event ended, also on the version."""
+        """Record the outcome of an event, also in tags of the version."""
         event = replace(event, outcome=outcome)
         from mlflow.entities import RunTag
 
@@ -109,11 +109,11 @@ class AuditLog:
         experiment = self.client.get_experiment_by_name(EXPERIMENT)
         searched = [experiment.experiment_id] if experiment else []
         runs = all_runs(self.client.search_runs, searched, f"tags.`orchestrator.model` = '{model}'")
-        found = [replace(self._read(run), id=run.info.run_id) for run in runs]
-        return [event for event in found if alias in (None, event.alias)]
+        events = [replace(self._read(run), id=run.info.run_id) for run in runs]
+        return [event for event in events if alias in (None, event.alias)]
 
     def _read(self, run: Any) -> Event:
-        """From the tag, or, where MLflow has cut a long one short, from the file beside it."""
+        """Read an event from the tag, or from the run's file if MLflow truncated the tag."""
         try:
             return Event.from_json(json.loads(run.data.tags[TAG]))
         except json.JSONDecodeError:
@@ -123,7 +123,7 @@ class AuditLog:
 
 
 def now() -> str:
-    """UTC; fine enough to tell two that were opened one after the other."""
+    """The time in UTC with milliseconds, which orders consecutive events."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
@@ -132,7 +132,7 @@ def _tags(event: Event) -> dict[str, str]:
 
 
 def _readable(event: Event) -> dict[str, str]:
-    """An event in columns, for MLflow's UI."""
+    """The fields of an event as tags, for MLflow's UI."""
     return {
         "model": event.model,
         "alias": event.alias,

@@ -1,4 +1,4 @@
-"""A version before its gates: the evidence gathered, the model tried out in a clean process, every gate judged."""
+"""Evaluate the gates of a version: gather evidence, run the model in a clean process, judge every gate."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from orchestrator.promotion.isolated_check import Unusable
 
 
 def judge(client: Any, model: str, gates: Gates, target: Any, current: Any | None) -> list[Verdict]:
-    """The verdicts on version ``target``, where the alias points at ``current`` now (None: nowhere).
+    """The verdicts on version ``target`` compared with ``current``, the version of the alias (None: no version).
 
-    A model that cannot be used is judged no further. Raises UserError for a gate on a metric that the run of
-    ``target`` does not have.
+    If the model does not load and predict, no other gate is evaluated. Raises UserError for a gate on a metric that
+    the run of ``target`` does not have.
     """
     before = after = None
     if gates.compares:
@@ -24,21 +24,21 @@ def judge(client: Any, model: str, gates: Gates, target: Any, current: Any | Non
         gate_results.check_metrics(gates, after)
         before = gather(client, current) if current else None
     tried = isolated_check.try_out(client, model, target)
-    found = [gate_results.usable(tried)]
+    verdicts = [gate_results.usable(tried)]
     if tried.measured is None:
-        return found
+        return verdicts
     if gates.signature == "compatible":
-        found.append(_signature(client, model, tried, current))
+        verdicts.append(_signature(client, model, tried, current))
     if after is not None:
-        found.extend(gate_results.compare(gates, before, after))
+        verdicts.extend(gate_results.compare(gates, before, after))
     if gates.latency_ms or gates.size_mb:
-        beside = isolated_check.try_out(client, model, current).measured if current else None
-        found.extend(gate_results.limits(gates, beside, tried.measured))
-    return found
+        current_measured = isolated_check.try_out(client, model, current).measured if current else None
+        verdicts.extend(gate_results.limits(gates, current_measured, tried.measured))
+    return verdicts
 
 
 def force(client: Any, model: str, gates: Gates, target: Any) -> list[Verdict]:
-    """What no force goes past, and the gates that it skips."""
+    """The verdict that ``--force`` does not skip, and a row for each gate that it skips."""
     return [gate_results.usable(isolated_check.try_out(client, model, target)), *_skipped(gates)]
 
 
@@ -47,16 +47,16 @@ def _signature(client: Any, model: str, tried: isolated_check.Tried, current: An
         return gate_results.signature(None, tried.signature)
     try:
         return gate_results.signature(isolated_check.signature(client, model, current), tried.signature)
-    except Unusable as error:  # no one can be calling it
+    except Unusable as error:  # a model that does not load has no callers
         return Verdict("signature", None, None, "first", f"of version {current.version}, {error}")
 
 
 def _skipped(gates: Gates) -> Iterator[Verdict]:
-    asked = {
+    configured = {
         "signature": gates.signature == "compatible",
         "better": bool(gates.better),
         **{f"not worse: {metric}": True for metric in gates.guard},
         "latency": gates.latency_ms is not None,
         "size": gates.size_mb is not None,
     }
-    return (Verdict(name, None, None, "skipped", "forced") for name, wanted in asked.items() if wanted)
+    return (Verdict(name, None, None, "skipped", "forced") for name, wanted in configured.items() if wanted)

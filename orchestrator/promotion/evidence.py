@@ -1,4 +1,4 @@
-"""What a model version's run says about it: on what data it was validated, and every unit's values."""
+"""Evidence about a model version from its run: the validation data, and metrics of each validation unit."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evidence:
-    """``metrics`` are the version's own on the validation split; ``units`` has a row a unit, indexed by its id.
+    """Evidence about one version.
 
-    What the run did not leave is None or empty.
+    ``metrics`` are values on the validation split; ``units`` has one row a validation unit, indexed by id. Parts that
+    the run does not have are None or empty.
     """
 
     version: str
@@ -37,29 +38,29 @@ class Evidence:
 
     @property
     def data(self) -> dict[str, Any]:
-        """What it was evaluated on, in parameters."""
+        """The parameters that define the evaluation data."""
         return on_what((self.spec or {}).get("params", {}))
 
     @property
-    def known(self) -> set[str]:
-        """The metrics that a gate can ask for."""
+    def metric_names(self) -> set[str]:
+        """The metrics that a gate can use."""
         return set(self.metrics) | set(self.units.columns if self.units is not None else ())
 
     def objectives(self) -> tuple[Objective, ...]:
-        """What the run selected by. Raises UserError where its workload is not installed."""
+        """The objectives of the run. Raises UserError if its workload is not installed."""
         assert self.spec is not None
         try:
             workload = workload_loader.code(self.spec["workload"])
         except UserError as error:
             raise UserError(
-                f"What version {self.version} was selected by is not known here: {error}",
+                f"The objective of version {self.version} is unknown here: {error}",
                 fix="Install its workload, or promote without the gates better and guard",
             ) from None
         return chosen(workload.objective, tuple(self.spec["plan"].get("objective", ())))
 
 
 def gather(registry: Any, version: Any) -> Evidence:
-    """The evidence of a model version, from its run. Raises MlflowException during an outage."""
+    """Gather the evidence of a model version from its run. Raises MlflowException during an outage."""
     if not version.run_id:
         return Evidence(version.version, None, None, {}, None)
     from mlflow.exceptions import MlflowException
@@ -72,22 +73,23 @@ def gather(registry: Any, version: Any) -> Evidence:
         raise
     import pandas as pd
 
-    spec, outcome, units = None, {}, None
-    there = {file.path for file in registry.list_artifacts(version.run_id)}
+    spec = units = None
+    outcome = {}
+    artifacts = {file.path for file in registry.list_artifacts(version.run_id)}
     sealed = f"{SEALED}/{int(version.tags.get(EPOCH_TAG, 0)):04d}"
-    own = {file.path for file in registry.list_artifacts(version.run_id, sealed)} if SEALED in there else set()
-    place = f"{sealed}/" if own else ""
+    own = {file.path for file in registry.list_artifacts(version.run_id, sealed)} if SEALED in artifacts else set()
+    prefix = f"{sealed}/" if own else ""
     with tempfile.TemporaryDirectory() as scratch:
         files = {
             name: Path(registry.download_artifacts(version.run_id, name, scratch))
-            for name in (SPEC, place + OUTCOME, place + VALIDATION_UNITS)
-            if name in there | own
+            for name in (SPEC, prefix + OUTCOME, prefix + VALIDATION_UNITS)
+            if name in artifacts | own
         }
         if file := files.get(SPEC):
             spec = json.loads(file.read_text())
-        if file := files.get(place + OUTCOME):
+        if file := files.get(prefix + OUTCOME):
             outcome = json.loads(file.read_text())["metrics"]
-        if file := files.get(place + VALIDATION_UNITS):
+        if file := files.get(prefix + VALIDATION_UNITS):
             units = pd.read_parquet(file).set_index("id")
     metrics = {name.removeprefix("validation/"): v for name, v in outcome.items() if name.startswith("validation/")}
     fingerprint = run.data.tags.get("orchestrator.data_fingerprint")
@@ -95,14 +97,14 @@ def gather(registry: Any, version: Any) -> Evidence:
 
 
 def incomparable(before: Evidence, after: Evidence) -> str | None:
-    """Why the values of two versions cannot be compared; None when they are of the same evaluation data."""
+    """Why the values of two versions cannot be compared; None if they are from the same evaluation data."""
     for one in (before, after):
         if one.spec is None or one.fingerprint is None:
             return f"the run of version {one.version} does not say on what data it was validated"
         if one.units is None:
-            return f"the run of version {one.version} left no validation units"
+            return f"the run of version {one.version} has no validation units"
         if not one.units.index.is_unique:
-            return f"the validation units of version {one.version} hold an id twice"
+            return f"the validation units of version {one.version} have an id twice"
     if before.fingerprint != after.fingerprint:
         return f"version {before.version} was validated on other data: the datasets' fingerprints differ"
     for name in sorted({*before.data, *after.data}):
@@ -112,5 +114,5 @@ def incomparable(before: Evidence, after: Evidence) -> str | None:
     assert before.units is not None
     assert after.units is not None
     if only := len(before.units.index.symmetric_difference(after.units.index)):
-        return f"{only} validation units are in one of both versions alone"
+        return f"{only} validation units are in only one of both versions"
     return None

@@ -1,4 +1,4 @@
-"""Gates judged: each gives what was before, what is after, and a verdict. Pure functions over the evidence."""
+"""Verdicts of gates, with the values before and after. Pure functions of the evidence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orchestrator.promotion.isolated_check import Measured, Tried
 from orchestrator.report.statistics import RESAMPLED_FROM, RESAMPLES, lower_bound, resampled_means, subset_means
 
 DRAWS = 300_000_000
-"""Units times resamples: above this many fewer resamples are drawn, never below 1,000."""
+"""Limit on units times resamples: beyond it fewer resamples are drawn, but at least 1,000."""
 
 USABLE = "loads and predicts"
 
@@ -22,7 +22,7 @@ Value = float | str | None
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One row of the table. ``first`` passes too: there is nothing to compare with."""
+    """One row of the table. ``first`` also passes: there is no version to compare with."""
 
     gate: str
     before: Value
@@ -32,22 +32,22 @@ class Verdict:
 
 
 def usable(tried: Tried) -> Verdict:
-    """Whether the files are there, load and predict in a clean process: what nothing can be promoted without."""
+    """Whether the model loads and predicts in a clean process, which every promotion requires."""
     if tried.measured is None:
         return Verdict(USABLE, None, None, "refused", tried.trouble or "")
-    note = f"in {tried.measured.load_seconds:.2g} s, {tried.measured.milliseconds:.3g} ms a call, by a clean process"
+    note = f"in {tried.measured.load_seconds:.2g} s, {tried.measured.milliseconds:.3g} ms a call, in a clean process"
     return Verdict(USABLE, None, None, "pass", note)
 
 
 def check_metrics(gates: Gates, after: Evidence) -> None:
-    """Raises UserError, with the nearest name, for a gate on a metric that the run does not have."""
+    """Raise UserError with the nearest name for a gate on a metric that the run does not have."""
     for name in [*([gates.better] if isinstance(gates.better, str) else []), *gates.guard]:
-        if after.known and name not in after.known:
-            raise unknown(f"metric of version {after.version}'s run", name, after.known)
+        if after.metric_names and name not in after.metric_names:
+            raise unknown(f"metric of version {after.version}'s run", name, after.metric_names)
 
 
 def compare(gates: Gates, before: Evidence | None, after: Evidence) -> Iterator[Verdict]:
-    """The verdicts of ``better`` and ``guard``. Raises UserError where the run's workload is not installed."""
+    """The verdicts of ``better`` and ``guard``. Raises UserError if the run's workload is not installed."""
     if not gates.compares:
         return
     objectives = after.objectives() if after.spec else ()
@@ -72,7 +72,7 @@ def limits(gates: Gates, before: Measured | None, after: Measured) -> Iterator[V
 
 
 def signature(before: Any, after: Any) -> Verdict:
-    """Whether whoever calls the model of signature ``before`` can call the one of ``after`` instead, unchanged."""
+    """Whether callers of a model with signature ``before`` can call one with ``after`` without changes."""
     if before is None:
         return Verdict("signature", None, None, "first", "nothing to be compatible with")
     trouble = "it has no signature" if after is None else next(_incompatible(before, after), "")
@@ -95,9 +95,9 @@ def _difference(
     sign = -1.0 if minimized else 1.0
     if metric not in before.units or metric not in after.units:
         if gate == "better" or old is None or value is None:
-            return Verdict(name, old, value, "refused", f"not both runs left {metric} of each unit")
+            return Verdict(name, old, value, "refused", f"not both runs have {metric} of each unit")
         passed = sign * (value - old) >= bar
-        return Verdict(name, old, value, "pass" if passed else "refused", "of the whole split, no value a unit")
+        return Verdict(name, old, value, "pass" if passed else "refused", "of the whole split, without values of units")
     pairs = before.units[[metric]].join(after.units[[metric]], lsuffix="_before", rsuffix="_after").dropna()
     olds, news = (pairs[f"{metric}_{side}"].to_numpy(dtype="float64") for side in ("before", "after"))
     least = _least(sign * (news - olds), confidence)
@@ -111,9 +111,9 @@ def _difference(
 
 
 def _least(differences: Any, confidence: float) -> float | None:
-    """One-sided lower bound of the mean paired difference, by the percentile bootstrap over the units, seeded.
+    """One-sided lower bound of the mean paired difference, by a seeded percentile bootstrap over the units.
 
-    Of fewer than 10 units by every sign flip, which is exact; None where they are too few for the confidence.
+    For fewer than 10 units an exact test over all sign flips; None if they are too few for the confidence.
     """
     import numpy as np
 
@@ -124,25 +124,25 @@ def _least(differences: Any, confidence: float) -> float | None:
 
 
 def _too_few(units: int, confidence: float) -> UserError:
-    """Of n units the rarest flip of signs has a probability of 2^-n."""
+    """The error for too few units: with n of them the smallest probability of a sign flip is 2^-n."""
     least = next((n for n in range(2, RESAMPLED_FROM) if 2.0**-n <= 1 - confidence + 1e-12), RESAMPLED_FROM)
     return UserError(
-        f"So few units show nothing at a confidence of {confidence:.3g}", got=units, allowed=f"at least {least}",
+        f"Too few units for a confidence of {confidence:.3g}", got=units, allowed=f"at least {least}",
         fix="Validate on more units, or lower the gate's confidence",
     )  # fmt: skip
 
 
 WIDER = {"integer": ("long", "double"), "float": ("double",)}
-"""What takes a value of a type beside the type itself: where MLflow's own check converts without loss."""
+"""Other types that accept the values of a type, since MLflow's check converts them without loss."""
 
 
 def _incompatible(before: Any, after: Any) -> Iterator[str]:
-    """Everything that would break a caller."""
+    """All differences that would break a caller."""
     old, new = _columns(before.inputs), _columns(after.inputs)
     for name, spec in new.items():
         if name not in old:
             if spec.required:
-                yield f"it needs the input {name}, which no one gives"
+                yield f"it needs the input {name}, which callers do not give"
         elif not _takes(old[name].type, spec.type):
             yield f"its input {name} is {_named(spec.type)}, before {_named(old[name].type)}"
         elif spec.required and not old[name].required:
@@ -168,7 +168,7 @@ def _columns(schema: Any) -> dict[str, Any]:
 
 
 def _unnamed(schema: Any) -> list[dict[str, Any]] | None:
-    """A schema that has no columns by name: of tensors, or of one column."""
+    """A schema without named columns (tensors, or one column) as a list; None for one with names."""
     if schema is None or (schema.has_input_names() and not schema.is_tensor_spec()):
         return None
     described: list[dict[str, Any]] = schema.to_dict()

@@ -1,12 +1,12 @@
-"""Promotion gates as configuration: what a version must show before an alias may point at it.
+"""Configuration of promotion gates: the conditions on a version before an alias may point at it.
 
-A YAML file holds gates by model and alias; the most special block counts alone::
+A YAML file holds gates by model and alias. Only the most specific block applies::
 
-    default: {signature: compatible}      # every model without a block of its own
+    default: {signature: compatible}      # models without their own block
     rec-ml-100k:
-      default: {better: true}             # aliases of this model without a block of their own
+      default: {better: true}             # aliases of this model without their own block
       champion:
-        better: true                      # or a metric's name; true is the objective
+        better: true                      # or the name of a metric; true: the objective
         guard: {recall_at_20: 0.005}      # must not be worse by more than this
         latency_ms: 50
         size_mb: 200
@@ -24,11 +24,11 @@ from orchestrator.errors import UserError
 
 DEFAULT = "default"
 FILE = "gates.yaml"
-"""Looked for in the home when no other file is named."""
+"""The default file, in the home."""
 
 
 class Gates(BaseModel):
-    """The gates of one alias. Values are compared on the validation split: the test split is no one's to choose by."""
+    """The gates of one alias. They compare values on the validation split: the test split must not affect choices."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -36,11 +36,11 @@ class Gates(BaseModel):
     margin: float = Field(0.0, ge=0, description="How much better, in the metric's unit.")
     confidence: float = Field(0.95, gt=0.5, lt=1, description="Of better and guard, by a paired test over units.")
     guard: dict[str, float] = Field({}, max_length=20, description="Metric: tolerance. Not worse by more than that.")
-    minimize: tuple[str, ...] = Field((), description="Guards of which less is better, beside the objectives.")
+    minimize: tuple[str, ...] = Field((), description="Metrics where less is better, in addition to objectives.")
     latency_ms: float | None = Field(None, gt=0, description="Median milliseconds of a call with the input example.")
     size_mb: float | None = Field(None, gt=0, description="Megabytes of all the model's files.")
     signature: Literal["compatible", "any"] = Field(
-        "compatible", description="compatible: whoever calls the alias today can go on."
+        "compatible", description="compatible: current callers of the alias need no change."
     )
 
     @field_validator("better", mode="before")
@@ -62,10 +62,10 @@ class Gates(BaseModel):
 
 
 def read(file: Path | None, home: Path, model: str, alias: str) -> Gates:
-    """The gates of ``model``'s ``alias``, from ``file`` or from ``gates.yaml`` in the home.
+    """Read the gates of ``model``'s ``alias`` from ``file``, by default ``gates.yaml`` in the home.
 
-    Every block of the file is checked, so that a slip shows at the first promotion. Raises UserError with the nearest
-    name for an unknown gate.
+    All blocks of the file are checked, so that a mistake shows at the first promotion. Raises UserError with the
+    nearest name for an unknown gate.
     """
     if file is None and not (home / FILE).exists():
         return Gates()
@@ -79,7 +79,7 @@ def read(file: Path | None, home: Path, model: str, alias: str) -> Gates:
 
 
 def _paths(document: Document, file: Path) -> list[tuple[str, ...]]:
-    """Where gates stand: ``(default,)`` and every ``(model, alias)``."""
+    """The paths of the blocks: ``(default,)`` and every ``(model, alias)``."""
     paths: list[tuple[str, ...]] = []
     for name, block in document.values.items():
         if name == DEFAULT:
@@ -95,16 +95,16 @@ def _gates(document: Document, path: tuple[str, ...], file: Path) -> Gates:
     values: Any = document.values
     for name in path:
         values = values[name]
-    place = ".".join(path)
+    key = ".".join(path)
     if values is None:
         values = {}
     if not isinstance(values, dict):
-        raise _no_mapping(file, document.lines[place], place, "gate: value lines")
-    lines = {str(name): document.lines[f"{place}.{name}"] for name in values}
+        raise _no_mapping(file, document.lines[key], key, "gate: value lines")
+    lines = {str(name): document.lines[f"{key}.{name}"] for name in values}
     try:
         return validate(Gates, values, "gate", lines)
     except UserError as error:
-        raise UserError(f"{file}, {place}: {error.what}", got=error.got, allowed=error.allowed, fix=error.fix) from None
+        raise UserError(f"{file}, {key}: {error.what}", got=error.got, allowed=error.allowed, fix=error.fix) from None
 
 
 def _no_mapping(file: Path, line: int, name: str, allowed: str) -> UserError:
@@ -114,5 +114,5 @@ def _no_mapping(file: Path, line: int, name: str, allowed: str) -> UserError:
 def _metric(name: str) -> str:
     split, _, metric = name.partition("/")
     if split == "test":
-        raise ValueError(f"a metric of the validation split, such as {metric}: the test split is no one's to choose by")
+        raise ValueError(f"a metric of the validation split, such as {metric}: the test split must not affect choices")
     return metric if split == "validation" else name

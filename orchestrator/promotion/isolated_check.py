@@ -1,4 +1,4 @@
-"""A model version tried out in a clean process: a fresh interpreter, the model's own files, nothing of ours."""
+"""Check a model version in a clean process: a new interpreter with the model's files and none of our code."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ PROBE = Path(__file__).with_name("load_probe.py")
 CALLS = 50
 CALLS_SECONDS = 5.0
 SECONDS = 300.0
-"""How long loading and predicting may take together."""
+"""Time limit of loading and predicting together."""
 
 WAITS = (1.0, 5.0, 0.0)
-"""Seconds after each attempt to fetch files from a store that does not answer."""
+"""Seconds to wait after each failed attempt to fetch files."""
 
-SILENCE = re.compile(r"time[sd]?[ -]?out|connection|max retries|temporarily|\b50[234]\b", re.IGNORECASE)
-"""What an artifact store's errors say when it is out of reach, whatever kind of store it is."""
+OUTAGE = re.compile(r"time[sd]?[ -]?out|connection|max retries|temporarily|\b50[234]\b", re.IGNORECASE)
+"""Matches the errors of artifact stores of any kind that are out of reach."""
 
 SHOWN = 300
-"""Characters of what a model says that are told."""
+"""Characters of a model's error that are reported."""
 
 PASSED_ENVIRONMENT = (
     *("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
     *store.QUIET,
 )
-"""What the clean process sees of this environment: no address, no credential, no path of ours."""
+"""Variables that the clean process gets: no address, no credential, no path of this project."""
 
 
 class Unusable(Exception):
-    """The version's files are gone, or the model does not load and predict; the text says which and why."""
+    """The version's files do not exist, or the model does not load and predict. The text says which, and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a model is like in use: its files (MB), loading (s), a call with its input example (ms, the median)."""
+    """Measurements of a model: size of its files (MB), loading time (s), median time of a call (ms)."""
 
     megabytes: float
     load_seconds: float
@@ -56,7 +56,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """How a version did: what was measured and its signature, or the ``trouble`` that stopped it."""
+    """Result of a check: measurements and signature, or the ``trouble`` that ended it."""
 
     trouble: str | None = None
     measured: Measured | None = None
@@ -64,7 +64,7 @@ class Tried:
 
 
 def try_out(client: Any, model: str, version: Any) -> Tried:
-    """Fetch a model version's files, load them in a clean process and predict the input example."""
+    """Fetch a version's files, load the model in a clean process and predict its input example."""
     try:
         with fetched(client, model, version) as folder:
             return Tried(None, measure(folder), _signature(folder))
@@ -73,16 +73,16 @@ def try_out(client: Any, model: str, version: Any) -> Tried:
 
 
 def signature(client: Any, model: str, version: Any) -> Any:
-    """The signature of a model version; None where it has none. Raises Unusable when its files are gone."""
+    """The signature of a version, or None. Raises Unusable when its files do not exist."""
     with fetched(client, model, version, "MLmodel") as folder:
         return _signature(folder)
 
 
 @contextmanager
 def fetched(client: Any, model: str, version: Any, name: str = "") -> Iterator[Path]:
-    """A copy of a model version's files, or of the one named.
+    """A temporary copy of a version's files, or only of the file ``name``.
 
-    Raises Unusable when they are gone, UserError (exit 3) when their store does not answer: that is no verdict.
+    Raises Unusable when they do not exist, UserError (exit 3) when their store does not answer.
     """
     import mlflow
 
@@ -92,20 +92,20 @@ def fetched(client: Any, model: str, version: Any, name: str = "") -> Iterator[P
         uri = "/".join(filter(None, (f"models:/{model}/{version.version}", name)))
         for wait in WAITS:
             try:
-                found = Path(mlflow.artifacts.download_artifacts(uri, dst_path=scratch))
+                path = Path(mlflow.artifacts.download_artifacts(uri, dst_path=scratch))
                 break
-            except Exception as error:  # each kind of storage has its own ways to say that there is nothing
-                told = one_line(error)[:SHOWN]
-                if not SILENCE.search(str(error)):
-                    raise Unusable(f"its files are gone ({told})") from None
+            except Exception as error:  # each kind of store has its own errors for missing files
+                reason = one_line(error)[:SHOWN]
+                if not OUTAGE.search(str(error)):
+                    raise Unusable(f"its files are gone ({reason})") from None
                 time.sleep(wait)
         else:
             raise UserError(
-                f"The files of {model}/{version.version} could not be fetched from {version.source}: {told}",
+                f"The files of {model}/{version.version} could not be fetched from {version.source}: {reason}",
                 fix="Try again when MLflow and its artifact store answer",
                 code=UNAVAILABLE,
             )
-        folder = found if found.is_dir() else found.parent
+        folder = path if path.is_dir() else path.parent
         if not (folder / "MLmodel").is_file():
             raise Unusable(f"its files are gone ({version.source} holds no MLmodel)")
         yield folder
@@ -118,21 +118,21 @@ def measure(folder: Path) -> Measured:
         words = [sys.executable, "-I", "-B", str(PROBE), str(folder), str(result), str(CALLS), str(CALLS_SECONDS)]
         environment = {name: os.environ[name] for name in PASSED_ENVIRONMENT if name in os.environ}
         environment |= {"HOME": scratch, PICKLES: os.environ.get(PICKLES, "false")}
-        said = Path(scratch) / "stderr.txt"  # no pipe: what a model leaves running could hold that open for ever
+        log = Path(scratch) / "stderr.txt"  # not a pipe: processes that a model starts could keep it open forever
         try:
-            with said.open("wb") as errors:
+            with log.open("wb") as errors:
                 done = subprocess.run(
                     words, cwd=scratch, env=environment, timeout=SECONDS, stdout=subprocess.DEVNULL, stderr=errors
                 )
         except subprocess.TimeoutExpired:
             raise Unusable(f"it did not load and predict within {SECONDS:g} s") from None
         if not result.exists():
-            raise Unusable(f"it ends the process that loads it: exit code {done.returncode}, {_last_line(said)}")
-        found = json.loads(result.read_text())
-    if "error" in found:
-        raise Unusable(f"it does not load and predict: {found['error'].splitlines()[0][:SHOWN]}")
+            raise Unusable(f"it ends the process that loads it: exit code {done.returncode}, {_last_line(log)}")
+        values = json.loads(result.read_text())
+    if "error" in values:
+        raise Unusable(f"it does not load and predict: {values['error'].splitlines()[0][:SHOWN]}")
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    return Measured(size / 1e6, found["load_seconds"], found["milliseconds"])
+    return Measured(size / 1e6, values["load_seconds"], values["milliseconds"])
 
 
 def _signature(folder: Path) -> Any:
@@ -142,8 +142,8 @@ def _signature(folder: Path) -> Any:
 
 
 def _last_line(file: Path) -> str:
-    """The last thing said in a file that may be of any size."""
+    """The last line of a file of any size."""
     with file.open("rb") as stream:
         stream.seek(max(0, file.stat().st_size - 4096))
         lines = stream.read().decode(errors="replace").strip().splitlines()
-    return lines[-1][-SHOWN:] if lines else "without a word"
+    return lines[-1][-SHOWN:] if lines else "no message"

@@ -1,6 +1,6 @@
-"""Run by a fresh interpreter that holds nothing of ours: load a model from its own files, predict, take the time.
+"""Script for a clean interpreter: load a model from its files, predict, measure the time.
 
-``python -I probe.py MODEL_FOLDER RESULT_FILE CALLS SECONDS`` writes JSON: what it measured, or the error.
+``python -I load_probe.py MODEL_FOLDER RESULT_FILE CALLS SECONDS`` writes the measurements or the error as JSON.
 """
 
 import json
@@ -14,7 +14,7 @@ LEAST_CALLS = 3
 
 
 def measure(folder: str, calls: int, seconds: float) -> dict[str, Any]:
-    """Milliseconds of a call with the model's input example: the median of up to ``calls`` within ``seconds``."""
+    """Time loading and a call with the input example, as the median of up to ``calls`` calls in ``seconds``."""
     import mlflow
 
     started = time.perf_counter()
@@ -23,7 +23,7 @@ def measure(folder: str, calls: int, seconds: float) -> dict[str, Any]:
     example = model.input_example
     if example is None:
         raise ValueError("the model has no input example to predict")
-    model.predict(example)  # the first call pays for what is made once
+    model.predict(example)  # warm-up
     times: list[float] = []
     while len(times) < LEAST_CALLS or (len(times) < calls and sum(times) < seconds):
         started = time.perf_counter()
@@ -35,10 +35,10 @@ def measure(folder: str, calls: int, seconds: float) -> dict[str, Any]:
 def main(folder: str, target: str, calls: str, seconds: str) -> None:
     """Measure and write the result."""
     for name in ("orchestrator", "workloads", "search_spaces"):
-        sys.modules[name] = None  # type: ignore[assignment]  # importing it now fails, as where it is not installed
+        sys.modules[name] = None  # type: ignore[assignment]  # importing it fails, as if it were not installed
     try:
         result = measure(folder, int(calls), float(seconds))
-    except Exception as error:  # whatever a model's own code can raise
+    except Exception as error:  # a model's code can raise anything
         result = {"error": f"{type(error).__name__}: {error}"}
     Path(target).write_text(json.dumps(result))
 

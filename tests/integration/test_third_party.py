@@ -66,11 +66,11 @@ def test_the_example_runs_searches_its_own_space_and_predicts(told: Typed, home:
         ("__init__.py", '"""Linear', 'import no\n"""Linear', "cannot be loaded: ModuleNotFoundError: No module named"),
         ("params.py", "import BaseModel", "import BaseModle", "cannot be loaded: ImportError: cannot import name"),
         ("params.py", "    lr:", "    epochs: int = 3\n    lr:", "settings of the engine have the names of its"),
-        ("workload.py", "def evaluate(", "def evalaute(", "linreg.workload:LinReg has not all of the contract: got no"),
+        ("workload.py", "def evaluate(", "def evalaute(", "linreg.workload:LinReg does not meet the contract: got no"),
         ("workload.py", "import torch", "import trch", "cannot be loaded: ModuleNotFoundError: No module named"),
         ("predictor.py", "class Predictor", "class Server", "has no class Predictor"),
         ("predictor.py", "import numpy", "import nowhere", "imports nowhere, not installed here"),
-        ("predictor.py", "def predict(", "def predict[", "predictor.py, line 13, is no Python"),
+        ("predictor.py", "def predict(", "def predict[", "predictor.py, line 13, is not valid Python"),
         ("workload.py", 'return {"loss"', 'loss = {"loss"', "linreg.workload.LinReg.train_epoch has returned no res"),
     ],
 )  # fmt: skip

@@ -204,7 +204,7 @@ def test_a_trial_is_an_experiment_of_the_sweep() -> None:
     [
         ({"workers": 2, "gpus_per_worker": 0.5}, "workers of one group cannot share a GPU"),
         ({"gpus_per_worker": 1.5}, "a fraction must be below 1"),
-        ({"gpus_per_worker": 2, "workers": 2, "max_gpus": 3}, "max_gpus=3 is less than what 2 worker"),
+        ({"gpus_per_worker": 2, "workers": 2, "max_gpus": 3}, "max_gpus=3 is less than the 4 GPUs of 2 worker"),
         ({"workers": 0}, "greater than or equal to 1"),
         ({"cpus_per_worker": 0}, "greater than 0"),
         ({"gpus_per_worker": -1}, "greater than or equal to 0"),

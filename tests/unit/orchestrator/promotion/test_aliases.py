@@ -248,7 +248,7 @@ def test_a_store_that_fails_in_the_middle_is_one_sentence(
     rec()
     monkeypatch.setattr(AuditLog, "open", away)
     with pytest.raises(
-        UserError, match=r"MLflow did not do it: got API request failed: connection refused\. "
+        UserError, match=r"The request to MLflow failed: got API request failed: connection refused\. "
     ) as caught:
         promote(settings, to())
     assert caught.value.code == UNAVAILABLE
@@ -269,7 +269,7 @@ def test_an_alias_that_moved_while_the_gates_were_judged_is_left_alone(
         return GOOD
 
     monkeypatch.setattr(isolated_check, "try_out", meanwhile)
-    with pytest.raises(Refusal, match=r"Somebody else moved rec@champion meanwhile: it is version 3") as caught:
+    with pytest.raises(Refusal, match=r"Someone else moved rec@champion meanwhile: it is version 3") as caught:
         promote(settings, to("2"))
     assert (caught.value.code, held(client), history(settings, "rec")[-1].outcome) == (REFUSED, "3", "refused")
 
@@ -317,7 +317,7 @@ def test_of_two_at_once_one_has_the_alias_and_the_other_is_told(
     monkeypatch.setattr(type(client), "set_registered_model_alias", slowly)
     with others:
         assert promote(settings, to("2")).outcome == "done"
-    with pytest.raises(Refusal, match=r"Somebody else (is moving|moved) rec@champion") as caught:
+    with pytest.raises(Refusal, match=r"Someone else (is moving|moved) rec@champion") as caught:
         second[0].result()
     assert (caught.value.code, held(client)) == (REFUSED, "2")
     assert [(e.version, e.outcome) for e in history(settings, "rec")[1:]] == [("2", "done"), ("3", "refused")]
@@ -374,7 +374,7 @@ def test_who_was_taken_for_dead_and_moves_after_all_puts_the_alias_back(
         move(self, model, alias, version)
 
     monkeypatch.setattr(type(client), "set_registered_model_alias", sleeps)
-    with pytest.raises(Refusal, match="Somebody else moved rec@champion meanwhile: it is version 3"):
+    with pytest.raises(Refusal, match="Someone else moved rec@champion meanwhile: it is version 3"):
         promote(settings, to("2"))
     assert (slept, held(client)) == (["2"], "3")
     outcomes = {event.version: event.outcome for event in history(settings, "rec")}
@@ -392,7 +392,7 @@ def test_back_and_back_again(settings: Settings, client: Any, rec: Callable[...,
     assert (event.action, event.before, event.version, event.reason) == ("rollback", "3", "2", "clicks fell")
     promote(settings, to("3"))
     assert [rollback(settings, "rec", "champion").version for _ in range(2)] == ["2", "1"]
-    with pytest.raises(UserError, match="rec@champion has nothing to go back to: got version 1, its first") as caught:
+    with pytest.raises(UserError, match="rec@champion has no earlier version: got version 1, its first") as caught:
         rollback(settings, "rec", "champion")
     assert (caught.value.code, held(client)) == (REFUSED, "1")
     assert [(e.action, e.version) for e in history(settings, "rec")][3:] == [
@@ -420,7 +420,7 @@ def test_an_alias_that_never_was_one(settings: Settings, client: Any, rec: Calla
 
 def test_never_promoted(settings: Settings, client: Any, rec: Callable[..., str]) -> None:
     client.set_registered_model_alias("rec", "champion", rec())
-    with pytest.raises(UserError, match="nothing to go back to: got no promotion") as caught:
+    with pytest.raises(UserError, match="no earlier version: got no promotion") as caught:
         rollback(settings, "rec", "champion")
     assert caught.value.code == REFUSED
 
@@ -445,7 +445,7 @@ def test_what_it_would_go_back_to_is_gone(
     with pytest.raises(Refusal, match="its files are gone"):
         rollback(settings, "rec", "champion")
     client.delete_model_version("rec", "1")
-    with pytest.raises(UserError, match="Version 1 of rec, to go back to, has been deleted") as caught:
+    with pytest.raises(UserError, match="The previous version of rec, 1, was deleted") as caught:
         rollback(settings, "rec", "champion")
     assert (caught.value.code, held(client)) == (REFUSED, "2")
 
@@ -567,7 +567,7 @@ def test_what_a_dying_model_says_is_told_in_a_line_and_what_it_leaves_running_is
 
 def test_what_a_run_left_is_found(client: Any, rec: Callable[..., str]) -> None:
     found = gather(client, registry.version(client, "rec", rec(gain=1.0)))
-    assert (found.fingerprint, found.data, found.known) == ("f", {"dataset": "a"}, {"ndcg_at_20"})
+    assert (found.fingerprint, found.data, found.metric_names) == ("f", {"dataset": "a"}, {"ndcg_at_20"})
     assert found.units is not None
     assert found.units["ndcg_at_20"].to_dict() == {i: 1 + i / 1000 for i in range(50)}
 
@@ -579,7 +579,7 @@ def test_what_a_run_did_not_leave_is_missing(client: Any, rec: Callable[..., str
     gone = SimpleNamespace(version="3", run_id="0" * 32)
     for version in (alone, gone):
         found = gather(client, version)
-        assert (found.spec, found.fingerprint, found.known, found.units) == (None, None, set(), None)
+        assert (found.spec, found.fingerprint, found.metric_names, found.units) == (None, None, set(), None)
 
 
 # As typed

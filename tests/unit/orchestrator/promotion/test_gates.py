@@ -71,8 +71,8 @@ def test_the_home_holds_the_default_file(tmp_path: Path) -> None:
         ),
         ("default: {latency: 3}", "got 'latency'.*Did you mean 'latency_ms'"),
         ("other:\n  x: {size: 3}", "Gates.yaml, other.x: Unknown gate"),  # also where this promotion does not look
-        ("rec: {champion: {better: test/auc}}", "such as auc: the test split is no one's to choose by"),
-        ("rec: {champion: {guard: {test/auc: 0}}}", "such as auc: the test split is no one's to choose by"),
+        ("rec: {champion: {better: test/auc}}", "such as auc: the test split must not affect choices"),
+        ("rec: {champion: {guard: {test/auc: 0}}}", "such as auc: the test split must not affect choices"),
         ("rec: {champion: {guard: {auc: -0.1}}}", "tolerances from 0, also for auc"),
         ("rec: {champion: {guard: {auc: much}}}", r"Gate guard \(line 1\) is not valid: got 'much'"),
         ("rec: {champion: {confidence: 1}}", "less than 1"),
@@ -118,12 +118,12 @@ def noise(seed: int, mean: float, scale: float = 0.1) -> Any:
         ({}, {"params": {"lr": 0.2}}, None),
         ({"spec": None}, {}, "run of version 1 does not say on what data"),
         ({}, {"fingerprint": None}, "run of version 2 does not say on what data"),
-        ({"units": None}, {}, "version 1 left no validation units"),
+        ({"units": None}, {}, "version 1 has no validation units"),
         ({"fingerprint": "g"}, {}, "version 1 was validated on other data: the datasets' fingerprints differ"),
         ({"params": {"split_seed": 3}}, {}, "other data: split_seed is 3 there and 0 here"),
         ({}, {"params": {"dataset": "b"}}, "other data: dataset is a there and b here"),
-        ({"values": np.zeros(N - 3)}, {}, "3 validation units are in one of both versions alone"),
-        ({"units": pd.DataFrame({"x": [1, 2]}, index=[7, 7])}, {}, "version 1 hold an id twice"),
+        ({"values": np.zeros(N - 3)}, {}, "3 validation units are in only one of both versions"),
+        ({"units": pd.DataFrame({"x": [1, 2]}, index=[7, 7])}, {}, "version 1 have an id twice"),
     ],
 )
 def test_only_values_of_the_same_evaluation_data_are_compared(
@@ -146,7 +146,7 @@ def test_a_metric_that_the_run_does_not_have_gets_the_nearest_name() -> None:
 
 def test_the_objective_of_a_workload_that_is_not_installed_is_not_known() -> None:
     other = evidence("2", spec={"workload": "theirs", "params": {}, "plan": {}})
-    with pytest.raises(UserError, match="is not known here: Unknown workload: got 'theirs'"):
+    with pytest.raises(UserError, match="is unknown here: Unknown workload: got 'theirs'"):
         list(gate_results.compare(Gates(better=True), None, other))
 
 
@@ -234,7 +234,7 @@ def test_too_few_units_for_the_confidence_are_refused_with_what_helps(
         found = better(old, new, confidence=confidence, **asked)
         assert found.verdict == "refused"
         assert found.note == (
-            f"So few units show nothing at a confidence of {confidence}: got {units}; allowed: at least {least}. "
+            f"Too few units for a confidence of {confidence}: got {units}; allowed: at least {least}. "
             "Validate on more units, or lower the gate's confidence."
         )
 
