@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import warnings
 from typing import Any
 
@@ -75,12 +76,12 @@ def pruner(scheduler: Scheduler, decide_at: tuple[int, ...], epochs: int) -> Bas
 def brackets(epochs: int, scheduler: Scheduler) -> list[tuple[float, tuple[int, ...]]]:
     """Brackets of a halving scheduler: the share of trials in each, and its rungs. ASHA has one bracket."""
     decide_at = rungs(epochs, scheduler)
-    hyperband = pruner(scheduler, decide_at, epochs)
-    if not isinstance(hyperband, HyperbandPruner):
+    if scheduler != "hyperband" or not decide_at:
         return [(1.0, decide_at)]
-    hyperband._try_initialization(None)  # otherwise it has no brackets before its first decision
-    budgets = hyperband._trial_allocation_budgets
-    return [(budget / sum(budgets), decide_at[bracket:]) for bracket, budget in enumerate(budgets)]
+    count = math.floor(math.log(epochs / decide_at[0], REDUCTION)) + 1
+    # As Optuna's HyperbandPruner, whose brackets are private: the relative numbers of trials, algorithm 1 of the paper.
+    sizes = [math.ceil(count * REDUCTION ** (count - 1 - k) / (count - k)) for k in range(count)]
+    return [(size / sum(sizes), decide_at[bracket:]) for bracket, size in enumerate(sizes)]
 
 
 def sampler(name: Sampler, seed: int, *, conditional: bool = False) -> BaseSampler:

@@ -343,8 +343,7 @@ class Study:
             trial.set_user_attr(key, value)
 
     def _optuna_trial(self, number: int) -> optuna.Trial:
-        frozen = self.optuna_study.get_trials(deepcopy=False)[number]
-        return optuna.Trial(self.optuna_study, frozen._trial_id)
+        return optuna.Trial(self.optuna_study, number)  # in a journal of one study a trial's id is its number
 
 
 def _over_seeds(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
