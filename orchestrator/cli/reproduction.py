@@ -18,21 +18,21 @@ class WithPublished(TyperGroup):
     """Command group with a command for each published result, which is created on demand."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        from orchestrator.reproduce.catalog import known
+        from orchestrator.reproduce.catalog import all_published
 
-        return [*super().list_commands(ctx), *known()]
+        return [*super().list_commands(ctx), *all_published()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        from orchestrator.reproduce.catalog import broken, known
+        from orchestrator.reproduce.catalog import all_published, broken
 
         if command := super().get_command(ctx, cmd_name):
             return command
-        name = cmd_name if cmd_name in known() else cmd_name.replace("-figure-", "-fig")  # the older spelling
-        if name not in known():
-            faults = "; ".join(f"those of {other} cannot be loaded: {why}" for other, why in broken().items())
+        name = cmd_name if cmd_name in all_published() else cmd_name.replace("-figure-", "-fig")  # the older spelling
+        if name not in all_published():
+            faults = "; ".join(f"those of {workload} cannot be loaded: {why}" for workload, why in broken().items())
             kind = "table, figure or verb" + (f" ({faults})" if faults else "")
             raise unknown(kind, cmd_name, self.list_commands(ctx))
-        return _command(known()[name])
+        return _command(all_published()[name])
 
 
 app = typer.Typer()
