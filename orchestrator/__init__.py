@@ -1,15 +1,15 @@
-"""Experiments from an idea to a registered model. From a notebook: ``from orchestrator import run, sweep``."""
+"""Run experiments and hyperparameter sweeps and register models. In a notebook: ``from orchestrator import run``."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING, Any
 
-# Before PyTorch loads OpenMP. Threads that spin while they wait slow an epoch of small steps thirtyfold as soon as
-# another process wants the core; threads that sleep cost it nothing (benchmarks/README.md).
+# Must be set before PyTorch loads OpenMP. With threads that spin while they wait, an epoch of small steps takes 30
+# times as long when another process needs the core; threads that sleep do not (benchmarks/README.md).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# Before Ray is imported: a cluster that starts here listens on 127.0.0.1 alone. Other clusters are joined as ever.
+# Must be set before Ray is imported: a local cluster then listens only on 127.0.0.1. Other clusters are not affected.
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["load_model", "run", "sweep"]
 
 
-def __getattr__(name: str) -> Any:  # lazily: the command line must start in a blink
+def __getattr__(name: str) -> Any:  # lazy, so that the command line starts fast
     if name in __all__:
         from orchestrator import api
 

@@ -1,4 +1,4 @@
-"""From a notebook: the same runs and sweeps as on the command line, by the same names, without exit codes.
+"""The interface for notebooks: runs and sweeps with the options of the command line.
 
 >>> from orchestrator import run, sweep, load_model
 >>> result = run("recommender", dataset="synthetic", epochs=5)
@@ -6,7 +6,7 @@
 >>> best = sweep("recommender", trials=8, register="rec").trials()
 >>> load_model("rec/1").predict(users)
 
-The commands ``run`` and ``sweep`` take their options from these signatures. Nothing heavy is imported before a call.
+The commands ``run`` and ``sweep`` take their options from these signatures. Large packages are imported in the calls.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.config import options
 from orchestrator.config.options import Given, changed, collects_arguments, options_of
-from orchestrator.errors import UserError, goes_on
+from orchestrator.errors import UserError, resume_conflict
 
 if TYPE_CHECKING:
     from orchestrator.runs.session import Result
@@ -49,10 +49,10 @@ def run(
     ray_address: options.RayAddress = None,
     **settings_of_the_workload: Any,
 ) -> Result:
-    """Run one experiment; keywords beyond the named ones are parameters and plan keys (``lr=0.01, epochs=5``).
+    """Run one experiment. Other keywords are parameters of the workload and keys of the plan (``lr=0.01, epochs=5``).
 
-    In this process by default; ``local=False`` goes through Ray Train. ``resume`` (an id, or ``latest``) goes on with
-    one, by itself. Raises UserError, RunFailed and Interrupted.
+    It runs in this process by default, with ``local=False`` through Ray Train. ``resume`` (an id, or ``latest``)
+    continues an interrupted run; no other option is allowed with it. Raises UserError, RunFailed and Interrupted.
     """
     from orchestrator.console import Console
     from orchestrator.runs import driver
@@ -63,8 +63,8 @@ def run(
     if resume is not None:
         _check_alone(run, given)
         return driver.resume(records.find(settings.storage, resume, "run"), settings, Console())
-    asked = request.by_name(given, python=True)
-    spec = request.experiment(workload, settings, overrides=settings_of_the_workload, **asked)
+    named = request.by_name(given, python=True)
+    spec = request.experiment(workload, settings, overrides=settings_of_the_workload, **named)
     return driver.run(
         spec,
         settings,
@@ -111,10 +111,10 @@ def sweep(
     ray_address: options.RayAddress = None,
     **settings_of_the_workload: Any,
 ) -> Result:
-    """Search hyperparameters; keywords beyond the named ones are held fixed. ``.trials()`` is a DataFrame.
+    """Search hyperparameters. Other keywords are fixed parameters and plan keys. ``.trials()`` is a DataFrame.
 
-    ``resume`` goes on with a sweep. With it go ``more_trials``, ``retry_failed``, and ``space`` where the file of its
-    search space has moved. Raises UserError, RunFailed and Interrupted.
+    ``resume`` continues a sweep; it allows ``more_trials``, ``retry_failed``, and ``space`` if the file of the search
+    space has moved. Raises UserError, RunFailed and Interrupted.
     """
     from orchestrator.console import Console
     from orchestrator.runs import driver
@@ -126,18 +126,18 @@ def sweep(
     if resume is not None:
         moved = space if space and ":" in space else None
         _check_alone(sweep, given, "more_trials", "retry_failed", *(["space"] if moved else []))
-        again = sweeps.ResumeOptions(more_trials, retry_failed, moved)
-        return sweeps.resume(records.find(settings.storage, resume, "sweep"), settings, Console(), again)
+        resume_options = sweeps.ResumeOptions(more_trials, retry_failed, moved)
+        return sweeps.resume(records.find(settings.storage, resume, "sweep"), settings, Console(), resume_options)
     if more_trials or retry_failed:
-        raise UserError("more_trials and retry_failed go on with a sweep", fix="Name it with resume=ID")
-    asked = request.by_name(given, python=True)
-    spec = request.sweep(workload, settings, overrides=settings_of_the_workload, **asked)
+        raise UserError("more_trials and retry_failed continue a sweep", fix="Name it with resume=ID")
+    named = request.by_name(given, python=True)
+    spec = request.sweep(workload, settings, overrides=settings_of_the_workload, **named)
     chosen = driver.Options(local=local, register=register, name=name, keep=keep or "winner")
     return sweeps.sweep(spec, settings, chosen, Console())
 
 
 def load_model(reference: str, *, tracking: str | None = None) -> Any:
-    """The MLflow model ``NAME@alias`` or ``NAME/version``."""
+    """Load the MLflow model ``NAME@alias`` or ``NAME/version``."""
     from orchestrator.registry import models as registry
     from orchestrator.storage.settings import resolve
 
@@ -154,8 +154,8 @@ def _settings(given: Given) -> Settings:
 
 
 def _check_alone(call: Callable[..., Result], given: Given, *allowed: str) -> None:
-    """Raises UserError where more than ``resume``, addresses and what is ``allowed`` with it is given."""
+    """Raise UserError if options other than ``resume``, addresses and those ``allowed`` are given."""
     defaults = {"workload": None} | {name: option.default for name, option in options_of(call).items()}
     named = changed(given, defaults, {"resume", *ADDRESSES, *allowed})
     if others := [*named, *given["settings_of_the_workload"]]:
-        raise goes_on("resume", others)
+        raise resume_conflict("resume", others)

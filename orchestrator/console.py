@@ -1,4 +1,4 @@
-"""What the user sees while something runs: one line an event, a progress line on a terminal, a log file."""
+"""Output of a running command: one line an event, a progress line on a terminal, a log file."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from orchestrator.errors import mask
 from orchestrator.provenance import private_files
 
 RATE_SECONDS = 1.0
-"""No throughput is told before so much has passed."""
+"""Time before a throughput is shown."""
 
 
 class Console:
-    """Lines go to standard output, or to standard error when the output is for a machine (``--json``).
+    """Prints to standard output, or with ``json`` (machine-readable output) to standard error.
 
-    On a terminal a last line shows progress, throughput and time left; elsewhere there are plain lines,
-    at most one every ``every`` seconds.
+    On a terminal the last line shows progress, throughput and time left; elsewhere progress is printed as plain
+    lines, at most one every ``every`` seconds.
     """
 
     def __init__(self, *, json: bool = False, every: float = 5.0) -> None:
@@ -34,7 +34,7 @@ class Console:
         self._started = ("", 0.0, 0)
 
     def log_to(self, file: Path) -> None:
-        """From now on every line is also kept in ``file``."""
+        """Also write every further line to ``file``."""
         self._log = private_files.open_file(file, "a", buffering=1)
 
     def say(self, text: str = "") -> None:
@@ -42,21 +42,21 @@ class Console:
         text = mask(text)
         try:
             print(text, file=self._out, flush=True)
-        except BrokenPipeError:  # whoever read along has seen enough: what runs goes on, its log has every line
+        except BrokenPipeError:  # the reader has closed the pipe: continue, the log has every line
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._out.fileno())
         if self._log:
-            with suppress(OSError):  # a full disk is said by what needs it
+            with suppress(OSError):  # a full disk is reported elsewhere
                 self._log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
     def begin(self, unit: str, done: int = 0) -> None:
-        """Work on units of this name begins now, ``done`` of them done before: throughput counts from here."""
+        """Start the clock of the throughput for units of this name; ``done`` of them were done before."""
         self._started = (unit, time.monotonic(), done)
 
     def progress(self, done: int, total: int, unit: str, detail: str = "") -> None:
         """Show that ``done`` of ``total`` units are done.
 
-        Where no one said when they began, throughput counts from the first call: right for units that end one after
-        the other, not for those that end together.
+        Without a call of :meth:`begin` the throughput counts from the first call, which is correct only for units that
+        end one after the other.
         """
         now = time.monotonic()
         if unit != self._started[0] or done < self._started[2]:
@@ -76,11 +76,11 @@ class Console:
         self._last = now
         if not self._live:
             self.say(text)
-        elif self._log:  # for whoever follows the log of what runs in another terminal
+        elif self._log:  # the log may be followed in another terminal
             self._log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
     def table(self, title: str, columns: list[str], rows: list[list[Any]]) -> None:
-        """A table of strings; numbers are aligned to the right."""
+        """Print a table; columns of numbers are aligned to the right."""
         from rich.console import Console as Rich
         from rich.markup import escape
         from rich.table import Table
@@ -103,7 +103,7 @@ class Console:
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Lines of cells, the columns two blanks apart; nothing is drawn around, so that grep and cut work."""
+    """Align cells in columns two blanks apart, without borders, so that grep and cut work."""
     widths = [max(map(len, column)) for column in zip(*lines)]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
 

@@ -1,4 +1,4 @@
-"""The errors a user meets: one sentence each, with an exit code."""
+"""Errors that are shown to the user, each with one sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ DONE, FAILED, USAGE, UNAVAILABLE, PARTIAL, REFUSED, INTERRUPTED = 0, 1, 2, 3, 4,
 
 
 QUERY = re.compile(r"(?i)([?&](?:[\w.-]*(?:password|passwd|token|secret|signature|credential)|sig)=)[^&\s\"'<>]+")
-"""A secret in an address's query: S3, GCS and Azure put the right to one object there."""
+"""A secret in the query of an address, as in signed addresses of S3, GCS and Azure."""
 
 
 class UserError(Exception):
-    """Something the user can mend: what is wrong, what was got, what is allowed, what to do.
+    """An error that the user can fix: what is wrong, the value given, what is allowed, how to fix it.
 
-    ``code`` is the exit code: USAGE for arguments, configuration, data and checkpoints; UNAVAILABLE when the
-    cluster, the tracking server or the storage cannot do it; REFUSED when a gate said no.
+    ``code`` is the exit code: USAGE for arguments, configuration, data and checkpoints; UNAVAILABLE when the cluster,
+    the tracking server or the storage is unavailable; REFUSED when a gate refused.
     """
 
     def __init__(
@@ -29,7 +29,11 @@ class UserError(Exception):
         fix: str | None = None,
         code: int = USAGE,
     ) -> None:
-        self.what, self.got, self.allowed, self.fix, self.code = what, got, allowed, fix, code
+        self.what = what
+        self.got = got
+        self.allowed = allowed
+        self.fix = fix
+        self.code = code
         text = what.rstrip(".")
         if got is not None:
             text += f": got {got}"
@@ -41,23 +45,25 @@ class UserError(Exception):
             text += f" {fix}" if fix.endswith(("?", ".")) else f" {fix}."
         super().__init__(mask(text))
 
-    def __reduce__(self) -> tuple[object, ...]:  # it crosses process borders inside Ray
+    def __reduce__(self) -> tuple[object, ...]:  # Ray pickles it between processes
         return (_rebuild, (type(self), str(self), vars(self)))
 
 
 def _rebuild(cls: type[UserError], text: str, fields: Mapping[str, object]) -> UserError:
-    error = cls.__new__(cls, text)  # a subclass may be made of other things
+    error = cls.__new__(cls, text)  # the constructor of a subclass may take other arguments
     vars(error).update(fields)
     return error
 
 
 class RunFailed(Exception):
-    """A run or trial failed while running: which, why, and where its log lies."""
+    """A run or trial failed while running: which one, why, and the path of its log."""
 
     code = FAILED
 
     def __init__(self, trial: str, cause: str, log: str | None = None) -> None:
-        self.trial, self.cause, self.log = trial, mask(cause), log
+        self.trial = trial
+        self.cause = mask(cause)
+        self.log = log
         super().__init__(f"{trial} failed: {self.cause}" + (f" (log: {log})" if log else ""))
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -65,7 +71,7 @@ class RunFailed(Exception):
 
 
 class Interrupted(Exception):
-    """Ctrl-C, after a clean stop: the state is saved and ``resume`` is the command that goes on."""
+    """Ctrl-C, after a clean stop: the state is saved, and ``resume`` is the command that continues."""
 
     code = INTERRUPTED
 
@@ -75,47 +81,47 @@ class Interrupted(Exception):
 
 
 def one_line(error: BaseException) -> str:
-    """What any error says, as one line: the first it has; of a failed validation all that was found.
+    """The message of any error as one line: its first line; for a failed validation all problems.
 
-    Whatever tells an error to somebody else (another process, a run's tag, a sentence for the user) tells this.
+    Used wherever an error is reported: to another process, in a tag of a run, to the user.
     """
     from pydantic import ValidationError
 
-    if isinstance(error, ValidationError):  # its first line only counts
+    if isinstance(error, ValidationError):  # its first line is only the number of problems
         return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
     lines = (line.strip() for line in str(error).splitlines())
     return mask(next((line for line in lines if line), "no message"))
 
 
 def mask(text: str) -> str:
-    """The text with the passwords and tokens of every address in it hidden: a library's message may hold one."""
+    """Hide the passwords and tokens in all addresses of a text, such as the message of a library."""
     text = re.sub(r"://([^/\s:@]*):(?!\d+/)\S{0,300}@", r"://\1:***@", text)
     text = re.sub(r"://(?!git@)[^/\s:@]+@", "://***@", text)
     return QUERY.sub(r"\1***", text)
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name most like ``name``, or None when nothing is close."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.55)
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The most similar of ``names``, or None if none is close."""
+    matches = difflib.get_close_matches(name, list(names), n=1, cutoff=0.55)
     return matches[0] if matches else None
 
 
-def unknown(kind: str, name: str, known: Iterable[str], cls: type[UserError] = UserError) -> UserError:
-    """The error for a name that is not known, with the nearest match offered."""
-    names = sorted(known)
-    close = nearest(name, names)
+def unknown(kind: str, name: str, names: Iterable[str], cls: type[UserError] = UserError) -> UserError:
+    """The error for a name that is not one of ``names``, with the nearest one as a suggestion."""
+    allowed = sorted(names)
+    close = nearest(name, allowed)
     return cls(
         f"Unknown {kind}",
         got=repr(name),
-        allowed=names or "none is known",
+        allowed=allowed or "none is known",
         fix=f"Did you mean {close!r}?" if close else None,
     )
 
 
-def goes_on(resume: str, given: Iterable[str]) -> UserError:
-    """The error for what stands beside ``resume`` and cannot be asked again."""
+def resume_conflict(resume: str, given: Iterable[str]) -> UserError:
+    """The error for options that cannot be given with ``resume``."""
     return UserError(
-        f"{resume} goes on with what was asked for, so nothing else can be asked", got=" ".join(given),
+        f"{resume} continues with the recorded options and allows no others", got=" ".join(given),
         fix=f"Keep only {resume}",
     )  # fmt: skip
 

@@ -1,1 +1,1 @@
-"""The command line: one file a group of verbs, their options, and exit codes."""
+"""The command line: verbs, one file a group, and exit codes."""

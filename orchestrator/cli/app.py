@@ -1,4 +1,4 @@
-"""The command line: the verbs of :mod:`orchestrator.cli` under one name; every error leaves here."""
+"""The command ``orchestrator`` with all verbs, and its entry point."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ for group in (training, models, results, reproduction, storage, services):
     app.add_typer(group.app)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         print(f"orchestrator {version('ray-experiment-orchestrator')}")
@@ -38,13 +38,13 @@ def options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """The options of no verb."""
+    """Options without a verb."""
 
 
 def main() -> None:
-    """The entry point: every error a user can meet leaves here, in one sentence, with its exit code."""
+    """Entry point: run a verb, print an error as one sentence, exit with its code."""
     code = guarded(lambda: app(standalone_mode=False))
-    if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"):  # Ray knows only 0 and 1: leave the true code in the job's log
+    if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"):  # Ray has no exit codes: write it to the job's log
         from orchestrator.jobs.job_state import EXIT_RECORD
 
         print(f"{EXIT_RECORD}{code}", flush=True)

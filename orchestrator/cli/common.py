@@ -1,4 +1,4 @@
-"""What the verbs share: settings from flags, words apart, results shown."""
+"""Shared by the verbs: settings from flags, commands from functions, output of results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import typer
 
 from orchestrator import api
 from orchestrator.config.options import Given, Json, Words, changed, options_of
-from orchestrator.errors import UserError, goes_on, mask
+from orchestrator.errors import UserError, mask, resume_conflict
 
 if TYPE_CHECKING:
     from orchestrator.config.spec import ExperimentSpec, SweepSpec
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Planning:
-    """Set while ``orchestrator plan`` runs another verb: it is to say what it would take, and start nothing."""
+    """Set while ``orchestrator plan`` runs another verb, which then prints an estimate and starts nothing."""
 
     probe: bool
     as_json: bool
@@ -36,24 +36,24 @@ PLANNING: ContextVar[Planning | None] = ContextVar("planning", default=None)
 
 
 def planned(spec: ExperimentSpec | SweepSpec, settings: Settings, local: bool) -> bool:
-    """Whether only a plan was asked for; then it is printed."""
-    asked = PLANNING.get()
-    if asked is None:
+    """Print the estimate and return True if the verb runs below ``orchestrator plan``."""
+    planning = PLANNING.get()
+    if planning is None:
         return False
     from orchestrator.sweeps import estimate
 
-    estimate.show(spec, settings, local=local, probe=asked.probe, as_json=asked.as_json)
+    estimate.show(spec, settings, local=local, probe=planning.probe, as_json=planning.as_json)
     return True
 
 
 def resolved(**flags: str | None) -> Settings:
-    """The settings, with what stands on the command line. Raises UserError for a password there."""
+    """The settings, with the flags of the command line. Raises UserError for a password in a flag."""
     from orchestrator.storage.settings import NAMES, resolve
 
     for name, value in flags.items():
         if value and mask(value) != value:
             raise UserError(
-                f"--{name.replace('_', '-')} holds a password, and everyone on this machine can read a command line",
+                f"--{name.replace('_', '-')} contains a password, which everyone on this machine can read",
                 fix=f"Set {NAMES[name][0]} instead",
             )
     return resolve(flags)
@@ -73,11 +73,14 @@ def split_words(words: list[str] | None) -> tuple[str | None, list[str]]:
 
 
 DEFAULTS: Given = {"local": False, "warm_start": None}
-"""Defaults of the commands where they are others than a notebook's."""
+"""Defaults of the commands that differ from those in notebooks."""
 
 
 def command_of(call: Callable[..., Any]) -> Callable[[Callable[[Given, Any, Any], None]], Callable[..., None]]:
-    """Make a command of a function of the options of ``call`` by name, the words, and whether JSON is asked for."""
+    """Decorator that gives a command the options of ``call``.
+
+    The function gets the options by name, the words, and whether JSON is requested.
+    """
     parameters = [inspect.Parameter("words", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Words)]
     for name, option in options_of(call).items():
         kind, info = get_args(option.annotation)
@@ -93,7 +96,7 @@ def command_of(call: Callable[..., Any]) -> Callable[[Callable[[Given, Any, Any]
             as_json = values.pop("as_json")
             command(values, words, as_json)
 
-        del typed.__wrapped__  # Typer would read its signature
+        del typed.__wrapped__  # Typer would read the signature of the wrapped function
         typed.__signature__ = signature  # type: ignore[attr-defined]
         typed.__annotations__ = {name: one.annotation for name, one in signature.parameters.items()}
         return typed
@@ -102,7 +105,7 @@ def command_of(call: Callable[..., Any]) -> Callable[[Callable[[Given, Any, Any]
 
 
 def _read_as(kind: Any) -> Any:
-    """The type that the command line reads an option as: of several, as a text or a path."""
+    """The type that Typer parses an option as; for an option with several types a string or a path."""
     if get_origin(kind) is Sequence:
         return list[str] | None
     kinds = [one for one in get_args(kind) if one is not NoneType]
@@ -112,11 +115,11 @@ def _read_as(kind: Any) -> Any:
 
 
 def alone(flag: str, words: list[str] | None, given: Given, call: Callable[..., Any], *allowed: str) -> None:
-    """Raises UserError where more than ``flag``, addresses and what is ``allowed`` with it is given."""
+    """Raise UserError if options other than ``flag``, addresses and those ``allowed`` are given."""
     defaults = {name: DEFAULTS.get(name, option.default) for name, option in options_of(call).items()}
     named = changed(given, defaults, {"resume", *api.ADDRESSES, *allowed})
     if others := [*(words or []), *(f"--{name.replace('_', '-')}" for name in named)]:
-        raise goes_on(flag, others)
+        raise resume_conflict(flag, others)
 
 
 def show_result(result: Result, as_json: bool) -> None:
@@ -133,14 +136,14 @@ def show_result(result: Result, as_json: bool) -> None:
         console.say(f"Results: {result.folder}" + (f", stored at {stored.uri}" if stored else ""))
         console.say("Next:")
         console.say("  orchestrator ui                      # the runs, in MLflow")
-        if result.extra.get("registered_version"):  # under the name that was asked for when it began
+        if result.extra.get("registered_version"):  # its name is in the record
             name = records.open_folder(result.folder).record["spec"]["options"]["register"]
             console.say(f"  orchestrator promote {name} --to champion")
     raise typer.Exit(result.exit_code)
 
 
 def write(text: str, file: Path | None) -> None:
-    """Into ``file``, or to standard output. Raises UserError when it cannot be written."""
+    """Write to ``file``, or to standard output. Raises UserError if the file cannot be written."""
     if file is None:
         print(text)
         return

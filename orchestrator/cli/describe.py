@@ -1,4 +1,4 @@
-"""What there is to choose from: workloads, their parameters, datasets. Nothing here imports PyTorch."""
+"""Lists of workloads, their parameters, and datasets. Nothing here imports PyTorch."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from workloads.data.errors import DataError
 from workloads.data.files import held
 from workloads.data.source import Dataset
 
-PIPED_WIDTH = 100  # columns, where there is no terminal to ask
+PIPED_WIDTH = 100  # columns, if the output is not a terminal
 
 TYPES = {"integer": "int", "number": "float", "string": "str", "boolean": "bool", "array": "list", "object": "mapping"}
 BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 
 def print_workloads(as_json: bool) -> None:
-    """Every workload of the catalog, third parties' included: name and summary, or why it cannot be loaded."""
+    """Print all workloads, third-party ones included: name and summary, or why it cannot be loaded."""
     rows = [{"name": name, "summary": entry.summary} for name, entry in sorted(catalog().items())]
     rows += [{"name": name, "broken": f"cannot be loaded: {why}"} for name, why in sorted(broken().items())]
     if as_json:
         print(json.dumps(rows))
         return
     _print_table(("workload", "summary"), (list(row.values()) for row in rows))
-    print("\nEvery parameter of one: orchestrator workloads NAME")
+    print("\nFor the parameters of one: orchestrator workloads NAME")
 
 
 def print_parameters(name: str, as_json: bool) -> None:
-    """What ``key=value`` may set: the workload's parameters and the engine's plan.
+    """Print the settings for ``key=value``: the workload's parameters and the plan.
 
-    As JSON, each is its JSON Schema (``type, default, minimum, enum, description`` ...) with its ``name`` and
-    ``section`` (``params`` or ``plan``); presets and the rows of tables, such as the losses, have ``source`` and their
-    settings. Raises UserError for an unknown workload, with the nearest name.
+    As JSON, each is its JSON Schema (``type, default, minimum, enum, description`` ...) with ``name`` and ``section``
+    (``params`` or ``plan``); presets and rows of tables, such as losses, have ``source`` and their settings. Raises
+    UserError for an unknown workload, with the nearest name.
     """
     entry = workload_loader.entry(name)
     params = list(_properties(workload_loader.params(name).model_json_schema()))
@@ -50,7 +50,7 @@ def print_parameters(name: str, as_json: bool) -> None:
     if as_json:
         sections = {"params": params, "plan": plan}
         rows = [
-            {"name": key, "section": section, **schema} for section, known in sections.items() for key, schema in known
+            {"name": key, "section": section, **schema} for section, group in sections.items() for key, schema in group
         ]
         rows += [
             {"name": key, "section": "preset", "source": preset.source, "settings": dict(preset.settings)}
@@ -65,38 +65,38 @@ def print_parameters(name: str, as_json: bool) -> None:
         return
     print(f"{name}: {entry.summary}\n")
     _print_parameters("parameter", params)
-    print("\nThe plan, which is the same for every workload:\n")
+    print("\nThe plan, the same for every workload:\n")
     _print_parameters("plan", plan)
     for choice, table in tables.items():
-        print(f"\nWhat each {choice} uses, with its defaults:\n")
+        print(f"\nThe parameters of each {choice}, with their defaults:\n")
         lines = ([key, _words(_defaults(row.params)), row.source] for key, row in table.items())
         _print_table((choice, "parameters", "source"), lines)
     if presets:
-        print("\nSettings of a source, by --preset NAME:\n")
+        print("\nPublished settings, used with --preset NAME:\n")
         lines = ([key, preset.source, _words(preset.settings)] for key, preset in presets.items())
         _print_table(("preset", "source", "settings"), lines)
-    print(f"\nSet them as key=value, such as: orchestrator run {name} epochs=10")
+    print(f"\nSet them with key=value, such as: orchestrator run {name} epochs=10")
 
 
 def _defaults(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Defaults as JSON values; one that is computed as its text."""
+    """Defaults as JSON values; a computed one as text."""
     return {name: str(value) if callable(value) else value for name, value in params.items()}
 
 
 def print_datasets(settings: Settings, as_json: bool) -> None:
-    """Every dataset: name, kind, whether it is present and intact, where it is looked for, summary.
+    """Print all datasets: name, kind, state (present, missing or damaged), location, summary.
 
-    A file that has not changed since it was last read is not read again; ``data verify`` reads every byte.
+    Files that have not changed since they were last read are not read again; ``data verify`` reads every byte.
     """
     rows = [
         {
-            "name": known.name,
-            "kind": known.kind,
-            "state": state(known, settings.data),
-            "where": _where(known, settings.data),
-            "summary": known.summary,
+            "name": dataset.name,
+            "kind": dataset.kind,
+            "state": state(dataset, settings.data),
+            "where": _where(dataset, settings.data),
+            "summary": dataset.summary,
         }
-        for known in datasets.DATASETS.values()
+        for dataset in datasets.DATASETS.values()
     ]
     if as_json:
         print(json.dumps(rows))
@@ -109,55 +109,55 @@ def print_datasets(settings: Settings, as_json: bool) -> None:
 
 
 def verify_datasets(settings: Settings, names: Sequence[str]) -> int:
-    """Read every byte of the named datasets, or of all that are present; print each problem with file and line.
+    """Read every byte of the named datasets, by default of all present ones; print each problem with file and line.
 
-    Returns the exit code: 0 when all are intact, else 2. Raises UserError for an unknown name, with the nearest.
+    Returns the exit code: 0 if all are intact, else 2. Raises UserError for an unknown name, with the nearest.
     """
     for name in names:
         if "/" not in name and name not in datasets.DATASETS:
             raise unknown("dataset", name, datasets.DATASETS)
-    chosen = names or [known.name for known in datasets.DATASETS.values() if _found(known, settings.data)]
+    chosen = names or [dataset.name for dataset in datasets.DATASETS.values() if _exists(dataset, settings.data)]
     if not chosen:
         print(f"No dataset is present below {settings.data}")
     damaged = False
     for name in chosen:
         problems = datasets.verify(name, settings.data)
         damaged |= bool(problems)
-        known = datasets.dataset(name)
-        for text in problems or [f"intact, below {settings.data}" if known.files else _where(known, settings.data)]:
+        dataset = datasets.dataset(name)
+        intact = f"intact, below {settings.data}" if dataset.files else _where(dataset, settings.data)
+        for text in problems or [intact]:
             print(f"{name}: {text}")
     return USAGE if damaged else DONE
 
 
-def state(known: Dataset, root: Path) -> Literal["present", "missing", "damaged"]:
-    """Whether a dataset is below the data root and intact; one that is generated, or that a package fetches, is where
-    it can be."""
+def state(dataset: Dataset, root: Path) -> Literal["present", "missing", "damaged"]:
+    """The state of a dataset below the data root. One without files is present if it can be generated or fetched."""
     try:
-        datasets.check(known.name, root)
+        datasets.check(dataset.name, root)
     except DataError:
-        return "damaged" if _found(known, root) else "missing"
+        return "damaged" if _exists(dataset, root) else "missing"
     return "present"
 
 
-def remedy(known: Dataset, state: str) -> str | None:
-    """The command that does something about a dataset's state."""
+def remedy(dataset: Dataset, state: str) -> str | None:
+    """The command that repairs or fetches a dataset; None if it is present."""
     if state == "damaged":
-        return f"orchestrator data verify {known.name}"
+        return f"orchestrator data verify {dataset.name}"
     if state == "missing":
-        return f"orchestrator data fetch {known.name}" if known.files else datasets.install(known)
+        return f"orchestrator data fetch {dataset.name}" if dataset.files else datasets.install(dataset)
     return None
 
 
-def _where(known: Dataset, root: Path) -> str:
-    return str(known.place(root)) if known.files else known.obtain or "generated"
+def _where(dataset: Dataset, root: Path) -> str:
+    return str(dataset.place(root)) if dataset.files else dataset.obtain or "generated"
 
 
-def _found(known: Dataset, root: Path) -> bool:
-    return any(held(known.place(root) / source.path).exists() for source in known.files)
+def _exists(dataset: Dataset, root: Path) -> bool:
+    return any(held(dataset.place(root) / source.path).exists() for source in dataset.files)
 
 
 def _properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A model's fields with their JSON Schemas: references resolved, alternatives in one flat ``anyOf``."""
+    """A model's fields with their JSON Schemas, references resolved and alternatives in one flat ``anyOf``."""
     for name, field in schema["properties"].items():
         options = list(_flat(field, schema.get("$defs", {})))
         kinds = options[0] if len(options) == 1 else {"anyOf": options}
@@ -175,14 +175,14 @@ def _flat(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Iterator
         yield {key: value for key, value in schema.items() if key != "title"}
 
 
-def _print_parameters(kind: str, known: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+def _print_parameters(kind: str, fields: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
     rows = ([name, _type(schema), _default(schema), _allowed(schema), schema.get("description", "")]
-            for name, schema in known)  # fmt: skip
+            for name, schema in fields)  # fmt: skip
     _print_table((kind, "type", "default", "allowed", "meaning"), rows)
 
 
 def _words(settings: Mapping[str, Any]) -> str:
-    """As they are typed."""
+    """Settings as ``key=value`` words."""
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in settings.items()}
     return " ".join(f"{key}={text}" for key, text in texts.items())
 
@@ -218,7 +218,7 @@ def _range(option: Mapping[str, Any]) -> str:
 
 
 def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """The last column wraps and gives way first; nothing is drawn around, so that grep and cut work."""
+    """Print a table without borders, so that grep and cut work; the last column wraps."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""What works on this machine, and what to do about what does not. Starts nothing."""
+"""Check this machine: packages, devices, Ray, MLflow, storage, data, runs. Starts nothing."""
 
 from __future__ import annotations
 
@@ -36,21 +36,20 @@ LOW_SPACE = 2 * GIB
 LOW_SHARED_MEMORY = GIB
 BUSY_DRIVER = 0.8
 NETWORK_SECONDS = 3.0
-PROBE_SECONDS = 30.0  # for a driver that hangs; PyTorch from a cold disk alone may take ten
+PROBE_SECONDS = 30.0  # a GPU driver may hang; importing PyTorch from a cold disk may take 10 s
 DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 
 TORCH_PROBE = """
 import json, torch
-found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
 print(json.dumps({"torch": torch.__version__, "build": torch.version.cuda or torch.version.hip,
-                  "gpus": [[device.name, device.total_memory] for device in found]}))
+                  "gpus": [[device.name, device.total_memory] for device in devices]}))
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the report; ``fix`` is what to do, and left out where ``level`` is ok. A note is of what is not here
-    and need not be."""
+    """One line of the report. ``fix`` is empty if ``level`` is ok; a note is about something that is not required."""
 
     name: str
     level: Level
@@ -59,8 +58,8 @@ class Check:
 
 
 def run(settings: Settings, as_json: bool) -> int:
-    """Print every check and every setting with its source; returns 0, or 3 when something does not work."""
-    with ThreadPoolExecutor(len(CHECKS)) as pool:  # it is all waiting, for PyTorch's import most of the time
+    """Print all checks and all settings with their sources; return 0, or 3 if there is a problem."""
+    with ThreadPoolExecutor(len(CHECKS)) as pool:  # the checks mostly wait
         parts = [pool.submit(_guarded, check, settings) for check in CHECKS]
         checks = [check for part in parts for check in part.result()]
     levels = {check.level for check in checks}
@@ -83,7 +82,7 @@ def _shown(settings: Settings, name: str) -> str | None:
 
 
 def _guarded(check: Callable[[Settings], Iterable[Check]], settings: Settings) -> list[Check]:
-    """A check's lines, each in one line and without secrets; whatever stops it is a line too."""
+    """The lines of a check, without line breaks and secrets; an exception becomes a line too."""
     name = check.__name__.strip("_")
     lines: list[Check] = []
     try:
@@ -105,20 +104,21 @@ def _packages(_: Settings) -> Iterator[Check]:
     if _installed(DISTRIBUTION) is None:
         yield Check("packages", "warning", f"{DISTRIBUTION} is not installed: its bounds are unknown", "pip install .")
         return
-    bounds, mine = SpecifierSet(metadata(DISTRIBUTION)["Requires-Python"]), platform.python_version()
-    level: Level = "ok" if mine in bounds else "problem"
-    yield Check("python", level, f"{mine} (needs {bounds})", "Make the environment with such a Python")
+    bounds = SpecifierSet(metadata(DISTRIBUTION)["Requires-Python"])
+    python = platform.python_version()
+    level: Level = "ok" if python in bounds else "problem"
+    yield Check("python", level, f"{python} (needs {bounds})", "Create the environment with such a Python")
     needs = [Requirement(text) for text in requires(DISTRIBUTION) or ()]
     needs = [need for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
-    found = {need.name: _installed(need.name) for need in needs}
+    installed = {need.name: _installed(need.name) for need in needs}
     wrong = [
-        need for need in needs if not (at := found[need.name]) or not need.specifier.contains(at, prereleases=True)
+        need for need in needs if not (at := installed[need.name]) or not need.specifier.contains(at, prereleases=True)
     ]
     for need in wrong:
-        text = f"{need.name} {found[need.name] or 'is not installed'} (needs {need.specifier})"
+        text = f"{need.name} {installed[need.name] or 'is not installed'} (needs {need.specifier})"
         yield Check("packages", "problem", text, f"pip install '{need}'")
     if not wrong:
-        main = ", ".join(f"{name} {found[name]}" for name in ("ray", "mlflow", "optuna", "torch"))
+        main = ", ".join(f"{name} {installed[name]}" for name in ("ray", "mlflow", "optuna", "torch"))
         yield Check("packages", "ok", f"{main}; all {len(needs)} within their bounds")
 
 
@@ -131,42 +131,45 @@ def _installed(name: str) -> str | None:
 
 def _gpu(_: Settings) -> Iterator[Check]:
     try:
-        found = _probe(TORCH_PROBE)
+        torch = _probe(TORCH_PROBE)
     except RuntimeError as error:
-        fix = "See whether nvidia-smi answers, and install PyTorch again"
-        yield Check("gpu", "problem", f"PyTorch cannot tell its devices: {error}", fix)
+        fix = "Check that nvidia-smi works, and install PyTorch again"
+        yield Check("gpu", "problem", f"PyTorch cannot list its devices: {error}", fix)
         return
-    visible, present = os.environ.get("CUDA_VISIBLE_DEVICES"), len(list(Path("/dev").glob("nvidia[0-9]*")))
-    build = f"PyTorch {found['torch']}" + ("" if visible is None else f", CUDA_VISIBLE_DEVICES={visible!r}")
-    if found["gpus"]:
-        names = ", ".join(f"{name} ({memory / GIB:.0f} GiB)" for name, memory in found["gpus"])
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    present = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    build = f"PyTorch {torch['torch']}" + ("" if visible is None else f", CUDA_VISIBLE_DEVICES={visible!r}")
+    if torch["gpus"]:
+        names = ", ".join(f"{name} ({memory / GIB:.0f} GiB)" for name, memory in torch["gpus"])
         yield Check("gpu", "ok", f"{names}; {build}")
     elif not present or visible is not None:
         cpus = connection.this_machine()[0]["CPU"]
-        yield Check("gpu", "ok", f"none to be seen: training runs on {cpus:g} CPU cores; {build}")
+        yield Check("gpu", "ok", f"none visible: training runs on {cpus:g} CPU cores; {build}")
     else:
-        fix = f"See whether nvidia-smi answers and its driver runs CUDA {found['build']}"
-        fix = fix if found["build"] else "Install a CUDA build of PyTorch"
+        fix = f"Check that nvidia-smi works and its driver supports CUDA {torch['build']}"
+        fix = fix if torch["build"] else "Install a CUDA build of PyTorch"
         yield Check("gpu", "problem", f"this machine has {present} that {build} does not see", fix)
 
 
 def _ray(settings: Settings) -> Iterator[Check]:
-    address, mine = settings.ray_address, version("ray")
+    address = settings.ray_address
+    installed = version("ray")
     connection.authenticate()
     yield _token()
     if address in (None, "local"):
-        node, free = connection.this_machine()[0], shutil.disk_usage("/dev/shm").free
+        node = connection.this_machine()[0]
+        free = shutil.disk_usage("/dev/shm").free
         devices = f"{node['CPU']:g} CPU, {node['GPU']:g} GPU, {free / GIB:.1f} GiB in /dev/shm"
         fix = "Free /dev/shm, or start the container with a larger --shm-size: Ray and NCCL need it"
         level: Level = "ok" if free > LOW_SHARED_MEMORY else "warning"
-        yield Check("ray", level, f"{mine}; a local cluster would have {devices}", fix)
+        yield Check("ray", level, f"{installed}; a local cluster would have {devices}", fix)
         return
     assert address is not None
     if address != "auto":
-        _knock("Ray", address, {"ray": 10001, "http": 8265, "https": 443}, 6379)
+        _check_port("Ray", address, {"ray": 10001, "http": 8265, "https": 443}, 6379)
     if "://" in address:
-        known = "" if address.startswith("ray:") else "; jobs go there, run and sweep need HOST:PORT of the head"
-        yield Check("ray", "ok", f"{mine}; {address} answers{known}")
+        limit = "" if address.startswith("ray:") else "; it accepts jobs, run and sweep need HOST:PORT of the head"
+        yield Check("ray", "ok", f"{installed}; {address} answers{limit}")
         return
     try:
         yield _same_ray(address, _probe(RAY_PROBE, address))
@@ -175,51 +178,54 @@ def _ray(settings: Settings) -> Iterator[Check]:
             fix = "Set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's token"
             yield Check("ray", "problem", f"{address} refuses the token", fix)
         else:
-            text = f"{address} answers, but not as Ray does: {error}"
+            text = f"{address} answers, but it is not Ray: {error}"
             yield Check("ray", "problem", text, "Correct the port; ray start shows it")
 
 
 def _same_ray(address: str, theirs: Mapping[str, Any] | None) -> Check:
-    """Ray joins a cluster only where both versions are the same to the last digit."""
+    """Check that the cluster runs exactly our versions of Ray and Python, which Ray requires."""
     if theirs is None:
-        return Check("ray", "problem", f"no cluster to be found at {address}", "Start it: ray start --head")
-    there, here = (theirs["ray_version"], theirs["python_version"]), (version("ray"), platform.python_version())
+        return Check("ray", "problem", f"no cluster at {address}", "Start it: ray start --head")
+    there = (theirs["ray_version"], theirs["python_version"])
+    here = (version("ray"), platform.python_version())
     text = f"{address} runs Ray {there[0]} on Python {there[1]}, and here they are {here[0]} and {here[1]}"
-    return Check("ray", "ok" if there == here else "problem", text, "Make them the same")
+    return Check("ray", "ok" if there == here else "problem", text, "Install the same versions")
 
 
 def _token() -> Check:
-    mode, given = os.environ.get("RAY_AUTH_MODE", "unset"), os.environ.get("RAY_AUTH_TOKEN")
+    mode = os.environ.get("RAY_AUTH_MODE", "unset")
+    given = os.environ.get("RAY_AUTH_TOKEN")
     path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
     if given or (path.is_file() and path.stat().st_size):
         return Check("ray token", "ok", f"mode {mode}, token in {'RAY_AUTH_TOKEN' if given else path}")
     if mode == "token":
-        fix = "Put the cluster's token there, or make one: ray get-auth-token --generate"
+        fix = "Put the cluster's token there, or create one: ray get-auth-token --generate"
         return Check("ray token", "problem", f"mode token, but there is none in {path}", fix)
-    return Check("ray token", "ok", f"mode {mode}, no token in {path}; a local cluster makes one")
+    return Check("ray token", "ok", f"mode {mode}, no token in {path}; a local cluster creates one")
 
 
 def _mlflow(settings: Settings) -> Iterator[Check]:
-    uri, mine = settings.tracking, version("mlflow")
+    uri = settings.tracking
+    installed = version("mlflow")
     if uri is None:
-        yield Check("mlflow", "ok", f"{mine}; tracking is off")
+        yield Check("mlflow", "ok", f"{installed}; tracking is off")
         return
     preflight.tracking(settings)
     if uri.startswith("sqlite:///"):
-        yield _database(Path(uri.removeprefix("sqlite:///")), mine)
+        yield _database(Path(uri.removeprefix("sqlite:///")), installed)
     elif uri.startswith("http"):
         theirs = preflight.server_version(uri)
-        same = theirs.partition(".")[0] == mine.partition(".")[0]
+        same = theirs.partition(".")[0] == installed.partition(".")[0]
         fix = "Install the server's major version here, or upgrade the server"
-        yield Check("mlflow", "ok" if same else "problem", f"{uri} runs {theirs!r}, and here is {mine}", fix)
+        yield Check("mlflow", "ok" if same else "problem", f"{uri} runs {theirs!r}, and here is {installed}", fix)
     else:
-        _knock("database", uri, DATABASE_PORTS, 0)
-        yield Check("mlflow", "ok", f"{mine}; the server of {uri} answers")
+        _check_port("database", uri, DATABASE_PORTS, 0)
+        yield Check("mlflow", "ok", f"{installed}; the server of {uri} answers")
 
 
-def _database(file: Path, mine: str) -> Check:
+def _database(file: Path, installed: str) -> Check:
     if not file.exists():
-        return Check("mlflow", "ok", f"{mine}; the store is made at its first use: {file}")
+        return Check("mlflow", "ok", f"{installed}; the store is created at its first use: {file}")
     try:
         with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=NETWORK_SECONDS)) as store:
             runs, models = (
@@ -227,7 +233,7 @@ def _database(file: Path, mine: str) -> Check:
             )
     except sqlite3.Error as error:
         return Check("mlflow", "problem", f"the store {file} is damaged or no MLflow store: {error}", "Move it away")
-    return Check("mlflow", "ok", f"{mine}; {file} holds {runs} runs and {models} registered models")
+    return Check("mlflow", "ok", f"{installed}; {file} holds {runs} runs and {models} registered models")
 
 
 def _storage(settings: Settings) -> Iterator[Check]:
@@ -241,30 +247,31 @@ def _storage(settings: Settings) -> Iterator[Check]:
 
 
 def _data(settings: Settings) -> Iterator[Check]:
-    for known in DATASETS.values():
-        state = describe.state(known, settings.data)
+    for dataset in DATASETS.values():
+        state = describe.state(dataset, settings.data)
         level: Level = "problem" if state == "damaged" else "note" if state == "missing" else "ok"
-        yield Check("data", level, f"{known.name} is {state}", describe.remedy(known, state) or "")
+        yield Check("data", level, f"{dataset.name} is {state}", describe.remedy(dataset, state) or "")
 
 
 def _runs(settings: Settings) -> Iterator[Check]:
     every = [(folder, folder.status()) for folder in records.folders(settings.storage)]
     lost = [folder for folder, status in every if status == "lost"]
     for folder in lost:
-        kind, host = folder.record["kind"], folder.record.get("host")
-        text = f"{folder.id} is recorded as running, but its driver (pid {folder.record.get('pid')} on {host}) is gone"
+        kind = folder.record["kind"]
+        driver = f"pid {folder.record.get('pid')} on {folder.record.get('host')}"
+        text = f"{folder.id} is recorded as running, but its driver ({driver}) is gone"
         yield Check("runs", "warning", text, f"Go on with it: orchestrator {kind} --resume {folder.id}")
     if not lost:
         yield Check("runs", "ok", "none is recorded as running without a driver")
     for folder in (folder for folder, status in every if status == "running"):
         if (busy := driver_status.read(folder).get("driver_utilisation")) is not None:
-            fix = "Give it fewer trials at once (--concurrency) or longer epochs: they wait for it"
+            fix = "Trials wait for the driver: run fewer at once (--concurrency), or longer epochs"
             level: Level = "warning" if busy > BUSY_DRIVER else "ok"
             yield Check("runs", level, f"the driver of {folder.id} is busy {busy:.0%} of the time", fix)
 
 
-def _knock(what: str, address: str, ports: Mapping[str, int], default: int) -> None:
-    """Whether anything listens at an address. Raises UserError."""
+def _check_port(what: str, address: str, ports: Mapping[str, int], default: int) -> None:
+    """Raise UserError if nothing listens at an address."""
     parts = urlsplit(address if "://" in address else f"//{address}")
     port = parts.port or ports.get(parts.scheme.partition("+")[0], default)
     try:
@@ -276,9 +283,9 @@ def _knock(what: str, address: str, ports: Mapping[str, int], default: int) -> N
 
 
 def _probe(code: str, *words: str) -> Any:
-    """The JSON that a Python program of its own prints, so that nothing in it can stop or stall this one.
+    """Run a Python program in another process, so that it cannot stop or block this one; return its JSON output.
 
-    Raises RuntimeError with the program's last words.
+    Raises RuntimeError with the last line of the program's errors.
     """
     command = [sys.executable, "-c", code, *words]
     try:
@@ -291,4 +298,4 @@ def _probe(code: str, *words: str) -> Any:
 
 
 CHECKS = (_packages, _gpu, _ray, _mlflow, _storage, _data, _runs)
-"""In the order of the report."""
+"""All checks, in the order of the report."""

@@ -1,4 +1,4 @@
-"""How a command ends: every error a user can meet becomes one sentence and an exit code."""
+"""Convert the exception of a command to one sentence for the user and an exit code."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from orchestrator.errors import (
     unknown,
 )
 
-USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]  # typer brings its own copy of click along
+USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]  # typer contains its own copy of click
 
 
 def guarded(call: Callable[[], Any]) -> int:
-    """Run a command; print what went wrong on standard error and return the exit code."""
+    """Run a command and return its exit code; print an error to standard error."""
     with Remembered() as ctrl_c:
         try:
             return int(call() or DONE)
         except BaseException as error:
-            if ctrl_c.pressed and not isinstance(error, Interrupted):  # whatever became of it on its way
+            if ctrl_c.pressed and not isinstance(error, Interrupted):  # a library may convert KeyboardInterrupt
                 return INTERRUPTED
             return _ended(error)
 
 
 def _ended(error: BaseException) -> int:
-    """The exit code for what a command raised, which is told; what is no one's to tell is raised again."""
+    """Print an error and return its exit code; raise it again if a traceback is requested."""
     match error:
         case typer.Exit():
             return error.exit_code
@@ -52,11 +52,11 @@ def _ended(error: BaseException) -> int:
             return INTERRUPTED
         case USAGE_ERROR():
             return _say(_usage(error), USAGE)
-        case SystemExit(__context__=BrokenPipeError()) | BrokenPipeError():  # as typer and rich say it, or print itself
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of a pipe has seen enough
+        case SystemExit(__context__=BrokenPipeError()) | BrokenPipeError():  # from typer and rich, or from print
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has closed the pipe
             return DONE
         case Exception() if not os.environ.get("ORCHESTRATOR_TRACEBACK"):
-            where = "a fault of ours; ORCHESTRATOR_TRACEBACK=1 shows where"
+            where = "a bug of orchestrator; ORCHESTRATOR_TRACEBACK=1 shows where"
             return _say(f"failed: {type(error).__name__}: {one_line(error)} ({where})", FAILED)
     raise error
 
@@ -67,7 +67,7 @@ def _say(text: str, code: int) -> int:
 
 
 def _usage(error: Any) -> str:
-    """click's message as ours: the nearest verb is offered. Where nothing was said at all it is the help."""
+    """click's message in the form of UserError, with the nearest verb; without any arguments it is the help."""
     message = str(error.format_message())
     if message.startswith("Usage: "):
         return message

@@ -21,7 +21,7 @@ app = typer.Typer()
 
 
 Model = Annotated[str, typer.Argument(help="Registered model.")]
-Reason = Annotated[str | None, typer.Option("--reason", help="Why; kept with the event.")]
+Reason = Annotated[str | None, typer.Option("--reason", help="The reason; it is recorded.")]
 
 
 @app.command()
@@ -33,7 +33,7 @@ def promote(
         str | None, typer.Option("--gates", metavar="FILE", help="Gates.  [default: gates.yaml in the home]")
     ] = None,
     confidence: Annotated[
-        float | None, typer.Option("--confidence", help="Of being better, not worse.  [default: the gates', .95]")
+        float | None, typer.Option("--confidence", help="Of better and guard.  [default: as in the gates, .95]")
     ] = None,
     reason: Reason = None,
     force: Annotated[bool, typer.Option("--force", help="Skip the gates; needs --reason.")] = False,
@@ -42,7 +42,7 @@ def promote(
 ) -> None:
     """Point an alias at a version that passes its gates.
 
-    It always has to load and predict first.
+    In every case the model must load and predict.
 
     Example: orchestrator promote rec-ml-100k --to champion
     """
@@ -50,8 +50,8 @@ def promote(
     reachable(settings)
     from orchestrator.promotion import aliases
 
-    asked = aliases.Request(model, to, version, confidence, reason, force)
-    decided(settings, lambda: aliases.promote(settings, asked), as_json)
+    request = aliases.Request(model, to, version, confidence, reason, force)
+    decided(settings, lambda: aliases.promote(settings, request), as_json)
 
 
 @app.command()
@@ -62,7 +62,7 @@ def rollback(
     as_json: Json = False,
     tracking: Tracking = None,
 ) -> None:
-    """Put an alias back to what it was before its last promotion.
+    """Move an alias back to its version before the last promotion.
 
     Example: orchestrator rollback rec-ml-100k --alias champion --reason "clicks fell"
     """
@@ -77,7 +77,7 @@ def rollback(
 def promotions(model: Model, as_json: Json = False, tracking: Tracking = None) -> None:
     """List a model's promotions, refusals and rollbacks.
 
-    Who, when, why.
+    Shows person, time and reason.
 
     Example: orchestrator promotions rec-ml-100k
     """
@@ -109,9 +109,9 @@ def predict(
     params: Annotated[list[str] | None, typer.Argument(metavar="key=value ...", show_default=False)] = None,
     tracking: Tracking = None,
 ) -> None:
-    """Use a registered model on a file of rows.
+    """Predict for the rows of a file with a registered model.
 
-    key=value are the model's own parameters, such as k=10.
+    key=value sets a parameter of the model, such as k=10.
 
     Example: orchestrator predict rec-ml-100k@champion --input users.csv --output top.parquet
     """
@@ -126,7 +126,7 @@ def predict(
 
 
 def decided(settings: Settings, decide: Callable[[], Event], as_json: bool) -> None:
-    """Show a decision with its gates, also one that was a refusal, and tell whoever wants to hear of it."""
+    """Show a decision with its gates, also a refusal, and send the notification."""
     from orchestrator.promotion.alias_lock import Refusal
 
     try:
@@ -136,11 +136,12 @@ def decided(settings: Settings, decide: Callable[[], Event], as_json: bool) -> N
         _notify(settings, refusal.event, str(refusal))
         raise
     _show(event, as_json)
-    place, before = f"{event.model}@{event.alias}", f" (was version {event.before})" if event.before else ""
+    alias = f"{event.model}@{event.alias}"
+    before = f" (was version {event.before})" if event.before else ""
     if not event.id:
-        text = f"{place} is version {event.version} already"
+        text = f"{alias} is version {event.version} already"
     else:
-        text = f"{place} is now version {event.version}{before}"
+        text = f"{alias} is now version {event.version}{before}"
         _notify(settings, event, text)
     if not as_json:
         print(text)

@@ -1,4 +1,4 @@
-"""What no one needs any more, found and removed: never what a resume needs, never what runs, never MLflow artifacts."""
+"""Find and remove stale run data. Never removes what a resume or a running driver needs, or MLflow artifacts."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ COPY = "copy of what is stored"
 OVERTAKEN = "folder of a driver that was overtaken"
 DAY = 86_400.0
 HOLDING = (STUDY, HISTORY, OUTCOME, JOURNAL)
-"""Files of which one says that a run has come somewhere."""
+"""A run without any of these files has no results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """A file or folder that can go: what it is, of which run's folder, and its size."""
+    """A file or folder that can be removed: its kind, the folder of its run, its size."""
 
     kind: str
     run: Path
@@ -43,7 +43,7 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """An MLflow run that says RUNNING although its driver is gone: its id, ours, and why we know."""
+    """An MLflow run that is RUNNING although its driver is gone: its id, the id of our run, the reason."""
 
     run_id: str
     id: str
@@ -51,65 +51,66 @@ class Stale:
 
 
 def orphans(settings: Settings, *, older_than: float = 0.0, kept: bool = False) -> list[Orphan]:
-    """All that can go from the storage, of runs that no one drives and that did not change for ``older_than`` days.
+    """Everything that can be removed: of runs without a live driver that did not change for ``older_than`` days.
 
-    ``kept`` includes the checkpoints that ``sweep --keep all`` asked for.
+    ``kept`` includes the checkpoints that ``sweep --keep all`` keeps.
     """
-    found: list[Orphan] = []
+    orphans: list[Orphan] = []
     before = time.time() - older_than * DAY
     for file in sorted(settings.storage.glob(f"*/{RECORD}")):
-        with suppress(FileNotFoundError):  # somebody else is cleaning too
+        with suppress(FileNotFoundError):  # another process is cleaning too
             if file.stat().st_mtime <= before and not lease.has_live_driver(file.parent):
-                found += _in(file.parent, kept)
-    return found
+                orphans += _orphans_in(file.parent, kept)
+    return orphans
 
 
 def stale(settings: Settings) -> list[Stale]:
-    """MLflow runs of ours that are left RUNNING. Raises UserError (exit 3) when MLflow is away.
+    """MLflow runs of ours that are left RUNNING. Raises UserError (exit 3) during an outage of MLflow.
 
-    A run whose folder is not here may be driven from elsewhere: it counts a day after its start, and only one's own.
+    A run without a folder in this storage may have a driver elsewhere: it counts only a day after its start, and only
+    if it belongs to this user.
     """
     preflight.tracking(settings)
     if settings.tracking is None:
         return []
     client = models.client(settings)
-    known = {folder.id: folder for folder in records.folders(settings.storage)}
-    found = []
+    folders = {folder.id: folder for folder in records.folders(settings.storage)}
+    stale_runs = []
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     for run in all_runs(client.search_runs, experiments, "attributes.status = 'RUNNING'"):
         owner = run.data.tags.get(OWNER)
         if owner is None:
             continue
-        folder = known.get(owner)
-        if folder is not None and folder.status() in ("lost", "interrupted"):  # the latter was killed while it saved
-            found.append(Stale(run.info.run_id, owner, "its driver is gone"))
+        folder = folders.get(owner)
+        if folder is not None and folder.status() in ("lost", "interrupted"):  # interrupted: killed while saving
+            stale_runs.append(Stale(run.info.run_id, owner, "its driver is gone"))
         elif folder is None and (
             run.data.tags.get("mlflow.user") == records.user() and run.info.start_time / 1000 < time.time() - DAY
         ):
-            found.append(Stale(run.info.run_id, owner, "its folder is not here"))
-    return found
+            stale_runs.append(Stale(run.info.run_id, owner, "its folder is not here"))
+    return stale_runs
 
 
-def remove(found: Iterable[Orphan]) -> tuple[list[Orphan], list[str]]:
-    """Remove them, from a storage that is no folder too. Returns what is gone, and what went wrong with the others.
+def remove(orphans: Iterable[Orphan]) -> tuple[list[Orphan], list[str]]:
+    """Remove orphans, also from an object store. Returns those removed and error messages about others.
 
-    What its run needs again by now, or somebody drives, stays and is not told of.
+    One that its run needs again, or whose run has a live driver again, is skipped without a message.
     """
-    gone: list[Orphan] = []
+    removed: list[Orphan] = []
     troubles: list[str] = []
-    for orphan in found:
+    for orphan in orphans:
         try:
             if _remove(orphan):
-                gone.append(orphan)
-        except UserError:  # another machine has taken it up since
+                removed.append(orphan)
+        except UserError:  # another machine has resumed the run since
             continue
         except OSError as error:
             troubles.append(f"{orphan.path} could not be removed: {error.strerror or error}")
-    return gone, troubles
+    return removed, troubles
 
 
 def kill(settings: Settings, runs: Iterable[Stale]) -> tuple[list[Stale], list[str]]:
-    """Say KILLED of them; a resume opens them again. Returns those that are, and what went wrong with the others."""
+    """Set the status of MLflow runs to KILLED; a resume opens them again. Returns those set, and error messages."""
     killed: list[Stale] = []
     troubles: list[str] = []
     client: Any = models.client(settings) if settings.tracking else None
@@ -123,41 +124,41 @@ def kill(settings: Settings, runs: Iterable[Stale]) -> tuple[list[Stale], list[s
 
 
 def _remove(orphan: Orphan) -> bool:
-    """Whether it is gone; False where it is no orphan any more. Raises OSError."""
-    place = remote.behind(orphan.run)
-    with _alone(orphan.run) as alone:
-        if not alone or not _still(orphan) or (place is not None and _leased(place)):
+    """Remove an orphan; False if it is no orphan any more. Raises OSError."""
+    stored = remote.behind(orphan.run)
+    with _locked(orphan.run) as locked:
+        if not locked or not _is_orphan(orphan) or (stored is not None and _leased(stored)):
             return False
-        if place is None or orphan.kind in (COPY, OVERTAKEN):
-            _drop(orphan.path)
+        if stored is None or orphan.kind in (COPY, OVERTAKEN):
+            _delete(orphan.path)
         elif orphan.path == orphan.run:
-            with lease.holding(place):
-                _drop(orphan.path)
-                remote.Remote(place.uri.rpartition("/")[0]).remove_folder(orphan.run.name)
+            with lease.holding(stored):
+                _delete(orphan.path)
+                remote.Remote(stored.uri.rpartition("/")[0]).remove_folder(orphan.run.name)
         else:
-            _drop(orphan.path)
+            _delete(orphan.path)
             sync_state.settle(orphan.run)
     return True
 
 
-def _drop(path: Path) -> None:
+def _delete(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-def _still(orphan: Orphan) -> bool:
-    """Whether it would be found again: a run that was taken up since and has ended may need it."""
-    again = (other for kept in (False, True) for other in _in(orphan.run, kept))
-    return any((other.kind, other.path) == (orphan.kind, orphan.path) for other in again)
+def _is_orphan(orphan: Orphan) -> bool:
+    """Whether it still is an orphan: a run that was resumed meanwhile may need it."""
+    current = (other for kept in (False, True) for other in _orphans_in(orphan.run, kept))
+    return any((other.kind, other.path) == (orphan.kind, orphan.path) for other in current)
 
 
-def _leased(place: remote.Remote) -> bool:
-    """Whether another machine drives the run, by the storage's own clock. Raises OSError where it does not say."""
-    found = lease.holder(place)
-    return found is not None and found.left(place.now()) > 0
+def _leased(stored: remote.Remote) -> bool:
+    """Whether another machine drives the run, by the clock of the storage. Raises OSError if it does not answer."""
+    holder = lease.holder(stored)
+    return holder is not None and holder.left(stored.now()) > 0
 
 
-def _in(path: Path, kept: bool) -> Iterator[Orphan]:
-    """What can go from the folder of a run that no one drives."""
+def _orphans_in(path: Path, kept: bool) -> Iterator[Orphan]:
+    """The orphans in the folder of a run without a live driver."""
     try:
         folder = records.open_folder(path)
     except UserError:
@@ -168,19 +169,20 @@ def _in(path: Path, kept: bool) -> Iterator[Orphan]:
 
 
 def _of(folder: RunFolder, kept: bool) -> Iterator[Orphan]:
-    path, status = folder.path, folder.record["status"]
+    path = folder.path
+    status = folder.record["status"]
     if generations.is_superseded(path):
         yield _orphan(OVERTAKEN, path, path)
         return
     if _is_stored(path):
         yield _orphan(COPY, path, path)
         return
-    if status == "running" and _holds_nothing(path):
+    if status == "running" and _has_no_results(path):
         yield _orphan("folder of a lost run that holds nothing", path, path)
         return
     trials = path / "trials"
-    asked = folder.record["spec"].get("options", {}).get("keep") == "all"
-    unneeded = folder.record["kind"] == "sweep" and status in SETTLED and trials.is_dir() and (kept or not asked)
+    keep_all = folder.record["spec"].get("options", {}).get("keep") == "all"
+    unneeded = folder.record["kind"] == "sweep" and status in SETTLED and trials.is_dir() and (kept or not keep_all)
     if unneeded:
         yield _orphan("trials' checkpoints of a settled sweep", path, trials)
     for half in path.rglob(HALF_WRITTEN):
@@ -194,43 +196,43 @@ def _of(folder: RunFolder, kept: bool) -> Iterator[Orphan]:
 def _orphan(kind: str, run: Path, path: Path) -> Orphan:
     size = 0
     for file in path.rglob("*") if path.is_dir() else (path,):
-        with suppress(OSError):  # gone since, or somebody else's: it counts as nothing
+        with suppress(OSError):  # removed meanwhile, or not readable: counts as 0 bytes
             size += file.lstat().st_size if file.is_file() else 0
     return Orphan(kind, run, path, size)
 
 
 def _damaged(path: Path) -> bool:
-    """Whether it is a run's folder whose record no one can make sense of: not of another format, not out of reach."""
-    if not (path / LOCK).exists():  # somebody else's folder
+    """Whether it is the folder of a run with an invalid record; one of another format, or not readable, is not."""
+    if not (path / LOCK).exists():  # not the folder of a run
         return False
     try:
         record = json.loads((path / RECORD).read_text())
-    except OSError:  # a colleague's
+    except OSError:  # of another user
         return False
     except ValueError:
         return True
     return not (isinstance(record, dict) and "format" in record)
 
 
-def _holds_nothing(path: Path) -> bool:
+def _has_no_results(path: Path) -> bool:
     held = any((path / name).exists() and (path / name).stat().st_size for name in HOLDING)
     return not held and not any(path.rglob("checkpoint-*"))
 
 
 def _is_stored(path: Path) -> bool:
-    """Whether a storage that is no folder has all that lies here."""
-    place = remote.behind(path)
-    if place is None or sync_state.undelivered(path, sync_state.manifest(path)[1]):
+    """Whether the object store has all files of this folder."""
+    store = remote.behind(path)
+    if store is None or sync_state.undelivered(path, sync_state.manifest(path)[1]):
         return False
     with suppress(OSError):
-        stored = place.files()
+        stored = store.files()
         return all(name in stored and stored[name].size == size for name, (size, _) in sync_state.scan(path).items())
     return False
 
 
 @contextmanager
-def _alone(run: Path) -> Iterator[bool]:
-    """Whether no one here drives the run; and no one takes it up within the block. Raises OSError."""
+def _locked(run: Path) -> Iterator[bool]:
+    """Lock the run against drivers on this machine within the block; False if one holds the lock. Raises OSError."""
     with (run / LOCK).open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -240,26 +242,26 @@ def _alone(run: Path) -> Iterator[bool]:
         yield True
 
 
-def as_text(found: Sequence[Orphan], runs: Sequence[Stale], removed: bool) -> str:
-    """One line an orphan, the size first, and what to do next."""
-    if not found and not runs:
+def as_text(orphans: Sequence[Orphan], runs: Sequence[Stale], removed: bool) -> str:
+    """One line an orphan or MLflow run, and the next step."""
+    if not orphans and not runs:
         return "Nothing to clean"
-    lines = [[size(orphan.bytes), orphan.kind, str(orphan.path)] for orphan in found]
+    lines = [[size(orphan.bytes), orphan.kind, str(orphan.path)] for orphan in orphans]
     lines += [["", f"MLflow run left RUNNING: {run.why}", f"{run.run_id} ({run.id})"] for run in runs]
-    total = size(sum(orphan.bytes for orphan in found))
+    total = size(sum(orphan.bytes for orphan in orphans))
     killed = f", {len(runs)} MLflow run{'s' * (len(runs) != 1)} KILLED" if runs else ""
     end = f"{total} removed{killed}" if removed else f"{total} in all. Nothing is removed yet: add --yes"
     return f"{aligned(lines)}\n{end}"
 
 
 def as_json(
-    found: Sequence[Orphan], runs: Sequence[Stale], removed: bool, troubles: Sequence[str] = ()
+    orphans: Sequence[Orphan], runs: Sequence[Stale], removed: bool, troubles: Sequence[str] = ()
 ) -> dict[str, Any]:
     return {
         "removed": removed,
         "troubles": list(troubles),
-        "bytes": sum(orphan.bytes for orphan in found),
-        "orphans": [{**asdict(orphan), "run": orphan.run.name, "path": str(orphan.path)} for orphan in found],
+        "bytes": sum(orphan.bytes for orphan in orphans),
+        "orphans": [{**asdict(orphan), "run": orphan.run.name, "path": str(orphan.path)} for orphan in orphans],
         "runs": [asdict(run) for run in runs],
     }
 

@@ -1,4 +1,4 @@
-"""The verbs that repeat what is on record: reproduce run, and reproduce ID for what is published."""
+"""The verbs that repeat results: ``reproduce run``, and ``reproduce ID`` for published tables and figures."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from workloads.published import Computation, Figure, Published, Table
 
 
 class WithPublished(TyperGroup):
-    """A group that has a command for whatever is published, made when it is asked for."""
+    """Command group with a command for each published result, which is created on demand."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        from orchestrator.reproduce.catalog import known
+        from orchestrator.reproduce.catalog import all_published
 
-        return [*super().list_commands(ctx), *known()]
+        return [*super().list_commands(ctx), *all_published()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        from orchestrator.reproduce.catalog import broken, known
+        from orchestrator.reproduce.catalog import all_published, broken
 
-        if found := super().get_command(ctx, cmd_name):
-            return found
-        name = cmd_name if cmd_name in known() else cmd_name.replace("-figure-", "-fig")  # the older spelling
-        if name not in known():
-            faults = "; ".join(f"those of {other} cannot be loaded: {why}" for other, why in broken().items())
+        if command := super().get_command(ctx, cmd_name):
+            return command
+        name = cmd_name if cmd_name in all_published() else cmd_name.replace("-figure-", "-fig")  # the older spelling
+        if name not in all_published():
+            faults = "; ".join(f"those of {workload} cannot be loaded: {why}" for workload, why in broken().items())
             kind = "table, figure or verb" + (f" ({faults})" if faults else "")
             raise unknown(kind, cmd_name, self.list_commands(ctx))
-        return _command(known()[name])
+        return _command(all_published()[name])
 
 
 app = typer.Typer()
 reproduce = typer.Typer(
-    cls=WithPublished, no_args_is_help=True, rich_markup_mode=None, help="Repeat what is on record, and compare."
+    cls=WithPublished, no_args_is_help=True, rich_markup_mode=None, help="Repeat a recorded or published result."
 )
 app.add_typer(reproduce, name="reproduce")
 
 
 @reproduce.command("run")
 def run_command(
-    reference: Annotated[str, typer.Argument(metavar="RUN_ID", help="MLflow run id, our id, SWEEP/TRIAL, or latest.")],
-    check: Annotated[bool, typer.Option("--check", help="Only say what cannot be the same.")] = False,
+    reference: Annotated[str, typer.Argument(metavar="RUN_ID", help="Run or sweep, SWEEP/TRIAL, MLflow run, latest.")],
+    check: Annotated[bool, typer.Option("--check", help="Only list what cannot be the same.")] = False,
     script: Annotated[bool, typer.Option("--script", help="Only print the commands that repeat it.")] = False,
     tolerance: Annotated[
-        float, typer.Option("--tolerance", min=0.0, help="Relative difference that still is the same.")
+        float, typer.Option("--tolerance", min=0.0, help="Relative difference that counts as equal.")
     ] = 1e-3,
     space: Annotated[
-        str | None, typer.Option("--space", help="The sweep's search space, file.py:function, where it was not yours.")
+        str | None, typer.Option("--space", help="Trusted search space, file.py:function, for another user's sweep.")
     ] = None,
     as_json: Json = False,
     tracking: Tracking = None,
@@ -59,9 +59,9 @@ def run_command(
     storage: Storage = None,
     ray_address: RayAddress = None,
 ) -> None:
-    """Repeat a run, trial or sweep, and compare.
+    """Repeat a run, trial or sweep from its record, and compare.
 
-    It is run once more from its record; exit 1 when the metrics differ.
+    Exit 1 when the metrics differ.
 
     Example: orchestrator reproduce run latest --check
     """
@@ -71,43 +71,43 @@ def run_command(
     from orchestrator.reproduce import repeat_run
 
     settings = resolved(tracking=tracking, experiment=experiment, storage=storage, ray_address=ray_address)
-    told, code = repeat_run.run(
+    report, code = repeat_run.run(
         settings, reference, check=check, script=script, tolerance=tolerance, space=space, console=Console(json=as_json)
     )
     if as_json:
-        print(json.dumps(told), flush=True)
+        print(json.dumps(report), flush=True)
     raise typer.Exit(code)
 
 
 def _methods(one: Table | Figure) -> Any:
-    """The option that takes rows of a table or lines of a figure by their names, which its help lists."""
+    """The option for the names of table rows or figure lines, which its help lists."""
     names = list(one.methods) if isinstance(one, Table) else [line.name for panel in one.panels for line in panel.lines]
     about = f"One of: {'; '.join(dict.fromkeys(names))}. Repeatable.  [default: all]"
     return Annotated[list[str] | None, typer.Option("--method", metavar="NAME", help=about)]
 
 
 def _values(name: str, one: Published) -> Any:
-    about = f"A value of {name}, of the source's or another; repeatable.  [default: its own]"
+    about = f"A value of {name}, published or another; repeatable.  [default: the published ones]"
     if isinstance(one, Figure) and name in one.confined:
-        about = f"A value of {name}: there is {' or '.join(one.confined[name])} here."
+        about = f"A value of {name}; available: {' or '.join(one.confined[name])}."
     return Annotated[list[str] | None, typer.Option(f"--{name.replace('_', '-')}", help=about)]
 
 
 OPTIONS: dict[str, tuple[Any, Any]] = {
     "quick": (
-        Annotated[bool, typer.Option("--quick", help="Only to see that it works: hardly anything is run.")],
+        Annotated[bool, typer.Option("--quick", help="A very short test that it works.")],
         False,
     ),
     "as_json": (Json, False),
     "tracking": (Tracking, None),
     "experiment": (Experiment, None),
 }
-"""Of whatever is published: the type and the default of each."""
+"""Options of every published result: type and default."""
 
 WITH_RUNS: dict[str, tuple[Any, Any]] = {
     "as_published": (
         Annotated[
-            bool, typer.Option("--as-published", help="Look at the test part as the source does; the runs say so.")
+            bool, typer.Option("--as-published", help="Use the test part as the source does; the runs are marked.")
         ],
         False,
     ),
@@ -115,14 +115,14 @@ WITH_RUNS: dict[str, tuple[Any, Any]] = {
     "storage": (Storage, None),
     "ray_address": (RayAddress, None),
 }
-SEEDS = Annotated[int, typer.Option("--seeds", min=1, help="Models of each row, trained with other seeds.")]
+SEEDS = Annotated[int, typer.Option("--seeds", min=1, help="Models of each row, each with another seed.")]
 TRIALS = Annotated[
-    int, typer.Option("--trials", min=0, help="Trials of the search on validation; 0: settings as they stand.")
+    int, typer.Option("--trials", min=0, help="Trials of the search on validation; 0: the given settings.")
 ]
 
 
 def _options(one: Published) -> dict[str, tuple[Any, Any]]:
-    """The options that a table or figure has: how it is run is asked only where it is."""
+    """The options of a published result; one that trains no model has fewer."""
     if isinstance(one, Computation):
         return OPTIONS
     regime, values = one.regime, {name: (_values(name, one), None) for name in one.by}
@@ -145,12 +145,12 @@ def _command(one: Published) -> Any:
         settings = resolved(**{name: given[name] for name in addresses if name in given})
         amount = {name: given[name] for name in ("seeds", "trials", "quick", "local", "as_published") if name in given}
         where = {name: tuple(given[name]) for name in getattr(one, "by", ()) if given[name]}
-        asked = published_verb.ReproductionRequest(one, where, tuple(given.get("method") or ()))
-        told, code = published_verb.reproduce(
-            asked, settings, ReproductionBudget(**amount), Console(json=given["as_json"])
+        request = published_verb.ReproductionRequest(one, where, tuple(given.get("method") or ()))
+        report, code = published_verb.reproduce(
+            request, settings, ReproductionBudget(**amount), Console(json=given["as_json"])
         )
         if given["as_json"]:
-            print(json.dumps(told), flush=True)
+            print(json.dumps(report), flush=True)
         raise typer.Exit(code)
 
     kind = inspect.Parameter.KEYWORD_ONLY

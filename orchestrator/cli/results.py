@@ -1,4 +1,4 @@
-"""The verbs about what was run and runs: ls, top, best, compare, report, accounts, status, logs, stop and sync."""
+"""The verbs about runs and sweeps: ls, top, best, compare, report, accounts, status, logs, stop and sync."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ app = typer.Typer()
 @app.command()
 def status(
     reference: Reference = "latest",
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with its own code.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with its exit code.")] = False,
     address: Address = None,
     as_json: Json = False,
     storage: Storage = None,
 ) -> None:
-    """How a run, a sweep or a job stands.
+    """Show the status of a run, a sweep or a job.
 
     Example: orchestrator status latest --wait
     """
@@ -39,11 +39,11 @@ def status(
 @app.command()
 def logs(
     reference: Reference = "latest",
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until it ends.")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Print new lines until it ends.")] = False,
     address: Address = None,
     storage: Storage = None,
 ) -> None:
-    """The log of a run, a sweep or a job.
+    """Print the log of a run, a sweep or a job.
 
     Example: orchestrator logs latest --follow
     """
@@ -69,7 +69,7 @@ def sync(
     storage: Storage = None,
     tracking: Tracking = None,
 ) -> None:
-    """Deliver what an MLflow outage kept back.
+    """Send results to MLflow that an outage delayed.
 
     Example: orchestrator sync latest
     """
@@ -89,31 +89,31 @@ def ls(
     kind: Annotated[Literal["run", "sweep"] | None, typer.Option("--kind", help="Only runs, or only sweeps.")] = None,
     workload: Annotated[str | None, typer.Option("--workload", help="Only those of one workload.")] = None,
     status: Annotated[str | None, typer.Option("--status", help="Only running, finished, failed, lost ...")] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number.")] = 20,
     as_json: Json = False,
     storage: Storage = None,
 ) -> None:
-    """Runs and sweeps, the newest first.
+    """List runs and sweeps, newest first.
 
     Example: orchestrator ls --kind sweep --status finished
     """
     from orchestrator.report import listing
 
-    rows, known = listing.listed(resolved(storage=storage), kind=kind, workload=workload, status=status, limit=limit)
-    print(json.dumps(rows) if as_json else listing.as_text(rows, known))
+    rows, total = listing.listed(resolved(storage=storage), kind=kind, workload=workload, status=status, limit=limit)
+    print(json.dumps(rows) if as_json else listing.as_text(rows, total))
 
 
 @app.command()
 def top(
     once: Annotated[bool, typer.Option("--once", help="Show it once.  [default: until Ctrl-C, on a terminal]")] = False,
-    every: Annotated[float, typer.Option("--every", min=0.2, metavar="S", help="Seconds between two looks.")] = 2.0,
+    every: Annotated[float, typer.Option("--every", min=0.2, metavar="S", help="Seconds between updates.")] = 2.0,
     as_json: Json = False,
     storage: Storage = None,
     ray_address: RayAddress = None,
 ) -> None:
-    """The cluster and what runs on it, live on a terminal.
+    """Show the cluster and its runs, live on a terminal.
 
-    Also what ended within the hour.
+    Includes runs that ended in the last hour.
 
     Example: orchestrator top --once
     """
@@ -125,85 +125,85 @@ def top(
 @app.command()
 def best(
     reference: Annotated[str, typer.Argument(metavar="[SWEEP]", help="Id of a sweep, or latest.")] = "latest",
-    top: Annotated[int, typer.Option("--top", min=1, help="So many, the best first.")] = 1,
+    top: Annotated[int, typer.Option("--top", min=1, help="Number of trials, best first.")] = 1,
     as_json: Json = False,
     storage: Storage = None,
 ) -> None:
-    """The winner of a sweep, or the best so far of one that runs.
+    """Show the winner of a sweep, or the best trial so far.
 
     Example: orchestrator best latest --top 5
     """
     from orchestrator.report import listing
     from orchestrator.storage import records
 
-    found = listing.best(records.find(resolved(storage=storage).storage, reference, "sweep"), top)
-    print(json.dumps(found if top > 1 else found[0]) if as_json else listing.best_as_text(found))
+    trials = listing.best(records.find(resolved(storage=storage).storage, reference, "sweep"), top)
+    print(json.dumps(trials if top > 1 else trials[0]) if as_json else listing.best_as_text(trials))
 
 
 @app.command()
 def compare(
     references: References,
-    by: Annotated[str | None, typer.Option("--by", metavar="PARAM[,PARAM]", help="What makes the groups.")] = None,
+    by: Annotated[str | None, typer.Option("--by", metavar="PARAM[,PARAM]", help="Parameters to group by.")] = None,
     metric: Annotated[list[str] | None, typer.Option("--metric", help="Repeatable.  [default: the objectives]")] = None,
-    split: Annotated[Literal["validation", "test"], typer.Option("--split", help="Values of.")] = "validation",
+    split: Annotated[Literal["validation", "test"], typer.Option("--split", help="Split to use.")] = "validation",
     baseline: Annotated[
         str | None, typer.Option("--baseline", metavar="VALUE", help="The group to test against.  [default: the best]")
     ] = None,
     test: Annotated[
-        Literal["welch", "permutation"], typer.Option("--test", help="Over seeds: Welch's t, or by permutation.")
+        Literal["welch", "permutation"], typer.Option("--test", help="Test over seeds: Welch's t, or permutation.")
     ] = "welch",
-    mixed: Annotated[bool, typer.Option("--mixed", help="Over different workloads or data, too.")] = False,
+    mixed: Annotated[bool, typer.Option("--mixed", help="Allow different workloads or data.")] = False,
     form: Annotated[
-        Literal["table", "markdown", "csv", "json", "html"], typer.Option("--format", help="How it is shown.")
+        Literal["table", "markdown", "csv", "json", "html"], typer.Option("--format", help="Output format.")
     ] = "table",
     output: Output = None,
     as_json: Json = False,
     storage: Storage = None,
 ) -> None:
-    """Runs and sweeps by any parameter, over seeds.
+    """Compare runs and sweeps by any parameter, over seeds.
 
-    Mean, spread and significance of the difference.
+    Shows mean, spread and significance of the difference.
 
     Example: orchestrator compare latest --by loss,lr
     """
     from orchestrator.report import comparison, comparison_output
 
-    folders = _found(references, storage)
+    folders = _folders(references, storage)
     keys = [key.strip() for key in (by or "").split(",") if key.strip()]
-    found = comparison.compare(
+    result = comparison.compare(
         folders, by=keys, metrics=metric or (), split=split, baseline=baseline, test=test, mixed=mixed
     )
-    write(comparison_output.text(found, "json" if as_json else form, folders), output)
+    write(comparison_output.text(result, "json" if as_json else form, folders), output)
 
 
 @app.command()
 def report(
     references: References, output: Output = Path("report.html"), as_json: Json = False, storage: Storage = None
 ) -> None:
-    """One HTML page about a run or a sweep, or several.
+    """Write an HTML page about a run or a sweep, or several.
 
-    Several are compared; the page opens offline.
+    Several are compared. The page needs no network.
 
     Example: orchestrator report latest --output report.html
     """
     from orchestrator.report import comparison_output
 
-    write(comparison_output.report(_found(references, storage)), output)
+    write(comparison_output.report(_folders(references, storage)), output)
     out({"report": str(output)}, f"Written: {output}", as_json)
 
 
 @app.command()
 def accounts(
     by: Annotated[
-        Literal["trial", "sweep", "workload", "person", "day"], typer.Option("--by", help="What hours are summed by.")
+        Literal["trial", "sweep", "workload", "person", "day"], typer.Option("--by", help="What to sum hours by.")
     ] = "sweep",
-    since: Annotated[str | None, typer.Option("--since", metavar="DATE", help="Hours from then on.")] = None,
+    since: Annotated[str | None, typer.Option("--since", metavar="DATE", help="Hours since this date.")] = None,
     as_json: Json = False,
     storage: Storage = None,
 ) -> None:
     """GPU and CPU hours by trial, sweep, workload, person or day.
 
-    Counted from when devices were taken until they were given back.
+    Devices count while they are reserved, idle or not.
 
     Example: orchestrator accounts --by person --since 2026-01-01
     """
@@ -215,9 +215,9 @@ def accounts(
     print(json.dumps(rows) if as_json else device_hours(rows, by, silent))
 
 
-def _found(references: list[str], storage: str | None) -> list[RunFolder]:
-    """Each of them once."""
+def _folders(references: list[str], storage: str | None) -> list[RunFolder]:
+    """The folders of the references, without duplicates."""
     from orchestrator.storage import records
 
-    place = resolved(storage=storage).storage
-    return list({folder.id: folder for folder in (records.find(place, name) for name in references)}.values())
+    root = resolved(storage=storage).storage
+    return list({folder.id: folder for folder in (records.find(root, name) for name in references)}.values())

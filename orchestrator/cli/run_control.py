@@ -1,6 +1,6 @@
-"""``status``, ``logs`` and ``stop``: one id, whether it is a run's, a sweep's or a job's.
+"""The verbs ``status``, ``logs`` and ``stop``, for runs, sweeps and jobs.
 
-An id is looked up among the records of the storage first and among the jobs of the cluster second.
+An id is looked up first among the records in the storage, then among the jobs of the cluster.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ POLL_SECONDS = 0.5
 
 
 def status(settings: Settings, reference: str, *, wait: bool, address: str | None, as_json: bool) -> int:
-    """Say how it stands. With ``wait`` say how it ended and return its own exit code, else 0. Raises UserError."""
-    found = find(settings, reference, address)
-    if isinstance(found, RunFolder):
-        told = _run(found)
-        while wait and told["status"] == "running":
+    """Print the status and return 0; with ``wait`` wait for the end and return its exit code. Raises UserError."""
+    target = find(settings, reference, address)
+    if isinstance(target, RunFolder):
+        values = _run(target)
+        while wait and values["status"] == "running":
             time.sleep(POLL_SECONDS)
-            told = _run(records.find(settings.storage, found.id))
-        if told["kind"] == "sweep" and told["status"] not in records.SETTLED:
+            values = _run(records.find(settings.storage, target.id))
+        if values["kind"] == "sweep" and values["status"] not in records.SETTLED:
             with suppress(UserError):
-                told["search"] = listing.progress(found)
+                values["search"] = listing.progress(target)
     else:
-        dashboard, job = found
+        dashboard, job = target
         job = dashboard.wait(job) if wait else job
-        told = {"kind": "job", **asdict(job), "dashboard": dashboard.address}
-    print(json.dumps(told) if as_json else _text(told))
-    return int(told["exit_code"]) if wait else DONE
+        values = {"kind": "job", **asdict(job), "dashboard": dashboard.address}
+    print(json.dumps(values) if as_json else _text(values))
+    return int(values["exit_code"]) if wait else DONE
 
 
 def logs(settings: Settings, reference: str, *, follow: bool, address: str | None) -> None:
-    """Print the log; with ``follow`` go on until the end. Raises UserError."""
+    """Print the log; with ``follow`` print new lines until the end. Raises UserError."""
     from orchestrator.jobs.job_state import Lines
 
-    found = find(settings, reference, address)
-    if isinstance(found, RunFolder):
-        _print_log(settings, found, follow)
+    target = find(settings, reference, address)
+    if isinstance(target, RunFolder):
+        _print_log(settings, target, follow)
         return
-    dashboard, job = found
+    dashboard, job = target
     if follow:
         dashboard.follow(job, _print)
     else:
@@ -64,14 +64,14 @@ def logs(settings: Settings, reference: str, *, follow: bool, address: str | Non
 
 
 def stop(settings: Settings, reference: str, *, address: str | None) -> None:
-    """Stop it cleanly. What is not running is told so and is no error: it is what was asked for. Raises UserError."""
-    found = find(settings, reference, address)
-    if isinstance(found, RunFolder):
-        _stop_run(found)
+    """Stop a run, sweep or job cleanly. One that is not running is reported, which is no error. Raises UserError."""
+    target = find(settings, reference, address)
+    if isinstance(target, RunFolder):
+        _stop_run(target)
         return
     from orchestrator.jobs.submission import end_of
 
-    dashboard, job = found
+    dashboard, job = target
     if not job.active:
         print(f"Nothing to stop: {end_of(job)}")
         return
@@ -80,17 +80,18 @@ def stop(settings: Settings, reference: str, *, address: str | None) -> None:
 
 
 def find(settings: Settings, reference: str, address: str | None) -> RunFolder | tuple[Dashboard, Job]:
-    """What ``reference`` names: a folder's or MLflow run's id, a job's, or ``latest``.
+    """Find the folder or job of ``reference``: an id of a run, sweep, MLflow run or job, or ``latest``.
 
-    With an ``address`` given, ``latest`` is the cluster's newest job. Raises UserError: exit 2 when it is unknown
-    everywhere, 3 when a cluster that was named does not answer.
+    With an ``address``, ``latest`` is the newest job of that cluster. Raises UserError: exit 2 for an unknown id, 3
+    when the named cluster does not answer.
     """
     newest_job = reference == "latest" and address is not None
     if not newest_job and (folder := records.known(settings.storage, reference)):
         return folder
     from orchestrator.jobs.dashboard import Dashboard, configured_address, dashboard_address
 
-    where, named = f"the jobs at {dashboard_address(address)}", address or configured_address()
+    where = f"the jobs at {dashboard_address(address)}"
+    named = address or configured_address()
     try:
         dashboard = Dashboard(address)
         job = next(iter(dashboard.jobs()), None) if reference == "latest" else dashboard.job(reference)
@@ -100,22 +101,22 @@ def find(settings: Settings, reference: str, address: str | None) -> RunFolder |
         if named:
             raise
         where += f" ({error.got})"
-    known = [folder.id for folder in records.folders(settings.storage)]
-    if reference == "latest" and not known and not named:
+    ids = [folder.id for folder in records.folders(settings.storage)]
+    if reference == "latest" and not ids and not named:
         raise UserError("There is no run, sweep or job yet", fix=f"Looked in {settings.storage}")
-    close = nearest(reference, known)
+    close = nearest(reference, ids)
     raise UserError(
         "Unknown run, sweep or job",
         got=repr(reference),
-        allowed=["latest", *known[:5]] if known else None,
+        allowed=["latest", *ids[:5]] if ids else None,
         fix=(f"Did you mean {close}? " if close else "") + f"Looked in {settings.storage} and among {where}",
     )
 
 
 def _run(folder: RunFolder) -> dict[str, Any]:
-    """A run or sweep as ``status --json`` tells it."""
+    """The values of ``status --json`` for a run or sweep."""
     state = folder.status()
-    if state == "lost":  # it may be between two lines of its start or its end: look again
+    if state == "lost":  # it may just be starting or ending: read it again
         time.sleep(0.2)
         folder = records.find(folder.path.parent, folder.id)
         state = folder.status()
@@ -158,14 +159,14 @@ def _resume(folder: RunFolder, state: str, code: int | None) -> str | None:
     return f"orchestrator {folder.record['kind']} --resume {folder.id}" if resumable else None
 
 
-def _text(told: Mapping[str, Any]) -> str:
-    """One ``name: value`` a line, what is empty left out; of the metrics the objectives, ``--json`` tells every one."""
+def _text(values: Mapping[str, Any]) -> str:
+    """One ``name: value`` a line, without empty ones; of the metrics only the objectives (``--json`` has all)."""
     lines = []
-    for name, value in told.items():
+    for name, value in values.items():
         if name == "objectives":
             value = ", ".join(value)
         if name == "metrics":
-            value = "  ".join(f"{key} {show(value[key])}" for key in _headlines(value, told["objectives"]))
+            value = "  ".join(f"{key} {show(value[key])}" for key in _headlines(value, values["objectives"]))
         if name == "search":
             value = listing.progress_as_text(value)
         if value not in (None, ""):
@@ -174,7 +175,7 @@ def _text(told: Mapping[str, Any]) -> str:
 
 
 def _headlines(metrics: Mapping[str, float], objectives: Sequence[str]) -> list[str]:
-    """The objectives on each split, or the first metrics on test where it is not known what was selected by."""
+    """The objectives on each split, or the first three test metrics if the objectives are unknown."""
     names = (f"{split}/{objective}" for objective in objectives for split in ("validation", "test"))
     return [name for name in names if name in metrics] or [name for name in metrics if name.startswith("test/")][:3]
 
@@ -182,7 +183,7 @@ def _headlines(metrics: Mapping[str, float], objectives: Sequence[str]) -> list[
 def _print_log(settings: Settings, folder: RunFolder, follow: bool) -> None:
     position = 0
     while True:
-        running = folder.status() == "running"  # before reading: what is written until then is read
+        running = folder.status() == "running"  # checked before reading, so that the last lines are read
         if folder.log.exists():
             with folder.log.open(errors="replace") as file:
                 file.seek(position)
@@ -199,13 +200,13 @@ def _print(line: str) -> None:
 
 
 def _stop_run(folder: RunFolder) -> None:
-    told = _run(folder)
-    again = f" Go on with: {told['resume']}" if told["resume"] else ""
-    if told["status"] != "running":
-        print(f"Nothing to stop: {folder.id} is {told['status']}.{again}")
+    values = _run(folder)
+    resume = f" Go on with: {values['resume']}" if values["resume"] else ""
+    if values["status"] != "running":
+        print(f"Nothing to stop: {folder.id} is {values['status']}.{resume}")
         return
     folder.stop()
     print(f"{folder.id} stops at the end of this epoch and saves. See: orchestrator status --wait {folder.id}")
     if (host := folder.record.get("host")) != socket.gethostname() and not remote.behind(folder.path):
-        print(f"It runs on {host}, which learns of it through {folder.stop_file}: that must be shared storage.")
+        print(f"It runs on {host} and stops when it finds {folder.stop_file}, which must be on shared storage.")
     print(f"Go on with: orchestrator {folder.record['kind']} --resume {folder.id}")

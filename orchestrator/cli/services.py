@@ -1,4 +1,4 @@
-"""The verbs about what is there: workloads, data, doctor, the UI, Ray jobs."""
+"""The verbs workloads, data, doctor, ui, submit and jobs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ app.add_typer(data, name="data")
 
 @app.command()
 def workloads(
-    name: Annotated[str | None, typer.Argument(help="Workload to show every parameter of.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Workload to list the parameters of.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the workloads, or every parameter of one.
+    """List the workloads, or the parameters of one.
 
-    Of a parameter: type, default, bounds, source.
+    Shows type, default, bounds and source of each parameter.
 
     Example: orchestrator workloads recommender
     """
@@ -42,7 +42,7 @@ def workloads(
 
 @data.command("list")
 def data_list(as_json: Json = False) -> None:
-    """Which datasets there are, and which are present.
+    """List the datasets, and which are present.
 
     Example: orchestrator data list
     """
@@ -70,20 +70,20 @@ def data_fetch(name: Annotated[str, typer.Argument(help="Dataset.")]) -> None:
         raise UserError(str(error)) from None
     for path in fetched:
         print(path)
-    known = datasets.dataset(name)
-    if known.files:
-        print(f"{name} is present and intact: {known.place(settings.data)}")
+    dataset = datasets.dataset(name)
+    if dataset.files:
+        print(f"{name} is present and intact: {dataset.place(settings.data)}")
     else:
-        print(f"{name} has no files here to fetch: it is {known.obtain or 'generated'}")
+        print(f"{name} has no files to fetch: it is {dataset.obtain or 'generated'}")
 
 
 @data.command("verify")
 def data_verify(
     names: Annotated[list[str] | None, typer.Argument(help="Datasets.  [default: all that are present]")] = None,
 ) -> None:
-    """Read every byte of datasets and say what is wrong.
+    """Read every byte of datasets and list problems.
 
-    Exit 2 when something is.
+    Exit 2 if there is one.
 
     Example: orchestrator data verify ml-100k
     """
@@ -94,9 +94,9 @@ def data_verify(
 
 @app.command()
 def doctor(as_json: Json = False, tracking: Tracking = None, ray_address: RayAddress = None) -> None:
-    """What works here, and what to do about what does not.
+    """Check this machine and suggest a fix for each problem.
 
-    Exit 3 when something does not.
+    Exit 3 if there is a problem.
 
     Example: orchestrator doctor
     """
@@ -111,7 +111,7 @@ def ui(
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     tracking: Tracking = None,
 ) -> None:
-    """Open MLflow's UI on the right store.
+    """Serve MLflow's UI on the configured store.
 
     Example: orchestrator ui --port 5001
     """
@@ -129,7 +129,7 @@ def submit(
         str | None, typer.Option("--queue", help="Queues share the cluster equally.  [default: default]")
     ] = None,
     priority: Annotated[
-        str | None, typer.Option("--priority", help="Within a queue, 2 gets twice what 1 gets.  [default: 1]")
+        str | None, typer.Option("--priority", help="Within a queue, 2 gets twice as much as 1.  [default: 1]")
     ] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Follow the job and exit with its code.")] = True,
     as_json: Json = False,

@@ -1,4 +1,4 @@
-"""The verb about what is stored: clean."""
+"""The verb ``clean``."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ app = typer.Typer()
 
 @app.command()
 def clean(
-    older_than: Annotated[float, typer.Option("--older-than", min=0, metavar="DAYS", help="Only what is older.")] = 0.0,
-    kept: Annotated[bool, typer.Option("--kept", help="Also what sweep --keep all was to keep.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove it; without, it is only shown.")] = False,
+    older_than: Annotated[float, typer.Option("--older-than", min=0, metavar="DAYS", help="Only older ones.")] = 0.0,
+    kept: Annotated[bool, typer.Option("--kept", help="Also the checkpoints that sweep --keep all keeps.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove it.  [default: only show it]")] = False,
     as_json: Json = False,
     storage: Storage = None,
     tracking: Tracking = None,
 ) -> None:
-    """Show, then remove what no one needs.
+    """Find and remove stale run data.
 
-    That is: orphaned checkpoints, half-written files, runs left RUNNING in MLflow.
+    That is: orphaned checkpoints, half-written files, runs left RUNNING in MLflow. Never what a resume needs.
 
-    Exit 1 when something could not be removed; it is named, and the rest is.
+    Exit 1 if something could not be removed; it is named.
 
     Example: orchestrator clean --older-than 30 --yes
     """
@@ -38,16 +38,15 @@ def clean(
     runs: list[prune.Stale] = []
     try:
         runs = prune.stale(settings)
-    except UserError as error:  # the storage can be cleaned without
-        print(f"MLflow's runs were not looked at: {error}", file=sys.stderr)
-    found = prune.orphans(settings, older_than=older_than, kept=kept)
+    except UserError as error:  # the storage can be cleaned without MLflow
+        print(f"MLflow's runs were not checked: {error}", file=sys.stderr)
+    orphans = prune.orphans(settings, older_than=older_than, kept=kept)
     troubles: list[str] = []
     if yes:
-        found, troubles = prune.remove(found)
+        orphans, troubles = prune.remove(orphans)
         runs, more = prune.kill(settings, runs)
         troubles += more
-    told = prune.as_json(found, runs, yes, troubles)
-    print(json.dumps(told) if as_json else prune.as_text(found, runs, yes))
+    print(json.dumps(prune.as_json(orphans, runs, yes, troubles)) if as_json else prune.as_text(orphans, runs, yes))
     for trouble in troubles:
         print(trouble, file=sys.stderr)
     if troubles:

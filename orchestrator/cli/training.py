@@ -1,4 +1,4 @@
-"""The verbs that train: run, sweep, and plan, which tells what they would take."""
+"""The verbs that train: run and sweep, and plan, which estimates their cost."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def run_command(given: Given, words: Words, as_json: Json) -> None:
 @app.command("sweep")
 @command_of(api.sweep)
 def sweep_command(given: Given, words: Words, as_json: Json) -> None:
-    """Search hyperparameters, and settle the winner.
+    """Search hyperparameters and evaluate the winner.
 
-    The winner, by validation, is evaluated once on test.
+    The winner is selected on validation and evaluated once on test.
 
     Example: orchestrator sweep recommender dataset=ml-100k --trials 64 --register rec-ml-100k
     """
@@ -66,16 +66,17 @@ def sweep_command(given: Given, words: Words, as_json: Json) -> None:
     console = Console(json=as_json)
     if given["resume"] is not None:
         space = given["space"]
-        moved = space if space and ":" in space else None  # a file may have moved; a preset is what it was
+        moved = space if space and ":" in space else None  # only the file of a space can move
         alone("--resume", words, given, api.sweep, "more_trials", "retry_failed", *(["space"] if moved else []))
         from orchestrator.storage import records
         from orchestrator.sweeps import sweep
 
-        again = sweep.ResumeOptions(given["more_trials"], given["retry_failed"], moved)
-        result = sweep.resume(records.find(settings.storage, given["resume"], "sweep"), settings, console, again)
+        resume_options = sweep.ResumeOptions(given["more_trials"], given["retry_failed"], moved)
+        folder = records.find(settings.storage, given["resume"], "sweep")
+        result = sweep.resume(folder, settings, console, resume_options)
     else:
         if given["more_trials"] or given["retry_failed"]:
-            raise UserError("--more-trials and --retry-failed go on with a sweep", fix="Name it with --resume ID")
+            raise UserError("--more-trials and --retry-failed continue a sweep", fix="Name it with --resume ID")
         workload, pairs = split_words(words)
         spec = request.sweep(workload, settings, overrides=read_overrides(pairs), **request.by_name(given))
         if planned(spec, settings, given["local"]):
@@ -93,24 +94,24 @@ def sweep_command(given: Given, words: Words, as_json: Json) -> None:
 @app.command(context_settings={"ignore_unknown_options": True})
 def plan(
     words: Annotated[list[str] | None, typer.Argument(metavar="run|sweep ...", show_default=False)] = None,
-    probe: Annotated[bool, typer.Option("--probe", help="Train two epochs to measure one.")] = False,
+    probe: Annotated[bool, typer.Option("--probe", help="Train two epochs to measure the time.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Say what a run or sweep would take; start nothing.
+    """Estimate the cost of a run or sweep; start nothing.
 
-    Trials, devices, hours and storage; hours and storage with --probe.
+    Shows trials and devices, with --probe also hours and storage.
 
     Example: orchestrator plan sweep recommender dataset=ml-100k --trials 64 --probe
     """
     if not words or words[0] not in ("run", "sweep"):
         raise UserError(
-            "A plan is of a run or a sweep", got=" ".join(words) if words else None,
+            "plan needs the command of a run or a sweep", got=" ".join(words) if words else None,
             fix="Such as: orchestrator plan run recommender epochs=10",
         )  # fmt: skip
     if any(word.partition("=")[0] == "--resume" for word in words):
-        raise UserError("A plan is of what begins", got="--resume", fix="Leave it away")
-    asked = PLANNING.set(Planning(probe, as_json))
+        raise UserError("plan does not work with --resume", got="--resume", fix="Leave it out")
+    token = PLANNING.set(Planning(probe, as_json))
     try:
         app(words, standalone_mode=False)
     finally:
-        PLANNING.reset(asked)
+        PLANNING.reset(token)

@@ -1,4 +1,4 @@
-"""MLflow's UI on the right store."""
+"""Serve MLflow's UI on the configured store."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from orchestrator.tracking import store
 
 
 def serve(settings: Settings, host: str, port: int) -> None:
-    """Serve MLflow's UI on the settings' store until Ctrl-C; of a tracking server, only say where it is.
+    """Serve MLflow's UI on the configured store until Ctrl-C; for a tracking server, only print its address.
 
     Raises UserError (exit 3) when the port cannot be opened or the server does not start.
     """
     if settings.tracking is None:
-        raise UserError("There is no UI with tracking off", fix="Leave --tracking away, or name a store")
+        raise UserError("There is no UI with tracking off", fix="Leave out --tracking, or name a store")
     if settings.tracking.startswith("http"):
         print(mask(settings.tracking))
         return
@@ -42,10 +42,10 @@ def serve(settings: Settings, host: str, port: int) -> None:
 
 def _run_server(uri: str, artifacts: Path | None, host: str, port: int) -> None:
     environment = {
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # eight more processes, for what is not ours
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # would start eight more processes that are not needed
         "PYTHONWARNINGS": "ignore",
         **os.environ,
-        # Not on the command line, where everybody would see a password.
+        # Not on the command line, where everyone could read a password.
         "MLFLOW_BACKEND_STORE_URI": uri,
         "MLFLOW_REGISTRY_STORE_URI": uri,
         **({"MLFLOW_DEFAULT_ARTIFACT_ROOT": str(artifacts)} if artifacts else {}),
@@ -53,7 +53,7 @@ def _run_server(uri: str, artifacts: Path | None, host: str, port: int) -> None:
     command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
     command += ["--uvicorn-opts", "--log-level warning"]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # In a session of its own Ctrl-C reaches it through us, and it leaves without a traceback.
+    # In a session of its own, so that Ctrl-C reaches only this process, which then ends the server.
     server = subprocess.Popen(command, env=environment, start_new_session=True, stdout=sys.stderr)
     try:
         while server.poll() is None and not _answers(host, port):

@@ -46,7 +46,7 @@ class Logged:
 def client(settings: Settings) -> Any:
     """An MlflowClient on the settings' store. Raises UserError when tracking is off."""
     if settings.tracking is None:
-        raise UserError("There is no model registry with tracking off", fix="Leave --tracking away, or name a server")
+        raise UserError("There is no model registry with tracking off", fix="Leave out --tracking, or name a server")
     store.ensure(settings.tracking)
     from mlflow.tracking import MlflowClient
 

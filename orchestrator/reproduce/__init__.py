@@ -1,1 +1,1 @@
-"""Recorded runs again, and published tables and figures."""
+"""Repeat recorded runs, and published tables and figures."""

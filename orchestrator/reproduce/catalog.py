@@ -1,4 +1,4 @@
-"""What is published, by id: the tables, figures and computations of every workload in the catalog."""
+"""The published tables, figures and computations of all workloads in the catalog, by id."""
 
 from __future__ import annotations
 
@@ -11,31 +11,34 @@ from workloads.published import Published, Table
 
 
 @cache
-def known() -> dict[str, Published]:
-    """By id: tables, then figures and computations, each in natural order. Raises UserError where two workloads use
-    one id. What a package of others cannot load is left out, see :func:`broken`."""
-    found: dict[str, Published] = {}
+def all_published() -> dict[str, Published]:
+    """All published results by id: tables first, then figures and computations, each in natural order.
+
+    Leaves out third-party packages that cannot be loaded, see :func:`broken`. Raises UserError if two workloads use
+    the same id.
+    """
+    published: dict[str, Published] = {}
     faults = broken()
     for name, entry in catalog().items():
         for one in () if name in faults else entry.load_published():
-            if one.id in found:
+            if one.id in published:
                 raise UserError(f"Two workloads publish {one.id}, one of them is {name}", fix="Rename one of the two")
-            found[one.id] = one
-    return dict(sorted(found.items(), key=lambda item: (not isinstance(item[1], Table), _natural(item[0]))))
+            published[one.id] = one
+    return dict(sorted(published.items(), key=lambda item: (not isinstance(item[1], Table), _natural(item[0]))))
 
 
 def broken() -> dict[str, str]:
-    """Why the published tables of an installed package cannot be loaded, by the name of its workload."""
-    found = {}
+    """Errors of third-party packages whose published results cannot be loaded, by the name of the workload."""
+    errors = {}
     for name, entry in catalog().items():
         if package(name) is not None:
             try:
                 entry.load_published()
-            except Exception as error:  # a stranger's module may raise anything, and is no other's trouble
-                found[name] = one_line(error)
-    return found
+            except Exception as error:  # a third-party module may raise anything, and must not affect others
+                errors[name] = one_line(error)
+    return errors
 
 
 def _natural(name: str) -> list[tuple[str, int]]:
-    """Numbers in a name count as numbers: 6.9 stands before 6.10."""
+    """Sort key that compares numbers in a name as numbers: 6.9 before 6.10."""
     return [(word, int(number or 0)) for word, number in re.findall(r"([^0-9]*)([0-9]*)", name)]

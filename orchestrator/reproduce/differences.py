@@ -1,4 +1,4 @@
-"""What cannot be the same when a run is repeated here and now: code, packages, machine, data, parameters."""
+"""Differences between a recorded run and its repetition: code, packages, machine, data, parameters."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from orchestrator.storage.settings import Settings
 
 FIRST = ("ray-experiment-orchestrator", "torch", "numpy", "ray", "optuna", "mlflow", "torchvision", "transformers",
          "pyarrow", "scipy", "cmaes", "pydantic", "safetensors")  # fmt: skip
-"""Packages that are named first: what computes, searches and keeps."""
+"""Packages that are listed first, since they can affect results."""
 
 ARITHMETIC = ("OMP_", "MKL_", "OPENBLAS_", "CUBLAS_", "NVIDIA_TF32", "TORCH_", "PYTORCH_", "PYTHONHASHSEED")
-"""Variables that can change a number."""
+"""Prefixes of environment variables that can affect results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that is not as it was."""
+    """One difference, as text."""
 
     what: str
     then: str | None
@@ -43,14 +43,14 @@ class Difference:
 
 
 def all_of(recorded: Recorded, settings: Settings, sources: Sequence[Source]) -> list[Difference]:
-    """Every difference that does not forbid to repeat, the weightiest first. Raises UserError for one that does."""
+    """All differences, the most important first. Raises UserError for one that makes a repetition impossible."""
     check_params(recorded)
-    found = [*_data(recorded, settings), *_params(recorded)]
+    differences = [*_data(recorded, settings), *_params(recorded)]
     if not recorded.environment:
-        return [*found, Difference("environment", "not recorded, or damaged", "not compared")]
+        return [*differences, Difference("environment", "not recorded, or damaged", "not compared")]
     then = recorded.environment
     return [
-        *found,
+        *differences,
         *_code(recorded, sources),
         *_packages(then.get("packages", {}), provenance.packages()),
         *_machine(then, settings),
@@ -60,16 +60,16 @@ def all_of(recorded: Recorded, settings: Settings, sources: Sequence[Source]) ->
 
 
 def check_params(recorded: Recorded) -> None:
-    """Raises UserError for parameters that the workload no longer has, and for a member of a population."""
+    """Raise UserError for parameters that the workload no longer has, and for a trial of a PBT sweep."""
     spec = recorded.spec
     if isinstance(spec, ExperimentSpec) and spec.population:
         raise UserError(
-            f"{recorded.id} took over other trials' states (PBT), so it cannot be repeated alone",
+            f"{recorded.id} took over states of other trials (PBT), so it cannot be repeated alone",
             fix="Reproduce its sweep",
         )
-    known = workload_loader.params(spec.workload).model_fields
-    asked = spec.params if isinstance(spec, ExperimentSpec) else spec.fixed
-    if gone := sorted(set(asked) - set(known)):
+    fields = workload_loader.params(spec.workload).model_fields
+    given = spec.params if isinstance(spec, ExperimentSpec) else spec.fixed
+    if gone := sorted(set(given) - set(fields)):
         raise UserError(
             f"The workload {spec.workload} no longer has the parameters of {recorded.id}", got=", ".join(gone),
             fix="Run it with its own version: --script shows how",
@@ -77,7 +77,7 @@ def check_params(recorded: Recorded) -> None:
 
 
 def resources(wanted: Resources, settings: Settings, *, local: bool) -> Resources:
-    """What was asked for, where this machine has it; else as much as it has. A cluster is asked when it starts."""
+    """The ``wanted`` resources, reduced to what this machine has. Those of a cluster are checked when it starts."""
     if settings.ray_address and not local:
         return wanted
     here = this_machine()
@@ -88,7 +88,7 @@ def resources(wanted: Resources, settings: Settings, *, local: bool) -> Resource
 
 
 def space_of(recorded: Recorded, kept: Path) -> str | None:
-    """The search space that a sweep was given as a file: the file where it is unchanged, else its copy ``kept``."""
+    """The search space of a sweep; if it is a file that has changed, its recorded copy ``kept``."""
     if not isinstance(recorded.spec, SweepSpec):
         return None
     file, colon, function = recorded.spec.search.space.rpartition(":")
@@ -114,7 +114,7 @@ def _data(recorded: Recorded, settings: Settings) -> list[Difference]:
 
 
 def _params(recorded: Recorded) -> list[Difference]:
-    """Parameters that have come since, at their defaults."""
+    """Parameters that are new or have another value now."""
     if not isinstance(recorded.spec, ExperimentSpec):
         return []
     then = recorded.spec.params
@@ -126,30 +126,32 @@ def _params(recorded: Recorded) -> list[Difference]:
 def _code(recorded: Recorded, sources: Sequence[Source]) -> list[Difference]:
     old = {source["name"]: (number, source) for number, source in enumerate(recorded.environment.get("sources", []))}
     new = {source.name: source for source in sources}
-    found = []
+    differences = []
     for name in dict.fromkeys([*old, *new]):
         number, then = old.get(name, (0, {}))
         now = new.get(name, Source(name, None))
         if then.get("commit") != now.commit:
             commits = [commit and commit[:12] for commit in (then.get("commit"), now.commit)]
-            found.append(Difference(f"commit of {name}", *commits))
+            differences.append(Difference(f"commit of {name}", *commits))
         file = recorded.files / diff_name(number, name)
         kept = file.read_bytes().decode("utf-8", "surrogateescape") if then.get("diff") and file.exists() else ""
         if kept != now.diff or tuple(then.get("changed", ())) != now.changed:
-            before, after = _changes(then.get("changed", ()), kept), _changes(now.changed, now.diff)
-            found.append(
+            before = _changes(then.get("changed", ()), kept)
+            after = _changes(now.changed, now.diff)
+            differences.append(
                 Difference(f"uncommitted changes of {name}", before, f"{after}, others" if before == after else after)
             )
         if left := [item for item in then.get("left_out", ()) if not item.endswith("no source file")]:
             names = ", ".join(item.partition(":")[0] for item in left[:3]) + f" and {len(left) - 3} more" * (
                 len(left) > 3
             )
-            found.append(Difference(f"changes of {name} that the record lacks", names, "not compared"))
+            differences.append(Difference(f"changes of {name} that the record lacks", names, "not compared"))
     for resumed in recorded.environment.get("resumed", []):
         later = {source["name"]: source.get("commit") for source in resumed.get("sources", [])}
         if any(later.get(name) != then.get("commit") for name, (_, then) in old.items()):
-            found.append(Difference("code of a resume", f"other commits at {resumed['time']}", "one commit throughout"))
-    return found
+            other = f"other commits at {resumed['time']}"
+            differences.append(Difference("code of a resume", other, "one commit throughout"))
+    return differences
 
 
 def _changes(changed: Sequence[str], diff: str) -> str | None:
@@ -163,7 +165,8 @@ def _packages(then: Mapping[str, str], now: Mapping[str, str]) -> list[Differenc
 
 
 def _machine(then: Mapping[str, Any], settings: Settings) -> list[Difference]:
-    old, new = then.get("machine", {}), machine.this()
+    old = then.get("machine", {})
+    new = machine.this()
     pairs = {
         "python": (then.get("python"), platform.python_version()),
         "platform": (then.get("platform"), platform.platform()),
@@ -174,7 +177,8 @@ def _machine(then: Mapping[str, Any], settings: Settings) -> list[Difference]:
     if then.get("cluster"):
         here = f"the one at {settings.ray_address}" if settings.ray_address else _here(new, then["cluster"])
         pairs["cluster"] = (machine.shape(then["cluster"]), here)
-    before, after = then.get("variables", {}), provenance.variables() if "variables" in then else {}
+    before = then.get("variables", {})
+    after = provenance.variables() if "variables" in then else {}
     for name in sorted({*before, *after}):
         if name.startswith(ARITHMETIC):
             pairs[f"variable {name}"] = (before.get(name), after.get(name))
@@ -182,7 +186,7 @@ def _machine(then: Mapping[str, Any], settings: Settings) -> list[Difference]:
 
 
 def _here(this: Mapping[str, Any], then: Mapping[str, Any]) -> str:
-    """This machine as a cluster, its GPUs called as Ray called the same ones then: ``H100`` for a NVIDIA H100 80GB."""
+    """This machine as a cluster, with Ray's names of its GPUs from the record: ``H100`` for NVIDIA H100 80GB."""
     kinds = {kind for node in then["nodes"] for kind in node["gpus"]}
     called = {next((kind for kind in kinds if _plain(kind) in _plain(gpu)), gpu) for gpu in this["gpus"]}
     return machine.shape({"nodes": [{**this_machine()[0], "gpus": sorted(called)}]})
@@ -199,21 +203,24 @@ def _text(value: Any) -> str | None:
 def _space(recorded: Recorded) -> list[Difference]:
     if not isinstance(recorded.spec, SweepSpec) or ":" not in (space := recorded.spec.search.space):
         return []
-    kept, file = recorded.files / provenance.SPACE, Path(space.rpartition(":")[0])
+    kept = recorded.files / provenance.SPACE
+    file = Path(space.rpartition(":")[0])
     if not kept.exists():
         return [Difference("search space", "not recorded", f"{file} as it is")]
-    return [] if _unchanged(file, kept) else [Difference("search space", f"recorded as {kept}", f"{file} is another")]
+    return [] if _unchanged(file, kept) else [Difference("search space", f"recorded as {kept}", f"{file} differs")]
 
 
 def _order(recorded: Recorded) -> list[Difference]:
-    """What a sweep's outcome depends on beside its seed."""
+    """Causes of another outcome of a sweep with the same seed."""
     if not isinstance(recorded.spec, SweepSpec):
         return []
-    search, found = recorded.spec.search, []
+    search = recorded.spec.search
+    differences = []
     local = recorded.environment.get("options", {}).get("local")
     if not local and search.concurrency != 1 and search.sampler not in ("random", "grid"):
         order = "in the order in which trials ended"
-        found.append(Difference("what the sampler knew at each suggestion", order, "perhaps in another order"))
+        differences.append(Difference("what the sampler knew at each suggestion", order, "perhaps in another order"))
     if search.time_budget or search.max_device_hours:
-        found.append(Difference("trials within the budget", "as many as the time allowed", "perhaps another number"))
-    return found
+        number = "as many as the time allowed"
+        differences.append(Difference("trials within the budget", number, "perhaps another number"))
+    return differences

@@ -1,4 +1,4 @@
-"""A redrawn figure or a computation told: as a plot, as data, and on the terminal."""
+"""Show and save a reproduced figure or computation: as plots, as data, and on the terminal."""
 
 from __future__ import annotations
 
@@ -17,52 +17,53 @@ from orchestrator.reproduce.figures import Redrawn
 from workloads.published import Computation, Curve
 
 COLUMNS, LINE = 3, 0.2
-"""Panels beside each other, and the height of a line of a legend in inches."""
+"""Panels in a row, and the height of one line of a legend in inches."""
 
 FEW = 12
-"""Points of a curve up to which they are in a table; of a longer one its last value is."""
+"""Maximum number of points of a curve in a table; of longer curves it has only the last value."""
 
 
-def record(found: Redrawn) -> dict[str, Any]:
-    """All of it, as JSON."""
-    figure = found.figure
+def record(redrawn: Redrawn) -> dict[str, Any]:
+    """The record as JSON."""
+    figure = redrawn.figure
     return {
         "id": figure.id,
         "title": figure.title,
         "source": figure.source,
         "workload": figure.workload if isinstance(figure, Computation) else figure.regime.workload,
         "command": provenance.command(),
-        "effort": {"quick": found.effort.quick} if isinstance(figure, Computation) else vars(found.effort),
+        "effort": {"quick": redrawn.effort.quick} if isinstance(figure, Computation) else vars(redrawn.effort),
         "selected_on": "nothing" if isinstance(figure, Computation) else "validation",
-        "training_sees_test": found.sees_test,
-        "complete": not found.missing and not found.failed,
-        "missing": dict(found.missing),
-        "failed": list(found.failed),
-        "curves": [asdict(curve) for curve in found.drawn.curves],
-        "tables": {name: [dict(row) for row in rows] for name, rows in found.drawn.tables.items()},
+        "training_sees_test": redrawn.sees_test,
+        "complete": not redrawn.missing and not redrawn.failed,
+        "missing": dict(redrawn.missing),
+        "failed": list(redrawn.failed),
+        "curves": [asdict(curve) for curve in redrawn.drawn.curves],
+        "tables": {name: [dict(row) for row in rows] for name, rows in redrawn.drawn.tables.items()},
     }
 
 
-def files(found: Redrawn, told: Mapping[str, Any]) -> dict[str, str | bytes]:
-    """The plot of each dataset as SVG and PNG, the data as CSV, each table as CSV, and a Markdown of the numbers."""
-    name, made = found.figure.id, dict[str, str | bytes]()
-    for dataset, panels in _panels(found.drawn.curves).items():
+def files(redrawn: Redrawn, result: Mapping[str, Any]) -> dict[str, str | bytes]:
+    """The files by name: a plot of each dataset as SVG and PNG, curves and tables as CSV, a page in Markdown."""
+    name = redrawn.figure.id
+    made: dict[str, str | bytes] = {}
+    for dataset, panels in _panels(redrawn.drawn.curves).items():
         stem = f"{name}-{dataset.strip('/').replace('/', '-')}" if dataset else name
         for form in ("svg", "png"):
-            made[f"{stem}.{form}"] = _draw(panels, form, f"{found.figure.title}, {dataset}".rstrip(", "))
-    if found.drawn.curves:
-        made[f"{name}.csv"] = _csv(found.drawn.curves)
-    for table, rows in found.drawn.tables.items():
+            made[f"{stem}.{form}"] = _draw(panels, form, f"{redrawn.figure.title}, {dataset}".rstrip(", "))
+    if redrawn.drawn.curves:
+        made[f"{name}.csv"] = _csv(redrawn.drawn.curves)
+    for table, rows in redrawn.drawn.tables.items():
         made[f"{name}-{table}.csv"] = csv_text(
             list(rows[0]) if rows else [], ([row[name] for name in rows[0]] for row in rows)
         )
-    return {**made, f"{name}.md": _markdown(found, told)}
+    return {**made, f"{name}.md": _markdown(redrawn, result)}
 
 
-def show(console: Console, found: Redrawn) -> None:
-    for title, columns, rows in _tables(found):
-        console.table(f"{found.figure.id}: {title}", columns, rows)
-    for line in _conditions(found):
+def show(console: Console, redrawn: Redrawn) -> None:
+    for title, columns, rows in _tables(redrawn):
+        console.table(f"{redrawn.figure.id}: {title}", columns, rows)
+    for line in _conditions(redrawn):
         console.say(line)
 
 
@@ -70,22 +71,22 @@ Panels = dict[str, list[Curve]]
 
 
 def _panels(curves: Sequence[Curve]) -> dict[str, Panels]:
-    """Curves by dataset and by pair of axes: two panels may show the same metric over different parameters."""
-    found: dict[str, Panels] = {}
+    """Curves by dataset and title of the panel; panels may show the same metric over different parameters."""
+    panels: dict[str, Panels] = {}
     for curve in curves:
         title = curve.panel if curve.panel != curve.y_label else f"{curve.y_label} over {curve.x_label}"
-        found.setdefault(curve.dataset, {}).setdefault(title, []).append(curve)
-    return found
+        panels.setdefault(curve.dataset, {}).setdefault(title, []).append(curve)
+    return panels
 
 
-def _tables(found: Redrawn) -> list[tuple[str, list[str], list[list[Any]]]]:
-    """Title, columns and rows: of each panel's curves, then of each computed table."""
+def _tables(redrawn: Redrawn) -> list[tuple[str, list[str], list[list[Any]]]]:
+    """Title, columns and rows of the curves of each panel, then of each computed table."""
     tables = [
         (": ".join(filter(None, (dataset, panel))), *_cells(curves))
-        for dataset, panels in _panels(found.drawn.curves).items()
+        for dataset, panels in _panels(redrawn.drawn.curves).items()
         for panel, curves in panels.items()
     ]
-    for name, rows in found.drawn.tables.items():
+    for name, rows in redrawn.drawn.tables.items():
         tables.append((name, list(rows[0]) if rows else [], [[*map(shown, row.values())] for row in rows]))
     return tables
 
@@ -163,22 +164,22 @@ def _csv(curves: Sequence[Curve]) -> str:
     return csv_text(["dataset", "panel", "line", "x_label", "y_label", "x", "y", "sd"], rows)
 
 
-def _markdown(found: Redrawn, told: Mapping[str, Any]) -> str:
-    figure = found.figure
-    lines = [f"## {figure.id}: {figure.title}", "", f"{figure.source}. `{told['command']}`", ""]
-    lines += [table_report.written(told), ""]
-    lines += [f"{line}  " for line in _conditions(found)]
-    for title, columns, rows in _tables(found):
+def _markdown(redrawn: Redrawn, result: Mapping[str, Any]) -> str:
+    figure = redrawn.figure
+    lines = [f"## {figure.id}: {figure.title}", "", f"{figure.source}. `{result['command']}`", ""]
+    lines += [table_report.written(result), ""]
+    lines += [f"{line}  " for line in _conditions(redrawn)]
+    for title, columns, rows in _tables(redrawn):
         lines += ["", f"### {title}", "", markdown_table(columns, rows)]
     return "\n".join(lines).rstrip()
 
 
-def _conditions(found: Redrawn) -> list[str]:
-    """What a reader must know about how the curves came about."""
-    lines = [f"Left out: {why}" for why in (*found.missing.values(), *found.failed)]
-    if found.effort.quick:
-        lines.append("Quick: just enough to see that it works. These numbers mean nothing.")
-    if found.sees_test is not None:
-        part = "by the test part, as published" if found.sees_test else "without the test part, which the source uses"
-        lines.append(f"What is measured while training is told {part}.")
+def _conditions(redrawn: Redrawn) -> list[str]:
+    """Notes on how the curves were obtained."""
+    lines = [f"Left out: {why}" for why in (*redrawn.missing.values(), *redrawn.failed)]
+    if redrawn.effort.quick:
+        lines.append("Quick: a test that it works. These numbers mean nothing.")
+    if redrawn.sees_test is not None:
+        part = "by the test part, as published" if redrawn.sees_test else "without the test part, which the source uses"
+        lines.append(f"The values during training are computed {part}.")
     return lines

@@ -1,4 +1,4 @@
-"""Figures once more, as data: each curve from runs at settings that were chosen on validation."""
+"""Reproduce figures as data: each curve is from runs with settings selected on validation."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from workloads.published import Computation, Curve, Drawn, Figure, Kind, Line, M
 
 TIMED_EPOCHS = 6
 WATCHED: Mapping[str, Any] = {"refit": False, "patience": 0, "evaluate_every": 1}
-"""Models that keep their validation part to the end, and are looked at after every epoch."""
+"""Plan of models that are evaluated on validation after every epoch."""
 
 
 @dataclass(frozen=True)
 class Redrawn:
-    """A figure or computation as it came out; ``missing`` and ``failed`` say what is not in it, and why.
+    """A reproduced figure or computation; ``missing`` and ``failed`` list what it lacks, and why.
 
-    ``sees_test`` says whether training saw the test part as published; None where the source's does not.
+    ``sees_test``: whether training used the test part as published; None if the source does not use it.
     """
 
     figure: Figure | Computation
@@ -42,7 +42,7 @@ class Redrawn:
 
 @dataclass(frozen=True)
 class _Work:
-    """A line of a panel on a dataset, and how it is run."""
+    """A line of a panel on a dataset, with its runner."""
 
     runner: Runner
     dataset: str
@@ -58,7 +58,7 @@ class _Work:
         return replace(method, params={**where, **method.params, **self.common})
 
     def specs(self, choice: Choice, point: Point, epochs: int, **plan: Any) -> list[ExperimentSpec]:
-        """A run a seed."""
+        """The specs of the runs at a point, one a seed."""
         params = {**choice.params, **point.params}
         seeds = range(self.runner.effort.seeds)
         return [self.runner.final_spec(self.method, params, epochs, seed, **plan) for seed in seeds]
@@ -67,13 +67,14 @@ class _Work:
         return [self.runner.train(spec, reads_test=self.reads_test) for spec in specs]
 
     def curve(self, x: Sequence[float], values: Sequence[Sequence[float]]) -> Curve:
-        """The line, with one value or more at each x."""
-        found = [statistics.summary(one) for one in values]
-        means, spreads = [one.mean for one in found], [one.spread for one in found]
-        return self.told(Curve(list(x), means, spreads, by_seed=[list(one) for one in values]))
+        """The curve of means, from one or more values at each x."""
+        summaries = [statistics.summary(one) for one in values]
+        means = [one.mean for one in summaries]
+        spreads = [one.spread for one in summaries]
+        return self.labelled(Curve(list(x), means, spreads, by_seed=[list(one) for one in values]))
 
-    def told(self, curve: Curve) -> Curve:
-        """A curve with all that it leaves to its line and panel."""
+    def labelled(self, curve: Curve) -> Curve:
+        """A curve with labels from its line and panel."""
         panel = self.panel
         return replace(
             curve, dataset=self.dataset, panel=curve.panel or panel.metric, name=curve.name or self.line.name,
@@ -90,12 +91,13 @@ def redraw(
     where: Mapping[str, Sequence[str]] | None = None,
     methods: Sequence[str] = (),
 ) -> Redrawn:
-    """Run what the figure needs and is not there yet; on the regime's dataset where none is named.
+    """Run what the figure needs, by default on the regime's dataset; finished runs are reused.
 
-    Without ``as_published`` training does not see the test part. Raises UserError before anything is run, and
-    Interrupted; a line whose run fails is left out, and named.
+    Without ``as_published`` training does not use the test part. Raises UserError before anything is run, and
+    Interrupted. A line whose run fails is left out and listed.
     """
-    effort, where = effort.settled(), where or {}
+    effort = effort.settled()
+    where = where or {}
     if figure.seeds is not None:
         effort = replace(effort, seeds=min(effort.seeds, figure.seeds))
     sees_test = effort.as_published if figure.blind else None
@@ -120,11 +122,12 @@ def redraw(
     ]
     if not work:
         raise _nothing(figure, where)
-    for one in work:  # all that can be wrong is said before anything runs
+    for one in work:  # raises all errors before anything runs
         runner.search_spec(one.method)
         for point in one.line.points:
             one.specs(Choice(one.method.params, 1, None), point, 1)
-    curves, failed = [], []
+    curves: list[Curve] = []
+    failed = []
     with table_runs.on_cluster(settings, effort.local):
         for one in work:
             console.say(f"{one.dataset} {one.panel.metric}: {one.line.name}")
@@ -142,14 +145,14 @@ def _kind(figure: Figure) -> Callable[[_Work], Iterator[Curve]]:
     draw = figure.draw
 
     def own(work: _Work) -> Iterator[Curve]:
-        """Whatever the workload draws of the runs of each point."""
+        """The curves that the workload computes from the runs of each point."""
         choice = work.runner.choose(work.method)
         specs = [work.specs(choice, point, _epochs_at(work, choice, point)) for point in work.line.points]
         distinct = {tuple(spec.fingerprint() for spec in each): each for each in specs}
-        for each in distinct.values():  # a quick look cuts several points to one
+        for each in distinct.values():  # with ``quick`` several points may have the same runs
             done = work.runs(each)
             trained = [work.runner.trained(*one) for one in zip(done, each)]
-            yield from map(work.told, work.runner.asked(lambda runs: list(draw(runs)), done, trained))
+            yield from map(work.labelled, work.runner.evaluate(lambda runs: list(draw(runs)), done, trained))
 
     return own
 
@@ -168,7 +171,7 @@ def _values(work: _Work) -> Iterator[Curve]:
 
 
 def _epochs(work: _Work) -> Iterator[Curve]:
-    """A metric of every epoch."""
+    """A metric over epochs."""
     choice = work.runner.choose(work.method)
     specs = work.specs(choice, Point(), work.runner.effort.epochs(work.line.method.epochs), **WATCHED)
     by_epoch: dict[int, dict[str, float]] = {}
@@ -176,12 +179,12 @@ def _epochs(work: _Work) -> Iterator[Curve]:
         for row in _history(one):
             if work.panel.metric in row:
                 by_epoch.setdefault(row["epoch"], {})[one.id] = row[work.panel.metric]
-    known = sorted(by_epoch)
-    yield work.curve([float(epoch) for epoch in known], [list(by_epoch[epoch].values()) for epoch in known])
+    epochs = sorted(by_epoch)
+    yield work.curve([float(epoch) for epoch in epochs], [list(by_epoch[epoch].values()) for epoch in epochs])
 
 
 def _seconds(work: _Work) -> Iterator[Curve]:
-    """Seconds of training an epoch: the median, without the first one, which warms up."""
+    """Median seconds of an epoch of training, without the first one, which warms up."""
     specs = work.specs(Choice(work.method.params, TIMED_EPOCHS, None), Point(), TIMED_EPOCHS)
     ends = [sorted({row["epoch"]: row["time"] for row in _history(one)}.values()) for one in work.runs(specs)]
     yield work.curve([0.0], [[median(b - a for a, b in pairwise(times)) for times in ends]])
@@ -195,41 +198,41 @@ def _epochs_at(work: _Work, choice: Choice, point: Point) -> int:
 
 
 def _history(done: Done) -> Iterator[dict[str, Any]]:
-    """The rows of a run; a resume states its last ones again."""
+    """The rows of a run; a resume repeats the last ones."""
     return map(json.loads, (done.folder / HISTORY).read_text().splitlines())
 
 
 def _chosen(
     lines: Sequence[Line], by: Sequence[str], where: Mapping[str, Sequence[str]], methods: Sequence[str]
 ) -> list[Line]:
-    """The lines asked for, of methods that exist there; a value that the figure does not have is put in their place.
+    """The selected lines whose methods apply; a value in ``where`` that the figure does not have replaces its own.
 
-    Raises UserError for a name that no line has.
+    Raises UserError for an unknown name of a line.
     """
     names = {line.name.lower() for line in lines}
     for name in methods:
         if name.lower() not in names:
             raise unknown("line of the figure", name, [line.name for line in lines])
-    found = [line for line in lines if not methods or line.name.lower() in {name.lower() for name in methods}]
+    selected = [line for line in lines if not methods or line.name.lower() in {name.lower() for name in methods}]
     for name in by:
         if not (wanted := where.get(name)):
             continue
-        having = {line.where.get(name) for line in found}
-        if having & set(wanted) or len(having) > 1:
-            found = [line for line in found if line.where.get(name) in wanted]
+        values = {line.where.get(name) for line in selected}
+        if values & set(wanted) or len(values) > 1:
+            selected = [line for line in selected if line.where.get(name) in wanted]
         else:
-            found = [replace(line, where={**line.where, name: value}) for value, line in product(wanted, found)]
+            selected = [replace(line, where={**line.where, name: value}) for value, line in product(wanted, selected)]
     return [
-        line for line in found
-        if all(line.where.get(name, having[0]) in having for name, having in line.method.only.items())
+        line for line in selected
+        if all(line.where.get(name, allowed[0]) in allowed for name, allowed in line.method.only.items())
     ]  # fmt: skip
 
 
 def _nothing(figure: Figure, where: Mapping[str, Sequence[str]]) -> UserError:
-    """No line asked for has a method that exists there."""
-    asked = ", ".join(
+    """The error for a selection without lines."""
+    given = ", ".join(
         f"{name}={value}" for name, values in where.items() for value in values if name in figure.confined
     )
     allowed = ", ".join(f"{name}={value}" for name, values in figure.confined.items() for value in values)
     names = " and ".join(f"--{name.replace('_', '-')}" for name in figure.confined)
-    return UserError(f"No line of {figure.id} is for this", got=asked, allowed=allowed, fix=f"Leave {names} away")
+    return UserError(f"{figure.id} has no such line", got=given, allowed=allowed, fix=f"Leave out {names}")

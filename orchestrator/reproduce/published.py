@@ -1,4 +1,4 @@
-"""``orchestrator reproduce ID``: a published table, figure or computation run, told, and kept."""
+"""``orchestrator reproduce ID``: run a published table, figure or computation, show it, save it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from workloads.published import Computation, Published, Table
 
 @dataclass(frozen=True)
 class ReproductionRequest:
-    """What is published, and which part of it; empty stands for all. ``where`` are values of the parameters that make
-    a block, by their names."""
+    """A published result and the parts of it to run; empty means all.
+
+    ``where`` gives values of the parameters that define a block, by name.
+    """
 
     published: Published
     where: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     methods: tuple[str, ...] = ()
 
     def name(self, effort: ReproductionBudget) -> str:
-        """Of its folder and MLflow run: another part, or a quick look at it, is another one."""
+        """The name of its folder and MLflow run, which depends on the parts, ``as_published`` and ``quick``."""
         words = [self.published.id, *(word for words in self.where.values() for word in words), *self.methods]
         words += ["as-published"] * effort.as_published + ["quick"] * effort.quick
         return "-".join("".join(c if c.isalnum() or c in "._" else "-" for c in word.strip("/")) for word in words)[
@@ -33,45 +35,45 @@ class ReproductionRequest:
         ]
 
 
-Told = tuple[dict[str, Any], dict[str, str | bytes]]
-"""A record as JSON, and the files that are kept beside it, by their names."""
-
-
 def reproduce(
-    asked: ReproductionRequest, settings: Settings, effort: ReproductionBudget, console: Console
+    request: ReproductionRequest, settings: Settings, effort: ReproductionBudget, console: Console
 ) -> tuple[dict[str, Any], int]:
-    """What ``--json`` prints, and the exit code: 0, or 4 where rows failed or a dataset is not here.
+    """Reproduce a published result; return the output for ``--json`` and the exit code.
 
-    What has finished is kept and not run again, so that a call after Ctrl-C goes on. Raises UserError and Interrupted.
+    The exit code is 0, or 4 if rows failed or a dataset is missing. Finished runs are reused, so that a call after
+    Ctrl-C continues. Raises UserError and Interrupted.
     """
-    name = asked.published.id
+    name = request.published.id
     try:
-        told, texts = _tell(asked, settings, effort, console)
+        result, texts = _run(request, settings, effort, console)
     except Interrupted:
         raise Interrupted(provenance.command()) from None
-    folder, trouble = table_report.keep(told, texts, asked.name(effort), settings)
-    console.say(f"Kept in {folder}: {', '.join(sorted(file.name for file in folder.glob(f'{name}*')))}")
+    folder, trouble = table_report.keep(result, texts, request.name(effort), settings)
+    console.say(f"Saved in {folder}: {', '.join(sorted(file.name for file in folder.glob(f'{name}*')))}")
     if trouble:
         console.say(trouble)
-    return {**told, "folder": str(folder)}, DONE if told["complete"] else PARTIAL
+    return {**result, "folder": str(folder)}, DONE if result["complete"] else PARTIAL
 
 
-def _tell(asked: ReproductionRequest, settings: Settings, effort: ReproductionBudget, console: Console) -> Told:
-    published = asked.published
+def _run(
+    request: ReproductionRequest, settings: Settings, effort: ReproductionBudget, console: Console
+) -> tuple[dict[str, Any], dict[str, str | bytes]]:
+    """Run and show a published result; return its record as JSON, and its other files by name."""
+    published = request.published
     workload = published.workload if isinstance(published, Computation) else published.regime.workload
-    origin = table_report.origin(settings, workload)  # of the code that runs, however long it takes
+    origin = table_report.origin(settings, workload)  # taken before the runs, which may take long
     if isinstance(published, Table):
-        ran = table.run(published, settings, effort, console, where=asked.where, methods=asked.methods)
-        told = table_report.record(ran) | origin
-        table_report.show(console, told)
-        return told, {
-            f"{published.id}.md": table_report.markdown(told),
-            f"{published.id}.csv": table_report.as_csv(told),
+        reproduction = table.run(published, settings, effort, console, where=request.where, methods=request.methods)
+        result = table_report.record(reproduction) | origin
+        table_report.show(console, result)
+        return result, {
+            f"{published.id}.md": table_report.markdown(result),
+            f"{published.id}.csv": table_report.as_csv(result),
         }
     if isinstance(published, Computation):
-        found = figures.Redrawn(published, effort, published.compute(effort.quick))
+        redrawn = figures.Redrawn(published, effort, published.compute(effort.quick))
     else:
-        found = figures.redraw(published, settings, effort, console, where=asked.where, methods=asked.methods)
-    told = drawing.record(found) | origin
-    drawing.show(console, found)
-    return told, drawing.files(found, told)
+        redrawn = figures.redraw(published, settings, effort, console, where=request.where, methods=request.methods)
+    result = drawing.record(redrawn) | origin
+    drawing.show(console, redrawn)
+    return result, drawing.files(redrawn, result)

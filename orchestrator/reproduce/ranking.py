@@ -13,16 +13,16 @@ from orchestrator.reproduce.run_cache import Done
 from orchestrator.runs import worker
 
 Entrant = tuple[str, Mapping[str, Sequence[float]], Sequence[Done]]
-"""A method, its values over seeds by metric, and its runs, one a seed."""
+"""A method: its name, its values over seeds by metric, and its runs, one a seed."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """``better`` ahead of ``worse`` by ``difference`` of the metric.
+    """Two methods with the ``difference`` of their means.
 
-    A ``named`` pair was chosen before the values were seen, and ``p`` is corrected by Holm over the named pairs.
-    Neighbours of the order were chosen by the values that they are tested with: their ``p`` is corrected over all
-    pairs. ``pairs`` is over how many.
+    A ``named`` pair was chosen before the values were known; its ``p`` is corrected by Holm over the named pairs.
+    Neighbours in the order were chosen by the tested values themselves; their ``p`` is corrected over all pairs.
+    ``pairs`` is the number of pairs in the correction.
     """
 
     metric: str
@@ -42,29 +42,29 @@ def order(
     reference: str | None = None,
     named: Sequence[tuple[str, str]] = (),
 ) -> list[Step]:
-    """The ``named`` pairs, and from the best mean to the worst each two neighbours that are none of them.
+    """Compare the ``named`` pairs, and all other pairs of neighbours in the order of means, best first.
 
-    With a ``reference`` the named pairs are each method with that one, and there are no neighbours. Methods without
-    values are left out. Each unit's value is its mean over the seeds, so that the units are resampled, not the seeds;
-    where runs keep no values by unit, the seeds are compared (Welch's t).
+    With a ``reference`` each method is compared with it instead, and there are no neighbours. Methods without values
+    are left out. The test is over units: a unit's value is its mean over the seeds. If runs have no values of units,
+    the seeds are compared (Welch's t).
     """
-    having = [one for one in entrants if one[1]]
-    ranked = sorted(having, key=lambda one: statistics.summary(one[1][metric]).mean, reverse=not lower)
+    with_values = [one for one in entrants if one[1]]
+    ranked = sorted(with_values, key=lambda one: statistics.summary(one[1][metric]).mean, reverse=not lower)
     pairs = list(combinations(ranked, 2))  # the better one first
     wanted = {frozenset(pair) for pair in named}
     if reference is not None:
         wanted = {frozenset((reference, one[0])) for one in ranked if one[0] != reference}
-    claimed = [pair for pair in pairs if frozenset((pair[0][0], pair[1][0])) in wanted]
-    steps = _steps(claimed, metric, lower, named=True)
-    if reference is not None or len(claimed) == len(pairs):
+    named_pairs = [pair for pair in pairs if frozenset((pair[0][0], pair[1][0])) in wanted]
+    steps = _steps(named_pairs, metric, lower, named=True)
+    if reference is not None or len(named_pairs) == len(pairs):
         return steps
-    neighbours = {(a[0], b[0]) for a, b in pairwise(ranked)} - {(a[0], b[0]) for a, b in claimed}
+    neighbours = {(a[0], b[0]) for a, b in pairwise(ranked)} - {(a[0], b[0]) for a, b in named_pairs}
     every = _steps(pairs, metric, lower, named=False) if neighbours else []
     return steps + [step for step in every if (step.better, step.worse) in neighbours]
 
 
 def _steps(pairs: Sequence[tuple[Entrant, Entrant]], metric: str, lower: bool, *, named: bool) -> list[Step]:
-    """A step for each pair, p corrected by Holm over them."""
+    """A step for each pair, with p corrected by Holm over them."""
     differences = [_ahead(a, b, metric, lower) for a, b in pairs]
     tested = [number for number, difference in enumerate(differences) if difference.p is not None]
     corrected = dict(zip(tested, statistics.holm([differences[number].p or 0.0 for number in tested])))
@@ -75,16 +75,17 @@ def _steps(pairs: Sequence[tuple[Entrant, Entrant]], metric: str, lower: bool, *
 
 
 def _ahead(better: Entrant, worse: Entrant, metric: str, lower: bool) -> Difference:
-    """By how much the better one is better, whichever direction that is."""
+    """The difference of two methods, positive if the first is better."""
     a, b = (worse, better) if lower else (better, worse)
-    ours, theirs = _by_unit(a, metric), _by_unit(b, metric)
-    if ours is None or theirs is None or not ours[0].equals(theirs[0]):
+    units_a = _by_unit(a, metric)
+    units_b = _by_unit(b, metric)
+    if units_a is None or units_b is None or not units_a[0].equals(units_b[0]):
         return statistics.over_seeds(a[1][metric], b[1][metric], "welch")
-    return statistics.over_units(ours[1], theirs[1])
+    return statistics.over_units(units_a[1], units_b[1])
 
 
 def _by_unit(entrant: Entrant, metric: str) -> tuple[Any, Any] | None:
-    """Ids and the mean over seeds of each unit's value; None where they are not kept."""
+    """Ids of the units and their values, as means over seeds; None if the runs do not have them."""
     import numpy as np
     import pyarrow.parquet as pq
 

@@ -1,4 +1,4 @@
-"""A run, a trial or a sweep as its record tells it, from its folder here or from MLflow alone."""
+"""Read the record of a run, a trial or a sweep, from its folder or from MLflow."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ Kind = Literal["run", "sweep", "trial"]
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What is known of a run: ``files`` holds its differences and search space, ``metrics`` its last values.
+    """The record of a run, trial or sweep.
 
-    ``epochs`` is the last epoch that has metrics, ``data`` the fingerprint of its dataset.
+    ``files`` is the folder with its diffs and search space, ``metrics`` are the last values, ``epochs`` is the last
+    epoch with metrics, ``data`` the fingerprint of the dataset.
     """
 
     id: str
@@ -48,7 +49,8 @@ class Recorded:
 
 
 def find(settings: Settings, reference: str) -> Recorded:
-    """What ``reference`` names: an MLflow run's id, ours, a trial's (``SWEEP/7``), or ``latest``. Raises UserError."""
+    """Find the record of ``reference``: the id of a run, a sweep or an MLflow run, a trial (``SWEEP/7``), or
+    ``latest``. Raises UserError."""
     owner = reference.partition("/")[0]
     folder = records.known(settings.storage, owner)
     if folder is not None and owner == reference:
@@ -82,20 +84,24 @@ def _from_mlflow(settings: Settings, reference: str) -> Recorded:
     client = registry.client(settings)
     try:
         run = client.get_run(_run_id(client, reference))
-        tags, run_id = run.data.tags, run.info.run_id
-        kind, parent = tags.get("orchestrator.kind"), tags.get("mlflow.parentRunId")
+        tags = run.data.tags
+        run_id = run.info.run_id
+        kind = tags.get("orchestrator.kind")
+        parent = tags.get("mlflow.parentRunId")
         if kind not in ("run", "sweep", "trial"):
-            raise UserError(f"The MLflow run {reference} is none of ours", fix="Name a run, a sweep or a trial")
+            raise UserError(
+                f"The MLflow run {reference} was not made by orchestrator", fix="Name a run, a sweep or a trial"
+            )
         files = settings.home / "reproduced" / run_id
         _download(client, parent if kind == "trial" else run_id, files)
         owner = client.get_run(parent).data.tags if kind == "trial" and parent else tags
     except registry.trouble() as error:
         unknown = getattr(error, "error_code", "") in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
-        said = one_line(error)
+        reason = one_line(error)
         if unknown:
             where = f"{settings.storage} and {settings.tracking}"
-            raise UserError("Unknown run", got=repr(reference), fix=f"Looked in {where}: {said}") from None
-        raise UserError(f"MLflow does not give the record of {reference}: {said}", code=UNAVAILABLE) from None
+            raise UserError("Unknown run", got=repr(reference), fix=f"Looked in {where}: {reason}") from None
+        raise UserError(f"The record of {reference} cannot be read from MLflow: {reason}", code=UNAVAILABLE) from None
     model: type[ExperimentSpec | SweepSpec] = SweepSpec if kind == "sweep" else ExperimentSpec
     if kind == "trial":
         values = _tagged(tags, reference)
@@ -117,12 +123,12 @@ def _from_mlflow(settings: Settings, reference: str) -> Recorded:
 
 
 def _repeats(kind: str, metric: str) -> bool:
-    """Whether a repetition has this metric. Trials of lifelong sweeps once had test values: test stays closed now."""
+    """Whether a repetition has this metric. Trials of lifelong sweeps had test values in earlier versions."""
     return kind != "trial" or not metric.startswith("test/")
 
 
 def parse(model: type[ExperimentSpec | SweepSpec], values: Mapping[str, Any], where: str) -> ExperimentSpec | SweepSpec:
-    """The spec of these values. Raises UserError naming what this version does not know or take."""
+    """Parse a spec. Raises UserError with the settings that this version does not know or accept."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -137,14 +143,14 @@ def parse(model: type[ExperimentSpec | SweepSpec], values: Mapping[str, Any], wh
 
 
 def _run_id(client: Any, reference: str) -> str:
-    """The MLflow id of a trial named ``SWEEP/7``; any other reference is one already."""
+    """The MLflow id of a trial ``SWEEP/7``; any other reference is returned as it is."""
     if "/" not in reference:
         return reference
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    found = client.search_runs(experiments, f"tags.`{KEY}` = '{reference}'", max_results=1) if experiments else []
-    if not found:
+    runs = client.search_runs(experiments, f"tags.`{KEY}` = '{reference}'", max_results=1) if experiments else []
+    if not runs:
         raise UserError("Unknown trial", got=repr(reference), allowed="SWEEP/NUMBER, or its MLflow run's id")
-    return str(found[0].info.run_id)
+    return str(runs[0].info.run_id)
 
 
 def _download(client: Any, run_id: str, files: Path) -> None:
@@ -159,10 +165,10 @@ def _tagged(tags: Mapping[str, str], reference: str) -> dict[str, Any]:
     try:
         values: dict[str, Any] = json.loads(tags["orchestrator.spec"])
         return values
-    except (KeyError, json.JSONDecodeError):  # an older version's, or too long for a tag
-        again = tags.get("orchestrator.repeat")
+    except (KeyError, json.JSONDecodeError):  # of an older version, or truncated as too long for a tag
+        command = tags.get("orchestrator.repeat")
         raise UserError(
-            f"The trial {reference} carries no whole spec", fix=f"The nearest to it is: {again}" if again else None
+            f"The trial {reference} has no complete spec", fix=f"The closest is: {command}" if command else None
         ) from None
 
 
@@ -172,14 +178,14 @@ def _spec_file(file: Path, reference: str) -> dict[str, Any]:
         raise UserError(
             f"The run {reference} has no {file.name}", fix="It is of an older version, or its artifacts were removed"
         )
-    form = values.pop("format", 1)  # the first version did not say
+    form = values.pop("format", 1)  # the first version did not write it
     if form != provenance.FORMAT:
         raise UserError(f"{file.name} of {reference} has another format", got=form, allowed=provenance.FORMAT)
     return values
 
 
 def _environment(file: Path) -> Mapping[str, Any]:
-    """What was recorded of the environment; empty where it is missing, damaged or of another format."""
+    """The recorded environment; empty if it is missing, damaged or of another format."""
     try:
         values = _json(file) or {}
     except UserError:
@@ -192,7 +198,7 @@ def _data(fingerprint: str | None) -> str | None:
 
 
 def _json(file: Path) -> dict[str, Any] | None:
-    """The object in a file; None where there is none. Raises UserError where it is damaged."""
+    """Read a JSON object; None if the file does not exist. Raises UserError if it is damaged."""
     if not file.exists():
         return None
     try:

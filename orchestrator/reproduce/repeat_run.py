@@ -1,4 +1,4 @@
-"""A recorded run once more: what cannot be the same, the run itself, and its metrics beside the recorded ones."""
+"""Repeat a recorded run: list what cannot be the same, run it, compare its metrics with the recorded ones."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ SHOWN = 12
 """Metrics in the table; ``--json`` has them all."""
 
 MEASURED = ("system/",)
-"""Metrics that say how it ran, not what came out."""
+"""Prefixes of metrics about the machine, which are not compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One metric, as recorded and as it came out now; ``now`` is None where it did not."""
+    """One metric, recorded and repeated; ``now`` is None if the repetition does not have it."""
 
     name: str
     then: float
@@ -50,49 +50,56 @@ def run(
     console: Console,
     space: str | None = None,
 ) -> tuple[dict[str, Any], int]:
-    """Repeat the run, trial or sweep that ``reference`` names; with ``check`` only say what would differ, with
-    ``script`` only print its commands. Returns what ``--json`` prints, and the exit code: 0 when every recorded
-    metric came out again, up to a relative ``tolerance``, else 1, also where no metric was recorded. ``space`` is the
-    search space's file where the user names one: one that the record alone names is not run.
+    """Repeat the run, trial or sweep ``reference`` and compare its metrics.
 
-    Raises UserError, RunFailed or Interrupted.
+    With ``check`` only list the differences, with ``script`` only print the commands. ``space`` is a search space that
+    the user trusts; a space that only the record names is not executed unless it was trusted before. Returns the
+    output for ``--json`` and the exit code: 0 if every recorded metric is equal up to a relative ``tolerance``, else 1,
+    also if no metric was recorded. Raises UserError, RunFailed or Interrupted.
     """
-    found = recorded_run.find(settings, reference)
+    recorded = recorded_run.find(settings, reference)
     if script:
-        lines = commands(found, settings)
+        lines = commands(recorded, settings)
         print("\n".join(lines))
-        return {"id": found.id, "run_id": found.run_id, "script": lines}, DONE
-    now = provenance.sources(apart=(settings.home, settings.storage), workload=found.spec.workload)
-    unequal = differences.all_of(found, settings, now)
-    local = bool(found.environment.get("options", {}).get("local", found.kind == "trial"))
-    spec = _here(found, settings, local, unequal, space)
-    console.say(f"Reproducing {found.kind} {found.id}" + (f" (MLflow {found.run_id})" if found.run_id else ""))
+        return {"id": recorded.id, "run_id": recorded.run_id, "script": lines}, DONE
+    now = provenance.sources(apart=(settings.home, settings.storage), workload=recorded.spec.workload)
+    unequal = differences.all_of(recorded, settings, now)
+    local = bool(recorded.environment.get("options", {}).get("local", recorded.kind == "trial"))
+    spec = _here(recorded, settings, local, unequal, space)
+    console.say(
+        f"Reproducing {recorded.kind} {recorded.id}" + (f" (MLflow {recorded.run_id})" if recorded.run_id else "")
+    )
     _say(console, unequal)
-    told: dict[str, Any] = {
-        "id": found.id, "run_id": found.run_id, "kind": found.kind, "differences": [asdict(one) for one in unequal],
-    }  # fmt: skip
+    output: dict[str, Any] = {
+        "id": recorded.id,
+        "run_id": recorded.run_id,
+        "kind": recorded.kind,
+        "differences": [asdict(one) for one in unequal],
+    }
     if check:
-        return told, DONE
-    if found.kind == "trial":
+        return output, DONE
+    if recorded.kind == "trial":
         assert isinstance(spec, ExperimentSpec)
-        metrics, code = _trial(spec, settings, found), DONE
+        metrics = _trial(spec, settings, recorded)
+        code = DONE
     else:
-        options = driver.Options(local=local)  # and no --register: the registry has this model already
+        options = driver.Options(local=local)  # without --register: the registry already has this model
         act: Any = sweep.sweep if isinstance(spec, SweepSpec) else driver.run
         result = act(spec, settings, options, console)
-        metrics, code = result.metrics, result.exit_code
-        told["reproduction"] = result.to_json()
-    compared = compare(found.metrics, metrics, tolerance)
+        metrics = result.metrics
+        code = result.exit_code
+        output["reproduction"] = result.to_json()
+    compared = compare(recorded.metrics, metrics, tolerance)
     verdict = overall(compared)
     _show(console, compared, verdict)
-    if "reproduction" in told and told["reproduction"]["run_id"]:
-        _link(settings, told["reproduction"]["run_id"], found, verdict)
-    told |= {"metrics": [asdict(one) for one in compared], "verdict": verdict}
-    return told, FAILED if verdict in ("different", "nothing to compare") else code
+    if "reproduction" in output and output["reproduction"]["run_id"]:
+        _link(settings, output["reproduction"]["run_id"], recorded, verdict)
+    output |= {"metrics": [asdict(one) for one in compared], "verdict": verdict}
+    return output, FAILED if verdict in ("different", "nothing to compare") else code
 
 
 def compare(then: Mapping[str, float], now: Mapping[str, float], tolerance: float) -> list[Compared]:
-    """The recorded metrics beside those of now, by name."""
+    """Compare the recorded metrics with the repeated ones, by name."""
     names = [name for name in sorted(then) if not name.startswith(MEASURED)]
     return [Compared(name, then[name], now.get(name), _verdict(then[name], now.get(name), tolerance)) for name in names]
 
@@ -105,19 +112,22 @@ def overall(compared: Sequence[Compared]) -> Verdict:
 
 
 def _here(
-    found: Recorded, settings: Settings, local: bool, unequal: list[Difference], named: str | None
+    recorded: Recorded, settings: Settings, local: bool, unequal: list[Difference], named: str | None
 ) -> ExperimentSpec | SweepSpec:
-    """The spec, with resources that can be had and the search space where it lies; what changed joins ``unequal``."""
-    spec = found.spec
-    given = differences.resources(spec.resources, settings, local=local or found.kind == "trial")
+    """The spec with resources that are available and the current path of the search space.
+
+    Changes of resources are added to ``unequal``.
+    """
+    spec = recorded.spec
+    given = differences.resources(spec.resources, settings, local=local or recorded.kind == "trial")
     if given != spec.resources:
         unequal.append(Difference("resources", _words(spec.resources), _words(given)))
         spec = spec.model_copy(update={"resources": given})
-    if isinstance(spec, SweepSpec) and (space := differences.space_of(found, found.files / provenance.SPACE)):
+    if isinstance(spec, SweepSpec) and (space := differences.space_of(recorded, recorded.files / provenance.SPACE)):
         if named:
             space = spaces.absolute(named)
         else:
-            trusted_spaces.check(space, settings.home, found.id)
+            trusted_spaces.check(space, settings.home, recorded.id)
         spec = spec.model_copy(update={"search": spec.search.model_copy(update={"space": space})})
     return spec
 
@@ -126,18 +136,18 @@ def _words(resources: Any) -> str:
     return ", ".join(f"{name}={value:g}" for name, value in resources.model_dump(exclude_none=True).items())
 
 
-def _trial(spec: ExperimentSpec, settings: Settings, found: Recorded) -> dict[str, float]:
-    """The last value of each metric after as many epochs as were recorded. It selects only: test stays closed."""
+def _trial(spec: ExperimentSpec, settings: Settings, recorded: Recorded) -> dict[str, float]:
+    """Train a trial for the recorded number of epochs and return the last value of each metric. Does not use test."""
     device = worker.take_device(spec.resources)
     values: dict[str, float] = {}
     try:
         for report in worker.experiment(spec, settings.data, device, final=False).stream():
             for row in report.rows:
-                if row.epoch > found.epochs:
+                if row.epoch > recorded.epochs:
                     return values
                 values |= row.metrics
     except Exception as error:
-        raise RunFailed(found.id, reports.describe(error)) from error
+        raise RunFailed(recorded.id, reports.describe(error)) from error
     return values
 
 
@@ -157,7 +167,7 @@ def _say(console: Console, unequal: Sequence[Difference]) -> None:
         if one not in minor:
             console.say(f"  {one}")
     if minor:
-        console.say(f"  {len(minor)} other packages have other versions (--json names them)")
+        console.say(f"  {len(minor)} other packages have other versions (see --json)")
     if not unequal:
         console.say("  nothing differs: code, packages, machine and data are as recorded")
 
@@ -178,11 +188,11 @@ def _show(console: Console, compared: Sequence[Compared], verdict: Verdict) -> N
     console.say(f"Reproduced: {verdict} ({equal} of {len(compared)} metrics bitwise)")
 
 
-def _link(settings: Settings, run_id: str, found: Recorded, verdict: Verdict) -> None:
-    """Say on the new run what it reproduces; where MLflow went away meanwhile it is only said here."""
+def _link(settings: Settings, run_id: str, recorded: Recorded, verdict: Verdict) -> None:
+    """Tag the new MLflow run with the run that it reproduces and the verdict; ignored during an outage."""
     try:
         client = registry.client(settings)
-        client.set_tag(run_id, "orchestrator.reproduces", found.run_id or found.id)
+        client.set_tag(run_id, "orchestrator.reproduces", recorded.run_id or recorded.id)
         client.set_tag(run_id, "orchestrator.reproduced", verdict)
     except registry.trouble():
         return

@@ -1,4 +1,4 @@
-"""Runs and sweeps that are done once: named by what they are, they are found again, or gone on with."""
+"""Cache of runs and sweeps: their names are derived from their specs, and finished ones are reused."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ USABLE = ("finished", "partial")
 
 @dataclass(frozen=True)
 class Done:
-    """A run or sweep that has ended: its ``result`` is what ``--json`` prints."""
+    """A finished run or sweep; ``result`` is the output of ``--json``."""
 
     folder: Path
     result: Mapping[str, Any]
-    found: bool
-    """Whether it was there already."""
+    reused: bool
+    """Whether it was finished before."""
 
     @property
     def id(self) -> str:
@@ -41,14 +41,14 @@ class Done:
 
     @property
     def commits(self) -> set[str]:
-        """Of the code that it was run with, ``-dirty`` with changes; empty where that was not recorded."""
+        """The commits of its code, with ``-dirty`` if there were changes; empty if not recorded."""
         file = self.folder / ENVIRONMENT
         sources = json.loads(file.read_text()).get("sources", ()) if file.exists() else ()
         return {one["commit"][:12] + "-dirty" * bool(one.get("dirty")) for one in sources if one.get("commit")}
 
 
 class QuietConsole(Console):
-    """The console of one run among many: on a terminal its progress shows, its lines go to its log alone."""
+    """Console of one run among many: shows only its progress; lines are written only to its log."""
 
     def say(self, text: str = "") -> None:
         if self._log:
@@ -56,11 +56,11 @@ class QuietConsole(Console):
             self._log.write(f"{text}\n")
 
     def table(self, title: str, columns: list[str], rows: list[list[Any]]) -> None:
-        """Trials are in the sweep's report."""
+        """Does nothing: the report of the sweep has the trials."""
 
 
 def run(spec: ExperimentSpec, settings: Settings, local: bool, about: str) -> Done:
-    """The run of ``spec``. Raises UserError, RunFailed or Interrupted."""
+    """Run ``spec``, resume it, or return its finished run. Raises UserError, RunFailed or Interrupted."""
     name = named(about, f"seed{spec.seed}", spec.fingerprint(), spec.workload, spec.params, settings)
     return _once(
         name,
@@ -71,7 +71,10 @@ def run(spec: ExperimentSpec, settings: Settings, local: bool, about: str) -> Do
 
 
 def sweep(spec: SweepSpec, settings: Settings, local: bool, about: str) -> Done:
-    """The sweep of ``spec``. Raises UserError, RunFailed (all trials failed) or Interrupted."""
+    """Run the sweep ``spec``, resume it, or return the finished one.
+
+    Raises UserError, RunFailed (all trials failed) or Interrupted.
+    """
     identity = digest([spec.fingerprint(), spec.search.trials])
     name = named(about, "search", identity, spec.workload, spec.fixed, settings)
     return _once(
@@ -83,28 +86,28 @@ def sweep(spec: SweepSpec, settings: Settings, local: bool, about: str) -> Done:
 
 
 def named(about: str, part: str, identity: str, workload: str, params: Mapping[str, Any], settings: Settings) -> str:
-    """``about-part-1a2b3c4d5e``: another spec, or other data under the same name, gives another one."""
+    """The name ``about-part-1a2b3c4d5e``, whose digest depends on the spec and on the content of the dataset."""
     data = preflight.dataset(workload, params, settings.data)
     return f"{about[:70]}-{part}-{digest([identity, data])[:10]}"
 
 
-def _once(name: str, settings: Settings, begin: Callable[[], Result], go_on: Callable[[RunFolder], Result]) -> Done:
+def _once(name: str, settings: Settings, start: Callable[[], Result], resume: Callable[[RunFolder], Result]) -> Done:
     folder = records.known(settings.storage, name)
     if folder is not None and folder.status() in USABLE:
         folder = folder.fetch()
-        return Done(folder.path, folder.record["result"], found=True)
-    if folder is not None and _stillborn(folder):
+        return Done(folder.path, folder.record["result"], reused=True)
+    if folder is not None and _never_started(folder):
         for each in generations.of_run(settings.storage, name):
             shutil.rmtree(settings.storage / each)
         folder = None
-    result = begin() if folder is None else go_on(folder)
-    if (result.folder / STOP).exists():  # asked for when only its end was left, which then came first
+    result = start() if folder is None else resume(folder)
+    if (result.folder / STOP).exists():  # the stop was requested too late to interrupt this run
         raise Interrupted(f"orchestrator status {name}")
-    return Done(result.folder, result.to_json(), found=False)
+    return Done(result.folder, result.to_json(), reused=False)
 
 
-def _stillborn(folder: RunFolder) -> bool:
-    """Whether it is a sweep that was stopped before it had a journal: there is nothing to go on with."""
+def _never_started(folder: RunFolder) -> bool:
+    """Whether it is a sweep that was stopped before it had a journal, so that it cannot be resumed."""
     return (
         folder.record["kind"] == "sweep"
         and not folder.has_live_driver()

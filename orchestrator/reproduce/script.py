@@ -1,4 +1,4 @@
-"""A recorded run as a shell script: its code, an environment with its packages, its command, all in a new folder."""
+"""A shell script that repeats a recorded run in a new folder: its code, its packages, its command."""
 
 from __future__ import annotations
 
@@ -15,36 +15,37 @@ from orchestrator.reproduce.recorded_run import Recorded
 from orchestrator.storage.settings import Settings
 
 SHOWN = 12
-"""Files named that the record lacks."""
+"""Number of files missing in the record that are listed."""
 
 OURS = "orchestrator"
-"""What our own repository is called among the sources."""
+"""The name of our own repository among the sources."""
 
 
-def commands(found: Recorded, settings: Settings) -> list[str]:
-    """The lines of a script for any POSIX shell that brings back what was recorded, and runs it.
+def commands(recorded: Recorded, settings: Settings) -> list[str]:
+    """The lines of a POSIX shell script that restores the recorded code and packages and repeats the run.
 
-    A repository whose address was not recorded is cloned from the path in a variable; the script asks for that.
+    A repository without a recorded address is cloned from the path in a variable that the script requires.
     """
-    sources = found.environment.get("sources", [])
-    folder = shlex.quote("reproduced-" + re.sub(r"[^\w.-]", "-", found.id))
-    lines = [_comment(f"{found.kind} {found.id} once more"), "set -eu", f"mkdir {folder}", f"cd {folder}"]
+    sources = recorded.environment.get("sources", [])
+    folder = shlex.quote("reproduced-" + re.sub(r"[^\w.-]", "-", recorded.id))
+    lines = [_comment(f"{recorded.kind} {recorded.id} once more"), "set -eu", f"mkdir {folder}", f"cd {folder}"]
     for number, source in enumerate(sources):
-        lines += _clone(found, number, source)
-    lines += _environment(found.environment, [source["name"] for source in sources])
-    lines += _package(found.environment.get("package"), sources)
+        lines += _clone(recorded, number, source)
+    lines += _environment(recorded.environment, [source["name"] for source in sources])
+    lines += _package(recorded.environment.get("package"), sources)
     if sources:
         lines.append(shlex.join(["cd", sources[0]["name"]]))
-    if found.kind == "run" and isinstance(found.spec, ExperimentSpec):
-        local = " --local" if found.environment.get("options", {}).get("local") else ""
-        lines.append(_comment(f"without the comparison: {found.spec.command()}{local}"))
-    return [*lines, shlex.join(["orchestrator", "reproduce", "run", found.run_id or found.id, *_where(settings)])]
+    if recorded.kind == "run" and isinstance(recorded.spec, ExperimentSpec):
+        local = " --local" if recorded.environment.get("options", {}).get("local") else ""
+        lines.append(_comment(f"without the comparison: {recorded.spec.command()}{local}"))
+    return [*lines, shlex.join(["orchestrator", "reproduce", "run", recorded.run_id or recorded.id, *_where(settings)])]
 
 
-def _clone(found: Recorded, number: int, source: Mapping[str, Any]) -> Iterator[str]:
-    """One repository as it stood."""
+def _clone(recorded: Recorded, number: int, source: Mapping[str, Any]) -> Iterator[str]:
+    """Commands that restore one repository."""
     name = source["name"]
-    into, variable = shlex.quote(name), "CLONE_OF_" + re.sub(r"\W", "_", name).upper()
+    into = shlex.quote(name)
+    variable = "CLONE_OF_" + re.sub(r"\W", "_", name).upper()
     if source["url"]:
         yield shlex.join(["git", "clone", "--", source["url"].replace(f"{HIDDEN}@", ""), name])
     else:
@@ -52,7 +53,7 @@ def _clone(found: Recorded, number: int, source: Mapping[str, Any]) -> Iterator[
     if source["commit"]:
         yield shlex.join(["git", "-C", name, "checkout", source["commit"]])
     if source["diff"]:
-        yield shlex.join(["git", "-C", name, "apply", str(found.files.absolute() / diff_name(number, name))])
+        yield shlex.join(["git", "-C", name, "apply", str(recorded.files.absolute() / diff_name(number, name))])
     left: Sequence[str] = source["left_out"]
     yield from (_comment(f"not recorded: {item}") for item in left[:SHOWN])
     if len(left) > SHOWN:
@@ -60,12 +61,12 @@ def _clone(found: Recorded, number: int, source: Mapping[str, Any]) -> Iterator[
 
 
 def _environment(recorded: Mapping[str, Any], sources: Sequence[str]) -> Iterator[str]:
-    """A virtual environment with the packages that compute, in the recorded versions."""
+    """Commands for a virtual environment with the packages that affect results, in the recorded versions."""
     version = re.match(r"\d+\.\d+", recorded.get("python", ""))
     yield f"python{version[0] if version else '3'} -m venv environment"
     yield ". environment/bin/activate"
     packages: Mapping[str, str] = recorded.get("packages", {})
-    # A build's own mark (2.9.0+cu128) is not known to the package index.
+    # The package index does not know the local part of a version (2.9.0+cu128).
     pins = [f"{name}=={packages[name].partition('+')[0]}" for name in FIRST[1:] if name in packages]
     if OURS in sources:
         yield shlex.join(["pip", "install", *pins, "-e", f"./{OURS}"])
@@ -79,21 +80,21 @@ def _environment(recorded: Mapping[str, Any], sources: Sequence[str]) -> Iterato
 
 
 def _package(package: Mapping[str, Any] | None, sources: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The package that brings the workload, where that is somebody else's: from its repository, or as pip had it."""
-    places = [f"./{source['name']}/{source['package']}" for source in sources if source.get("package")]
-    if places:
-        yield shlex.join(["pip", "install", "-e", places[0]])
+    """Command that installs the package of a third-party workload, from its repository or its requirement."""
+    projects = [f"./{source['name']}/{source['package']}" for source in sources if source.get("package")]
+    if projects:
+        yield shlex.join(["pip", "install", "-e", projects[0]])
     elif package and package["requirement"]:
         yield shlex.join(["pip", "install", "--", package["requirement"]])
     elif package:
-        told = f"where {package['name']} {package['version']} was installed from, which brings the workload"
-        yield _comment(f"not recorded: {told}")
+        missing = f"where {package['name']} {package['version']}, the package of the workload, was installed from"
+        yield _comment(f"not recorded: {missing}")
 
 
 def _where(settings: Settings) -> list[str]:
-    """The places that were named on the command line; others come from the environment again."""
-    places = {"tracking": settings.tracking or "none", "storage": settings.remote or str(settings.storage)}
-    return [f"--{name}={place}" for name, place in places.items() if settings.sources[name] == "flag"]
+    """The addresses that were flags of the command line; others come from the environment."""
+    addresses = {"tracking": settings.tracking or "none", "storage": settings.remote or str(settings.storage)}
+    return [f"--{name}={address}" for name, address in addresses.items() if settings.sources[name] == "flag"]
 
 
 def _comment(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Tables once more: settings chosen on validation, final models over seeds, test opened once for each."""
+"""Reproduce tables: settings selected on validation, final models over seeds, each evaluated once on test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workloads.published import Row, Table
 
 @dataclass(frozen=True)
 class Measured:
-    """A row's values over seeds by metric; empty, with a ``failure``, where a run failed."""
+    """The values of a row over seeds by metric; empty, with a ``failure``, if a run failed."""
 
     row: Row
     choice: Choice | None
@@ -30,7 +30,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Block:
-    """The rows of one place, and their order by the table's metrics."""
+    """The rows of one block, and their order by the table's metrics."""
 
     where: Mapping[str, str]
     rows: tuple[Measured, ...]
@@ -39,7 +39,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A table as it came out; ``missing`` says which datasets are not here, and where to get them."""
+    """A reproduced table; ``missing`` lists datasets that are not present, and how to get them."""
 
     table: Table
     effort: ReproductionBudget
@@ -60,27 +60,28 @@ def run(
     where: Mapping[str, Sequence[str]] | None = None,
     methods: Sequence[str] = (),
 ) -> Reproduction:
-    """Run what the table needs and is not there yet.
+    """Run what the table needs; finished runs are reused.
 
-    ``where`` are values of the parameters that make a block. Without a dataset it is all of the table's that are here;
-    one that is named has to be. What is named may be published or not.
+    ``where`` gives values of the parameters that define a block, published or not. Without a dataset all present
+    datasets of the table are used; a named one must be present.
 
-    Raises UserError before anything is run, and Interrupted; a row whose run fails is kept with its failure.
+    Raises UserError before anything is run, and Interrupted. A row whose run fails has a ``failure``.
     """
-    effort, where = effort.settled(), where or {}
+    effort = effort.settled()
+    where = where or {}
     table_runs.check_reads_test(table.id, table.reads_test, effort)
     if effort.as_published and not (table.reads_test or table.regime.refit):
-        raise UserError(f"{table.id} takes no look at the test part as published", fix="Leave --as-published away")
+        raise UserError(f"The source of {table.id} does not select on test", fix="Leave out --as-published")
     named = where.get("dataset", ())
     here, missing = table_runs.present(table.regime.workload, named or table.datasets, settings, named=bool(named))
-    blocks = [_chosen(table.rows(*place), methods) for dataset in here for place in _places(table, dataset, where)]
+    row_groups = [_chosen(table.rows(*key), methods) for dataset in here for key in _block_keys(table, dataset, where)]
     runner = Runner(table.regime, settings, effort)
-    for rows in blocks:  # all that can be wrong is said before anything runs
+    for rows in row_groups:  # raises all errors before anything runs
         for row in rows:
             runner.search_spec(row.settings)
     with table_runs.on_cluster(settings, effort.local):
-        found = [_block(table, rows, runner, console) for rows in blocks]
-    return Reproduction(table, effort, tuple(found), missing)
+        blocks = [_block(table, rows, runner, console) for rows in row_groups]
+    return Reproduction(table, effort, tuple(blocks), missing)
 
 
 def _block(table: Table, rows: Sequence[Row], runner: Runner, console: Console) -> Block:
@@ -98,36 +99,38 @@ def _block(table: Table, rows: Sequence[Row], runner: Runner, console: Console) 
 
 def _measure(table: Table, row: Row, runner: Runner, console: Console) -> Measured:
     console.say(" ".join([*row.where.values(), row.method]))
-    choice, done = None, []
+    choice = None
+    done: list[Done] = []
     try:
         choice = runner.choose(row.settings)
         values: dict[str, list[float]] = {}
         for seed in range(runner.effort.seeds):
-            one = list(_trained(choice, seed, row, runner))
-            found = [_values(table, each, spec, runner) for each, spec in one]
+            models = list(_trained(choice, seed, row, runner))
+            measured = [_values(table, each, spec, runner) for each, spec in models]
             better = {metric: min if metric in table.lower else max for metric in (table.compared_by, *table.columns)}
-            best = better[table.compared_by](range(len(one)), key=lambda at: found[at][table.compared_by])
-            done.append(one[best][0])
-            for metric in table.columns:  # of several models, as published, the best by each metric
-                values.setdefault(metric, []).append(better[metric](each[metric] for each in found))
+            best = better[table.compared_by](range(len(models)), key=lambda at: measured[at][table.compared_by])
+            done.append(models[best][0])
+            for metric in table.columns:  # as published, each metric takes its best model
+                values.setdefault(metric, []).append(better[metric](each[metric] for each in measured))
     except RunFailed as error:
         console.say(f"  failed: {error}")
         return Measured(row, choice, {}, tuple(done), str(error))
     mean = sum(values[table.compared_by]) / len(values[table.compared_by])
-    again = sum(run.found for run in done)
+    reused = sum(run.reused for run in done)
     console.say(
         f"  {table.compared_by} {show(mean)} over {len(done)} seed{'s' * (len(done) > 1)}, {choice.epochs} epochs"
-        + (f" ({again} of them from before)" if again else "")
+        + (f" ({reused} of them reused)" if reused else "")
     )
     return Measured(row, choice, values, tuple(done))
 
 
 def _trained(choice: Choice, seed: int, row: Row, runner: Runner) -> Iterator[tuple[Done, ExperimentSpec]]:
-    """The final model of a seed; as published, one for each epoch count that is compared on test.
+    """The final model of a seed; as published, one for each number of epochs that is compared on test.
 
-    Settings that are printed whole come with their number of epochs: the author's code for them takes the last one.
+    Settings that are published completely include the number of epochs; the author's code takes the last one.
     """
-    method, effort = row.settings, runner.effort
+    method = row.settings
+    effort = runner.effort
     several = effort.as_published and method.searched
     for epochs in table_runs.ladder(effort.epochs(method.epochs)) if several else [choice.epochs]:
         spec = runner.final_spec(method, choice.params, epochs, seed)
@@ -135,34 +138,34 @@ def _trained(choice: Choice, seed: int, row: Row, runner: Runner) -> Iterator[tu
 
 
 def _values(table: Table, done: Done, spec: ExperimentSpec, runner: Runner) -> Mapping[str, float]:
-    """What the table's columns are for one model. Raises RunFailed for a run without one of them."""
+    """The values of the table's columns for one model. Raises RunFailed if one is missing."""
     if table.measure is not None:
-        found = runner.asked(table.measure, [done], runner.trained(done, spec))
+        values = runner.evaluate(table.measure, [done], runner.trained(done, spec))
     else:
         test = done.result["metrics"]
-        found = {name.removeprefix("test/"): value for name, value in test.items() if name.startswith("test/")}
-    if absent := [metric for metric in table.columns if metric not in found]:
+        values = {name.removeprefix("test/"): value for name, value in test.items() if name.startswith("test/")}
+    if absent := [metric for metric in table.columns if metric not in values]:
         raise RunFailed(done.id, f"it has no {', '.join(absent)} on test")
-    return found
+    return values
 
 
-def _places(table: Table, dataset: str, where: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
-    """The blocks on a dataset: those of the table; on one of the user's, like its first. What is named counts."""
-    known = [place for place in table.places if place[0] == dataset] or [(dataset, *table.places[0][1:])]
-    found = [
+def _block_keys(table: Table, dataset: str, where: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
+    """The blocks on a dataset as in the table, with the values of ``where``; for other datasets as on its first."""
+    published = [key for key in table.places if key[0] == dataset] or [(dataset, *table.places[0][1:])]
+    keys = [
         (dataset, *rest)
-        for place in known
-        for rest in product(*(where.get(name) or (own,) for name, own in zip(table.by[1:], place[1:])))
+        for key in published
+        for rest in product(*(where.get(name) or (own,) for name, own in zip(table.by[1:], key[1:])))
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(keys))
 
 
 def _chosen(rows: Sequence[Row], methods: Sequence[str]) -> list[Row]:
-    """The rows of the named methods; all where none is named. Raises UserError for an unknown one."""
+    """The rows of the named methods, by default all. Raises UserError for an unknown method."""
     if not rows:
-        raise UserError("No method of the table is for this", fix="Choose another --dataset or block")
-    known = {row.method.lower(): row for row in rows}
+        raise UserError("The table has no method for this block", fix="Choose another --dataset or block")
+    by_name = {row.method.lower(): row for row in rows}
     for name in methods:
-        if name.lower() not in known:
+        if name.lower() not in by_name:
             raise unknown("method of the table", name, [row.method for row in rows])
-    return [known[name.lower()] for name in methods] or list(rows)
+    return [by_name[name.lower()] for name in methods] or list(rows)

@@ -1,4 +1,4 @@
-"""A reproduced table told: on the terminal, as JSON, Markdown and CSV, and on an MLflow run."""
+"""Show and save a reproduced table: on the terminal, as JSON, Markdown and CSV, and on an MLflow run."""
 
 from __future__ import annotations
 
@@ -19,27 +19,29 @@ from orchestrator.reproduce.table import Block, Measured, Reproduction
 from orchestrator.storage.settings import Settings
 from orchestrator.tracking import store
 from orchestrator.tracking.tracker import Tracker
+from workloads.published import Table
 
 FOLDER = "reproductions"
-"""Below the home: a folder for each table or figure, and for each choice of its rows."""
+"""Folder in the home, with a folder for each table or figure and each selection of its parts."""
 
 
 def origin(settings: Settings, workload: str) -> dict[str, Any]:
-    """When, and by which code, a record is written: the commit of each repository, ``-dirty`` with changes."""
+    """The time, and the commit of each repository, with ``-dirty`` if it has changes."""
     sources = provenance.sources(apart=(settings.home, settings.storage), workload=workload)
     commits = {one.name: one.commit and one.commit[:12] + "-dirty" * bool(one.dirty) for one in sources}
     return {"when": datetime.now(UTC).isoformat(timespec="seconds"), "commits": commits}
 
 
-def written(told: Mapping[str, Any]) -> str:
-    """One sentence for a page: when and by which commit the record was written."""
-    commits = [f"{commit} of {name}" for name, commit in told["commits"].items() if commit]
-    return f"Written at {told['when']} by {', '.join(commits) or 'code outside of git'}."
+def written(result: Mapping[str, Any]) -> str:
+    """One sentence on the time and commits of the record."""
+    commits = [f"{commit} of {name}" for name, commit in result["commits"].items() if commit]
+    return f"Written at {result['when']} by {', '.join(commits) or 'code outside of git'}."
 
 
-def record(found: Reproduction) -> dict[str, Any]:
-    """All of it, as JSON."""
-    table, effort = found.table, found.effort
+def record(reproduction: Reproduction) -> dict[str, Any]:
+    """The record as JSON."""
+    table = reproduction.table
+    effort = reproduction.effort
     return {
         "id": table.id,
         "title": table.title,
@@ -53,15 +55,17 @@ def record(found: Reproduction) -> dict[str, Any]:
         "selected_on": "test, as published" if effort.as_published else "validation",
         "compared_by": table.compared_by,
         "measured_on": "test" if table.measure is None else "",
-        "complete": found.complete,
-        "missing": dict(found.missing),
-        "rows": [_row(found, block, row) for block in found.blocks for row in block.rows],
-        "order": [{**block.where, **_step(step)} for block in found.blocks for step in block.order],
+        "complete": reproduction.complete,
+        "missing": dict(reproduction.missing),
+        "rows": [_row(reproduction, block, row) for block in reproduction.blocks for row in block.rows],
+        "order": [{**block.where, **_step(step)} for block in reproduction.blocks for step in block.order],
     }
 
 
-def _row(found: Reproduction, block: Block, measured: Measured) -> dict[str, Any]:
-    row, choice, table = measured.row, measured.choice, found.table
+def _row(reproduction: Reproduction, block: Block, measured: Measured) -> dict[str, Any]:
+    row = measured.row
+    choice = measured.choice
+    table = reproduction.table
     return {
         **block.where,
         "method": row.method,
@@ -73,17 +77,18 @@ def _row(found: Reproduction, block: Block, measured: Measured) -> dict[str, Any
         "commits": sorted({commit for done in measured.runs for commit in done.commits}),
         "failure": measured.failure,
         "doubts": [f"{doubt.tag}: {doubt.why}" for doubt in table.why(row)],
-        "metrics": {metric: _value(found, measured, metric) for metric in table.columns} if measured.values else {},
+        "metrics": {metric: _value(table, measured, metric) for metric in table.columns if measured.values},
     }
 
 
-def _value(found: Reproduction, measured: Measured, metric: str) -> dict[str, Any]:
+def _value(table: Table, measured: Measured, metric: str) -> dict[str, Any]:
     values = list(measured.values[metric])
-    ours, published = statistics.summary(values), measured.row.published.get(metric)
+    ours = statistics.summary(values)
+    published = measured.row.published.get(metric)
     spread = ours.spread or 0.0
     reached = None
     if published is not None:
-        reached = ours.mean - spread <= published if metric in found.table.lower else ours.mean + spread >= published
+        reached = ours.mean - spread <= published if metric in table.lower else ours.mean + spread >= published
     return {
         "mean": ours.mean,
         "sd": ours.spread,
@@ -91,7 +96,7 @@ def _value(found: Reproduction, measured: Measured, metric: str) -> dict[str, An
         "published": published,
         "difference": None if published is None else ours.mean - published,
         "reached": reached,
-        "doubts": [doubt.tag for doubt in found.table.why(measured.row, metric)],
+        "doubts": [doubt.tag for doubt in table.why(measured.row, metric)],
     }
 
 
@@ -105,102 +110,110 @@ def _step(step: Step) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def show(console: Console, told: Mapping[str, Any]) -> None:
-    """A table a block, by the metric that the methods are compared by; the other metrics are in the files."""
-    metric, on = told["compared_by"], f" on {told['measured_on']}" if told["measured_on"] else ""
-    columns = ["method", "ours", "sd", *(["published", "difference"] if _printed(told) else []), "note"]
-    for place, rows in _blocks(told).items():
+def show(console: Console, result: Mapping[str, Any]) -> None:
+    """Print one table a block, with the metric that methods are compared by; the files have the other metrics."""
+    metric = result["compared_by"]
+    on = f" on {result['measured_on']}" if result["measured_on"] else ""
+    columns = ["method", "ours", "sd", *(["published", "difference"] if _printed(result) else []), "note"]
+    for key, rows in _blocks(result).items():
         cells = [_cells(row, row["metrics"].get(metric)) for row in rows]
         shown = [[row[name] for name in columns] for row in cells]
-        console.table(f"{told['id']}, {' '.join(place)}: {metric}{on}", columns, shown)
-        for line in [*_order(told, place), *_doubts(rows)]:
+        console.table(f"{result['id']}, {' '.join(key)}: {metric}{on}", columns, shown)
+        for line in [*_order(result, key), *_doubts(rows)]:
             console.say(f"  {line}")
-    for why in told["missing"].values():
+    for why in result["missing"].values():
         console.say(f"Left out: {why}")
-    for line in _conditions(told):
+    for line in _conditions(result):
         console.say(line)
 
 
-def markdown(told: Mapping[str, Any]) -> str:
-    """Every metric as ``ours ± sd / published``, the order of the methods, and the doubts."""
-    lines = [f"## {told['id']}: {told['title']}", "", f"{told['source']}. `{told['command']}`", "", written(told)]
-    if commits := sorted({commit for row in told["rows"] for commit in row["commits"]}):
-        lines.append(f"Its runs are of {', '.join(commits)}.")
-    lines += ["", *_conditions(told)]
-    for place, rows in _blocks(told).items():
+def markdown(result: Mapping[str, Any]) -> str:
+    """The table as Markdown: every metric as ``ours ± sd / published``, the order of the methods, the doubts."""
+    lines = [
+        f"## {result['id']}: {result['title']}",
+        "",
+        f"{result['source']}. `{result['command']}`",
+        "",
+        written(result),
+    ]
+    if commits := sorted({commit for row in result["rows"] for commit in row["commits"]}):
+        lines.append(f"Commits of its runs: {', '.join(commits)}.")
+    lines += ["", *_conditions(result)]
+    for key, rows in _blocks(result).items():
         metrics = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
         cells = []
         for row in rows:
             values = [_both(row["metrics"][name]) if name in row["metrics"] else "" for name in metrics]
             cells.append([row["method"], *values, _note(row, None)])
-        lines += ["", f"### {', '.join(place)}", "", markdown_table(["method", *metrics, "note"], cells)]
-        lines += ["", *(f"- {line}" for line in [*_order(told, place), *_doubts(rows)])]
-        lines += ["", f"{told['compared_by']} by seed:", "", *(f"- {line}" for line in _by_seed(told, rows))]
-    lines += ["", *(f"- Left out: {why}" for why in told["missing"].values())]
+        lines += ["", f"### {', '.join(key)}", "", markdown_table(["method", *metrics, "note"], cells)]
+        lines += ["", *(f"- {line}" for line in [*_order(result, key), *_doubts(rows)])]
+        lines += ["", f"{result['compared_by']} by seed:", "", *(f"- {line}" for line in _by_seed(result, rows))]
+    lines += ["", *(f"- Left out: {why}" for why in result["missing"].values())]
     return "\n".join(lines).rstrip()
 
 
-def as_csv(told: Mapping[str, Any]) -> str:
-    """A line a row and metric, every number in full."""
-    numbers, rows = ("mean", "sd", "n", "published", "difference", "reached"), []
-    for row in told["rows"]:
+def as_csv(result: Mapping[str, Any]) -> str:
+    """The table as CSV, one line a row and metric, with all digits."""
+    numbers = ("mean", "sd", "n", "published", "difference", "reached")
+    rows = []
+    for row in result["rows"]:
         for metric, value in row["metrics"].items():
             cells = {**value, "n": len(value["values"])}
-            about = [*(row[name] for name in told["by"]), row["method"], metric]
+            about = [*(row[name] for name in result["by"]), row["method"], metric]
             rows.append([*about, *(cells[name] for name in numbers), " ".join(value["doubts"])])
-    return csv_text([*told["by"], "method", "metric", *numbers, "doubts"], rows)
+    return csv_text([*result["by"], "method", "metric", *numbers, "doubts"], rows)
 
 
 def keep(
-    told: Mapping[str, Any], texts: Mapping[str, str | bytes], name: str, settings: Settings
+    result: Mapping[str, Any], texts: Mapping[str, str | bytes], name: str, settings: Settings
 ) -> tuple[Path, str | None]:
-    """Write the texts by file name, with ``told`` as JSON, and put them on the MLflow run of that name.
+    """Write ``result`` as JSON and the texts by file name, and log them to the MLflow run of that name.
 
-    Returns the folder, and one sentence where MLflow could not be reached: it is tried again by the next call.
+    Returns the folder, and a warning if MLflow could not be reached; the next call tries again.
     """
     folder = settings.home / FOLDER / name
     private_files.make_folder(folder)
-    written = {f"{told['id']}.json": json.dumps(told, indent=1), **texts}
+    written = {f"{result['id']}.json": json.dumps(result, indent=1), **texts}
     for file, text in written.items():
         (folder / file).write_bytes(text if isinstance(text, bytes) else f"{text}\n".encode())
-    return folder, _track(told, [folder / file for file in sorted(written)], folder, settings)
+    return folder, _track(result, [folder / file for file in sorted(written)], folder, settings)
 
 
-def _track(told: Mapping[str, Any], files: Sequence[Path], folder: Path, settings: Settings) -> str | None:
+def _track(result: Mapping[str, Any], files: Sequence[Path], folder: Path, settings: Settings) -> str | None:
     if settings.tracking is None:
         return None
     name = folder.name
     note = next((file for file in files if file.suffix == ".md"), None)
     tags = {
         "orchestrator.kind": "reproduction",
-        "orchestrator.reproduces": told["source"],
-        "orchestrator.selected_on": told["selected_on"],
-        **{f"orchestrator.{name}": str(value).lower() for name, value in told["effort"].items()},
+        "orchestrator.reproduces": result["source"],
+        "orchestrator.selected_on": result["selected_on"],
+        **{f"orchestrator.{name}": str(value).lower() for name, value in result["effort"].items()},
         **({"mlflow.note.content": note.read_text(encoding="utf-8")} if note else {}),
     }
     artifacts = store.ensure(settings.tracking)
     tracker = Tracker(
-        settings.tracking, settings.experiment or told["workload"], name, folder, artifacts=artifacts, resuming=True
+        settings.tracking, settings.experiment or result["workload"], name, folder, artifacts=artifacts, resuming=True
     )
-    tracker.start(name, name, params={"id": told["id"]}, tags=tags)
+    tracker.start(name, name, params={"id": result["id"]}, tags=tags)
     tracker.files(name, files)
-    tracker.end(name, "FINISHED" if told["complete"] else "FAILED")
+    tracker.end(name, "FINISHED" if result["complete"] else "FAILED")
     return tracker.close()
 
 
-Place = tuple[str, ...]
+BlockKey = tuple[str, ...]
 
 
-def _blocks(told: Mapping[str, Any]) -> dict[Place, list[dict[str, Any]]]:
-    blocks: dict[Place, list[dict[str, Any]]] = {}
-    for row in told["rows"]:
-        blocks.setdefault(tuple(row[name] for name in told["by"]), []).append(row)
+def _blocks(result: Mapping[str, Any]) -> dict[BlockKey, list[dict[str, Any]]]:
+    blocks: dict[BlockKey, list[dict[str, Any]]] = {}
+    for row in result["rows"]:
+        blocks.setdefault(tuple(row[name] for name in result["by"]), []).append(row)
     return blocks
 
 
-def _printed(told: Mapping[str, Any]) -> bool:
-    """Whether anything is published beside which ours could stand."""
-    return any(value["published"] is not None for row in told["rows"] for value in row["metrics"].values())
+def _printed(result: Mapping[str, Any]) -> bool:
+    """Whether any value is published."""
+    return any(value["published"] is not None for row in result["rows"] for value in row["metrics"].values())
 
 
 def _cells(row: Mapping[str, Any], value: Mapping[str, Any] | None) -> dict[str, str]:
@@ -226,34 +239,34 @@ def _both(value: Mapping[str, Any]) -> str:
     return f"{value['mean']:.4f}{spread}" + ("" if value["published"] is None else f" / {value['published']:.4f}")
 
 
-def _by_seed(told: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """``BPR: 0.41378, 0.41596``: of each row the values that its mean is of; the other metrics' are in the JSON."""
-    metric = told["compared_by"]
+def _by_seed(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The values of each row by seed, ``BPR: 0.41378, 0.41596``; the JSON has the other metrics."""
+    metric = result["compared_by"]
     measured = [(row["method"], row["metrics"][metric]["values"]) for row in rows if metric in row["metrics"]]
     return [f"{method}: {', '.join(f'{value:.5f}' for value in values)}" for method, values in measured]
 
 
-def _order(told: Mapping[str, Any], place: Place) -> list[str]:
-    """``DPL > HCL by 0.0096 (0.0051 to 0.0140), p = 0.0004``, and where the published order is another one."""
-    steps = [step for step in told["order"] if tuple(step[name] for name in told["by"]) == place]
+def _order(result: Mapping[str, Any], key: BlockKey) -> list[str]:
+    """Lines ``DPL > HCL by 0.0096 (0.0051 to 0.0140), p = 0.0004``, and the published order if it differs."""
+    steps = [step for step in result["order"] if tuple(step[name] for name in result["by"]) == key]
     lines = []
     for step in steps:
         interval = "" if step["low"] is None else f" ({step['low']:.4f} to {step['high']:.4f})"
         p = f", p = {step['p_holm']:.2g}" if step["p_holm"] is not None else f" ({step['test']})"
-        metric = "" if step["metric"] == told["compared_by"] else f"{step['metric']}: "
+        metric = "" if step["metric"] == result["compared_by"] else f"{step['metric']}: "
         lines.append(f"{metric}{step['better']} > {step['worse']} by {step['difference']:.4f}{interval}{p}")
     tests = {step["test"] for step in steps if step["p_holm"] is not None}
     if tests:
-        means = f"means of each {told['unit']} over the seeds, " if any("paired" in test for test in tests) else ""
+        means = f"means of each {result['unit']} over the seeds, " if any("paired" in test for test in tests) else ""
         lines.append(f"{', '.join(sorted(tests))}; {means}p corrected by Holm{_over(steps)}")
-    ours, theirs = (_ranked(told, place, name) for name in ("mean", "published"))
+    ours, theirs = (_ranked(result, key, name) for name in ("mean", "published"))
     if len(theirs) > 1 and theirs != [name for name in ours if name in theirs]:
         lines.append(f"published order: {' > '.join(theirs)}")
     return lines
 
 
 def _over(steps: Sequence[Mapping[str, Any]]) -> str:
-    """What the p values are corrected over, and which pairs were chosen by the values that they are tested with."""
+    """The pairs that p values are corrected over, and those that were chosen by the tested values."""
     named = max((step["pairs"] for step in steps if step["named"]), default=0)
     chosen = [step for step in steps if not step["named"]]
     if not chosen:
@@ -261,21 +274,22 @@ def _over(steps: Sequence[Mapping[str, Any]]) -> str:
     first = chosen[0]
     since = f", from {first['better']} > {first['worse']} on," if named else ""
     before = f" over the {named} named by the source; " if named else ": "
-    return f"{before}neighbours{since} are chosen by these very values, theirs is over all {first['pairs']} pairs"
+    return f"{before}neighbours{since} were chosen by the same values; theirs is over all {first['pairs']} pairs"
 
 
-def _ranked(told: Mapping[str, Any], place: Place, by: str) -> list[str]:
-    """The rows that repeat a published one, from the best to the worst by our mean or by the published value."""
-    values, lower = {}, told["compared_by"] in told["lower"]
-    for row in _blocks(told)[place]:
-        value = row["metrics"].get(told["compared_by"])
+def _ranked(result: Mapping[str, Any], key: BlockKey, by: str) -> list[str]:
+    """The rows with a published value, from best to worst by our mean or by the published value."""
+    values = {}
+    lower = result["compared_by"] in result["lower"]
+    for row in _blocks(result)[key]:
+        value = row["metrics"].get(result["compared_by"])
         if not row["ours"] and value and value["published"] is not None:
             values[row["method"]] = value[by]
     return sorted(values, key=values.__getitem__, reverse=not lower)
 
 
 def _doubts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Why rows failed, and each doubt once, with the methods that it is about."""
+    """The failures and doubts, each once with the methods that it is about."""
     about: dict[str, list[str]] = {row["failure"]: [row["method"]] for row in rows if row["failure"]}
     for row in rows:
         for doubt in row["doubts"]:
@@ -284,14 +298,15 @@ def _doubts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             for doubt, methods in about.items()]  # fmt: skip
 
 
-def _conditions(told: Mapping[str, Any]) -> list[str]:
-    """What a reader must know about how the numbers came about."""
-    effort, lines = told["effort"], []
+def _conditions(result: Mapping[str, Any]) -> list[str]:
+    """Notes on how the values were obtained."""
+    effort = result["effort"]
+    lines = []
     if effort["quick"]:
-        lines.append("Quick: a few epochs, to see that it works. These numbers mean nothing.")
+        lines.append("Quick: a few epochs, to test that it works. These numbers mean nothing.")
     if effort["as_published"]:
         lines.append(
             "As published: searched rows take the best epoch on test by each metric, an oracle reads the test part; "
-            "both flatter."
+            "both make the values too good."
         )
     return lines

@@ -1,4 +1,4 @@
-"""The runs behind published rows and curves: settings chosen on validation, final models over seeds."""
+"""Runs for published rows and curves: settings selected on validation, final models over seeds."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ T = TypeVar("T")
 QUICK_EPOCHS, QUICK_TRIALS, QUICK_SEEDS = 2, 2, 2
 
 PATIENCE = 3
-"""Evaluations without improvement after which a trial of a search has peaked; there are twenty of them."""
+"""Evaluations without improvement after which a trial of a search stops; a full trial has about 20 evaluations."""
 
 LADDER = 5
-"""Of a selection on test: into how many parts the epochs are cut, at whose ends a model is tested."""
+"""Number of models with different epochs that a selection on test compares."""
 
 
 @dataclass(frozen=True)
 class ReproductionBudget:
-    """How much is run. ``trials`` of 0 takes the settings as they stand.
+    """How much to run. ``trials`` of 0 uses the given settings without a search.
 
-    ``as_published`` repeats what the source does with the test part: it takes the best epoch of each metric there, and
-    trains with an oracle that reads it. The runs say so.
+    ``as_published`` uses the test part as the source does: it takes the best epoch of each metric on test, or trains
+    with an oracle that reads test. Such runs are tagged.
     """
 
     seeds: int = 5
@@ -46,7 +46,7 @@ class ReproductionBudget:
     as_published: bool = False
 
     def settled(self) -> ReproductionBudget:
-        """``quick`` spelt out: enough to see that everything works, too little for any number to mean something."""
+        """The budget with the limits of ``quick``, which tests that everything works; its values mean nothing."""
         if not self.quick:
             return self
         return replace(self, seeds=min(self.seeds, QUICK_SEEDS), trials=min(self.trials, QUICK_TRIALS))
@@ -57,7 +57,7 @@ class ReproductionBudget:
 
 @dataclass(frozen=True)
 class Choice:
-    """Settings for the final models; ``search`` is the sweep that chose them, None where none did."""
+    """Settings for the final models; ``search`` is the id of the sweep that selected them, or None."""
 
     params: Mapping[str, Any]
     epochs: int
@@ -66,19 +66,19 @@ class Choice:
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs a regime's searches and final models; each is run once, and found again afterwards."""
+    """Runs the searches and final models of a regime; finished ones are reused."""
 
     regime: Regime
     settings: Settings
     effort: ReproductionBudget
 
     def search_spec(self, method: Method) -> SweepSpec | None:
-        """The search for a method's settings; None where nothing is to be searched. Raises UserError."""
+        """The search for a method's settings, or None without one. Raises UserError."""
         params = preflight.parameters(self.regime.workload, method.params)
         if not self.effort.trials or not method.searched:
             return None
         fixed = {name: value for name, value in params.items() if name not in method.searched}
-        # No scheduler: at an early rung the fastest learner leads, which is not the best one in the end.
+        # No scheduler: at early rungs the fastest learner leads, which often is not the best in the end.
         search = {"space": space(self.regime), "trials": self.effort.trials, "scheduler": "none"}
         return request.sweep(
             self.regime.workload, self.settings, overrides={**fixed, **self._plan(method)}, search=search,
@@ -86,7 +86,7 @@ class Runner:
         )  # fmt: skip
 
     def choose(self, method: Method) -> Choice:
-        """Settings by a search on validation, which is not repeated. Raises RunFailed and Interrupted."""
+        """Select settings by a search on validation; a finished search is reused. Raises RunFailed and Interrupted."""
         spec = self.search_spec(method)
         if spec is None:
             return Choice(method.params, self._epochs(method), None)
@@ -97,8 +97,10 @@ class Runner:
     def final_spec(
         self, method: Method, params: Mapping[str, Any], epochs: int, seed: int, **plan: Any
     ) -> ExperimentSpec:
-        """A final model of ``params``: on train + validation for so many epochs, or, where the regime knows no refit,
-        selected on validation; ``plan`` says otherwise. Raises UserError."""
+        """Spec of a final model: trained on train + validation for ``epochs``, or without refit selected on validation.
+
+        ``plan`` overrides keys of the plan. Raises UserError.
+        """
         refit = {**self._always, "refit": "only"} if self.regime.refit else {**self._plan(method), "refit": False}
         return request.experiment(
             self.regime.workload, self.settings, overrides={**params, **refit, "epochs": epochs, **plan}, seed=seed,
@@ -106,35 +108,35 @@ class Runner:
         )  # fmt: skip
 
     def train(self, spec: ExperimentSpec, *, reads_test: bool) -> Done:
-        """The run of ``spec``, tagged where it or its selection looks at the test part as published."""
+        """Run ``spec``; tag the run if it or its selection uses the test part as published."""
         done = run_cache.run(spec, self.settings, self.effort.local, self._name(spec.params))
-        if reads_test and not done.found and done.result["run_id"] and self.settings.tracking:
-            with suppress(*registry.trouble()):  # where MLflow is away the record's command still says so
+        if reads_test and not done.reused and done.result["run_id"] and self.settings.tracking:
+            with suppress(*registry.trouble()):  # during an outage the recorded command still shows it
                 client = registry.client(self.settings)
                 client.set_tag(done.result["run_id"], "orchestrator.reads_test", "as published")
         return done
 
     def trained(self, done: Done, spec: ExperimentSpec) -> Trained:
-        """A run of ``spec`` as the workload's own functions see it."""
+        """A run of ``spec`` in the form that the workload's functions take."""
         return Trained(
             done.folder / worker.MODEL, done.folder / worker.TABLES, spec.params, spec.plan.epochs, spec.seed,
             done.result["metrics"], self.settings.data,
         )  # fmt: skip
 
-    def asked(self, function: Callable[[Any], T], runs: Sequence[Done], about: Trained | Sequence[Trained]) -> T:
-        """What a workload's own function says about runs. Raises RunFailed where it cannot say it of these."""
+    def evaluate(self, function: Callable[[Any], T], runs: Sequence[Done], about: Trained | Sequence[Trained]) -> T:
+        """Apply a workload's function to runs. Raises RunFailed if it raises ValueError."""
         try:
             return function(about)
         except ValueError as error:
             raise RunFailed(runs[0].id, str(error)) from error
 
     def _plan(self, method: Method) -> dict[str, Any]:
-        """Of whatever selects on validation."""
+        """The plan of a run that selects on validation."""
         epochs = self._epochs(method)
         return {"evaluate_every": max(1, epochs // 20), "patience": PATIENCE, **self._always, "epochs": epochs}
 
     def _epochs(self, method: Method) -> int:
-        """The most it trains for; of a quick look what its regime says, for not everything can be cut to two."""
+        """Maximum number of epochs; with ``quick`` that of the regime, since not every method works with two."""
         least = self.regime.quick.get("epochs") if self.effort.quick else None
         return self.effort.epochs(method.epochs) if least is None else min(method.epochs, int(least))
 
@@ -143,19 +145,19 @@ class Runner:
         return {**self.regime.plan, **(self.regime.quick if self.effort.quick else {})}
 
     def _name(self, params: Mapping[str, Any]) -> str:
-        """``thesis-ml-100k-mf-bpr-dns``: the head of the names of its runs."""
+        """The prefix of the names of its runs: ``thesis-ml-100k-mf-bpr-dns``."""
         complete = preflight.parameters(self.regime.workload, params)
         words = [str(complete[name]).rstrip("/").rpartition("/")[2] for name in self.regime.named_by]
         return "-".join([self.regime.source, *map(plain, words)])
 
 
 def plain(word: str) -> str:
-    """A word as a name of files may hold it."""
+    """A word with all characters replaced that a file name should not have."""
     return "".join(c if c.isalnum() or c in "-_" else "-" for c in word)
 
 
 def space(regime: Regime) -> str:
-    """The regime's search space as ``--space`` takes it: a preset's name, or a file and function."""
+    """The regime's search space in the form of ``--space``: a name, or a file and function."""
     module, colon, function = regime.space.rpartition(":")
     if not colon or "/" in module:
         return regime.space
@@ -163,18 +165,20 @@ def space(regime: Regime) -> str:
 
 
 def check_reads_test(name: str, reads_test: bool, effort: ReproductionBudget) -> None:
-    """Raises UserError for what would train with the test part in sight, unless that was asked for."""
+    """Raise UserError if training would use the test part without ``as_published``."""
     if reads_test and not effort.as_published:
-        raise UserError(
-            f"{name} looks at the test part while it trains", fix="Say that this is meant with --as-published"
-        )
+        raise UserError(f"{name} uses the test part in training", fix="Confirm it with --as-published")
 
 
 def present(
     workload: str, datasets: Sequence[str], settings: Settings, *, named: bool
 ) -> tuple[list[str], dict[str, str]]:
-    """The datasets that are here, and of the others what is wrong. Raises UserError where one was named, or none is."""
-    here, missing = [], {}
+    """The datasets that are present, and errors about the others.
+
+    Raises UserError if a ``named`` one is missing, or all are.
+    """
+    here: list[str] = []
+    missing: dict[str, str] = {}
     for dataset in datasets:
         try:
             preflight.dataset(workload, {"dataset": dataset}, settings.data)
@@ -185,12 +189,12 @@ def present(
         else:
             here.append(dataset)
     if not here:
-        raise UserError("None of the datasets is here", got=", ".join(datasets), fix=next(iter(missing.values())))
+        raise UserError("None of the datasets is present", got=", ".join(datasets), fix=next(iter(missing.values())))
     return here, missing
 
 
 def on_cluster(settings: Settings, local: bool) -> Any:
-    """One Ray for all runs; nothing with ``local``."""
+    """Context of one Ray connection for all runs; does nothing with ``local``."""
     if local:
         return nullcontext()
     from orchestrator.cluster.connection import cluster
@@ -199,5 +203,5 @@ def on_cluster(settings: Settings, local: bool) -> Any:
 
 
 def ladder(epochs: int) -> list[int]:
-    """The epochs at which a model is tested where the best of them is taken."""
+    """The numbers of epochs that a selection on test compares."""
     return sorted({-(-epochs * step // LADDER) for step in range(1, LADDER + 1)})

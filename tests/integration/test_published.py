@@ -42,7 +42,7 @@ def test_a_table_goes_on_after_ctrl_c_and_is_not_run_twice(home: Path, database:
 
     second = typed(home, *WORDS)
     assert second.returncode == 0, second.stderr
-    assert "(2 of them from before)" in second.stdout
+    assert "(2 of them reused)" in second.stdout
     told = kept(home, name)
     assert before < runs(home)
     assert [len(row["metrics"]["ndcg_at_20"]["values"]) for row in told["rows"]] == [2, 2]

@@ -265,7 +265,7 @@ def test_a_spec_of_the_first_version_had_no_format(ran: Result, settings: Settin
 def test_a_trial_without_its_spec_names_the_nearest_command(swept: Result, settings: Settings) -> None:
     child = children(settings, swept)[0]
     MlflowClient(settings.tracking).delete_tag(child.info.run_id, "orchestrator.spec")
-    with pytest.raises(UserError, match="nearest to it is: orchestrator run toy"):
+    with pytest.raises(UserError, match="closest is: orchestrator run toy"):
         again(settings, child.info.run_id)
 
 
@@ -276,7 +276,7 @@ def test_names_that_nobody_has(settings: Settings) -> None:
         assert refused.value.code == USAGE
     client = MlflowClient(settings.tracking)
     foreign = client.create_run(client.create_experiment("foreign")).info.run_id
-    with pytest.raises(UserError, match="none of ours"):
+    with pytest.raises(UserError, match="not made by orchestrator"):
         again(settings, foreign)
 
 

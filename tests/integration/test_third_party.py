@@ -81,7 +81,7 @@ def test_what_is_wrong_with_a_package_is_told_in_its_name(
     run = told("run", "linreg", "--local", "epochs=7")
     assert run.returncode == 2, run.stderr
     assert expected in run.stderr
-    assert "a fault of ours" not in run.stderr
+    assert "a bug of orchestrator" not in run.stderr
     if "train_epoch" not in expected:
         assert not (home / "storage").exists() or not list((home / "storage").iterdir()), "it was begun"
     assert told("workloads", "recommender").returncode == 0

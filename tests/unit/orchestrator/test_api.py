@@ -92,7 +92,7 @@ def test_a_run_with_a_storage_of_its_own_and_its_resume(toy_workload: str, tmp_p
     refused(lambda: api.run(**again), "first has already finished")
     refused(
         lambda: api.run(toy_workload, **again, workers=2, lr=1),
-        "resume goes on with what was asked for", "got workload workers lr", "Keep only resume",
+        "resume continues with the recorded options", "got workload workers lr", "Keep only resume",
     )  # fmt: skip
     refused(lambda: api.sweep(**again, more_trials=2), "There is no sweep yet")
     refused(lambda: api.sweep(**again, trials=2), "got trials. Keep only resume")

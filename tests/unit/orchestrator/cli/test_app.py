@@ -107,8 +107,8 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
         (f"{SWEEP} --time-budget 0", ("Search setting time_budget is not valid: got 0",)),
         (f"{SWEEP} --trial-timeout 0", ("Search setting trial_timeout is not valid: got 0",)),
         (f"{SWEEP} --trial-timeout 5", ("--trial-timeout", "--local", "Leave one of the two away")),
-        (f"{SWEEP} --more-trials 3", ("--more-trials and --retry-failed go on with a sweep", "--resume ID")),
-        (f"{SWEEP} --retry-failed", ("--more-trials and --retry-failed go on with a sweep",)),
+        (f"{SWEEP} --more-trials 3", ("--more-trials and --retry-failed continue a sweep", "--resume ID")),
+        (f"{SWEEP} --retry-failed", ("--more-trials and --retry-failed continue a sweep",)),
         (
             "sweep --resume latest --more-trials -1",
             ("--more-trials is not valid: got -1; allowed: greater than",),
@@ -346,7 +346,9 @@ def test_a_run_resumed_as_a_sweep(refused: Callable[..., str]) -> None:
 )  # fmt: skip
 def test_resume_stands_alone(verb: str, more: str, refused: Callable[..., str]) -> None:
     word = more.split()[0]
-    refused(f"{verb} --resume latest {more}", 2, "--resume goes on with what was asked for", f"got {word}", "Keep only")
+    refused(
+        f"{verb} --resume latest {more}", 2, "--resume continues with the recorded options", f"got {word}", "Keep only"
+    )
 
 
 # Help

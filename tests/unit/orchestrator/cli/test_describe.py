@@ -217,7 +217,7 @@ def test_the_state_of_datasets(
 
 def test_nothing_to_fetch_is_said_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     data_fetch("synthetic")
-    assert capsys.readouterr().out == "synthetic has no files here to fetch: it is generated\n"
+    assert capsys.readouterr().out == "synthetic has no files to fetch: it is generated\n"
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match="the package datasets, which is missing"):
         data_fetch("glue-stsb")

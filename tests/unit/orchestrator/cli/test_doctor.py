@@ -230,7 +230,7 @@ def test_the_token_and_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
-    assert doctor._token().text == f"mode unset, no token in {token}; a local cluster makes one"
+    assert doctor._token().text == f"mode unset, no token in {token}; a local cluster creates one"
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     assert doctor._token().level == "problem"
     token.write_text("abc")
@@ -241,7 +241,7 @@ def test_the_token_and_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_the_embedded_store_before_its_first_use_and_after(settings: Settings, request: pytest.FixtureRequest) -> None:
     assert one(doctor._mlflow, settings) == (
-        "ok", f"{version('mlflow')}; the store is made at its first use: {settings.home / 'mlflow.db'}. "
+        "ok", f"{version('mlflow')}; the store is created at its first use: {settings.home / 'mlflow.db'}. "
     )  # fmt: skip
     settings.home.rmdir()
     request.getfixturevalue("database")

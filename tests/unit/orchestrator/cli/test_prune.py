@@ -390,7 +390,7 @@ def test_without_mlflow_the_storage_is_cleaned(
     folder.release("finished", 0)
     clean(yes=True)
     captured = capsys.readouterr()
-    assert "MLflow's runs were not looked at: No MLflow answers at http://127.0.0.1:9" in captured.err
+    assert "MLflow's runs were not checked: No MLflow answers at http://127.0.0.1:9" in captured.err
     assert captured.out.endswith("1 B removed\n")
     assert not (folder.path / "trials").exists()
 

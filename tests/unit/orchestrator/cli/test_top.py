@@ -48,7 +48,7 @@ RUNNING = DriverStatus(
 
 def test_one_that_runs(settings: Settings) -> None:
     driven = folder(settings, "s", RUNNING, epochs=40)
-    seen = top.look(settings, CLUSTER)
+    seen = top.snapshot(settings, CLUSTER)
     (told,) = seen["runs"]
     assert (told["id"], told["status"], told["done"], told["target"]) == ("s", "running", 2, 8)
     assert 99 < told["seconds_left"] <= 100
@@ -60,7 +60,7 @@ def test_one_that_runs(settings: Settings) -> None:
     assert trouble == "s: trial 1: train/loss is nan at epoch 2"
     assert json.loads(json.dumps(seen)) == seen
     driven.release("finished", 0)
-    assert top.look(settings, None)["runs"][0]["status"] == "finished"
+    assert top.snapshot(settings, None)["runs"][0]["status"] == "finished"
 
 
 def test_those_that_run_first_then_what_ended_within_the_hour(settings: Settings) -> None:
@@ -69,11 +69,11 @@ def test_those_that_run_first_then_what_ended_within_the_hour(settings: Settings
         ended.release("failed", 1, error=f"{name} failed")
         ended.update(ended=(datetime.now(UTC) - timedelta(minutes=minutes)).isoformat())
     driven = folder(settings, "new")
-    seen = top.look(settings, None)
+    seen = top.snapshot(settings, None)
     assert driven.status() == "running"
     assert [told["id"] for told in seen["runs"]] == ["new", "just-now", "early"]
     lines = top.as_text(seen).splitlines()
-    assert "1 running  no cluster is named" in lines[0]
+    assert "1 running  no cluster is configured" in lines[0]
     assert "failed 1 min 00 s ago" in lines[3]
     assert "2 h 00 min GPU" in lines[3]
     assert lines[-2:] == ["just-now: just-now failed", "early: early failed"]
@@ -87,13 +87,13 @@ def test_a_dead_driver_is_lost_and_a_frozen_one_silent(settings: Settings) -> No
         each.update(started=(datetime.now(UTC) - timedelta(hours=5)).isoformat())
     assert lost._lock
     lost._lock.close()
-    states = {told["id"]: told["status"] for told in top.look(settings, None)["runs"]}
+    states = {told["id"]: told["status"] for told in top.snapshot(settings, None)["runs"]}
     assert states == {"silent": "silent", "lost": "lost"}
 
 
 def test_nothing_at_all(settings: Settings) -> None:
-    (line,) = top.as_text(top.look(settings, None)).splitlines()
-    assert line.endswith("0 running  no cluster is named")
+    (line,) = top.as_text(top.snapshot(settings, None)).splitlines()
+    assert line.endswith("0 running  no cluster is configured")
 
 
 def test_where_there_is_no_terminal_it_is_shown_once(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:

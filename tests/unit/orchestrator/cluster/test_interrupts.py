@@ -110,7 +110,7 @@ def test_an_error_without_ctrl_c_is_one(capsys: pytest.CaptureFixture[str]) -> N
         raise ImportError("numpy is too old\nsee below")
 
     assert guarded(broken) == FAILED
-    assert capsys.readouterr().err.startswith("failed: ImportError: numpy is too old (a fault of ours; ")
+    assert capsys.readouterr().err.startswith("failed: ImportError: numpy is too old (a bug of orchestrator; ")
 
 
 def test_what_was_started_to_ignore_ctrl_c_goes_on_ignoring_it() -> None:

@@ -17,7 +17,7 @@ import pytest
 from orchestrator.errors import UserError
 from orchestrator.report import statistics
 from orchestrator.reproduce import ranking, table_report, table_runs
-from orchestrator.reproduce.catalog import known as published
+from orchestrator.reproduce.catalog import all_published as published
 from orchestrator.reproduce.published import ReproductionRequest
 from orchestrator.reproduce.run_cache import Done
 from orchestrator.reproduce.table import Block, Measured, Reproduction
@@ -83,7 +83,7 @@ def done(
     if values is not None:
         columns = {"id": np.asarray(ids or range(len(values))), metric: np.asarray(values)}
         worker.write_table(columns, folder / worker.TEST_UNITS)
-    return Done(folder, {}, found=False)
+    return Done(folder, {}, reused=False)
 
 
 def test_neighbours_are_compared_by_their_users_means_over_seeds(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_the_record_and_its_page_have_commit_date_and_the_values_of_each_seed(to
     assert told["rows"][0]["commits"] == ["0123456789ab-dirty"]
     text = table_report.markdown(told)
     assert "Written at 2026-11-22T19:00:00+00:00 by fedcba987654 of ours." in text
-    assert "Its runs are of 0123456789ab-dirty." in text
+    assert "Commits of its runs: 0123456789ab-dirty." in text
     assert "ndcg_at_20 by seed:\n\n- BPR, RNS: 0.42000, 0.44000\n- BPR, BNS: 0.05000, 0.07000" in text
 
 
@@ -249,11 +249,11 @@ def test_neighbours_are_said_to_be_chosen_by_their_values(told: dict[str, Any]) 
     other = {**step, "named": False, "pairs": 3, "worse": "BCE, RNS"}
     text = table_report.markdown({**told, "order": [step, other]})
     assert (
-        "p corrected by Holm over the 1 named by the source; neighbours, from BPR, RNS > BCE, RNS on, are chosen by "
-        "these very values, theirs is over all 3 pairs\n"
+        "p corrected by Holm over the 1 named by the source; neighbours, from BPR, RNS > BCE, RNS on, were chosen by "
+        "the same values; theirs is over all 3 pairs\n"
     ) in text
     text = table_report.markdown({**told, "order": [other]})
-    assert "p corrected by Holm: neighbours are chosen by these very values, theirs is over all 3 pairs\n" in text
+    assert "p corrected by Holm: neighbours were chosen by the same values; theirs is over all 3 pairs\n" in text
 
 
 def test_a_doubt_about_everything_concerns_every_value() -> None:

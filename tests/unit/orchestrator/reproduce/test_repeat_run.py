@@ -252,7 +252,7 @@ def test_a_repository_without_an_address_is_asked_for(scripted: Callable[..., tu
         (
             {"name": "mine", "version": "1.2", "requirement": None},
             None,
-            "# not recorded: where mine 1.2 was installed from, which brings the workload",
+            "# not recorded: where mine 1.2, the package of the workload, was installed from",
         ),
     ],
 )

@@ -14,7 +14,7 @@ import pytest
 from orchestrator.cli.app import app
 from orchestrator.console import Console
 from orchestrator.errors import DONE, PARTIAL, UserError
-from orchestrator.reproduce.catalog import known
+from orchestrator.reproduce.catalog import all_published
 from orchestrator.reproduce.figures import _chosen
 from orchestrator.reproduce.published import ReproductionRequest, reproduce
 from orchestrator.reproduce.table_runs import ReproductionBudget, Runner
@@ -89,11 +89,11 @@ def published(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         predictor="../../../third_party/toy_predictor.py",
     )
     monkeypatch.setitem(catalog.BUILT_IN, "toy", entry)
-    for cached in (catalog.catalog, known):
+    for cached in (catalog.catalog, all_published):
         cached.cache_clear()
     yield
     monkeypatch.undo()
-    for cached in (catalog.catalog, known):
+    for cached in (catalog.catalog, all_published):
         cached.cache_clear()
 
 
@@ -106,7 +106,7 @@ def ask(
     name: str, settings: Settings, quick: bool = False, as_published: bool = False, **asked: Any
 ) -> tuple[dict[str, Any], int]:
     effort = ReproductionBudget(REGIME.seeds, REGIME.trials, quick, local=True, as_published=as_published)
-    return reproduce(ReproductionRequest(known()[name], **asked), settings, effort, Console(json=True))
+    return reproduce(ReproductionRequest(all_published()[name], **asked), settings, effort, Console(json=True))
 
 
 def test_a_table_of_ours_has_a_mean_a_spread_and_a_test_against_its_reference(
@@ -162,14 +162,14 @@ def test_a_quick_look_trains_as_little_as_the_regime_says(settings: Settings) ->
 
 
 def test_a_source_that_selects_nothing_on_test_has_no_as_published(settings: Settings) -> None:
-    with pytest.raises(UserError, match="Leave --as-published away"):
+    with pytest.raises(UserError, match="Leave out --as-published"):
         ask("toy-main", settings, as_published=True)
 
 
 def test_a_run_without_a_column_is_a_failure_that_names_it(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = known()["toy-main"]
+    one = all_published()["toy-main"]
     assert isinstance(one, Table)
-    monkeypatch.setitem(known(), "toy-main", replace(one, metrics=("error", "eror"), reference=None))
+    monkeypatch.setitem(all_published(), "toy-main", replace(one, metrics=("error", "eror"), reference=None))
     told, code = ask("toy-main", settings, methods=("flat",))
     assert code == PARTIAL
     assert "has no eror on test" in told["rows"][0]["failure"]
@@ -181,9 +181,9 @@ def test_what_can_not_be_measured_is_a_failure_in_one_sentence(
     def nothing(run: Trained) -> dict[str, float]:
         raise ValueError("synthetic has no ratings")
 
-    one = known()["toy-main"]
+    one = all_published()["toy-main"]
     assert isinstance(one, Table)
-    monkeypatch.setitem(known(), "toy-main", replace(one, measure=nothing))
+    monkeypatch.setitem(all_published(), "toy-main", replace(one, measure=nothing))
     told, code = ask("toy-main", settings, methods=("flat",))
     assert (code, told["rows"][0]["metrics"]) == (PARTIAL, {})
     assert told["rows"][0]["failure"].endswith("synthetic has no ratings")
@@ -203,7 +203,7 @@ def test_a_figure_shows_values_on_test_over_a_parameter(settings: Settings) -> N
 def test_a_line_is_left_out_where_its_method_does_not_exist(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = known()["toy-values"]
+    one = all_published()["toy-values"]
     assert isinstance(one, Figure)
     (line,) = one.panels[0].lines
     some = replace(line, name="some", method=replace(line.method, only={"size": ("8",)}))
@@ -214,7 +214,7 @@ def test_a_line_is_left_out_where_its_method_does_not_exist(
     assert [one.name for one in _chosen(figure.panels[0].lines, ("size",), {}, ())] == ["some", "steep"]
 
     app(["reproduce", "thesis-fig4.5", "--help"], standalone_mode=False)
-    assert "there is mf here" in " ".join(capsys.readouterr().out.split())
+    assert "available: mf" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(
         UserError, match=r"thesis-fig4\.5 .* got backbone=lightgcn; allowed: backbone=mf\. Leave --backbone"
     ):
@@ -260,8 +260,8 @@ def test_the_command_line_knows_all_of_it_and_the_nearest_to_what_it_does_not(
 
 
 def test_the_list_has_tables_then_figures_in_natural_order() -> None:
-    ids = list(known())
-    kinds = [isinstance(one, Table) for one in known().values()]
+    ids = list(all_published())
+    kinds = [isinstance(one, Table) for one in all_published().values()]
     assert kinds == sorted(kinds, reverse=True)
     assert ids.index("thesis-6.7") < ids.index("toy-main") < ids.index("thesis-fig3.4")
     numbers = ["3.4", "3.5", "3.6", "4.2", "4.3", "4.4", "4.5", "5.3", "5.4", "6.8", "6.8-trained", "6.9", "6.10"]
@@ -272,17 +272,17 @@ def test_the_older_spelling_of_a_figure_still_finds_it(capsys: pytest.CaptureFix
     for spelling in ("thesis-fig4.4", "thesis-figure-4.4", "thesis-fig6.9", "thesis-figure-6.9"):
         app(["reproduce", spelling, "--help"], standalone_mode=False)
         assert f"figure {spelling[-3:]}" in capsys.readouterr().out
-    assert not any("-figure-" in name for name in known())
+    assert not any("-figure-" in name for name in all_published())
 
 
 def test_one_id_of_two_workloads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(catalog.BUILT_IN, "other", catalog.BUILT_IN["toy"])
     catalog.catalog.cache_clear()
     with pytest.raises(UserError, match="Two workloads publish toy-main"):
-        known()
+        all_published()
 
 
-@pytest.mark.parametrize("name", [name for name, one in known().items() if isinstance(one, Computation)])
+@pytest.mark.parametrize("name", [name for name, one in all_published().items() if isinstance(one, Computation)])
 def test_every_computation_gives_plain_numbers(name: str, settings: Settings) -> None:
     told, code = ask(name, settings, quick=True)
     assert code == DONE

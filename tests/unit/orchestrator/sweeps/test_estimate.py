@@ -248,10 +248,10 @@ def test_afterwards_a_verb_is_itself_again(type_line: Type) -> None:
         ("plan run toy --ray-address 127.0.0.1:9", 3, ("No Ray answers at 127.0.0.1:9",)),
         ("plan sweep toy --space SPACE --trials 0", 2, ("Search setting trials is not valid: got 0",)),
         ("plan run toy ephocs=3", 2, ("Unknown parameter: got 'ephocs'", "'epochs'?")),
-        ("plan", 2, ("A plan is of a run or a sweep. Such as: orchestrator plan run",)),
-        ("plan submit x", 2, ("A plan is of a run or a sweep: got submit x",)),
-        ("plan run --resume latest", 2, ("A plan is of what begins: got --resume",)),
-        ("plan sweep --resume=toy-1", 2, ("A plan is of what begins",)),
+        ("plan", 2, ("plan needs the command of a run or a sweep. Such as: orchestrator plan run",)),
+        ("plan submit x", 2, ("plan needs the command of a run or a sweep: got submit x",)),
+        ("plan run --resume latest", 2, ("plan does not work with --resume: got --resume",)),
+        ("plan sweep --resume=toy-1", 2, ("plan does not work with --resume",)),
     ],
 )
 def test_a_plan_that_can_not_be(line: str, code: int, words: tuple[str, ...], type_line: Type) -> None:
