@@ -216,7 +216,7 @@ def test_a_line_is_left_out_where_its_method_does_not_exist(
     app(["reproduce", "thesis-fig4.5", "--help"], standalone_mode=False)
     assert "available: mf" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(
-        UserError, match=r"thesis-fig4\.5 .* got backbone=lightgcn; allowed: backbone=mf\. Leave --backbone"
+        UserError, match=r"thesis-fig4\.5 .* got backbone=lightgcn; allowed: backbone=mf\. Leave out --backbone"
     ):
         ask("thesis-fig4.5", settings, where={"dataset": ("synthetic",), "backbone": ("lightgcn",)})
 
