@@ -1,1 +1,1 @@
-"""Lists, comparisons, statistics, plots and HTML pages of finished runs."""
+"""Lists, comparisons, statistics, plots and HTML pages of runs and sweeps."""

@@ -1,4 +1,4 @@
-"""Runs and sweeps side by side: grouped by any parameter, with mean, spread and significance over seeds or units."""
+"""Compare runs and sweeps, grouped by any parameter: mean, spread and significance over seeds or units."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from orchestrator.storage.records import RunFolder
 from workloads.contract import Objective, Split
 
 Key = tuple[str, ...]
-"""A group: the values, as text, of the parameters that groups are made by."""
+"""A group: the values of the grouping parameters, as text."""
 
 NEITHER = ("id", "trial", "seed", "objective", "checkpoint_every")
-"""What makes no group by itself: identity, luck, and what leaves the numbers alone."""
+"""Entries that do not define a group by default: identity, seed, and settings that do not affect values."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One group's values of one metric; ``difference`` is to the reference group, None for the reference itself.
+    """The values of one metric in one group.
 
-    ``p`` is corrected by Holm over the comparisons of the metric.
+    ``difference`` is relative to the reference group, None for the reference itself; ``p`` is corrected by Holm over
+    the comparisons of the metric.
     """
 
     metric: str
@@ -39,7 +40,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows by metric, in each the groups in their order; ``notes`` say what the numbers cannot."""
+    """Rows by metric, then by group, with notes on how to read them."""
 
     split: Split
     by: tuple[str, ...]
@@ -62,71 +63,72 @@ def compare(
     test: TestName = "welch",
     mixed: bool = False,
 ) -> Comparison:
-    """Compare what the folders hold in ``metrics`` (unset: the objectives), against ``baseline`` or the best group.
+    """Compare runs and sweeps in ``metrics`` (default: the objectives), against ``baseline`` or the best group.
 
-    Without ``by`` a sweep counts by its winner, and groups are made by the parameters that were asked for and
-    differ (but the seed). With ``by``, all complete trials of a sweep take part on validation. The best group is the
-    one of the best mean of the first objective.
+    Without ``by`` a sweep is represented by its winner, and the groups are defined by the fixed parameters that
+    differ, except the seed. With ``by`` all complete trials of a sweep are used on validation. The best group has the
+    best mean of the first objective.
+
     Raises UserError for an unknown parameter, metric or baseline, with the nearest, and, unless ``mixed``, for values
-    that cannot be compared: of other workloads or other data.
+    that cannot be compared since workload or data differ.
     """
     distinct = {folder.id: folder for folder in folders}.values()
-    found = [entry for folder in distinct for entry in entries(folder, split, every=bool(by))]
+    samples = [entry for folder in distinct for entry in entries(folder, split, every=bool(by))]
     if not mixed:
-        _check_comparable(found)
-    keys = tuple(by) or _differing(found)
+        _check_comparable(samples)
+    keys = tuple(by) or _differing(samples)
     for name in keys:
-        known = {known for entry in found for known in entry.params}
-        if name not in known:
-            raise unknown("parameter", name, known)
-    chosen = list(metrics) or [objective.metric for objective in found[0].objectives]
+        names = {name for entry in samples for name in entry.params}
+        if name not in names:
+            raise unknown("parameter", name, names)
+    chosen = list(metrics) or [objective.metric for objective in samples[0].objectives]
     for metric in chosen:
-        _check_metric(metric, found)
+        _check_metric(metric, samples)
     groups: dict[Key, list[Entry]] = {}
-    for entry in sorted(found, key=lambda e: [_order(e.params.get(name)) for name in keys]):
+    for entry in sorted(samples, key=lambda e: [_order(e.params.get(name)) for name in keys]):
         groups.setdefault(tuple(_text(entry.params.get(name)) for name in keys), []).append(entry)
-    reference = _best(groups, found[0].objectives[0]) if baseline is None else _named(groups, baseline)
+    reference = _best(groups, samples[0].objectives[0]) if baseline is None else _named(groups, baseline)
     rows = tuple(row for metric in chosen for row in _rows(groups, metric, reference, test))
     return Comparison(split, keys, reference, rows, tuple(_notes(groups, keys, rows, baseline is None)))
 
 
 def brief(text: str) -> str:
-    """A value's text with its digits cut: 0.00123456789 is 0.001235."""
+    """The text of a value, rounded: 0.00123456789 is 0.001235."""
     try:
         return text if "." not in text else show(float(text))
     except ValueError:
         return text
 
 
-def _check_comparable(found: Sequence[Entry]) -> None:
+def _check_comparable(samples: Sequence[Entry]) -> None:
     for what, name in (("workloads", "workload"), ("data", "data")):
-        kinds = {str(getattr(entry, name)): entry.source for entry in found}
+        kinds = {str(getattr(entry, name)): entry.source for entry in samples}
         if len(kinds) > 1:
             (a, one), (b, other) = list(kinds.items())[:2]
             raise UserError(
                 f"{one} and {other} are of different {what}, so their values cannot be compared", got=f"{a} and {b}",
-                fix="Leave one away, or compare them nevertheless with --mixed",
+                fix="Leave one out, or compare them nevertheless with --mixed",
             )  # fmt: skip
 
 
-def _differing(found: Sequence[Entry]) -> tuple[str, ...]:
-    """The parameters that were asked for, not searched, and differ; the ids where sweeps differ in none."""
-    searched = {name for entry in found for name in entry.searched}
-    names = dict.fromkeys(name for entry in found for name in entry.params if name not in NEITHER)
-    free = [name for name in names if name not in searched and _differs(name, found)]
-    return tuple(free) or (("id",) if searched and _differs("id", found) else ())
+def _differing(samples: Sequence[Entry]) -> tuple[str, ...]:
+    """The parameters that are not searched and differ; if there are none, the ids of sweeps."""
+    searched = {name for entry in samples for name in entry.searched}
+    names = dict.fromkeys(name for entry in samples for name in entry.params if name not in NEITHER)
+    free = [name for name in names if name not in searched and _differs(name, samples)]
+    return tuple(free) or (("id",) if searched and _differs("id", samples) else ())
 
 
-def _differs(name: str, found: Sequence[Entry]) -> bool:
-    return len({_text(entry.params.get(name)) for entry in found}) > 1
+def _differs(name: str, samples: Sequence[Entry]) -> bool:
+    return len({_text(entry.params.get(name)) for entry in samples}) > 1
 
 
-def _check_metric(metric: str, found: Sequence[Entry]) -> None:
-    for entry in found:
+def _check_metric(metric: str, samples: Sequence[Entry]) -> None:
+    for entry in samples:
         if metric not in entry.metrics:
-            known = {name for other in found for name in other.metrics}
-            if metric not in known:
-                raise unknown("metric", metric, known)
+            names = {name for other in samples for name in other.metrics}
+            if metric not in names:
+                raise unknown("metric", metric, names)
             raise UserError(f"{entry.name} has no {metric}", allowed=sorted(entry.metrics))
 
 
@@ -134,12 +136,12 @@ def _best(groups: Mapping[Key, Sequence[Entry]], objective: Objective) -> Key:
     try:
         means = {g: statistics.summary([e.metrics[objective.metric] for e in f]).mean for g, f in groups.items()}
     except KeyError:
-        raise UserError(f"Not all have {objective.metric}, which names the best", fix="Name a --baseline") from None
+        raise UserError(f"Not all have {objective.metric}, which selects the best", fix="Name a --baseline") from None
     return (max if objective.direction == "max" else min)(means, key=means.__getitem__)
 
 
 def _named(groups: Mapping[Key, Sequence[Entry]], baseline: str) -> Key:
-    """The group of ``bpr``, ``loss=bpr`` or, by two parameters, ``bpr,32``."""
+    """The group for a baseline such as ``bpr``, ``loss=bpr`` or, with two parameters, ``bpr,32``."""
     wanted = [part.rpartition("=")[2].strip() for part in baseline.split(",")]
     for group in groups:
         if wanted in ([*group], [brief(value) for value in group]):
@@ -149,15 +151,15 @@ def _named(groups: Mapping[Key, Sequence[Entry]], baseline: str) -> Key:
 
 def _rows(groups: Mapping[Key, Sequence[Entry]], metric: str, reference: Key, test: TestName) -> list[Row]:
     differences = {
-        group: _difference(found, groups[reference], metric, test)
-        for group, found in groups.items()
+        group: _difference(samples, groups[reference], metric, test)
+        for group, samples in groups.items()
         if group != reference
     }
     tested = {group: d.p for group, d in differences.items() if d.p is not None}
     corrected = dict(zip(tested, statistics.holm(list(tested.values()))))
     rows = []
-    for group, found in groups.items():
-        values = tuple(entry.metrics[metric] for entry in found)
+    for group, samples in groups.items():
+        values = tuple(entry.metrics[metric] for entry in samples)
         summary = statistics.summary(values)
         rows.append(Row(metric, group, values, summary, differences.get(group), corrected.get(group)))
     return rows
@@ -170,7 +172,7 @@ def _difference(a: Sequence[Entry], b: Sequence[Entry], metric: str, test: TestN
 
 
 def _common_units(a: Entry, b: Entry, metric: str) -> tuple[Any, Any] | None:
-    """A metric's values unit by unit, where both have kept them and were evaluated on the very same ones."""
+    """A metric's values of each unit for two models; None unless both have them, for the same units."""
     if a.units is None or b.units is None or a.evaluated_on != b.evaluated_on:
         return None
     import pyarrow.parquet as pq
@@ -184,7 +186,7 @@ def _common_units(a: Entry, b: Entry, metric: str) -> tuple[Any, Any] | None:
 def _notes(
     groups: Mapping[Key, Sequence[Entry]], keys: Sequence[str], rows: Sequence[Row], chosen_here: bool
 ) -> list[str]:
-    """What a reader must know so as not to be misled."""
+    """Notes on how to read the comparison."""
     notes = []
     tests = list(dict.fromkeys(row.difference.test for row in rows if row.difference and row.difference.test))
     if tests:
@@ -192,19 +194,19 @@ def _notes(
             f"Test: {', '.join(tests)}; two-sided, p corrected by Holm over the comparisons of a metric, intervals not."
         )
         if chosen_here and len(groups) > 2:
-            notes.append("The reference is the best group, chosen by these very values: the p values flatter it.")
+            notes.append("The reference is the best group, chosen by these very values: its p values are too small.")
     if any(test.startswith("paired") for test in tests):
-        notes.append("The paired test is over the units of one seed each: it says nothing of other seeds.")
+        notes.append("The paired test is over the units of one seed each: it does not hold for other seeds.")
     within = [
         name
-        for name in dict.fromkeys(name for found in groups.values() for name in found[0].params)
-        if name not in (*NEITHER, *keys) and any(_differs(name, found) for found in groups.values())
+        for name in dict.fromkeys(name for samples in groups.values() for name in samples[0].params)
+        if name not in (*NEITHER, *keys) and any(_differs(name, samples) for samples in groups.values())
     ]
     if within:
-        notes.append(f"Within a group {', '.join(within)} differ too: the spread is over them, not over seeds alone.")
-    copies = Counter(_identity(entry) for found in groups.values() for entry in found)
+        notes.append(f"Within a group {', '.join(within)} differ too: the spread is not over seeds alone.")
+    copies = Counter(_identity(entry) for samples in groups.values() for entry in samples)
     if repeated := sum(n - 1 for n in copies.values()):
-        notes.append(f"{repeated} of them repeat another's parameters and seed: they are no further seeds.")
+        notes.append(f"{repeated} of them have the parameters and seed of another: they are no additional seeds.")
     return notes
 
 
@@ -217,6 +219,6 @@ def _text(value: Any) -> str:
 
 
 def _order(value: Any) -> tuple[bool, float, str]:
-    """Numbers by size, before texts."""
+    """Sort key: numbers by value, before texts."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return (not number, float(value) if number else 0.0, str(value))

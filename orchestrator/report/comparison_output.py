@@ -1,4 +1,4 @@
-"""A comparison shown: as a table, Markdown, CSV, JSON, or an HTML page."""
+"""Output of a comparison as a table, Markdown, CSV, JSON, or an HTML page."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ if TYPE_CHECKING:
 Format = Literal["table", "markdown", "csv", "json", "html"]
 
 
-def heading(found: Comparison) -> str:
-    against = f", against {found.name(found.reference)}" if len({row.group for row in found.rows}) > 1 else ""
-    return f"On {found.split}{against}"
+def heading(comparison: Comparison) -> str:
+    against = (
+        f", against {comparison.name(comparison.reference)}" if len({row.group for row in comparison.rows}) > 1 else ""
+    )
+    return f"On {comparison.split}{against}"
 
 
-def records(found: Comparison) -> list[dict[str, Any]]:
-    """A flat record a metric and group, every number in full; ``p_holm`` is the corrected one."""
+def records(comparison: Comparison) -> list[dict[str, Any]]:
+    """One flat record for each metric and group, with all digits; ``p_holm`` is the corrected p."""
     rows = []
-    for row in found.rows:
+    for row in comparison.rows:
         d = row.difference
         rows.append(
             {
                 "metric": row.metric,
-                **dict(zip(found.by, row.group)),
+                **dict(zip(comparison.by, row.group)),
                 "n": row.summary.n,
                 "mean": row.summary.mean,
                 "sd": row.summary.spread,
@@ -45,41 +47,49 @@ def records(found: Comparison) -> list[dict[str, Any]]:
     return rows
 
 
-def text(found: Comparison, form: Format, folders: Sequence[RunFolder] = ()) -> str:
-    """The comparison in one of the forms, without a newline at its end. ``folders`` are for the page's accounts."""
+def text(comparison: Comparison, form: Format, folders: Sequence[RunFolder] = ()) -> str:
+    """The comparison in one of the formats, without a final newline. ``folders`` are needed for the HTML page."""
     if form == "json":
         return json.dumps(
             {
-                "split": found.split,
-                "by": list(found.by),
-                "reference": dict(zip(found.by, found.reference)),
+                "split": comparison.split,
+                "by": list(comparison.by),
+                "reference": dict(zip(comparison.by, comparison.reference)),
                 "rows": [
-                    {**record, "values": list(row.values)} for record, row in zip(records(found), found.rows)
+                    {**record, "values": list(row.values)} for record, row in zip(records(comparison), comparison.rows)
                 ],
-                "notes": list(found.notes),
+                "notes": list(comparison.notes),
             }
         )  # fmt: skip
     if form == "csv":
-        flat = records(found)
+        flat = records(comparison)
         return markdown.csv_text(list(flat[0]), (row.values() for row in flat))
     if form == "html":
-        return page(found, folders)
-    columns, rows = cells(found)
+        return page(comparison, folders)
+    columns, rows = cells(comparison)
     if form == "markdown":
-        return "\n\n".join([heading(found), markdown.table(columns, rows), *found.notes])
-    return "\n".join([heading(found), "", aligned([columns, *rows]), *(["", *found.notes] if found.notes else [])])
+        return "\n\n".join([heading(comparison), markdown.table(columns, rows), *comparison.notes])
+    return "\n".join(
+        [heading(comparison), "", aligned([columns, *rows]), *(["", *comparison.notes] if comparison.notes else [])]
+    )
 
 
-def cells(found: Comparison) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows of short texts; columns that say nothing are left out."""
-    several = len({row.metric for row in found.rows}) > 1
-    tests = {row.difference.test for row in found.rows if row.difference and row.difference.test}
-    columns = [*(["metric"] if several else []), *found.by, "n", found.rows[0].metric if not several else "mean", "sd"]
-    compared = any(row.difference for row in found.rows)
+def cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows of short texts; columns without information are left out."""
+    several = len({row.metric for row in comparison.rows}) > 1
+    tests = {row.difference.test for row in comparison.rows if row.difference and row.difference.test}
+    columns = [
+        *(["metric"] if several else []),
+        *comparison.by,
+        "n",
+        comparison.rows[0].metric if not several else "mean",
+        "sd",
+    ]
+    compared = any(row.difference for row in comparison.rows)
     columns += ["difference", "95% interval", "p (Holm)"] if compared else []
     columns += ["test"] if len(tests) > 1 else []
     rows = []
-    for row in found.rows:
+    for row in comparison.rows:
         line = [*([row.metric] if several else []), *map(brief, row.group), str(row.summary.n), show(row.summary.mean)]
         line.append("n < 2" if row.summary.spread is None else f"{row.summary.spread:.2g}")
         line += _difference(row) if compared else []
@@ -89,7 +99,7 @@ def cells(found: Comparison) -> tuple[list[str], list[list[str]]]:
 
 
 def report(folders: Sequence[RunFolder]) -> str:
-    """The page about one run or sweep, or the one that compares several on validation."""
+    """The HTML page of one run or sweep, or of a comparison of several on validation."""
     from orchestrator.report import listing, run_page
 
     if len(folders) > 1:
@@ -99,35 +109,35 @@ def report(folders: Sequence[RunFolder]) -> str:
     return run_page.of_sweep(folders[0], listing.trial_rows(folders[0]))
 
 
-def page(found: Comparison, folders: Sequence[RunFolder]) -> str:
+def page(comparison: Comparison, folders: Sequence[RunFolder]) -> str:
     """The comparison as a self-contained page."""
     from orchestrator.report import plots, run_page
     from orchestrator.report.html import Plot, Section, Table, render
     from orchestrator.runs import plot_style
 
-    columns, rows = cells(found)
+    columns, rows = cells(comparison)
     drawn = []
-    for metric in dict.fromkeys(row.metric for row in found.rows):
-        groups = [(found.name(row.group), row.values) for row in found.rows if row.metric == metric]
-        caption = f"{metric} on {found.split}"
+    for metric in dict.fromkeys(row.metric for row in comparison.rows):
+        groups = [(comparison.name(row.group), row.values) for row in comparison.rows if row.metric == metric]
+        caption = f"{metric} on {comparison.split}"
         drawn.append(Plot(plot_style.svg(plots.groups(groups, caption), caption), caption))
-    marked = next(i for i, row in enumerate(found.rows) if row.group == found.reference)
+    marked = next(i for i, row in enumerate(comparison.rows) if row.group == comparison.reference)
     sections = [
-        Section(heading(found), plots=drawn, tables=[Table(columns, rows, marked)], notes=found.notes),
+        Section(heading(comparison), plots=drawn, tables=[Table(columns, rows, marked)], notes=comparison.notes),
         _compared(folders),
         run_page.costs(folders),
     ]
-    by = f" by {', '.join(found.by)}" if found.by else ""
+    by = f" by {', '.join(comparison.by)}" if comparison.by else ""
     return render(f"Comparison{by}", f"{len(folders)} runs and sweeps", sections)
 
 
 def _compared(folders: Sequence[RunFolder]) -> Section:
-    """What was asked of all alike, and of each."""
+    """The request that all have in common, and each one's command."""
     from orchestrator.report import run_page
     from orchestrator.report.html import Section, Table
 
-    asked = [run_page.asked(folder) for folder in folders]
-    common = {name: value for name, value in asked[0].items() if all(other.get(name) == value for other in asked)}
+    requests = [run_page.request(folder) for folder in folders]
+    common = {name: value for name, value in requests[0].items() if all(other.get(name) == value for other in requests)}
     rows = [[folder.id, run_page.subtitle(folder), folder.record["command"]] for folder in folders]
     return Section("What is compared", common, tables=[Table(["id", "what", "command"], rows)])
 

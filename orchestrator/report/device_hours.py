@@ -1,4 +1,4 @@
-"""Device hours as a table for people."""
+"""Device hours as a text table."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from orchestrator.storage.usage_log import By
 
 
 def device_hours(rows: Sequence[Mapping[str, Any]], by: By, silent: int) -> str:
-    """The rows of :func:`orchestrator.storage.usage_log.table` under their names, with their sum."""
+    """The rows of :func:`orchestrator.storage.usage_log.table` as a text table, with their sum."""
     lines = [[str(row[by]), *(show(float(row[key])) for key in ("gpu_hours", "cpu_hours")), str(row["runs"])]
              for row in rows]  # fmt: skip
     sums = [show(float(sum(row[key] for row in rows))) for key in ("gpu_hours", "cpu_hours")]
-    notes = [f"Without {silent} of before there were accounts."] if silent else []
+    notes = [f"Without {silent} older runs that have no accounts."] if silent else []
     if not rows:
         return "\n".join(["No device hours.", *notes])
     shown = aligned([[by.upper(), "GPU HOURS", "CPU HOURS", "RUNS"], *lines, ["in all", *sums, ""]])

@@ -1,4 +1,4 @@
-"""Which plots a sweep's trials are enough for, drawn; for the others, why not."""
+"""The plots of a sweep, or the reason why there are too few trials for one."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ if TYPE_CHECKING:
     import optuna
 
 ENOUGH = 4
-"""Complete trials below which an importance would be noise."""
+"""Minimum number of complete trials for parameter importances; with fewer they are noise."""
 
 
 def of_sweep(folder: RunFolder) -> dict[str, Figure | str]:
-    """The plots by name, in the order in which they are read; a plot there is too little for is the reason instead.
+    """The plots by name, in the order of the page; instead of a plot without enough data the reason as text.
 
     Raises UserError when the sweep has no trials yet.
     """
-    study, objectives = trials.study(folder), trials.objectives(folder)
-    found = trials.own(study)
-    complete = [trial for trial in found if trial.state == TrialState.COMPLETE]
-    winner = trials.best(folder, found, objectives[0])
+    study = trials.study(folder)
+    objectives = trials.objectives(folder)
+    all_trials = trials.own(study)
+    complete = [trial for trial in all_trials if trial.state == TrialState.COMPLETE]
+    winner = trials.best(folder, all_trials, objectives[0])
     number = -1 if winner is None else winner.number
     drawn: dict[str, Figure | str] = {}
     if len(objectives) > 1 and complete:
         drawn["pareto"] = plots.pareto(complete, [trial.number for trial in front(complete, objectives)], objectives)
     if complete:
         drawn["history"] = plots.history(complete, objectives[0])
-    curves = trials.learning_curves(folder.path, found, objectives[0].metric)
+    curves = trials.learning_curves(folder.path, all_trials, objectives[0].metric)
     drawn["learning"] = (
         plots.learning(curves, (number, 0), objectives[0]) if curves else "No learning curves: no epoch was recorded."
     )
@@ -44,7 +45,7 @@ def of_sweep(folder: RunFolder) -> dict[str, Figure | str]:
     drawn["parallel"] = (
         plots.parallel(complete, names, objectives[0], number)
         if names
-        else "No parallel coordinates: they need two complete trials that differ."
+        else "No parallel coordinates: they need two different complete trials."
     )
     shares = importance(study, len(complete))
     drawn["importance"] = (
@@ -56,15 +57,15 @@ def of_sweep(folder: RunFolder) -> dict[str, Figure | str]:
 
 
 def varied(complete: Sequence[FrozenTrial]) -> list[str]:
-    """The parameters that differ between these trials, in the order in which they were drawn."""
+    """The parameters that differ between these trials, in the order of the search space."""
     names = dict.fromkeys(name for trial in complete for name in trial.params)
     return [name for name in names if len({repr(trial.params.get(name)) for trial in complete}) > 1]
 
 
 def importance(study: optuna.Study, complete: int) -> Mapping[str, float] | str:
-    """Each parameter's share in reaching the best quantile of trials by PED-ANOVA, or why there is none.
+    """Importance of each parameter for the best quantile of trials by PED-ANOVA, or the reason why there is none.
 
-    Of several objectives it is the share in reaching the Pareto front.
+    With several objectives it is the importance for the Pareto front.
     """
     if complete < ENOUGH:
         return f"No importance: PED-ANOVA needs {ENOUGH} complete trials, there are {complete}."

@@ -1,4 +1,4 @@
-"""One self-contained HTML page from sections: no external resource, so that it opens offline and prints."""
+"""Render sections as one self-contained HTML page without external resources, for use offline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEMPLATE = Path(__file__).with_name("templates") / "report.html"
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of plain values under named columns, sorted by a click on a name; ``marked`` is the row to stand out."""
+    """A table that can be sorted by a click on a column; ``marked`` is the index of a highlighted row."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
@@ -26,16 +26,17 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """Which columns are numbers throughout."""
+        """For each column, whether all its values are numbers."""
         columns = [[row[i] for row in self.rows if row[i] is not None] for i in range(len(self.columns))]
         return [bool(column) and all(_is_number(value) for value in column) for column in columns]
 
 
 @dataclass(frozen=True)
 class Plot:
-    """``svg`` is trusted markup, from ``look.svg`` alone; everything else on a page is escaped.
+    """A plot with its caption.
 
-    A ``wide`` plot takes the page's whole width.
+    ``svg`` is trusted markup, only from ``plot_style.svg``; everything else on a page is escaped. A ``wide`` plot has
+    the width of the page.
     """
 
     svg: str
@@ -45,7 +46,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Section:
-    """What stands under one heading, in this order; what is empty is left out."""
+    """The content under one heading, in this order; empty parts are left out."""
 
     title: str
     facts: Mapping[str, Any] = field(default_factory=dict)

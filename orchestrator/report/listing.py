@@ -1,4 +1,4 @@
-"""What there is: runs and sweeps as a list, the best trials of a sweep, how far a running one is."""
+"""Lists of runs and sweeps, the best trials of a sweep, the progress of a running sweep."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ STATUSES = ("running", "finished", "partial", "failed", "interrupted", "lost")
 def listed(
     settings: Settings, *, kind: Kind | None = None, workload: str | None = None, status: str | None = None, limit: int
 ) -> tuple[list[dict[str, Any]], int]:
-    """Runs and sweeps, the newest first: at most ``limit`` of those asked for, and how many there are.
+    """At most ``limit`` of the selected runs and sweeps, newest first, and the number of all selected ones.
 
-    Raises UserError for a status or workload that nothing has, with the nearest.
+    Raises UserError for an unknown status or workload, with the nearest.
     """
     if status is not None and status not in STATUSES:
         raise unknown("status", status, STATUSES)
     every = [folder for folder in records.folders(settings.storage) if kind in (None, folder.record["kind"])]
-    known = {folder.record["workload"] for folder in every}
-    if workload is not None and every and workload not in known:
-        raise unknown("workload among the runs", workload, known)
-    found = [folder for folder in every if workload in (None, folder.record["workload"])]
-    found = [folder for folder in found if status in (None, folder.status())]
-    found.sort(key=lambda folder: (str(folder.record["started"]), folder.id), reverse=True)
-    return [_told(folder) for folder in found[:limit]], len(found)
+    workloads = {folder.record["workload"] for folder in every}
+    if workload is not None and every and workload not in workloads:
+        raise unknown("workload among the runs", workload, workloads)
+    selected = [folder for folder in every if workload in (None, folder.record["workload"])]
+    selected = [folder for folder in selected if status in (None, folder.status())]
+    selected.sort(key=lambda folder: (str(folder.record["started"]), folder.id), reverse=True)
+    return [_row(folder) for folder in selected[:limit]], len(selected)
 
 
 def best(folder: RunFolder, top: int) -> list[dict[str, Any]]:
-    """The ``top`` best complete trials of a sweep, running or settled, the winner first.
+    """The ``top`` best complete trials of a sweep, running or finished, the winner first.
 
-    Each with parameters, values on validation (mean and ``spread`` over ``seeds`` where they are repeated) and the
-    command that repeats it; the winner of a settled sweep with its test metrics and its model too.
-    Raises UserError when no trial is complete.
+    Each has its parameters, values on validation (with repeated ``seeds`` their mean and ``spread``) and the command
+    that repeats it. The winner of a finished sweep also has test metrics and its model. Raises UserError when no trial
+    is complete.
     """
     objectives = trials.objectives(folder)
-    found = trials.own(trials.study(folder))
-    winner = trials.best(folder, found, objectives[0])
+    all_trials = trials.own(trials.study(folder))
+    winner = trials.best(folder, all_trials, objectives[0])
     if winner is None:
         raise UserError(f"{folder.id} has no complete trial", fix=f"See: orchestrator status {folder.id}")
-    others = [trial for trial in ranked(found, objectives[0]) if trial.number != winner.number]
+    others = [trial for trial in ranked(all_trials, objectives[0]) if trial.number != winner.number]
     rows = {row["trial"]: row for row in trial_rows(folder)}
-    told = []
+    best_trials = []
     for trial in [winner, *others][:top]:
         row = rows[trial.number]
-        told.append(
+        best_trials.append(
             {
                 "sweep": folder.id,
                 "trial": trial.number,
@@ -72,16 +72,16 @@ def best(folder: RunFolder, top: int) -> list[dict[str, Any]]:
     result = folder.record.get("result") or {}
     if result.get("best_trial") == winner.number:
         metrics = result.get("metrics", {})
-        told[0]["test"] = {k.removeprefix("test/"): v for k, v in metrics.items() if k.startswith("test/")}
-        told[0]["model_uri"] = result.get("model_uri")
-        told[0]["run_id"] = folder.record.get("run_id")
-    return told
+        best_trials[0]["test"] = {k.removeprefix("test/"): v for k, v in metrics.items() if k.startswith("test/")}
+        best_trials[0]["model_uri"] = result.get("model_uri")
+        best_trials[0]["run_id"] = folder.record.get("run_id")
+    return best_trials
 
 
-def as_text(rows: Sequence[Mapping[str, Any]], known: int) -> str:
-    """The rows of :func:`listed` under their names; ``known`` is how many there are."""
+def as_text(rows: Sequence[Mapping[str, Any]], total: int) -> str:
+    """The rows of :func:`listed` as a table; ``total`` is the number of all selected runs."""
     if not rows:
-        return "No run or sweep yet." if not known else "None."
+        return "No run or sweep yet." if not total else "None."
     lines = [["ID", "KIND", "STATUS", "STARTED (UTC)", "TOOK", "VALUE", "TRIALS"]]
     for row in rows:
         took = "" if row["seconds"] is None else duration(row["seconds"])
@@ -89,19 +89,19 @@ def as_text(rows: Sequence[Mapping[str, Any]], known: int) -> str:
         trials = f"{row['trials_done']}/{row['trials_target']}" if "trials_done" in row else ""
         started = str(row["started"])[:16].replace("T", " ")
         lines.append([row["id"], row["kind"], row["status"], started, took, value, trials])
-    more = [f"{known - len(rows)} more: --limit {known}"] if known > len(rows) else []
+    more = [f"{total - len(rows)} more: --limit {total}"] if total > len(rows) else []
     return "\n".join([aligned(lines), *more])
 
 
-def best_as_text(found: Sequence[Mapping[str, Any]]) -> str:
+def best_as_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """One trial in full, or several as a table."""
-    if len(found) == 1:
-        return _in_full(found[0])
-    names = list(dict.fromkeys(name for row in found for name in row["params"]))
-    metrics = list(found[0]["validation"])
-    spread = ["SD"] if any(row["spread"] is not None for row in found) else []
+    if len(rows) == 1:
+        return _in_full(rows[0])
+    names = list(dict.fromkeys(name for row in rows for name in row["params"]))
+    metrics = list(rows[0]["validation"])
+    spread = ["SD"] if any(row["spread"] is not None for row in rows) else []
     lines = [["TRIAL", *metrics, *spread, *names]]
-    for row in found:
+    for row in rows:
         cells = [*row["validation"].values(), *([row["spread"]] if spread else []), *map(row["params"].get, names)]
         lines.append([str(row["trial"]), *map(show, cells)])
     return aligned(lines)
@@ -110,7 +110,7 @@ def best_as_text(found: Sequence[Mapping[str, Any]]) -> str:
 def _in_full(row: Mapping[str, Any]) -> str:
     over = f" (mean of {len(row['seeds'])} seeds, sd {show(row['spread'])})" if row.get("seeds") else ""
     test = {name: row["test"][name] for name in row["validation"] if name in row.get("test", {})}
-    told = {
+    values = {
         "sweep": row["sweep"],
         "trial": row["trial"],
         "validation": "  ".join(f"{name} {show(value)}" for name, value in row["validation"].items()) + over,
@@ -119,11 +119,11 @@ def _in_full(row: Mapping[str, Any]) -> str:
         "model": row.get("model_uri"),
         "repeat": row["command"],
     }
-    return "\n".join(f"{name + ':':<11} {value}" for name, value in told.items() if value not in (None, ""))
+    return "\n".join(f"{name + ':':<11} {value}" for name, value in values.items() if value not in (None, ""))
 
 
 def trial_rows(folder: RunFolder) -> list[dict[str, Any]]:
-    """A sweep's trials as rows: as it left them, else as its journal has them now. Raises UserError without any."""
+    """A sweep's trials as rows, from its report if it is finished, else from its journal. Raises UserError if none."""
     file = folder.path / TRIALS
     if folder.status() in SETTLED and file.exists():
         rows: list[dict[str, Any]] = json.loads(file.read_text())
@@ -134,35 +134,35 @@ def trial_rows(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 def progress(folder: RunFolder) -> dict[str, Any]:
-    """How far a sweep is: ``trials`` by state, ``target``, ``best`` so far, ``seconds_left`` (None: unknown).
+    """The progress of a sweep: ``trials`` by state, ``target``, ``best`` so far, ``seconds_left`` (None: unknown).
 
-    Of one that no one drives no trial is running: what its journal calls so was interrupted, and no time is left.
+    If the sweep has no live driver, trials that its journal shows as running are counted as interrupted.
     """
     target = trials.spec(folder)["search"]["trials"]
     try:
-        found = trials.own(trials.study(folder))
-    except UserError:  # it has only just begun
+        all_trials = trials.own(trials.study(folder))
+    except UserError:  # it has just started
         return {"trials": {}, "target": target, "best": None, "seconds_left": None}
     objective = trials.objectives(folder)[0]
-    told = search_progress(found, target, objective, trials.best(folder, found, objective))
+    state = search_progress(all_trials, target, objective, trials.best(folder, all_trials, objective))
     if folder.status() == "running":
-        return told
-    states = {"interrupted" if state == "running" else state: count for state, count in told["trials"].items()}
-    return told | {"trials": states, "seconds_left": None}
+        return state
+    counts = {"interrupted" if name == "running" else name: count for name, count in state["trials"].items()}
+    return state | {"trials": counts, "seconds_left": None}
 
 
-def progress_as_text(told: Mapping[str, Any]) -> str:
+def progress_as_text(state: Mapping[str, Any]) -> str:
     """``7 of 16 trials: 5 complete, 2 running; best: trial 3, ndcg_at_20 0.25; 12 s left``."""
-    states = ", ".join(f"{count} {state}" for state, count in sorted(told["trials"].items()))
-    parts = [f"{sum(told['trials'].values())} of {told['target']} trials" + (f": {states}" if states else "")]
-    if told["best"]:
-        parts.append("best: " + ", ".join(f"{name} {show(value)}" for name, value in told["best"].items()))
-    if told["seconds_left"] is not None:
-        parts.append(f"{duration(told['seconds_left'])} left")
+    counts = ", ".join(f"{count} {name}" for name, count in sorted(state["trials"].items()))
+    parts = [f"{sum(state['trials'].values())} of {state['target']} trials" + (f": {counts}" if counts else "")]
+    if state["best"]:
+        parts.append("best: " + ", ".join(f"{name} {show(value)}" for name, value in state["best"].items()))
+    if state["seconds_left"] is not None:
+        parts.append(f"{duration(state['seconds_left'])} left")
     return "; ".join(parts)
 
 
-def _told(folder: RunFolder) -> dict[str, Any]:
+def _row(folder: RunFolder) -> dict[str, Any]:
     record = folder.record
     result: Mapping[str, Any] = record.get("result") or {}
     status = folder.status()
@@ -170,7 +170,7 @@ def _told(folder: RunFolder) -> dict[str, Any]:
     started = record["started"]
     took = (datetime.fromisoformat(ended) - datetime.fromisoformat(started)).total_seconds() if ended else None
     metric, value = _headline(record, result.get("metrics", {}))
-    told = {
+    row = {
         "id": folder.id,
         "kind": record["kind"],
         "workload": record["workload"],
@@ -182,11 +182,11 @@ def _told(folder: RunFolder) -> dict[str, Any]:
         "run_id": record.get("run_id"),
         "command": record["command"],
     }
-    return told | (_counted(folder, result) if record["kind"] == "sweep" else {})
+    return row | (_counted(folder, result) if record["kind"] == "sweep" else {})
 
 
 def _headline(record: Mapping[str, Any], metrics: Mapping[str, float]) -> tuple[str | None, float | None]:
-    """The first objective, on test where it was opened."""
+    """Name and value of the first objective, on test if it was evaluated."""
     for metric, _ in record.get("objectives", ())[:1]:
         for split in ("test", "validation"):
             if (name := f"{split}/{metric}") in metrics:
@@ -195,7 +195,7 @@ def _headline(record: Mapping[str, Any], metrics: Mapping[str, float]) -> tuple[
 
 
 def _counted(folder: RunFolder, result: Mapping[str, Any]) -> dict[str, int]:
-    """Trials that ended, and how many there are to be."""
+    """The numbers of finished and of planned trials."""
     counted: dict[str, int] = {}
     with suppress(UserError):
         counted["trials_target"] = trials.spec(folder)["search"]["trials"]

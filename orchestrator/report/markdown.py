@@ -1,4 +1,4 @@
-"""Tables as Markdown and as CSV, whatever stands in their cells."""
+"""Tables as Markdown and as CSV, with any text in their cells."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 
 def table(columns: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
-    """The lines of a table, without a newline at its end; neither a bar nor a line break in a cell ends the cell."""
+    """A Markdown table without a final newline; bars and line breaks in cells are escaped."""
     lines = (columns, ["---"] * len(columns), *rows)
     return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
-    """The lines of a CSV, without a newline at its end."""
+    """A CSV without a final newline."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(columns)

@@ -1,4 +1,4 @@
-"""Plots of a sweep and of a comparison: plain data in, a Matplotlib figure out."""
+"""Plots of sweeps and comparisons, from plain data to a Matplotlib figure."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 SCALE = LinearSegmentedColormap.from_list("orchestrator", ["#b9c2cb", "#6aa5d6", "#12579b"])
-"""Worst to best. The best trial itself is orange."""
+"""Colours from worst to best. The best trial is orange."""
 
 
 def label(objective: Objective) -> str:
-    """``ndcg_at_20 on validation``, with an arrow towards better."""
+    """``ndcg_at_20 on validation`` with an arrow in the direction of better values."""
     return f"{objective.metric} on validation {'↑' if objective.direction == 'max' else '↓'}"
 
 
 @styled
 def history(trials: Sequence[FrozenTrial], objective: Objective) -> Figure:
-    """Values of the complete trials by number, and the best so far, by the first objective."""
+    """Values of the first objective by trial number, and the best value so far."""
     figure, axes = canvas(3.2)
     numbers = [t.number for t in trials]
     values = [float(t.values[0]) for t in trials]
@@ -43,7 +43,7 @@ def history(trials: Sequence[FrozenTrial], objective: Objective) -> Figure:
 
 @styled
 def learning(curves: Mapping[Any, Curve], best: Any, objective: Objective) -> Figure:
-    """One line a trial, the ``best`` one on top."""
+    """Learning curves, one line a trial, the ``best`` one in front."""
     figure, axes = canvas(3.2)
     for key, curve in curves.items():
         if key != best:
@@ -60,7 +60,7 @@ def learning(curves: Mapping[Any, Curve], best: Any, objective: Objective) -> Fi
 
 @styled
 def importance(shares: Mapping[str, float], about: str) -> Figure:
-    """A bar a parameter, the most important on top."""
+    """Bars of the importance of parameters, the most important on top."""
     figure, axes = canvas(0.33 * len(shares) + 0.9)
     names = sorted(shares, key=lambda name: shares[name])
     bars = axes.barh([_short(name) for name in names], [shares[name] for name in names], color=BLUE, height=0.62)
@@ -73,7 +73,7 @@ def importance(shares: Mapping[str, float], about: str) -> Figure:
 
 @styled
 def pareto(trials: Sequence[FrozenTrial], front: Sequence[int], objectives: Sequence[Objective]) -> Figure:
-    """A panel for each two objectives; ``front`` are the numbers that no other trial beats in every one."""
+    """One panel for each pair of objectives; ``front`` are the numbers of the trials on the Pareto front."""
     pairs = [(i, j) for i in range(len(objectives)) for j in range(i + 1, len(objectives))]
     figure = Figure(figsize=(WIDTH, 3.4 * len(pairs)))
     for axes, (i, j) in zip(figure.subplots(len(pairs), 1, squeeze=False)[:, 0], pairs):
@@ -83,7 +83,7 @@ def pareto(trials: Sequence[FrozenTrial], front: Sequence[int], objectives: Sequ
             axes.plot(*zip(*others), "o", color=BLUE, alpha=0.55, markersize=5, label="complete trial")
         axes.plot(*zip(*inside), "o", color=ORANGE, markersize=6, label="Pareto front")
         if len(objectives) == 2:
-            # Which of two neighbours' corners is attained: the front is a staircase, on the side of the worse.
+            # The boundary of the dominated region is a staircase; its corners are on the worse side.
             axes.step(*zip(*inside), where="post" if objectives[i].direction == "min" else "pre", color=ORANGE)
         axes.set(xlabel=label(objectives[i]), ylabel=label(objectives[j]))
     figure.axes[0].legend()
@@ -92,7 +92,7 @@ def pareto(trials: Sequence[FrozenTrial], front: Sequence[int], objectives: Sequ
 
 @styled
 def parallel(trials: Sequence[FrozenTrial], names: Sequence[str], objective: Objective, best: int) -> Figure:
-    """Parallel coordinates: an axis a parameter (logarithmic where it was drawn so) and one for the objective."""
+    """Parallel coordinates: one axis for each parameter (logarithmic as in its distribution) and the objective."""
     figure = Figure(figsize=(max(WIDTH, 1.35 * (len(names) + 1)), 3.6))
     axes = figure.add_subplot()
     columns = [_column(trials, name) for name in names]
@@ -101,7 +101,7 @@ def parallel(trials: Sequence[FrozenTrial], names: Sequence[str], objective: Obj
     scores = [sign * float(t.values[0]) for t in trials]
     shade = Normalize(min(scores), max(scores) if max(scores) > min(scores) else min(scores) + 1)
     xs = range(len(columns))
-    for score, number, *ys in sorted(zip(scores, (t.number for t in trials), *(places for places, _ in columns))):
+    for score, number, *ys in sorted(zip(scores, (t.number for t in trials), *(heights for heights, _ in columns))):
         won = number == best
         colour = ORANGE if won else SCALE(shade(score))
         heights = [float("nan") if y is None else y for y in ys]
@@ -129,27 +129,27 @@ def parallel(trials: Sequence[FrozenTrial], names: Sequence[str], objective: Obj
 
 
 @styled
-def groups(found: Sequence[tuple[str, Sequence[float]]], metric: str) -> Figure:
-    """One row a group: every seed, their mean and its spread (sample standard deviation)."""
+def groups(named_values: Sequence[tuple[str, Sequence[float]]], metric: str) -> Figure:
+    """One row a group: the value of each seed, their mean and spread (sample standard deviation)."""
     from orchestrator.report.statistics import summary
 
-    figure, axes = canvas(0.36 * len(found) + 1.2)
-    for y, (_, values) in enumerate(found):
+    figure, axes = canvas(0.36 * len(named_values) + 1.2)
+    for y, (_, values) in enumerate(named_values):
         one = summary(values)
         names = ("one value", "mean and standard deviation") if y == 0 else (None, None)
         axes.plot(values, [y] * len(values), "o", color=BLUE, alpha=0.55, markersize=5, label=names[0])
         axes.errorbar(
             one.mean, y, xerr=one.spread or None, fmt="D", color=ORANGE, markersize=5, capsize=4, label=names[1]
         )
-    axes.set_yticks(range(len(found)), [_short(name, 36) for name, _ in found])
-    axes.set_ylim(len(found) - 0.5, -0.5)
+    axes.set_yticks(range(len(named_values)), [_short(name, 36) for name, _ in named_values])
+    axes.set_ylim(len(named_values) - 0.5, -0.5)
     axes.set(xlabel=metric)
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
     return figure
 
 
 Column = tuple[list[float | None], list[tuple[float, str]]]
-"""Heights from 0 to 1, None where a trial has none, and the axis' ticks."""
+"""Heights from 0 to 1, None for a trial without a value, and the ticks of the axis."""
 
 
 def _column(trials: Sequence[FrozenTrial], name: str) -> Column:
@@ -159,19 +159,19 @@ def _column(trials: Sequence[FrozenTrial], name: str) -> Column:
     values = [t.params.get(name) for t in trials]
     if isinstance(distribution, CategoricalDistribution):
         choices = distribution.choices
-        places = {repr(choice): i / max(1, len(choices) - 1) for i, choice in enumerate(choices)}
-        ticks = [(places[repr(choice)], _short(str(choice), 14)) for choice in choices]
-        return [places.get(repr(v)) if name in t.params else None for v, t in zip(values, trials)], ticks
+        height_of = {repr(choice): i / max(1, len(choices) - 1) for i, choice in enumerate(choices)}
+        ticks = [(height_of[repr(choice)], _short(str(choice), 14)) for choice in choices]
+        return [height_of.get(repr(v)) if name in t.params else None for v, t in zip(values, trials)], ticks
     heights, ticks = _numbers(values, log=bool(getattr(distribution, "log", False)))
-    known = {height: value for height, value in zip(heights, values) if height is not None}
-    if isinstance(distribution, IntDistribution) and len(known) <= 6:
-        ticks = [(height, str(value)) for height, value in sorted(known.items())]
+    values_at = {height: value for height, value in zip(heights, values) if height is not None}
+    if isinstance(distribution, IntDistribution) and len(values_at) <= 6:
+        ticks = [(height, str(value)) for height, value in sorted(values_at.items())]
     return heights, ticks
 
 
 def _numbers(values: Sequence[float | None], log: bool) -> Column:
-    known = [value for value in values if value is not None]
-    low, high = min(known), max(known)
+    present = [value for value in values if value is not None]
+    low, high = min(present), max(present)
     if low == high:
         return [None if value is None else 0.5 for value in values], [(0.5, _number(low))]
     scale = LogNorm(low, high) if log else Normalize(low, high)

@@ -1,4 +1,4 @@
-"""The files of a sweep's report: tables, plots, and one HTML page of all of it, also on its MLflow run."""
+"""Write the files of a sweep's report: tables, plots and an HTML page, which are also logged to MLflow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def write_trials(rows: Rows, folder: Path) -> None:
-    """``trials.csv`` and ``trials.json``: one row a trial."""
+    """Write ``trials.csv`` and ``trials.json``, with one row a trial."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     with (folder / "trials.csv").open("w", newline="") as stream:
         writer = csv.DictWriter(stream, names)
@@ -29,7 +29,7 @@ def write_trials(rows: Rows, folder: Path) -> None:
 
 
 def write_page(folder: RunFolder, rows: Rows, result: Mapping[str, Any]) -> None:
-    """``report.html`` and its plots as PNG; ``result`` is what the sweep's record is about to hold."""
+    """Write ``report.html`` and its plots as PNG; ``result`` will be the result in the sweep's record."""
     from orchestrator.report import figures, run_page
     from orchestrator.runs import plot_style
 

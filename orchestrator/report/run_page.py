@@ -1,4 +1,4 @@
-"""What the page of one run or one sweep says: what was asked, what came of it, how it got there, what it cost."""
+"""The HTML page of a run or a sweep: the request, the result, the search, the cost."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 CAPTIONS = {
     "pareto": "Pareto front: where no complete trial is better in every objective",
-    "history": "Optimisation history",
+    "history": "Optimization history",
     "learning": "Learning curves",
-    "parallel": "Parallel coordinates of the complete trials: the bluer the better, the winner is orange",
+    "parallel": "Parallel coordinates of the complete trials: darker blue is better, the winner is orange",
     "importance": "Parameter importance",
 }
 
@@ -37,12 +37,12 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def of_sweep(folder: RunFolder, rows: Rows, drawn: Mapping[str, Figure | str] | None = None) -> str:
-    """The page of a sweep, running or settled; ``rows`` are its trials. Raises UserError when there is none yet."""
+    """The page of a sweep, running or finished; ``rows`` are its trials. Raises UserError if there are none yet."""
     drawn = draw(folder) if drawn is None else drawn
-    found = trials.own(trials.study(folder))
+    all_trials = trials.own(trials.study(folder))
     sections = [
-        Section("What was asked", asked(folder), folder.record["command"], tables=[_space(found)]),
-        _winner(folder, found),
+        Section("Request", request(folder), folder.record["command"], tables=[_space(all_trials)]),
+        _winner(folder, all_trials),
         *_measured(folder.path / "winner"),
         Section(
             "The search",
@@ -68,7 +68,7 @@ def of_run(folder: RunFolder) -> str:
     record = folder.record
     facts = {"model": (record.get("result") or {}).get("model_uri"), "error": record.get("error")}
     sections = [
-        Section("What was asked", asked(folder), record["command"]),
+        Section("Request", request(folder), record["command"]),
         Section("Result", facts, plots=drawn, tables=_metrics(folder.path, objective.metric)),
         *_measured(folder.path),
         costs([folder]),
@@ -77,8 +77,9 @@ def of_run(folder: RunFolder) -> str:
 
 
 def subtitle(folder: RunFolder) -> str:
-    """Kind, workload, status, when and how long."""
-    record, result = folder.record, folder.record.get("result") or {}
+    """Kind, workload, status, start time and duration."""
+    record = folder.record
+    result = record.get("result") or {}
     status = result.get("status") or folder.status()
     started = datetime.fromisoformat(record["started"])
     ended = datetime.fromisoformat(record["ended"]) if record.get("ended") else datetime.now(UTC)
@@ -86,9 +87,10 @@ def subtitle(folder: RunFolder) -> str:
     return f"{record['kind']} of {record['workload']}, {status}, {started:%Y-%m-%d %H:%M} UTC{took}"
 
 
-def asked(folder: RunFolder) -> dict[str, Any]:
-    """What was asked for, as name and text: parameters, plan, search, seeds, data, code, person."""
-    spec, environment = trials.spec(folder), trials.environment(folder)
+def request(folder: RunFolder) -> dict[str, Any]:
+    """The request as names and texts: parameters, plan, search, seeds, data, code, person."""
+    spec = trials.spec(folder)
+    environment = trials.environment(folder)
     defaults = Plan().model_dump(mode="json")
     plan = {k: v for k, v in spec["plan"].items() if k == "epochs" or (k != "decide_at" and v != defaults.get(k))}
     search = {k: v for k, v in spec.get("search", {}).items() if v not in (None, [])}
@@ -108,27 +110,27 @@ def asked(folder: RunFolder) -> dict[str, Any]:
 
 
 def costs(folders: Sequence[RunFolder]) -> Section:
-    """The accounts of these runs and sweeps."""
+    """The device hours of runs and sweeps."""
     rows, silent = usage_log.table(folders, "sweep")
     table = Table(
         ["run or sweep", "GPU hours", "CPU hours"], [[r["sweep"], r["gpu_hours"], r["cpu_hours"]] for r in rows]
     )
-    note = "Devices count from when they were taken until they were given back, idle or not."
-    missing = f"{silent} of {len(folders)} keeps no account." if silent else ""
+    note = "Devices count while they are reserved, idle or not."
+    missing = f"{silent} of {len(folders)} has no account." if silent else ""
     return Section("Accounts", tables=[table] if rows else [], notes=[n for n in (note if rows else "", missing) if n])
 
 
 def history(folder: Path, name: str) -> list[tuple[int, float]]:
-    """A run's values of ``name`` by epoch; a resume states rows again, the last counts."""
+    """A run's values of ``name`` by epoch; a resume may repeat rows, the last ones count."""
     if not (folder / HISTORY).exists():
         return []
     rows = [json.loads(line) for line in (folder / HISTORY).read_text().splitlines()]
     return sorted({row["epoch"]: row[name] for row in rows if name in row}.items())
 
 
-def _space(found: Sequence[FrozenTrial]) -> Table:
-    """Every searched parameter with its range."""
-    distributions = {name: d for trial in found for name, d in trial.distributions.items()}
+def _space(all_trials: Sequence[FrozenTrial]) -> Table:
+    """The searched parameters with their ranges."""
+    distributions = {name: d for trial in all_trials for name, d in trial.distributions.items()}
     rows = []
     for name, d in distributions.items():
         choices = getattr(d, "choices", None)
@@ -139,11 +141,11 @@ def _space(found: Sequence[FrozenTrial]) -> Table:
     return Table(["searched", "range", "scale"], rows)
 
 
-def _winner(folder: RunFolder, found: Sequence[FrozenTrial]) -> Section:
+def _winner(folder: RunFolder, all_trials: Sequence[FrozenTrial]) -> Section:
     objectives = trials.objectives(folder)
-    best = trials.best(folder, found, objectives[0])
+    best = trials.best(folder, all_trials, objectives[0])
     if best is None:
-        return Section("The winner", notes=["No trial has run to its end."])
+        return Section("The winner", notes=["No trial is complete."])
     result = folder.record.get("result") or {}
     seeds = [seed["values"] for seed in trials.over_seeds(best)]
     values = {}
@@ -157,19 +159,19 @@ def _winner(folder: RunFolder, found: Sequence[FrozenTrial]) -> Section:
         {"trial": str(best.number), **values, **best.params, "model": result.get("model_uri")},
         trials.command(folder, best),
         tables=_metrics(folder.path / "winner", objectives[0].metric),
-        notes=_opened(folder) if settled else ["The test split is opened once, when the sweep settles."],
+        notes=_opened(folder) if settled else ["The test split is opened once, at the end of the sweep."],
     )
 
 
 def _opened(folder: RunFolder) -> list[str]:
-    """How often a sweep that went on has opened test, where it is not once."""
+    """A note if the test split was opened for more than one model."""
     count = len(winners.tested(folder))
-    again = f"The test split was opened for {count} models: the sweep went on after it had settled, to another winner."
-    return [again] if count > 1 else []
+    note = f"The test split was opened for {count} models: after its end the sweep was continued, to another winner."
+    return [note] if count > 1 else []
 
 
 def _measured(folder: Path) -> list[Section]:
-    """The tables that an outcome's evaluation on test left, drawn; nothing where none of them can be."""
+    """The plots of tables from the evaluation on test; empty if there are none."""
     from orchestrator.runs.table_plots import figures
 
     drawn = [_plot(figure, name.replace("_", " ")) for name, figure in figures(folder / TABLES).items()]
@@ -177,17 +179,17 @@ def _measured(folder: Path) -> list[Section]:
 
 
 def _metrics(folder: Path, objective: str) -> list[Table]:
-    """Validation and test values of an outcome side by side, the objective first."""
+    """Table of the validation and test values of an outcome, the objective first."""
     from orchestrator.runs.worker import outcome_of
 
     if (outcome := outcome_of(folder)) is None:
         return []
     values = outcome["metrics"]
-    found = dict.fromkeys(name.partition("/")[2] for name in values)
-    names = sorted(found, key=lambda name: name != objective)
+    metrics = dict.fromkeys(name.partition("/")[2] for name in values)
+    names = sorted(metrics, key=lambda name: name != objective)
     test = "test (refitted on train + validation)" if outcome["refitted"] else "test"
     rows = [[name, values.get(f"validation/{name}"), values.get(f"test/{name}")] for name in names]
-    return [Table(["metric", "validation (best epoch)", test], rows, 0 if objective in found else None)]
+    return [Table(["metric", "validation (best epoch)", test], rows, 0 if objective in metrics else None)]
 
 
 def _plot(figure: Figure, caption: str) -> Plot:
@@ -196,19 +198,19 @@ def _plot(figure: Figure, caption: str) -> Plot:
 
 def _trials(folder: RunFolder, rows: Rows) -> Section:
     objectives = trials.objectives(folder)
-    if len(objectives) > 1:  # a column each
+    if len(objectives) > 1:  # one column each
         rows = [_apart(row, [objective.metric for objective in objectives]) for row in rows]
     names = list(dict.fromkeys(name for row in rows for name in row if name != "cause"))
     best = trials.best(folder, trials.own(trials.study(folder)), objectives[0])
-    places = [i for i, row in enumerate(rows) if best is not None and row["trial"] == best.number]
+    marked = [i for i, row in enumerate(rows) if best is not None and row["trial"] == best.number]
     values = [[_cell(row.get(name)) for name in names] for row in rows]
-    table = Table([name.removeprefix("params.") for name in names], values, places[0] if places else None)
-    note = "Values are of the validation split; what was stopped early says its best until then."
+    table = Table([name.removeprefix("params.") for name in names], values, marked[0] if marked else None)
+    note = "Values are of the validation split; for a trial that was stopped early its best value until then."
     return Section("Trials", tables=[table], notes=[note])
 
 
 def _failures(rows: Rows) -> list[Section]:
-    """Failed trials by cause, the commonest first."""
+    """Failed trials by cause, the most frequent first."""
     causes: dict[str, list[int]] = defaultdict(list)
     for row in rows:
         if row.get("cause"):
@@ -221,7 +223,7 @@ def _failures(rows: Rows) -> list[Section]:
 
 
 def _apart(row: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
-    """A trial's row with a column for each objective."""
+    """A trial's row with one column for each objective."""
     values = row["values"] or [row["value"], *[None] * (len(metrics) - 1)]
     head = {"trial": row["trial"], "state": row["state"], **dict(zip(metrics, values))}
     return head | {name: value for name, value in row.items() if name not in (*head, "value", "values")}
@@ -232,5 +234,5 @@ def _cell(value: Any) -> Any:
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
-    told = {name: str(value).lower() if isinstance(value, bool) else show(value) for name, value in values.items()}
-    return "  ".join(f"{name}={value}" for name, value in told.items() if values[name] is not None)
+    texts = {name: str(value).lower() if isinstance(value, bool) else show(value) for name, value in values.items()}
+    return "  ".join(f"{name}={text}" for name, text in texts.items() if values[name] is not None)

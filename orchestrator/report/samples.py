@@ -1,4 +1,4 @@
-"""What runs and sweeps bring to a comparison: one entry a seed, with its parameters and its values."""
+"""The samples of a comparison: one entry a seed of a run or sweep, with its parameters and values."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from workloads.contract import Objective, Split
 UNITS: Mapping[Split, str] = {"validation": VALIDATION_UNITS, "test": TEST_UNITS}
 
 ON_WHAT = ("dataset", "split", "eval")
-"""How parameters begin that say what is evaluated on; every other one may differ between two models."""
+"""Prefixes of parameters that define the evaluation data; all others may differ between compared models."""
 
 LEARNT_FROM = ("calibration_part",)
-"""Parameters that name a part which a model learns its confidence from: on that split, its values flatter it."""
+"""Parameters that name a split from which a model learns its confidence: its values on that split are too good."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One trained model's values on one split.
+    """The values of one trained model on one split.
 
-    ``params`` are complete: parameters, plan, seed, the ``id`` of its run or sweep, and its ``trial``. ``searched``
-    are those that a sweep drew. ``units`` is the file of values a user, query or pair, where there is one.
+    ``params`` includes parameters, plan, seed, the ``id`` of the run or sweep, and the ``trial``. ``searched`` are
+    those that a sweep drew. ``units`` is the file with the values of each unit (user, query or pair), or None.
     """
 
     source: str
@@ -51,13 +51,13 @@ class Entry:
 
     @property
     def evaluated_on(self) -> tuple[Any, ...]:
-        """Equal where two models were evaluated on the very same examples."""
+        """A key that is equal for two models evaluated on the same examples."""
         about = sorted((k, str(v)) for k, v in on_what(self.params, self.split).items())
         return (self.workload, self.data, *about)
 
 
 def on_what(params: Mapping[str, Any], split: Split = "validation") -> dict[str, Any]:
-    """The parameters that say what a model is evaluated on, and whether it has learnt from that very split."""
+    """The parameters that define the evaluation data, and whether the model has learned from that split."""
     return {
         name: value
         for name, value in params.items()
@@ -66,16 +66,16 @@ def on_what(params: Mapping[str, Any], split: Split = "validation") -> dict[str,
 
 
 def entries(folder: RunFolder, split: Split, *, every: bool) -> list[Entry]:
-    """A run's one entry; of a sweep the winner's, or with ``every`` and on validation those of all complete trials.
+    """The entry of a run; for a sweep that of the winner, or on validation with ``every`` those of all complete trials.
 
-    A configuration that was repeated gives an entry a seed. Raises UserError where there is nothing yet.
+    A configuration with several seeds has an entry a seed. Raises UserError if there are no values yet.
     """
     if folder.record["kind"] == "run":
         return [_run(folder, split)]
-    found = list(_trials(folder) if every and split == "validation" else _winner(folder, split))
-    if not found:
+    samples = list(_trials(folder) if every and split == "validation" else _winner(folder, split))
+    if not samples:
         raise UserError(f"{folder.id} has no complete trial", fix=f"See: orchestrator status {folder.id}")
-    return found
+    return samples
 
 
 def _run(folder: RunFolder, split: Split) -> Entry:
@@ -86,14 +86,13 @@ def _run(folder: RunFolder, split: Split) -> Entry:
 
 
 def _winner(folder: RunFolder, split: Split) -> Iterator[Entry]:
-    """Its validation values are those of its trial, a seed each; its test values are of the one model that is kept."""
-    found = trials.own(trials.study(folder))
-    best = trials.best(folder, found, trials.objectives(folder)[0])
+    """The winner's entries: on validation one for each seed of its trial, on test one for its final model."""
+    best = trials.best(folder, trials.own(trials.study(folder)), trials.objectives(folder)[0])
     if best is None:
         return
     if split == "validation":
         for number, metrics in enumerate(_over_seeds(best)):
-            units = None if number else _units(folder.path / "winner", split)  # they are the first seed's
+            units = None if number else _units(folder.path / "winner", split)  # values of units: first seed only
             yield _trial(folder, split, best, number, metrics, units)
     else:
         yield _trial(folder, split, best, 0, _settled(folder, split), _units(folder.path / "winner", split))
@@ -110,7 +109,7 @@ def _trial(
 ) -> Entry:
     spec = trials.spec(folder)
     own = trial.user_attrs["params"]
-    with suppress(UserError):  # the defaults of a workload that is not installed here stay unknown
+    with suppress(UserError):  # the defaults are unknown if the workload is not installed
         own = preflight.parameters(spec["workload"], own)
     plan = {name: spec["plan"].get(name) for name in PLAN_KEYS}
     params = {**own, **plan, "seed": number, "id": folder.id, "trial": trial.number}
@@ -134,7 +133,7 @@ def _entry(
 
 
 def _over_seeds(trial: Any) -> list[dict[str, float]]:
-    """The validation metrics of each seed of a complete trial, without their split."""
+    """The validation metrics of each seed of a complete trial, without the prefix of the split."""
     return [_of(result["best_metrics"], "validation") for result in trials.over_seeds(trial) or [trial.user_attrs]]
 
 
@@ -145,7 +144,7 @@ def _settled(folder: RunFolder, split: Split) -> dict[str, float]:
         finished = state in SETTLED
         raise UserError(
             f"{folder.id} has no values on {split}" + ("" if finished else f": it is {state}"),
-            fix="Compare on the other one: orchestrator compare --split" if finished else "Leave it away",
+            fix="Compare on the other one: orchestrator compare --split" if finished else "Leave it out",
         )
     return metrics
 

@@ -1,4 +1,4 @@
-"""Is the difference real: mean and spread over seeds, tests over seeds and over units, Holm's correction."""
+"""Statistics of comparisons: mean and spread over seeds, tests over seeds and over units, Holm's correction."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ TestName = Literal["welch", "permutation"]
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
 PERMUTATIONS = 200_000
-"""More ways than this to deal the seeds into two groups are sampled, not counted out."""
+"""If there are more ways than this to divide the seeds into two groups, they are sampled, else enumerated."""
 RESAMPLED_FROM = 10
-"""Units from which on they are resampled. Of fewer, every sign flip is counted: resampling rejects a true null at .05
-in .49 of all cases with 2 units, in .11 with 8."""
+"""Number of units from which they are resampled. With fewer, all sign flips are enumerated: resampling would reject a
+true null hypothesis at the .05 level in .49 of all cases with 2 units, in .11 with 8."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """``spread`` is the sample standard deviation (n - 1); None below two values."""
+    """Mean of n values; ``spread`` is the sample standard deviation (n - 1), None for one value."""
 
     n: int
     mean: float
@@ -30,9 +30,9 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """``value`` is a - b of the means, with an interval where the test gives one; ``p`` is two-sided.
+    """Difference a - b of two means, with its interval if the test has one; ``p`` is two-sided.
 
-    ``p`` is None where nothing can be tested, and ``why`` says why; else ``test`` names the test.
+    If no test is possible, ``p`` is None and ``why`` is the reason; else ``test`` is the name of the test.
     """
 
     value: float
@@ -44,17 +44,17 @@ class Difference:
 
 
 def summary(values: Sequence[float]) -> Summary:
-    """Of at least one value."""
-    if min(values) == max(values):  # the mean of three times 0.1, by division, is not 0.1
+    """Mean and spread of at least one value."""
+    if min(values) == max(values):  # by division the mean of 0.1, 0.1 and 0.1 is not 0.1
         return Summary(len(values), float(values[0]), 0.0 if len(values) > 1 else None)
     mean = math.fsum(values) / len(values)
     return Summary(len(values), mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)))
 
 
 def over_seeds(a: Sequence[float], b: Sequence[float], test: TestName) -> Difference:
-    """Two independent groups of seeds: Welch's t (Welch 1947), or the permutation test of the means' difference.
+    """Test two independent groups of seeds by Welch's t (Welch 1947) or a permutation test of the means.
 
-    Welch's t is the default: with three seeds each no permutation test can fall below p = 0.1.
+    Welch's t is the default: with three seeds each a permutation test cannot give a p below 0.1.
     """
     value = summary(a).mean - summary(b).mean
     if min(len(a), len(b)) < 2:
@@ -64,13 +64,13 @@ def over_seeds(a: Sequence[float], b: Sequence[float], test: TestName) -> Differ
     from scipy import stats
 
     if test == "welch":
-        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # one side may be all alike
-            found = stats.ttest_ind(a, b, equal_var=False)
-        interval = found.confidence_interval(CONFIDENCE)
-        return Difference(value, float(interval.low), float(interval.high), float(found.pvalue), "Welch's t")
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # the values of a group may be equal
+            outcome = stats.ttest_ind(a, b, equal_var=False)
+        interval = outcome.confidence_interval(CONFIDENCE)
+        return Difference(value, float(interval.low), float(interval.high), float(outcome.pvalue), "Welch's t")
     ways = math.comb(len(a) + len(b), len(a))
     exact = ways <= PERMUTATIONS
-    found = stats.permutation_test(
+    outcome = stats.permutation_test(
         (a, b),
         lambda x, y, axis: x.mean(axis=axis) - y.mean(axis=axis),
         vectorized=True,
@@ -78,18 +78,18 @@ def over_seeds(a: Sequence[float], b: Sequence[float], test: TestName) -> Differ
         rng=0,
     )
     return Difference(
-        value, p=float(found.pvalue), test="exact permutation" if exact else f"permutation, {PERMUTATIONS} samples"
+        value, p=float(outcome.pvalue), test="exact permutation" if exact else f"permutation, {PERMUTATIONS} samples"
     )
 
 
 def over_units(a: Any, b: Any) -> Difference:
-    """One seed each, the same users, queries or pairs: a paired test of the mean difference over the units.
+    """Paired test of two models, one seed each, over the same units (users, queries or pairs).
 
-    ``a`` and ``b`` are arrays of one value a unit, in the same order. From 10 units on they are resampled (paired
-    bootstrap); of fewer, every sign of their differences is counted, which is exact where those are symmetric about
-    their mean, as they are where both models are alike. It distinguishes these two models on other units; it says
-    nothing of other seeds. The p value is twice the smaller share of means on one side of 0, at least 2 / 2^n of n
-    units below 10: with 5 units it is never below .05, and there is no interval.
+    ``a`` and ``b`` are arrays of one value a unit, in the same order. With 10 units or more it is a paired bootstrap.
+    With fewer all sign flips of the differences are enumerated, which is exact if the differences are symmetric about
+    their mean, as they are under the null hypothesis. The result holds for these two models on other units, not for
+    other seeds. The p value is twice the smaller share of means on one side of 0. With n < 10 units it is at least
+    2 / 2^n; with 5 units it is never below .05, and there is no interval.
     """
     import numpy as np
 
@@ -114,42 +114,44 @@ def over_units(a: Any, b: Any) -> Difference:
 
 
 def subset_means(values: Any) -> Any:
-    """The means of every subset of an array of n values that is not empty, ascending, (2^n - 1,).
+    """The means of all non-empty subsets of n values, ascending, (2^n - 1,).
 
-    Flipping the signs of a subset moves the sum below, to or above what it was as the subset's mean is above, at or
-    below 0. They cut the line into 2^n parts, each of which holds the centre of symmetry with equal probability
+    Flipping the signs of a subset decreases, keeps or increases the sum if the subset's mean is above, at or below 0.
+    The means divide the line into 2^n parts, each of which contains the centre of symmetry with equal probability
     (Hartigan, JASA 1969).
     """
     import numpy as np
 
     chosen = (np.arange(1, 2 ** len(values))[:, None] >> np.arange(len(values))) & 1
     sums = chosen @ values
-    sums[np.abs(sums) <= 1e-12 * np.abs(values).sum()] = 0  # what rounding leaves
+    sums[np.abs(sums) <= 1e-12 * np.abs(values).sum()] = 0  # rounding errors
     return np.sort(sums / chosen.sum(axis=1))
 
 
 def lower_bound(means: Any, risk: float) -> float | None:
-    """Below which the true mean lies with a probability of at most ``risk``, from :func:`subset_means`.
+    """The bound below which the true mean is with a probability of at most ``risk``, from :func:`subset_means`.
 
-    None where so few units have no such bound.
+    None if there are too few units for such a bound.
     """
-    allowed = int(risk * (len(means) + 1) + 1e-9)  # 1 - .75 of 2^2 is 1, whatever the last digit
+    allowed = int(risk * (len(means) + 1) + 1e-9)  # (1 - .75) * 2^2 is 1, whatever the rounding
     return float(means[allowed - 1]) if allowed else None
 
 
 def resampled_means(values: Any, resamples: int = RESAMPLES, seed: int = 0) -> Any:
-    """The means of ``resamples`` bootstrap samples of an array of one value a unit, within 32 MB of draws at a time."""
+    """The means of ``resamples`` bootstrap samples of one value a unit, drawn in blocks of at most 32 MB."""
     import numpy as np
 
     rng = np.random.default_rng(seed)
-    size, rows = len(values), max(1, 4_000_000 // len(values))
+    size = len(values)
+    rows = max(1, 4_000_000 // size)
     drawn = (rng.integers(size, size=(min(rows, resamples - done), size)) for done in range(0, resamples, rows))
     return np.concatenate([values[indices].mean(axis=1) for indices in drawn])
 
 
 def holm(values: Sequence[float]) -> list[float]:
     """Holm's (1979) step-down correction of p values, in their order."""
-    adjusted, least = [0.0] * len(values), 0.0
+    adjusted = [0.0] * len(values)
+    least = 0.0
     for rank, index in enumerate(sorted(range(len(values)), key=values.__getitem__)):
         least = max(least, min(1.0, (len(values) - rank) * values[index]))
         adjusted[index] = least

@@ -1,4 +1,4 @@
-"""A sweep's trials as its folder holds them, running or settled. Nothing here writes."""
+"""Read a sweep's trials from its folder, running or finished. Nothing here writes."""
 
 from __future__ import annotations
 
@@ -27,58 +27,56 @@ if TYPE_CHECKING:
 
 
 def study(folder: RunFolder) -> optuna.Study:
-    """The study in the sweep's journal. Raises UserError when there is none yet, or when it is damaged."""
+    """The study in the sweep's journal. Raises UserError when it does not exist yet or is damaged."""
     from orchestrator.search.study import JOURNAL, open_study
 
-    if not (folder.path / JOURNAL).exists():  # Optuna would make it
+    if not (folder.path / JOURNAL).exists():  # Optuna would create it
         raise UserError(f"{folder.id} has no trials", fix=f"See: orchestrator status {folder.id}")
     return open_study(folder.path)
 
 
 def own(study: optuna.Study) -> list[FrozenTrial]:
-    """The sweep's own trials, without those that a warm start took over from others, by number."""
+    """The trials of the sweep by number, without those that a warm start added from other sweeps."""
     return [trial for trial in study.get_trials(deepcopy=False) if "warm_from" not in trial.user_attrs]
 
 
 def spec(folder: RunFolder) -> dict[str, Any]:
-    """The spec of a run (an experiment's) or of a sweep, as plain JSON. Raises UserError when the record has none."""
-    asked = folder.record["spec"]
-    found: dict[str, Any] | None = asked.get("sweep") or asked.get("experiment")
-    if found is None:
-        raise UserError(f"The record of {folder.id} does not say what was asked for", fix="Restore its record.json")
-    return found
+    """The spec of a run or sweep as plain JSON. Raises UserError when the record has none."""
+    request = folder.record["spec"]
+    values: dict[str, Any] | None = request.get("sweep") or request.get("experiment")
+    if values is None:
+        raise UserError(f"The record of {folder.id} has no spec", fix="Restore its record.json")
+    return values
 
 
 def objectives(folder: RunFolder) -> tuple[Objective, ...]:
-    """What a run or sweep selects by, the first deciding: as recorded, else as its workload says today.
+    """The objectives of a run or sweep, the selecting one first: as recorded, else those of its workload.
 
-    Raises UserError when the workload is not known here.
+    Raises UserError when the workload is not installed.
     """
-    if known := folder.record.get("objectives"):
-        return tuple(Objective(metric, direction) for metric, direction in known)
-    asked = tuple(spec(folder)["plan"].get("objective") or ())
-    return chosen(workload_loader.code(folder.record["workload"]).objective, asked)
+    if recorded := folder.record.get("objectives"):
+        return tuple(Objective(metric, direction) for metric, direction in recorded)
+    names = tuple(spec(folder)["plan"].get("objective") or ())
+    return chosen(workload_loader.code(folder.record["workload"]).objective, names)
 
 
 def environment(folder: RunFolder) -> dict[str, Any]:
-    """What the run wrote down of its surroundings (``data``: its dataset's fingerprint, ``code``).
-
-    Empty where it is missing or damaged.
-    """
+    """The recorded environment (``data``: dataset fingerprint, ``code``, ...); empty if missing or damaged."""
     with suppress(OSError, ValueError):
-        found = json.loads((folder.path / ENVIRONMENT).read_text())
-        return found if isinstance(found, dict) else {}
+        values = json.loads((folder.path / ENVIRONMENT).read_text())
+        return values if isinstance(values, dict) else {}
     return {}
 
 
-def rows(found: Iterable[FrozenTrial], objectives: Sequence[Objective], seeds: int) -> list[dict[str, Any]]:
-    """One flat row a trial: its value by the first objective, all in ``values``, its searched parameters.
+def rows(trials: Iterable[FrozenTrial], objectives: Sequence[Objective], seeds: int) -> list[dict[str, Any]]:
+    """One flat row a trial: the first objective as ``value``, all objectives as ``values``, the searched parameters.
 
-    With repeated seeds ``seeds`` has the first objective's value of each, ``spread`` their standard deviation.
+    With repeated seeds ``seeds`` has the first objective's value of each seed, ``spread`` the standard deviation.
     """
-    told = []
-    for trial in found:
-        attributes, complete = trial.user_attrs, trial.state.name == "COMPLETE"
+    flat = []
+    for trial in trials:
+        attributes = trial.user_attrs
+        complete = trial.state.name == "COMPLETE"
         row = {
             "trial": trial.number,
             "state": trial.state.name.lower(),
@@ -89,39 +87,40 @@ def rows(found: Iterable[FrozenTrial], objectives: Sequence[Objective], seeds: i
         if seeds > 1:
             each = [seed["values"][0] for seed in over_seeds(trial)]
             row |= {"seeds": each, "spread": summary(each).spread if each else None}
-        params = attributes.get("params", {})  # PBT's have changed since they were suggested
-        told.append(
+        params = attributes.get("params", {})  # PBT changes parameters after they were suggested
+        flat.append(
             row
             | {"epochs": attributes.get("epoch")}
             | {name: attributes.get(name) for name in ("best_epoch", "train_seconds")}
             | {f"params.{name}": params.get(name, value) for name, value in trial.params.items()}
             | {"cause": attributes.get("cause")}
         )
-    return told
+    return flat
 
 
 def over_seeds(trial: FrozenTrial) -> list[dict[str, Any]]:
-    """What each seed of a repeated configuration gave, as far as they have ended; empty where there is one seed."""
+    """The results of the finished seeds of a configuration; empty with one seed."""
     names = (f"seed_{number}" for number in range(len(trial.user_attrs)))
     return [trial.user_attrs[name] for name in names if name in trial.user_attrs]
 
 
-def learning_curves(folder: Path, found: list[FrozenTrial], metric: str) -> dict[tuple[int, int], Curve]:
-    """(trial, seed) -> the values of ``metric`` on validation by epoch; only the rungs' where no curves were kept."""
-    kept = curves.read(folder, f"validation/{metric}")
-    return kept or {(t.number, 0): sorted(t.intermediate_values.items()) for t in found if t.intermediate_values}
+def learning_curves(folder: Path, trials: list[FrozenTrial], metric: str) -> dict[tuple[int, int], Curve]:
+    """(trial, seed) -> values of ``metric`` on validation by epoch; without recorded curves only those at rungs."""
+    recorded = curves.read(folder, f"validation/{metric}")
+    return recorded or {(t.number, 0): sorted(t.intermediate_values.items()) for t in trials if t.intermediate_values}
 
 
-def best(folder: RunFolder, found: Iterable[FrozenTrial], objective: Objective) -> FrozenTrial | None:
-    """The winner: as the sweep settled it, else the best so far; None while no trial is complete."""
-    order = ranked(found, objective)
+def best(folder: RunFolder, trials: Iterable[FrozenTrial], objective: Objective) -> FrozenTrial | None:
+    """The winner of a finished sweep, else the best trial so far; None if no trial is complete."""
+    order = ranked(trials, objective)
     settled = (folder.record.get("result") or {}).get("best_trial")
     return next((trial for trial in order if trial.number == settled), order[0] if order else None)
 
 
 def command(folder: RunFolder, trial: FrozenTrial) -> str:
     """The command that repeats a trial, with its first seed."""
-    asked, params = SweepSpec.model_validate(spec(folder)), trial.user_attrs["params"]
-    with suppress(UserError):  # a workload that is not here, or has changed since: its defaults are not known
-        params = preflight.parameters(asked.workload, params)
-    return asked.trial(trial.user_attrs.get("seed_of", trial.number), params).command()
+    sweep = SweepSpec.model_validate(spec(folder))
+    params = trial.user_attrs["params"]
+    with suppress(UserError):  # the defaults are unknown if the workload is not installed or has changed
+        params = preflight.parameters(sweep.workload, params)
+    return sweep.trial(trial.user_attrs.get("seed_of", trial.number), params).command()

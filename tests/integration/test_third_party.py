@@ -11,7 +11,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from orchestrator.reproduce import catalog as known
+from orchestrator.reproduce import catalog as published_catalog
 from tests.support.commands import Store, typed
 from tests.support.projects import EXAMPLE, installed
 from workloads import catalog
@@ -104,9 +104,9 @@ def test_a_missing_predictor_is_missed_before_the_first_epoch(told: Typed, proje
 
 def test_published_tables_that_can_not_be_loaded_are_no_others_trouble(told: Typed, project: Path) -> None:
     edit(project / "linreg" / "__init__.py", "spaces=", 'published="linreg.nowhere:PUBLISHED", spaces=')
-    known.known.cache_clear()
+    published_catalog.all_published.cache_clear()
     unknown = told("reproduce", "thesis-3.20")
-    known.known.cache_clear()
+    published_catalog.all_published.cache_clear()
     assert unknown.returncode == 2
     assert "Did you mean 'thesis-3.2'?" in unknown.stderr
     assert "those of linreg cannot be loaded: No module named 'linreg.nowhere'" in unknown.stderr

@@ -71,7 +71,7 @@ def test_one_run_twice_is_one(runs: list[RunFolder]) -> None:
 
 def test_the_same_experiment_again_is_no_further_seed(tmp_path: Path) -> None:
     again = [run(tmp_path, name, 1.0, seed=4) for name in ("one", "two")]
-    assert compare(again).notes == ("1 of them repeat another's parameters and seed: they are no further seeds.",)
+    assert compare(again).notes == ("1 of them have the parameters and seed of another: they are no additional seeds.",)
 
 
 def test_one_seed_each_is_compared_by_its_units(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_few_units_are_compared_by_every_sign(tmp_path: Path) -> None:
     (row,) = (row for row in found.rows if row.difference)
     assert row.p == pytest.approx(2 / 2**6)
     assert "Test: paired sign flips, exact, 6 units; two-sided" in found.notes[0]
-    assert "The paired test is over the units of one seed each: it says nothing of other seeds." in found.notes
+    assert "The paired test is over the units of one seed each: it does not hold for other seeds." in found.notes
 
 
 def test_rows_that_no_seed_changes_say_why_they_have_no_p(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_metric_that_one_lacks(runs: list[RunFolder], tmp_path: Path) -> None:
 def test_what_has_no_values_yet(tmp_path: Path) -> None:
     folder = run(tmp_path, "a", 1.0)
     folder.update(status="failed", result=None)
-    with pytest.raises(UserError, match=r"a has no values on validation: it is failed. Leave it away"):
+    with pytest.raises(UserError, match=r"a has no values on validation: it is failed. Leave it out"):
         compare([folder])
     with pytest.raises(UserError, match="s has no complete trial"):
         compare([sweep(tmp_path, "s", [None], settled=False)], by=["lr"])

@@ -66,7 +66,7 @@ def five(tmp_path: Path) -> RunFolder:
 def test_a_sweeps_page_has_all_of_it(five: RunFolder) -> None:
     read = Reader(page(five))
     assert read.texts["h1"] == ["five"]
-    assert read.texts["h2"] == ["What was asked", "The winner", "The search", "Trials", "Failures", "Accounts"]
+    assert read.texts["h2"] == ["Request", "The winner", "The search", "Trials", "Failures", "Accounts"]
     assert read.names().count("svg") == 4
     assert "orchestrator sweep toy" in read.texts["pre"]
     captions = " ".join(read.texts["figcaption"])
@@ -112,14 +112,14 @@ def test_too_few_trials_are_said_to_be(tmp_path: Path) -> None:
     assert "No importance: PED-ANOVA needs 4 complete trials, there are 2." in text
     none = sweep(tmp_path, "t", [None], settled=False)
     text = page(none)
-    assert "No trial has run to its end." in text
+    assert "No trial is complete." in text
     assert "No learning curves" in text
 
 
 def test_a_running_sweep_shows_the_best_so_far(tmp_path: Path) -> None:
     read = Reader(page(sweep(tmp_path, "s", [(3.0,), (1.0,)], settled=False)))
     assert "The best so far" in read.texts["h2"]
-    assert "The test split is opened once, when the sweep settles." in read.texts["p"]
+    assert "The test split is opened once, at the end of the sweep." in read.texts["p"]
 
 
 def test_failures_are_grouped_by_cause(five: RunFolder) -> None:
