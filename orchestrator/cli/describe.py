@@ -15,7 +15,7 @@ from orchestrator.storage.settings import Settings
 from workloads.catalog import broken, catalog
 from workloads.data import datasets
 from workloads.data.errors import DataError
-from workloads.data.files import held
+from workloads.data.files import plain_or_gz
 from workloads.data.source import Dataset
 
 PIPED_WIDTH = 100  # columns, where there is no terminal to ask
@@ -149,11 +149,11 @@ def remedy(known: Dataset, state: str) -> str | None:
 
 
 def _where(known: Dataset, root: Path) -> str:
-    return str(known.place(root)) if known.files else known.obtain or "generated"
+    return str(known.folder_in(root)) if known.files else known.obtain or "generated"
 
 
 def _found(known: Dataset, root: Path) -> bool:
-    return any(held(known.place(root) / source.path).exists() for source in known.files)
+    return any(plain_or_gz(known.folder_in(root) / source.path).exists() for source in known.files)
 
 
 def _properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

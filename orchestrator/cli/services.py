@@ -72,7 +72,7 @@ def data_fetch(name: Annotated[str, typer.Argument(help="Dataset.")]) -> None:
         print(path)
     known = datasets.dataset(name)
     if known.files:
-        print(f"{name} is present and intact: {known.place(settings.data)}")
+        print(f"{name} is present and intact: {known.folder_in(settings.data)}")
     else:
         print(f"{name} has no files here to fetch: it is {known.obtain or 'generated'}")
 

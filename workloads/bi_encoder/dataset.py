@@ -29,7 +29,7 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class BiEncoderData:
     """All parts under one tokenizer."""
 
     train: Part
@@ -43,10 +43,10 @@ def training_texts(pairs: SentencePairs, holdout: bool) -> Pairs:
 
 
 @lru_cache(maxsize=4)
-def prepare(pairs: SentencePairs, holdout: bool, tokenizer: Tokenizer) -> Prepared:
+def prepare(pairs: SentencePairs, holdout: bool, tokenizer: Tokenizer) -> BiEncoderData:
     """The dataset tokenised; from the second call of a process on, in a millisecond."""
     parts = (training_texts(pairs, holdout), pairs.validation, pairs.test)
-    return Prepared(*(_part(part, tokenizer) for part in parts if part is not None))
+    return BiEncoderData(*(_part(part, tokenizer) for part in parts if part is not None))
 
 
 def _part(pairs: Pairs, tokenizer: Tokenizer) -> Part:

@@ -13,7 +13,7 @@ from workloads import gradient_cache
 from workloads.bi_encoder.batches import Batch, batches
 from workloads.bi_encoder.dataset import Part, prepare, training_texts
 from workloads.bi_encoder.evaluation import evaluation
-from workloads.bi_encoder.loss_calls import Scored, batch_loss
+from workloads.bi_encoder.loss_calls import EmbeddedBatch, batch_loss
 from workloads.bi_encoder.params import Params as BiEncoderParams
 from workloads.bi_encoder.serving import servable
 from workloads.checks import check_batch, check_split
@@ -106,7 +106,7 @@ class BiEncoder:
         parts = [partial(self._embed, part, step, number) for number, part in enumerate(micro)]
 
         def loss_of(vectors: torch.Tensor) -> torch.Tensor:
-            share = batch_loss(Scored(vectors, batch, self.data.train), self.params.loss, self.params.of_loss())
+            share = batch_loss(EmbeddedBatch(vectors, batch, self.data.train), self.params.loss, self.params.of_loss())
             return share * self.runtime.world_size
 
         return gradient_cache.backward(parts, loss_of, self.replica)

@@ -23,7 +23,7 @@ _KEPT = 4  # streams a process keeps
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class LifelongData:
     """A stream, its queries and BM25's candidates.
 
     ``train`` (n,): the training queries with a relevant document in session 0, which are the labelled ones;
@@ -58,7 +58,7 @@ class Prepared:
         return docs + queries
 
 
-def prepared(params: Params, root: Path, holdout: bool) -> Prepared:
+def prepare(params: Params, root: Path, holdout: bool) -> LifelongData:
     """The stream that the parameters describe; from the second call of a process on, in a millisecond.
 
     Raises:
@@ -70,11 +70,11 @@ def prepared(params: Params, root: Path, holdout: bool) -> Prepared:
     )
     data = load_retrieval(params.dataset, root, params.dataset_unknown)
     parts = (params.split_validation, params.split_test, holdout)
-    return _prepared(params.dataset, root, data, stream, *parts, params.candidates, params.update == "retrain")
+    return _prepare(params.dataset, root, data, stream, *parts, params.candidates, params.update == "retrain")
 
 
 @lru_cache(maxsize=_KEPT)
-def _prepared(
+def _prepare(
     dataset: str,
     root: Path,
     data: Retrieval,
@@ -84,7 +84,7 @@ def _prepared(
     holdout: bool,
     depth: int,
     cumulative: bool,
-) -> Prepared:
+) -> LifelongData:
     sessions = load_sessions(dataset, root, data, stream)
     queries = split_queries(data, seed=stream.seed, validation=validation, test=test, holdout=holdout)
     positives = {int(query): _relevant(data, sessions, int(query)) for query in queries.train}
@@ -95,7 +95,7 @@ def _prepared(
             f"Raise split_first={stream.first:g}"
         )
     known = tuple(positives[query] for query in train.tolist())
-    asked: list[str] = data.queries.take(train).to_pylist()
+    train_queries: list[str] = data.queries.take(train).to_pylist()
     every: list[str] = data.queries.to_pylist()
     candidates, ranked = [], []
     for session in range(len(sessions)):
@@ -103,9 +103,9 @@ def _prepared(
         ranked.append(_found(data, so_far, every, DEPTH))
         docs = so_far if cumulative else sessions.arriving(session)
         most = max(map(len, known)) if session == 0 or cumulative else 0
-        found = _found(data, docs, asked, depth + most)
+        found = _found(data, docs, train_queries, depth + most)
         candidates.append(_without(found, known, depth) if most else found)
-    return Prepared(data, sessions, queries, train, known, tuple(candidates), tuple(ranked))
+    return LifelongData(data, sessions, queries, train, known, tuple(candidates), tuple(ranked))
 
 
 @lru_cache(maxsize=_KEPT)

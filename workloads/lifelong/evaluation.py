@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from workloads.contract import Columns, Evaluation
-from workloads.lifelong.dataset import DEPTH, Prepared
+from workloads.lifelong.dataset import DEPTH, LifelongData
 from workloads.metrics.retrieval import per_query
 
 MEASURES = ("success_at_5", "recall_at_100", "mrr_at_10")
@@ -29,7 +29,7 @@ Values = Mapping[str, NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
-class Work:
+class SessionCost:
     """What a session cost: documents that were ``embedded`` for the index and ``read`` to choose negatives from, and
     the ``seconds`` of the former."""
 
@@ -38,10 +38,10 @@ class Work:
     seconds: float = 0.0
 
 
-class Judge:
+class SessionEvaluator:
     """The queries of a split, and what rankings of theirs are worth."""
 
-    def __init__(self, data: Prepared, queries: NDArray[np.int64]) -> None:
+    def __init__(self, data: LifelongData, queries: NDArray[np.int64]) -> None:
         self.data, self.queries = data, queries
         rows = data.data.judgements.astype(np.int64)
         self._relevant = rows[(rows[:, 2] > 0) & np.isin(rows[:, 0], queries)]
@@ -58,8 +58,8 @@ class Judge:
         relevant = self._relevant[(there[self._relevant[:, 1]] >= 0) & (there[self._relevant[:, 1]] <= session)]
         codes = np.sort(relevant[:, 0] * len(there) + relevant[:, 1])
         docs = ranked[self.queries]
-        asked = self.queries[:, None] * len(there) + docs
-        hits = (docs >= 0) & np.isin(asked, codes)
+        found_codes = self.queries[:, None] * len(there) + docs
+        hits = (docs >= 0) & np.isin(found_codes, codes)
         counts = np.bincount(relevant[:, 0], minlength=len(self.data.data.queries))[self.queries]
         judged = np.arange(max(1, counts.max(initial=0))) < counts[:, None]
         scores = np.where(docs >= 0, -np.arange(DEPTH, dtype=np.float32), -np.inf).astype(np.float32)
@@ -67,7 +67,9 @@ class Judge:
         found = per_query(ranks, grades, all_grades, _KS)
         return {name: np.where(counts > 0, found[name].numpy().astype(np.float64), np.nan) for name in MEASURES}
 
-    def evaluation(self, rankings: Sequence[NDArray[np.int64]], work: Sequence[Work], units: bool) -> Evaluation:
+    def evaluation(
+        self, rankings: Sequence[NDArray[np.int64]], costs: Sequence[SessionCost], units: bool
+    ) -> Evaluation:
         """All there is to say after ``len(rankings)`` sessions.
 
         Each measure is that of the last session; ``average_...`` is the mean over all sessions of the run, those to
@@ -87,11 +89,11 @@ class Judge:
         ours, theirs = _by_topic(values, topics, count), _by_topic(self._bm25, topics, count)
         metrics["forgetting"] = forgetting(ours)
         metrics["forward_transfer"] = forward_transfer(ours, theirs, self.data.sessions.main)
-        metrics["documents_embedded"] = float(sum(one.embedded for one in work))
+        metrics["documents_embedded"] = float(sum(one.embedded for one in costs))
         metrics["sessions_ended"] = float(len(rankings))
         session, topic = np.nonzero(~np.isnan(ours))  # R[t, s] in long form, of the topics that a query counts for
         tables: dict[str, Columns] = {
-            "sessions": self._sessions(values, work),
+            "sessions": self._sessions(values, costs),
             "topics": {
                 "session": session, "topic": topic, "mrr_at_10": ours[session, topic],
                 "bm25_mrr_at_10": theirs[session, topic],
@@ -99,7 +101,7 @@ class Judge:
         }  # fmt: skip
         return Evaluation(metrics, {"id": self.queries, **columns} if units else {}, tables)
 
-    def _sessions(self, values: Sequence[Values], work: Sequence[Work]) -> Columns:
+    def _sessions(self, values: Sequence[Values], costs: Sequence[SessionCost]) -> Columns:
         done = len(values)
         sizes = [len(self.data.sessions.arriving(number)) for number in range(done)]
         shown = {
@@ -111,9 +113,9 @@ class Judge:
             "session": np.arange(done),
             "documents": np.array(sizes, np.int64),
             "queries": np.array([int((~np.isnan(one[_TRANSFER])).sum()) for one in values], np.int64),
-            "documents_embedded": np.array([one.embedded for one in work], np.int64),
-            "documents_read": np.array([one.read for one in work], np.int64),
-            "embedding_seconds": np.array([one.seconds for one in work], np.float64),
+            "documents_embedded": np.array([one.embedded for one in costs], np.int64),
+            "documents_read": np.array([one.read for one in costs], np.int64),
+            "embedding_seconds": np.array([one.seconds for one in costs], np.float64),
             **shown,
         }
 

@@ -69,7 +69,7 @@ class Index:
             writes: whether this process, of several that hold the same index, writes the files.
         """
         self.lineage, self.dim, self.compatible, self.folder, self.writes = lineage, dim, compatible, folder, writes
-        self._asked, self._claimed = folder, False
+        self._requested_folder, self._folder_reserved = folder, False
         self._segments: list[Segment] = []
         self._locate()
 
@@ -116,21 +116,25 @@ class Index:
             found[known[here]] = self._segments[number].vectors[rows[here] - self._starts[number]]
         return torch.from_numpy(found.reshape(*docs.shape, self.dim))
 
-    def claim(self) -> None:
+    def reserve_folder(self) -> None:
         """Make the folder its own before anything is written there; what is in it already stays, and another is taken.
 
         Raises:
             OSError: the folder cannot be made.
         """
-        if self._claimed or self._asked is None or not self.writes:
+        if self._folder_reserved or self._requested_folder is None or not self.writes:
             return
         for number in count(1):
-            self.folder = self._asked.with_name(f"{self._asked.name}-{number}") if number > 1 else self._asked
+            self.folder = (
+                self._requested_folder.with_name(f"{self._requested_folder.name}-{number}")
+                if number > 1
+                else self._requested_folder
+            )
             self.folder.mkdir(parents=True, exist_ok=True)
             with suppress(FileExistsError), (self.folder / MANIFEST).open("x") as file:
                 file.write(self._described([]))
                 break
-        self._claimed = True
+        self._folder_reserved = True
 
     def append(self, session: int, docs: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
         """Add what the model of ``session`` wrote. Where models are not compatible it takes the place of all before.
@@ -143,7 +147,7 @@ class Index:
         if (kept and np.isin(docs, self.docs).any()) or len(np.unique(docs)) < len(docs):
             raise ValueError(f"a document arrives a second time in session {session}")
         segment = Segment(session, docs, vectors, _crc32(docs, vectors))
-        self.claim()
+        self.reserve_folder()
         segment = self._written(segment)
         if self.folder is not None and self.writes:
             self._write_manifest([*kept, segment])
@@ -161,7 +165,7 @@ class Index:
         for segment in self._segments:
             held = {"session": segment.session, "crc32": segment.crc32, "docs": torch.from_numpy(segment.docs.copy())}
             segments.append(held if self.folder else held | {"vectors": torch.from_numpy(segment.vectors.copy())})
-        folder = self.folder.name if self.folder and self._claimed else None
+        folder = self.folder.name if self.folder and self._folder_reserved else None
         return {"lineage": self.lineage, "segments": segments, "folder": folder}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -186,11 +190,11 @@ class Index:
                 file = theirs / _file(held["session"])
                 found = read_segment(file)
                 if found.crc32 != held["crc32"]:
-                    raise DataError("the index file is not the one of the checkpoint", file=file, fix=_ANEW)
+                    raise DataError("the index file is not the one of the checkpoint", file=file, fix=_LOST_FILE_FIX)
                 segments.append(found)
-        self.folder, self._claimed = theirs, own
+        self.folder, self._folder_reserved = theirs, own
         if not own:
-            self.claim()
+            self.reserve_folder()
             segments = [self._written(segment) for segment in segments]
         self._segments = segments
         self._locate()
@@ -206,11 +210,11 @@ class Index:
 
         Before a state knew its folder the lineage named it.
         """
-        if self._asked is None:
+        if self._requested_folder is None:
             return None, False
         name = state.get("folder", self.lineage[:16])
-        own = re.fullmatch(re.escape(self._asked.name) + r"(-\d+)?", name or "") is not None
-        return self._asked.with_name(name or self._asked.name), own
+        own = re.fullmatch(re.escape(self._requested_folder.name) + r"(-\d+)?", name or "") is not None
+        return self._requested_folder.with_name(name or self._requested_folder.name), own
 
     def _written(self, segment: Segment) -> Segment:
         """The segment as its file holds it, where there are files."""
@@ -282,17 +286,17 @@ def read_segment(path: Path) -> Segment:
         dim = column.type.list_size
         vectors = np.frombuffer(column.values.buffers()[1], np.float32)[: batch.num_rows * dim].reshape(-1, dim)
         if _crc32(docs, vectors) != meta["crc32"]:
-            raise DataError("the index file is damaged: its checksum differs", file=path, fix=_ANEW)
+            raise DataError("the index file is damaged: its checksum differs", file=path, fix=_LOST_FILE_FIX)
     except FileNotFoundError as error:
-        raise DataError("the index file is missing", file=path, fix=_ANEW) from error
+        raise DataError("the index file is missing", file=path, fix=_LOST_FILE_FIX) from error
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError("the index file is truncated or damaged", file=path, fix=_ANEW) from error
+        raise DataError("the index file is truncated or damaged", file=path, fix=_LOST_FILE_FIX) from error
     return Segment(int(meta["session"]), docs, vectors, int(meta["crc32"]))
 
 
-_ANEW = "Bring the file back, or start a new run: an index is never mended"
+_LOST_FILE_FIX = "Bring the file back, or start a new run: an index is never mended"
 
 
 def _listed(segments: Sequence[Segment]) -> list[dict[str, Any]]:

@@ -8,16 +8,16 @@ from numpy.typing import NDArray
 
 from workloads.contract import Runtime
 from workloads.distributed import reduce_sum
-from workloads.encoders.packing import sent
+from workloads.encoders.packing import to_device
 from workloads.encoders.pooling import normalised
 from workloads.encoders.search import exact_topk
 from workloads.encoders.text import TextEncoder, encode
 from workloads.encoders.tokens import Tokens
 from workloads.lifelong.index import Index
-from workloads.lifelong.replay import Look
+from workloads.lifelong.replay import VectorLookup
 
 
-class Reader:
+class IndexEncoder:
     """An encoder over the texts of a collection, ``documents`` of them and then its queries, and their index.
 
     ``read`` counts the documents that were embedded for anything but the index. Vectors have length one. Every method
@@ -35,7 +35,7 @@ class Reader:
         own = np.arange(len(texts))[self.runtime.rank :: self.runtime.world_size]
         vectors = torch.zeros(len(texts), self.encoder.dim, device=self.runtime.device)
         if len(own):
-            vectors[self.sent(torch.from_numpy(own))] = encode(self.encoder, self.tokens.take(texts[own]))
+            vectors[self.to_device(torch.from_numpy(own))] = encode(self.encoder, self.tokens.take(texts[own]))
         return normalised(reduce_sum(vectors))
 
     def queries(self, numbers: NDArray[np.int64]) -> torch.Tensor:
@@ -44,9 +44,9 @@ class Reader:
 
     def stored(self, docs: NDArray[np.int64]) -> torch.Tensor:
         """Documents by the index, zero for -1. (...,) -> (..., d). Raises KeyError for one that is not in it."""
-        return self.sent(self.index.take(docs))
+        return self.to_device(self.index.take(docs))
 
-    def look(self, *blocks: NDArray[np.int64], again: bool = False) -> Look:
+    def lookup(self, *blocks: NDArray[np.int64], again: bool = False) -> VectorLookup:
         """A function from documents to vectors, for all documents of some blocks: as the index has them, and where it
         does not, or with ``again``, by the model as it is now."""
         wanted = np.unique(np.concatenate([block.ravel() for block in blocks]))
@@ -56,13 +56,13 @@ class Reader:
         # Behind them a zero, for whoever is not among them.
         vectors = torch.nn.functional.pad(self.embed(fresh), (0, 0, 0, 1))
 
-        def look(docs: NDArray[np.int64]) -> torch.Tensor:
+        def lookup(docs: NDArray[np.int64]) -> torch.Tensor:
             place = np.searchsorted(fresh, docs)
             embedded = np.append(fresh, -2)[place] == docs
             stored = self.stored(np.where(embedded, -1, docs))
-            return stored + vectors[self.sent(torch.from_numpy(np.where(embedded, place, len(fresh))))]
+            return stored + vectors[self.to_device(torch.from_numpy(np.where(embedded, place, len(fresh))))]
 
-        return look
+        return lookup
 
     def ranked(self, queries: int, depth: int) -> NDArray[np.int64]:
         """The best documents of the index for each of the first ``queries`` queries, (Q, depth), -1 past the end."""
@@ -71,6 +71,6 @@ class Reader:
         found[:, : rows.shape[1]] = self.index.docs[rows.cpu().numpy()]
         return found
 
-    def sent(self, tensor: torch.Tensor) -> torch.Tensor:
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """On the device, without waiting for it."""
-        return sent(tensor, self.runtime.device)
+        return to_device(tensor, self.runtime.device)

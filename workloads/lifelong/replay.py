@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 
 from workloads.lifelong import baselines
 from workloads.lifelong.params import Params
-from workloads.lifelong.selection import best, chosen, isd, new_scores
+from workloads.lifelong.selection import gather_docs, isd, new_scores, top_positions
 from workloads.seeding import derive
 
 _AT_ONCE = 256  # queries whose blocks are looked at together
 
-Look = Callable[[NDArray[np.int64]], torch.Tensor]
+VectorLookup = Callable[[NDArray[np.int64]], torch.Tensor]
 """The vectors of documents by number, zero for -1: (Q, n) -> (Q, n, d), on the device."""
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class QueryVectors:
     """The training queries by the model as it is: ``query`` and ``positive``, (Q, d) each, on the device; ``scale`` is
     what a cosine is multiplied by in a score."""
 
@@ -51,10 +51,12 @@ def draw_new(params: Params, docs: NDArray[np.int64], seed: int, session: int, *
     numbers = torch.from_numpy(docs)
     if first:
         return numbers[:, : params.n_new]
-    return chosen(numbers, best(_uniform(docs, derive(seed, "new", session)), params.n_new))
+    return gather_docs(numbers, top_positions(_uniform(docs, derive(seed, "new", session)), params.n_new))
 
 
-def choose_new(params: Params, docs: NDArray[np.int64], look: Look, asked: Asked) -> torch.Tensor:
+def choose_new(
+    params: Params, docs: NDArray[np.int64], lookup: VectorLookup, query_vectors: QueryVectors
+) -> torch.Tensor:
     """n_1 of a session's candidates for each query by alpha PSS + (1 - alpha) ISD, (Q, n_new) int64 on the host.
 
     Args:
@@ -67,20 +69,24 @@ def choose_new(params: Params, docs: NDArray[np.int64], look: Look, asked: Asked
     numbers, alpha = torch.from_numpy(docs), params.alpha
 
     def scores(part: slice) -> torch.Tensor:
-        there = (numbers[part] >= 0).to(asked.query.device)
-        positive, query = asked.positive[part], asked.query[part]
-        return new_scores(look(docs[part]), there, positive, query, alpha, bool(params.standardise))
+        there = (numbers[part] >= 0).to(query_vectors.query.device)
+        positive, query = query_vectors.positive[part], query_vectors.query[part]
+        return new_scores(lookup(docs[part]), there, positive, query, alpha, bool(params.standardise))
 
-    return _best(numbers, params.n_new, asked, scores)
+    return _best(numbers, params.n_new, query_vectors, scores)
 
 
 def draw_memory(params: Params, memory: torch.Tensor, seed: int, session: int) -> torch.Tensor:
     """n_2 of each query's memory at random (ER), (Q, capacity) -> (Q, n_memory), for the session that begins."""
     assert params.n_memory is not None
-    return chosen(memory, best(_uniform(memory.numpy(), derive(seed, "replay", session)), params.n_memory))
+    return gather_docs(
+        memory, top_positions(_uniform(memory.numpy(), derive(seed, "replay", session)), params.n_memory)
+    )
 
 
-def choose_memory(params: Params, memory: torch.Tensor, new: torch.Tensor, look: Look, asked: Asked) -> torch.Tensor:
+def choose_memory(
+    params: Params, memory: torch.Tensor, new: torch.Tensor, lookup: VectorLookup, query_vectors: QueryVectors
+) -> torch.Tensor:
     """n_2 of each query's memory, (Q, n_memory): the most unlike the new ones.
 
     Args:
@@ -91,11 +97,21 @@ def choose_memory(params: Params, memory: torch.Tensor, new: torch.Tensor, look:
         asked: the queries.
     """
     assert params.n_memory is not None
-    return _best(memory, params.n_memory, asked, lambda part: _isd(memory[part], new[part], look, asked.query[part]))
+    return _best(
+        memory,
+        params.n_memory,
+        query_vectors,
+        lambda part: _isd(memory[part], new[part], lookup, query_vectors.query[part]),
+    )
 
 
-def remember(
-    params: Params, memory: torch.Tensor, new: torch.Tensor, look: Look, asked: Asked, seed: int
+def update_memory(
+    params: Params,
+    memory: torch.Tensor,
+    new: torch.Tensor,
+    lookup: VectorLookup,
+    query_vectors: QueryVectors,
+    seed: int,
 ) -> torch.Tensor:
     """The memory after a session, (Q, capacity): of what was new and what it held before.
 
@@ -105,16 +121,16 @@ def remember(
     assert params.capacity is not None
     if params.memory in ("random", "mir"):
         pool = torch.cat([memory, new], 1)
-        return chosen(pool, best(_uniform(pool.numpy(), derive(seed, "reservoir")), params.capacity))
+        return gather_docs(pool, top_positions(_uniform(pool.numpy(), derive(seed, "reservoir")), params.capacity))
     found = []
-    for part in asked.rows():
+    for part in query_vectors.rows():
         old, came = memory[part], new[part]
         pool = torch.cat([came, old] if params.memory == "isd" else [old, came], 1)
         if params.memory == "isd":
-            scores = _isd(pool, pool, look, asked.query[part])
+            scores = _isd(pool, pool, lookup, query_vectors.query[part])
         else:
             gradients = baselines.pair_gradients(
-                look(pool.numpy()), asked.positive[part], asked.query[part] * asked.scale
+                lookup(pool.numpy()), query_vectors.positive[part], query_vectors.query[part] * query_vectors.scale
             )
             there = (pool >= 0).to(gradients.device)
             if params.memory == "gss":
@@ -122,18 +138,22 @@ def remember(
             else:
                 held = old.shape[1]
                 scores = baselines.ocs(gradients, there, gradients[:, :held], there[:, :held])
-        found.append(chosen(pool, best(scores, params.capacity).cpu()))
+        found.append(gather_docs(pool, top_positions(scores, params.capacity).cpu()))
     return torch.cat(found)
 
 
-def _best(docs: torch.Tensor, count: int, asked: Asked, scores: Callable[[slice], torch.Tensor]) -> torch.Tensor:
+def _best(
+    docs: torch.Tensor, count: int, query_vectors: QueryVectors, scores: Callable[[slice], torch.Tensor]
+) -> torch.Tensor:
     """The ``count`` documents of the highest score of each query, (Q, count); scores are of some rows at a time."""
-    return torch.cat([chosen(docs[part], best(scores(part), count).cpu()) for part in asked.rows()])
+    return torch.cat(
+        [gather_docs(docs[part], top_positions(scores(part), count).cpu()) for part in query_vectors.rows()]
+    )
 
 
-def _isd(docs: torch.Tensor, among: torch.Tensor, look: Look, query: torch.Tensor) -> torch.Tensor:
+def _isd(docs: torch.Tensor, among: torch.Tensor, lookup: VectorLookup, query: torch.Tensor) -> torch.Tensor:
     there, set_there = ((side >= 0).to(query.device) for side in (docs, among))
-    return isd(look(docs.numpy()), there, look(among.numpy()), set_there, query)
+    return isd(lookup(docs.numpy()), there, lookup(among.numpy()), set_there, query)
 
 
 def _uniform(docs: NDArray[np.int64], seed: int) -> torch.Tensor:

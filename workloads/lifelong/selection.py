@@ -77,14 +77,14 @@ def new_scores(
     return mixed.masked_fill(~there, -torch.inf)
 
 
-def best(scores: torch.Tensor, count: int) -> torch.Tensor:
+def top_positions(scores: torch.Tensor, count: int) -> torch.Tensor:
     """The places of the ``count`` highest of each row, ties by place; -1 where a row has fewer (E-L1). (Q, count)."""
     values, places = scores.sort(dim=1, descending=True, stable=True)
     places = torch.where(values == -torch.inf, -1, places)[:, :count]
     return torch.nn.functional.pad(places, (0, count - places.shape[1]), value=-1)
 
 
-def chosen(docs: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def gather_docs(docs: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """The numbers at some places of each row, -1 where a place is. (Q, n), (Q, k) -> (Q, k)."""
     if not docs.shape[1]:
         return torch.full_like(places, -1)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.data import fingerprint
-from workloads.data.conversion_cache import arrays_made_once
+from workloads.data.conversion_cache import cached_arrays
 from workloads.data.retrieval.types import Retrieval
 from workloads.lifelong.clusters import clusters
 
@@ -71,7 +71,7 @@ def load_sessions(name: str, root: Path, data: Retrieval, stream: Stream) -> Ses
         found = build(data, stream)
         return {"session": found.session, "topic": found.topic, "main": found.main}
 
-    return Sessions(**arrays_made_once("lifelong", identity, make))
+    return Sessions(**cached_arrays("lifelong", identity, make))
 
 
 def build(data: Retrieval, stream: Stream) -> Sessions:

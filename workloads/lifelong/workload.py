@@ -23,14 +23,22 @@ from workloads.encoders.text import TextEncoder, load_encoder
 from workloads.encoders.tokens import Tokenizer
 from workloads.lifelong import baselines
 from workloads.lifelong.batches import batches
-from workloads.lifelong.dataset import DEPTH, prepared, tokens
-from workloads.lifelong.evaluation import Judge, Work
+from workloads.lifelong.dataset import DEPTH, prepare, tokens
+from workloads.lifelong.evaluation import SessionCost, SessionEvaluator
 from workloads.lifelong.index import Index
-from workloads.lifelong.index_encoder import Reader
+from workloads.lifelong.index_encoder import IndexEncoder
 from workloads.lifelong.loss_calls import Block, losses
 from workloads.lifelong.params import Params as LifelongParams
-from workloads.lifelong.replay import Asked, Look, choose_memory, choose_new, draw_memory, draw_new, remember
-from workloads.lifelong.selection import best, chosen
+from workloads.lifelong.replay import (
+    QueryVectors,
+    VectorLookup,
+    choose_memory,
+    choose_new,
+    draw_memory,
+    draw_new,
+    update_memory,
+)
+from workloads.lifelong.selection import gather_docs, top_positions
 from workloads.lifelong.serving import folder_of, lineage_of, servable
 from workloads.schedule import stage_ends, stage_of, steps_per_pass
 from workloads.seeding import derive, seeded
@@ -56,7 +64,7 @@ class Lifelong:
         """
         check_plan(params, runtime)
         self.params, self.runtime = params, runtime
-        self.data = prepared(params, runtime.data, runtime.holdout)
+        self.data = prepare(params, runtime.data, runtime.holdout)
         count = len(self.data.sessions)
         shares = [params.first_share, *([(1 - params.first_share) / (count - 1)] * (count - 1))]
         self.ends = stage_ends(runtime.epochs, shares)
@@ -72,12 +80,12 @@ class Lifelong:
         self.replayed = torch.full((rows, params.n_memory or 0), -1)
         self.memory = torch.full((rows, params.capacity or 0), -1)
         self.rankings: list[NDArray[np.int64]] = []
-        self.work: list[Work] = []
+        self.costs: list[SessionCost] = []
         lineage = lineage_of(params, runtime, self.data.sessions.fingerprint)
         folder = Path(params.index) / folder_of(params, lineage) if params.index else None
         self.index = Index(lineage, self.encoder.dim, params.compatible != "no", folder, runtime.rank == 0)
-        self.reader = Reader(self.encoder, self.tokens, len(self.data.data.docs), self.index, runtime)
-        self._judges: dict[Split, Judge] = {}
+        self.index_encoder = IndexEncoder(self.encoder, self.tokens, len(self.data.data.docs), self.index, runtime)
+        self._evaluators: dict[Split, SessionEvaluator] = {}
 
     def train_epoch(self, epoch: int) -> Metrics:
         """One pass over the training queries, or ``runtime.steps_per_epoch`` steps of one, for the epoch's session.
@@ -105,17 +113,17 @@ class Lifelong:
         """Choose what the session is trained on, with the model as it is, and start its optimiser."""
         params, seed = self.params, self.runtime.seed
         self.session = session
-        self.index.claim()
+        self.index.reserve_folder()
         if params.update == "none" and session:
             return
         if params.update == "retrain" and session:
             self.encoder.load_state_dict(self._load()[1].state_dict())
         self.optimizer = adamw(self.encoder, params.lr, params.weight_decay)
-        candidates, look = self.data.candidates[session], None
+        candidates, lookup = self.data.candidates[session], None
         # The model of session 0 is the one that all methods begin with.
         if params.new == "l2r" and session:
-            look = self._look(candidates)
-            self.new = choose_new(params, candidates, look, self._asked(look))
+            lookup = self._lookup(candidates)
+            self.new = choose_new(params, candidates, lookup, self._query_vectors(lookup))
         else:
             self.new = draw_new(params, candidates, seed, session, first=params.new == "bm25" and session > 0)
         if params.memory == "none" or not session:
@@ -124,15 +132,15 @@ class Lifelong:
             self.replayed = torch.full_like(self.replayed, -1)
             self.replayed = self._interfered(session, epoch)
         elif params.memory == "isd":
-            look = look or self._look(self.new.numpy())
-            self.replayed = choose_memory(params, self.memory, self.new, look, self._asked(look))
+            lookup = lookup or self._lookup(self.new.numpy())
+            self.replayed = choose_memory(params, self.memory, self.new, lookup, self._query_vectors(lookup))
         else:
             self.replayed = draw_memory(params, self.memory, seed, session)
 
-    def _look(self, docs: NDArray[np.int64]) -> Look:
+    def _lookup(self, docs: NDArray[np.int64]) -> VectorLookup:
         """The vectors of some documents, of the memory and of each query's first positive."""
         again = self.params.update == "retrain"
-        return self.reader.look(docs, self.data.first, self.memory.numpy(), again=again)
+        return self.index_encoder.lookup(docs, self.data.first, self.memory.numpy(), again=again)
 
     def _train(self, session: int, epoch: int) -> tuple[float, float]:
         """The steps of an epoch; mean loss of a query and mean norm of a gradient."""
@@ -185,9 +193,9 @@ class Lifelong:
         table = torch.cat([vectors.new_zeros(len(numbers) - len(known), self.encoder.dim), vectors[: len(known)]])
         return Block(
             query=vectors[len(known) :] / self.params.temperature,
-            fresh=table[self.reader.sent(torch.from_numpy(place.reshape(docs.shape)))],
-            there=self.reader.sent(torch.from_numpy(docs >= 0)),
-            stored=self.reader.stored(docs[:, :old]) if reads_stored else None,
+            fresh=table[self.index_encoder.to_device(torch.from_numpy(place.reshape(docs.shape)))],
+            there=self.index_encoder.to_device(torch.from_numpy(docs >= 0)),
+            stored=self.index_encoder.stored(docs[:, :old]) if reads_stored else None,
         )
 
     def _end(self, session: int) -> None:
@@ -196,15 +204,17 @@ class Lifelong:
         refresh = params.compatible == "no"
         docs = data.sessions.until(session) if refresh else data.sessions.arriving(session)
         started = time.perf_counter()
-        vectors = self.reader.embed(docs).cpu().numpy()
+        vectors = self.index_encoder.embed(docs).cpu().numpy()
         seconds = time.perf_counter() - started
         self.index.append(session, docs, vectors)
-        self.work.append(Work(len(docs), self.reader.read, seconds))
-        self.reader.read = 0
+        self.costs.append(SessionCost(len(docs), self.index_encoder.read, seconds))
+        self.index_encoder.read = 0
         if params.memory != "none":
-            stored = self.reader.stored
-            self.memory = remember(params, self.memory, self.new, stored, self._asked(stored), self.runtime.seed)
-        self.rankings.append(self.reader.ranked(len(data.data.queries), DEPTH))
+            stored = self.index_encoder.stored
+            self.memory = update_memory(
+                params, self.memory, self.new, stored, self._query_vectors(stored), self.runtime.seed
+            )
+        self.rankings.append(self.index_encoder.ranked(len(data.data.queries), DEPTH))
 
     def _interfered(self, session: int, epoch: int) -> torch.Tensor:
         """MIR: of each query's memory the documents whose loss a virtual step on the new ones raises most."""
@@ -212,12 +222,16 @@ class Lifelong:
         assert params.n_memory is not None
 
         def pair_losses() -> torch.Tensor:
-            look = self.reader.look(memory, self.data.first, again=True)
-            asked = self._asked(look)
+            lookup = self.index_encoder.lookup(memory, self.data.first, again=True)
+            query_vectors = self._query_vectors(lookup)
             return torch.cat(
                 [
-                    baselines.pair_losses(look(memory[part]), asked.positive[part], asked.query[part] * asked.scale)
-                    for part in asked.rows()
+                    baselines.pair_losses(
+                        lookup(memory[part]),
+                        query_vectors.positive[part],
+                        query_vectors.query[part] * query_vectors.scale,
+                    )
+                    for part in query_vectors.rows()
                 ]
             )
 
@@ -230,12 +244,14 @@ class Lifelong:
                     self._backward(session, rows, positives, weight / len(drawn))
 
         before, after = baselines.virtual_step(self.encoder, pair_losses, backward, params.lr)
-        scores = baselines.mir(before, after, self.reader.sent(torch.from_numpy(memory >= 0)))
-        return chosen(self.memory, best(scores, params.n_memory).cpu())
+        scores = baselines.mir(before, after, self.index_encoder.to_device(torch.from_numpy(memory >= 0)))
+        return gather_docs(self.memory, top_positions(scores, params.n_memory).cpu())
 
-    def _asked(self, look: Look) -> Asked:
+    def _query_vectors(self, lookup: VectorLookup) -> QueryVectors:
         """The training queries by the model as it is, with a positive of each."""
-        return Asked(self.reader.queries(self.data.train), look(self.data.first), 1 / self.params.temperature)
+        return QueryVectors(
+            self.index_encoder.queries(self.data.train), lookup(self.data.first), 1 / self.params.temperature
+        )
 
     def evaluate(self, split: Split) -> Evaluation:
         """Measure the rankings of the sessions that have ended. Reads no text.
@@ -244,10 +260,10 @@ class Lifelong:
             ValueError: the validation split of a refit, which has been trained on.
         """
         check_split(split, self.runtime)
-        if split not in self._judges:
+        if split not in self._evaluators:
             queries = self.data.queries.test if split == "test" else self.data.queries.validation
-            self._judges[split] = Judge(self.data, queries)
-        return self._judges[split].evaluation(self.rankings, self.work, self.runtime.rank == 0)
+            self._evaluators[split] = SessionEvaluator(self.data, queries)
+        return self._evaluators[split].evaluation(self.rankings, self.costs, self.runtime.rank == 0)
 
     def state_dict(self) -> State:
         """Weights, optimiser, tokenizer, what the session trains on, memory, index and rankings; not copied."""
@@ -262,8 +278,8 @@ class Lifelong:
             "memory": self.memory,
             "index": self.index.state(),
             "rankings": [torch.from_numpy(ranked) for ranked in self.rankings],
-            "work": [[one.embedded, one.read, one.seconds] for one in self.work],
-            "read": self.reader.read,
+            "work": [[one.embedded, one.read, one.seconds] for one in self.costs],
+            "read": self.index_encoder.read,
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -284,10 +300,10 @@ class Lifelong:
             raise ValueError(f"the checkpoint does not fit encoder {self.params.encoder!r}: {error}") from None
         self.index.restore(state["index"])
         load_optimizer_state(self.optimizer, self.encoder, state["optimizer"])
-        self.session, self.reader.read = state["session"], state["read"]
+        self.session, self.index_encoder.read = state["session"], state["read"]
         self.new, self.replayed, self.memory = (state[name].cpu().clone() for name in ("new", "replayed", "memory"))
         self.rankings = [ranked.cpu().numpy().copy() for ranked in state["rankings"]]
-        self.work = [Work(*one) for one in state["work"]]
+        self.costs = [SessionCost(*one) for one in state["work"]]
 
     def servable(self) -> Servable:
         """Query encoder and index together, with their lineage."""

@@ -13,7 +13,7 @@ from workloads.contract import Runtime
 from workloads.encoders.tokens import spans
 from workloads.schedule import own_part, passes_of, steps_per_pass
 from workloads.seeding import derive
-from workloads.text_ranker.dataset import Prepared
+from workloads.text_ranker.dataset import RankerData
 from workloads.text_ranker.params import Params
 
 
@@ -49,17 +49,17 @@ class Groups:
         return [self.take(rows) for rows in np.array_split(np.arange(len(self)), parts) if len(rows)]
 
 
-class Trainer:
+class GroupSampler:
     """The training queries with the documents that their groups are drawn from."""
 
-    def __init__(self, data: Prepared, params: Params) -> None:
+    def __init__(self, data: RankerData, params: Params) -> None:
         self.data, self.params = data, params
         self.queries = data.queries.train
         judgements = data.data.judgements
         place, _ = spans(data.data.indptr[self.queries], np.diff(data.data.indptr)[self.queries])
         mine = judgements[place].astype(np.int64)
         relevant = mine[:, 2] > 0
-        hard = data.found.docs[self.queries, : params.pool].astype(np.int64)
+        hard = data.candidates.docs[self.queries, : params.pool].astype(np.int64)
         found = np.stack([np.repeat(self.queries, hard.shape[1]), hard.ravel()], 1)[hard.ravel() >= 0]
         unjudged = found[~data.is_judged(found[:, 0], found[:, 1])]
         self._relevant = mine[relevant, :2]

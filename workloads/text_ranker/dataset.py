@@ -34,12 +34,12 @@ class Lists:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class RankerData:
     """A collection, its queries' parts and BM25's candidates of every query, ``depth`` or more."""
 
     data: Retrieval
     queries: Queries
-    found: Candidates
+    candidates: Candidates
 
     @cached_property
     def gap_max(self) -> float:
@@ -53,13 +53,13 @@ class Prepared:
 
     def lists(self, queries: NDArray[np.int64], depth: int) -> Lists:
         """The lists of some queries, the first ``depth`` candidates of each."""
-        docs = self.found.docs[queries, :depth].astype(np.int64)
+        docs = self.candidates.docs[queries, :depth].astype(np.int64)
         starts, stops = self.data.indptr[queries], self.data.indptr[queries + 1]
         judged = np.zeros((len(queries), int((stops - starts).max(initial=0))), np.float32)
         row, column = np.nonzero(np.arange(judged.shape[1]) < (stops - starts)[:, None])
         judged[row, column] = self.data.judgements[starts[row] + column, 2]
         grades = self.grades(np.repeat(queries, docs.shape[1]), docs.ravel()).reshape(docs.shape)
-        return Lists(queries, docs, self.found.scores[queries, :depth], grades, judged)
+        return Lists(queries, docs, self.candidates.scores[queries, :depth], grades, judged)
 
     def grades(self, queries: NDArray[np.int64], docs: NDArray[np.int64]) -> NDArray[np.float32]:
         """The grade of each pair (n,), 0 for one that was not judged."""
@@ -92,7 +92,7 @@ class Texts:
     docs: Tokens
 
 
-def prepared(params: Params, root: Path, holdout: bool) -> Prepared:
+def prepare(params: Params, root: Path, holdout: bool) -> RankerData:
     """The collection, split, with its candidates; from the second call of a process on, in a millisecond.
 
     Raises:
@@ -101,15 +101,15 @@ def prepared(params: Params, root: Path, holdout: bool) -> Prepared:
     """
     data = load_retrieval(params.dataset, root, params.dataset_unknown)
     depth, shares = max(params.eval_candidates, params.pool), (params.split_validation, params.split_test)
-    return _prepared(params.dataset, root, data, depth, params.split_seed, *shares, holdout)
+    return _prepare(params.dataset, root, data, depth, params.split_seed, *shares, holdout)
 
 
 @lru_cache(maxsize=_KEPT)
-def _prepared(
+def _prepare(
     dataset: str, root: Path, data: Retrieval, depth: int, seed: int, validation: float, test: float, holdout: bool
-) -> Prepared:
+) -> RankerData:
     queries = split_queries(data, seed=seed, validation=validation, test=test, holdout=holdout)
-    return Prepared(data, queries, candidates(dataset, root, data, depth))
+    return RankerData(data, queries, candidates(dataset, root, data, depth))
 
 
 @lru_cache(maxsize=_KEPT)

@@ -16,7 +16,7 @@ WEIGHTS = tuple(step / 20 for step in range(21))
 """What is tried as BM25's share of the interpolated score."""
 
 
-class Judge:
+class RankingEvaluator:
     """Lists on the device, and the metrics of scores of their candidates, of which there are ``depth`` at most."""
 
     def __init__(self, lists: Lists, device: torch.device, depth: int) -> None:

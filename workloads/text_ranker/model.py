@@ -20,7 +20,7 @@ _INITIAL = 0.02  # standard deviation of the head's weights, BERT's
 _AT_ONCE = 2**13  # pairs whose vectors are kept at once when nothing is learnt
 
 
-class Reader:
+class SequenceBuilder:
     """Turns pairs of a query and a document into the sequences that a ranker reads."""
 
     def __init__(self, tokenizer: Tokenizer, texts: Texts, scoring: str) -> None:
@@ -37,7 +37,7 @@ class Reader:
             return self.tokenizer.pairs(first, second), np.arange(len(queries))[None]
         asked, query_place = np.unique(queries, return_inverse=True)
         read, doc_place = np.unique(docs, return_inverse=True)
-        both = joined(self.texts.queries.take(asked), self.texts.docs.take(read))
+        both = concatenated(self.texts.queries.take(asked), self.texts.docs.take(read))
         return self.tokenizer.single(both), np.stack([query_place, len(asked) + doc_place])
 
 
@@ -66,12 +66,12 @@ class Ranker(nn.Module):
         """Scores of n pairs, (n,) float32, and the margin or σ, a scalar.
 
         Args:
-            batch: the sequences of :meth:`Reader.sequences`.
+            batch: the sequences of :meth:`SequenceBuilder.sequences`.
             places: what each pair is made of, (1, n) or (2, n).
         """
-        return self.scores(self.encoder(batch), places), self.strength(places.device)
+        return self.scores(self.encoder(batch), places), self.pair_scale(places.device)
 
-    def strength(self, device: torch.device) -> torch.Tensor:
+    def pair_scale(self, device: torch.device) -> torch.Tensor:
         """The margin or σ, a scalar."""
         return torch.tensor(self.scale, device=device) if self.raw is None else bounded(self.raw)
 
@@ -84,30 +84,30 @@ class Ranker(nn.Module):
         return (queries * docs).sum(1) / self.temperature
 
 
-def batch_of(
-    reader: Reader, queries: NDArray[np.int64], docs: NDArray[np.int64], device: torch.device
+def packed_pairs(
+    sequence_builder: SequenceBuilder, queries: NDArray[np.int64], docs: NDArray[np.int64], device: torch.device
 ) -> tuple[Packed, torch.Tensor, int]:
     """The input of a :class:`Ranker` for n pairs on its device, and how many of the sequences were cut."""
-    tokens, places = reader.sequences(queries, docs)
+    tokens, places = sequence_builder.sequences(queries, docs)
     return pack(tokens, device), torch.from_numpy(places).to(device, non_blocking=True), int(tokens.cut.sum())
 
 
 @torch.no_grad()
 def score_pairs(
-    ranker: Ranker, reader: Reader, queries: NDArray[np.int64], docs: NDArray[np.int64]
+    ranker: Ranker, sequence_builder: SequenceBuilder, queries: NDArray[np.int64], docs: NDArray[np.int64]
 ) -> tuple[torch.Tensor, int]:
     """Scores of any number of pairs without a gradient, (n,), and how many sequences were cut."""
     device = next(ranker.parameters()).device
     found, cut = [torch.zeros(0, device=device)], 0
     for first in range(0, len(queries), _AT_ONCE):
         part = slice(first, first + _AT_ONCE)
-        tokens, places = reader.sequences(queries[part], docs[part])
+        tokens, places = sequence_builder.sequences(queries[part], docs[part])
         cut += int(tokens.cut.sum())
         found.append(ranker.scores(encode(ranker.encoder, tokens), torch.from_numpy(places).to(device)))
     return torch.cat(found), cut
 
 
-def joined(first: Tokens, second: Tokens) -> Tokens:
+def concatenated(first: Tokens, second: Tokens) -> Tokens:
     """The texts of both, one after the other."""
     return Tokens(
         np.concatenate([first.ids, second.ids]),

@@ -17,11 +17,11 @@ from workloads.encoders.optimisation import adamw, take_step, warmup_linear
 from workloads.encoders.sources import TINY
 from workloads.encoders.text import load_encoder
 from workloads.seeding import derive, seeded
-from workloads.text_ranker.batches import Groups, Trainer
-from workloads.text_ranker.dataset import Lists, prepared, texts
-from workloads.text_ranker.evaluation import Judge
+from workloads.text_ranker.batches import Groups, GroupSampler
+from workloads.text_ranker.dataset import Lists, prepare, texts
+from workloads.text_ranker.evaluation import RankingEvaluator
 from workloads.text_ranker.loss_calls import Block, pairs, query_losses
-from workloads.text_ranker.model import Ranker, Reader, batch_of, score_pairs
+from workloads.text_ranker.model import Ranker, SequenceBuilder, packed_pairs, score_pairs
 from workloads.text_ranker.params import Params as TextRankerParams
 from workloads.text_ranker.serving import servable
 
@@ -47,8 +47,8 @@ class TextRanker:
         """
         check_plan(params, runtime)
         self.params, self.runtime = params, runtime
-        self.data = prepared(params, runtime.data, runtime.holdout)
-        self.trainer = Trainer(self.data, params)
+        self.data = prepare(params, runtime.data, runtime.holdout)
+        self.group_sampler = GroupSampler(self.data, params)
         tokenizer, encoder = load_encoder(
             params.encoder,
             max_length=params.max_length,
@@ -58,13 +58,13 @@ class TextRanker:
             texts=self.data.vocabulary() if params.encoder == "tiny" else (),
             seed=runtime.seed,
         )
-        self.reader = Reader(tokenizer, texts(self.data.data, tokenizer.definition), params.scoring)
+        self.sequence_builder = SequenceBuilder(tokenizer, texts(self.data.data, tokenizer.definition), params.scoring)
         self.model = Ranker(encoder, params, runtime.seed).to(runtime.device)
         self.replica = wrap(self.model, runtime)
         self.optimizer = adamw(self.model, params.lr, params.weight_decay)
         chosen = params.bm25_weight == "validation"
         self.bm25_weight = _UNKNOWN_WEIGHT if chosen else float(params.bm25_weight)
-        self._judges: dict[Split, Judge] = {}
+        self._evaluators: dict[Split, RankingEvaluator] = {}
         self._scores: dict[Split, tuple[torch.Tensor, float]] = {}  # of the weights as they are
         if self.pretrained:
             self.choose_weight()
@@ -82,14 +82,14 @@ class TextRanker:
             sequences ``truncated``; ``strength``, the margin or σ; and ``bm25_weight``, chosen after the epoch.
         """
         params, runtime = self.params, self.runtime
-        steps = runtime.steps_per_epoch or self.trainer.steps_per_pass
+        steps = runtime.steps_per_epoch or self.group_sampler.steps_per_pass
         planned = runtime.epochs * steps
         loss = torch.zeros((), dtype=torch.float64, device=runtime.device)
         counts = np.zeros(4)  # queries, those without pairs, sequences, those cut
         self._scores.clear()
         self.model.train()
         with seeded(derive(runtime.seed, "dropout", epoch, runtime.rank), runtime.device):
-            for step, (groups, weight) in enumerate(self.trainer.batches(runtime, epoch), (epoch - 1) * steps):
+            for step, (groups, weight) in enumerate(self.group_sampler.batches(runtime, epoch), (epoch - 1) * steps):
                 parts = groups.split(runtime.accumulate)
                 for part in parts:
                     with nullcontext() if part is parts[-1] else without_sync(self.replica):
@@ -102,7 +102,7 @@ class TextRanker:
             "loss": reduce_sum(loss).item() / queries,
             "without_pairs": idle / queries,
             "truncated": cut / sequences,
-            "strength": self.model.strength(runtime.device).item(),
+            "strength": self.model.pair_scale(runtime.device).item(),
             "bm25_weight": self.bm25_weight,
         }
 
@@ -113,14 +113,14 @@ class TextRanker:
         """
         device, there = self.runtime.device, groups.docs >= 0
         queries = np.broadcast_to(groups.queries[:, None], there.shape)[there]
-        batch, places, cut = batch_of(self.reader, queries, groups.docs[there], device)
-        found, strength = self.replica(batch, places)
+        batch, places, cut = packed_pairs(self.sequence_builder, queries, groups.docs[there], device)
+        found, pair_scale = self.replica(batch, places)
         mask, grades, compared = (
             torch.from_numpy(side).to(device, non_blocking=True)
             for side in (there, groups.grades, pairs(groups, self.params.ties))
         )
         scores = torch.full(mask.shape, -torch.inf, device=device).masked_scatter(mask, found)
-        losses = query_losses(Block(scores, grades, compared), self.params.loss, strength, self.data.gap_max)
+        losses = query_losses(Block(scores, grades, compared), self.params.loss, pair_scale, self.data.gap_max)
         # DDP averages over ranks: with this factor, to the mean over the global batch.
         torch.autograd.backward(losses.sum() * (self.runtime.world_size * weight))
         if not weight:
@@ -132,7 +132,7 @@ class TextRanker:
         """Take the weight of BM25 that is best on validation for the model as it is, unless it is given."""
         if self.params.bm25_weight == "validation":
             scores, _ = self._ranked("validation")
-            self.bm25_weight = self.runtime.broadcast(self._judge("validation").best_weight(scores))
+            self.bm25_weight = self.runtime.broadcast(self._evaluator("validation").best_weight(scores))
 
     @torch.no_grad()
     def evaluate(self, split: Split) -> Evaluation:
@@ -142,21 +142,21 @@ class TextRanker:
             ValueError: the validation split of a refit, which has been trained on.
         """
         scores, cut = self._ranked(split)
-        found = self._judge(split).evaluation(scores, self.bm25_weight, self.runtime.rank == 0)
+        found = self._evaluator(split).evaluation(scores, self.bm25_weight, self.runtime.rank == 0)
         return Evaluation({**found.metrics, "truncated": cut}, found.units)
 
-    def _judge(self, split: Split) -> Judge:
+    def _evaluator(self, split: Split) -> RankingEvaluator:
         check_split(split, self.runtime)
-        if split not in self._judges:
+        if split not in self._evaluators:
             queries = self.data.queries.test if split == "test" else self.data.queries.validation
             depth = self.params.eval_candidates
-            self._judges[split] = Judge(self.data.lists(queries, depth), self.runtime.device, depth)
-        return self._judges[split]
+            self._evaluators[split] = RankingEvaluator(self.data.lists(queries, depth), self.runtime.device, depth)
+        return self._evaluators[split]
 
     def _ranked(self, split: Split) -> tuple[torch.Tensor, float]:
         """Scores (Q, C) of the candidates and the share of sequences cut, computed once for the weights as they are."""
         if split not in self._scores:
-            lists = self._judge(split).lists
+            lists = self._evaluator(split).lists
             mine = np.arange(self.runtime.rank, len(lists.queries), self.runtime.world_size)
             self._scores[split] = self._scored(lists, mine)
         return self._scores[split]
@@ -167,7 +167,7 @@ class TextRanker:
         there = np.zeros(lists.docs.shape, np.bool_)
         there[rows] = lists.docs[rows] >= 0
         queries = np.broadcast_to(lists.queries[:, None], there.shape)[there]
-        found, cut = score_pairs(self.model, self.reader, queries, lists.docs[there])
+        found, cut = score_pairs(self.model, self.sequence_builder, queries, lists.docs[there])
         scores = torch.zeros(there.shape, device=device).masked_scatter(torch.from_numpy(there).to(device), found)
         total = reduce_sum(torch.tensor([cut, len(queries)], dtype=torch.float64, device=device)).tolist()
         listed = torch.from_numpy(lists.docs >= 0).to(device)
@@ -202,4 +202,4 @@ class TextRanker:
 
     def servable(self) -> Servable:
         """Encoder, tokenizer and BM25's weight; the documents come with the input."""
-        return servable(self.model, self.reader.tokenizer, self.params, self.bm25_weight, self.data)
+        return servable(self.model, self.sequence_builder.tokenizer, self.params, self.bm25_weight, self.data)

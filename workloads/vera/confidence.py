@@ -79,7 +79,7 @@ def _mass(scores: torch.Tensor, k: int, temperature: float) -> torch.Tensor:
     return shares(scores.double(), temperature).gather(1, top(scores, k)).sum(1).clamp(0, 1)
 
 
-def fitted(kind: str, ranked: Ranked, k: int, params: Params, success: torch.Tensor) -> Map:
+def fit_map(kind: str, ranked: Ranked, k: int, params: Params, success: torch.Tensor) -> Map:
     """The map of that kind with the least NLL of the success (Q,) on these queries; isotonic regression's the least
     squares."""
     if kind == "none":

@@ -22,9 +22,9 @@ from workloads.encoders.pooling import normalised
 from workloads.encoders.text import TextEncoder
 from workloads.encoders.tokens import Tokenizer, spans
 from workloads.seeding import derive
-from workloads.vera.features import Pool, of_collection, of_graph
+from workloads.vera.features import Pool, collection_pool, graph_pool
 from workloads.vera.params import Params
-from workloads.vera.vectors import frozen, read
+from workloads.vera.vectors import embed_texts, load_frozen
 
 _KEPT = 4  # datasets a process keeps
 
@@ -45,7 +45,7 @@ class Block:
     text_row: torch.Tensor
     row: torch.Tensor
     column: torch.Tensor
-    place: torch.Tensor
+    pool_row: torch.Tensor
     grades: torch.Tensor
     listed: torch.Tensor
 
@@ -60,7 +60,7 @@ class Block:
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class VeraData:
     """The pool, its parts, and on the device what a step gathers from.
 
     Queries to train on have candidates; those of the other parts may have none. ``queries`` (Q, d) and ``texts`` (T, d)
@@ -82,14 +82,14 @@ class Prepared:
         lengths = pool.lengths[queries]
         row = np.repeat(np.arange(len(queries)), lengths)
         column = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        place = pool.indptr[pool.list_of[queries]][row] + column
+        pool_row = pool.indptr[pool.list_of[queries]][row] + column
         shape = (len(queries), max(1, int(lengths.max(initial=0))))
         grades, listed = np.zeros(shape, np.float32), np.zeros(shape, np.bool_)
         listed[row, column] = True
         found, places, values = self.relevant(queries)
         grades[found, places] = values
-        texts, text_row = np.unique(pool.text[place], return_inverse=True)
-        sides = (queries, texts, text_row, row, column, place, grades, listed)
+        texts, text_row = np.unique(pool.text[pool_row], return_inverse=True)
+        sides = (queries, texts, text_row, row, column, pool_row, grades, listed)
         there = (torch.from_numpy(np.ascontiguousarray(side)).to(device, non_blocking=True) for side in sides)
         return Block(lengths.tolist(), *there)
 
@@ -122,7 +122,7 @@ def _of_queries(
     return which, table[position, 1], position
 
 
-def prepared(params: Params, runtime: Runtime) -> Prepared:
+def prepare(params: Params, runtime: Runtime) -> VeraData:
     """The dataset; from the second call of a process on, in a millisecond.
 
     Raises:
@@ -137,40 +137,42 @@ def prepared(params: Params, runtime: Runtime) -> Prepared:
     kept = Params(**{name: getattr(params, name) for name in own})
     identity = fingerprint(params.dataset, runtime.data)
     seed = runtime.seed if params.encoder == "tiny" else 0
-    return _prepared(kept, runtime.data, identity, kind, seed, runtime.device, runtime.precision)
+    return _prepare(kept, runtime.data, identity, kind, seed, runtime.device, runtime.precision)
 
 
 @lru_cache(maxsize=_KEPT)
-def _prepared(
+def _prepare(
     params: Params, root: Path, _: str, kind: str, seed: int, device: torch.device, precision: Precision
-) -> Prepared:
+) -> VeraData:
     pool, parts = _graph(params, root) if kind == "graph_questions" else _collection(params, root)
     parts = parts._replace(train=parts.train[pool.lengths[parts.train] > 0])
     for name, numbers in parts._asdict().items():
         if not len(numbers):
             raise ValueError(f"dataset {params.dataset!r} has no query for the {name} part")
     vocabulary = [*pool.texts, *(pool.queries[query] for query in parts.train.tolist())]
-    tokenizer, encoder = frozen(params.encoder, params.max_length, vocabulary, seed, precision)
-    found = [normalised(read(params.encoder, tokenizer, encoder, side, device)) for side in (pool.queries, pool.texts)]
+    tokenizer, encoder = load_frozen(params.encoder, params.max_length, vocabulary, seed, precision)
+    found = [
+        normalised(embed_texts(params.encoder, tokenizer, encoder, side, device)) for side in (pool.queries, pool.texts)
+    ]
     rest = [torch.from_numpy(np.ascontiguousarray(side)) for side in (pool.codes, pool.numbers)]
-    return Prepared(pool, parts, tokenizer, encoder, *(side.to(device) for side in (*found, *rest)))
+    return VeraData(pool, parts, tokenizer, encoder, *(side.to(device) for side in (*found, *rest)))
 
 
 def _graph(params: Params, root: Path) -> tuple[Pool, Queries]:
     data = load_questions(params.dataset, root)
     around = neighbourhoods(data, params.eval_candidates, params.eval_candidates_seed)
     parts = Queries(*(np.flatnonzero(data.part == part) for part in range(len(PARTS))))
-    return of_graph(data, around), parts
+    return graph_pool(data, around), parts
 
 
 def _collection(params: Params, root: Path) -> tuple[Pool, Queries]:
     data = load_retrieval(params.dataset, root, params.dataset_unknown)
     found = candidates(params.dataset, root, data, params.eval_candidates)
     queries = split_queries(data, seed=params.split_seed, validation=params.split_validation, test=params.split_test)
-    return of_collection(data, found, params.eval_candidates), queries
+    return collection_pool(data, found, params.eval_candidates), queries
 
 
-def divided(data: Prepared, params: Params, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def split_training(data: VeraData, params: Params, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The queries to rank by, and those to calibrate by: of the validation part, or kept back from training.
 
     Raises:
@@ -184,10 +186,10 @@ def divided(data: Prepared, params: Params, seed: int) -> tuple[NDArray[np.int64
                 "Set calibration_part=train"
             )
         return data.parts.train, validation[data.pool.lengths[validation] > 0]
-    return kept_back(data.pool, data.parts.train, params.calibration_share or 0.0, seed)
+    return hold_back(data.pool, data.parts.train, params.calibration_share or 0.0, seed)
 
 
-def kept_back(
+def hold_back(
     pool: Pool, queries: NDArray[np.int64], share: float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Some of the queries to rank by, and the ``share`` that is kept for calibration, whole families of them.

@@ -14,8 +14,8 @@ from workloads.contract import Columns, Evaluation, State
 from workloads.losses.evidential import succeeds, top
 from workloads.metrics import calibration
 from workloads.metrics.retrieval import mrr, ndcg, ranked_grades
-from workloads.vera.confidence import Map, Ranked, confidence, fitted
-from workloads.vera.dataset import Prepared
+from workloads.vera.confidence import Map, Ranked, confidence, fit_map
+from workloads.vera.dataset import VeraData
 from workloads.vera.params import Params
 
 DEPTHS = (1, 2, 3, 5, 10, 20)
@@ -26,23 +26,23 @@ RATES = (0.3, 0.9)
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class LabelledQueries:
     """Q queries of a split: their numbers, the grades of their candidates (Q, C) and of all that answers them (Q, J),
     and where it is known each candidate's probability of being the answer (Q, C)."""
 
     queries: NDArray[np.int64]
     grades: torch.Tensor
-    judged: torch.Tensor
+    all_grades: torch.Tensor
     odds: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, data: Prepared, queries: NDArray[np.int64]) -> Judged:
+    def of(cls, data: VeraData, queries: NDArray[np.int64]) -> LabelledQueries:
         """Some queries of the data."""
         block = data.block(queries)
-        judged = torch.from_numpy(data.pool.judged[queries]).to(block.grades.device)
+        labelled = torch.from_numpy(data.pool.all_grades[queries]).to(block.grades.device)
         odds = data.odds(queries, block.grades.shape[1])
         known = None if odds is None else torch.from_numpy(odds).to(block.grades.device)
-        return cls(queries, block.grades, judged, known)
+        return cls(queries, block.grades, labelled, known)
 
     def success(self, ranked: Ranked, k: int) -> torch.Tensor:
         """Z^(k), (Q,) float64."""
@@ -50,7 +50,7 @@ class Judged:
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
+class Choice:
     """What is chosen on validation: k, a map of c^(k) and one of c^(1), and the confidence below which to abstain."""
 
     k: int = 1
@@ -63,7 +63,7 @@ class Chosen:
         return {"k": self.k, "threshold": self.threshold, "map_k": self.map_k.values, "map_1": self.map_1.values}
 
     @classmethod
-    def of_state(cls, state: State, params: Params) -> Chosen:
+    def from_state(cls, state: State, params: Params) -> Choice:
         """The inverse; a k that the parameters give stays theirs."""
         k = params.eval_k if isinstance(params.eval_k, int) else int(state["k"])
         map_k, map_1 = (
@@ -72,20 +72,20 @@ class Chosen:
         return cls(k, map_k, map_1, float(state["threshold"]))
 
 
-def chosen(judged: Judged, ranked: Ranked, params: Params, k: int | None) -> Chosen:
+def choose(labelled: LabelledQueries, ranked: Ranked, params: Params, k: int | None) -> Choice:
     """Choose on these queries; ``k`` where it stays as it is."""
     if k is None:
-        rates = [float(judged.success(ranked, depth).mean()) for depth in DEPTHS]
+        rates = [float(labelled.success(ranked, depth).mean()) for depth in DEPTHS]
         inside = [depth for depth, rate in zip(DEPTHS, rates) if RATES[0] <= rate <= RATES[1]]
         k = inside[0] if inside else min(zip(DEPTHS, rates), key=lambda one: abs(one[1] - sum(RATES) / 2))[0]
-    map_k, map_1 = (fitted(params.recalibration, ranked, at, params, judged.success(ranked, at)) for at in (k, 1))
+    map_k, map_1 = (fit_map(params.recalibration, ranked, at, params, labelled.success(ranked, at)) for at in (k, 1))
     found = confidence(ranked, k, params, map_k)
-    threshold = calibration.threshold_at_risk(found, judged.success(ranked, k), params.eval_risk)
-    return Chosen(k, map_k, map_1, threshold)
+    threshold = calibration.threshold_at_risk(found, labelled.success(ranked, k), params.eval_risk)
+    return Choice(k, map_k, map_1, threshold)
 
 
 def evaluation(
-    judged: Judged, ranked: Ranked, params: Params, choice: Chosen, source: torch.Generator, units: bool
+    labelled: LabelledQueries, ranked: Ranked, params: Params, choice: Choice, source: torch.Generator, units: bool
 ) -> Evaluation:
     """Metrics under the note's names. Those of calibration are of c^(k), and with ``_at_1`` of c^(1).
 
@@ -94,10 +94,10 @@ def evaluation(
     ``mrr - calib/brier``, by which epochs and trials are chosen: a ranker that fails every query and says so has no
     quality.
     """
-    ranked_by_score = ranked_grades(ranked.scores, judged.grades)
+    ranked_by_score = ranked_grades(ranked.scores, labelled.grades)
     columns: dict[str, torch.Tensor] = {
-        "mrr": mrr(ranked_by_score, judged.judged),
-        "ndcg_at_10": ndcg(ranked_by_score[:, :10], judged.judged),
+        "mrr": mrr(ranked_by_score, labelled.all_grades),
+        "ndcg_at_10": ndcg(ranked_by_score[:, :10], labelled.all_grades),
     }
     metrics: dict[str, float] = {}
     found = success = torch.zeros(0)
@@ -113,7 +113,7 @@ def evaluation(
         )
 
     for suffix, k, mapped in (("_at_1", 1, choice.map_1), ("", choice.k, choice.map_k)):
-        found, success = confidence(ranked, k, params, mapped), judged.success(ranked, k)
+        found, success = confidence(ranked, k, params, mapped), labelled.success(ranked, k)
         interval = calibration.ece_interval(found, success, params.eval_bins, params.eval_resamples, source)
         ends(f"calib/ece{suffix}", calibration.ece(found, success, params.eval_bins), interval)
         for name, measure in _measures(params).items():
@@ -122,8 +122,8 @@ def evaluation(
         columns[f"calib/brier{suffix}"] = calibration.brier(found, success)
         columns[f"selective/score/aurc{suffix}"] = calibration.aurc_influences(found, success)
         metrics[f"success{suffix}"] = float(success.mean())
-        if judged.odds is not None:
-            true = judged.odds.gather(1, top(ranked.scores, k)).sum(1)
+        if labelled.odds is not None:
+            true = labelled.odds.gather(1, top(ranked.scores, k)).sum(1)
             metrics[f"calib/truth_mae{suffix}"] = float((found - true).abs().mean())
     columns["quality"] = columns["mrr"].double() - columns["calib/brier"]
     answered = found >= choice.threshold
@@ -134,7 +134,7 @@ def evaluation(
     metrics |= {
         "k": float(choice.k),
         "quality": metrics["mrr"] - metrics["calib/brier"],
-        "no_positive": float((judged.grades <= 0).all(1).double().mean()),
+        "no_positive": float((labelled.grades <= 0).all(1).double().mean()),
         "selective/score/threshold": choice.threshold,
     }
     columns |= {"confidence": found, "success": success}
@@ -143,7 +143,7 @@ def evaluation(
         metrics["kappa"] = float(columns["kappa"].mean())
     rows = {name: column.cpu().numpy() for name, column in columns.items()}
     tables = {"reliability": _reliability(found, success, params.eval_bins), "risk_coverage": _curve(found, success)}
-    return Evaluation(metrics, {"id": judged.queries, **rows} if units else {}, tables)
+    return Evaluation(metrics, {"id": labelled.queries, **rows} if units else {}, tables)
 
 
 def _average(values: torch.Tensor, _: torch.Tensor) -> torch.Tensor:

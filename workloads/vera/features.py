@@ -42,7 +42,7 @@ class Pool:
     categories: tuple[str, ...]
     relevant: NDArray[np.int64]
     grades: NDArray[np.float32]
-    judged: NDArray[np.float32]
+    all_grades: NDArray[np.float32]
     type: NDArray[np.int64]
     types: Sequence[str]
     family: NDArray[np.int64]
@@ -55,7 +55,7 @@ class Pool:
         return lengths
 
 
-def of_graph(data: GraphQuestions, around: Neighbourhoods) -> Pool:
+def graph_pool(data: GraphQuestions, around: Neighbourhoods) -> Pool:
     """Candidates are triples. Categories: how many steps away and in which direction, the relation, the relations
     crossed before it; numbers: ``ln(1 + degree)`` of its subject and its object."""
     subject, relation, target = data.triples.astype(np.int64).T
@@ -90,7 +90,7 @@ def of_graph(data: GraphQuestions, around: Neighbourhoods) -> Pool:
         categories=categories,
         relevant=np.column_stack([np.arange(len(data)), answer]),
         grades=np.ones(len(data), np.float32),
-        judged=np.ones((len(data), 1), np.float32),
+        all_grades=np.ones((len(data), 1), np.float32),
         type=data.type,
         types=data.types,
         family=data.family,
@@ -98,7 +98,7 @@ def of_graph(data: GraphQuestions, around: Neighbourhoods) -> Pool:
     )
 
 
-def of_collection(data: Retrieval, found: Candidates, depth: int) -> Pool:
+def collection_pool(data: Retrieval, found: Candidates, depth: int) -> Pool:
     """Candidates are BM25's first ``depth`` documents of each query, and its score is their one feature."""
     docs, count = found.docs[:, :depth], len(data.queries)
     there = docs >= 0
@@ -124,7 +124,7 @@ def of_collection(data: Retrieval, found: Candidates, depth: int) -> Pool:
         categories=(NONE,),
         relevant=np.column_stack([judgements[listed, 0], places[listed]]),
         grades=judgements[listed, 2].astype(np.float32),
-        judged=judged,
+        all_grades=judged,
         type=np.zeros(count, np.int64),
         types=("query",),
         family=np.arange(count),

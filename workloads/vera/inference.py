@@ -15,8 +15,8 @@ from workloads.distributed import reduce_sum
 from workloads.encoders.tokens import spans
 from workloads.seeding import derive, seeded
 from workloads.vera.confidence import Ranked, shares
-from workloads.vera.dataset import Prepared
-from workloads.vera.model import Evidence, Retriever, Seen
+from workloads.vera.dataset import VeraData
+from workloads.vera.model import Evidence, HeadInputs, Retriever
 from workloads.vera.params import Params
 
 PASSES = 20
@@ -27,23 +27,23 @@ _MOST_KEPT = 2**28  # numbers: 1 GiB
 
 
 @dataclass(frozen=True, eq=False)
-class Features:
+class FrozenFeatures:
     """What the heads see of all n candidates of some queries, each of which has ``lengths`` rows from ``start``, (Q,)
     both."""
 
-    seen: Seen
+    seen: HeadInputs
     start: NDArray[np.int64]
     lengths: NDArray[np.int64]
 
-    def of(self, queries: NDArray[np.int64]) -> Seen:
+    def of(self, queries: NDArray[np.int64]) -> HeadInputs:
         """Of the candidates of a block of these queries."""
         rows, _ = spans(self.start[queries], self.lengths[queries])
         index = torch.from_numpy(rows).to(self.seen.z.device, non_blocking=True)
-        return Seen(*(side.index_select(0, index) for side in self.seen))
+        return HeadInputs(*(side.index_select(0, index) for side in self.seen))
 
 
 @torch.no_grad()
-def features(model: Retriever, data: Prepared, queries: NDArray[np.int64]) -> Features | None:
+def frozen_features(model: Retriever, data: VeraData, queries: NDArray[np.int64]) -> FrozenFeatures | None:
     """Read the candidates of these queries once, for a backbone that stays as it is; None where they are too many."""
     lengths = data.pool.lengths
     if lengths[queries].sum() * model.params.hidden > _MOST_KEPT:
@@ -52,17 +52,17 @@ def features(model: Retriever, data: Prepared, queries: NDArray[np.int64]) -> Fe
     parts = [model.backbone(data, data.block(queries[rows])) for rows in _pieces(data, queries)]
     start = np.full(len(lengths), -1, np.int64)
     start[queries] = np.cumsum(lengths[queries]) - lengths[queries]
-    return Features(Seen(*(torch.cat(side) for side in zip(*parts))), start, lengths)
+    return FrozenFeatures(HeadInputs(*(torch.cat(side) for side in zip(*parts))), start, lengths)
 
 
 @torch.no_grad()
 def rank(
     model: Retriever,
-    data: Prepared,
+    data: VeraData,
     queries: NDArray[np.int64],
     params: Params,
     runtime: Runtime,
-    known: Features | None = None,
+    known: FrozenFeatures | None = None,
 ) -> Ranked:
     """What the model says of some queries. A collective: each rank reads every so many of them.
 
@@ -97,7 +97,7 @@ def rank(
     return Ranked(ranked, evidence, None if drawn is None else reduce_sum(drawn))
 
 
-def _pieces(data: Prepared, queries: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+def _pieces(data: VeraData, queries: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     """Places of as many of the queries as are read at once."""
     limit = _AT_ONCE.get(data.queries.device.type, _AT_ONCE["cpu"])
     ends = np.flatnonzero(np.diff(np.cumsum(data.pool.lengths[queries]) // limit)) + 1

@@ -11,24 +11,24 @@ from torch.nn import functional
 
 from workloads.losses.evidential import beta_parameters, log1mexp
 from workloads.seeding import derive
-from workloads.vera.dataset import Block, Prepared
+from workloads.vera.dataset import Block, VeraData
 from workloads.vera.params import Params
 
 START_A, START_B = -4.0, 1.0
 """Biases of the evidential head's two outputs: few candidates are right (E-V8)."""
 
-FURTHEST, UNIT = 20.0, 4.0
+MAX_GAP, GAP_UNIT = 20.0, 4.0
 """How far apart two scores are at most, as the evidential head sees them, and what counts as one there."""
 
-BESIDE = 0.03
+CONTEXT_SCALE = 0.03
 """What z is multiplied by where the evidential head sees the other candidates too: a few hundred queries tell how far
 a lead can be trusted, but not what each of many dimensions means."""
 
-LARGEST = 9.0
+LINEAR_FROM = 9.0
 """Where VERA's outputs a and b go on in a straight line: ``e^9`` is a μ within .0003 of 1."""
 
 
-class Seen(NamedTuple):
+class HeadInputs(NamedTuple):
     """What the heads see of P candidates: z (P, h), and its features as they are and among the others', (P, G)."""
 
     z: torch.Tensor
@@ -77,21 +77,21 @@ class Backbone(nn.Module):
         self.register_buffer("mean", torch.zeros(numbers))
         self.register_buffer("deviation", torch.ones(numbers))
 
-    def forward(self, data: Prepared, block: Block) -> Seen:
+    def forward(self, data: VeraData, block: Block) -> HeadInputs:
         """z of each candidate. Vectors of texts have length one; they enter with entries of about one."""
         queries, texts = data.queries[block.queries], data.texts[block.texts]
         cosine = (queries @ texts.T)[block.row, block.text_row]
         scale = queries.shape[1] ** 0.5
         query, text = self.query(queries * scale), self.text(texts * scale)
-        numbers = (data.numbers[block.place] - self.mean) / self.deviation
+        numbers = (data.numbers[block.pool_row] - self.mean) / self.deviation
         numbers = torch.cat([numbers, cosine.unsqueeze(1)], 1)
         standing = torch.cat([numbers, self._among(numbers, block)], 1)
-        rows = torch.cat([block.text_row.unsqueeze(1), data.codes[block.place] + len(text)], 1)
+        rows = torch.cat([block.text_row.unsqueeze(1), data.codes[block.pool_row] + len(text)], 1)
         table = torch.cat([text, self.category.weight])
         known = functional.embedding_bag(rows, table, mode="sum", padding_idx=len(text))
         candidate = torch.addmm(known, standing, self.number.weight.T)
         meet = self.met_by_query if candidate.device.type == "cpu" else self.met
-        return Seen(self.dropout(self.norm(functional.gelu(meet(query, candidate, block)))), standing)
+        return HeadInputs(self.dropout(self.norm(functional.gelu(meet(query, candidate, block)))), standing)
 
     def met(self, query: torch.Tensor, candidate: torch.Tensor, block: Block) -> torch.Tensor:
         """``M (q ⊙ c) + O c + A q`` of each candidate c (P, h) and its query q (B, h), (P, h)."""
@@ -126,7 +126,7 @@ class Backbone(nn.Module):
 class Retriever(nn.Module):
     """The backbone, the ranking head and the evidential head; a baseline uses one of them."""
 
-    def __init__(self, data: Prepared, params: Params, seed: int) -> None:
+    def __init__(self, data: VeraData, params: Params, seed: int) -> None:
         """Build on the CPU, from the seed alone."""
         super().__init__()
         self.params, pool = params, data.pool
@@ -142,11 +142,11 @@ class Retriever(nn.Module):
 
     def forward(
         self,
-        data: Prepared,
+        data: VeraData,
         block: Block,
         with_backbone: bool = True,
         with_evidence: bool = True,
-        known: Seen | None = None,
+        known: HeadInputs | None = None,
     ) -> Outputs:
         """Score all candidates of a block.
 
@@ -170,7 +170,7 @@ class Retriever(nn.Module):
             log_odds = evidence.alpha.log() - evidence.beta.log()
             return Outputs(log_odds.masked_fill(~block.listed, -torch.inf), evidence, evidence, anchor)
         context = [self._lead(scores, block), standing] if params.evidence_context else []
-        beside = z * BESIDE if params.evidence_context else z
+        beside = z * CONTEXT_SCALE if params.evidence_context else z
         read = {
             attached: self._evidence(torch.cat([beside if attached else beside.detach(), *context], 1), block)
             for attached in {params.cand_to_backbone, params.query_to_backbone}
@@ -180,8 +180,8 @@ class Retriever(nn.Module):
     def _evidence(self, z: torch.Tensor, block: Block) -> Evidence:
         """Note 2 (E-V8 for the priors).
 
-        Above 0 VERA's a and b are exponentials of what the last layer gives: softplus is linear there, and a μ of .99,
-        which an easy query has, would need an a of a hundred. From :data:`LARGEST` on the line goes on as it is there.
+        Above 0, VERA's a and b are exponentials of the last layer's outputs. Softplus is linear there: a μ of .99, which
+        an easy query has, would need a = 100. Above :data:`LINEAR_FROM` the exponential continues as its tangent.
         """
         params, (a, b) = self.params, self.evidence(z).unbind(1)
         if params.method == "vera":
@@ -196,15 +196,15 @@ class Retriever(nn.Module):
         scores = scores.detach()
         best, second = functional.pad(scores, (0, 1), value=-torch.inf).topk(2, 1).values.unsqueeze(2).unbind(1)
         other = torch.where(scores == best, second, best)
-        ahead = (scores - other).masked_fill(~block.listed, 0).clamp(-FURTHEST, FURTHEST)
-        shares = scores.log_softmax(1).masked_fill(~block.listed, -FURTHEST)
-        share = shares.clamp(-FURTHEST, -1e-6)
+        ahead = (scores - other).masked_fill(~block.listed, 0).clamp(-MAX_GAP, MAX_GAP)
+        shares = scores.log_softmax(1).masked_fill(~block.listed, -MAX_GAP)
+        share = shares.clamp(-MAX_GAP, -1e-6)
         entropy = -(shares.exp() * shares).masked_fill(~block.listed, 0).sum(1)
-        of_query = torch.stack([entropy, block.listed.sum(1).clamp(min=1).log()], 1) / UNIT
-        seen = torch.stack([2 * share.exp() - 1, (share - log1mexp(share)) / UNIT, ahead / UNIT], 2)
+        of_query = torch.stack([entropy, block.listed.sum(1).clamp(min=1).log()], 1) / GAP_UNIT
+        seen = torch.stack([2 * share.exp() - 1, (share - log1mexp(share)) / GAP_UNIT, ahead / GAP_UNIT], 2)
         return torch.cat([seen[block.row, block.column], of_query[block.row]], 1)
 
 
 def _grown(side: torch.Tensor) -> torch.Tensor:
-    low = side.clamp(0, LARGEST)
-    return low.expm1() + math.exp(LARGEST) * (side - low)
+    low = side.clamp(0, LINEAR_FROM)
+    return low.expm1() + math.exp(LINEAR_FROM) * (side - low)

@@ -9,15 +9,15 @@ import numpy as np
 
 from workloads.contract import Servable
 from workloads.encoders.served_text import REQUIREMENTS
-from workloads.vera.dataset import Prepared
-from workloads.vera.evaluation import Chosen
-from workloads.vera.model import BESIDE, FURTHEST, LARGEST, UNIT, Retriever
+from workloads.vera.dataset import VeraData
+from workloads.vera.evaluation import Choice
+from workloads.vera.model import CONTEXT_SCALE, GAP_UNIT, LINEAR_FROM, MAX_GAP, Retriever
 from workloads.vera.params import Params
 
 _EXAMPLE = 4  # candidates
 
 
-def servable(model: Retriever, data: Prepared, params: Params, choice: Chosen) -> Servable:
+def servable(model: Retriever, data: VeraData, params: Params, choice: Choice) -> Servable:
     """Weights and settings for ``predictor.py``; the example is a query of the test part with its first candidates."""
     encoder = {f"encoder.{name}": value for name, value in data.encoder.model.state_dict().items()}
     weights = {**encoder, **model.state_dict(), "map": choice.map_k.values.reshape(-1)}
@@ -36,7 +36,7 @@ def servable(model: Retriever, data: Prepared, params: Params, choice: Chosen) -
             "method": params.method,
             "confidence": "softmax" if params.confidence == "mc_dropout" else params.confidence,
             "context": bool(params.evidence_context),
-            "scales": {"furthest": FURTHEST, "unit": UNIT, "beside": BESIDE, "largest": LARGEST},
+            "scales": {"furthest": MAX_GAP, "unit": GAP_UNIT, "beside": CONTEXT_SCALE, "largest": LINEAR_FROM},
             "temperature": params.temperature,
             "priors": [params.prior_positive, params.prior_negative],
             "k": choice.k,
@@ -49,7 +49,7 @@ def servable(model: Retriever, data: Prepared, params: Params, choice: Chosen) -
     )
 
 
-def _example(data: Prepared) -> dict[str, np.ndarray]:
+def _example(data: VeraData) -> dict[str, np.ndarray]:
     pool, tested = data.pool, data.parts.test
     query = int(tested[pool.lengths[tested].argmax()])
     first = int(pool.indptr[pool.list_of[query]])

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from workloads.data.cache import cache_dir, replacing
-from workloads.data.conversion_cache import made_once
+from workloads.data.conversion_cache import build_once
 from workloads.data.digests import digest
 from workloads.encoders.sources import TINY, folder_of
 from workloads.encoders.text import TextEncoder, encode, load_encoder
@@ -26,7 +26,7 @@ VERSION = 1
 """Of the vectors; part of the cache's file names."""
 
 
-def frozen(
+def load_frozen(
     name: str, max_length: int, vocabulary: Sequence[str], seed: int, precision: Precision
 ) -> tuple[Tokenizer, TextEncoder]:
     """The encoder, in evaluation mode and without gradients; ``tiny`` has words of ``vocabulary`` and is random."""
@@ -35,7 +35,7 @@ def frozen(
     return tokenizer, encoder.eval().requires_grad_(False)
 
 
-def read(
+def embed_texts(
     name: str, tokenizer: Tokenizer, encoder: TextEncoder, texts: Sequence[str], device: torch.device
 ) -> torch.Tensor:
     """The vectors of the texts, (n, d) float32 on the CPU; those of a pretrained encoder are kept in the cache.
@@ -44,19 +44,19 @@ def read(
         workloads.data.errors.CacheUnwritable: the cache cannot be written.
     """
     if name == TINY:
-        return _read(tokenizer, encoder, texts, device)
+        return _embed(tokenizer, encoder, texts, device)
     identity = [str(VERSION), digest(folder_of(name)), str(tokenizer.max_length), encoder.precision, *texts]
     path = cache_dir() / "vectors" / f"{hashlib.sha256(chr(0).join(identity).encode()).hexdigest()[:32]}.npy"
 
     def make() -> None:
-        found = _read(tokenizer, encoder, texts, device)
+        found = _embed(tokenizer, encoder, texts, device)
         with replacing(path) as file:
             np.save(file, found.numpy(), allow_pickle=False)
 
-    return torch.from_numpy(made_once(path, partial(_kept, count=len(texts), dim=encoder.dim), make))
+    return torch.from_numpy(build_once(path, partial(_kept, count=len(texts), dim=encoder.dim), make))
 
 
-def _read(tokenizer: Tokenizer, encoder: TextEncoder, texts: Sequence[str], device: torch.device) -> torch.Tensor:
+def _embed(tokenizer: Tokenizer, encoder: TextEncoder, texts: Sequence[str], device: torch.device) -> torch.Tensor:
     found = encode(encoder.to(device), tokenizer(list(texts))).cpu()
     encoder.cpu()
     return found

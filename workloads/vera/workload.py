@@ -20,9 +20,9 @@ from workloads.schedule import Progress, steps_per_pass
 from workloads.seeding import derive, generator, seeded
 from workloads.vera.batches import batches, micro_batches
 from workloads.vera.confidence import Ranked, confidence
-from workloads.vera.dataset import divided, prepared
-from workloads.vera.evaluation import Chosen, Judged, chosen, evaluation
-from workloads.vera.inference import Features, features, rank
+from workloads.vera.dataset import prepare, split_training
+from workloads.vera.evaluation import Choice, LabelledQueries, choose, evaluation
+from workloads.vera.inference import FrozenFeatures, frozen_features, rank
 from workloads.vera.loss_calls import NAMES, Counts, losses, weights
 from workloads.vera.model import Retriever
 from workloads.vera.params import Params as VeraParams
@@ -53,16 +53,16 @@ class Vera:
         check_plan(params, runtime)
         self.params, self.runtime = params, runtime
         self.stages = Stages(params, runtime)
-        self.data = prepared(params, runtime)
-        self.ranked_by, self.calibrated_by = divided(self.data, params, runtime.seed)
+        self.data = prepare(params, runtime)
+        self.ranked_by, self.calibrated_by = split_training(self.data, params, runtime.seed)
         self.model = Retriever(self.data, params, runtime.seed).to(runtime.device)
-        self.model.backbone.scale_to(self.data.numbers[self.data.block(self.ranked_by).place])
+        self.model.backbone.scale_to(self.data.numbers[self.data.block(self.ranked_by).pool_row])
         self.replica = wrap(self.model, runtime)
         ranking = [*self.model.backbone.parameters(), *self.model.ranking.parameters()]
         groups = [{"params": ranking}, {"params": list(self.model.evidence.parameters())}]
         self.optimizer = torch.optim.AdamW(groups, lr=params.lr, weight_decay=params.weight_decay, fused=True)
-        self.chosen = Chosen(params.eval_k if isinstance(params.eval_k, int) else 1)
-        self._judged: dict[Split, Judged] = {}
+        self.choice = Choice(params.eval_k if isinstance(params.eval_k, int) else 1)
+        self._labels: dict[Split, LabelledQueries] = {}
         self._ranked: Ranked | None = None  # the validation part by the model as it is
 
     def train_epoch(self, epoch: int) -> Metrics:
@@ -77,7 +77,7 @@ class Vera:
         size, total = self.params.batch_size, torch.zeros(len(NAMES), dtype=torch.float64, device=runtime.device)
         steps = runtime.steps_per_epoch or steps_per_pass(len(self.data.parts.train), size)
         again = not stage.backbone and steps * size > len(queries)
-        known = features(self.model, self.data, queries) if again else None
+        known = frozen_features(self.model, self.data, queries) if again else None
         rates = self._rates(queries, known) if stage.query and self.params.query_target != "eps" else None
         self.model.train()
         self.model.backbone.train(stage.backbone > 0)  # frozen, it drops no units
@@ -94,7 +94,7 @@ class Vera:
         self.stages.finish(epoch, loss)
         self._choose(stage)
         parts = {f"loss_{name}": value for name, value in zip(NAMES, means.tolist())}
-        now = {"stage": float(stage.number), "k": float(self.chosen.k), "threshold": self.chosen.threshold}
+        now = {"stage": float(stage.number), "k": float(self.choice.k), "threshold": self.choice.threshold}
         return {"loss": loss, **parts, **now}
 
     def _set_rates(self, stage: Stage, epochs: float) -> None:
@@ -104,7 +104,7 @@ class Vera:
             group["lr"], group["weight_decay"] = lr * factor, self.params.weight_decay
 
     def _backward(
-        self, batch: NDArray[np.int64], stage: Stage, rates: torch.Tensor | None, known: Features | None
+        self, batch: NDArray[np.int64], stage: Stage, rates: torch.Tensor | None, known: FrozenFeatures | None
     ) -> torch.Tensor:
         """Gradients of a global batch; this rank's share of its losses, (4,), without a gradient."""
         data, runtime = self.data, self.runtime
@@ -116,48 +116,48 @@ class Vera:
             with nullcontext() if number == len(parts) else without_sync(self.replica):
                 seen = None if known is None else known.of(queries)
                 outputs = self.replica(data, block, stage.backbone > 0, stage.evidence > 0, seen)
-                values = losses(outputs, block, self.params, stage, self.chosen.k, rates, counts) * weight
+                values = losses(outputs, block, self.params, stage, self.choice.k, rates, counts) * weight
                 loss = (values * weights(stage, runtime.device)).sum() + outputs.anchor
                 # DDP averages over ranks: with this factor, to the sum of their shares.
                 torch.autograd.backward(loss * runtime.world_size)
             found += values.detach()
         return found
 
-    def _rates(self, queries: NDArray[np.int64], known: Features | None) -> torch.Tensor:
+    def _rates(self, queries: NDArray[np.int64], known: FrozenFeatures | None) -> torch.Tensor:
         """p of each query's group under the model as it is, at the query's number, (Q,). E-V1."""
         params, ranked = self.params, rank(self.model, self.data, queries, self.params, self.runtime, known)
-        judged = Judged.of(self.data, queries)
+        labelled = LabelledQueries.of(self.data, queries)
         bins = min(params.group_bins or 1, max(1, len(queries) // _LEAST_IN_GROUP))
         if params.groups == "type":
             groups = torch.from_numpy(self.data.pool.type[queries]).to(self.runtime.device)
         else:
-            groups = quantile_groups(confidence(ranked, self.chosen.k, params), bins)
-        found = group_rates(judged.success(ranked, self.chosen.k), groups).float()
+            groups = quantile_groups(confidence(ranked, self.choice.k, params), bins)
+        found = group_rates(labelled.success(ranked, self.choice.k), groups).float()
         index = torch.from_numpy(queries).to(found.device)
         return found.new_full((len(self.data.pool.queries),), 0.5).index_put((index,), found)
 
     def _choose(self, stage: Stage) -> None:
         """Choose on validation what depends on the model as it is; k as long as no loss reads it."""
-        judged, ranked = self._judge("validation"), self._rank("validation")
+        labelled, ranked = self._labelled("validation"), self._rank("validation")
         settled = isinstance(self.params.eval_k, int) or stage.query > 0
-        self.chosen = chosen(judged, ranked, self.params, self.chosen.k if settled else None)
+        self.choice = choose(labelled, ranked, self.params, self.choice.k if settled else None)
 
     def evaluate(self, split: Split) -> Evaluation:
         """Rank the candidates of every query of the split; queries are shared out over the ranks."""
-        judged, ranked = self._judge(split), self._rank(split)
+        labelled, ranked = self._labelled(split), self._rank(split)
         source = generator(self.runtime.seed, f"bootstrap {split}")
-        return evaluation(judged, ranked, self.params, self.chosen, source, self.runtime.rank == 0)
+        return evaluation(labelled, ranked, self.params, self.choice, source, self.runtime.rank == 0)
 
-    def _judge(self, split: Split) -> Judged:
-        if split not in self._judged:
-            self._judged[split] = Judged.of(self.data, getattr(self.data.parts, split))
-        return self._judged[split]
+    def _labelled(self, split: Split) -> LabelledQueries:
+        if split not in self._labels:
+            self._labels[split] = LabelledQueries.of(self.data, getattr(self.data.parts, split))
+        return self._labels[split]
 
     def _rank(self, split: Split) -> Ranked:
         """Read a split; the validation part once for each state of the model."""
         if split == "validation" and self._ranked is not None:
             return self._ranked
-        found = rank(self.model, self.data, self._judge(split).queries, self.params, self.runtime)
+        found = rank(self.model, self.data, self._labelled(split).queries, self.params, self.runtime)
         if split == "validation":
             self._ranked = found
         return found
@@ -168,7 +168,7 @@ class Vera:
             "model": self.model.state_dict(),
             "optimizer": optimizer_state(self.optimizer, self.model),
             "stages": asdict(self.stages.progress),
-            "chosen": self.chosen.state_dict(),
+            "chosen": self.choice.state_dict(),
             "head": _HEAD,
         }
 
@@ -192,9 +192,9 @@ class Vera:
             ) from None
         load_optimizer_state(self.optimizer, self.model, state["optimizer"])
         self.stages.progress = Progress(**state["stages"])
-        self.chosen = Chosen.of_state(state["chosen"], self.params)
+        self.choice = Choice.from_state(state["chosen"], self.params)
         self._ranked = None
 
     def servable(self) -> Servable:
         """Encoder, model, k, threshold and map; candidates come with the input."""
-        return servable(self.model, self.data, self.params, self.chosen)
+        return servable(self.model, self.data, self.params, self.choice)

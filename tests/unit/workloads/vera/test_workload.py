@@ -23,7 +23,7 @@ from workloads.schedule import Progress
 from workloads.testing import Conformance, values
 from workloads.vera import dataset, inference, workload
 from workloads.vera.batches import batches
-from workloads.vera.dataset import kept_back
+from workloads.vera.dataset import hold_back
 from workloads.vera.loss_calls import Counts, losses
 from workloads.vera.stages import Stage, Stages
 from workloads.vera.workload import Vera
@@ -45,9 +45,9 @@ class VeraConformance(Conformance):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(dataset, "load_questions", spoiled)
-            dataset._prepared.cache_clear()
+            dataset._prepare.cache_clear()
             yield
-        dataset._prepared.cache_clear()
+        dataset._prepare.cache_clear()
 
 
 class TestVera(VeraConformance):
@@ -74,9 +74,9 @@ class TestPlateauOverDocuments(VeraConformance):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(dataset, "load_retrieval", spoiled)
-            dataset._prepared.cache_clear()
+            dataset._prepare.cache_clear()
             yield
-        dataset._prepared.cache_clear()
+        dataset._prepare.cache_clear()
 
 
 def weights(vera: Vera, part: str) -> torch.Tensor:
@@ -246,11 +246,11 @@ def test_calibration_keeps_families_whole() -> None:
     pool = build().data.pool
     pool = replace(pool, family=np.arange(len(pool.queries)) // 4)
     queries = np.arange(400)
-    ranking, calibration = kept_back(pool, queries, 0.25, 7)
+    ranking, calibration = hold_back(pool, queries, 0.25, 7)
     assert len(ranking) + len(calibration) == 400
     assert len(calibration) == 100
     assert not set(pool.family[ranking]) & set(pool.family[calibration])
-    assert all(np.array_equal(side, queries) for side in kept_back(pool, queries, 0, 7))
+    assert all(np.array_equal(side, queries) for side in hold_back(pool, queries, 0, 7))
 
 
 def test_validation_calibrates_in_the_place_of_what_is_kept_back() -> None:
