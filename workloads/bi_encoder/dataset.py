@@ -1,4 +1,4 @@
-"""The pairs of a dataset as token ids, tokenised once and shared by the trials of a process."""
+"""The pairs of a dataset as token ids, tokenised once per process."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from workloads.encoders.tokens import Tokenizer, Tokens
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """n pairs of m different texts.
+    """n pairs over m distinct texts.
 
-    ``tokens``: of the texts. ``pairs`` (n, 2) int64: the two texts of each pair; ``grades`` (n,) float32, from 0 to 5.
-    Both stay on the host, where batches are cut; a step sends what it needs.
+    ``tokens``: the tokens of the texts. ``pairs`` (n, 2) int64: the two texts of each pair. ``grades`` (n,) float32,
+    from 0 to 5. Pairs and grades stay on the host; each step copies its batch to the device.
     """
 
     tokens: Tokens
@@ -30,7 +30,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class BiEncoderData:
-    """All parts under one tokenizer."""
+    """Train, validation and test parts, tokenised by one tokenizer."""
 
     train: Part
     validation: Part
@@ -38,13 +38,13 @@ class BiEncoderData:
 
 
 def training_texts(pairs: SentencePairs, holdout: bool) -> Pairs:
-    """What is trained on: without ``holdout`` the validation part as well."""
+    """The training pairs; without ``holdout`` they include the validation part."""
     return pairs.train if holdout or pairs.validation is None else pairs.train + pairs.validation
 
 
 @lru_cache(maxsize=4)
 def prepare(pairs: SentencePairs, holdout: bool, tokenizer: Tokenizer) -> BiEncoderData:
-    """The dataset tokenised; from the second call of a process on, in a millisecond."""
+    """Tokenise the dataset. The result is cached in the process."""
     parts = (training_texts(pairs, holdout), pairs.validation, pairs.test)
     return BiEncoderData(*(_part(part, tokenizer) for part in parts if part is not None))
 

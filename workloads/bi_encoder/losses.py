@@ -45,14 +45,14 @@ LOSSES: dict[str, BiEncoderLoss] = {
         bounds={"beta": (0.0, 1.0)}, in_batch=True,
     ),
 }  # fmt: skip
-"""0.05 is the scale of 20 that sentence-transformers has, τ+ about the share of pairs that mean the same."""
+"""The losses. A temperature of 0.05 is sentence-transformers' scale of 20; τ+ is about the share of positive pairs."""
 
 SCRATCH_LR = 1e-3
-"""Learning rate of an encoder from scratch."""
+"""Default learning rate of an encoder trained from scratch."""
 
 PRETRAINED_LR = 5e-5
-"""Learning rate of a pretrained encoder: the highest of BERT's authors (A.3), which on the dev part of STS-B is ahead
-of the 2e-5 of the design note (6.6)."""
+"""Default learning rate of a pretrained encoder: the highest one in BERT's paper (A.3). On the dev part of STS-B it is
+better than the 2e-5 of the design note (6.6)."""
 
 
 CONDITIONAL = ConditionalParams(

@@ -1,4 +1,4 @@
-"""What the registry stores of a trained text ranker."""
+"""The registered model of a trained text ranker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EXAMPLE = 3  # documents
 
 
 def servable(ranker: Ranker, tokenizer: Tokenizer, params: Params, bm25_weight: float, data: RankerData) -> Servable:
-    """Weights and settings for ``predictor.py``; the example is a query with its first candidates."""
+    """Weights and configuration for ``predictor.py``. The example is a query with its first candidates."""
     weights = {name: tensor for name, tensor in ranker.state_dict().items() if name != "raw"}
     counts = data.candidates.counts
     query = int(counts.argmax())

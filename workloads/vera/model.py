@@ -180,8 +180,8 @@ class Retriever(nn.Module):
     def _evidence(self, z: torch.Tensor, block: Block) -> Evidence:
         """Note 2 (E-V8 for the priors).
 
-        Above 0, VERA's a and b are exponentials of the last layer's outputs. Softplus is linear there: a μ of .99, which
-        an easy query has, would need a = 100. Above :data:`LINEAR_FROM` the exponential continues as its tangent.
+        Above 0, VERA's a and b are exponentials of the last layer's outputs: softplus is linear there, and a μ of .99,
+        which an easy query has, would need an a of 100. Above :data:`LINEAR_FROM` they continue as straight lines.
         """
         params, (a, b) = self.params, self.evidence(z).unbind(1)
         if params.method == "vera":
