@@ -1,4 +1,4 @@
-"""What a ranking and its confidence are worth: order, calibration, and what abstaining gains."""
+"""Metrics of rankings and their confidence: order, calibration and abstention."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ from workloads.vera.dataset import VeraData
 from workloads.vera.params import Params
 
 DEPTHS = (1, 2, 3, 5, 10, 20)
-"""The k that are looked at."""
+"""Candidate values of k."""
 
 RATES = (0.3, 0.9)
-"""Where the base rate of Z^(k) should lie: neither success nor failure too rare to learn from."""
+"""Range for the base rate of Z^(k), so that neither success nor failure is too rare to learn from."""
 
 
 @dataclass(frozen=True, eq=False)
 class LabelledQueries:
-    """Q queries of a split: their numbers, the grades of their candidates (Q, C) and of all that answers them (Q, J),
-    and where it is known each candidate's probability of being the answer (Q, C)."""
+    """Q queries with their judgements.
+
+    ``queries``: their indices. ``grades`` (Q, C): grades of the candidates. ``all_grades`` (Q, J): grades of everything
+    relevant, candidate or not. ``odds`` (Q, C): the true probability that each candidate is the answer, if known.
+    """
 
     queries: NDArray[np.int64]
     grades: torch.Tensor
@@ -37,12 +40,12 @@ class LabelledQueries:
 
     @classmethod
     def of(cls, data: VeraData, queries: NDArray[np.int64]) -> LabelledQueries:
-        """Some queries of the data."""
+        """Look up the judgements of some queries."""
         block = data.block(queries)
-        labelled = torch.from_numpy(data.pool.all_grades[queries]).to(block.grades.device)
+        device = block.grades.device
+        all_grades = torch.from_numpy(data.pool.all_grades[queries]).to(device)
         odds = data.odds(queries, block.grades.shape[1])
-        known = None if odds is None else torch.from_numpy(odds).to(block.grades.device)
-        return cls(queries, block.grades, labelled, known)
+        return cls(queries, block.grades, all_grades, None if odds is None else torch.from_numpy(odds).to(device))
 
     def success(self, ranked: Ranked, k: int) -> torch.Tensor:
         """Z^(k), (Q,) float64."""
@@ -51,7 +54,7 @@ class LabelledQueries:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """What is chosen on validation: k, a map of c^(k) and one of c^(1), and the confidence below which to abstain."""
+    """The settings chosen on validation: k, the maps of c^(k) and c^(1), and the threshold for abstaining."""
 
     k: int = 1
     map_k: Map = field(default_factory=Map)
@@ -59,12 +62,12 @@ class Choice:
     threshold: float = 0.0
 
     def state_dict(self) -> State:
-        """As tensors and plain numbers."""
+        """The settings as tensors and plain numbers."""
         return {"k": self.k, "threshold": self.threshold, "map_k": self.map_k.values, "map_1": self.map_1.values}
 
     @classmethod
     def from_state(cls, state: State, params: Params) -> Choice:
-        """The inverse; a k that the parameters give stays theirs."""
+        """The inverse of :meth:`state_dict`. If the parameters fix k, theirs is used."""
         k = params.eval_k if isinstance(params.eval_k, int) else int(state["k"])
         map_k, map_1 = (
             Map(params.recalibration if len(side) else "none", side) for side in (state["map_k"], state["map_1"])
@@ -73,26 +76,25 @@ class Choice:
 
 
 def choose(labelled: LabelledQueries, ranked: Ranked, params: Params, k: int | None) -> Choice:
-    """Choose on these queries; ``k`` where it stays as it is."""
+    """Choose the settings on these queries. ``k``: keep this k; None chooses one."""
     if k is None:
         rates = [float(labelled.success(ranked, depth).mean()) for depth in DEPTHS]
         inside = [depth for depth, rate in zip(DEPTHS, rates) if RATES[0] <= rate <= RATES[1]]
         k = inside[0] if inside else min(zip(DEPTHS, rates), key=lambda one: abs(one[1] - sum(RATES) / 2))[0]
     map_k, map_1 = (fit_map(params.recalibration, ranked, at, params, labelled.success(ranked, at)) for at in (k, 1))
-    found = confidence(ranked, k, params, map_k)
-    threshold = calibration.threshold_at_risk(found, labelled.success(ranked, k), params.eval_risk)
+    mapped = confidence(ranked, k, params, map_k)
+    threshold = calibration.threshold_at_risk(mapped, labelled.success(ranked, k), params.eval_risk)
     return Choice(k, map_k, map_1, threshold)
 
 
 def evaluation(
     labelled: LabelledQueries, ranked: Ranked, params: Params, choice: Choice, source: torch.Generator, units: bool
 ) -> Evaluation:
-    """Metrics under the note's names. Those of calibration are of c^(k), and with ``_at_1`` of c^(1).
+    """Metrics under the note's names. Calibration metrics are of c^(k); those with ``_at_1`` of c^(1).
 
-    Measures of order, of calibration and of abstaining have the ends of a 95% interval with them, ``_low`` and
-    ``_high``: of a bootstrap over queries, or of the ECE its own (:func:`calibration.ece_interval`). ``quality`` is
-    ``mrr - calib/brier``, by which epochs and trials are chosen: a ranker that fails every query and says so has no
-    quality.
+    ``_low`` and ``_high`` are the ends of a 95% interval: a bootstrap over queries, or for the ECE
+    :func:`calibration.ece_interval`. ``quality`` is ``mrr - calib/brier``, the metric that epochs and trials are
+    selected by. A ranker that never finds an answer has a quality of at most 0, however well calibrated it is.
     """
     ranked_by_score = ranked_grades(ranked.scores, labelled.grades)
     columns: dict[str, torch.Tensor] = {
@@ -151,7 +153,7 @@ def _average(values: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
 
 
 def _risk(answered: torch.Tensor, success: torch.Tensor) -> torch.Tensor:
-    """The share of failures among what is answered, 0 where nothing is."""
+    """The share of failures among the answered queries; 0 if none is answered."""
     return (answered * (1 - success)).sum(-1) / answered.sum(-1).clamp(min=1)
 
 
@@ -170,7 +172,7 @@ def _mean(each: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> calibra
 
 
 def _evidence(ranked: Ranked, k: int) -> torch.Tensor:
-    """κ = α + β (note 2), the mean over the first k candidates, (Q,)."""
+    """κ = α + β (note 2), averaged over the first k candidates, (Q,)."""
     kappa = (ranked.evidence.alpha + ranked.evidence.beta).masked_fill(~ranked.listed, 0)
     columns = top(ranked.scores, k)
     count = ranked.listed.gather(1, columns).sum(1).clamp(min=1)
@@ -178,9 +180,8 @@ def _evidence(ranked: Ranked, k: int) -> torch.Tensor:
 
 
 def _reliability(found: torch.Tensor, success: torch.Tensor, bins: int) -> Columns:
-    """A bin a row; ``calibrated`` is the diagonal."""
-    sides = calibration.reliability(found, success, bins)
-    mean, share, queries = (side.cpu().numpy() for side in sides)
+    """The reliability diagram, one row per bin; ``calibrated`` is the diagonal."""
+    mean, share, queries = (side.cpu().numpy() for side in calibration.reliability(found, success, bins))
     return {"confidence": mean, "success": share, "calibrated": mean, "queries": queries.astype(np.int64)}
 
 

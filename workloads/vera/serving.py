@@ -1,4 +1,4 @@
-"""What the registry stores of a trained retriever: encoder, model, and what was chosen on validation."""
+"""The registered model: encoder, retriever, and the settings chosen on validation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EXAMPLE = 4  # candidates
 
 
 def servable(model: Retriever, data: VeraData, params: Params, choice: Choice) -> Servable:
-    """Weights and settings for ``predictor.py``; the example is a query of the test part with its first candidates."""
+    """Weights and configuration for ``predictor.py``. The example is a test query with its first candidates."""
     encoder = {f"encoder.{name}": value for name, value in data.encoder.model.state_dict().items()}
     weights = {**encoder, **model.state_dict(), "map": choice.map_k.values.reshape(-1)}
     return Servable(
@@ -50,8 +50,9 @@ def servable(model: Retriever, data: VeraData, params: Params, choice: Choice) -
 
 
 def _example(data: VeraData) -> dict[str, np.ndarray]:
-    pool, tested = data.pool, data.parts.test
-    query = int(tested[pool.lengths[tested].argmax()])
+    pool = data.pool
+    test = data.parts.test
+    query = int(test[pool.lengths[test].argmax()])
     first = int(pool.indptr[pool.list_of[query]])
     rows = np.arange(first, first + min(_EXAMPLE, int(pool.lengths[query])))
     names = np.array(pool.categories, object)

@@ -157,7 +157,9 @@ def test_one_matrix_a_query_is_the_formula() -> None:
     block = vera.data.block(vera.ranked_by[:9])
     query, candidate = torch.randn(9, 8), torch.randn(len(block.row), 8)
     backbone = vera.model.backbone
-    torch.testing.assert_close(backbone.met_by_query(query, candidate, block), backbone.met(query, candidate, block))
+    torch.testing.assert_close(
+        backbone.interact_by_query(query, candidate, block), backbone.interact(query, candidate, block)
+    )
 
 
 @pytest.mark.parametrize("params", [{"dropout": 0.5}, {"query_to_backbone": True}])
@@ -169,7 +171,7 @@ def test_a_frozen_backbone_is_read_once_and_trains_the_same(params: dict[str, An
         for vera in (kept, anew):
             assert len(vera.calibrated_by) * 3 < 6 * vera.params.batch_size
             vera.train_epoch(3)
-            patch.setattr(inference, "_MOST_KEPT", 0)
+            patch.setattr(inference, "_MOST_CACHED", 0)
     for name, side in kept.model.state_dict().items():
         torch.testing.assert_close(anew.model.state_dict()[name], side, atol=2e-5, rtol=1e-4, msg=name)
 
