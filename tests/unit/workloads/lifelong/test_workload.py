@@ -287,7 +287,7 @@ def test_a_model_of_a_session_keeps_its_own_part_of_a_growing_index(tmp_path: Pa
     other.append(1, kept.docs, np.zeros_like(kept.vectors))
     written.unlink()
     (tmp_path / "other" / written.name).replace(written)
-    with pytest.raises(ValueError, match=r"session-0001\.arrow is another one than the model belongs to"):
+    with pytest.raises(ValueError, match=r"session-0001\.arrow is not the one that the model was registered"):
         loaded(early)
     written.unlink()
     with pytest.raises(ValueError, match=r"session-0001\.arrow is missing, truncated or damaged"):
