@@ -50,7 +50,7 @@ thesis' (6.6.2.3), the cosine is SimCLR's."""
 KEPT = ("knn_top1", "knn_top5", "probe_top1", "alignment", "uniformity", "auc")
 
 
-class Asked(NamedTuple):
+class Setup(NamedTuple):
     """What makes two runs of a loss and seed the same one."""
 
     settings: dict[str, Any]
@@ -66,13 +66,13 @@ class Asked(NamedTuple):
     @property
     def results(self) -> Path:
         """The file of results; the settings that the README shows have the plain name."""
-        own = "" if self == Asked(SETTINGS, "bf16", EPOCHS) else f"-{self.settings['encoder']}-{self.digest}"
+        own = "" if self == Setup(SETTINGS, "bf16", EPOCHS) else f"-{self.settings['encoder']}-{self.digest}"
         return RESULTS / f"simclr_quality{own}.json"
 
     def made(self, run: dict[str, Any]) -> bool:
         """Whether a run that was kept had these settings."""
         had = {name: run["params"][name] for name in self.settings}
-        return Asked(had, run["precision"], len(run["curve"])).digest == self.digest
+        return Setup(had, run["precision"], len(run["curve"])).digest == self.digest
 
 
 def main() -> None:
@@ -86,51 +86,51 @@ def main() -> None:
     parser.add_argument("--try", nargs="*", metavar="KEY=VALUE", dest="tried", help="settings to look at on validation")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    asked = Asked({**SETTINGS, "encoder": arguments.encoder}, arguments.precision, arguments.epochs)
+    setup = Setup({**SETTINGS, "encoder": arguments.encoder}, arguments.precision, arguments.epochs)
     if arguments.tried is not None:
-        look(asked, arguments)
+        look(setup, arguments)
         return
-    results: dict[str, Any] = json.loads(asked.results.read_text()) if asked.results.exists() else {"runs": []}
+    results: dict[str, Any] = json.loads(setup.results.read_text()) if setup.results.exists() else {"runs": []}
     if "baselines" not in results:
-        results["baselines"] = baselines(asked, arguments)
-        keep(asked, results)
+        results["baselines"] = baselines(setup, arguments)
+        keep(setup, results)
     for seed in range(arguments.seeds):
         for loss in LOSSES:
-            if not any((run["loss"], run["seed"]) == (loss, seed) and asked.made(run) for run in results["runs"]):
-                results["runs"].append(train(loss, seed, asked, arguments))
-                keep(asked, results)
+            if not any((run["loss"], run["seed"]) == (loss, seed) and setup.made(run) for run in results["runs"]):
+                results["runs"].append(train(loss, seed, setup, arguments))
+                keep(setup, results)
     printed(__file__)
-    report({**results, "runs": [run for run in results["runs"] if asked.made(run)]})
+    report({**results, "runs": [run for run in results["runs"] if setup.made(run)]})
 
 
-def workload(asked: Asked, data: Path, seed: int, **settings: Any) -> SimCLR:
+def workload(setup: Setup, data: Path, seed: int, **settings: Any) -> SimCLR:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     runtime = Runtime(
-        device=device, data=data, seed=seed, epochs=asked.epochs, steps_per_epoch=STEPS, precision=asked.precision
+        device=device, data=data, seed=seed, epochs=setup.epochs, steps_per_epoch=STEPS, precision=setup.precision
     )
-    return SimCLR(SimCLR.Params(**{**asked.settings, **settings}), runtime)
+    return SimCLR(SimCLR.Params(**{**setup.settings, **settings}), runtime)
 
 
-def look(asked: Asked, arguments: argparse.Namespace) -> None:
+def look(setup: Setup, arguments: argparse.Namespace) -> None:
     """One shorter run, judged on validation alone; nothing is written."""
     settings = dict(word.split("=", 1) for word in arguments.tried)
-    built = workload(asked, arguments.data, 100, **settings)
-    for epoch in range(1, asked.epochs + 1):
+    built = workload(setup, arguments.data, 100, **settings)
+    for epoch in range(1, setup.epochs + 1):
         loss = built.train_epoch(epoch)["loss"]
     found = {name: round(value, 4) for name, value in built.evaluate("validation").metrics.items()}
-    print(json.dumps({**settings, "steps": STEPS * asked.epochs, "loss": round(loss, 4), **found}), flush=True)
+    print(json.dumps({**settings, "steps": STEPS * setup.epochs, "loss": round(loss, 4), **found}), flush=True)
 
 
-def train(loss: str, seed: int, asked: Asked, arguments: argparse.Namespace) -> dict[str, Any]:
+def train(loss: str, seed: int, setup: Setup, arguments: argparse.Namespace) -> dict[str, Any]:
     """A run from its last checkpoint to its end, measured on both splits."""
-    built, started = workload(asked, arguments.data, seed, loss=loss), time.monotonic()
-    checkpoint = CHECKPOINTS / f"{loss}-{seed}-{asked.digest}.pt"
+    built, started = workload(setup, arguments.data, seed, loss=loss), time.monotonic()
+    checkpoint = CHECKPOINTS / f"{loss}-{seed}-{setup.digest}.pt"
     before, spent, curve = 0, 0.0, []
     if checkpoint.exists():
         kept = torch.load(checkpoint, weights_only=True)
         built.load_state_dict(kept["state"])
         before, spent, curve = kept["epoch"], kept["seconds"], kept["curve"]
-    for epoch in range(before + 1, asked.epochs + 1):
+    for epoch in range(before + 1, setup.epochs + 1):
         curve.append({"steps": epoch * STEPS, **built.train_epoch(epoch)})
         if epoch % EVALUATED == 0:
             curve[-1] |= {f"validation {name}": value for name, value in built.evaluate("validation").metrics.items()}
@@ -148,32 +148,32 @@ def train(loss: str, seed: int, asked: Asked, arguments: argparse.Namespace) -> 
         "curve": curve,
         "seconds": spent + time.monotonic() - started,
         "params": built.params.model_dump(),
-        "precision": asked.precision,
+        "precision": setup.precision,
         **origin(),
     }
 
 
 @torch.no_grad()
-def baselines(asked: Asked, arguments: argparse.Namespace) -> dict[str, Any]:
+def baselines(setup: Setup, arguments: argparse.Namespace) -> dict[str, Any]:
     """kNN on test by raw pixels, and by the encoder before training."""
-    built = workload(asked, arguments.data, 0)
+    built = workload(setup, arguments.data, 0)
     data = built.data
     pixels = [
         functional.normalize(normalise(part.take(torch.arange(len(part)))).flatten(1), dim=1)
         for part in (data.train, data.test)
     ]
     votes = knn_scores(pixels[0], data.train.labels, pixels[1], classes=len(data.classes))
-    untrained = [workload(asked, arguments.data, seed).evaluate("test").metrics for seed in range(arguments.seeds)]
+    untrained = [workload(setup, arguments.data, seed).evaluate("test").metrics for seed in range(arguments.seeds)]
     return {
         "raw pixels": {"knn_top1": in_top(votes, data.test.labels, 1).mean().item()},
         "untrained": [{name: one[name] for name in KEPT} for one in untrained],
     }
 
 
-def keep(asked: Asked, results: dict[str, Any]) -> None:
-    partial = asked.results.with_suffix(".partial")
+def keep(setup: Setup, results: dict[str, Any]) -> None:
+    partial = setup.results.with_suffix(".partial")
     partial.write_text(json.dumps(results, indent=1) + "\n")
-    partial.replace(asked.results)
+    partial.replace(setup.results)
 
 
 def report(results: dict[str, Any]) -> None:

@@ -96,7 +96,7 @@ def note(ranker: Any) -> Callable[[int], None]:
         return found
 
     def epoch(number: int) -> None:
-        for groups, _ in ranker.trainer.batches(ranker.runtime, number):
+        for groups, _ in ranker.group_sampler.batches(ranker.runtime, number):
             row, place = np.nonzero(groups.docs[:, 1:] >= 0)
             asked = groups.queries[row]
             positive, negative = scores(asked, groups.docs[row, 0]), scores(asked, groups.docs[row, 1 + place])

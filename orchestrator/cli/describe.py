@@ -15,7 +15,7 @@ from orchestrator.storage.settings import Settings
 from workloads.catalog import broken, catalog
 from workloads.data import datasets
 from workloads.data.errors import DataError
-from workloads.data.files import held
+from workloads.data.files import plain_or_gz
 from workloads.data.source import Dataset
 
 PIPED_WIDTH = 100  # columns, if the output is not a terminal
@@ -149,11 +149,11 @@ def remedy(dataset: Dataset, state: str) -> str | None:
 
 
 def _where(dataset: Dataset, root: Path) -> str:
-    return str(dataset.place(root)) if dataset.files else dataset.obtain or "generated"
+    return str(dataset.folder_in(root)) if dataset.files else dataset.obtain or "generated"
 
 
 def _exists(dataset: Dataset, root: Path) -> bool:
-    return any(held(dataset.place(root) / source.path).exists() for source in dataset.files)
+    return any(plain_or_gz(dataset.folder_in(root) / source.path).exists() for source in dataset.files)
 
 
 def _properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -72,7 +72,7 @@ def data_fetch(name: Annotated[str, typer.Argument(help="Dataset.")]) -> None:
         print(path)
     dataset = datasets.dataset(name)
     if dataset.files:
-        print(f"{name} is present and intact: {dataset.place(settings.data)}")
+        print(f"{name} is present and intact: {dataset.folder_in(settings.data)}")
     else:
         print(f"{name} has no files to fetch: it is {dataset.obtain or 'generated'}")
 

@@ -26,7 +26,7 @@ from orchestrator.storage.names import HISTORY, SEALED, TRAIN
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
 from orchestrator.storage.usage_log import UsageLog, mean_devices
-from workloads.data import left_out
+from workloads.data import skipped_images_warning
 
 if TYPE_CHECKING:
     import torch
@@ -122,7 +122,7 @@ def _drive(
     }
     folder.update(objectives=[[o.metric, o.direction] for o in objectives.of(spec.workload, spec.plan)])
     console.say(f"Run {folder.id}: {spec.workload} on {_devices(spec, options.local)}")
-    if fingerprint and (missing := left_out(spec.params, settings.data)):
+    if fingerprint and (missing := skipped_images_warning(spec.params, settings.data)):
         console.say(missing)
     with Session(folder, settings, console, resuming=resuming, params=flat_params(spec), tags=tags) as session:
         session.trained_on(folder.id, spec.params)

@@ -29,7 +29,7 @@ from orchestrator.storage.settings import Settings
 from orchestrator.sweeps import pack_plan
 from orchestrator.sweeps.trial_manager import TrialManager
 from orchestrator.sweeps.winner import Winner, finalize, select_winner
-from workloads.data import left_out
+from workloads.data import skipped_images_warning
 
 if TYPE_CHECKING:
     from orchestrator.cluster.lost_devices import LostDevices
@@ -183,7 +183,7 @@ def _drive(
         f"{spec.search.sampler}, {spec.search.scheduler}"
         + (f", {spec.search.seeds} seeds each" if spec.search.seeds > 1 else "")
     )
-    if fingerprint and (missing := left_out(defaults, settings.data)):
+    if fingerprint and (missing := skipped_images_warning(defaults, settings.data)):
         console.say(missing)
     folder.update(objectives=[[o.metric, o.direction] for o in objectives.of(spec.workload, spec.plan)])
     with Session(folder, settings, console, resuming=resuming, params=params, tags=tags) as session:

@@ -21,7 +21,7 @@ EPOCHS, TRIALS = 24, 3
 SWEEP = SweepSpec(workload="recommender", search=Search(trials=TRIALS))
 
 
-class UsageLog:
+class FakeManager:
     """In the manager's place: hands out trials, keeps what they tell, and has the process killed once."""
 
     exhausted = False
@@ -65,6 +65,9 @@ class UsageLog:
             process.kill()
         return bool(payload["done"])
 
+    def ask_ahead(self) -> None:
+        pass
+
     def died(self, unit: int, cause: str) -> None:
         raise AssertionError(f"trial {unit}: {cause}")
 
@@ -75,13 +78,13 @@ class UsageLog:
 @pytest.mark.faults
 def test_a_killed_process_costs_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
-    usage_log = UsageLog(tmp_path)
+    manager = FakeManager(tmp_path)
     with logical(monkeypatch, [{"num_cpus": 2}]):
         folder = records.create(tmp_path / "storage", "sweep", "recommender", {}, "orchestrator sweep recommender")
-        run_packs(SWEEP, folder, usage_log, [2], lambda wanted: wanted)  # type: ignore[arg-type]
+        run_packs(SWEEP, folder, manager, [2], lambda wanted: wanted)  # type: ignore[arg-type]
         assert soon(lambda: not busy()), "a process is left"
-    assert usage_log.killed
-    for number, spec in enumerate(usage_log.specs):
+    assert manager.killed
+    for number, spec in enumerate(manager.specs):
         work = worker.experiment(spec, tmp_path, torch.device("cpu"), final=False)
         apart = {row.epoch: dict(row.metrics) for report in work.stream() for row in report.rows}
-        assert usage_log.rows[number] == apart
+        assert manager.rows[number] == apart

@@ -1,1 +1,1 @@
-"""Sentence embeddings from pairs with a graded similarity: one encoder reads both sentences, their cosine scores."""
+"""Sentence embeddings learned from pairs with a graded similarity."""

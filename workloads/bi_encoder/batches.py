@@ -1,4 +1,4 @@
-"""Which pairs each step of an epoch trains on, a pure function of seed and epoch."""
+"""Batches of an epoch: a pure function of seed and epoch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from workloads.seeding import derive
 
 @dataclass(frozen=True)
 class Batch:
-    """A global batch: its pairs by number, (B,), and which of them are this rank's, one contiguous part after another.
+    """A global batch, divided into one contiguous part for each rank.
 
-    ``bounds`` (ranks + 1,): rank r has ``rows[bounds[r]:bounds[r + 1]]``.
+    ``rows`` (B,): indices of its pairs. ``bounds`` (ranks + 1,): rank r has ``rows[bounds[r]:bounds[r + 1]]``.
     """
 
     rows: NDArray[np.int64]
@@ -34,16 +34,16 @@ class Batch:
 
     @property
     def counts(self) -> list[int]:
-        """Pairs of each rank."""
+        """Number of pairs of each rank."""
         return np.diff(self.bounds).tolist()
 
 
 def batches(pairs: int, batch_size: int, runtime: Runtime, epoch: int) -> Iterator[Batch]:
-    """The global batches of an epoch: a pass in a random order, or the next ``runtime.steps_per_epoch`` of passes."""
+    """The global batches of an epoch: one pass in random order, or ``runtime.steps_per_epoch`` steps."""
     ranks = runtime.world_size
-    for number, places in passes_of(epoch, steps_per_pass(pairs, batch_size), runtime.steps_per_epoch):
-        # The raw stream of PCG64, which NumPy keeps as it is.
+    for number, steps in passes_of(epoch, steps_per_pass(pairs, batch_size), runtime.steps_per_epoch):
+        # NumPy guarantees the raw stream of PCG64 across versions.
         order = np.argsort(np.random.PCG64(derive(runtime.seed, "order", number)).random_raw(pairs), kind="stable")
-        for place in places:
-            rows = order[place * batch_size : (place + 1) * batch_size]
+        for step in steps:
+            rows = order[step * batch_size : (step + 1) * batch_size]
             yield Batch(rows, [len(rows) * rank // ranks for rank in range(ranks + 1)], runtime.rank)

@@ -1,4 +1,4 @@
-"""The pairs of a dataset as token ids, tokenised once and shared by the trials of a process."""
+"""The pairs of a dataset as token ids, tokenised once per process."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from workloads.encoders.tokens import Tokenizer, Tokens
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """n pairs of m different texts.
+    """n pairs over m distinct texts.
 
-    ``tokens``: of the texts. ``pairs`` (n, 2) int64: the two texts of each pair; ``grades`` (n,) float32, from 0 to 5.
-    Both stay on the host, where batches are cut; a step sends what it needs.
+    ``tokens``: the tokens of the texts. ``pairs`` (n, 2) int64: the two texts of each pair. ``grades`` (n,) float32,
+    from 0 to 5. Pairs and grades stay on the host; each step copies its batch to the device.
     """
 
     tokens: Tokens
@@ -29,8 +29,8 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
-    """All parts under one tokenizer."""
+class BiEncoderData:
+    """Train, validation and test parts, tokenised by one tokenizer."""
 
     train: Part
     validation: Part
@@ -38,15 +38,15 @@ class Prepared:
 
 
 def training_texts(pairs: SentencePairs, holdout: bool) -> Pairs:
-    """What is trained on: without ``holdout`` the validation part as well."""
+    """The training pairs; without ``holdout`` they include the validation part."""
     return pairs.train if holdout or pairs.validation is None else pairs.train + pairs.validation
 
 
 @lru_cache(maxsize=4)
-def prepare(pairs: SentencePairs, holdout: bool, tokenizer: Tokenizer) -> Prepared:
-    """The dataset tokenised; from the second call of a process on, in a millisecond."""
+def prepare(pairs: SentencePairs, holdout: bool, tokenizer: Tokenizer) -> BiEncoderData:
+    """Tokenise the dataset. The result is cached in the process."""
     parts = (training_texts(pairs, holdout), pairs.validation, pairs.test)
-    return Prepared(*(_part(part, tokenizer) for part in parts if part is not None))
+    return BiEncoderData(*(_part(part, tokenizer) for part in parts if part is not None))
 
 
 def _part(pairs: Pairs, tokenizer: Tokenizer) -> Part:

@@ -1,4 +1,4 @@
-"""How well the cosines of pairs agree with their scores."""
+"""Correlation of the pairs' cosines with their scores."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from workloads.metrics.correlation import average_ranks, constant, influences
 
 
 def evaluation(cosines: torch.Tensor, grades: torch.Tensor, rank: int = 0) -> Evaluation:
-    """Spearman's and Pearson's correlation of a part's pairs, (n,) each.
+    """Spearman and Pearson correlation of a part's pairs, (n,) each.
 
-    A prediction that is the same for all pairs has correlation 0 (E-S3), a warning, and ``constant`` 1. The units'
-    ``spearman`` and ``pearson`` are each pair's influence: their means are the metrics, and resampling them gives the
-    spread of the metrics (for ranks as if they were fixed).
+    If all cosines are equal, the correlation is 0 (E-S3), ``constant`` is 1, and a warning is issued. The units'
+    ``spearman`` and ``pearson`` are the influence of each pair: their means are the metrics, and resampling them gives
+    the uncertainty of the metrics (of Spearman as if the ranks were fixed).
     """
-    pearson, spearman = influences(cosines, grades), influences(average_ranks(cosines), average_ranks(grades))
+    pearson = influences(cosines, grades)
+    spearman = influences(average_ranks(cosines), average_ranks(grades))
     flat = constant(cosines)
     if flat:
         warnings.warn(
-            f"all {len(cosines)} pairs have the same cosine: their correlation with the scores is taken for 0",
+            f"all {len(cosines)} pairs have the same cosine: their correlation with the scores is set to 0",
             stacklevel=2,
         )
     metrics = {"spearman": spearman.mean().item(), "pearson": pearson.mean().item(), "constant": float(flat)}

@@ -1,4 +1,4 @@
-"""From the vectors of a global batch of pairs to this rank's share of the loss."""
+"""The loss of a global batch of pairs: each rank's share, computed from the vectors of its own pairs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workloads.bi_encoder.batches import Batch
 from workloads.bi_encoder.dataset import Part
 from workloads.bi_encoder.losses import LOSSES
 from workloads.distributed import gather
-from workloads.encoders.packing import sent
+from workloads.encoders.packing import to_device
 from workloads.encoders.pooling import cosine, normalised
 from workloads.losses import graded
 from workloads.losses.graded import cosine_mse_loss
@@ -22,8 +22,8 @@ from workloads.scores import in_batch_scores
 
 
 @dataclass(frozen=True, eq=False)
-class Scored:
-    """What a rank knows of a global batch. ``vectors`` (b, 2, d) are those of its own pairs, with their graph."""
+class EmbeddedBatch:
+    """A global batch with this rank's vectors. ``vectors`` (b, 2, d): both sentences of its own pairs, with graph."""
 
     vectors: torch.Tensor
     batch: Batch
@@ -31,69 +31,71 @@ class Scored:
 
     @property
     def cosines(self) -> torch.Tensor:
-        """Of the rank's own pairs, (b,)."""
+        """Cosines of the rank's own pairs, (b,)."""
         return cosine(self.vectors[:, 0], self.vectors[:, 1])
 
     @property
     def own(self) -> NDArray[np.int64]:
-        """The rank's own pairs, by number."""
+        """Indices of the rank's own pairs."""
         return self.batch.rows[self.batch.own]
 
-    def sent(self, values: NDArray[Any]) -> torch.Tensor:
-        """Something of the host, on the device of the vectors."""
-        return sent(torch.from_numpy(values), self.vectors.device)
+    def to_device(self, values: NDArray[Any]) -> torch.Tensor:
+        """Copy a host array to the device of the vectors."""
+        return to_device(torch.from_numpy(values), self.vectors.device)
 
 
-def batch_loss(scored: Scored, loss: str, settings: Mapping[str, Any]) -> torch.Tensor:
-    """The loss of that name, a scalar: the sum over the ranks is the batch's loss.
+def batch_loss(embedded: EmbeddedBatch, loss: str, settings: Mapping[str, Any]) -> torch.Tensor:
+    """This rank's share of the loss ``loss``, a scalar. The sum over the ranks is the loss of the batch.
 
     Args:
-        settings: the parameters used with the loss, by name.
+        settings: the parameters of the loss, by name.
     """
     row = LOSSES[loss]
     if row.in_batch:
-        return in_batch_loss(scored, row.load(), **settings)
-    value: torch.Tensor = row.load()(scored, **settings)
+        return in_batch_loss(embedded, row.load(), **settings)
+    value: torch.Tensor = row.load()(embedded, **settings)
     return value
 
 
-def mse_loss(scored: Scored, *, lowest_cosine: float) -> torch.Tensor:
-    """The squared distance of a pair's cosine from its score, mapped to [``lowest_cosine``, 1] (E-S0)."""
-    grades = scored.sent(scored.part.grades[scored.own])
-    return cosine_mse_loss(scored.cosines, grades, lowest_cosine).sum() / len(scored.batch)
+def mse_loss(embedded: EmbeddedBatch, *, lowest_cosine: float) -> torch.Tensor:
+    """Squared difference between a pair's cosine and its score, mapped to [``lowest_cosine``, 1] (E-S0)."""
+    grades = embedded.to_device(embedded.part.grades[embedded.own])
+    return cosine_mse_loss(embedded.cosines, grades, lowest_cosine).sum() / len(embedded.batch)
 
 
-def cosine_embedding_loss(scored: Scored, *, positive_from: float, margin: float) -> torch.Tensor:
-    """PyTorch's cosine embedding loss; a pair is positive from a score of ``positive_from`` on."""
-    positive = scored.sent(scored.part.grades[scored.own] >= positive_from)
-    return graded.cosine_embedding_loss(scored.cosines, positive, margin).sum() / len(scored.batch)
+def cosine_embedding_loss(embedded: EmbeddedBatch, *, positive_from: float, margin: float) -> torch.Tensor:
+    """PyTorch's cosine embedding loss. Pairs with a score of ``positive_from`` or more are positive."""
+    positive = embedded.to_device(embedded.part.grades[embedded.own] >= positive_from)
+    return graded.cosine_embedding_loss(embedded.cosines, positive, margin).sum() / len(embedded.batch)
 
 
-def cosent_loss(scored: Scored, *, temperature: float) -> torch.Tensor:
-    """CoSENT, of all pairs of the batch: each rank computes the same and counts for its part."""
-    cosines = gather(scored.cosines, scored.batch.counts)
-    grades = scored.sent(scored.part.grades[scored.batch.rows])
-    return graded.cosent_loss(cosines, grades, temperature) / len(scored.batch.counts)
+def cosent_loss(embedded: EmbeddedBatch, *, temperature: float) -> torch.Tensor:
+    """CoSENT over all pairs of the batch. Every rank computes the whole loss and returns an equal share of it."""
+    cosines = gather(embedded.cosines, embedded.batch.counts)
+    grades = embedded.to_device(embedded.part.grades[embedded.batch.rows])
+    return graded.cosent_loss(cosines, grades, temperature) / len(embedded.batch.counts)
 
 
 def in_batch_loss(
-    scored: Scored, formula: Callable[..., torch.Tensor], *, positive_from: float, **settings: Any
+    embedded: EmbeddedBatch, formula: Callable[..., torch.Tensor], *, positive_from: float, **settings: Any
 ) -> torch.Tensor:
-    """The first sentences of pairs that belong together, against the second sentences of all pairs of the batch.
+    """Contrastive loss with in-batch negatives.
 
-    No negative of an anchor is a sentence that is the same text as itself or its own second one (E-6.N).
+    The anchors are the first sentences of the positive pairs, the candidates the second sentences of all pairs of the
+    batch. A sentence with the same text as the anchor or its partner is not a negative (E-6.N).
 
     Args:
-        formula: of scores (A,), (A, N) and, by name, ``settings``.
-        positive_from: the score from which on a pair belongs together.
+        formula: a loss of the scores (A,) and (A, N), with ``settings`` as keywords.
+        positive_from: the lowest score of a positive pair.
     """
-    part, rows = scored.part, scored.batch.rows
-    anchors = np.flatnonzero(part.grades[scored.own] >= positive_from)
+    part = embedded.part
+    rows = embedded.batch.rows
+    anchors = np.flatnonzero(part.grades[embedded.own] >= positive_from)
     count = max(1, int((part.grades[rows] >= positive_from).sum()))
-    texts, others = part.pairs[scored.own[anchors]], part.pairs[rows, 1]
+    texts, others = part.pairs[embedded.own[anchors]], part.pairs[rows, 1]
     same = (texts[:, :, None] == others).any(1)
-    candidates = gather(normalised(scored.vectors[:, 1]), scored.batch.counts)
-    first = normalised(scored.vectors[:, 0]).index_select(0, scored.sent(anchors))
-    own = scored.sent(anchors + scored.batch.own.start)
-    positive, negatives = in_batch_scores(first, candidates, own, scored.sent(same))
+    candidates = gather(normalised(embedded.vectors[:, 1]), embedded.batch.counts)
+    first = normalised(embedded.vectors[:, 0]).index_select(0, embedded.to_device(anchors))
+    own = embedded.to_device(anchors + embedded.batch.own.start)
+    positive, negatives = in_batch_scores(first, candidates, own, embedded.to_device(same))
     return formula(positive, negatives, **settings).sum() / count

@@ -10,10 +10,10 @@ from workloads.loss_table import Loss
 
 @dataclass(frozen=True)
 class BiEncoderLoss(Loss):
-    """A loss of :class:`~workloads.bi_encoder.loss_calls.Scored`, to a scalar: the ranks' sum is the batch's loss.
+    """A loss of an :class:`~workloads.bi_encoder.loss_calls.EmbeddedBatch`: a scalar, summed over ranks.
 
     Attributes:
-        in_batch: a formula of an anchor's score with its own sentence and with the other sentences of the batch.
+        in_batch: whether the function takes each anchor's score with its own sentence and with the batch's other ones.
     """
 
     in_batch: bool = False
@@ -45,18 +45,18 @@ LOSSES: dict[str, BiEncoderLoss] = {
         bounds={"beta": (0.0, 1.0)}, in_batch=True,
     ),
 }  # fmt: skip
-"""0.05 is the scale of 20 that sentence-transformers has, τ+ about the share of pairs that mean the same."""
+"""The losses. A temperature of 0.05 is sentence-transformers' scale of 20; τ+ is about the share of positive pairs."""
 
-OF_SCRATCH = 1e-3
-"""Learning rate of an encoder from scratch."""
+SCRATCH_LR = 1e-3
+"""Default learning rate of an encoder trained from scratch."""
 
-OF_PRETRAINED = 5e-5
-"""Learning rate of a pretrained encoder: the highest of BERT's authors (A.3), which on the dev part of STS-B is ahead
-of the 2e-5 of the design note (6.6)."""
+PRETRAINED_LR = 5e-5
+"""Default learning rate of a pretrained encoder: the highest one in BERT's paper (A.3). On the dev part of STS-B it is
+better than the 2e-5 of the design note (6.6)."""
 
 
 CONDITIONAL = ConditionalParams(
     lambda: {("loss", name): row.params for name, row in LOSSES.items()},
     {"loss": "mse"},
-    {"lr": lambda values: OF_SCRATCH if values.get("encoder", "tiny") == "tiny" else OF_PRETRAINED},
+    {"lr": lambda values: SCRATCH_LR if values.get("encoder", "tiny") == "tiny" else PRETRAINED_LR},
 )

@@ -1,7 +1,7 @@
 """Hyperparameters of the bi-encoder. Imports no PyTorch, so that the command line starts quickly.
 
-"note" is the source document, the design of STS-B with a bi-encoder; E-x are the project's errata. A parameter that
-only some losses read is None with the others.
+"note" is the source document, the design of a bi-encoder for STS-B; E-x are entries of docs/errata.md. A parameter that
+the chosen loss does not use is None.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ PRESETS: Mapping[str, Preset] = {
         },
     ),
 }  # fmt: skip
-"""The encoder is not among them: the note's bert-base has to be fetched, so it is named by itself."""
+"""The preset does not set the encoder: the note's bert-base has to be downloaded first."""
 
 
 class Params(WorkloadParams):
-    """What an experiment with the bi-encoder can set.
+    """Parameters of the bi-encoder.
 
-    The defaults are the note's (6.6) as far as it has any, but for the target of the loss, which makes a pretrained
-    encoder worse than it was (E-S0), and the learning rate of such an encoder. ``--preset note`` has all of the note's.
+    The defaults are the note's (6.6), with two exceptions: the target of the mse loss, because the note's makes a
+    pretrained encoder worse (E-S0), and the learning rate of a pretrained encoder. ``--preset note`` sets all of the
+    note's values.
     """
 
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
@@ -53,28 +54,31 @@ class Params(WorkloadParams):
     )
     split: Literal["official", "dev"] = Field(
         "official",
-        description="The source's parts; or its dev part as the test part, with a validation part carved from train, "
-        "for a source that hides its test scores (E-S1).",
+        description="official: the source's parts. dev: its dev part is the test part, and the validation part is "
+        "taken from train; for a source that hides its test scores (E-S1).",
     )
-    split_seed: int = Field(0, ge=0, description="Seed of the parts that are carved from train.")
+    split_seed: int = Field(0, ge=0, description="Seed of the parts that are taken from train.")
     encoder: Annotated[str, AfterValidator(sources.check)] = Field(
         sources.TINY,
         min_length=1,
-        description="minilm, bert-base (note), tiny (from scratch), a folder, or a name of the Hugging Face hub.",
+        description="minilm, bert-base (note), tiny (from scratch), a folder, or a model name on the Hugging Face hub.",
     )
     pooling: Literal["mean", "cls", "max"] = Field(
-        "mean", description="From the tokens' vectors to the sentence's (note 2.3: mean is best)."
+        "mean", description="How token vectors become the sentence vector (note 2.3: mean is best)."
     )
     max_length: int = Field(
-        128, ge=3, le=8192, description="Tokens of a sentence (note: 128); a longer one is cut, and counted."
+        128,
+        ge=3,
+        le=8192,
+        description="Tokens of a sentence (note: 128). Longer ones are cut; their share is reported.",
     )
     dropout: float | None = Field(
-        None, ge=0, lt=1, description="Of hidden layers and attention; unset: the encoder's own (note: 0.1)."
+        None, ge=0, lt=1, description="Dropout of hidden layers and attention; unset: the encoder's own (note: 0.1)."
     )
     loss: Loss = Field(
         "mse",
-        description="On the cosine: mse (note 2.4, E-S0), cosent, cosine_embedding. On the batch's other sentences as "
-        "negatives: infonce (thesis (2.3)), decoupled, dcl, hcl (5.6.1.4), bcl (6.31).",
+        description="On the cosine: mse (note 2.4, E-S0), cosent, cosine_embedding. With the batch's other sentences "
+        "as negatives: infonce (thesis (2.3)), decoupled, dcl, hcl (5.6.1.4), bcl (6.31).",
     )
     batch_size: int = Field(32, ge=1, le=2**20, description="Pairs in a global batch, over all workers (note: 32).")
     lr: float | None = Field(
@@ -87,31 +91,31 @@ class Params(WorkloadParams):
     warmup: float = Field(
         0.1, ge=0, le=1, description="Share of all steps in which lr rises (note: 0.1); then it falls to 0."
     )
-    weight_decay: WeightDecay = Field(0.01, description="Of AdamW, biases and norms spared (note: 0.01).")
+    weight_decay: WeightDecay = Field(0.01, description="Of AdamW, except on biases and norms (note: 0.01).")
     clip: float = Field(
-        1.0, gt=0, description="Largest norm of a step's gradient (note: 1).", json_schema_extra=MID_RUN
+        1.0, gt=0, description="The gradient is clipped to this norm (note: 1).", json_schema_extra=MID_RUN
     )
 
     lowest_cosine: float | None = Field(
         None,
         ge=-1,
         lt=1,
-        description="Cosine that mse takes a score of 0 for: 0 (note 2.4, sentence-transformers); -1 (note 6.3, E-S0).",
+        description="Target of mse for a score of 0: 0 (note 2.4, sentence-transformers) or -1 (note 6.3, E-S0).",
     )
     temperature: float | None = Field(
-        None, gt=0, le=10, description="t, which divides every cosine (0.05: as sentence-transformers has it)."
+        None, gt=0, le=10, description="t, which divides every cosine (0.05: sentence-transformers' scale of 20)."
     )
     positive_from: float | None = Field(
-        None, ge=0, le=5, description="Score from which on two sentences mean the same (4: all but details)."
+        None, ge=0, le=5, description="Lowest score of a positive pair (4: equivalent but for details)."
     )
     margin: float | None = Field(
-        None, ge=-1, lt=1, description="Cosine that cosine_embedding leaves to a pair that does not (PyTorch)."
+        None, ge=-1, lt=1, description="Cosine up to which cosine_embedding has no loss for a negative pair (PyTorch)."
     )
     tau: float | None = Field(
-        None, ge=0, lt=1, description="τ+ of dcl, hcl, bcl: share of the batch that means the same (2.2.4.4)."
+        None, ge=0, lt=1, description="τ+ of dcl, hcl, bcl: share of the batch that is positive (2.2.4.4)."
     )
     alpha: float | None = Field(
-        None, ge=0.5, le=1, description="α of bcl, how well scores separate the classes (E-6.21)."
+        None, ge=0.5, le=1, description="α of bcl: how well scores separate the classes (E-6.21)."
     )
     beta: float | None = Field(
         None, ge=0, le=100, description="Hardness of negatives: of hcl from 0 (5.52), of bcl in [0, 1] (6.25)."
@@ -119,11 +123,11 @@ class Params(WorkloadParams):
 
     @model_validator(mode="after")
     def _in_bounds(self) -> Self:
-        """Refuse a value that its loss has no use for."""
+        """Reject a value outside the bounds of its loss."""
         if message := out_of_bounds_error(self.model_dump(), LOSSES[self.loss].bounds, ("loss",)):
             raise ValueError(message)
         return self
 
     def of_loss(self) -> dict[str, Any]:
-        """The parameters that the loss reads, by name."""
+        """The parameters of the loss, by name."""
         return {name: getattr(self, name) for name in LOSSES[self.loss].params}

@@ -1,6 +1,6 @@
-"""Serve a trained sentence encoder: sentences in, vectors out; or pairs of sentences in, similarities out.
+"""Predictions of a trained sentence encoder: vectors of sentences, or similarities of pairs.
 
-It is exported with ``served_text.py``, which it reads texts with, and needs nothing else of the package.
+Exported with the model together with ``served_text.py``; needs nothing else of the package.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch.nn import functional
 from ..encoders.served_text import ServedTextEncoder
 
 _SINGLE, _PAIR = "sentence", ("sentence1", "sentence2")
-_FLOOR = 1e-8  # of a norm, so that an empty sentence has similarity 0
+_FLOOR = 1e-8  # smallest norm, so that an empty sentence has similarity 0
 
 
 class Predictor:
-    """Vectors of sentences, and the cosine of two."""
+    """Embeds sentences and compares pairs of them."""
 
     def __init__(self, weights: dict[str, NDArray[Any]], config: dict[str, Any]) -> None:
         """Rebuild the encoder.
@@ -40,17 +40,17 @@ class Predictor:
         """Embed each ``sentence``, and compare each ``sentence1`` with its ``sentence2``, in the order of the input.
 
         Args:
-            inputs: column ``sentence``, or ``sentence1`` and ``sentence2``; or all three, a row having either the one
-                or the other two. An empty text has the zero vector, and similarity 0 with any.
+            inputs: column ``sentence``, or ``sentence1`` and ``sentence2``; or all three, where each row has either
+                the first or the other two. An empty text has the zero vector, and similarity 0 with any text.
             unit_length: divide each vector by its length, so that inner products are cosines.
-            batch_size: texts that are read at once.
+            batch_size: number of texts encoded at once.
 
         Returns:
             ``vector``, d numbers, of a sentence; ``similarity``, a cosine from -1 to 1, of a pair; and ``truncated``:
-            whether a text of the row is longer than the encoder takes and was cut.
+            whether a text of the row was longer than the encoder's limit and was cut.
 
         Raises:
-            ValueError: the columns are missing, a row is neither a sentence nor a pair (its number is named), or
+            ValueError: columns are missing, a row is neither a sentence nor a pair (the message names its number), or
                 ``batch_size`` is below 1.
         """
         texts, first, second = _rows(inputs)
@@ -70,26 +70,26 @@ class Predictor:
 
 
 def _rows(inputs: pd.DataFrame) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]:
-    """All texts, and of each row the places of its first and second one; -1 where it is a sentence alone."""
+    """All texts, and for each row the positions of its first and second text; -1 where it has no second one."""
     columns = [name for name in (_SINGLE, *_PAIR) if name in inputs.columns]
     if _SINGLE not in columns and columns != list(_PAIR):
         raise ValueError(
             f"the input needs a column 'sentence', or 'sentence1' and 'sentence2', got {list(inputs.columns)}"
         )
     texts: list[str] = []
-    places = np.full((2, len(inputs)), -1, np.int64)
+    positions = np.full((2, len(inputs)), -1, np.int64)
     for row, values in enumerate(zip(*(inputs[name].tolist() for name in columns))):
         given = {name: value for name, value in zip(columns, values) if not _missing(value)}
         if set(given) not in ({_SINGLE}, set(_PAIR)):
             raise ValueError(
                 f"row {row} of the input is neither a sentence nor a pair: it has {list(given) or 'no text'}"
             )
-        for place, (name, text) in enumerate(given.items()):
+        for side, (name, text) in enumerate(given.items()):
             if not isinstance(text, str):
                 raise ValueError(f"column {name} holds texts, got {text!r} in row {row} of the input")
-            places[place, row] = len(texts)
+            positions[side, row] = len(texts)
             texts.append(text)
-    return texts, places[0], places[1]
+    return texts, positions[0], positions[1]
 
 
 def _missing(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What the registry stores of a trained encoder: weights, tokenizer and the standalone predictor."""
+"""The registered model: weights, tokenizer and the standalone predictor."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _EXAMPLE = {
     "sentence1": np.array([None, "A man is playing a flute."], dtype=object),
     "sentence2": np.array([None, "A man is surfing."], dtype=object),
 }
-"""A sentence, and a pair: with gaps, so that no column is required."""
+"""One sentence and one pair. The gaps make every column optional in the model's signature."""
 
 
 def servable(encoder: TextEncoder, tokenizer: Tokenizer, dataset: str) -> Servable:
-    """The encoder; its tokenizer goes among the weights as the bytes of its ``tokenizer.json``."""
+    """The encoder with its tokenizer, which is stored among the weights as the bytes of its ``tokenizer.json``."""
     weights = {f"model.{name}": value for name, value in encoder.model.state_dict().items()}
     weights["tokenizer"] = torch.frombuffer(bytearray(tokenizer.definition.encode()), dtype=torch.uint8)
     return Servable(

@@ -1,4 +1,4 @@
-"""The bi-encoder workload: one encoder reads both sentences of a pair, and the cosine of their vectors is the score."""
+"""The bi-encoder workload: one encoder embeds both sentences of a pair, and their cosine is the score."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workloads import gradient_cache
 from workloads.bi_encoder.batches import Batch, batches
 from workloads.bi_encoder.dataset import Part, prepare, training_texts
 from workloads.bi_encoder.evaluation import evaluation
-from workloads.bi_encoder.loss_calls import Scored, batch_loss
+from workloads.bi_encoder.loss_calls import EmbeddedBatch, batch_loss
 from workloads.bi_encoder.params import Params as BiEncoderParams
 from workloads.bi_encoder.serving import servable
 from workloads.checks import check_batch, check_split
@@ -30,25 +30,25 @@ from workloads.seeding import derive, seeded
 
 
 class BiEncoder:
-    """Learn sentence vectors whose cosine is the similarity of two sentences.
+    """Learns sentence vectors whose cosine is the similarity of two sentences.
 
-    bf16 applies to the encoder's matrix products, in evaluation as well; pooling, cosines, losses, parameters and
-    metrics are float32. With dropout a run on several workers, or in micro-batches, drops other units than one that is
-    not divided; all else is the same.
+    bf16 applies to the encoder's matrix products, also in evaluation; pooling, cosines, losses, parameters and metrics
+    are float32. The result does not depend on the number of workers or micro-batches, except for the dropout masks.
     """
 
     Params: ClassVar[type[BiEncoderParams]] = BiEncoderParams
     objective: Objective = Objective("spearman", "max")
 
     def __init__(self, params: BiEncoderParams, runtime: Runtime) -> None:
-        """Build on ``runtime.device``; from the second time in a process on the data is tokenised already.
+        """Build on ``runtime.device``. The tokenised data is cached in the process.
 
         Raises:
-            ValueError: the batch does not divide over the workers, or no pair can be an anchor of the loss.
-            workloads.data.DataError: dataset or encoder are unknown, missing or damaged.
+            ValueError: the batch size is not divisible by the number of workers, or no pair can be an anchor.
+            workloads.data.DataError: the dataset or encoder is unknown, missing or damaged.
         """
         check_batch(params.batch_size, runtime)
-        self.params, self.runtime = params, runtime
+        self.params = params
+        self.runtime = runtime
         pairs = load_pairs(params.dataset, runtime.data, params.split, seed=params.split_seed)
         texts = training_texts(pairs, runtime.holdout)
         self.tokenizer, encoder = load_encoder(
@@ -68,12 +68,12 @@ class BiEncoder:
 
     @property
     def pretrained(self) -> bool:
-        """Whether the encoder is: the cosine of its vectors has no weights of its own."""
+        """Whether the encoder is pretrained, so that epoch 0 is worth evaluating. The cosine has no weights."""
         return self.params.encoder != TINY
 
     @property
     def lr(self) -> float:
-        """The highest learning rate of the run."""
+        """The peak learning rate of the run."""
         assert self.params.lr is not None
         return self.params.lr
 
@@ -81,7 +81,7 @@ class BiEncoder:
         """One pass, or ``runtime.steps_per_epoch`` steps of one.
 
         Returns:
-            The mean ``loss`` of a step, its ``gradient_norm`` before clipping, and ``truncated``, the share of the
+            The mean ``loss`` and ``gradient_norm`` (before clipping) of a step, and ``truncated``: the share of the
             training sentences that are longer than ``max_length`` and were cut.
         """
         params, runtime, train = self.params, self.runtime, self.data.train
@@ -89,30 +89,30 @@ class BiEncoder:
         planned = runtime.epochs * steps
         total, norm = torch.zeros(2, dtype=torch.float64, device=runtime.device)
         self.encoder.train()
-        with seeded(runtime.seed, runtime.device):  # and again for each of its parts
+        with seeded(runtime.seed, runtime.device):  # _embed seeds again for each micro-batch
             drawn = batches(len(train), params.batch_size, runtime, epoch)
             for step, batch in enumerate(drawn, (epoch - 1) * steps):
                 total += self._backward(batch, step)
                 norm += torch.nn.utils.clip_grad_norm_(self.encoder.parameters(), params.clip)
                 take_step(self.optimizer, self.lr * warmup_linear(step, planned, round(params.warmup * planned)))
-        # What a rank adds up is its share, scaled to the whole for DistributedDataParallel, which averages.
+        # Each rank's loss is its share times the world size, because DistributedDataParallel averages gradients.
         loss, gradient_norm = (reduce_sum(torch.stack([total, norm])) / (steps * runtime.world_size)).tolist()
         return {"loss": loss, "gradient_norm": gradient_norm, "truncated": float(train.tokens.cut.mean())}
 
     def _backward(self, batch: Batch, step: int) -> torch.Tensor:
-        """Gradients of a global batch; its loss, whose mean over the ranks is that of the batch."""
+        """Compute the gradients of a global batch. Returns a loss whose mean over the ranks is the batch's loss."""
         rows = batch.rows[batch.own]
         micro = [part for part in np.array_split(rows, self.runtime.accumulate) if len(part)] or [rows]
         parts = [partial(self._embed, part, step, number) for number, part in enumerate(micro)]
 
         def loss_of(vectors: torch.Tensor) -> torch.Tensor:
-            share = batch_loss(Scored(vectors, batch, self.data.train), self.params.loss, self.params.of_loss())
+            share = batch_loss(EmbeddedBatch(vectors, batch, self.data.train), self.params.loss, self.params.of_loss())
             return share * self.runtime.world_size
 
         return gradient_cache.backward(parts, loss_of, self.replica)
 
     def _embed(self, rows: NDArray[np.int64], step: int, number: int) -> torch.Tensor:
-        """Vectors of both sentences of some training pairs, in one pass, (b, 2, d); the same at every call."""
+        """Vectors of both sentences of some training pairs in one pass, (b, 2, d). Deterministic, dropout included."""
         torch.manual_seed(derive(self.runtime.seed, f"dropout {number}", step + 1, self.runtime.rank))
         train = self.data.train
         vectors: torch.Tensor = self.replica(pack(train.tokens.take(train.pairs[rows].ravel()), self.runtime.device))
@@ -120,30 +120,31 @@ class BiEncoder:
 
     @torch.no_grad()
     def evaluate(self, split: Split) -> Evaluation:
-        """Correlate cosines with scores; each different sentence is read once, shared out over the ranks.
+        """Correlate cosines with scores. Each distinct sentence is encoded once; the ranks share the work.
 
         ``truncated`` is the share of the part's sentences that are longer than ``max_length`` and were cut.
 
         Raises:
-            ValueError: the validation split of a refit, which has been trained on.
+            ValueError: the validation split of a refit, which is part of its training data.
         """
         check_split(split, self.runtime)
         part = self.data.test if split == "test" else self.data.validation
-        vectors, device = self._vectors(part), self.runtime.device
+        device = self.runtime.device
+        vectors = self._vectors(part)
         first, second = torch.from_numpy(part.pairs).to(device).unbind(1)
         cosines = cosine(vectors.index_select(0, first), vectors.index_select(0, second))
-        found = evaluation(cosines, torch.from_numpy(part.grades).to(device), self.runtime.rank)
-        return Evaluation({**found.metrics, "truncated": float(part.tokens.cut.mean())}, found.units)
+        result = evaluation(cosines, torch.from_numpy(part.grades).to(device), self.runtime.rank)
+        return Evaluation({**result.metrics, "truncated": float(part.tokens.cut.mean())}, result.units)
 
     def _vectors(self, part: Part) -> torch.Tensor:
-        """Of each of the part's m texts, (m, d). A collective."""
+        """Vectors of the part's m texts, (m, d). A collective operation."""
         own = np.arange(len(part.tokens))[self.runtime.rank :: self.runtime.world_size]
         vectors = torch.zeros(len(part.tokens), self.encoder.dim, device=self.runtime.device)
         vectors[torch.from_numpy(own).to(self.runtime.device)] = encode(self.encoder, part.tokens.take(own))
         return reduce_sum(vectors)
 
     def state_dict(self) -> State:
-        """Weights, optimiser and tokenizer, not copied. No stream position: it follows from the epoch."""
+        """Weights, optimiser and tokenizer, not copied. The data position follows from the epoch and is not stored."""
         return {
             "encoder": self.encoder.state_dict(),
             "optimizer": optimizer_state(self.optimizer, self.encoder),
@@ -151,10 +152,10 @@ class BiEncoder:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Copy a state. Learning rate and weight decay stay those of the parameters.
+        """Load a state. Learning rate and weight decay come from the parameters, not the state.
 
         Raises:
-            ValueError: the state belongs to another encoder, or to one with another vocabulary.
+            ValueError: the state is of another encoder or vocabulary.
         """
         if state.get("tokenizer") != self.tokenizer.definition:
             raise ValueError(
@@ -168,13 +169,13 @@ class BiEncoder:
         load_optimizer_state(self.optimizer, self.encoder, state["optimizer"])
 
     def servable(self) -> Servable:
-        """The encoder with its tokenizer: vectors of sentences, or the similarity of pairs."""
+        """The encoder with its tokenizer: embeds sentences or compares pairs."""
         return servable(self.encoder, self.tokenizer, self.params.dataset)
 
 
 def _check_anchors(params: BiEncoderParams, train: Part) -> None:
     if params.positive_from is not None and not (train.grades >= params.positive_from).any():
         raise ValueError(
-            f"loss={params.loss} has nothing to learn from: no training pair has a score of positive_from="
-            f"{params.positive_from:g} or more, the highest is {train.grades.max():g}"
+            f"loss={params.loss} has no training examples: no training pair has a score of positive_from="
+            f"{params.positive_from:g} or more; the highest is {train.grades.max():g}"
         )

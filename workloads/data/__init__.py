@@ -12,8 +12,8 @@ from workloads.data.datasets import (
     dataset,
     fetch,
     fingerprint,
-    left_out,
     occupations,
+    skipped_images_warning,
     verify,
 )
 from workloads.data.errors import CacheUnwritable, DataError, DataUnreachable
@@ -39,8 +39,8 @@ __all__ = [
     "default_data_root",
     "fetch",
     "fingerprint",
-    "left_out",
     "load_interactions",
     "occupations",
+    "skipped_images_warning",
     "verify",
 ]

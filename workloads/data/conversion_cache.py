@@ -18,7 +18,7 @@ from workloads.data.errors import CacheUnwritable, DataError
 T = TypeVar("T")
 
 
-def intact(name: str, root: Path, kind: str, called: str = "") -> str:
+def checked_fingerprint(name: str, root: Path, kind: str, called: str = "") -> str:
     """The fingerprint of a dataset that is of this kind, present and intact; ``called`` is what a user calls the kind.
 
     Raises:
@@ -31,14 +31,14 @@ def intact(name: str, root: Path, kind: str, called: str = "") -> str:
     return fingerprint(name, root)
 
 
-def place(folder: str, name: str, fingerprint: str, ending: str) -> Path:
+def cache_path(folder: str, name: str, fingerprint: str, ending: str) -> Path:
     """Where in the cache what is made of a dataset is kept: it is known by its name, and told apart by its content."""
     short = re.sub(r"[^\w.-]", "-", Path(name).name)
     return cache_dir() / folder / f"{short}-{fingerprint[:32]}-{ending}"
 
 
 @lru_cache(maxsize=8)
-def converted(
+def load_or_convert(
     name: str, root: Path, path: Path, mapped: Callable[[Path], Any], write: Callable[[Path, Any], None]
 ) -> Any:
     """A dataset in the form that ``write`` gives it at ``path``; ``mapped`` is None where that is missing or damaged.
@@ -46,15 +46,15 @@ def converted(
     A process keeps the last ones that it asked for.
 
     Raises:
-        DataError: as :func:`~workloads.data.datasets.read` and :func:`made_once`.
+        DataError: as :func:`~workloads.data.datasets.read` and :func:`build_once`.
         CacheUnwritable: the cache cannot be written.
     """
     if not dataset(name).files:  # generating is as quick as mapping
         return read(name, root)
-    return made_once(path, mapped, lambda: write(path, read(name, root)))
+    return build_once(path, mapped, lambda: write(path, read(name, root)))
 
 
-def made_once(path: Path, kept: Callable[[Path], T | None], make: Callable[[], None]) -> T:
+def build_once(path: Path, kept: Callable[[Path], T | None], make: Callable[[], None]) -> T:
     """What is kept at ``path``, a file or a folder; where ``kept`` gives None it is missing or damaged, and made.
 
     Raises:
@@ -70,7 +70,7 @@ def made_once(path: Path, kept: Callable[[Path], T | None], make: Callable[[], N
     return found
 
 
-def arrays_made_once(folder: str, identity: str, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+def cached_arrays(folder: str, identity: str, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
     """Arrays by name, kept in a folder of the cache under what they are made of.
 
     Raises:
@@ -92,7 +92,7 @@ def arrays_made_once(folder: str, identity: str, make: Callable[[], Mapping[str,
         with replacing(path) as file:
             np.savez(file, **arrays)
 
-    return made_once(path, kept, write)
+    return build_once(path, kept, write)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 
 from workloads.data.digests import digest, sha256
 from workloads.data.errors import DataError
-from workloads.data.files import held
+from workloads.data.files import plain_or_gz
 from workloads.data.images.archives import CIFAR_10, CIFAR_100, STL_10, TINY_IMAGENET
 from workloads.data.images.kind import IMAGES, skipped_warning
 from workloads.data.images.synthetic import SYNTHETIC_IMAGES
@@ -155,7 +155,7 @@ def counts(name: str, root: Path) -> Mapping[str, int]:
     return KINDS[dataset(name).kind].counts(name, root)
 
 
-def left_out(params: Mapping[str, Any], root: Path) -> str | None:
+def skipped_images_warning(params: Mapping[str, Any], root: Path) -> str | None:
     """A sentence about the examples of a run's dataset that are left out; None without one."""
     name = params.get("dataset")
     return None if name is None else skipped_warning(dataset(name), params, root)
@@ -189,9 +189,9 @@ def fetch(name: str, root: Path) -> list[Path]:
     damaged = [source for source in (*known.files, *known.extras) if _damage(known, source, root, sha256) is not None]
     for source in damaged:
         if not source.url:
-            file = known.place(root) / source.path
+            file = known.folder_in(root) / source.path
             raise DataError("the file has no public address", file=file, fix=_advice(known, root))
-    return [download(source, known.place(root)) for source in damaged]
+    return [download(source, known.folder_in(root)) for source in damaged]
 
 
 def fingerprint(name: str, root: Path) -> str:
@@ -203,7 +203,7 @@ def fingerprint(name: str, root: Path) -> str:
     known = dataset(name)
     identity = [known.name, known.version]
     for source in known.files:
-        path = held(known.place(root) / source.path)
+        path = plain_or_gz(known.folder_in(root) / source.path)
         try:
             identity.append(f"{source.path} {digest(path)}")
         except OSError as error:
@@ -219,11 +219,11 @@ def read(name: str, root: Path) -> Any:
     """
     known = dataset(name)
     try:
-        return known.reader(known.place(root))
+        return known.reader(known.folder_in(root))
     except DataError as fault:
         raise (fault.advise(_advice(known, root)) if known.files else fault) from None
     except OSError as error:
-        raise _unreadable(known, Path(error.filename or known.place(root)), root, error) from error
+        raise _unreadable(known, Path(error.filename or known.folder_in(root)), root, error) from error
 
 
 def occupations(name: str, root: Path) -> Any:
@@ -242,7 +242,7 @@ def occupations(name: str, root: Path) -> Any:
     for source in known.extras:
         if (damage := _damage(known, source, root, digest)) is not None:
             raise damage
-    return known.occupations(known.place(root))
+    return known.occupations(known.folder_in(root))
 
 
 def install(known: Dataset) -> str:
@@ -276,7 +276,7 @@ def _problems(known: Dataset, root: Path, digest_of: Callable[[Path], str]) -> I
 
 def _damage(known: Dataset, source: SourceFile, root: Path, digest_of: Callable[[Path], str]) -> DataError | None:
     """What is wrong with one file by its size and checksum."""
-    path = held(known.place(root) / source.path)
+    path = plain_or_gz(known.folder_in(root) / source.path)
     try:
         size = path.stat().st_size
         if path.is_dir() and not source.folder:
@@ -298,7 +298,7 @@ def _damage(known: Dataset, source: SourceFile, root: Path, digest_of: Callable[
 
 def _parse_fault(known: Dataset, root: Path) -> DataError | None:
     """Where the reader stumbles, if all files are there and it does."""
-    if all(held(known.place(root) / source.path).is_file() for source in known.files):
+    if all(plain_or_gz(known.folder_in(root) / source.path).is_file() for source in known.files):
         try:
             read(known.name, root)
         except DataError as fault:

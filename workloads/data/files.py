@@ -13,7 +13,7 @@ from pathlib import Path
 from workloads.data.errors import DataError
 
 
-def held(path: Path) -> Path:
+def plain_or_gz(path: Path) -> Path:
     """The file, or ``<path>.gz`` where only that one is there."""
     compressed = path.with_name(f"{path.name}.gz")
     return compressed if not path.exists() and compressed.exists() else path

@@ -64,7 +64,7 @@ class Dataset:
     needs: tuple[str, ...] = ()
     clean_from: float | None = None
 
-    def place(self, root: Path) -> Path:
+    def folder_in(self, root: Path) -> Path:
         """The folder of its files."""
         return root / (self.folder or self.name)
 

@@ -74,20 +74,20 @@ def pack(tokens: Tokens, device: torch.device) -> Packed:
     size = len(ordered.ids)
     inputs = np.zeros((3, 1, size + -size % _MULTIPLE), np.int64)
     inputs[:, 0, :size] = ordered.ids, ordered.types, positions
-    ids, types, places = sent(torch.from_numpy(inputs), device)
+    ids, types, places = to_device(torch.from_numpy(inputs), device)
     bounds = _bounds(lengths, slack)
     return Packed(
         ids=ids,
         types=types,
         positions=places,
-        offsets=sent(torch.from_numpy(ordered.offsets), device),
-        order=sent(torch.from_numpy(order), device),
+        offsets=to_device(torch.from_numpy(ordered.offsets), device),
+        order=to_device(torch.from_numpy(order), device),
         groups=tuple(_group(ordered.offsets, start, stop, device) for start, stop in bounds),
         size=size,
     )
 
 
-def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A tensor of the host on the device, without waiting for it."""
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
@@ -117,7 +117,7 @@ def _group(offsets: NDArray[np.int64], start: int, stop: int, device: torch.devi
     places[real] = np.arange(lengths.sum())
     flat = torch.from_numpy(np.flatnonzero(real))
     mask = torch.from_numpy(real).view(count, 1, 1, longest)
-    return Group(tokens, shape, *(sent(part, device) for part in (torch.from_numpy(places.ravel()), flat, mask)))
+    return Group(tokens, shape, *(to_device(part, device) for part in (torch.from_numpy(places.ravel()), flat, mask)))
 
 
 def attend(

@@ -1,4 +1,4 @@
-"""Clusters of documents by their words, which stand for topics where a collection names none."""
+"""Clusters of documents by their words. They serve as topics of a collection that names none."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ _WORD = re.compile(r"[^\W_]{3,}")
 
 
 def clusters(texts: Sequence[str], count: int, seed: int) -> NDArray[np.int16]:
-    """Spherical k-means of TF-IDF vectors (Dhillon and Modha, 2001), over the 2,000 most frequent words that are in at
-    most a fifth of the documents.
+    """Spherical k-means of TF-IDF vectors (Dhillon and Modha, 2001).
+
+    The vectors are over the 2,000 most frequent words that occur in at most a fifth of the documents.
 
     Args:
-        texts: of the documents.
-        count: of clusters, at most the number of documents.
-        seed: of the documents that the centres begin with.
+        texts: the documents.
+        count: number of clusters, at most the number of documents.
+        seed: seed of the initial centres.
 
     Returns:
         Each document's cluster, (n,). A document without any of the words is in cluster 0.
     """
     words = [Counter(_WORD.findall(text.lower())) for text in texts]
     frequency: Counter[str] = Counter()
-    for found in words:
-        frequency.update(found.keys())
-    telling = [word for word in frequency if frequency[word] <= max(1, len(texts) / 5)]
-    kept = sorted(telling, key=lambda word: (-frequency[word], word))[:_WORDS]
-    number = {word: place for place, word in enumerate(kept)}
-    weight = np.log(len(texts) / np.array([frequency[word] for word in kept], np.float64))
+    for counts in words:
+        frequency.update(counts.keys())
+    rare = [word for word in frequency if frequency[word] <= max(1, len(texts) / 5)]
+    vocabulary = sorted(rare, key=lambda word: (-frequency[word], word))[:_WORDS]
+    column = {word: number for number, word in enumerate(vocabulary)}
+    weight = np.log(len(texts) / np.array([frequency[word] for word in vocabulary], np.float64))
 
     def vectors(rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        block = np.zeros((len(rows), len(kept)), np.float32)
-        for place, row in enumerate(rows.tolist()):
+        block = np.zeros((len(rows), len(vocabulary)), np.float32)
+        for block_row, row in enumerate(rows.tolist()):
             for word, times in words[row].items():
-                if word in number:
-                    block[place, number[word]] = (1 + np.log(times)) * weight[number[word]]
+                if word in column:
+                    block[block_row, column[word]] = (1 + np.log(times)) * weight[column[word]]
         return _unit(block)
 
     bits = np.random.Generator(np.random.PCG64(seed))
@@ -59,7 +60,7 @@ def clusters(texts: Sequence[str], count: int, seed: int) -> NDArray[np.int16]:
 
 
 def _begin(sample: NDArray[np.float32], count: int, bits: np.random.Generator) -> NDArray[np.float32]:
-    """Centres far from each other: each is drawn by its distance to those before (k-means++)."""
+    """Initial centres by k-means++: each is drawn with probability proportional to its distance from those before."""
     chosen = [int(bits.integers(len(sample)))]
     for _ in range(count - 1):
         distance = np.clip(1 - (sample @ sample[chosen].T).max(1), 1e-9, None).astype(np.float64)

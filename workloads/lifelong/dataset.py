@@ -1,4 +1,4 @@
-"""A collection as a stream of sessions with all that BM25 says of it, shared by the trials of a process."""
+"""A collection as a stream of sessions, with BM25's candidates and rankings, cached per process."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from workloads.lifelong.params import Params
 from workloads.lifelong.sessions import Sessions, Stream, load_sessions, query_topics
 
 DEPTH = 100
-"""Documents of a ranking that are kept and measured."""
+"""Length of the rankings that are stored and evaluated."""
 
-_KEPT = 4  # streams a process keeps
+_CACHED = 4  # streams that a process keeps
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
-    """A stream, its queries and BM25's candidates.
+class LifelongData:
+    """A stream of sessions, its queries and BM25's candidates.
 
-    ``train`` (n,): the training queries with a relevant document in session 0, which are the labelled ones;
-    ``positives``, the relevant documents of each there, highest grade first. ``candidates``, for each session,
-    (n, C) int64: the session's documents that BM25 finds for a training query, -1 past the end; of session 0 without
-    the positives, while of later ones no one knows them. With ``cumulative`` those of all sessions so far. ``bm25``,
-    for each session, (Q, DEPTH) int64: BM25's ranking of all documents so far.
+    ``train`` (n,): the labelled queries, that is, training queries with a relevant document in session 0.
+    ``positives``: the relevant documents of each in session 0, highest grade first. ``candidates``, for each session,
+    (n, C) int64: BM25's candidates among the session's documents for each labelled query, padded with -1; with full
+    retraining, among the documents of all sessions so far. The positives are removed from the candidates of session 0;
+    later sessions have no labels. ``bm25``, for each session, (Q, DEPTH) int64: BM25's ranking of all documents so far.
     """
 
     data: Retrieval
@@ -43,26 +43,26 @@ class Prepared:
 
     @cached_property
     def topic(self) -> NDArray[np.int16]:
-        """Of each query, (Q,)."""
+        """The topic of each query, (Q,)."""
         return query_topics(self.data, self.sessions.topic)
 
     @property
     def first(self) -> NDArray[np.int64]:
-        """One positive of each training query: the one that the selection measures others by, (n,)."""
+        """The first positive of each labelled query, which the selection of negatives compares with, (n,)."""
         return np.array([docs[0] for docs in self.positives], np.int64)
 
     def vocabulary(self) -> list[str]:
-        """The texts that an encoder from scratch takes its words from: session 0 and the training queries."""
+        """The texts whose words make the vocabulary of an encoder from scratch: session 0 and the labelled queries."""
         docs: list[str] = self.data.docs.take(self.sessions.arriving(0)).to_pylist()
         queries: list[str] = self.data.queries.take(self.train).to_pylist()
         return docs + queries
 
 
-def prepared(params: Params, root: Path, holdout: bool) -> Prepared:
-    """The stream that the parameters describe; from the second call of a process on, in a millisecond.
+def prepare(params: Params, root: Path, holdout: bool) -> LifelongData:
+    """Prepare the stream that the parameters describe. The result is cached in the process.
 
     Raises:
-        ValueError: a session without documents, too few queries, or none with a positive in session 0.
+        ValueError: a session has no documents, there are too few queries, or none has a positive in session 0.
         workloads.data.DataError: the dataset is unknown, missing or damaged, or bm25s is not installed.
     """
     stream = Stream(
@@ -70,11 +70,11 @@ def prepared(params: Params, root: Path, holdout: bool) -> Prepared:
     )
     data = load_retrieval(params.dataset, root, params.dataset_unknown)
     parts = (params.split_validation, params.split_test, holdout)
-    return _prepared(params.dataset, root, data, stream, *parts, params.candidates, params.update == "retrain")
+    return _prepare(params.dataset, root, data, stream, *parts, params.candidates, params.update == "retrain")
 
 
-@lru_cache(maxsize=_KEPT)
-def _prepared(
+@lru_cache(maxsize=_CACHED)
+def _prepare(
     dataset: str,
     root: Path,
     data: Retrieval,
@@ -84,7 +84,7 @@ def _prepared(
     holdout: bool,
     depth: int,
     cumulative: bool,
-) -> Prepared:
+) -> LifelongData:
     sessions = load_sessions(dataset, root, data, stream)
     queries = split_queries(data, seed=stream.seed, validation=validation, test=test, holdout=holdout)
     positives = {int(query): _relevant(data, sessions, int(query)) for query in queries.train}
@@ -94,23 +94,24 @@ def _prepared(
             f"none of the {len(queries.train)} training queries has a relevant document in session 0. "
             f"Raise split_first={stream.first:g}"
         )
-    known = tuple(positives[query] for query in train.tolist())
-    asked: list[str] = data.queries.take(train).to_pylist()
-    every: list[str] = data.queries.to_pylist()
-    candidates, ranked = [], []
+    labels = tuple(positives[query] for query in train.tolist())
+    train_queries: list[str] = data.queries.take(train).to_pylist()
+    all_queries: list[str] = data.queries.to_pylist()
+    candidates = []
+    rankings = []
     for session in range(len(sessions)):
         so_far = sessions.until(session)
-        ranked.append(_found(data, so_far, every, DEPTH))
+        rankings.append(_bm25(data, so_far, all_queries, DEPTH))
         docs = so_far if cumulative else sessions.arriving(session)
-        most = max(map(len, known)) if session == 0 or cumulative else 0
-        found = _found(data, docs, asked, depth + most)
-        candidates.append(_without(found, known, depth) if most else found)
-    return Prepared(data, sessions, queries, train, known, tuple(candidates), tuple(ranked))
+        most = max(map(len, labels)) if session == 0 or cumulative else 0
+        hits = _bm25(data, docs, train_queries, depth + most)
+        candidates.append(_without(hits, labels, depth) if most else hits)
+    return LifelongData(data, sessions, queries, train, labels, tuple(candidates), tuple(rankings))
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=_CACHED)
 def tokens(data: Retrieval, tokenizer: Tokenizer) -> Tokens:
-    """All documents, then all queries, tokenised once a process for each tokenizer."""
+    """Tokenise all documents, then all queries. Cached per process and tokenizer."""
     return tokenizer(data.docs.to_pylist() + data.queries.to_pylist())
 
 
@@ -122,18 +123,18 @@ def _relevant(data: Retrieval, sessions: Sessions, query: int) -> NDArray[np.int
     return docs
 
 
-def _found(data: Retrieval, docs: NDArray[np.int64], queries: list[str], depth: int) -> NDArray[np.int64]:
-    """BM25's best of some documents for each query, by number; -1 past the end."""
-    found = search(data.docs.take(docs).to_pylist(), queries, depth).docs
-    numbers: NDArray[np.int64] = docs[found]
-    numbers[found < 0] = -1
-    return numbers
+def _bm25(data: Retrieval, docs: NDArray[np.int64], queries: list[str], depth: int) -> NDArray[np.int64]:
+    """BM25's ranking of ``docs`` for each query, as document indices, padded with -1."""
+    rows = search(data.docs.take(docs).to_pylist(), queries, depth).docs
+    ranked: NDArray[np.int64] = docs[rows]
+    ranked[rows < 0] = -1
+    return ranked
 
 
-def _without(found: NDArray[np.int64], known: tuple[NDArray[np.int64], ...], depth: int) -> NDArray[np.int64]:
-    """The candidates that are not known to be relevant, moved together, the first ``depth``."""
-    kept = np.full((len(found), depth), -1, np.int64)
-    for row, (docs, relevant) in enumerate(zip(found, known)):
+def _without(hits: NDArray[np.int64], labels: tuple[NDArray[np.int64], ...], depth: int) -> NDArray[np.int64]:
+    """The first ``depth`` hits of each query that are not labelled relevant, padded with -1."""
+    remaining = np.full((len(hits), depth), -1, np.int64)
+    for row, (docs, relevant) in enumerate(zip(hits, labels)):
         others = docs[(docs >= 0) & ~np.isin(docs, relevant)][:depth]
-        kept[row, : len(others)] = others
-    return kept
+        remaining[row, : len(others)] = others
+    return remaining

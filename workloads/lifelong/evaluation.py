@@ -1,8 +1,7 @@
-"""What rankings of every session are worth: Success@5, Recall@100, MRR@10, averaged, forgotten and carried over.
+"""Metrics of the rankings of every session: Success@5, Recall@100, MRR@10, forgetting and forward transfer.
 
-A model's rankings of the documents that were indexed at the end of its session are kept, so that a measurement reads
-nothing but them and the judgements. A query counts in a session where one of its relevant documents is indexed by
-then, and only those are relevant in it.
+At the end of each session the model ranks the documents indexed so far. Metrics are computed from these stored rankings
+and the judgements. In a session only indexed documents are relevant, and a query counts if it has one.
 """
 
 from __future__ import annotations
@@ -15,34 +14,38 @@ import torch
 from numpy.typing import NDArray
 
 from workloads.contract import Columns, Evaluation
-from workloads.lifelong.dataset import DEPTH, Prepared
+from workloads.lifelong.dataset import DEPTH, LifelongData
 from workloads.metrics.retrieval import per_query
 
 MEASURES = ("success_at_5", "recall_at_100", "mrr_at_10")
 _TRANSFER = "mrr_at_10"
-"""R[t, s] of forgetting and forward transfer."""
+"""The measure R[t, s] of forgetting and forward transfer."""
 
 _KS = (5, 10, 100)
 
 Values = Mapping[str, NDArray[np.float64]]
-"""A measure of each query; NaN where it does not count."""
+"""Each measure's value per query; NaN where the query does not count."""
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a session cost: documents that were ``embedded`` for the index and ``read`` to choose negatives from, and
-    the ``seconds`` of the former."""
+class SessionCost:
+    """Cost of a session.
+
+    ``embedded``: documents embedded for the index. ``read``: documents embedded to choose negatives. ``seconds``: time
+    of the former.
+    """
 
     embedded: int
     read: int
     seconds: float = 0.0
 
 
-class Judge:
-    """The queries of a split, and what rankings of theirs are worth."""
+class SessionEvaluator:
+    """Computes the metrics of the queries of a split."""
 
-    def __init__(self, data: Prepared, queries: NDArray[np.int64]) -> None:
-        self.data, self.queries = data, queries
+    def __init__(self, data: LifelongData, queries: NDArray[np.int64]) -> None:
+        self.data = data
+        self.queries = queries
         rows = data.data.judgements.astype(np.int64)
         self._relevant = rows[(rows[:, 2] > 0) & np.isin(rows[:, 0], queries)]
         self._bm25 = [self.values(session, ranked) for session, ranked in enumerate(data.bm25)]
@@ -51,32 +54,35 @@ class Judge:
         """Each measure of each query of the split.
 
         Args:
-            session: by whose end the documents were indexed.
-            ranked: (Q, DEPTH) numbers of documents, best first, -1 past the end; of all queries of the collection.
+            session: the session at whose end the documents were ranked.
+            ranked: indices of documents, best first, padded with -1, for all queries of the collection (Q, DEPTH).
         """
-        there = self.data.sessions.session
-        relevant = self._relevant[(there[self._relevant[:, 1]] >= 0) & (there[self._relevant[:, 1]] <= session)]
-        codes = np.sort(relevant[:, 0] * len(there) + relevant[:, 1])
+        arrival = self.data.sessions.session
+        relevant = self._relevant[(arrival[self._relevant[:, 1]] >= 0) & (arrival[self._relevant[:, 1]] <= session)]
+        relevant_codes = np.sort(relevant[:, 0] * len(arrival) + relevant[:, 1])
         docs = ranked[self.queries]
-        asked = self.queries[:, None] * len(there) + docs
-        hits = (docs >= 0) & np.isin(asked, codes)
+        ranked_codes = self.queries[:, None] * len(arrival) + docs
+        hits = (docs >= 0) & np.isin(ranked_codes, relevant_codes)
         counts = np.bincount(relevant[:, 0], minlength=len(self.data.data.queries))[self.queries]
         judged = np.arange(max(1, counts.max(initial=0))) < counts[:, None]
         scores = np.where(docs >= 0, -np.arange(DEPTH, dtype=np.float32), -np.inf).astype(np.float32)
         ranks, grades, all_grades = (torch.from_numpy(side.astype(np.float32)) for side in (scores, hits, judged))
-        found = per_query(ranks, grades, all_grades, _KS)
-        return {name: np.where(counts > 0, found[name].numpy().astype(np.float64), np.nan) for name in MEASURES}
+        measures = per_query(ranks, grades, all_grades, _KS)
+        return {name: np.where(counts > 0, measures[name].numpy().astype(np.float64), np.nan) for name in MEASURES}
 
-    def evaluation(self, rankings: Sequence[NDArray[np.int64]], work: Sequence[Work], units: bool) -> Evaluation:
-        """All there is to say after ``len(rankings)`` sessions.
+    def evaluation(
+        self, rankings: Sequence[NDArray[np.int64]], costs: Sequence[SessionCost], units: bool
+    ) -> Evaluation:
+        """The metrics after ``len(rankings)`` sessions.
 
-        Each measure is that of the last session; ``average_...`` is the mean over all sessions of the run, those to
-        come counting 0, so that it grows to its value at the end. ``forgetting``: how far a topic's MRR@10 has fallen
-        from its best, the mean over topics. ``forward_transfer``: MRR@10 on the topic of a session before it begins,
-        less BM25's. ``bm25_...``: BM25's. The units' averages have the metric as their mean.
+        Each measure is reported for the last session. ``average_...`` is the mean over all sessions of the run, where
+        sessions to come count as 0. ``forgetting``: by how much a topic's MRR@10 has fallen from its best, averaged
+        over topics. ``forward_transfer``: MRR@10 on the topic of a session before the session begins, minus BM25's.
+        ``bm25_...``: the same for BM25. The units of an average have the metric as their mean.
         """
         values = [self.values(session, ranked) for session, ranked in enumerate(rankings)]
-        total, topics = len(self.data.sessions), self.data.topic[self.queries]
+        total = len(self.data.sessions)
+        topics = self.data.topic[self.queries]
         metrics = {name: _mean(values[-1][name]) if values else 0.0 for name in MEASURES}
         columns: dict[str, NDArray[np.float64]] = {}
         for prefix, side in (("", values), ("bm25_", self._bm25[: len(values)])):
@@ -84,22 +90,23 @@ class Judge:
                 columns[f"{prefix}average_{name}"] = _averaged([one[name] for one in side], len(self.queries), total)
         metrics |= {name: float(column.mean()) for name, column in columns.items()}
         count = int(self.data.sessions.topic.max()) + 1
-        ours, theirs = _by_topic(values, topics, count), _by_topic(self._bm25, topics, count)
-        metrics["forgetting"] = forgetting(ours)
-        metrics["forward_transfer"] = forward_transfer(ours, theirs, self.data.sessions.main)
-        metrics["documents_embedded"] = float(sum(one.embedded for one in work))
+        own = _by_topic(values, topics, count)
+        bm25 = _by_topic(self._bm25, topics, count)
+        metrics["forgetting"] = forgetting(own)
+        metrics["forward_transfer"] = forward_transfer(own, bm25, self.data.sessions.main)
+        metrics["documents_embedded"] = float(sum(one.embedded for one in costs))
         metrics["sessions_ended"] = float(len(rankings))
-        session, topic = np.nonzero(~np.isnan(ours))  # R[t, s] in long form, of the topics that a query counts for
+        session, topic = np.nonzero(~np.isnan(own))  # R[t, s] in long form, for topics with a query that counts
         tables: dict[str, Columns] = {
-            "sessions": self._sessions(values, work),
+            "sessions": self._sessions(values, costs),
             "topics": {
-                "session": session, "topic": topic, "mrr_at_10": ours[session, topic],
-                "bm25_mrr_at_10": theirs[session, topic],
+                "session": session, "topic": topic, "mrr_at_10": own[session, topic],
+                "bm25_mrr_at_10": bm25[session, topic],
             },
         }  # fmt: skip
         return Evaluation(metrics, {"id": self.queries, **columns} if units else {}, tables)
 
-    def _sessions(self, values: Sequence[Values], work: Sequence[Work]) -> Columns:
+    def _sessions(self, values: Sequence[Values], costs: Sequence[SessionCost]) -> Columns:
         done = len(values)
         sizes = [len(self.data.sessions.arriving(number)) for number in range(done)]
         shown = {
@@ -111,9 +118,9 @@ class Judge:
             "session": np.arange(done),
             "documents": np.array(sizes, np.int64),
             "queries": np.array([int((~np.isnan(one[_TRANSFER])).sum()) for one in values], np.int64),
-            "documents_embedded": np.array([one.embedded for one in work], np.int64),
-            "documents_read": np.array([one.read for one in work], np.int64),
-            "embedding_seconds": np.array([one.seconds for one in work], np.float64),
+            "documents_embedded": np.array([one.embedded for one in costs], np.int64),
+            "documents_read": np.array([one.read for one in costs], np.int64),
+            "embedding_seconds": np.array([one.seconds for one in costs], np.float64),
             **shown,
         }
 
@@ -125,29 +132,30 @@ def forgetting(matrix: NDArray[np.float64]) -> float:
         matrix: R, (sessions, topics); NaN where a topic has no query yet.
 
     Returns:
-        0 with fewer than two sessions. Below 0 where the last session is better than all before.
+        0 with fewer than two sessions. Negative if the last session is better than all before.
     """
     if len(matrix) < 2:
         return 0.0
-    before, last = matrix[:-1], matrix[-1]
-    known = ~np.isnan(before).all(0) & ~np.isnan(last)
-    return float((np.nanmax(before[:, known], 0) - last[known]).mean()) if known.any() else 0.0
+    before = matrix[:-1]
+    last = matrix[-1]
+    measured = ~np.isnan(before).all(0) & ~np.isnan(last)
+    return float((np.nanmax(before[:, measured], 0) - last[measured]).mean()) if measured.any() else 0.0
 
 
 def forward_transfer(matrix: NDArray[np.float64], bm25: NDArray[np.float64], main: NDArray[np.integer]) -> float:
-    """Mean over sessions s of R[s - 1, topic of s], less what BM25 has there.
+    """Mean over sessions s of R[s - 1, topic of s], minus the same of BM25.
 
     Args:
-        matrix: R, (sessions that ended, topics).
-        bm25: the same of BM25, of all sessions.
+        matrix: R, (finished sessions, topics).
+        bm25: the same of BM25, for all sessions.
         main: the topic of each session, -1 for session 0.
 
     Returns:
-        0 before the first session has ended.
+        0 before the end of the first session.
     """
     pairs = [(s - 1, int(main[s])) for s in range(1, min(len(matrix) + 1, len(main)))]
-    found = [matrix[t, topic] - bm25[t, topic] for t, topic in pairs if not np.isnan(matrix[t, topic])]
-    return float(np.mean(found)) if found else 0.0
+    gains = [matrix[t, topic] - bm25[t, topic] for t, topic in pairs if not np.isnan(matrix[t, topic])]
+    return float(np.mean(gains)) if gains else 0.0
 
 
 def _by_topic(values: Sequence[Values], topics: NDArray[np.int16], count: int) -> NDArray[np.float64]:
@@ -167,7 +175,7 @@ def _mean(column: NDArray[np.float64]) -> float:
 
 
 def _averaged(columns: Sequence[NDArray[np.float64]], queries: int, sessions: int) -> NDArray[np.float64]:
-    """What each query has to do with the mean over sessions of the means over the queries that count there, (Q,)."""
+    """Each query's contribution to the mean over sessions of the mean over the queries that count, (Q,)."""
     total = np.zeros(queries)
     for column in columns:
         counted = ~np.isnan(column)

@@ -1,10 +1,10 @@
-"""The index: embeddings of documents, a segment a session, only ever appended to.
+"""The append-only index of document embeddings, with one segment per session.
 
-Each segment holds its rows' documents, their vectors and which session's model wrote them. With a folder it is an Arrow
-file there that is memory-mapped, and ``index.json`` names the segments in their order; without, it is in memory and
-goes into checkpoints. What counts is what the checkpoint knows: files of later sessions were written by a run that
-died, and are removed. Files of earlier ones stay, also where all was written again: the models of then still read them.
-A run has its folder to itself: where another index is already it takes the next free name, and the checkpoint knows it.
+Each segment holds documents, their vectors, and the session whose model wrote them. With a folder, a segment is a
+memory-mapped Arrow file, and ``index.json`` lists the segments in order. Without a folder, segments are in memory and
+are saved in checkpoints. The checkpoint is authoritative: on resuming, files of later sessions are removed. Files of
+earlier sessions stay, even if everything was embedded again, because registered models still read them. Each run has
+its own folder: if the name is taken, the next free one is used and stored in the checkpoint.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from workloads.data.cache import replacing
 from workloads.data.errors import DataError
 
 FORMAT = 1
-"""Of the files."""
+"""Version of the file format."""
 
 MANIFEST = "index.json"
 
-_BLOCK = 8192  # rows that are searched at once
+_BLOCK = 8192  # rows searched at once
 
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """Rows that one model wrote: ``docs`` (n,) int64, ``vectors`` (n, d) float32, ``session``, that model's."""
+    """Rows written by the model of ``session``: ``docs`` (n,) int64 and ``vectors`` (n, d) float32."""
 
     session: int
     docs: NDArray[np.int64]
@@ -50,26 +50,31 @@ class Segment:
 
 
 class Index:
-    """Segments of one lineage of models.
+    """The segments of one lineage of models.
 
-    ``lineage`` names the run whose models write and read it. In a ``compatible`` one a model reads what it and those
-    before it wrote; otherwise only what it wrote itself.
+    ``lineage`` identifies the run whose models write and read the index. In a ``compatible`` lineage a model can read
+    rows of earlier models; otherwise it can read its own rows only.
     """
 
     def __init__(
         self, lineage: str, dim: int, compatible: bool, folder: Path | None = None, writes: bool = True
     ) -> None:
-        """Begin an empty index.
+        """Create an empty index.
 
         Args:
-            lineage: of the models.
-            dim: d.
-            compatible: whether later models read older rows.
-            folder: where its files go, or beside it with a number where another index is; None keeps it in memory.
-            writes: whether this process, of several that hold the same index, writes the files.
+            lineage: lineage of the models.
+            dim: dimension d of the vectors.
+            compatible: whether later models can read older rows.
+            folder: folder of its files; if it is taken, a number is appended to the name. None keeps it in memory.
+            writes: whether this process writes the files; exactly one of the processes that hold the index should.
         """
-        self.lineage, self.dim, self.compatible, self.folder, self.writes = lineage, dim, compatible, folder, writes
-        self._asked, self._claimed = folder, False
+        self.lineage = lineage
+        self.dim = dim
+        self.compatible = compatible
+        self.folder = folder
+        self.writes = writes
+        self._requested_folder = folder
+        self._folder_reserved = False
         self._segments: list[Segment] = []
         self._locate()
 
@@ -88,62 +93,66 @@ class Index:
         return np.concatenate([np.empty(0, np.int32), *parts])
 
     def vectors(self) -> NDArray[np.float32]:
-        """All rows, (n, d): a copy."""
+        """A copy of all rows, (n, d)."""
         empty = np.empty((0, self.dim), np.float32)
         return np.concatenate([empty, *(segment.vectors for segment in self._segments)])
 
     def blocks(self) -> Iterator[torch.Tensor]:
-        """The rows in their order, some thousands at a time, without a copy: what exact search takes."""
+        """The rows in order, in blocks of some thousands, without copying. Input of exact search."""
         for segment in self._segments:
             yield from torch.split(_tensor(segment.vectors), _BLOCK)
 
     def take(self, docs: NDArray[np.int64]) -> torch.Tensor:
-        """The stored vectors of some documents, zero for -1. (...,) -> (..., d), on the host.
+        """The stored vectors of some documents, zero for -1, on the host. (...,) -> (..., d).
 
         Raises:
             KeyError: a document is not in the index.
         """
         flat = docs.ravel()
-        found = np.zeros((len(flat), self.dim), np.float32)
-        known = np.flatnonzero(flat >= 0)
-        place = np.searchsorted(self._sorted, flat[known]).clip(max=max(0, len(self._sorted) - 1))
-        if len(known) and (not len(self._sorted) or (self._sorted[place] != flat[known]).any()):
+        vectors = np.zeros((len(flat), self.dim), np.float32)
+        real = np.flatnonzero(flat >= 0)
+        sorted_row = np.searchsorted(self._sorted, flat[real]).clip(max=max(0, len(self._sorted) - 1))
+        if len(real) and (not len(self._sorted) or (self._sorted[sorted_row] != flat[real]).any()):
             raise KeyError("a document is not in the index")
-        rows = self._rows[place]
+        rows = self._rows[sorted_row]
         part = np.searchsorted(self._starts, rows, side="right") - 1
         for number in np.unique(part).tolist():
             here = part == number
-            found[known[here]] = self._segments[number].vectors[rows[here] - self._starts[number]]
-        return torch.from_numpy(found.reshape(*docs.shape, self.dim))
+            vectors[real[here]] = self._segments[number].vectors[rows[here] - self._starts[number]]
+        return torch.from_numpy(vectors.reshape(*docs.shape, self.dim))
 
-    def claim(self) -> None:
-        """Make the folder its own before anything is written there; what is in it already stays, and another is taken.
+    def reserve_folder(self) -> None:
+        """Reserve a folder for this run before anything is written. An existing index is left alone.
 
         Raises:
-            OSError: the folder cannot be made.
+            OSError: the folder cannot be created.
         """
-        if self._claimed or self._asked is None or not self.writes:
+        if self._folder_reserved or self._requested_folder is None or not self.writes:
             return
         for number in count(1):
-            self.folder = self._asked.with_name(f"{self._asked.name}-{number}") if number > 1 else self._asked
+            self.folder = (
+                self._requested_folder.with_name(f"{self._requested_folder.name}-{number}")
+                if number > 1
+                else self._requested_folder
+            )
             self.folder.mkdir(parents=True, exist_ok=True)
             with suppress(FileExistsError), (self.folder / MANIFEST).open("x") as file:
                 file.write(self._described([]))
                 break
-        self._claimed = True
+        self._folder_reserved = True
 
     def append(self, session: int, docs: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
-        """Add what the model of ``session`` wrote. Where models are not compatible it takes the place of all before.
+        """Add the rows written by the model of ``session``. If models are not compatible, they replace all others.
 
         Raises:
             ValueError: a document is in the index already.
-            OSError: the file cannot be written; the index is as before.
+            OSError: the file cannot be written; the index does not change.
         """
         kept = self._segments if self.compatible else []
         if (kept and np.isin(docs, self.docs).any()) or len(np.unique(docs)) < len(docs):
             raise ValueError(f"a document arrives a second time in session {session}")
         segment = Segment(session, docs, vectors, _crc32(docs, vectors))
-        self.claim()
+        self.reserve_folder()
         segment = self._written(segment)
         if self.folder is not None and self.writes:
             self._write_manifest([*kept, segment])
@@ -152,45 +161,49 @@ class Index:
 
     @property
     def manifest(self) -> list[dict[str, Any]]:
-        """The segments by file, session, rows and checksum: what a model that belongs to them has to find."""
+        """File, session, number of rows and checksum of each segment. A registered model requires these segments."""
         return _listed(self._segments)
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint: what each segment is; vectors only where no file holds them."""
+        """The state for a checkpoint. It holds the vectors only if they are not in files."""
         segments = []
         for segment in self._segments:
-            held = {"session": segment.session, "crc32": segment.crc32, "docs": torch.from_numpy(segment.docs.copy())}
-            segments.append(held if self.folder else held | {"vectors": torch.from_numpy(segment.vectors.copy())})
-        folder = self.folder.name if self.folder and self._claimed else None
+            entry = {"session": segment.session, "crc32": segment.crc32, "docs": torch.from_numpy(segment.docs.copy())}
+            segments.append(entry if self.folder else entry | {"vectors": torch.from_numpy(segment.vectors.copy())})
+        folder = self.folder.name if self.folder and self._folder_reserved else None
         return {"lineage": self.lineage, "segments": segments, "folder": folder}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Be what :meth:`state` gave. Files of sessions after its last are removed; of a state that was another run's,
-        as population based training hands on, a copy is made, and nothing of that run's is touched.
+        """Restore what :meth:`state` returned.
+
+        Files of later sessions are removed. If the state is of another run, as in population based training, its files
+        are copied and left unchanged.
 
         Raises:
-            DataError: a file is missing, truncated or not the one that belongs to the checkpoint.
-            ValueError: the checkpoint is of another run's index, or of one that was kept elsewhere.
+            DataError: a file is missing, truncated or not the one of the checkpoint.
+            ValueError: the checkpoint is of another run's index, or of an index that is stored elsewhere.
         """
         if state["lineage"] != self.lineage:
             raise ValueError("the checkpoint's index belongs to another run: its models cannot read each other's rows")
         segments = []
-        theirs, own = self._folder_of(state)
-        for held in state["segments"]:
-            if theirs is None:
-                if "vectors" not in held:
+        source, is_own = self._folder_of(state)
+        for entry in state["segments"]:
+            if source is None:
+                if "vectors" not in entry:
                     raise ValueError("the checkpoint's index is in files: give the parameter index as before")
-                docs, vectors = held["docs"].cpu().numpy().copy(), held["vectors"].cpu().numpy().copy()
-                segments.append(Segment(held["session"], docs, vectors, held["crc32"]))
+                docs = entry["docs"].cpu().numpy().copy()
+                vectors = entry["vectors"].cpu().numpy().copy()
+                segments.append(Segment(entry["session"], docs, vectors, entry["crc32"]))
             else:
-                file = theirs / _file(held["session"])
-                found = read_segment(file)
-                if found.crc32 != held["crc32"]:
-                    raise DataError("the index file is not the one of the checkpoint", file=file, fix=_ANEW)
-                segments.append(found)
-        self.folder, self._claimed = theirs, own
-        if not own:
-            self.claim()
+                file = source / _file(entry["session"])
+                segment = read_segment(file)
+                if segment.crc32 != entry["crc32"]:
+                    raise DataError("the index file is not the one of the checkpoint", file=file, fix=_LOST_FILE_FIX)
+                segments.append(segment)
+        self.folder = source
+        self._folder_reserved = is_own
+        if not is_own:
+            self.reserve_folder()
             segments = [self._written(segment) for segment in segments]
         self._segments = segments
         self._locate()
@@ -202,18 +215,18 @@ class Index:
                     file.unlink()
 
     def _folder_of(self, state: Mapping[str, Any]) -> tuple[Path | None, bool]:
-        """Where the files of a state are, and whether that is this run's folder, or the one it took in its place.
+        """The folder of a state's files, and whether it is this run's own folder.
 
-        Before a state knew its folder the lineage named it.
+        States of earlier versions do not name their folder; it is then derived from the lineage.
         """
-        if self._asked is None:
+        if self._requested_folder is None:
             return None, False
         name = state.get("folder", self.lineage[:16])
-        own = re.fullmatch(re.escape(self._asked.name) + r"(-\d+)?", name or "") is not None
-        return self._asked.with_name(name or self._asked.name), own
+        own = re.fullmatch(re.escape(self._requested_folder.name) + r"(-\d+)?", name or "") is not None
+        return self._requested_folder.with_name(name or self._requested_folder.name), own
 
     def _written(self, segment: Segment) -> Segment:
-        """The segment as its file holds it, where there are files."""
+        """Write the segment to its file and map it. In memory, or without ``writes``, return it unchanged."""
         if self.folder is None or not self.writes:
             return segment
         write_segment(self.folder / segment.file, segment)
@@ -239,7 +252,7 @@ class Index:
 
 
 def write_segment(path: Path, segment: Segment) -> None:
-    """Write a segment as one Arrow file that appears whole or not at all: columns doc, model and vector, (n,) each.
+    """Write a segment atomically as an Arrow file with columns doc, model and vector, (n,) each.
 
     Raises:
         OSError: the file cannot be written.
@@ -260,10 +273,10 @@ def write_segment(path: Path, segment: Segment) -> None:
 
 
 def read_segment(path: Path) -> Segment:
-    """Map a file of :func:`write_segment`; every byte is checked once.
+    """Map a file written by :func:`write_segment` and verify its checksum.
 
     Raises:
-        DataError: it is missing, truncated, damaged, or of a later format.
+        DataError: the file is missing, truncated, damaged, or of a later format.
     """
     import pyarrow as pa
 
@@ -276,23 +289,23 @@ def read_segment(path: Path) -> Segment:
             raise DataError(
                 "the index was written by a later version", file=path, got=got, expected=f"at most {FORMAT}"
             )
-        # Not Arrow's own to_numpy, which imports pandas. Vectors stay mapped, the few numbers of documents do not.
+        # Arrow's to_numpy would import pandas. The vectors stay mapped; the small array of documents is copied.
         docs = np.frombuffer(batch.column("doc").buffers()[1], np.int64)[: batch.num_rows].copy()
         column = batch.column("vector")
         dim = column.type.list_size
         vectors = np.frombuffer(column.values.buffers()[1], np.float32)[: batch.num_rows * dim].reshape(-1, dim)
         if _crc32(docs, vectors) != meta["crc32"]:
-            raise DataError("the index file is damaged: its checksum differs", file=path, fix=_ANEW)
+            raise DataError("the index file is damaged: its checksum differs", file=path, fix=_LOST_FILE_FIX)
     except FileNotFoundError as error:
-        raise DataError("the index file is missing", file=path, fix=_ANEW) from error
+        raise DataError("the index file is missing", file=path, fix=_LOST_FILE_FIX) from error
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError("the index file is truncated or damaged", file=path, fix=_ANEW) from error
+        raise DataError("the index file is truncated or damaged", file=path, fix=_LOST_FILE_FIX) from error
     return Segment(int(meta["session"]), docs, vectors, int(meta["crc32"]))
 
 
-_ANEW = "Bring the file back, or start a new run: an index is never mended"
+_LOST_FILE_FIX = "Restore the file, or start a new run: an index is never repaired"
 
 
 def _listed(segments: Sequence[Segment]) -> list[dict[str, Any]]:
@@ -309,7 +322,7 @@ def _crc32(docs: NDArray[np.int64], vectors: NDArray[np.float32]) -> int:
 
 
 def _tensor(rows: NDArray[np.float32]) -> torch.Tensor:
-    """A tensor over mapped memory, which no one writes to, whatever PyTorch fears."""
+    """A tensor over read-only mapped memory. PyTorch's warning is suppressed because nothing writes to it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(rows)

@@ -1,4 +1,4 @@
-"""Texts to vectors: those of the index, and those of the model as it is; and what a query finds with it."""
+"""Vectors of texts, from the index or from the current model, and search of the index."""
 
 from __future__ import annotations
 
@@ -8,69 +8,75 @@ from numpy.typing import NDArray
 
 from workloads.contract import Runtime
 from workloads.distributed import reduce_sum
-from workloads.encoders.packing import sent
+from workloads.encoders.packing import to_device
 from workloads.encoders.pooling import normalised
 from workloads.encoders.search import exact_topk
 from workloads.encoders.text import TextEncoder, encode
 from workloads.encoders.tokens import Tokens
 from workloads.lifelong.index import Index
-from workloads.lifelong.replay import Look
+from workloads.lifelong.replay import VectorLookup
 
 
-class Reader:
-    """An encoder over the texts of a collection, ``documents`` of them and then its queries, and their index.
+class IndexEncoder:
+    """An encoder with the texts of a collection, ``documents`` documents and then its queries, and their index.
 
-    ``read`` counts the documents that were embedded for anything but the index. Vectors have length one. Every method
-    that embeds is a collective.
+    ``read`` counts the documents embedded for purposes other than the index. Vectors are unit vectors. Every method
+    that embeds is a collective operation.
     """
 
     def __init__(self, encoder: TextEncoder, tokens: Tokens, documents: int, index: Index, runtime: Runtime) -> None:
-        self.encoder, self.tokens, self.index, self.runtime = encoder, tokens, index, runtime
+        self.encoder = encoder
+        self.tokens = tokens
+        self.index = index
+        self.runtime = runtime
         self._documents = documents
         self.read = 0
 
     @torch.no_grad()
     def embed(self, texts: NDArray[np.int64]) -> torch.Tensor:
-        """By the model as it is, (n, d) on the device; the ranks share the work and have the same."""
+        """Embed texts with the current model, (n, d), on the device. The ranks share the work; all get the result."""
         own = np.arange(len(texts))[self.runtime.rank :: self.runtime.world_size]
         vectors = torch.zeros(len(texts), self.encoder.dim, device=self.runtime.device)
         if len(own):
-            vectors[self.sent(torch.from_numpy(own))] = encode(self.encoder, self.tokens.take(texts[own]))
+            vectors[self.to_device(torch.from_numpy(own))] = encode(self.encoder, self.tokens.take(texts[own]))
         return normalised(reduce_sum(vectors))
 
     def queries(self, numbers: NDArray[np.int64]) -> torch.Tensor:
-        """Queries by the model as it is, (n, d)."""
+        """Embed queries with the current model, (n, d)."""
         return self.embed(self._documents + numbers)
 
     def stored(self, docs: NDArray[np.int64]) -> torch.Tensor:
-        """Documents by the index, zero for -1. (...,) -> (..., d). Raises KeyError for one that is not in it."""
-        return self.sent(self.index.take(docs))
+        """Vectors of documents from the index; zero for -1. (...,) -> (..., d). Raises KeyError if one is missing."""
+        return self.to_device(self.index.take(docs))
 
-    def look(self, *blocks: NDArray[np.int64], again: bool = False) -> Look:
-        """A function from documents to vectors, for all documents of some blocks: as the index has them, and where it
-        does not, or with ``again``, by the model as it is now."""
+    def lookup(self, *blocks: NDArray[np.int64], again: bool = False) -> VectorLookup:
+        """A function from documents to vectors, for all documents of some blocks.
+
+        The vectors are the index's. Documents that are not in the index, or with ``again`` all documents, are embedded
+        with the current model.
+        """
         wanted = np.unique(np.concatenate([block.ravel() for block in blocks]))
         wanted = wanted[wanted >= 0]
         fresh = wanted if again else np.setdiff1d(wanted, self.index.docs)
         self.read += len(fresh)
-        # Behind them a zero, for whoever is not among them.
+        # The last row is zero, for documents that are not embedded here.
         vectors = torch.nn.functional.pad(self.embed(fresh), (0, 0, 0, 1))
 
-        def look(docs: NDArray[np.int64]) -> torch.Tensor:
-            place = np.searchsorted(fresh, docs)
-            embedded = np.append(fresh, -2)[place] == docs
+        def lookup(docs: NDArray[np.int64]) -> torch.Tensor:
+            row = np.searchsorted(fresh, docs)
+            embedded = np.append(fresh, -2)[row] == docs
             stored = self.stored(np.where(embedded, -1, docs))
-            return stored + vectors[self.sent(torch.from_numpy(np.where(embedded, place, len(fresh))))]
+            return stored + vectors[self.to_device(torch.from_numpy(np.where(embedded, row, len(fresh))))]
 
-        return look
+        return lookup
 
     def ranked(self, queries: int, depth: int) -> NDArray[np.int64]:
-        """The best documents of the index for each of the first ``queries`` queries, (Q, depth), -1 past the end."""
+        """The best documents of the index for each of the first ``queries`` queries, (Q, depth), padded with -1."""
         _, rows = exact_topk(self.queries(np.arange(queries)), self.index.blocks(), depth)
-        found = np.full((queries, depth), -1, np.int64)
-        found[:, : rows.shape[1]] = self.index.docs[rows.cpu().numpy()]
-        return found
+        docs = np.full((queries, depth), -1, np.int64)
+        docs[:, : rows.shape[1]] = self.index.docs[rows.cpu().numpy()]
+        return docs
 
-    def sent(self, tensor: torch.Tensor) -> torch.Tensor:
-        """On the device, without waiting for it."""
-        return sent(tensor, self.runtime.device)
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy to the device without synchronising."""
+        return to_device(tensor, self.runtime.device)

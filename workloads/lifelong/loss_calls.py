@@ -1,4 +1,4 @@
-"""The loss of a session: from the embedded documents of some queries to one value a query."""
+"""The loss of a session: one value per query, from its embedded documents."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ from workloads.losses.alignment import embedding_alignment_loss, no_compat_loss,
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Some queries with their positive, memory and new documents, C in all, O of them old.
+    """Some queries, each with C documents: first the O old ones (positive and memory), then the new ones.
 
-    ``query`` (Q, d), divided by the temperature; ``fresh`` (Q, C, d) by the model in training, zero where it was not
-    asked; ``there`` (Q, C); ``stored`` (Q, O, d) from the index, None where every document is embedded again.
+    ``query`` (Q, d): divided by the temperature. ``fresh`` (Q, C, d): embedded by the model in training, zero for
+    documents it does not embed. ``mask`` (Q, C): False for padding. ``stored`` (Q, O, d): the index's vectors; None if
+    every document is embedded again.
     """
 
     query: torch.Tensor
     fresh: torch.Tensor
-    there: torch.Tensor
+    mask: torch.Tensor
     stored: torch.Tensor | None
 
 
 def losses(block: Block, params: Params) -> torch.Tensor:
-    """L_no-com, or L_com = L_rank + λ L_align with the alignment of the parameters, (Q,)."""
+    """L_no-com, or L_com = L_rank + λ L_align with the alignment chosen by the parameters, (Q,)."""
     if block.stored is None:
-        return no_compat_loss(block.query, block.fresh, block.there)
+        return no_compat_loss(block.query, block.fresh, block.mask)
     old = block.stored.shape[1]
-    found = rank_loss(block.query, block.stored, block.fresh[:, old:], block.there)
+    ranking = rank_loss(block.query, block.stored, block.fresh[:, old:], block.mask)
     if params.compatible == "frozen":
-        return found
+        return ranking
     assert params.align_weight is not None
     if params.compatible == "embedding":
-        aligned = embedding_alignment_loss(block.stored, block.fresh[:, :old], block.there[:, :old])
+        alignment = embedding_alignment_loss(block.stored, block.fresh[:, :old], block.mask[:, :old])
     else:
-        aligned = ranking_alignment_loss(
-            block.query, block.stored, block.fresh, block.there, detach_target=bool(params.detach_target)
+        alignment = ranking_alignment_loss(
+            block.query, block.stored, block.fresh, block.mask, detach_target=bool(params.detach_target)
         )
-    return found + params.align_weight * aligned
+    return ranking + params.align_weight * alignment

@@ -1,6 +1,6 @@
 """Hyperparameters of lifelong retrieval. Imports no PyTorch, so that the command line starts quickly.
 
-"notes" is the source document on L2R, E-x the project's decisions where it is silent or wrong.
+"notes" is the source document on L2R, E-x are entries of docs/errata.md.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ Memory: TypeAlias = Literal["none", "isd", "random", "mir", "gss", "ocs"]
 Compatible: TypeAlias = Literal["no", "frozen", "embedding", "ranking"]
 
 
-def _offered(values: Mapping[str, Any], *, at_most: int, name: str = "") -> int:
-    """A memory's default size, at most what it is ever offered; a value that is no number is refused later."""
-    numbers = {key: Params.model_fields[key].default for key in ("n_new", "split_sessions")}
+def _default_size(values: Mapping[str, Any], *, at_most: int, name: str = "") -> int:
+    """A memory's default size, limited by the number of documents it is ever offered and by the parameter ``name``.
+
+    Values that are not numbers are ignored here and rejected later.
+    """
+    defaults = {key: Params.model_fields[key].default for key in ("n_new", "split_sessions")}
     try:
-        offered = int(values.get("n_new", numbers["n_new"])) * int(
-            values.get("split_sessions", numbers["split_sessions"])
-        )
-        kept = int(values.get(name) or at_most)
+        n_new = int(values.get("n_new", defaults["n_new"]))
+        sessions = int(values.get("split_sessions", defaults["split_sessions"]))
+        limit = int(values.get(name) or at_most)
     except (TypeError, ValueError):
         return at_most
-    return max(1, min(at_most, kept, offered))
+    return max(1, min(at_most, limit, n_new * sessions))
 
 
 _MEMORY = {
-    "n_memory": lambda values: _offered(values, at_most=4, name="capacity"),
-    "capacity": lambda values: _offered(values, at_most=12),
+    "n_memory": lambda values: _default_size(values, at_most=4, name="capacity"),
+    "capacity": lambda values: _default_size(values, at_most=12),
 }
 _RULES: Rules = {
     ("update", "continue"): {"memory": "isd", "compatible": "ranking"},
@@ -50,37 +52,37 @@ _RULES: Rules = {
 
 
 class Params(RetrievalParams):
-    """What an experiment with lifelong retrieval can set. The defaults are L2R with ranking alignment."""
+    """Parameters of lifelong retrieval. The defaults are L2R with ranking alignment."""
 
     conditional = ConditionalParams(lambda: _RULES, {"update": "continue", "new": "l2r"})
 
     dataset: Annotated[str, AfterValidator(lambda name: check_kind(name, "retrieval"))] = Field(
         "synthetic-retrieval",
         min_length=1,
-        description="Documents, queries and judgements: a name (`data list`), a folder in the form of BEIR, LoTTE or "
-        "Multi-CPR, or one that holds such folders, a topic each.",
+        description="Documents, queries and judgements: a name (`data list`), a folder in the layout of BEIR, LoTTE or "
+        "Multi-CPR, or a folder with one such folder per topic.",
     )
-    split_seed: int = Field(0, ge=0, description="Seed of sessions and of the queries' parts.")
-    split_sessions: int = Field(4, ge=1, le=1000, description="T: sessions after the first, 0.")
+    split_seed: int = Field(0, ge=0, description="Seed of the sessions and of the split of the queries.")
+    split_sessions: int = Field(4, ge=1, le=1000, description="T: number of sessions after session 0.")
     split_first: float = Field(0.5, gt=0, lt=1, description="Share of each topic's documents in session 0.")
     split_main: float = Field(
-        0.7, ge=0, le=1, description="Share of a later session's documents that are of its own topic."
+        0.7, ge=0, le=1, description="Share of a later session's documents that are from its main topic."
     )
     split_topics: int = Field(
-        5, ge=2, le=1000, description="Clusters that stand for topics where the documents' ids name none."
+        5, ge=2, le=1000, description="Number of clusters used as topics if the documents' ids name none."
     )
 
     encoder: Annotated[str, AfterValidator(sources.check)] = Field(
         sources.TINY,
         min_length=1,
-        description="minilm, bert-base, tiny (from scratch), a folder, or a name of the Hugging Face hub.",
+        description="minilm, bert-base, tiny (from scratch), a folder, or a model name on the Hugging Face hub.",
     )
-    pooling: Literal["mean", "cls", "max"] = Field("mean", description="From tokens' vectors to the text's.")
+    pooling: Literal["mean", "cls", "max"] = Field("mean", description="How token vectors become the text's vector.")
     max_length: int = Field(
-        128, ge=3, le=8192, description="Tokens of a text; a longer one is cut, and the share reported."
+        128, ge=3, le=8192, description="Tokens of a text. Longer ones are cut; their share is reported."
     )
     dropout: float | None = Field(
-        None, ge=0, lt=1, description="Of hidden layers and attention; by default the encoder's own."
+        None, ge=0, lt=1, description="Dropout of hidden layers and attention; unset: the encoder's own."
     )
     temperature: float = Field(
         0.05, gt=0, le=10, description="f(q, d) is the cosine divided by it (Sentence-BERT's scale of 20)."
@@ -88,30 +90,30 @@ class Params(RetrievalParams):
 
     update: Literal["none", "continue", "retrain"] = Field(
         "continue",
-        description="The model of a later session: that of session 0; trained on from the one before; or from the "
-        "start on all documents, which are embedded again.",
+        description="Model of later sessions. none: that of session 0; continue: trained further from the session "
+        "before; retrain: trained from the start on all documents, which are embedded again.",
     )
     new: Literal["l2r", "random", "bm25"] = Field(
         "l2r",
-        description="Negatives among BM25's of a later session: by PSS and ISD, at random, or the first. Those of "
-        "session 0, which makes the model that all methods begin with, are drawn at random.",
+        description="How negatives are chosen from BM25's candidates in sessions after 0: by PSS and ISD, at random, "
+        "or the first ones. In session 0 all methods choose at random.",
     )
     n_new: int = Field(6, ge=1, le=1000, description="n_1: new negatives of a query.")
-    candidates: int = Field(50, ge=1, le=10_000, description="BM25's documents of a session for a query, D_S.")
+    candidates: int = Field(50, ge=1, le=10_000, description="BM25's candidates of a session for a query, D_S.")
     alpha: float | None = Field(
-        None, ge=0, le=1, description="Weight of PSS against ISD (E-L3: 0.5; towards 1 easier negatives)."
+        None, ge=0, le=1, description="Weight of PSS against ISD (E-L3: 0.5; closer to 1: easier negatives)."
     )
-    standardise: bool | None = Field(None, description="PSS and ISD in standard deviations (E-L3: as printed).")
+    standardise: bool | None = Field(None, description="Standardise PSS and ISD (E-L3: not in the notes).")
     memory: Memory | None = Field(
         None,
         description="Negatives of earlier sessions: none, isd (notes), random (ER), mir, gss or ocs; by default isd.",
     )
-    n_memory: int | None = Field(None, ge=1, le=1000, description="n_2: remembered negatives of a query.")
-    capacity: int | None = Field(None, ge=1, le=10_000, description="Documents that a query's buffer holds.")
+    n_memory: int | None = Field(None, ge=1, le=1000, description="n_2: replayed negatives of a query.")
+    capacity: int | None = Field(None, ge=1, le=10_000, description="Number of documents in a query's buffer.")
     compatible: Compatible | None = Field(
         None,
-        description="no: embed all documents again after every session (L_no-com). Otherwise never, with L_rank: alone "
-        "(frozen), or with the alignment of embeddings (L_align-e) or of rankings (L_align-r, the default).",
+        description="no: embed all documents again after every session (L_no-com). The others never do so and use "
+        "L_rank: alone (frozen), or with alignment of embeddings (L_align-e) or rankings (L_align-r, the default).",
     )
     align_weight: float | None = Field(None, ge=0, le=1e6, description="λ of the alignment.", json_schema_extra=MID_RUN)
     detach_target: bool | None = Field(
@@ -119,20 +121,20 @@ class Params(RetrievalParams):
     )
 
     batch_size: int = Field(16, ge=1, le=2**16, description="Queries in a global batch, over all workers.")
-    lr: LearningRate = Field(2e-5, description="Learning rate at its height, in each session.")
+    lr: LearningRate = Field(2e-5, description="Peak learning rate of each session.")
     weight_decay: WeightDecay = Field(0.01, description="Of AdamW, on matrices (BERT: 0.01).")
     warmup: float = Field(
         0.1, ge=0, lt=1, description="Share of a session's steps in which lr rises; then it falls linearly."
     )
     clip: float = Field(
-        1.0, gt=0, le=1e6, description="Largest norm of the gradient (BERT: 1).", json_schema_extra=MID_RUN
+        1.0, gt=0, le=1e6, description="The gradient is clipped to this norm (BERT: 1).", json_schema_extra=MID_RUN
     )
     first_share: float = Field(
-        0.5, gt=0, lt=1, description="Share of all epochs that session 0 has; the others share the rest."
+        0.5, gt=0, lt=1, description="Share of all epochs in session 0. The other sessions divide the rest equally."
     )
     index: str | None = Field(
         None,
-        description="Folder for the index, as Arrow files that are memory-mapped; by default it is in the checkpoints.",
+        description="Folder for the index as memory-mapped Arrow files; unset: the index is in the checkpoints.",
     )
 
     @field_validator("index")
@@ -144,7 +146,7 @@ class Params(RetrievalParams):
 
     @model_validator(mode="after")
     def _readable(self) -> Self:
-        """Refuse choices that do not go together, and a memory that there is nothing for."""
+        """Reject combinations without effect, and a memory larger than what it can ever be offered."""
         if self.update != "continue" and self.memory != "none":
             raise ValueError(f"memory={self.memory} has no effect with update={self.update}. Set memory=none")
         needed = {"none": ("frozen",), "retrain": ("no",)}.get(self.update)
@@ -159,12 +161,12 @@ class Params(RetrievalParams):
             if self.capacity > pool:
                 raise ValueError(
                     f"capacity={self.capacity} is more than a query's memory can ever be offered: n_new={self.n_new} "
-                    f"in each of {self.split_sessions} sessions before the last make {pool}. Lower capacity to {pool}"
+                    f"in each of {self.split_sessions} sessions before the last is {pool}. Lower capacity to {pool}"
                 )
         return self
 
     def check_plan(self, epochs: int, refit: bool) -> None:
-        """Raises ValueError where a session would have no epoch."""
+        """Raises ValueError if a session would have no epoch."""
         if epochs <= self.split_sessions:
             raise ValueError(
                 f"epochs={epochs} are too few for {self.split_sessions + 1} sessions, each of which needs one. "

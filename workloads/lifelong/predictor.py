@@ -1,6 +1,6 @@
-"""Search with a trained retrieval model: queries in, the documents of its index out.
+"""Search with a trained retrieval model and its index.
 
-It is exported with ``served_text.py`` and ``search.py``, and needs nothing else of the package.
+Exported with the model together with ``served_text.py`` and ``search.py``; needs nothing else of the package.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Predictor:
                 whether it is ``compatible`` with older rows, the folder of the ``index`` and its ``segments``.
 
         Raises:
-            ValueError: a file of the index is missing, damaged, or another one than the model was registered with.
+            ValueError: a file of the index is missing, damaged, or not the one that the model was registered with.
         """
         self.lineage = config["lineage"]
         self.encoder = ServedTextEncoder(
@@ -59,16 +59,16 @@ class Predictor:
         """The best documents of each query.
 
         Args:
-            inputs: column ``query``, a text each.
-            k: documents of a query, or all there are.
-            index: folder of another index of the same lineage, such as the one that has grown since.
+            inputs: column ``query`` with texts.
+            k: number of documents per query; all documents if there are fewer.
+            index: folder of another index of the same lineage, such as a later state of the index.
 
         Returns:
-            A row a query and document, in the order of the input, best first: ``query``, ``rank`` from 1, ``document``
-            and ``score``, a cosine. A query without text finds nothing.
+            One row per query and document, in the order of the input, best first: ``query``, ``rank`` from 1,
+            ``document`` and ``score``, a cosine. An empty query has no rows.
 
         Raises:
-            ValueError: the column is missing or holds no text, ``k`` is below 1, or the model cannot read the index.
+            ValueError: the column is missing or has non-texts, ``k`` is below 1, or the model cannot read the index.
         """
         (queries,) = text_columns(inputs, "query")
         segments = _open(Path(index), self.lineage) if index else self.index
@@ -79,22 +79,22 @@ class Predictor:
             for _, rows in segments
             for first in range(0, len(rows), _BLOCK)
         )
-        scores, places = exact_topk(vectors, blocks, k)
-        docs = np.concatenate([np.empty(0, np.int64), *(numbers for numbers, _ in segments)])[places.cpu().numpy()]
-        kept = np.flatnonzero(~empty).tolist()
+        scores, index_rows = exact_topk(vectors, blocks, k)
+        docs = np.concatenate([np.empty(0, np.int64), *(numbers for numbers, _ in segments)])[index_rows.cpu().numpy()]
+        non_empty = np.flatnonzero(~empty).tolist()
         number = docs.shape[1]
         return pd.DataFrame(
             {
-                "query": [queries[row] for row in kept for _ in range(number)],
-                "rank": np.tile(np.arange(1, number + 1), len(kept)),
-                "document": [self.doc_ids[doc] for row in kept for doc in docs[row].tolist()],
-                "score": scores[kept].cpu().numpy().ravel().astype(np.float32),
+                "query": [queries[row] for row in non_empty for _ in range(number)],
+                "rank": np.tile(np.arange(1, number + 1), len(non_empty)),
+                "document": [self.doc_ids[doc] for row in non_empty for doc in docs[row].tolist()],
+                "score": scores[non_empty].cpu().numpy().ravel().astype(np.float32),
             }
         )
 
 
 def _open(folder: Path, lineage: dict[str, Any]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-    """Another index than the model's own, where it can read it."""
+    """Open another index than the model's own, if the model can read it."""
     try:
         manifest = json.loads((folder / "index.json").read_text())
     except (OSError, ValueError) as error:
@@ -109,17 +109,17 @@ def _open(folder: Path, lineage: dict[str, Any]) -> list[tuple[NDArray[Any], NDA
         max(written) > lineage["session"] or (not lineage["compatible"] and written != {lineage["session"]})
     ):
         raise ValueError(
-            f"the index in {folder} has rows by the models of sessions {sorted(written)}, which the model of session "
-            f"{lineage['session']} cannot read. Use the model that was promoted with it"
+            f"the index in {folder} has rows written by the models of sessions {sorted(written)}, which the model of "
+            f"session {lineage['session']} cannot read. Use the model that was promoted with it"
         )
     return _mapped(folder, manifest["segments"])
 
 
 def _mapped(folder: Path, segments: list[dict[str, Any]]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-    """The files of an index, none other than those that are named."""
+    """Map the given segments of an index: documents and vectors of each."""
     import pyarrow as pa
 
-    found = []
+    mapped = []
     for segment in segments:
         file = folder / segment["file"]
         try:
@@ -130,14 +130,14 @@ def _mapped(folder: Path, segments: list[dict[str, Any]]) -> list[tuple[NDArray[
             raise ValueError(f"the index file {file} is missing, truncated or damaged: {error}") from None
         if checksum != segment["crc32"]:
             raise ValueError(
-                f"the index file {file} is another one than the model belongs to: its rows were written again, with "
-                f"checksum {checksum:08x} in the place of {segment['crc32']:08x}. Bring the file back, or use the "
+                f"the index file {file} is not the one that the model was registered with: its rows were written "
+                f"again, with checksum {checksum:08x} instead of {segment['crc32']:08x}. Restore the file, or use the "
                 "model that was registered with it"
             )
         column = batch.column("vector")
         vectors = column.values.to_numpy().reshape(-1, column.type.list_size)
-        found.append((batch.column("doc").to_numpy(), vectors))
-    return found
+        mapped.append((batch.column("doc").to_numpy(), vectors))
+    return mapped
 
 
 def _text(array: NDArray[Any]) -> str:

@@ -1,6 +1,6 @@
-"""What a session is trained on and what is remembered of it, by the names of the parameters ``new`` and ``memory``.
+"""Choice of a session's negatives and of the memory, by the parameters ``new`` and ``memory``.
 
-Documents come as numbers in blocks (Q, n), -1 for filling, a row a training query; vectors (Q, n, d) beside them.
+Documents are indices in blocks (Q, n), one row per training query, padded with -1; their vectors are (Q, n, d).
 """
 
 from __future__ import annotations
@@ -14,126 +14,154 @@ from numpy.typing import NDArray
 
 from workloads.lifelong import baselines
 from workloads.lifelong.params import Params
-from workloads.lifelong.selection import best, chosen, isd, new_scores
+from workloads.lifelong.selection import gather_docs, isd, new_scores, top_positions
 from workloads.seeding import derive
 
-_AT_ONCE = 256  # queries whose blocks are looked at together
+_AT_ONCE = 256  # queries whose blocks are processed together
 
-Look = Callable[[NDArray[np.int64]], torch.Tensor]
-"""The vectors of documents by number, zero for -1: (Q, n) -> (Q, n, d), on the device."""
+VectorLookup = Callable[[NDArray[np.int64]], torch.Tensor]
+"""A function from documents to their vectors, zero for -1: (Q, n) -> (Q, n, d), on the device."""
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
-    """The training queries by the model as it is: ``query`` and ``positive``, (Q, d) each, on the device; ``scale`` is
-    what a cosine is multiplied by in a score."""
+class QueryVectors:
+    """Vectors of the training queries by the current model, on the device.
+
+    ``query`` and ``positive``, (Q, d) each. ``scale``: a score is the cosine times this.
+    """
 
     query: torch.Tensor
     positive: torch.Tensor
     scale: float
 
     def rows(self) -> Iterator[slice]:
-        """Some queries at a time."""
+        """Slices of the queries that are small enough to be processed at once."""
         for first in range(0, len(self.query), _AT_ONCE):
             yield slice(first, first + _AT_ONCE)
 
 
 def draw_new(params: Params, docs: NDArray[np.int64], seed: int, session: int, *, first: bool = False) -> torch.Tensor:
-    """n_1 of a session's candidates for each query without a look at them, (Q, n_new) int64 on the host.
+    """Choose ``n_new`` of a session's candidates for each query without their vectors, (Q, n_new) int64, on the host.
 
     Args:
-        params: how many.
-        docs: candidates as BM25 orders them, (Q, C).
-        seed: the run's.
-        session: their session.
-        first: BM25's first; otherwise at random.
+        params: their ``n_new`` is used.
+        docs: candidates in BM25's order, (Q, C).
+        seed: seed of the run.
+        session: the session of the candidates.
+        first: take BM25's first candidates; otherwise choose at random.
     """
     numbers = torch.from_numpy(docs)
     if first:
         return numbers[:, : params.n_new]
-    return chosen(numbers, best(_uniform(docs, derive(seed, "new", session)), params.n_new))
+    return gather_docs(numbers, top_positions(_uniform(docs, derive(seed, "new", session)), params.n_new))
 
 
-def choose_new(params: Params, docs: NDArray[np.int64], look: Look, asked: Asked) -> torch.Tensor:
-    """n_1 of a session's candidates for each query by alpha PSS + (1 - alpha) ISD, (Q, n_new) int64 on the host.
+def choose_new(
+    params: Params, docs: NDArray[np.int64], lookup: VectorLookup, query_vectors: QueryVectors
+) -> torch.Tensor:
+    """Choose ``n_new`` of a session's candidates for each query by alpha PSS + (1 - alpha) ISD.
 
     Args:
-        params: alpha, and how many.
-        docs: candidates as BM25 orders them, (Q, C).
-        look: their vectors.
-        asked: the queries.
+        params: their ``alpha``, ``n_new`` and ``standardise`` are used.
+        docs: candidates in BM25's order, (Q, C).
+        lookup: gives the candidates' vectors.
+        query_vectors: vectors of the queries.
+
+    Returns:
+        (Q, n_new) int64, on the host.
     """
     assert params.alpha is not None
-    numbers, alpha = torch.from_numpy(docs), params.alpha
+    numbers = torch.from_numpy(docs)
+    alpha = params.alpha
 
     def scores(part: slice) -> torch.Tensor:
-        there = (numbers[part] >= 0).to(asked.query.device)
-        positive, query = asked.positive[part], asked.query[part]
-        return new_scores(look(docs[part]), there, positive, query, alpha, bool(params.standardise))
+        mask = (numbers[part] >= 0).to(query_vectors.query.device)
+        positive = query_vectors.positive[part]
+        query = query_vectors.query[part]
+        return new_scores(lookup(docs[part]), mask, positive, query, alpha, bool(params.standardise))
 
-    return _best(numbers, params.n_new, asked, scores)
+    return _best(numbers, params.n_new, query_vectors, scores)
 
 
 def draw_memory(params: Params, memory: torch.Tensor, seed: int, session: int) -> torch.Tensor:
-    """n_2 of each query's memory at random (ER), (Q, capacity) -> (Q, n_memory), for the session that begins."""
+    """Choose ``n_memory`` documents of each query's memory at random (ER). (Q, capacity) -> (Q, n_memory)."""
     assert params.n_memory is not None
-    return chosen(memory, best(_uniform(memory.numpy(), derive(seed, "replay", session)), params.n_memory))
+    return gather_docs(
+        memory, top_positions(_uniform(memory.numpy(), derive(seed, "replay", session)), params.n_memory)
+    )
 
 
-def choose_memory(params: Params, memory: torch.Tensor, new: torch.Tensor, look: Look, asked: Asked) -> torch.Tensor:
-    """n_2 of each query's memory, (Q, n_memory): the most unlike the new ones.
+def choose_memory(
+    params: Params, memory: torch.Tensor, new: torch.Tensor, lookup: VectorLookup, query_vectors: QueryVectors
+) -> torch.Tensor:
+    """Choose the ``n_memory`` documents of each query's memory that differ most from the new ones, (Q, n_memory).
 
     Args:
-        params: how many.
+        params: their ``n_memory`` is used.
         memory: (Q, capacity).
-        new: what was chosen of the session, (Q, n_new).
-        look: the vectors of both.
-        asked: the queries.
+        new: the negatives chosen for the session, (Q, n_new).
+        lookup: gives the vectors of both.
+        query_vectors: vectors of the queries.
     """
     assert params.n_memory is not None
-    return _best(memory, params.n_memory, asked, lambda part: _isd(memory[part], new[part], look, asked.query[part]))
+    return _best(
+        memory,
+        params.n_memory,
+        query_vectors,
+        lambda part: _isd(memory[part], new[part], lookup, query_vectors.query[part]),
+    )
 
 
-def remember(
-    params: Params, memory: torch.Tensor, new: torch.Tensor, look: Look, asked: Asked, seed: int
+def update_memory(
+    params: Params,
+    memory: torch.Tensor,
+    new: torch.Tensor,
+    lookup: VectorLookup,
+    query_vectors: QueryVectors,
+    seed: int,
 ) -> torch.Tensor:
-    """The memory after a session, (Q, capacity): of what was new and what it held before.
+    """The memory after a session, (Q, capacity), chosen from its previous documents and the session's new ones.
 
-    L2R keeps the largest ISD over the pool of both, new ones first (E-L7); ER and MIR a uniform sample of all that
-    ever came; GSS and OCS what their papers prefer.
+    L2R keeps the documents with the largest ISD in this pool, new ones first in ties (E-L7). ER and MIR keep a uniform
+    sample of all documents so far. GSS and OCS use the scores of their papers.
     """
     assert params.capacity is not None
     if params.memory in ("random", "mir"):
         pool = torch.cat([memory, new], 1)
-        return chosen(pool, best(_uniform(pool.numpy(), derive(seed, "reservoir")), params.capacity))
-    found = []
-    for part in asked.rows():
-        old, came = memory[part], new[part]
-        pool = torch.cat([came, old] if params.memory == "isd" else [old, came], 1)
+        return gather_docs(pool, top_positions(_uniform(pool.numpy(), derive(seed, "reservoir")), params.capacity))
+    chosen = []
+    for part in query_vectors.rows():
+        old = memory[part]
+        added = new[part]
+        pool = torch.cat([added, old] if params.memory == "isd" else [old, added], 1)
         if params.memory == "isd":
-            scores = _isd(pool, pool, look, asked.query[part])
+            scores = _isd(pool, pool, lookup, query_vectors.query[part])
         else:
             gradients = baselines.pair_gradients(
-                look(pool.numpy()), asked.positive[part], asked.query[part] * asked.scale
+                lookup(pool.numpy()), query_vectors.positive[part], query_vectors.query[part] * query_vectors.scale
             )
-            there = (pool >= 0).to(gradients.device)
+            mask = (pool >= 0).to(gradients.device)
             if params.memory == "gss":
-                scores = baselines.gss(gradients, there)
+                scores = baselines.gss(gradients, mask)
             else:
-                held = old.shape[1]
-                scores = baselines.ocs(gradients, there, gradients[:, :held], there[:, :held])
-        found.append(chosen(pool, best(scores, params.capacity).cpu()))
-    return torch.cat(found)
+                size = old.shape[1]
+                scores = baselines.ocs(gradients, mask, gradients[:, :size], mask[:, :size])
+        chosen.append(gather_docs(pool, top_positions(scores, params.capacity).cpu()))
+    return torch.cat(chosen)
 
 
-def _best(docs: torch.Tensor, count: int, asked: Asked, scores: Callable[[slice], torch.Tensor]) -> torch.Tensor:
-    """The ``count`` documents of the highest score of each query, (Q, count); scores are of some rows at a time."""
-    return torch.cat([chosen(docs[part], best(scores(part), count).cpu()) for part in asked.rows()])
+def _best(
+    docs: torch.Tensor, count: int, query_vectors: QueryVectors, scores: Callable[[slice], torch.Tensor]
+) -> torch.Tensor:
+    """The ``count`` documents with the highest scores of each query, (Q, count). ``scores`` takes a slice of rows."""
+    return torch.cat(
+        [gather_docs(docs[part], top_positions(scores(part), count).cpu()) for part in query_vectors.rows()]
+    )
 
 
-def _isd(docs: torch.Tensor, among: torch.Tensor, look: Look, query: torch.Tensor) -> torch.Tensor:
-    there, set_there = ((side >= 0).to(query.device) for side in (docs, among))
-    return isd(look(docs.numpy()), there, look(among.numpy()), set_there, query)
+def _isd(docs: torch.Tensor, among: torch.Tensor, lookup: VectorLookup, query: torch.Tensor) -> torch.Tensor:
+    docs_mask, among_mask = ((side >= 0).to(query.device) for side in (docs, among))
+    return isd(lookup(docs.numpy()), docs_mask, lookup(among.numpy()), among_mask, query)
 
 
 def _uniform(docs: NDArray[np.int64], seed: int) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""Which documents of a session are trained on, and which are remembered: PSS and ISD of the L2R notes.
+"""PSS and ISD of the L2R notes: the scores by which documents are chosen for training and for the memory.
 
-A query's own n documents are a row of a block (Q, n, d), -inf being the score of filling. What a document has in common
-with the query is the part along it, what is its own the part across. All functions are batched over queries.
+Each query has n documents, a row of a block (Q, n, d). A document's vector is decomposed into the part along the query
+and the part across (perpendicular to) it. The score of padding is -inf. All functions are batched over queries.
 """
 
 from __future__ import annotations
@@ -28,73 +28,74 @@ def pss(docs: torch.Tensor, positive: torch.Tensor, query: torch.Tensor) -> torc
         query: (Q, d).
 
     Returns:
-        (Q, n); above 0 where the document is the less relevant one, by the model.
+        (Q, n); above 0 if the model considers the document less relevant than the positive.
     """
     return along(positive.unsqueeze(1), query) - along(docs, query)
 
 
 def isd(
-    docs: torch.Tensor, docs_there: torch.Tensor, among: torch.Tensor, among_there: torch.Tensor, query: torch.Tensor
+    docs: torch.Tensor, docs_mask: torch.Tensor, among: torch.Tensor, among_mask: torch.Tensor, query: torch.Tensor
 ) -> torch.Tensor:
     """Inter-sample diversity: mean distance of each document to a set, across the query (E-L1, E-L4).
 
-    A document of the set has distance 0 to itself, which stays in the mean. To an empty set the diversity is 0.
+    If the document is in the set, its distance 0 to itself is part of the mean. The diversity to an empty set is 0.
 
     Args:
         docs: (Q, n, d).
-        docs_there: (Q, n).
+        docs_mask: False for padding, (Q, n).
         among: the set D, (Q, m, d).
-        among_there: (Q, m).
+        among_mask: False for padding, (Q, m).
         query: (Q, d).
 
     Returns:
-        (Q, n), -inf for filling.
+        (Q, n), -inf for padding.
     """
     distances = torch.cdist(across(docs, query), across(among, query), compute_mode="donot_use_mm_for_euclid_dist")
-    total = distances.masked_fill(~among_there.unsqueeze(1), 0).sum(2)
-    mean = total / among_there.sum(1, keepdim=True).clamp(min=1)
-    return mean.masked_fill(~docs_there, -torch.inf)
+    total = distances.masked_fill(~among_mask.unsqueeze(1), 0).sum(2)
+    mean = total / among_mask.sum(1, keepdim=True).clamp(min=1)
+    return mean.masked_fill(~docs_mask, -torch.inf)
 
 
 def new_scores(
     docs: torch.Tensor,
-    there: torch.Tensor,
+    mask: torch.Tensor,
     positive: torch.Tensor,
     query: torch.Tensor,
     alpha: float,
     standardise: bool = False,
 ) -> torch.Tensor:
-    """alpha PSS + (1 - alpha) ISD of a session's candidates, raw as printed or each standardised over them (E-L3).
+    """alpha PSS + (1 - alpha) ISD of a session's candidates, raw as in the notes or standardised (E-L3).
 
     Returns:
-        (Q, n), -inf for filling.
+        (Q, n), -inf for padding.
     """
-    superiority = pss(docs, positive, query).masked_fill(~there, -torch.inf)
-    diversity = isd(docs, there, docs, there, query)
+    superiority = pss(docs, positive, query).masked_fill(~mask, -torch.inf)
+    diversity = isd(docs, mask, docs, mask, query)
     if standardise:
-        superiority, diversity = _standardised(superiority, there), _standardised(diversity, there)
-    mixed = alpha * superiority.masked_fill(~there, 0) + (1 - alpha) * diversity.masked_fill(~there, 0)
-    return mixed.masked_fill(~there, -torch.inf)
+        superiority = _standardised(superiority, mask)
+        diversity = _standardised(diversity, mask)
+    mixed = alpha * superiority.masked_fill(~mask, 0) + (1 - alpha) * diversity.masked_fill(~mask, 0)
+    return mixed.masked_fill(~mask, -torch.inf)
 
 
-def best(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """The places of the ``count`` highest of each row, ties by place; -1 where a row has fewer (E-L1). (Q, count)."""
-    values, places = scores.sort(dim=1, descending=True, stable=True)
-    places = torch.where(values == -torch.inf, -1, places)[:, :count]
-    return torch.nn.functional.pad(places, (0, count - places.shape[1]), value=-1)
+def top_positions(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """Positions of the ``count`` highest scores of each row, ties by position; padded with -1 (E-L1). (Q, count)."""
+    values, positions = scores.sort(dim=1, descending=True, stable=True)
+    positions = torch.where(values == -torch.inf, -1, positions)[:, :count]
+    return torch.nn.functional.pad(positions, (0, count - positions.shape[1]), value=-1)
 
 
-def chosen(docs: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """The numbers at some places of each row, -1 where a place is. (Q, n), (Q, k) -> (Q, k)."""
+def gather_docs(docs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The documents at the given positions of each row; -1 for a position of -1. (Q, n), (Q, k) -> (Q, k)."""
     if not docs.shape[1]:
-        return torch.full_like(places, -1)
-    return torch.where(places < 0, -1, docs.gather(1, places.clamp(min=0)))
+        return torch.full_like(positions, -1)
+    return torch.where(positions < 0, -1, docs.gather(1, positions.clamp(min=0)))
 
 
-def _standardised(scores: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
-    count = there.sum(1, keepdim=True).clamp(min=1)
-    centred = scores.masked_fill(~there, 0)
-    centred = (centred - centred.sum(1, keepdim=True) / count).masked_fill(~there, 0)
+def _standardised(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    count = mask.sum(1, keepdim=True).clamp(min=1)
+    centred = scores.masked_fill(~mask, 0)
+    centred = (centred - centred.sum(1, keepdim=True) / count).masked_fill(~mask, 0)
     deviation = (centred.square().sum(1, keepdim=True) / count).sqrt()
     return centred / torch.where(deviation > 0, deviation, 1)
 

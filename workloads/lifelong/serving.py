@@ -1,4 +1,4 @@
-"""What the registry stores of a trained retrieval model: query encoder and index in one version, and their lineage."""
+"""The registered model: query encoder and index in one version, with their lineage."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _FREE = {name for name, field in Params.model_fields.items() if field.json_schem
 
 
 def lineage_of(params: Params, runtime: Runtime, sessions: str) -> str:
-    """What the models of one run, and the index that they write, have in common; ``sessions``: the cut's fingerprint.
+    """The id shared by the models of one run and their index. ``sessions``: fingerprint of the split into sessions.
 
-    Runs that differ only in what may change mid-run share it.
+    Runs that differ only in parameters that may change mid-run have the same lineage.
     """
     fixed = params.model_dump(mode="json", exclude={"index", *_FREE})
     named = [fixed, runtime.seed, runtime.epochs, runtime.holdout, sessions]
@@ -32,7 +32,7 @@ def lineage_of(params: Params, runtime: Runtime, sessions: str) -> str:
 
 
 def folder_of(params: Params, lineage: str) -> str:
-    """The name of the folder for a run's index: also of what may change mid-run, with the values of its start."""
+    """Name of the folder for a run's index, from the lineage and the initial values of parameters that may change."""
     values = params.model_dump_json(include=_FREE)
     return hashlib.sha256(f"{lineage} {values}".encode()).hexdigest()[:16]
 
@@ -40,7 +40,7 @@ def folder_of(params: Params, lineage: str) -> str:
 def servable(
     encoder: TextEncoder, tokenizer: Tokenizer, index: Index, params: Params, doc_ids: Any, session: int
 ) -> Servable:
-    """The encoder, and the index as it is, or its files' names and checksums: promoted together, as one version."""
+    """The encoder with the index, or with its files' names and checksums. Both are promoted as one version."""
     where = str(index.folder) if index.folder else None
     weights = {f"model.{name}": value for name, value in encoder.model.state_dict().items()}
     weights["tokenizer"] = _bytes(tokenizer.definition)

@@ -1,4 +1,4 @@
-"""Which documents arrive in which session: a collection in topics becomes a stream, written once and fingerprinted."""
+"""The split of a collection into sessions by topics, cached on disk with a fingerprint."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.data import fingerprint
-from workloads.data.conversion_cache import arrays_made_once
+from workloads.data.conversion_cache import cached_arrays
 from workloads.data.retrieval.types import Retrieval
 from workloads.lifelong.clusters import clusters
 
 VERSION = 1
-"""Of the construction; part of the cache's file names."""
+"""Version of the construction. Part of the cached files' names."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """How a collection is cut into sessions 0 to T. See the parameters ``split_...``."""
+    """How a collection is divided into sessions 0 to T. See the parameters ``split_...``."""
 
     sessions: int = 4
     first: float = 0.5
@@ -32,8 +32,11 @@ class Stream:
 
 @dataclass(frozen=True, eq=False)
 class Sessions:
-    """``session`` (N,), int16: when each document arrives, -1 for one without text, which never does. ``topic`` (N,),
-    int16, its topic; ``main`` (T + 1,), int16, the topic of each session, -1 for session 0."""
+    """The session and topic of each document.
+
+    ``session`` (N,), int16: when the document arrives; -1 for a document without text, which never does. ``topic``
+    (N,), int16. ``main`` (T + 1,), int16: the main topic of each session; -1 for session 0.
+    """
 
     session: NDArray[np.int16]
     topic: NDArray[np.int16]
@@ -47,42 +50,42 @@ class Sessions:
         return np.flatnonzero(self.session == session)
 
     def until(self, session: int) -> NDArray[np.int64]:
-        """The documents of all sessions up to this one, in the order in which they arrive."""
+        """The documents of all sessions up to this one, in order of arrival."""
         return np.concatenate([self.arriving(number) for number in range(session + 1)])
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 in hex of the whole construction."""
+        """SHA-256 of the whole construction, in hex."""
         parts = (self.session, self.topic, self.main)
         return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).hexdigest()
 
 
 def load_sessions(name: str, root: Path, data: Retrieval, stream: Stream) -> Sessions:
-    """The sessions of a dataset, made once per machine and kept under the dataset's fingerprint.
+    """The sessions of a dataset, cached under the dataset's fingerprint.
 
     Raises:
-        ValueError: a session would have no document, or the dataset fewer than clusters.
-        workloads.data.DataError: a file of the dataset is not there.
+        ValueError: a session would have no documents, or there are fewer documents than clusters.
+        workloads.data.DataError: a file of the dataset is missing.
         workloads.data.errors.CacheUnwritable: the cache cannot be written.
     """
     identity = f"{VERSION} {stream} {fingerprint(name, root)} {len(data.docs)}"
 
     def make() -> dict[str, NDArray[np.int16]]:
-        found = build(data, stream)
-        return {"session": found.session, "topic": found.topic, "main": found.main}
+        sessions = build(data, stream)
+        return {"session": sessions.session, "topic": sessions.topic, "main": sessions.main}
 
-    return Sessions(**arrays_made_once("lifelong", identity, make))
+    return Sessions(**cached_arrays("lifelong", identity, make))
 
 
 def build(data: Retrieval, stream: Stream) -> Sessions:
-    """Cut a collection into sessions.
+    """Divide a collection into sessions.
 
-    Session 0 has a seeded share ``first`` of each topic's documents. Each later one has an equal part of the rest, of
-    which the share ``main`` is of its own topic, or what is left of that, and the others are mixed. Own topics are the
-    largest ones in a seeded order, again from the first when there are more sessions than topics.
+    Session 0 has a random share ``first`` of each topic's documents. The rest is divided equally over the later
+    sessions. The share ``main`` of a session is from its main topic, as far as documents are left of it, and the others
+    are mixed. The main topics are the largest ones in random order, repeated if there are more sessions than topics.
 
     Raises:
-        ValueError: a session would have no document, or the dataset fewer than clusters.
+        ValueError: a session would have no documents, or there are fewer documents than clusters.
     """
     topic = topics_of(data, stream)
     session = np.full(len(topic), -1, np.int16)
@@ -98,7 +101,7 @@ def build(data: Retrieval, stream: Stream) -> Sessions:
     if rest < stream.sessions or not (session == 0).any():
         raise ValueError(
             f"split_sessions={stream.sessions} with split_first={stream.first:g} leaves a session without documents: "
-            f"{len(order)} of them have text, {rest} are left after session 0. Have fewer sessions, or another share"
+            f"{len(order)} of them have text, {rest} are left after session 0. Set fewer sessions, or another share"
         )
     mains = _mains([len(part) for part in waiting], stream)
     sizes = [len(part) for part in np.array_split(np.arange(rest), stream.sessions)]
@@ -114,8 +117,10 @@ def build(data: Retrieval, stream: Stream) -> Sessions:
 
 
 def topics_of(data: Retrieval, stream: Stream) -> NDArray[np.int16]:
-    """Each document's topic, (N,): what stands before the first slash of its id, where all ids have one and there are
-    several; otherwise clusters.
+    """Each document's topic, (N,).
+
+    The topic is the part of the id before the first slash, if all ids have one and there are several topics; otherwise
+    the topics are clusters.
 
     Raises:
         ValueError: there are fewer documents than clusters.
@@ -123,15 +128,15 @@ def topics_of(data: Retrieval, stream: Stream) -> NDArray[np.int16]:
     names = [name.partition("/")[0] if "/" in name else "" for name in data.doc_ids.to_pylist()]
     different = list(dict.fromkeys(names))
     if len(different) > 1 and "" not in different:
-        number = {name: place for place, name in enumerate(different)}
-        return np.array([number[name] for name in names], np.int16)
+        topic_of = {name: number for number, name in enumerate(different)}
+        return np.array([topic_of[name] for name in names], np.int16)
     if stream.topics > len(data.docs):
         raise ValueError(f"split_topics={stream.topics} is more than the {len(data.docs)} documents")
     return clusters(data.docs.to_pylist(), stream.topics, stream.seed)
 
 
 def query_topics(data: Retrieval, topic: NDArray[np.int16]) -> NDArray[np.int16]:
-    """The topic that most of a query's relevant documents have, (Q,); -1 where nothing is relevant."""
+    """The most frequent topic of each query's relevant documents, (Q,); -1 if it has none."""
     relevant = data.judgements[data.judgements[:, 2] > 0]
     votes = np.zeros((len(data.queries), int(topic.max()) + 1), np.int64)
     np.add.at(votes, (relevant[:, 0], topic[relevant[:, 1]]), 1)

@@ -1,4 +1,4 @@
-"""The lifelong workload: a retrieval model that is trained on session by session, over an index that only grows."""
+"""The lifelong workload: a retrieval model trained session by session, with an append-only index."""
 
 from __future__ import annotations
 
@@ -23,40 +23,49 @@ from workloads.encoders.text import TextEncoder, load_encoder
 from workloads.encoders.tokens import Tokenizer
 from workloads.lifelong import baselines
 from workloads.lifelong.batches import batches
-from workloads.lifelong.dataset import DEPTH, prepared, tokens
-from workloads.lifelong.evaluation import Judge, Work
+from workloads.lifelong.dataset import DEPTH, prepare, tokens
+from workloads.lifelong.evaluation import SessionCost, SessionEvaluator
 from workloads.lifelong.index import Index
-from workloads.lifelong.index_encoder import Reader
+from workloads.lifelong.index_encoder import IndexEncoder
 from workloads.lifelong.loss_calls import Block, losses
 from workloads.lifelong.params import Params as LifelongParams
-from workloads.lifelong.replay import Asked, Look, choose_memory, choose_new, draw_memory, draw_new, remember
-from workloads.lifelong.selection import best, chosen
+from workloads.lifelong.replay import (
+    QueryVectors,
+    VectorLookup,
+    choose_memory,
+    choose_new,
+    draw_memory,
+    draw_new,
+    update_memory,
+)
+from workloads.lifelong.selection import gather_docs, top_positions
 from workloads.lifelong.serving import folder_of, lineage_of, servable
 from workloads.schedule import stage_ends, stage_of, steps_per_pass
 from workloads.seeding import derive, seeded
 
 
 class Lifelong:
-    """First-stage retrieval over documents that arrive in sessions, labelled in the first one only (L2R).
+    """First-stage retrieval over documents that arrive in sessions, with labels in the first session only (L2R).
 
-    An epoch belongs to a session; at the end of a session its documents are embedded, and every query is ranked.
-    Evaluations tell of the sessions that have ended. bf16 applies to the encoder's matrix products.
+    Each epoch belongs to a session. At the end of a session its documents are embedded, and every query is ranked;
+    evaluations cover the finished sessions. bf16 applies to the encoder's matrix products.
     """
 
     Params: ClassVar[type[LifelongParams]] = LifelongParams
     objective: Objective = Objective("average_mrr_at_10", "max")
 
     def __init__(self, params: LifelongParams, runtime: Runtime) -> None:
-        """Build on ``runtime.device``; from the second time in a process on the stream is prepared already.
+        """Build on ``runtime.device``. The prepared data is cached in the process.
 
         Raises:
-            ValueError: the batch does not divide over the workers, there are fewer epochs than sessions, a session has
-                no document, or no training query a positive in session 0.
-            workloads.data.DataError: dataset or encoder are unknown, missing or damaged.
+            ValueError: the batch size is not divisible by the number of workers, there are fewer epochs than sessions,
+                a session has no documents, or no training query has a positive in session 0.
+            workloads.data.DataError: the dataset or encoder is unknown, missing or damaged.
         """
         check_plan(params, runtime)
-        self.params, self.runtime = params, runtime
-        self.data = prepared(params, runtime.data, runtime.holdout)
+        self.params = params
+        self.runtime = runtime
+        self.data = prepare(params, runtime.data, runtime.holdout)
         count = len(self.data.sessions)
         shares = [params.first_share, *([(1 - params.first_share) / (count - 1)] * (count - 1))]
         self.ends = stage_ends(runtime.epochs, shares)
@@ -72,20 +81,20 @@ class Lifelong:
         self.replayed = torch.full((rows, params.n_memory or 0), -1)
         self.memory = torch.full((rows, params.capacity or 0), -1)
         self.rankings: list[NDArray[np.int64]] = []
-        self.work: list[Work] = []
+        self.costs: list[SessionCost] = []
         lineage = lineage_of(params, runtime, self.data.sessions.fingerprint)
         folder = Path(params.index) / folder_of(params, lineage) if params.index else None
         self.index = Index(lineage, self.encoder.dim, params.compatible != "no", folder, runtime.rank == 0)
-        self.reader = Reader(self.encoder, self.tokens, len(self.data.data.docs), self.index, runtime)
-        self._judges: dict[Split, Judge] = {}
+        self.index_encoder = IndexEncoder(self.encoder, self.tokens, len(self.data.data.docs), self.index, runtime)
+        self._evaluators: dict[Split, SessionEvaluator] = {}
 
     def train_epoch(self, epoch: int) -> Metrics:
         """One pass over the training queries, or ``runtime.steps_per_epoch`` steps of one, for the epoch's session.
 
         Returns:
-            The mean ``loss`` of a query and the ``gradient_norm`` of a step before clipping, 0 in a session that trains
-            nothing; the ``session``; the share of training queries ``without_negatives``; and that of all texts
-            ``truncated``.
+            The mean ``loss`` of a query and ``gradient_norm`` of a step before clipping, 0 in a session without
+            training; the ``session``; ``without_negatives``, a share of the training queries; and ``truncated``, a
+            share of all texts.
         """
         session = stage_of(epoch, self.ends) - 1
         if session != self.session:
@@ -95,27 +104,29 @@ class Lifelong:
             loss, norm = self._train(session, epoch)
         if epoch == self.ends[session]:
             self._end(session)
-        idle = ((self.new < 0).all(1) & (self.replayed < 0).all(1)).float().mean().item()
+        without_negatives = ((self.new < 0).all(1) & (self.replayed < 0).all(1)).float().mean().item()
         return {
-            "loss": loss, "gradient_norm": norm, "session": float(session), "without_negatives": idle,
+            "loss": loss, "gradient_norm": norm, "session": float(session), "without_negatives": without_negatives,
             "truncated": float(self.tokens.cut.mean()),
         }  # fmt: skip
 
     def _begin(self, session: int, epoch: int) -> None:
-        """Choose what the session is trained on, with the model as it is, and start its optimiser."""
-        params, seed = self.params, self.runtime.seed
+        """Choose the session's negatives with the current model, and create its optimiser."""
+        params = self.params
+        seed = self.runtime.seed
         self.session = session
-        self.index.claim()
+        self.index.reserve_folder()
         if params.update == "none" and session:
             return
         if params.update == "retrain" and session:
             self.encoder.load_state_dict(self._load()[1].state_dict())
         self.optimizer = adamw(self.encoder, params.lr, params.weight_decay)
-        candidates, look = self.data.candidates[session], None
-        # The model of session 0 is the one that all methods begin with.
+        candidates = self.data.candidates[session]
+        lookup = None
+        # In session 0 all methods train in the same way.
         if params.new == "l2r" and session:
-            look = self._look(candidates)
-            self.new = choose_new(params, candidates, look, self._asked(look))
+            lookup = self._lookup(candidates)
+            self.new = choose_new(params, candidates, lookup, self._query_vectors(lookup))
         else:
             self.new = draw_new(params, candidates, seed, session, first=params.new == "bm25" and session > 0)
         if params.memory == "none" or not session:
@@ -124,19 +135,20 @@ class Lifelong:
             self.replayed = torch.full_like(self.replayed, -1)
             self.replayed = self._interfered(session, epoch)
         elif params.memory == "isd":
-            look = look or self._look(self.new.numpy())
-            self.replayed = choose_memory(params, self.memory, self.new, look, self._asked(look))
+            lookup = lookup or self._lookup(self.new.numpy())
+            self.replayed = choose_memory(params, self.memory, self.new, lookup, self._query_vectors(lookup))
         else:
             self.replayed = draw_memory(params, self.memory, seed, session)
 
-    def _look(self, docs: NDArray[np.int64]) -> Look:
-        """The vectors of some documents, of the memory and of each query's first positive."""
+    def _lookup(self, docs: NDArray[np.int64]) -> VectorLookup:
+        """A lookup of the vectors of some documents, of the memory, and of each query's first positive."""
         again = self.params.update == "retrain"
-        return self.reader.look(docs, self.data.first, self.memory.numpy(), again=again)
+        return self.index_encoder.lookup(docs, self.data.first, self.memory.numpy(), again=again)
 
     def _train(self, session: int, epoch: int) -> tuple[float, float]:
-        """The steps of an epoch; mean loss of a query and mean norm of a gradient."""
-        params, runtime = self.params, self.runtime
+        """Train for an epoch. Returns the mean loss of a query and the mean norm of the gradient."""
+        params = self.params
+        runtime = self.runtime
         steps = runtime.steps_per_epoch or steps_per_pass(len(self.data.train), params.batch_size)
         began = self.ends[session - 1] if session else 0
         planned = (self.ends[session] - began) * steps
@@ -155,21 +167,21 @@ class Lifelong:
     def _backward(
         self, session: int, rows: NDArray[np.int64], positives: NDArray[np.int64], weight: float
     ) -> torch.Tensor:
-        """Add the gradient of this rank's part of a batch; its summed loss and its number of queries."""
+        """Accumulate the gradient of this rank's part of a batch. Returns its summed loss and its number of queries."""
         total = torch.zeros(2, dtype=torch.float64, device=self.runtime.device)
         parts = [part for part in np.array_split(np.arange(len(rows)), self.runtime.accumulate) if len(part)]
         for number, part in enumerate(parts, 1):
             with nullcontext() if number == len(parts) else without_sync(self.replica):
-                found = losses(self._block(session, rows[part], positives[part]), self.params)
-                # DDP averages over ranks: with this factor, to the mean over the global batch.
-                torch.autograd.backward(found.sum() * (self.runtime.world_size * weight))
+                query_losses = losses(self._block(session, rows[part], positives[part]), self.params)
+                # DDP averages over ranks; the factor makes this the mean over the global batch.
+                torch.autograd.backward(query_losses.sum() * (self.runtime.world_size * weight))
             if weight:
-                total[0] += found.detach().sum()
+                total[0] += query_losses.detach().sum()
                 total[1] += len(part)
         return total
 
     def _block(self, session: int, rows: NDArray[np.int64], positives: NDArray[np.int64]) -> Block:
-        """Positive, memory and new documents of some training queries, embedded as the loss needs them."""
+        """Some training queries with their positive, memory and new documents, embedded as the loss needs them."""
         device = self.runtime.device
         docs = np.concatenate([positives[:, None], self.replayed.numpy()[rows], self.new.numpy()[rows]], 1)
         old = 1 + self.replayed.shape[1]
@@ -177,47 +189,56 @@ class Lifelong:
         fresh = docs.copy()
         if reads_stored and self.params.compatible == "frozen":
             fresh[:, :old] = -1
-        numbers, place = np.unique(fresh, return_inverse=True)
-        known = numbers[numbers >= 0]
-        texts = np.concatenate([known, len(self.data.data.docs) + self.data.train[rows]])
+        distinct, row = np.unique(fresh, return_inverse=True)
+        real = distinct[distinct >= 0]
+        texts = np.concatenate([real, len(self.data.data.docs) + self.data.train[rows]])
         vectors = normalised(self.replica(pack(self.tokens.take(texts), device)))
-        # Filling is number -1, which sorts first: the zero vector.
-        table = torch.cat([vectors.new_zeros(len(numbers) - len(known), self.encoder.dim), vectors[: len(known)]])
+        # Padding is -1, which sorts first: row 0 of the table is then the zero vector.
+        table = torch.cat([vectors.new_zeros(len(distinct) - len(real), self.encoder.dim), vectors[: len(real)]])
         return Block(
-            query=vectors[len(known) :] / self.params.temperature,
-            fresh=table[self.reader.sent(torch.from_numpy(place.reshape(docs.shape)))],
-            there=self.reader.sent(torch.from_numpy(docs >= 0)),
-            stored=self.reader.stored(docs[:, :old]) if reads_stored else None,
+            query=vectors[len(real) :] / self.params.temperature,
+            fresh=table[self.index_encoder.to_device(torch.from_numpy(row.reshape(docs.shape)))],
+            mask=self.index_encoder.to_device(torch.from_numpy(docs >= 0)),
+            stored=self.index_encoder.stored(docs[:, :old]) if reads_stored else None,
         )
 
     def _end(self, session: int) -> None:
-        """Embed and index what arrived, remember what was new, and rank all queries."""
-        params, data = self.params, self.data
+        """Embed and index the session's documents, update the memory, and rank all queries."""
+        params = self.params
+        data = self.data
         refresh = params.compatible == "no"
         docs = data.sessions.until(session) if refresh else data.sessions.arriving(session)
         started = time.perf_counter()
-        vectors = self.reader.embed(docs).cpu().numpy()
+        vectors = self.index_encoder.embed(docs).cpu().numpy()
         seconds = time.perf_counter() - started
         self.index.append(session, docs, vectors)
-        self.work.append(Work(len(docs), self.reader.read, seconds))
-        self.reader.read = 0
+        self.costs.append(SessionCost(len(docs), self.index_encoder.read, seconds))
+        self.index_encoder.read = 0
         if params.memory != "none":
-            stored = self.reader.stored
-            self.memory = remember(params, self.memory, self.new, stored, self._asked(stored), self.runtime.seed)
-        self.rankings.append(self.reader.ranked(len(data.data.queries), DEPTH))
+            stored = self.index_encoder.stored
+            self.memory = update_memory(
+                params, self.memory, self.new, stored, self._query_vectors(stored), self.runtime.seed
+            )
+        self.rankings.append(self.index_encoder.ranked(len(data.data.queries), DEPTH))
 
     def _interfered(self, session: int, epoch: int) -> torch.Tensor:
-        """MIR: of each query's memory the documents whose loss a virtual step on the new ones raises most."""
-        params, runtime, memory = self.params, self.runtime, self.memory.numpy()
+        """MIR: the documents of each query's memory whose loss rises most by a virtual step on the new documents."""
+        params = self.params
+        runtime = self.runtime
+        memory = self.memory.numpy()
         assert params.n_memory is not None
 
         def pair_losses() -> torch.Tensor:
-            look = self.reader.look(memory, self.data.first, again=True)
-            asked = self._asked(look)
+            lookup = self.index_encoder.lookup(memory, self.data.first, again=True)
+            query_vectors = self._query_vectors(lookup)
             return torch.cat(
                 [
-                    baselines.pair_losses(look(memory[part]), asked.positive[part], asked.query[part] * asked.scale)
-                    for part in asked.rows()
+                    baselines.pair_losses(
+                        lookup(memory[part]),
+                        query_vectors.positive[part],
+                        query_vectors.query[part] * query_vectors.scale,
+                    )
+                    for part in query_vectors.rows()
                 ]
             )
 
@@ -230,27 +251,29 @@ class Lifelong:
                     self._backward(session, rows, positives, weight / len(drawn))
 
         before, after = baselines.virtual_step(self.encoder, pair_losses, backward, params.lr)
-        scores = baselines.mir(before, after, self.reader.sent(torch.from_numpy(memory >= 0)))
-        return chosen(self.memory, best(scores, params.n_memory).cpu())
+        scores = baselines.mir(before, after, self.index_encoder.to_device(torch.from_numpy(memory >= 0)))
+        return gather_docs(self.memory, top_positions(scores, params.n_memory).cpu())
 
-    def _asked(self, look: Look) -> Asked:
-        """The training queries by the model as it is, with a positive of each."""
-        return Asked(self.reader.queries(self.data.train), look(self.data.first), 1 / self.params.temperature)
+    def _query_vectors(self, lookup: VectorLookup) -> QueryVectors:
+        """Vectors of the training queries by the current model, with a positive of each."""
+        return QueryVectors(
+            self.index_encoder.queries(self.data.train), lookup(self.data.first), 1 / self.params.temperature
+        )
 
     def evaluate(self, split: Split) -> Evaluation:
-        """Measure the rankings of the sessions that have ended. Reads no text.
+        """Compute the metrics of the finished sessions' stored rankings. Encodes no text.
 
         Raises:
-            ValueError: the validation split of a refit, which has been trained on.
+            ValueError: the validation split of a refit, which is part of its training data.
         """
         check_split(split, self.runtime)
-        if split not in self._judges:
+        if split not in self._evaluators:
             queries = self.data.queries.test if split == "test" else self.data.queries.validation
-            self._judges[split] = Judge(self.data, queries)
-        return self._judges[split].evaluation(self.rankings, self.work, self.runtime.rank == 0)
+            self._evaluators[split] = SessionEvaluator(self.data, queries)
+        return self._evaluators[split].evaluation(self.rankings, self.costs, self.runtime.rank == 0)
 
     def state_dict(self) -> State:
-        """Weights, optimiser, tokenizer, what the session trains on, memory, index and rankings; not copied."""
+        """Weights, optimiser, tokenizer, the session's negatives, memory, index and rankings; not copied."""
         return {
             "encoder": self.encoder.state_dict(),
             "optimizer": optimizer_state(self.optimizer, self.encoder),
@@ -262,21 +285,21 @@ class Lifelong:
             "memory": self.memory,
             "index": self.index.state(),
             "rankings": [torch.from_numpy(ranked) for ranked in self.rankings],
-            "work": [[one.embedded, one.read, one.seconds] for one in self.work],
-            "read": self.reader.read,
+            "work": [[one.embedded, one.read, one.seconds] for one in self.costs],
+            "read": self.index_encoder.read,
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Copy a state. Learning rate, weight decay, clipping and λ stay those of the parameters.
+        """Load a state. Learning rate, weight decay, clipping and λ come from the parameters.
 
         Raises:
-            ValueError: the state belongs to another encoder, vocabulary, split or run.
-            workloads.data.DataError: a file of the index is missing, truncated or another one.
+            ValueError: the state is of another encoder, vocabulary, split or run.
+            workloads.data.DataError: a file of the index is missing, truncated or not the checkpoint's.
         """
         if state.get("tokenizer") != self.tokenizer.definition or state.get("split") != self.data.sessions.fingerprint:
             raise ValueError(
-                f"the checkpoint does not fit: it is of another encoder than {self.params.encoder!r} or of other "
-                f"sessions of dataset {self.params.dataset!r}"
+                f"the checkpoint does not fit: it was made with another encoder than {self.params.encoder!r} or with "
+                f"other sessions of dataset {self.params.dataset!r}"
             )
         try:
             self.encoder.load_state_dict(state["encoder"])
@@ -284,13 +307,14 @@ class Lifelong:
             raise ValueError(f"the checkpoint does not fit encoder {self.params.encoder!r}: {error}") from None
         self.index.restore(state["index"])
         load_optimizer_state(self.optimizer, self.encoder, state["optimizer"])
-        self.session, self.reader.read = state["session"], state["read"]
+        self.session = state["session"]
+        self.index_encoder.read = state["read"]
         self.new, self.replayed, self.memory = (state[name].cpu().clone() for name in ("new", "replayed", "memory"))
         self.rankings = [ranked.cpu().numpy().copy() for ranked in state["rankings"]]
-        self.work = [Work(*one) for one in state["work"]]
+        self.costs = [SessionCost(*one) for one in state["work"]]
 
     def servable(self) -> Servable:
-        """Query encoder and index together, with their lineage."""
+        """The query encoder with its index and their lineage."""
         return servable(self.encoder, self.tokenizer, self.index, self.params, self.data.data.doc_ids, self.session)
 
     def _load(self) -> tuple[Tokenizer, TextEncoder]:

@@ -21,7 +21,7 @@ SHOWN = 1000
 
 
 @dataclass(frozen=True)
-class Frozen:
+class LabelledFeatures:
     """Features (n, d) of labelled images as the encoder gives them, and their labels (n,)."""
 
     features: torch.Tensor
@@ -37,13 +37,18 @@ class Views:
     labels: torch.Tensor
 
 
-def spread(count: int, most: int) -> torch.Tensor:
+def evenly_spaced(count: int, most: int) -> torch.Tensor:
     """At most ``most`` places among ``count``, evenly, so that classes in a row are all there."""
     return torch.linspace(0, count - 1, min(count, most), dtype=torch.float64).round().long()
 
 
 def evaluation(
-    bank: Frozen, seen: Frozen, views: Views, classes: tuple[str, ...], params: Params, with_probe: bool
+    bank: LabelledFeatures,
+    seen: LabelledFeatures,
+    views: Views,
+    classes: tuple[str, ...],
+    params: Params,
+    with_probe: bool,
 ) -> Evaluation:
     """Metrics of ``seen`` by the labelled ``bank``; units are one row an image, by its place in the split.
 
@@ -82,7 +87,7 @@ def _scores(views: Views) -> Columns:
     return {name: column.cpu().numpy() for name, column in zip(names, probe.score_densities(views.first, views.labels))}
 
 
-def _plane(seen: Frozen, classes: tuple[str, ...]) -> Columns:
-    rows = spread(len(seen.labels), SHOWN).to(seen.labels.device)
+def _plane(seen: LabelledFeatures, classes: tuple[str, ...]) -> Columns:
+    rows = evenly_spaced(len(seen.labels), SHOWN).to(seen.labels.device)
     x, y = probe.principal_plane(seen.features[rows]).T.cpu().numpy()
     return {"x": x, "y": y, "label": np.array(classes)[seen.labels[rows].cpu().numpy()]}

@@ -39,10 +39,10 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {"adam": {}, "sgd": {"momentum": 0
 FEATURES: Mapping[str, int] = {"tiny": 128, "resnet18": 512, "resnet34": 512, "resnet50": 2048}
 """Dimensions of an encoder's features."""
 
-EMBEDDED = "synthetic-images"
+BUILT_IN_DATASET = "synthetic-images"
 """The dataset that needs no download, small enough for the smallest encoder."""
 
-LARGE = 96
+LARGE_VIEW = 96
 """Side of views, in pixels, from which a stem that keeps them all is too much."""
 
 
@@ -56,7 +56,7 @@ def _rules() -> Rules:
 CONDITIONAL = ConditionalParams(
     _rules,
     {"loss": "infonce", "optimizer": "adam"},
-    {"encoder": lambda values: "tiny" if values.get("dataset", EMBEDDED) == EMBEDDED else "resnet18"},
+    {"encoder": lambda values: "tiny" if values.get("dataset", BUILT_IN_DATASET) == BUILT_IN_DATASET else "resnet18"},
 )
 
 
@@ -64,7 +64,7 @@ def default_stem(encoder: str | None, side: int) -> str | None:
     """The first layer of an encoder for views of ``side`` pixels, where none is given."""
     if encoder == "tiny":
         return None
-    return "imagenet" if side >= LARGE else "cifar"
+    return "imagenet" if side >= LARGE_VIEW else "cifar"
 
 
 def combination_error(values: Mapping[str, Any]) -> str | None:

@@ -23,7 +23,7 @@ from workloads.scores import two_view_scores
 from workloads.seeding import generator
 from workloads.simclr.batches import Batch, batches, steps_per_pass
 from workloads.simclr.data_checks import check_parts, loss_settings
-from workloads.simclr.evaluation import Frozen, Views, evaluation, spread
+from workloads.simclr.evaluation import LabelledFeatures, Views, evaluation, evenly_spaced
 from workloads.simclr.losses import LOSSES, default_stem
 from workloads.simclr.model import SimCLR as Model
 from workloads.simclr.optim import Optimizer, learning_rate
@@ -141,7 +141,7 @@ class SimCLR:
         check_split(split, self.runtime)
         part = self.data.test if split == "test" else self.data.validation
         with_probe = self.params.eval_probe == "always" or (self.params.eval_probe == "test" and split == "test")
-        seen = Frozen(self.features(part, torch.arange(len(part))), part.labels)
+        seen = LabelledFeatures(self.features(part, torch.arange(len(part))), part.labels)
         found = evaluation(self.labelled(), seen, self._views(part), self.data.classes, self.params, with_probe)
         metrics = self.runtime.broadcast(dict(found.metrics))
         if self.runtime.rank:
@@ -149,17 +149,17 @@ class SimCLR:
         left_out = {"skipped": {"image": np.array(self.data.skipped)}} if self.data.skipped else {}
         return Evaluation(metrics, found.units, {**found.tables, **left_out})
 
-    def labelled(self, shared: bool = True) -> Frozen:
+    def labelled(self, shared: bool = True) -> LabelledFeatures:
         """Features of all training images that have a label. A collective, unless ``shared`` is False."""
         train = self.data.train
         rows = train.labels.ge(0).nonzero().squeeze(1)
-        return Frozen(self.features(train, rows.cpu(), shared=shared), train.labels[rows])
+        return LabelledFeatures(self.features(train, rows.cpu(), shared=shared), train.labels[rows])
 
     @torch.no_grad()
     def _views(self, part: Part) -> Views:
         """Embeddings of two views of some of its labelled images, by draws that are always the same. A collective."""
         rows = part.labels.ge(0).nonzero().squeeze(1)
-        rows = rows[spread(len(rows), self.params.eval_sample).to(rows.device)]
+        rows = rows[evenly_spaced(len(rows), self.params.eval_sample).to(rows.device)]
         draws = self.recipe.draw(2 * len(rows), generator(self.runtime.seed, "evaluation"))
         first, second = (
             self.model.project(self.features(part, rows.cpu(), half))

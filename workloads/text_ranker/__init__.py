@@ -1,1 +1,1 @@
-"""Ranking of BM25's candidates by a cross-encoder or a bi-encoder."""
+"""Reranking of BM25's candidates by a cross-encoder or a bi-encoder."""

@@ -1,4 +1,4 @@
-"""A collection in the form that training and evaluation use, shared by the trials of a process."""
+"""A retrieval collection prepared for training and evaluation, cached per process."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from workloads.data.retrieval.types import Queries, Retrieval, split_queries
 from workloads.encoders.tokens import Tokenizer, Tokens
 from workloads.text_ranker.params import Params
 
-_KEPT = 4  # collections a process keeps
+_CACHED = 4  # collections that a process keeps
 
 
 @dataclass(frozen=True)
 class Lists:
-    """What is ranked for Q queries: C candidates each, as BM25 orders them, and what the ranking is measured by.
+    """The candidates of Q queries in BM25's order, C each, with their judgements.
 
-    ``queries`` (Q,) and ``docs`` (Q, C) are numbers, docs -1 past a list's end; ``bm25`` (Q, C) its scores, -inf there;
-    ``grades`` (Q, C) of the candidates, 0 where not judged; ``judged`` (Q, J) of all judged documents, 0 to fill up.
+    ``queries`` (Q,) and ``docs`` (Q, C) are indices; ``docs`` is padded with -1. ``bm25`` (Q, C): BM25's scores, padded
+    with -inf. ``grades`` (Q, C): grades of the candidates, 0 without a judgement. ``judged`` (Q, J): grades of all
+    judged documents, padded with 0.
     """
 
     queries: NDArray[np.int64]
@@ -34,49 +35,50 @@ class Lists:
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A collection, its queries' parts and BM25's candidates of every query, ``depth`` or more."""
+class RankerData:
+    """A collection, its split of the queries, and BM25's candidates of every query."""
 
     data: Retrieval
     queries: Queries
-    found: Candidates
+    candidates: Candidates
 
     @cached_property
     def gap_max(self) -> float:
-        """The largest difference of two grades in the judgements and 0, which the adaptive losses divide by."""
+        """The largest difference between two grades, 0 included. The adaptive losses divide by it."""
         return float(self.data.judgements[:, 2].max())
 
     def vocabulary(self) -> list[str]:
-        """The texts that an encoder from scratch takes its words from: documents and training queries."""
-        read: list[str] = self.data.docs.to_pylist() + self.data.queries.take(self.queries.train).to_pylist()
-        return read
+        """The texts whose words make the vocabulary of an encoder from scratch: documents and training queries."""
+        texts: list[str] = self.data.docs.to_pylist() + self.data.queries.take(self.queries.train).to_pylist()
+        return texts
 
     def lists(self, queries: NDArray[np.int64], depth: int) -> Lists:
-        """The lists of some queries, the first ``depth`` candidates of each."""
-        docs = self.found.docs[queries, :depth].astype(np.int64)
-        starts, stops = self.data.indptr[queries], self.data.indptr[queries + 1]
-        judged = np.zeros((len(queries), int((stops - starts).max(initial=0))), np.float32)
-        row, column = np.nonzero(np.arange(judged.shape[1]) < (stops - starts)[:, None])
+        """The first ``depth`` candidates of each of some queries."""
+        docs = self.candidates.docs[queries, :depth].astype(np.int64)
+        starts = self.data.indptr[queries]
+        counts = self.data.indptr[queries + 1] - starts
+        judged = np.zeros((len(queries), int(counts.max(initial=0))), np.float32)
+        row, column = np.nonzero(np.arange(judged.shape[1]) < counts[:, None])
         judged[row, column] = self.data.judgements[starts[row] + column, 2]
         grades = self.grades(np.repeat(queries, docs.shape[1]), docs.ravel()).reshape(docs.shape)
-        return Lists(queries, docs, self.found.scores[queries, :depth], grades, judged)
+        return Lists(queries, docs, self.candidates.scores[queries, :depth], grades, judged)
 
     def grades(self, queries: NDArray[np.int64], docs: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The grade of each pair (n,), 0 for one that was not judged."""
-        place, known = self._places(queries, docs)
-        return np.where(known, self.data.judgements[place, 2], 0).astype(np.float32)
+        """The grade of each pair (n,); 0 without a judgement."""
+        row, judged = self._judgement_rows(queries, docs)
+        return np.where(judged, self.data.judgements[row, 2], 0).astype(np.float32)
 
     def is_judged(self, queries: NDArray[np.int64], docs: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether each pair was judged, (n,)."""
-        return self._places(queries, docs)[1]
+        """Whether each pair has a judgement, (n,)."""
+        return self._judgement_rows(queries, docs)[1]
 
-    def _places(
+    def _judgement_rows(
         self, queries: NDArray[np.int64], docs: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Each pair's row among the judgements, which are ordered, and whether it is there."""
+        """Each pair's row in the sorted judgements, and whether it has one."""
         codes = queries * len(self.data.docs) + docs
-        place = np.searchsorted(self._codes, codes).clip(max=len(self._codes) - 1)
-        return place, (self._codes[place] == codes) & (docs >= 0)
+        row = np.searchsorted(self._codes, codes).clip(max=len(self._codes) - 1)
+        return row, (self._codes[row] == codes) & (docs >= 0)
 
     @cached_property
     def _codes(self) -> NDArray[np.int64]:
@@ -86,34 +88,35 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Texts:
-    """The token ids of all queries and documents, without special tokens: what sequences are made of."""
+    """The token ids of all queries and documents, without special tokens."""
 
     queries: Tokens
     docs: Tokens
 
 
-def prepared(params: Params, root: Path, holdout: bool) -> Prepared:
-    """The collection, split, with its candidates; from the second call of a process on, in a millisecond.
+def prepare(params: Params, root: Path, holdout: bool) -> RankerData:
+    """Load and split a collection and compute its candidates. The result is cached in the process.
 
     Raises:
         workloads.data.DataError: the dataset is unknown, missing or damaged, or bm25s is not installed.
         ValueError: there are too few queries.
     """
     data = load_retrieval(params.dataset, root, params.dataset_unknown)
-    depth, shares = max(params.eval_candidates, params.pool), (params.split_validation, params.split_test)
-    return _prepared(params.dataset, root, data, depth, params.split_seed, *shares, holdout)
+    depth = max(params.eval_candidates, params.pool)
+    shares = (params.split_validation, params.split_test)
+    return _prepare(params.dataset, root, data, depth, params.split_seed, *shares, holdout)
 
 
-@lru_cache(maxsize=_KEPT)
-def _prepared(
+@lru_cache(maxsize=_CACHED)
+def _prepare(
     dataset: str, root: Path, data: Retrieval, depth: int, seed: int, validation: float, test: float, holdout: bool
-) -> Prepared:
+) -> RankerData:
     queries = split_queries(data, seed=seed, validation=validation, test=test, holdout=holdout)
-    return Prepared(data, queries, candidates(dataset, root, data, depth))
+    return RankerData(data, queries, candidates(dataset, root, data, depth))
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=_CACHED)
 def texts(data: Retrieval, definition: str) -> Texts:
-    """All queries and documents, tokenised once a process for each definition of a tokenizer."""
+    """Tokenise all queries and documents. Cached per process and tokenizer."""
     tokenizer = Tokenizer(definition, 1)
     return Texts(*(tokenizer.bare(column.to_pylist()) for column in (data.queries, data.docs)))

@@ -1,4 +1,4 @@
-"""Lists of candidates ranked by the model, by BM25 and by both, and what these are worth."""
+"""Metrics of rankings by the model, by BM25, and by their interpolation."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from workloads.metrics.retrieval import ndcg, per_query, ranked_grades
 from workloads.text_ranker.dataset import Lists
 
 CUTOFFS = (10, 100)
-"""The k of every metric at k; one beyond the candidates is left out, except for the least."""
+"""The k of every metric at k. Except for the smallest, those beyond the number of candidates are omitted."""
 
 WEIGHTS = tuple(step / 20 for step in range(21))
-"""What is tried as BM25's share of the interpolated score."""
+"""Candidate values of ``bm25_weight``."""
 
 
-class Judge:
-    """Lists on the device, and the metrics of scores of their candidates, of which there are ``depth`` at most."""
+class RankingEvaluator:
+    """Computes metrics from scores of the candidates of ``lists``, at most ``depth`` per query."""
 
     def __init__(self, lists: Lists, device: torch.device, depth: int) -> None:
         self.lists = lists
@@ -27,9 +27,9 @@ class Judge:
         )
 
     def evaluation(self, scores: torch.Tensor, weight: float, units: bool) -> Evaluation:
-        """Metrics of the model's scores (Q, C), and as ``bm25_...`` and ``fused_...`` those of BM25's and of both.
+        """Metrics of the model's scores (Q, C), of BM25's (``bm25_...``) and of the interpolated ones (``fused_...``).
 
-        ``no_candidates`` is the share of the queries that BM25 finds nothing for: they count, with 0.
+        ``no_candidates`` is the share of queries for which BM25 returns nothing. They count as 0.
         """
         systems = {"": scores, "bm25_": self.bm25, "fused_": interpolated(scores, self.bm25, weight)}
         values = {
@@ -44,7 +44,7 @@ class Judge:
         return Evaluation(metrics, rows)
 
     def best_weight(self, scores: torch.Tensor) -> float:
-        """The weight of :data:`WEIGHTS` with the highest mean NDCG@10; of equal ones the least."""
+        """The weight of :data:`WEIGHTS` with the highest mean NDCG@10; the smallest of equal ones."""
         means = [
             ndcg(ranked_grades(interpolated(scores, self.bm25, weight), self.grades)[:, :10], self.judged).mean()
             for weight in WEIGHTS
@@ -53,19 +53,19 @@ class Judge:
 
 
 def interpolated(scores: torch.Tensor, bm25: torch.Tensor, weight: float) -> torch.Tensor:
-    """``(1 - w) z(scores) + w z(bm25)``, each standardised over the query's candidates, (Q, C).
+    """``(1 - w) z(scores) + w z(bm25)``, where z standardises over the query's candidates, (Q, C).
 
     Args:
-        scores: (Q, C); -inf is no candidate, in both.
-        bm25: (Q, C).
+        scores: (Q, C), -inf for padding.
+        bm25: (Q, C), -inf for padding.
         weight: w in [0, 1].
     """
-    found = (1 - weight) * standardised(scores) + weight * standardised(bm25)
-    return found.masked_fill(bm25 == -torch.inf, -torch.inf)
+    mixed = (1 - weight) * standardised(scores) + weight * standardised(bm25)
+    return mixed.masked_fill(bm25 == -torch.inf, -torch.inf)
 
 
 def standardised(scores: torch.Tensor) -> torch.Tensor:
-    """Scores of mean 0 and deviation 1 over each row's candidates; all 0 where they are equal."""
+    """Scores with mean 0 and standard deviation 1 over each row's candidates; 0 if they are all equal."""
     there = scores != -torch.inf
     count = there.sum(1, keepdim=True).clamp(min=1)
     finite = scores.masked_fill(~there, 0)

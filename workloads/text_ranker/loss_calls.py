@@ -1,4 +1,4 @@
-"""The losses by name, of the groups of a step: which pairs they compare, and one value a query."""
+"""The loss of each query of a batch, by the name of the loss, and the pairs that pairwise losses compare."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from workloads.text_ranker.losses import LOSSES
 
 @dataclass(frozen=True)
 class Block:
-    """Scores and grades of b groups of G documents on the device, (b, G); a score of -inf is no document.
+    """Scores and grades of b groups of G documents, (b, G), on the device. The score of padding is -inf.
 
-    ``pairs`` (3, P) are rows [group, i, j] of documents to compare.
+    ``pairs`` (3, P): the rows are group, i and j of the documents to compare.
     """
 
     scores: torch.Tensor
@@ -26,7 +26,7 @@ class Block:
 
 
 class PairScores(NamedTuple):
-    """Scores ``s`` and grades ``y`` of P pairs, (P,) each; the margin or σ; the largest difference of two grades."""
+    """Scores ``s`` and grades ``y`` of P pairs, (P,) each; ``scale``: the margin or σ; ``gap_max``: see RankerData."""
 
     s_i: torch.Tensor
     s_j: torch.Tensor
@@ -37,12 +37,12 @@ class PairScores(NamedTuple):
 
     @property
     def preference(self) -> torch.Tensor:
-        """S: the sign of the difference of grades, (P,)."""
+        """S: the sign of the difference between the grades, (P,)."""
         return (self.y_i - self.y_j).sign()
 
 
 class ListScores(NamedTuple):
-    """Scores and grades of b groups, (b, G); σ where the loss has one."""
+    """Scores and grades of b groups, (b, G); ``scale``: σ, for a loss that has one."""
 
     scores: torch.Tensor
     grades: torch.Tensor
@@ -50,13 +50,13 @@ class ListScores(NamedTuple):
 
 
 def query_losses(block: Block, loss: str, scale: torch.Tensor | float, gap_max: float) -> torch.Tensor:
-    """The loss of each query, (b,), 0 for one with nothing to compare.
+    """The loss of each query, (b,); 0 for a query with nothing to compare.
 
-    A loss of pairs is the mean over the query's pairs, so that every query weighs alike.
+    A pairwise loss is averaged over the query's pairs, so that all queries have equal weight.
 
     Args:
-        scale: the margin or σ, for those that have one.
-        gap_max: the largest difference of two grades.
+        scale: the margin or σ.
+        gap_max: the largest difference between two grades.
     """
     row = LOSSES[loss]
     values: torch.Tensor
@@ -73,17 +73,18 @@ def query_losses(block: Block, loss: str, scale: torch.Tensor | float, gap_max: 
 
 
 def pairs(groups: Groups, ties: str | None) -> NDArray[np.int64]:
-    """The pairs of documents to compare in each group, (3, P) rows [group, i, j] with i before j, on the host.
+    """The pairs of documents to compare in each group: rows group, i and j, with i < j; (3, P), on the host.
 
-    Documents of different grades; by ``ties`` also those of equal ones, where both were judged or all.
+    These are the documents of different grades, and with ``ties`` also those of equal grades: where both are judged
+    ("judged"), or all of them ("all").
     """
     size = groups.docs.shape[1]
     i, j = np.triu_indices(size, 1)
-    there, grades, judged = groups.docs >= 0, groups.grades, groups.judged
-    wanted = grades[:, i] != grades[:, j]
+    real = groups.docs >= 0
+    compared = groups.grades[:, i] != groups.grades[:, j]
     if ties == "judged":
-        wanted |= judged[:, i] & judged[:, j]
+        compared |= groups.judged[:, i] & groups.judged[:, j]
     elif ties == "all":
-        wanted |= True
-    row, place = np.nonzero(wanted & there[:, i] & there[:, j])
-    return np.stack([row, i[place], j[place]])
+        compared |= True
+    row, pair = np.nonzero(compared & real[:, i] & real[:, j])
+    return np.stack([row, i[pair], j[pair]])

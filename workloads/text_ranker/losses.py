@@ -13,10 +13,10 @@ _GRADED = ("s_i", "s_j", "y_i", "y_j", "scale", "gap_max")
 
 @dataclass(frozen=True)
 class RankerLoss(Loss):
-    """A loss of pairs of documents, one value a pair, or of the lists of a block, one value a query.
+    """A pairwise loss, with one value per pair, or a listwise loss, with one value per query.
 
     Attributes:
-        pairs: whether it is of pairs.
+        pairs: whether the loss is pairwise.
     """
 
     pairs: bool = False

@@ -1,7 +1,7 @@
 """Hyperparameters of the text ranker. Imports no PyTorch, so that the command line starts quickly.
 
-"note" is the source document on pairwise text ranking, E-x the project's decisions where it is silent or wrong. A
-parameter that only some losses or one way of scoring read is None with the others.
+"note" is the source document on pairwise text ranking, E-x are entries of docs/errata.md. A parameter that the chosen
+loss and scoring do not use is None.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Loss: TypeAlias = Annotated[str, OneOf(LOSSES)]
 
 
 class Params(RetrievalParams):
-    """What an experiment with the text ranker can set."""
+    """Parameters of the text ranker."""
 
     tables: ClassVar[Mapping[str, Mapping[str, Any]]] = {"loss": LOSSES}
     conditional = CONDITIONAL
@@ -33,83 +33,84 @@ class Params(RetrievalParams):
         "(query, positive, negative).",
     )
     eval_candidates: int = Field(
-        100, ge=1, le=10_000, description="BM25's documents of a query that are ranked (100: as is usual)."
+        100, ge=1, le=10_000, description="Number of BM25's documents that are reranked per query (100 is usual)."
     )
 
     encoder: Annotated[str, AfterValidator(sources.check)] = Field(
         "tiny",
         min_length=1,
-        description="minilm, bert-base, tiny (from scratch), a folder, or a name of the Hugging Face hub.",
+        description="minilm, bert-base, tiny (from scratch), a folder, or a model name on the Hugging Face hub.",
     )
     scoring: Literal["cross", "bi"] = Field(
         "cross",
         description="cross: query and document in one sequence, a linear score (note); bi: cosine of two vectors.",
     )
     pooling: Literal["cls", "mean", "max"] | None = Field(
-        None, description="What of the tokens is scored (note: the first one; bi: the mean)."
+        None, description="How token vectors become one vector (note: the first token's; bi: the mean)."
     )
     temperature: float | None = Field(
-        None, gt=0, le=10, description="Of scoring=bi, divides the cosine (0.05: Sentence-BERT's scale of 20)."
+        None, gt=0, le=10, description="Of scoring=bi: divides the cosine (0.05: Sentence-BERT's scale of 20)."
     )
     max_length: int = Field(
-        192, ge=8, le=8192, description="Tokens of a sequence; a longer one is cut, and the share reported."
+        192, ge=8, le=8192, description="Tokens of a sequence. Longer ones are cut; their share is reported."
     )
     dropout: float | None = Field(
-        None, ge=0, lt=1, description="Of the encoder; by default its own (BERT: 0.1; tiny: 0)."
+        None, ge=0, lt=1, description="Dropout of the encoder; unset: its own (BERT: 0.1; tiny: 0)."
     )
 
     loss: Loss = Field(
         "ranknet",
-        description="Of pairs: margin (E-R3), adaptive_margin (E-R4), ranknet (note, E-R1), adaptive_ranknet (E-R5). "
-        "Of lists: listwise (softmax), lambdarank.",
+        description="Pairwise: margin (E-R3), adaptive_margin (E-R4), ranknet (note, E-R1), adaptive_ranknet (E-R5). "
+        "Listwise: listwise (softmax), lambdarank.",
     )
-    margin: float | None = Field(None, gt=0, le=100, description="m, in scores (E-R3: 1).")
+    margin: float | None = Field(None, gt=0, le=100, description="Margin m between scores (E-R3: 1).")
     sigma: float | None = Field(
         None, gt=0, le=100, description="σ, which scales the difference of scores (note: 1 and others)."
     )
     learnable: bool | None = Field(
-        None, description="Learn margin or σ, from its value, inside (0.1, 2) (note: learnable_margin; E-R4)."
+        None, description="Learn margin or σ within (0.1, 2), starting at its value (note: learnable_margin; E-R4)."
     )
     ties: Literal["none", "judged", "all"] | None = Field(
         None,
-        description="Pairs of equal grades, S = 0: none, of judged documents, or of all, where a negative has grade 0.",
+        description="Which pairs of equal grades are used, with S = 0: none, those of judged documents, or all (an "
+        "unjudged document has grade 0).",
     )
-    positives: int = Field(1, ge=1, le=1024, description="Relevant documents of a query in a step, at most.")
+    positives: int = Field(1, ge=1, le=1024, description="Most relevant documents of a query in a step.")
     negatives: int = Field(3, ge=1, le=1024, description="Other documents of a query in a step.")
     hard: float = Field(
         1.0,
         ge=0,
         le=1,
-        description="Share of the negatives that BM25 found or that were judged 0; the rest is any document.",
+        description="Share of the negatives that are BM25's candidates or judged 0; the rest is drawn from all.",
     )
-    pool: int = Field(50, ge=1, le=10_000, description="BM25's documents that hard negatives are drawn from.")
+    pool: int = Field(50, ge=1, le=10_000, description="Number of BM25's candidates that hard negatives come from.")
 
     batch_size: int = Field(8, ge=1, le=2**16, description="Queries in a global batch, over all workers.")
-    lr: LearningRate = Field(3e-5, description="Learning rate at its height (BERT's authors: 2e-5 to 5e-5).")
+    lr: LearningRate = Field(3e-5, description="Peak learning rate (BERT's authors: 2e-5 to 5e-5).")
     weight_decay: WeightDecay = Field(0.01, description="Of AdamW, on matrices (BERT: 0.01).")
     warmup: float = Field(
         0.1, ge=0, lt=1, description="Share of all steps in which lr rises; then it falls linearly (BERT: 0.1)."
     )
-    clip: float = Field(1.0, gt=0, le=1e6, description="Largest norm of the gradient (BERT: 1).")
+    clip: float = Field(1.0, gt=0, le=1e6, description="The gradient is clipped to this norm (BERT: 1).")
     bm25_weight: float | Literal["validation"] = Field(
         "validation",
-        description="Share of BM25's standardised score in the interpolated one, from 0 to 1; validation: the best "
-        "of 21 by NDCG@10 there.",
+        description="Weight of BM25's standardised score in the interpolated one, from 0 to 1; validation: the best "
+        "of 21 values by NDCG@10 on the validation part.",
     )
 
     @model_validator(mode="after")
     def _in_bounds(self) -> Self:
-        """Refuse a strength that could not be learnt, and a share that is none."""
+        """Reject a learnable margin or σ outside of its bounds, and a weight outside [0, 1]."""
         start = self.margin if self.margin is not None else self.sigma
         if self.learnable and start is not None and not 0.1 < start < 2:
             name = "margin" if self.margin is not None else "sigma"
-            raise ValueError(f"{name}={start:g} with learnable=true starts outside of (0.1, 2), where it is kept")
+            raise ValueError(f"{name}={start:g} with learnable=true starts outside of its bounds (0.1, 2)")
         if isinstance(self.bm25_weight, float) and not 0 <= self.bm25_weight <= 1:
             raise ValueError(f"bm25_weight={self.bm25_weight:g} is not in [0, 1]")
         return self
 
     def check_plan(self, epochs: int, refit: bool) -> None:
-        """Raises ValueError for a refit that would have to choose."""
+        """Raises ValueError for a refit with ``bm25_weight="validation"``."""
         if refit and self.bm25_weight == "validation":
             raise ValueError(
                 "a refit trains on the validation part, where bm25_weight would be chosen. Set bm25_weight to what the "

@@ -1,6 +1,6 @@
-"""Serve a trained text ranker: a query and documents in, scores and ranks out.
+"""Predictions of a trained text ranker: scores and ranks of the documents that come with each query.
 
-It is exported with ``served_text.py``, which it reads texts with, and needs nothing else of the package.
+Exported with the model together with ``served_text.py``; needs nothing else of the package.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ..encoders.served_text import ServedTextEncoder, number_column, text_column
 
 
 class Predictor:
-    """Ranks the documents that a query comes with."""
+    """Ranks the documents given with a query."""
 
     def __init__(self, weights: dict[str, NDArray[Any]], config: dict[str, Any]) -> None:
-        """Take the trained model.
+        """Rebuild the model.
 
         Args:
-            weights: of the encoder, and ``head.weight`` and ``head.bias`` of a cross-encoder.
-            config: ``model``, the transformer's own; ``tokenizer``, a tokenizer.json; ``max_length``; ``scoring``,
-                cross or bi; ``pooling``; ``temperature``; ``bm25_weight``.
+            weights: weights of the encoder, and ``head.weight`` and ``head.bias`` of a cross-encoder.
+            config: ``model``, the transformer's configuration; ``tokenizer``, the text of a tokenizer.json;
+                ``max_length``; ``scoring``, cross or bi; ``pooling``; ``temperature``; ``bm25_weight``.
         """
         self.config = config
         self.encoder = ServedTextEncoder(
@@ -41,17 +41,17 @@ class Predictor:
         """Score each row's document for its query, and rank the documents of each query.
 
         Args:
-            inputs: columns ``query`` and ``document``, a text each; rows of equal queries are ranked together. With a
-                column ``bm25``, BM25's score of the row, ranks go by both, with the weight found in training. With
-                scoring bi a text without tokens has score 0 with any.
-            batch_size: texts that are read at once.
+            inputs: columns ``query`` and ``document`` with texts; rows with equal queries are ranked together. If there
+                is a column ``bm25`` with BM25's scores, ranks use both scores, with the weight chosen in training. With
+                scoring bi, a text without tokens has score 0.
+            batch_size: number of texts encoded at once.
 
         Returns:
-            In the order of the input: ``query``, ``document``, ``score``, the model's; with ``bm25`` also ``fused``, in
-            standard deviations; and ``rank``, from 1 within the query, ties in the order of the input.
+            In the order of the input: ``query``, ``document``, ``score`` of the model; with ``bm25`` also ``fused``,
+            the interpolated score in standard deviations; and ``rank``, from 1 within the query, ties in input order.
 
         Raises:
-            ValueError: a column is missing, or holds a gap, no text or, of ``bm25``, no number.
+            ValueError: a column is missing, or has missing values, non-texts, or non-numbers in ``bm25``.
         """
         queries, docs = text_columns(inputs, "query", "document")
         scores = self._scores(queries, docs, batch_size).cpu().numpy()
@@ -65,7 +65,7 @@ class Predictor:
         return output
 
     def _scores(self, queries: list[str], docs: list[str], batch_size: int) -> torch.Tensor:
-        """Of each row, (n,)."""
+        """The model's score of each row, (n,)."""
         if self.head is not None:
             scores: torch.Tensor = self.head(self.encoder(list(zip(queries, docs)), batch_size).vectors).squeeze(1)
             return scores
@@ -75,7 +75,7 @@ class Predictor:
 
 
 def _standardised(scores: pd.Series[float], queries: pd.Series[str]) -> pd.Series[float]:
-    """Mean 0 and deviation 1 within each query; 0 where its scores are equal."""
+    """Scores with mean 0 and standard deviation 1 within each query; 0 if they are all equal."""
     of_query = scores.groupby(queries)
     deviation = of_query.transform("std", ddof=0)
     return (scores - of_query.transform("mean")) / deviation.where(deviation > 1e-6, 1.0)

@@ -1,4 +1,4 @@
-"""What the registry stores of a trained text ranker."""
+"""The registered model of a trained text ranker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from workloads.contract import Servable
 from workloads.encoders.served_text import REQUIREMENTS
 from workloads.encoders.tokens import Tokenizer
-from workloads.text_ranker.dataset import Prepared
+from workloads.text_ranker.dataset import RankerData
 from workloads.text_ranker.params import Params
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 _EXAMPLE = 3  # documents
 
 
-def servable(ranker: Ranker, tokenizer: Tokenizer, params: Params, bm25_weight: float, data: Prepared) -> Servable:
-    """Weights and settings for ``predictor.py``; the example is a query with its first candidates."""
+def servable(ranker: Ranker, tokenizer: Tokenizer, params: Params, bm25_weight: float, data: RankerData) -> Servable:
+    """Weights and configuration for ``predictor.py``. The example is a query with its first candidates."""
     weights = {name: tensor for name, tensor in ranker.state_dict().items() if name != "raw"}
-    counts = data.found.counts
+    counts = data.candidates.counts
     query = int(counts.argmax())
-    docs = data.found.docs[query, :_EXAMPLE]
+    docs = data.candidates.docs[query, :_EXAMPLE]
     docs = docs[docs >= 0]
     return Servable(
         predictor=Path(__file__).with_name("predictor.py"),

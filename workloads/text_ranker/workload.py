@@ -1,4 +1,4 @@
-"""The text ranker workload: BM25's candidates put in order by a model trained on what is more relevant than what."""
+"""The text ranker workload: reranks BM25's candidates with a model trained on relevance judgements."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from workloads.encoders.optimisation import adamw, take_step, warmup_linear
 from workloads.encoders.sources import TINY
 from workloads.encoders.text import load_encoder
 from workloads.seeding import derive, seeded
-from workloads.text_ranker.batches import Groups, Trainer
-from workloads.text_ranker.dataset import Lists, prepared, texts
-from workloads.text_ranker.evaluation import Judge
+from workloads.text_ranker.batches import Groups, GroupSampler
+from workloads.text_ranker.dataset import Lists, prepare, texts
+from workloads.text_ranker.evaluation import RankingEvaluator
 from workloads.text_ranker.loss_calls import Block, pairs, query_losses
-from workloads.text_ranker.model import Ranker, Reader, batch_of, score_pairs
+from workloads.text_ranker.model import Ranker, SequenceBuilder, packed_pairs, score_pairs
 from workloads.text_ranker.params import Params as TextRankerParams
 from workloads.text_ranker.serving import servable
 
-_UNKNOWN_WEIGHT = 0.5  # of BM25, before the first epoch
+_INITIAL_WEIGHT = 0.5  # of BM25, before the first epoch
 
 
 class TextRanker:
-    """Learn to order the documents that BM25 finds for a query.
+    """Learns to rank the documents that BM25 retrieves for a query.
 
     bf16 applies to the encoder; head, losses and metrics are float32.
     """
@@ -38,17 +38,18 @@ class TextRanker:
     objective: Objective = Objective("ndcg_at_10", "max")
 
     def __init__(self, params: TextRankerParams, runtime: Runtime) -> None:
-        """Build on ``runtime.device``; from the second time in a process on the data is there already.
+        """Build on ``runtime.device``. The prepared data is cached in the process.
 
         Raises:
-            ValueError: the batch does not divide over the workers, there are too few queries, or a refit would have to
-                choose ``bm25_weight`` on the validation part that it trains on.
+            ValueError: the batch size is not divisible by the number of workers, there are too few queries, or a refit
+                has ``bm25_weight="validation"``: it trains on the validation part.
             workloads.data.DataError: the dataset or the encoder is unknown, missing or damaged.
         """
         check_plan(params, runtime)
-        self.params, self.runtime = params, runtime
-        self.data = prepared(params, runtime.data, runtime.holdout)
-        self.trainer = Trainer(self.data, params)
+        self.params = params
+        self.runtime = runtime
+        self.data = prepare(params, runtime.data, runtime.holdout)
+        self.group_sampler = GroupSampler(self.data, params)
         tokenizer, encoder = load_encoder(
             params.encoder,
             max_length=params.max_length,
@@ -58,38 +59,38 @@ class TextRanker:
             texts=self.data.vocabulary() if params.encoder == "tiny" else (),
             seed=runtime.seed,
         )
-        self.reader = Reader(tokenizer, texts(self.data.data, tokenizer.definition), params.scoring)
+        self.sequence_builder = SequenceBuilder(tokenizer, texts(self.data.data, tokenizer.definition), params.scoring)
         self.model = Ranker(encoder, params, runtime.seed).to(runtime.device)
         self.replica = wrap(self.model, runtime)
         self.optimizer = adamw(self.model, params.lr, params.weight_decay)
-        chosen = params.bm25_weight == "validation"
-        self.bm25_weight = _UNKNOWN_WEIGHT if chosen else float(params.bm25_weight)
-        self._judges: dict[Split, Judge] = {}
-        self._scores: dict[Split, tuple[torch.Tensor, float]] = {}  # of the weights as they are
+        self.bm25_weight = _INITIAL_WEIGHT if params.bm25_weight == "validation" else float(params.bm25_weight)
+        self._evaluators: dict[Split, RankingEvaluator] = {}
+        self._scores: dict[Split, tuple[torch.Tensor, float]] = {}  # cleared when the weights change
         if self.pretrained:
             self.choose_weight()
 
     @property
     def pretrained(self) -> bool:
-        """Whether the encoder is and scores by itself; a cross-encoder's head is new."""
+        """Whether the untrained model is worth evaluating: a cross-encoder's head is randomly initialised."""
         return self.params.encoder != TINY and self.params.scoring == "bi"
 
     def train_epoch(self, epoch: int) -> Metrics:
         """One pass over the training queries, or ``runtime.steps_per_epoch`` steps of one.
 
         Returns:
-            The mean ``loss`` of a query; the shares of queries ``without_pairs``, with nothing to compare, and of
-            sequences ``truncated``; ``strength``, the margin or σ; and ``bm25_weight``, chosen after the epoch.
+            The mean ``loss`` of a query; ``without_pairs``, the share of queries with nothing to compare;
+            ``truncated``, the share of sequences that were cut; ``strength``, the margin or σ; and ``bm25_weight``, as
+            chosen after the epoch.
         """
         params, runtime = self.params, self.runtime
-        steps = runtime.steps_per_epoch or self.trainer.steps_per_pass
+        steps = runtime.steps_per_epoch or self.group_sampler.steps_per_pass
         planned = runtime.epochs * steps
         loss = torch.zeros((), dtype=torch.float64, device=runtime.device)
         counts = np.zeros(4)  # queries, those without pairs, sequences, those cut
         self._scores.clear()
         self.model.train()
         with seeded(derive(runtime.seed, "dropout", epoch, runtime.rank), runtime.device):
-            for step, (groups, weight) in enumerate(self.trainer.batches(runtime, epoch), (epoch - 1) * steps):
+            for step, (groups, weight) in enumerate(self.group_sampler.batches(runtime, epoch), (epoch - 1) * steps):
                 parts = groups.split(runtime.accumulate)
                 for part in parts:
                     with nullcontext() if part is parts[-1] else without_sync(self.replica):
@@ -102,26 +103,27 @@ class TextRanker:
             "loss": reduce_sum(loss).item() / queries,
             "without_pairs": idle / queries,
             "truncated": cut / sequences,
-            "strength": self.model.strength(runtime.device).item(),
+            "strength": self.model.pair_scale(runtime.device).item(),
             "bm25_weight": self.bm25_weight,
         }
 
     def _backward(self, groups: Groups, weight: float, counts: NDArray[np.float64]) -> torch.Tensor:
-        """Add the gradient of some groups, each query's loss by ``weight``; the sum of the losses, without a gradient.
+        """Accumulate the gradient of some groups, with each query's loss times ``weight``. Returns the summed losses.
 
-        Of weight 0 is what stands in on a rank that has no query in a small last batch: it is not counted.
+        A stand-in query on a rank without one has weight 0 and is not counted.
         """
-        device, there = self.runtime.device, groups.docs >= 0
-        queries = np.broadcast_to(groups.queries[:, None], there.shape)[there]
-        batch, places, cut = batch_of(self.reader, queries, groups.docs[there], device)
-        found, strength = self.replica(batch, places)
+        device = self.runtime.device
+        real = groups.docs >= 0
+        queries = np.broadcast_to(groups.queries[:, None], real.shape)[real]
+        batch, rows, cut = packed_pairs(self.sequence_builder, queries, groups.docs[real], device)
+        pair_scores, pair_scale = self.replica(batch, rows)
         mask, grades, compared = (
             torch.from_numpy(side).to(device, non_blocking=True)
-            for side in (there, groups.grades, pairs(groups, self.params.ties))
+            for side in (real, groups.grades, pairs(groups, self.params.ties))
         )
-        scores = torch.full(mask.shape, -torch.inf, device=device).masked_scatter(mask, found)
-        losses = query_losses(Block(scores, grades, compared), self.params.loss, strength, self.data.gap_max)
-        # DDP averages over ranks: with this factor, to the mean over the global batch.
+        scores = torch.full(mask.shape, -torch.inf, device=device).masked_scatter(mask, pair_scores)
+        losses = query_losses(Block(scores, grades, compared), self.params.loss, pair_scale, self.data.gap_max)
+        # DDP averages over ranks; the factor makes this the mean over the global batch.
         torch.autograd.backward(losses.sum() * (self.runtime.world_size * weight))
         if not weight:
             return torch.zeros_like(losses.sum())
@@ -129,52 +131,52 @@ class TextRanker:
         return losses.detach().sum()
 
     def choose_weight(self) -> None:
-        """Take the weight of BM25 that is best on validation for the model as it is, unless it is given."""
+        """Set ``bm25_weight`` to the best value on validation for the current model, unless the parameters fix it."""
         if self.params.bm25_weight == "validation":
             scores, _ = self._ranked("validation")
-            self.bm25_weight = self.runtime.broadcast(self._judge("validation").best_weight(scores))
+            self.bm25_weight = self.runtime.broadcast(self._evaluator("validation").best_weight(scores))
 
     @torch.no_grad()
     def evaluate(self, split: Split) -> Evaluation:
-        """Rank the candidates of every query of the split; queries are shared out over the ranks.
+        """Rank the candidates of every query of the split. The ranks share the work.
 
         Raises:
-            ValueError: the validation split of a refit, which has been trained on.
+            ValueError: the validation split of a refit, which is part of its training data.
         """
         scores, cut = self._ranked(split)
-        found = self._judge(split).evaluation(scores, self.bm25_weight, self.runtime.rank == 0)
-        return Evaluation({**found.metrics, "truncated": cut}, found.units)
+        result = self._evaluator(split).evaluation(scores, self.bm25_weight, self.runtime.rank == 0)
+        return Evaluation({**result.metrics, "truncated": cut}, result.units)
 
-    def _judge(self, split: Split) -> Judge:
+    def _evaluator(self, split: Split) -> RankingEvaluator:
         check_split(split, self.runtime)
-        if split not in self._judges:
+        if split not in self._evaluators:
             queries = self.data.queries.test if split == "test" else self.data.queries.validation
             depth = self.params.eval_candidates
-            self._judges[split] = Judge(self.data.lists(queries, depth), self.runtime.device, depth)
-        return self._judges[split]
+            self._evaluators[split] = RankingEvaluator(self.data.lists(queries, depth), self.runtime.device, depth)
+        return self._evaluators[split]
 
     def _ranked(self, split: Split) -> tuple[torch.Tensor, float]:
-        """Scores (Q, C) of the candidates and the share of sequences cut, computed once for the weights as they are."""
+        """Scores (Q, C) of the candidates and the share of truncated sequences, cached until the weights change."""
         if split not in self._scores:
-            lists = self._judge(split).lists
-            mine = np.arange(self.runtime.rank, len(lists.queries), self.runtime.world_size)
-            self._scores[split] = self._scored(lists, mine)
+            lists = self._evaluator(split).lists
+            own_rows = np.arange(self.runtime.rank, len(lists.queries), self.runtime.world_size)
+            self._scores[split] = self._scored(lists, own_rows)
         return self._scores[split]
 
     def _scored(self, lists: Lists, rows: NDArray[np.int64]) -> tuple[torch.Tensor, float]:
-        """Scores of some rows of the lists, the other ranks' added. A collective."""
+        """Score ``rows`` of the lists and combine with the other ranks' scores. A collective operation."""
         device = self.runtime.device
-        there = np.zeros(lists.docs.shape, np.bool_)
-        there[rows] = lists.docs[rows] >= 0
-        queries = np.broadcast_to(lists.queries[:, None], there.shape)[there]
-        found, cut = score_pairs(self.model, self.reader, queries, lists.docs[there])
-        scores = torch.zeros(there.shape, device=device).masked_scatter(torch.from_numpy(there).to(device), found)
+        own = np.zeros(lists.docs.shape, np.bool_)
+        own[rows] = lists.docs[rows] >= 0
+        queries = np.broadcast_to(lists.queries[:, None], own.shape)[own]
+        pair_scores, cut = score_pairs(self.model, self.sequence_builder, queries, lists.docs[own])
+        scores = torch.zeros(own.shape, device=device).masked_scatter(torch.from_numpy(own).to(device), pair_scores)
         total = reduce_sum(torch.tensor([cut, len(queries)], dtype=torch.float64, device=device)).tolist()
         listed = torch.from_numpy(lists.docs >= 0).to(device)
         return reduce_sum(scores).masked_fill(~listed, -torch.inf), total[0] / max(1.0, total[1])
 
     def state_dict(self) -> State:
-        """Model, optimiser and BM25's weight. No stream position: it follows from the epoch."""
+        """Model, optimiser and BM25's weight. The data position follows from the epoch and is not stored."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict()["state"],
@@ -182,10 +184,10 @@ class TextRanker:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Copy a state. Learning rate, weight decay and a weight of BM25 that is given stay those of the parameters.
+        """Load a state. Learning rate, weight decay and a fixed ``bm25_weight`` come from the parameters.
 
         Raises:
-            ValueError: the state belongs to another encoder or another way of scoring.
+            ValueError: the state is of another encoder or scoring.
         """
         try:
             self.model.load_state_dict(state["model"])
@@ -201,5 +203,5 @@ class TextRanker:
         self._scores.clear()
 
     def servable(self) -> Servable:
-        """Encoder, tokenizer and BM25's weight; the documents come with the input."""
-        return servable(self.model, self.reader.tokenizer, self.params, self.bm25_weight, self.data)
+        """Encoder, tokenizer and BM25's weight. The documents come with the input."""
+        return servable(self.model, self.sequence_builder.tokenizer, self.params, self.bm25_weight, self.data)

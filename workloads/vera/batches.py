@@ -1,4 +1,4 @@
-"""Which queries an epoch trains on, in global batches, and which of them a rank reads."""
+"""The global batches of an epoch, and each rank's part of them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from workloads.seeding import derive
 def batches(
     queries: NDArray[np.int64], batch_size: int, steps: int, epoch: int, seed: int
 ) -> Iterator[NDArray[np.int64]]:
-    """The numbers of the queries of each global batch of ``epoch``, the next ``steps`` of passes in random orders."""
-    for number, places in passes_of(epoch, steps_per_pass(len(queries), batch_size), steps):
+    """The queries of each of the ``steps`` global batches of ``epoch``. Each pass has its own random order."""
+    for number, steps_of_pass in passes_of(epoch, steps_per_pass(len(queries), batch_size), steps):
         order = np.random.Generator(np.random.PCG64(derive(seed, "order", number))).permutation(queries)
-        for place in places:
-            yield order[place * batch_size : (place + 1) * batch_size]
+        for step in steps_of_pass:
+            yield order[step * batch_size : (step + 1) * batch_size]
 
 
 def micro_batches(batch: NDArray[np.int64], runtime: Runtime) -> list[tuple[NDArray[np.int64], float]]:
-    """This rank's contiguous part of a global batch in ``runtime.accumulate`` parts, none of them empty, of weight 1.
+    """This rank's contiguous part of a global batch, in up to ``runtime.accumulate`` non-empty parts of weight 1.
 
-    On a rank which has no query of a small batch one stands in, of weight 0.
+    A rank without a query in a small batch gets a stand-in query of weight 0.
     """
     own = batch[own_part(len(batch), runtime.rank, runtime.world_size)]
     if not len(own):

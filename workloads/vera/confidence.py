@@ -1,4 +1,4 @@
-"""How sure a model is that an answer is among its first k, and the maps that make it surer or less: E-V6."""
+"""The confidence c^(k) that an answer is among the first k, and maps that recalibrate it: E-V6."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ _LOG_TEMPERATURES = (-5.0, 5.0)
 
 @dataclass(frozen=True, eq=False)
 class Ranked:
-    """What a model says of Q queries with at most C candidates: scores (Q, C), -inf where there is none, evidence, and
-    with ``mc_dropout`` the shares of the softmax under so many masks, (M, Q, C)."""
+    """A model's output for Q queries with at most C candidates.
+
+    ``scores`` (Q, C): -inf for padding. ``evidence``: α and β. ``drawn`` (M, Q, C): the softmax under each of M dropout
+    masks, with ``mc_dropout``.
+    """
 
     scores: torch.Tensor
     evidence: Evidence
@@ -33,19 +36,23 @@ class Ranked:
 
     @property
     def listed(self) -> torch.Tensor:
-        """Where there is a candidate, (Q, C)."""
+        """True for candidates, False for padding, (Q, C)."""
         return self.scores != -torch.inf
 
 
 @dataclass(frozen=True, eq=False)
 class Map:
-    """A map of confidences: none; the temperature T; Platt's a, b; or isotonic regression's points x, y (2, m)."""
+    """A map of confidences.
+
+    ``values`` are: nothing (``none``), the temperature T, Platt's a and b, or the points x, y of isotonic regression
+    (2, m).
+    """
 
     kind: str = "none"
     values: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
 
     def __call__(self, confidence: torch.Tensor) -> torch.Tensor:
-        """Mapped (n,) float64. A temperature of a softmax is not applied here but to its scores."""
+        """The mapped confidence, (n,) float64. The temperature of a softmax is applied to its scores, not here."""
         if self.kind == "none":
             return confidence
         if self.kind == "isotonic":
@@ -57,7 +64,7 @@ class Map:
 
 
 def confidence(ranked: Ranked, k: int, params: Params, mapped: Map = Map()) -> torch.Tensor:
-    """c^(k) of each query, (Q,) float64: by the evidence (note 2), or the mass of the softmax on the first k."""
+    """c^(k) of each query, (Q,) float64: from the evidence (note 2), or the softmax probability of the first k."""
     if params.confidence == "evidence":
         columns = top(ranked.scores, k)
         evidence = Evidence(*(side.double() for side in ranked.evidence))
@@ -71,7 +78,7 @@ def confidence(ranked: Ranked, k: int, params: Params, mapped: Map = Map()) -> t
 
 
 def shares(scores: torch.Tensor, temperature: float) -> torch.Tensor:
-    """The softmax of each row (Q, C); 0 in a row without candidates."""
+    """The softmax of each row, (Q, C); 0 for padding."""
     return torch.softmax(scores / temperature, 1).masked_fill(scores == -torch.inf, 0)
 
 
@@ -79,9 +86,8 @@ def _mass(scores: torch.Tensor, k: int, temperature: float) -> torch.Tensor:
     return shares(scores.double(), temperature).gather(1, top(scores, k)).sum(1).clamp(0, 1)
 
 
-def fitted(kind: str, ranked: Ranked, k: int, params: Params, success: torch.Tensor) -> Map:
-    """The map of that kind with the least NLL of the success (Q,) on these queries; isotonic regression's the least
-    squares."""
+def fit_map(kind: str, ranked: Ranked, k: int, params: Params, success: torch.Tensor) -> Map:
+    """Fit a map: the one with the lowest NLL of the success (Q,) on these queries, or the least squares (isotonic)."""
     if kind == "none":
         return Map()
     success = success.double()
@@ -92,7 +98,7 @@ def fitted(kind: str, ranked: Ranked, k: int, params: Params, success: torch.Ten
 
 
 def _temperature(read: Callable[[Map], torch.Tensor], success: torch.Tensor) -> Map:
-    """Guo et al., ICML 2017, with the event Z in the place of the class."""
+    """Guo et al., ICML 2017, with the event Z instead of the class."""
 
     def of(log: float) -> Map:
         return Map("temperature", torch.tensor([math.exp(log)], dtype=torch.float64))
@@ -112,9 +118,9 @@ def _platt(plain: torch.Tensor, success: torch.Tensor) -> Map:
     x = torch.stack([logit, torch.ones_like(logit)], 1)
 
     def loss(w: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        found = x @ torch.from_numpy(w)
-        value = functional.binary_cross_entropy_with_logits(found, target)
-        return float(value), (x.T @ (found.sigmoid() - target) / len(x)).numpy()
+        logits = x @ torch.from_numpy(w)
+        value = functional.binary_cross_entropy_with_logits(logits, target)
+        return float(value), (x.T @ (logits.sigmoid() - target) / len(x)).numpy()
 
     return Map(
         "platt",
@@ -123,10 +129,10 @@ def _platt(plain: torch.Tensor, success: torch.Tensor) -> Map:
 
 
 def _isotonic(plain: torch.Tensor, success: torch.Tensor) -> Map:
-    """Zadrozny and Elkan, KDD 2002: the closest rising step function, by pool adjacent violators."""
-    x, place = torch.unique(plain.cpu(), return_inverse=True)
+    """Zadrozny and Elkan, KDD 2002: the closest non-decreasing step function, by pool adjacent violators."""
+    x, index = torch.unique(plain.cpu(), return_inverse=True)
     zeros = torch.zeros_like(x)
-    counts, sums = (zeros.index_add(0, place, side.cpu()) for side in (torch.ones_like(plain), success))
+    counts, sums = (zeros.index_add(0, index, side.cpu()) for side in (torch.ones_like(plain), success))
     y = _scipy().isotonic_regression((sums / counts).numpy(), weights=counts.numpy()).x
     return Map("isotonic", torch.stack([x, torch.from_numpy(np.ascontiguousarray(y))]))
 

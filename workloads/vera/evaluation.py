@@ -1,4 +1,4 @@
-"""What a ranking and its confidence are worth: order, calibration, and what abstaining gains."""
+"""Metrics of rankings and their confidence: order, calibration and abstention."""
 
 from __future__ import annotations
 
@@ -14,35 +14,38 @@ from workloads.contract import Columns, Evaluation, State
 from workloads.losses.evidential import succeeds, top
 from workloads.metrics import calibration
 from workloads.metrics.retrieval import mrr, ndcg, ranked_grades
-from workloads.vera.confidence import Map, Ranked, confidence, fitted
-from workloads.vera.dataset import Prepared
+from workloads.vera.confidence import Map, Ranked, confidence, fit_map
+from workloads.vera.dataset import VeraData
 from workloads.vera.params import Params
 
 DEPTHS = (1, 2, 3, 5, 10, 20)
-"""The k that are looked at."""
+"""Candidate values of k."""
 
 RATES = (0.3, 0.9)
-"""Where the base rate of Z^(k) should lie: neither success nor failure too rare to learn from."""
+"""Range for the base rate of Z^(k), so that neither success nor failure is too rare to learn from."""
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
-    """Q queries of a split: their numbers, the grades of their candidates (Q, C) and of all that answers them (Q, J),
-    and where it is known each candidate's probability of being the answer (Q, C)."""
+class LabelledQueries:
+    """Q queries with their judgements.
+
+    ``queries``: their indices. ``grades`` (Q, C): grades of the candidates. ``all_grades`` (Q, J): grades of everything
+    relevant, candidate or not. ``odds`` (Q, C): the true probability that each candidate is the answer, if known.
+    """
 
     queries: NDArray[np.int64]
     grades: torch.Tensor
-    judged: torch.Tensor
+    all_grades: torch.Tensor
     odds: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, data: Prepared, queries: NDArray[np.int64]) -> Judged:
-        """Some queries of the data."""
+    def of(cls, data: VeraData, queries: NDArray[np.int64]) -> LabelledQueries:
+        """Look up the judgements of some queries."""
         block = data.block(queries)
-        judged = torch.from_numpy(data.pool.judged[queries]).to(block.grades.device)
+        device = block.grades.device
+        all_grades = torch.from_numpy(data.pool.all_grades[queries]).to(device)
         odds = data.odds(queries, block.grades.shape[1])
-        known = None if odds is None else torch.from_numpy(odds).to(block.grades.device)
-        return cls(queries, block.grades, judged, known)
+        return cls(queries, block.grades, all_grades, None if odds is None else torch.from_numpy(odds).to(device))
 
     def success(self, ranked: Ranked, k: int) -> torch.Tensor:
         """Z^(k), (Q,) float64."""
@@ -50,8 +53,8 @@ class Judged:
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
-    """What is chosen on validation: k, a map of c^(k) and one of c^(1), and the confidence below which to abstain."""
+class Choice:
+    """The settings chosen on validation: k, the maps of c^(k) and c^(1), and the threshold for abstaining."""
 
     k: int = 1
     map_k: Map = field(default_factory=Map)
@@ -59,12 +62,12 @@ class Chosen:
     threshold: float = 0.0
 
     def state_dict(self) -> State:
-        """As tensors and plain numbers."""
+        """The settings as tensors and plain numbers."""
         return {"k": self.k, "threshold": self.threshold, "map_k": self.map_k.values, "map_1": self.map_1.values}
 
     @classmethod
-    def of_state(cls, state: State, params: Params) -> Chosen:
-        """The inverse; a k that the parameters give stays theirs."""
+    def from_state(cls, state: State, params: Params) -> Choice:
+        """The inverse of :meth:`state_dict`. If the parameters fix k, theirs is used."""
         k = params.eval_k if isinstance(params.eval_k, int) else int(state["k"])
         map_k, map_1 = (
             Map(params.recalibration if len(side) else "none", side) for side in (state["map_k"], state["map_1"])
@@ -72,32 +75,31 @@ class Chosen:
         return cls(k, map_k, map_1, float(state["threshold"]))
 
 
-def chosen(judged: Judged, ranked: Ranked, params: Params, k: int | None) -> Chosen:
-    """Choose on these queries; ``k`` where it stays as it is."""
+def choose(labelled: LabelledQueries, ranked: Ranked, params: Params, k: int | None) -> Choice:
+    """Choose the settings on these queries. ``k``: keep this k; None chooses one."""
     if k is None:
-        rates = [float(judged.success(ranked, depth).mean()) for depth in DEPTHS]
+        rates = [float(labelled.success(ranked, depth).mean()) for depth in DEPTHS]
         inside = [depth for depth, rate in zip(DEPTHS, rates) if RATES[0] <= rate <= RATES[1]]
         k = inside[0] if inside else min(zip(DEPTHS, rates), key=lambda one: abs(one[1] - sum(RATES) / 2))[0]
-    map_k, map_1 = (fitted(params.recalibration, ranked, at, params, judged.success(ranked, at)) for at in (k, 1))
-    found = confidence(ranked, k, params, map_k)
-    threshold = calibration.threshold_at_risk(found, judged.success(ranked, k), params.eval_risk)
-    return Chosen(k, map_k, map_1, threshold)
+    map_k, map_1 = (fit_map(params.recalibration, ranked, at, params, labelled.success(ranked, at)) for at in (k, 1))
+    mapped = confidence(ranked, k, params, map_k)
+    threshold = calibration.threshold_at_risk(mapped, labelled.success(ranked, k), params.eval_risk)
+    return Choice(k, map_k, map_1, threshold)
 
 
 def evaluation(
-    judged: Judged, ranked: Ranked, params: Params, choice: Chosen, source: torch.Generator, units: bool
+    labelled: LabelledQueries, ranked: Ranked, params: Params, choice: Choice, source: torch.Generator, units: bool
 ) -> Evaluation:
-    """Metrics under the note's names. Those of calibration are of c^(k), and with ``_at_1`` of c^(1).
+    """Metrics under the note's names. Calibration metrics are of c^(k); those with ``_at_1`` of c^(1).
 
-    Measures of order, of calibration and of abstaining have the ends of a 95% interval with them, ``_low`` and
-    ``_high``: of a bootstrap over queries, or of the ECE its own (:func:`calibration.ece_interval`). ``quality`` is
-    ``mrr - calib/brier``, by which epochs and trials are chosen: a ranker that fails every query and says so has no
-    quality.
+    ``_low`` and ``_high`` are the ends of a 95% interval: a bootstrap over queries, or for the ECE
+    :func:`calibration.ece_interval`. ``quality`` is ``mrr - calib/brier``, the metric that epochs and trials are
+    selected by. A ranker that never finds an answer has a quality of at most 0, however well calibrated it is.
     """
-    ranked_by_score = ranked_grades(ranked.scores, judged.grades)
+    ranked_by_score = ranked_grades(ranked.scores, labelled.grades)
     columns: dict[str, torch.Tensor] = {
-        "mrr": mrr(ranked_by_score, judged.judged),
-        "ndcg_at_10": ndcg(ranked_by_score[:, :10], judged.judged),
+        "mrr": mrr(ranked_by_score, labelled.all_grades),
+        "ndcg_at_10": ndcg(ranked_by_score[:, :10], labelled.all_grades),
     }
     metrics: dict[str, float] = {}
     found = success = torch.zeros(0)
@@ -113,7 +115,7 @@ def evaluation(
         )
 
     for suffix, k, mapped in (("_at_1", 1, choice.map_1), ("", choice.k, choice.map_k)):
-        found, success = confidence(ranked, k, params, mapped), judged.success(ranked, k)
+        found, success = confidence(ranked, k, params, mapped), labelled.success(ranked, k)
         interval = calibration.ece_interval(found, success, params.eval_bins, params.eval_resamples, source)
         ends(f"calib/ece{suffix}", calibration.ece(found, success, params.eval_bins), interval)
         for name, measure in _measures(params).items():
@@ -122,8 +124,8 @@ def evaluation(
         columns[f"calib/brier{suffix}"] = calibration.brier(found, success)
         columns[f"selective/score/aurc{suffix}"] = calibration.aurc_influences(found, success)
         metrics[f"success{suffix}"] = float(success.mean())
-        if judged.odds is not None:
-            true = judged.odds.gather(1, top(ranked.scores, k)).sum(1)
+        if labelled.odds is not None:
+            true = labelled.odds.gather(1, top(ranked.scores, k)).sum(1)
             metrics[f"calib/truth_mae{suffix}"] = float((found - true).abs().mean())
     columns["quality"] = columns["mrr"].double() - columns["calib/brier"]
     answered = found >= choice.threshold
@@ -134,7 +136,7 @@ def evaluation(
     metrics |= {
         "k": float(choice.k),
         "quality": metrics["mrr"] - metrics["calib/brier"],
-        "no_positive": float((judged.grades <= 0).all(1).double().mean()),
+        "no_positive": float((labelled.grades <= 0).all(1).double().mean()),
         "selective/score/threshold": choice.threshold,
     }
     columns |= {"confidence": found, "success": success}
@@ -143,7 +145,7 @@ def evaluation(
         metrics["kappa"] = float(columns["kappa"].mean())
     rows = {name: column.cpu().numpy() for name, column in columns.items()}
     tables = {"reliability": _reliability(found, success, params.eval_bins), "risk_coverage": _curve(found, success)}
-    return Evaluation(metrics, {"id": judged.queries, **rows} if units else {}, tables)
+    return Evaluation(metrics, {"id": labelled.queries, **rows} if units else {}, tables)
 
 
 def _average(values: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
@@ -151,7 +153,7 @@ def _average(values: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
 
 
 def _risk(answered: torch.Tensor, success: torch.Tensor) -> torch.Tensor:
-    """The share of failures among what is answered, 0 where nothing is."""
+    """The share of failures among the answered queries; 0 if none is answered."""
     return (answered * (1 - success)).sum(-1) / answered.sum(-1).clamp(min=1)
 
 
@@ -170,7 +172,7 @@ def _mean(each: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> calibra
 
 
 def _evidence(ranked: Ranked, k: int) -> torch.Tensor:
-    """κ = α + β (note 2), the mean over the first k candidates, (Q,)."""
+    """κ = α + β (note 2), averaged over the first k candidates, (Q,)."""
     kappa = (ranked.evidence.alpha + ranked.evidence.beta).masked_fill(~ranked.listed, 0)
     columns = top(ranked.scores, k)
     count = ranked.listed.gather(1, columns).sum(1).clamp(min=1)
@@ -178,9 +180,8 @@ def _evidence(ranked: Ranked, k: int) -> torch.Tensor:
 
 
 def _reliability(found: torch.Tensor, success: torch.Tensor, bins: int) -> Columns:
-    """A bin a row; ``calibrated`` is the diagonal."""
-    sides = calibration.reliability(found, success, bins)
-    mean, share, queries = (side.cpu().numpy() for side in sides)
+    """The reliability diagram, one row per bin; ``calibrated`` is the diagonal."""
+    mean, share, queries = (side.cpu().numpy() for side in calibration.reliability(found, success, bins))
     return {"confidence": mean, "success": share, "calibrated": mean, "queries": queries.astype(np.int64)}
 
 

@@ -1,4 +1,4 @@
-"""What a query chooses from and what is known of each candidate: text, place in the graph, BM25's score."""
+"""The candidates of every query and their features: text, position in the graph, BM25's score."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from workloads.data.retrieval.bm25 import Candidates
 from workloads.data.retrieval.types import Retrieval
 
 NONE = ""
-"""The category of what is not there, or was not seen in training; number 0."""
+"""The category for missing values and values not seen in training; index 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pool:
     """Q queries, T texts of candidates, and L lists of candidates, which queries may share.
 
-    List l has the rows ``indptr[l]`` to ``indptr[l + 1]``: ``text`` (n,) is each candidate's text, ``codes`` (n, K) its
-    categories, numbers of ``categories``, and ``numbers`` (n, F) float32 its other features; ``code_names`` and
-    ``number_names`` say what they are. ``list_of`` (Q,) is each query's list.
+    List l has the rows ``indptr[l]`` to ``indptr[l + 1]``. For each row, ``text`` (n,) is the candidate's text,
+    ``codes`` (n, K) its categorical features as indices into ``categories``, and ``numbers`` (n, F) float32 its other
+    features; ``code_names`` and ``number_names`` name the features. ``list_of`` (Q,) is each query's list.
 
-    ``relevant`` (m, 2) are rows [query, place in its list], ``grades`` (m,) theirs; ``judged`` (Q, J) the grades of all
-    that answers a query, candidate or not, 0 to fill up. ``type`` (Q,) is of ``types``, ``family`` (Q,) equal for
-    queries that say the same. ``odds``, of generated data: rows [query, place] and the probability of being the answer.
+    ``relevant`` (m, 2): rows [query, position in its list], with ``grades`` (m,). ``all_grades`` (Q, J): grades of
+    everything relevant to a query, candidate or not, padded with 0. ``type`` (Q,): index into ``types``. ``family``
+    (Q,): equal for paraphrases. ``odds``, of generated data: rows [query, position] and the probability of being the
+    answer.
     """
 
     queries: Sequence[str]
@@ -42,7 +43,7 @@ class Pool:
     categories: tuple[str, ...]
     relevant: NDArray[np.int64]
     grades: NDArray[np.float32]
-    judged: NDArray[np.float32]
+    all_grades: NDArray[np.float32]
     type: NDArray[np.int64]
     types: Sequence[str]
     family: NDArray[np.int64]
@@ -50,14 +51,17 @@ class Pool:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Candidates of each query, (Q,)."""
+        """Number of candidates of each query, (Q,)."""
         lengths: NDArray[np.int64] = np.diff(self.indptr)[self.list_of]
         return lengths
 
 
-def of_graph(data: GraphQuestions, around: Neighbourhoods) -> Pool:
-    """Candidates are triples. Categories: how many steps away and in which direction, the relation, the relations
-    crossed before it; numbers: ``ln(1 + degree)`` of its subject and its object."""
+def graph_pool(data: GraphQuestions, around: Neighbourhoods) -> Pool:
+    """The pool of a graph dataset, whose candidates are triples.
+
+    Categories: number of steps and direction, the relation, and the relations crossed before it. Numbers:
+    ``ln(1 + degree)`` of the subject and the object.
+    """
     subject, relation, target = data.triples.astype(np.int64).T
     degree = np.log1p(np.bincount(np.concatenate([subject, target]), minlength=len(data.entities))).astype(np.float32)
     longest = int(data.hops.max())
@@ -90,7 +94,7 @@ def of_graph(data: GraphQuestions, around: Neighbourhoods) -> Pool:
         categories=categories,
         relevant=np.column_stack([np.arange(len(data)), answer]),
         grades=np.ones(len(data), np.float32),
-        judged=np.ones((len(data), 1), np.float32),
+        all_grades=np.ones((len(data), 1), np.float32),
         type=data.type,
         types=data.types,
         family=data.family,
@@ -98,12 +102,13 @@ def of_graph(data: GraphQuestions, around: Neighbourhoods) -> Pool:
     )
 
 
-def of_collection(data: Retrieval, found: Candidates, depth: int) -> Pool:
-    """Candidates are BM25's first ``depth`` documents of each query, and its score is their one feature."""
-    docs, count = found.docs[:, :depth], len(data.queries)
-    there = docs >= 0
-    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(there.sum(1))])
-    text = docs[there].astype(np.int64)
+def collection_pool(data: Retrieval, found: Candidates, depth: int) -> Pool:
+    """The pool of a text collection: BM25's first ``depth`` documents of each query, with its score as the feature."""
+    docs = found.docs[:, :depth]
+    count = len(data.queries)
+    real = docs >= 0
+    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(real.sum(1))])
+    text = docs[real].astype(np.int64)
     judgements = data.judgements.astype(np.int64)
     places = _located(indptr, text, judgements[:, 0], judgements[:, 1])
     listed = (places >= 0) & (judgements[:, 2] > 0)
@@ -118,13 +123,13 @@ def of_collection(data: Retrieval, found: Candidates, depth: int) -> Pool:
         indptr=indptr,
         text=text,
         codes=np.zeros((len(text), 0), np.int64),
-        numbers=found.scores[:, :depth][there][:, None].astype(np.float32),
+        numbers=found.scores[:, :depth][real][:, None].astype(np.float32),
         code_names=(),
         number_names=("bm25",),
         categories=(NONE,),
         relevant=np.column_stack([judgements[listed, 0], places[listed]]),
         grades=judgements[listed, 2].astype(np.float32),
-        judged=judged,
+        all_grades=judged,
         type=np.zeros(count, np.int64),
         types=("query",),
         family=np.arange(count),
@@ -134,17 +139,17 @@ def of_collection(data: Retrieval, found: Candidates, depth: int) -> Pool:
 def _located(
     indptr: NDArray[np.int64], items: NDArray[np.int64], lists: NDArray[np.int64], wanted: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The place of each wanted item in its list, -1 where it is not there; (m,) each of the last two."""
+    """The position of each wanted item in its list, -1 if it is not in it; ``lists`` and ``wanted`` are (m,)."""
     if not len(items):
         return np.full(len(wanted), -1, np.int64)
     span = int(max(items.max(), wanted.max(initial=0))) + 1
     keys = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr)) * span + items
     order = np.argsort(keys, kind="stable")
-    asked = lists * span + wanted
-    found = order[np.searchsorted(keys, asked, sorter=order).clip(max=len(keys) - 1)]
-    return np.where(keys[found] == asked, found - indptr[lists], -1)
+    wanted_keys = lists * span + wanted
+    rows = order[np.searchsorted(keys, wanted_keys, sorter=order).clip(max=len(keys) - 1)]
+    return np.where(keys[rows] == wanted_keys, rows - indptr[lists], -1)
 
 
 def _plain(text: str) -> str:
-    """Words of names such as ``/film/film/country`` or ``united_kingdom``."""
+    """The words of names such as ``/film/film/country`` or ``united_kingdom``."""
     return " ".join(text.replace("_", " ").replace("/", " ").split())

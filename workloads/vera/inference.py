@@ -1,4 +1,4 @@
-"""What a model says of any number of queries, without a gradient: scores and evidence, and z where it is kept."""
+"""Scores and evidence of any number of queries, without gradients, and cached outputs of a frozen backbone."""
 
 from __future__ import annotations
 
@@ -15,79 +15,81 @@ from workloads.distributed import reduce_sum
 from workloads.encoders.tokens import spans
 from workloads.seeding import derive, seeded
 from workloads.vera.confidence import Ranked, shares
-from workloads.vera.dataset import Prepared
-from workloads.vera.model import Evidence, Retriever, Seen
+from workloads.vera.dataset import VeraData
+from workloads.vera.model import Evidence, HeadInputs, Retriever
 from workloads.vera.params import Params
 
 PASSES = 20
-"""Masks of ``confidence=mc_dropout`` (Gal and Ghahramani, ICML 2016)."""
+"""Number of dropout masks of ``confidence=mc_dropout`` (Gal and Ghahramani, ICML 2016)."""
 
 _AT_ONCE = {"cpu": 2**15, "cuda": 2**20}  # candidates
-_MOST_KEPT = 2**28  # numbers: 1 GiB
+_MOST_CACHED = 2**28  # numbers: 1 GiB
 
 
 @dataclass(frozen=True, eq=False)
-class Features:
-    """What the heads see of all n candidates of some queries, each of which has ``lengths`` rows from ``start``, (Q,)
-    both."""
+class FrozenFeatures:
+    """Cached inputs of the heads. Query q has the ``lengths[q]`` rows from ``start[q]`` on, (Q,) both."""
 
-    seen: Seen
+    inputs: HeadInputs
     start: NDArray[np.int64]
     lengths: NDArray[np.int64]
 
-    def of(self, queries: NDArray[np.int64]) -> Seen:
-        """Of the candidates of a block of these queries."""
+    def of(self, queries: NDArray[np.int64]) -> HeadInputs:
+        """Inputs of the heads for a block of these queries."""
         rows, _ = spans(self.start[queries], self.lengths[queries])
-        index = torch.from_numpy(rows).to(self.seen.z.device, non_blocking=True)
-        return Seen(*(side.index_select(0, index) for side in self.seen))
+        index = torch.from_numpy(rows).to(self.inputs.z.device, non_blocking=True)
+        return HeadInputs(*(side.index_select(0, index) for side in self.inputs))
 
 
 @torch.no_grad()
-def features(model: Retriever, data: Prepared, queries: NDArray[np.int64]) -> Features | None:
-    """Read the candidates of these queries once, for a backbone that stays as it is; None where they are too many."""
+def frozen_features(model: Retriever, data: VeraData, queries: NDArray[np.int64]) -> FrozenFeatures | None:
+    """Compute the backbone's outputs for these queries, for a frozen backbone. None if they exceed the memory limit."""
     lengths = data.pool.lengths
-    if lengths[queries].sum() * model.params.hidden > _MOST_KEPT:
+    if lengths[queries].sum() * model.params.hidden > _MOST_CACHED:
         return None
     model.eval()
     parts = [model.backbone(data, data.block(queries[rows])) for rows in _pieces(data, queries)]
     start = np.full(len(lengths), -1, np.int64)
     start[queries] = np.cumsum(lengths[queries]) - lengths[queries]
-    return Features(Seen(*(torch.cat(side) for side in zip(*parts))), start, lengths)
+    return FrozenFeatures(HeadInputs(*(torch.cat(side) for side in zip(*parts))), start, lengths)
 
 
 @torch.no_grad()
 def rank(
     model: Retriever,
-    data: Prepared,
+    data: VeraData,
     queries: NDArray[np.int64],
     params: Params,
     runtime: Runtime,
-    known: Features | None = None,
+    cached: FrozenFeatures | None = None,
 ) -> Ranked:
-    """What the model says of some queries. A collective: each rank reads every so many of them.
+    """Rank the candidates of some queries. A collective operation: the ranks share the queries.
 
     Args:
-        model: in evaluation mode afterwards.
-        data: with candidates.
-        queries: numbers, (n,).
-        params: what c is.
-        runtime: the rank.
-        known: these queries' features, where they have been read.
+        model: is set to evaluation mode.
+        data: the data of the queries.
+        queries: indices of the queries, (n,).
+        params: their ``confidence`` and ``temperature`` are used.
+        runtime: this process' rank.
+        cached: the queries' features, if the backbone has computed them already.
     """
-    lengths, device = data.pool.lengths[queries], runtime.device
+    lengths = data.pool.lengths[queries]
+    device = runtime.device
     shape = (len(queries), max(1, int(lengths.max(initial=0))))
-    sides = torch.zeros(3, *shape, device=device)  # scores, α and β, 0 where another rank reads
+    sides = torch.zeros(3, *shape, device=device)  # scores, α and β; 0 for the queries of other ranks
     drawn = torch.zeros(PASSES, *shape, device=device) if params.confidence == "mc_dropout" else None
-    mine = np.arange(len(queries))[runtime.rank :: runtime.world_size]
+    own_rows = np.arange(len(queries))[runtime.rank :: runtime.world_size]
     model.eval()
-    for piece in _pieces(data, queries[mine]):
-        rows = mine[piece]
-        block, own = data.block(queries[rows]), torch.from_numpy(rows).to(device)
-        seen = model.backbone(data, block) if known is None else known.of(queries[rows])
-        outputs, width = model(data, block, known=seen), slice(block.listed.shape[1])
+    for piece in _pieces(data, queries[own_rows]):
+        rows = own_rows[piece]
+        own = torch.from_numpy(rows).to(device)
+        block = data.block(queries[rows])
+        inputs = model.backbone(data, block) if cached is None else cached.of(queries[rows])
+        outputs = model(data, block, cached=inputs)
+        width = slice(block.listed.shape[1])
         sides[:, own, width] = torch.stack([outputs.scores.masked_fill(~block.listed, 0), *outputs.query])
         if drawn is not None:
-            masks = _masked(model, seen.z, derive(runtime.seed, "mc_dropout"))
+            masks = _masked(model, inputs.z, derive(runtime.seed, "mc_dropout"))
             scores = (block.spread(scores, -torch.inf) for scores in masks)
             drawn[:, own, width] = torch.stack([shares(each, params.temperature or 1.0) for each in scores])
     listed = torch.arange(shape[1], device=device) < torch.from_numpy(lengths).to(device).unsqueeze(1)
@@ -97,15 +99,15 @@ def rank(
     return Ranked(ranked, evidence, None if drawn is None else reduce_sum(drawn))
 
 
-def _pieces(data: Prepared, queries: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Places of as many of the queries as are read at once."""
+def _pieces(data: VeraData, queries: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Positions of the queries, in pieces that are small enough to be computed at once."""
     limit = _AT_ONCE.get(data.queries.device.type, _AT_ONCE["cpu"])
     ends = np.flatnonzero(np.diff(np.cumsum(data.pool.lengths[queries]) // limit)) + 1
     return (piece for piece in np.split(np.arange(len(queries)), ends) if len(piece))
 
 
 def _masked(model: Retriever, z: torch.Tensor, seed: int) -> Iterator[torch.Tensor]:
-    """Scores (P,) under each mask: dropout is the backbone's last step, so that one reading of z serves all."""
+    """Scores (P,) under each mask. Dropout is the backbone's last step, so z is computed once for all masks."""
     with seeded(seed, z.device):
         for _ in range(PASSES):
             yield model.ranking(functional.dropout(z, model.params.dropout)).squeeze(1)

@@ -1,4 +1,4 @@
-"""What a step minimises: the note's four losses of a batch with their weights, or its baseline's one."""
+"""The losses of a batch: the note's four with their weights, or the single one of a baseline."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from workloads.vera.params import Params
 from workloads.vera.stages import Stage
 
 NAMES = ("rank", "cand", "query", "cons")
-"""The losses of 4.1 to 4.4, in the order of their values."""
+"""The losses of note 4.1 to 4.4, in the order of :func:`losses`."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What the sums over a global batch are divided by: queries N, queries with a positive N', pairs (E-V10)."""
+    """Divisors of the sums over a global batch: queries N, queries with a positive N', pairs (E-V10)."""
 
     queries: int
     answerable: int
@@ -38,19 +38,20 @@ class Counts:
 def losses(
     outputs: Outputs, block: Block, params: Params, stage: Stage, k: int, rates: torch.Tensor | None, counts: Counts
 ) -> torch.Tensor:
-    """This part of the batch's share of each loss of :data:`NAMES`, unweighted, (4,); 0 for one that has no weight now.
+    """A micro-batch's share of each loss of :data:`NAMES`, unweighted, (4,); 0 for a loss without weight in the stage.
 
     Args:
-        outputs: of the model.
-        block: a part of the batch.
-        params: the method, and what its losses read.
+        outputs: the model's outputs.
+        block: the micro-batch.
+        params: the method and the parameters of its losses.
         stage: the weights.
-        k: of Z^(k).
-        rates: p of each query of the data (Q,), or None where ``query_target=eps``.
+        k: the k of Z^(k).
+        rates: p of each query of the data (Q,), or None with ``query_target=eps``.
         counts: of the whole batch.
     """
     rank = cand = query = cons = outputs.scores.new_zeros(())
-    listed, positive = block.listed, block.positive
+    listed = block.listed
+    positive = block.positive
     if params.method == "edl":
         cand = evidential_loss(*outputs.cand, positive, listed).sum() / counts.pairs
         return torch.stack([rank, cand, query, cons])
@@ -74,14 +75,14 @@ def losses(
 
 
 def weights(stage: Stage, device: torch.device) -> torch.Tensor:
-    """What each loss of :data:`NAMES` weighs in the total (note 4.5), (4,)."""
+    """The weight of each loss of :data:`NAMES` in the total (note 4.5), (4,)."""
     return torch.tensor([getattr(stage, name) for name in NAMES], device=device)
 
 
 def _distribution(
     success: torch.Tensor, block: Block, params: Params, rates: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """p of the gate and of KL(q||p), and p' of KL(p'||q), (B,) each (E-V1, E-V2)."""
+    """The targets p of the gate and KL(q||p), and p' of KL(p'||q), (B,) each (E-V1, E-V2)."""
     if rates is None:
         clipped = success.clamp(params.eps, 1 - (params.eps or 0.0))
         return clipped, clipped

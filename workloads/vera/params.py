@@ -1,7 +1,7 @@
 """Hyperparameters of VERA. Imports no PyTorch, so that the command line starts quickly.
 
-"note" is the source document on calibrated retrieval, E-x the project's decisions where it is silent or wrong. A
-parameter that only one method reads is None with the others.
+"note" is the source document on calibrated retrieval, E-x are entries of docs/errata.md. A parameter that the chosen
+method does not use is None.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Confidence: TypeAlias = Literal["evidence", "softmax", "mc_dropout"]
 Recalibration: TypeAlias = Literal["none", "temperature", "platt", "isotonic"]
 
 KINDS = ("graph_questions", "retrieval")
-"""Kinds of data that there are candidates for."""
+"""Supported kinds of data."""
 
 Weight: TypeAlias = Annotated[float | None, Field(ge=0, le=100, json_schema_extra=MID_RUN)]
 Factor: TypeAlias = Annotated[float, Field(ge=0, le=100)]
@@ -57,7 +57,7 @@ _CONFIDENCE: Mapping[Method, tuple[Confidence, ...]] = {
 
 
 class Params(RetrievalParams):
-    """What an experiment with VERA or one of its baselines can set."""
+    """Parameters of VERA and its baselines."""
 
     conditional = ConditionalParams(lambda: _RULES, {"method": "vera"})
 
@@ -68,26 +68,27 @@ class Params(RetrievalParams):
     )
     calibration_part: Literal["train", "validation"] | None = Field(
         None,
-        description="Where stages 2 and 3 learn: on queries kept back from training, or on those of validation, as a "
-        "recalibration does.",
+        description="Queries that stages 2 and 3 train on: some held back from training, or the validation part, which "
+        "a recalibration uses too.",
     )
     calibration_share: float | None = Field(
         None,
         ge=0,
         le=0.9,
-        description="Share of the training queries that the ranking never sees and stages 2 and 3 learn from; 0: all "
-        "stages learn from all.",
+        description="Share of the training queries held back from the ranking for stages 2 and 3; 0: all stages train "
+        "on all of them.",
     )
     eval_candidates: int = Field(
         200,
         ge=1,
         le=10_000,
-        description="Documents of BM25, or what the triples around a topic are filled up to with random ones.",
+        description="Number of candidates: BM25's documents, or the triples around a topic and random ones.",
     )
     eval_candidates_seed: int = Field(0, ge=0, description="Seed of the random triples.")
     eval_k: int | Literal["validation"] = Field(
         "validation",
-        description="k of the success Z^(k); validation: the least of 1, 2, 3, 5, 10, 20 of a base rate in [.3, .9].",
+        description="k of the success Z^(k); validation: the smallest of 1, 2, 3, 5, 10, 20 with a base rate in "
+        "[.3, .9].",
     )
     eval_risk: float = Field(0.1, gt=0, lt=1, description="Risk at which coverage and abstention are measured.")
     eval_bins: int = Field(15, ge=2, le=1000, description="Bins of equal mass in the calibration error.")
@@ -96,23 +97,24 @@ class Params(RetrievalParams):
     encoder: Annotated[str, AfterValidator(sources.check)] = Field(
         "tiny",
         min_length=1,
-        description="Frozen, read once: minilm, bert-base, tiny (random), a folder, or a name of the Hugging Face hub.",
+        description="Frozen encoder: minilm, bert-base, tiny (random), a folder, or a name on the Hugging Face hub.",
     )
-    max_length: int = Field(128, ge=8, le=8192, description="Tokens of a text; a longer one is cut.")
+    max_length: int = Field(128, ge=8, le=8192, description="Tokens of a text. Longer ones are cut.")
     hidden: int = Field(128, ge=2, le=8192, description="Width of the backbone.")
-    dropout: float = Field(0.1, ge=0, lt=1, description="Of the backbone's hidden layer.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of the backbone's hidden layer.")
 
     method: Method = Field(
         "vera",
-        description="vera (note), edl (one evidential head, all candidates alike) or softmax (the ranking alone).",
+        description="vera (note), edl (one evidential head, all candidates weigh the same) or softmax (ranking only).",
     )
     confidence: Confidence | None = Field(
         None,
-        description="c: evidence, the note's c^(k); softmax, mass of the first k; mc_dropout, its mean over 20 masks.",
+        description="Confidence c: evidence, the note's c^(k); softmax, probability of the first k; mc_dropout, its "
+        "mean over 20 dropout masks.",
     )
     recalibration: Recalibration = Field(
         "none",
-        description="A map of c that is fitted on validation (E-V6); temperature divides the scores, or logit c.",
+        description="Map of c, fitted on validation (E-V6); temperature divides the scores, or logit c.",
     )
     temperature: float | None = Field(
         None, gt=0, le=100, description="τ of the ranking's softmax (note 4.1).", json_schema_extra=MID_RUN
@@ -121,8 +123,8 @@ class Params(RetrievalParams):
     prior_negative: float | None = Field(None, ge=1e-4, le=10, description="λ-, floor of β (E-V8: 1).")
     evidence_context: bool | None = Field(
         None,
-        description="The evidential head sees, beside z, the candidate's features and how its score compares with "
-        "the others'.",
+        description="Give the evidential head, in addition to z, the candidate's features and the comparison of its "
+        "score with the others'.",
     )
 
     cand_weight: Weight = Field(None, description="λ_cand (note 6: .1 to .3).")
@@ -134,42 +136,42 @@ class Params(RetrievalParams):
     )
     query_beta: Weight = Field(None, description="β, of the entropy gate (note 6: 1).")
     query_target: Literal["hybrid", "eps", "group"] | None = Field(
-        None, description="What p is: Z and its group's rate, Z clipped, or the group's rate (E-V1, E-V2)."
+        None, description="Target p: hybrid, Z and its group's rate; eps, Z clipped; group, its rate (E-V1, E-V2)."
     )
     eps: float | None = Field(None, gt=0, lt=0.5, description="Clip of Z with query_target=eps (E-V2: .03).")
     groups: Literal["confidence", "type"] | None = Field(
-        None, description="Groups of queries: bins of c, or those of each query type apart (E-V1)."
+        None, description="Groups of queries: bins of c, or the query types (E-V1)."
     )
     group_bins: int | None = Field(
-        None, ge=1, le=1000, description="Most bins; each has 50 queries or more (E-V1: 20)."
+        None, ge=1, le=1000, description="Maximum number of bins; each has 50 queries or more (E-V1: 20)."
     )
 
-    stage_share: Stages | None = Field(None, description="Lengths of the stages; 0 leaves one out (E-V11).")
+    stage_share: Stages | None = Field(None, description="Relative lengths of the stages; 0 skips one (E-V11).")
     stage_lr: Stages | None = Field(None, description="Factors on lr.")
     stage_backbone: Stages | None = Field(
-        None, description="Further factors on lr, of backbone and ranking head; 0 freezes them (note 4.5)."
+        None, description="Additional factors on the lr of backbone and ranking head; 0 freezes them (note 4.5)."
     )
     stage_rank: Stages | None = Field(None, description="Factors on the ranking's loss.")
     stage_cand: Stages | None = Field(None, description="Factors on λ_cand.")
     stage_query: Stages | None = Field(None, description="Factors on λ_query.")
     stage_cons: Stages | None = Field(None, description="Factors on λ_cons.")
     stage_switch: Literal["epochs", "plateau"] | None = Field(
-        None, description="Stages end after their share, or before that when their loss stops falling."
+        None, description="epochs: stages end after their share; plateau: also when their loss stops falling."
     )
     stage_patience: int | None = Field(
-        None, ge=1, le=1000, description="Epochs without a lower loss that end a stage; with plateau (3)."
+        None, ge=1, le=1000, description="With plateau: epochs without a lower loss after which a stage ends (3)."
     )
-    cand_to_backbone: bool | None = Field(None, description="L_cand trains the backbone as well (E-V9).")
-    query_to_backbone: bool | None = Field(None, description="L_query trains the backbone as well (E-V9).")
-    cons_to_ranking: bool | None = Field(None, description="L_cons trains the ranking as well (E-V9).")
+    cand_to_backbone: bool | None = Field(None, description="L_cand also trains the backbone (E-V9).")
+    query_to_backbone: bool | None = Field(None, description="L_query also trains the backbone (E-V9).")
+    cons_to_ranking: bool | None = Field(None, description="L_cons also trains the ranking (E-V9).")
 
     batch_size: int = Field(64, ge=1, le=2**16, description="Queries in a global batch, over all workers.")
     lr: LearningRate = Field(1e-3, description="Learning rate of AdamW.")
     lr_decay: Literal["none", "linear"] = Field(
-        "linear", description="The learning rate stays, or falls to 0 over each stage; a baseline has one."
+        "linear", description="none: constant; linear: falls to 0 over each stage (a baseline has one stage)."
     )
     weight_decay: WeightDecay = Field(0.01, description="Of AdamW.")
-    clip: float = Field(1.0, gt=0, le=1e6, description="Largest norm of the gradient.")
+    clip: float = Field(1.0, gt=0, le=1e6, description="The gradient is clipped to this norm.")
 
     @field_validator("eval_k")
     @classmethod
@@ -188,7 +190,7 @@ class Params(RetrievalParams):
 
     @model_validator(mode="after")
     def _confident(self) -> Self:
-        """Refuse a confidence that the method does not have, and stages without any epoch."""
+        """Reject a confidence that the method does not have, and stages without any epoch."""
         if self.confidence not in _CONFIDENCE[self.method]:
             fix = " or ".join(_CONFIDENCE[self.method])
             raise ValueError(f"method={self.method} has no confidence={self.confidence}. Set confidence to {fix}")
@@ -202,17 +204,18 @@ class Params(RetrievalParams):
 
     @model_validator(mode="after")
     def _ranks_by_training_queries(self) -> Self:
-        """Refuse losses of the ranking in stages that learn from the validation part, which the run is selected by."""
+        """Reject training of the ranking on the validation part, by which the run is selected."""
         if self.calibration_part != "validation":
             return self
         own = {"stage_rank": "stage_rank=[1,0,0]"} | (
             {"stage_cons": "cons_to_ranking=false"} if self.cons_to_ranking else {}
         )
         for name, fix in own.items():
-            factors, moved = getattr(self, name), self.stage_backbone or ()
-            if any(factor and rate for factor, rate in zip(factors[1:], moved[1:])):
+            factors = getattr(self, name)
+            rates = self.stage_backbone or ()
+            if any(factor and rate for factor, rate in zip(factors[1:], rates[1:])):
                 raise ValueError(
-                    f"calibration_part=validation with {name}={factors} and stage_backbone={moved} trains the ranking "
+                    f"calibration_part=validation with {name}={factors} and stage_backbone={rates} trains the ranking "
                     f"on validation queries. Set {fix}, or stage_backbone=[1,0,0]"
                 )
         return self

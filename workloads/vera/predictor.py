@@ -1,6 +1,6 @@
-"""Serve a trained VERA model: queries with their candidates in, a ranking with its probability of success out.
+"""Predictions of a trained VERA model: rankings of given candidates, with their probability of success.
 
-It is exported with ``served_text.py``, which it reads texts with, and needs nothing else of the package.
+Exported with the model together with ``served_text.py``; needs nothing else of the package.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _EDGE = 1e-12
 
 
 class Predictor:
-    """Ranks the candidates that a query comes with, and says when not to trust the ranking."""
+    """Ranks the candidates given with a query, and flags rankings that should not be trusted."""
 
     def __init__(self, weights: dict[str, NDArray[Any]], config: dict[str, Any]) -> None:
-        """Take the trained model.
+        """Rebuild the model.
 
         Args:
-            weights: ``encoder.*`` of the transformer, the model's by their names, and ``map`` of the confidence.
-            config: what ``serving.py`` beside this file writes.
+            weights: ``encoder.*`` of the transformer, the model's weights by name, and ``map``, the map of confidences.
+            config: the configuration written by VERA's ``serving.py``.
         """
         self.config = config
         self.encoder = ServedTextEncoder(
@@ -44,53 +44,55 @@ class Predictor:
 
     @torch.inference_mode()
     def predict(self, inputs: pd.DataFrame, *, batch_size: int = 64) -> pd.DataFrame:
-        """Rank the candidates of each query and say how probable it is that an answer is among the first k.
+        """Rank the candidates of each query and compute the probability that an answer is among the first k.
 
         Args:
-            inputs: columns ``query`` and ``candidate``, a text each, and the features of training: of questions over a
-                graph ``step`` (such as ``2>``; ``random``), ``relation``, ``via_1``, ... and ``subject_degree``,
-                ``object_degree``, ``ln(1 + degree)``; of documents ``bm25``. Rows of equal queries are one list. A
-                category that training has not seen counts as none.
-            batch_size: texts that are read at once.
+            inputs: columns ``query`` and ``candidate`` with texts, and the features used in training. For questions
+                over a graph these are ``step`` (such as ``2>``, or ``random``), ``relation``, ``via_1``, ..., and
+                ``subject_degree`` and ``object_degree``, as ``ln(1 + degree)``; for documents ``bm25``. Rows with
+                equal queries form one list. A category not seen in training counts as missing.
+            batch_size: number of texts encoded at once.
 
         Returns:
-            In the order of the input: ``query``, ``candidate``, ``score``, ``rank`` from 1, ties in the order of the
-            input; by the evidence ``probability`` μ and ``kappa`` κ of each candidate (the less, the less is known);
-            and of the query ``confidence``, c^(k), its ``k``, and ``abstain``: whether it is below the threshold that
-            keeps the risk on validation.
+            In the order of the input: ``query``, ``candidate``, ``score``, ``rank`` from 1, ties in input order. With
+            evidence, also ``probability`` μ and ``kappa`` κ of each candidate (a small κ means little evidence). For
+            the query, ``confidence`` c^(k), its ``k``, and ``abstain``: whether the confidence is below the threshold
+            chosen on validation.
 
         Raises:
-            ValueError: a column is missing, or holds a gap, no text or no number.
+            ValueError: a column is missing, or has missing values, non-texts or non-numbers.
         """
         config = self.config
         needed = ["query", "candidate", *config["code_names"], *config["number_names"]]
         if missing := [name for name in needed if name not in inputs.columns]:
             raise ValueError(f"the input needs the columns {needed}, of which {missing} are missing")
         queries, texts = text_columns(inputs, "query", "candidate")
-        found = pd.DataFrame({"query": queries, "candidate": texts})
+        output = pd.DataFrame({"query": queries, "candidate": texts})
         if config["of_graph"]:
             queries, texts = ([_plain(text) for text in side] for side in (queries, texts))
         if not queries:
-            return found
-        list_of = torch.from_numpy(pd.factorize(found["query"])[0].astype(np.int64)).to(self.device)
+            return output
+        list_of = torch.from_numpy(pd.factorize(output["query"])[0].astype(np.int64)).to(self.device)
         codes = [[self.category.get(str(value), 0) for value in inputs[name]] for name in config["code_names"]]
         numbers = [number_column(inputs, name) for name in config["number_names"]]
         scores, alpha, beta = self._scores(list_of, queries, texts, codes, numbers, batch_size)
-        found["score"] = scores.cpu().numpy()
-        found["rank"] = found.groupby("query")["score"].rank(method="first", ascending=False).astype(np.int64)
-        first = torch.tensor((found["rank"] <= config["k"]).tolist(), device=self.device)
+        output["score"] = scores.cpu().numpy()
+        output["rank"] = output.groupby("query")["score"].rank(method="first", ascending=False).astype(np.int64)
+        first = torch.tensor((output["rank"] <= config["k"]).tolist(), device=self.device)
         count = int(list_of.max()) + 1
         if config["confidence"] == "evidence":
-            mu, failure = alpha / (alpha + beta), -(alpha.double() / beta.double()).log1p()
-            found["probability"], found["kappa"] = mu.cpu().numpy(), (alpha + beta).cpu().numpy()
+            failure = -(alpha.double() / beta.double()).log1p()
+            output["probability"] = (alpha / (alpha + beta)).cpu().numpy()
+            output["kappa"] = (alpha + beta).cpu().numpy()
             confidence = -_sums(failure * first, list_of, count).expm1()
         else:
             temperature = config["temperature"] * (self.map[0] if config["map"] == "temperature" else 1)
             confidence = _sums(_softmax(scores.double() / temperature, list_of, count) * first, list_of, count)
         mapped = self._mapped(confidence.cpu().numpy())[list_of.cpu().numpy()]
-        found["confidence"], found["k"] = mapped, config["k"]
-        found["abstain"] = mapped < config["threshold"]
-        return found
+        output["confidence"] = mapped
+        output["k"] = config["k"]
+        output["abstain"] = mapped < config["threshold"]
+        return output
 
     def _scores(
         self,
@@ -101,7 +103,7 @@ class Predictor:
         numbers: list[Any],
         size: int,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Scores, α and β of n candidates, (n,) each: the model of ``model.py`` beside this file."""
+        """Scores, α and β of n candidates, (n,) each. Computes the same as VERA's ``model.py``."""
         w = {name.removeprefix("backbone."): side for name, side in self.weights.items()}
         count = int(list_of.max()) + 1
         sides = (self.encoder(side, size).vectors for side in (queries, texts))
@@ -110,21 +112,22 @@ class Predictor:
         plain = torch.tensor(np.array(numbers, np.float32).reshape(len(numbers), len(queries)).T, device=self.device)
         feature = torch.cat([(plain - w["mean"]) / w["deviation"], (query * text).sum(1, keepdim=True)], 1)
         among = torch.cat([feature, _standardised(feature, list_of, count)], 1)
-        asked = functional.linear(query * scale, w["query.weight"], w["query.bias"])
+        projected = functional.linear(query * scale, w["query.weight"], w["query.bias"])
         candidate = functional.linear(text * scale, w["text.weight"], w["text.bias"])
         candidate = candidate + functional.linear(among, w["number.weight"])
         for column in codes:
             candidate = candidate + w["category.weight"][torch.tensor(column, device=self.device)]
-        met = functional.linear(asked * candidate, w["match.weight"], w["match.bias"])
-        met = met + functional.linear(candidate, w["own.weight"]) + functional.linear(asked, w["asked.weight"])
-        z = functional.layer_norm(functional.gelu(met), met.shape[1:], w["norm.weight"])
+        mixed = functional.linear(projected * candidate, w["match.weight"], w["match.bias"])
+        mixed = mixed + functional.linear(candidate, w["own.weight"]) + functional.linear(projected, w["asked.weight"])
+        z = functional.layer_norm(functional.gelu(mixed), mixed.shape[1:], w["norm.weight"])
         scores = functional.linear(z, w["ranking.weight"]).squeeze(1)
         if self.config["method"] == "softmax":
             return scores, torch.ones_like(scores), torch.ones_like(scores)
-        seen = z
+        evidence_input = z
         if self.config["context"]:
-            seen = torch.cat([z * self.config["scales"]["beside"], self._lead(scores, list_of, count), among], 1)
-        hidden = functional.gelu(functional.linear(seen, w["evidence.0.weight"], w["evidence.0.bias"]))
+            scaled = z * self.config["scales"]["beside"]
+            evidence_input = torch.cat([scaled, self._lead(scores, list_of, count), among], 1)
+        hidden = functional.gelu(functional.linear(evidence_input, w["evidence.0.weight"], w["evidence.0.bias"]))
         a, b = functional.linear(hidden, w["evidence.2.weight"], w["evidence.2.bias"]).unbind(1)
         if self.config["method"] == "vera":
             largest = self.config["scales"]["largest"]
@@ -134,7 +137,7 @@ class Predictor:
         return (alpha.log() - beta.log() if self.config["method"] == "edl" else scores), alpha, beta
 
     def _lead(self, scores: torch.Tensor, list_of: torch.Tensor, count: int) -> torch.Tensor:
-        """How each score compares with those of the other candidates, and how they share it out, (n, 5)."""
+        """How each score compares with the query's other scores, (n, 5). See ``_lead`` in VERA's ``model.py``."""
         scales, none = self.config["scales"], scores.new_full((count,), -math.inf)
         best = none.scatter_reduce(0, list_of, scores, "amax")[list_of]
         is_best = scores == best
@@ -163,8 +166,8 @@ class Predictor:
         clipped = np.clip(confidence, _EDGE, 1 - _EDGE)
         logit = np.log(clipped) - np.log1p(-clipped)
         logit = logit / self.map[0] if kind == "temperature" else self.map[0] * logit + self.map[1]
-        found: NDArray[np.float64] = 1 / (1 + np.exp(-logit))
-        return found
+        mapped: NDArray[np.float64] = 1 / (1 + np.exp(-logit))
+        return mapped
 
 
 def _sums(values: torch.Tensor, list_of: torch.Tensor, count: int) -> torch.Tensor:
@@ -172,20 +175,20 @@ def _sums(values: torch.Tensor, list_of: torch.Tensor, count: int) -> torch.Tens
 
 
 def _grown(side: torch.Tensor, largest: float) -> torch.Tensor:
-    """Exponential up to ``largest``, and from there in a straight line."""
+    """``e^x - 1`` up to ``largest``, continued linearly."""
     low = side.clamp(0, largest)
     return low.expm1() + math.exp(largest) * (side - low)
 
 
 def _softmax(scores: torch.Tensor, list_of: torch.Tensor, count: int) -> torch.Tensor:
-    """Of each list's scores, (n,)."""
+    """The softmax over each list's scores, (n,)."""
     best = scores.new_full((count,), -math.inf).scatter_reduce(0, list_of, scores, "amax")
     raised = (scores - best[list_of]).exp()
     return raised / _sums(raised, list_of, count)[list_of]
 
 
 def _standardised(features: torch.Tensor, list_of: torch.Tensor, count: int) -> torch.Tensor:
-    """Mean 0 and deviation 1 within each list, (n, F)."""
+    """Features with mean 0 and standard deviation 1 within each list, (n, F)."""
     zeros = features.new_zeros(count, features.shape[1])
     sizes = zeros.index_add(0, list_of, torch.ones_like(features))
     centred = features - (zeros.index_add(0, list_of, features) / sizes)[list_of]

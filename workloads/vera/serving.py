@@ -1,4 +1,4 @@
-"""What the registry stores of a trained retriever: encoder, model, and what was chosen on validation."""
+"""The registered model: encoder, retriever, and the settings chosen on validation."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 
 from workloads.contract import Servable
 from workloads.encoders.served_text import REQUIREMENTS
-from workloads.vera.dataset import Prepared
-from workloads.vera.evaluation import Chosen
-from workloads.vera.model import BESIDE, FURTHEST, LARGEST, UNIT, Retriever
+from workloads.vera.dataset import VeraData
+from workloads.vera.evaluation import Choice
+from workloads.vera.model import CONTEXT_SCALE, GAP_UNIT, LINEAR_FROM, MAX_GAP, Retriever
 from workloads.vera.params import Params
 
 _EXAMPLE = 4  # candidates
 
 
-def servable(model: Retriever, data: Prepared, params: Params, choice: Chosen) -> Servable:
-    """Weights and settings for ``predictor.py``; the example is a query of the test part with its first candidates."""
+def servable(model: Retriever, data: VeraData, params: Params, choice: Choice) -> Servable:
+    """Weights and configuration for ``predictor.py``. The example is a test query with its first candidates."""
     encoder = {f"encoder.{name}": value for name, value in data.encoder.model.state_dict().items()}
     weights = {**encoder, **model.state_dict(), "map": choice.map_k.values.reshape(-1)}
     return Servable(
@@ -36,7 +36,7 @@ def servable(model: Retriever, data: Prepared, params: Params, choice: Chosen) -
             "method": params.method,
             "confidence": "softmax" if params.confidence == "mc_dropout" else params.confidence,
             "context": bool(params.evidence_context),
-            "scales": {"furthest": FURTHEST, "unit": UNIT, "beside": BESIDE, "largest": LARGEST},
+            "scales": {"furthest": MAX_GAP, "unit": GAP_UNIT, "beside": CONTEXT_SCALE, "largest": LINEAR_FROM},
             "temperature": params.temperature,
             "priors": [params.prior_positive, params.prior_negative],
             "k": choice.k,
@@ -49,9 +49,10 @@ def servable(model: Retriever, data: Prepared, params: Params, choice: Chosen) -
     )
 
 
-def _example(data: Prepared) -> dict[str, np.ndarray]:
-    pool, tested = data.pool, data.parts.test
-    query = int(tested[pool.lengths[tested].argmax()])
+def _example(data: VeraData) -> dict[str, np.ndarray]:
+    pool = data.pool
+    test = data.parts.test
+    query = int(test[pool.lengths[test].argmax()])
     first = int(pool.indptr[pool.list_of[query]])
     rows = np.arange(first, first + min(_EXAMPLE, int(pool.lengths[query])))
     names = np.array(pool.categories, object)

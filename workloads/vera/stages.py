@@ -1,4 +1,4 @@
-"""The note's three stages: which epoch is in which, what it weighs and what it trains. Note 4.5, E-V11."""
+"""The note's three stages: the stage of each epoch, with its loss weights and learning rates. Note 4.5, E-V11."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from workloads.schedule import Progress, advanced, stage_ends, stage_of
 from workloads.vera.params import Params
 
 NAMES = ("rank", "evidence", "query")
-_LEAST_GAIN = 1e-3  # of the loss, relative, that counts as falling
+_LEAST_GAIN = 1e-3  # smallest relative decrease of the loss that counts as progress
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What an epoch does: ``number`` from 1, factors on the learning rates and weights of the losses.
+    """A stage: its ``number`` from 1, factors on the learning rates, and weights of the losses.
 
-    The stage has ``length`` epochs after the first ``began``. ``calibrates``: it learns from the queries that the
-    ranking has not seen, where some are kept for that.
+    It has ``length`` epochs after the first ``began`` epochs.
     """
 
     number: int
@@ -32,23 +31,24 @@ class Stage:
 
     @property
     def evidence(self) -> float:
-        """Factor on the evidential head's learning rate: 0, that not even decay moves it, where no loss reads it."""
+        """Factor on the evidential head's learning rate: 0 if no loss uses it, so that weight decay does not either."""
         return float(self.cand > 0 or self.query > 0 or self.cons > 0)
 
     @property
     def calibrates(self) -> bool:
+        """Whether the stage trains on the calibration queries."""
         return self.number > 1
 
     def left(self, epochs: float) -> float:
-        """What is left of the stage after so many epochs of the run, from 1 to 0."""
+        """The fraction of the stage that is left after ``epochs`` epochs of the run, from 1 to 0."""
         return min(1.0, max(0.0, 1 - (epochs - self.began) / self.length))
 
 
 class Stages:
-    """Where a run is in its stages. A baseline has one, the first, which trains everything."""
+    """Tracks the current stage of a run. A baseline has a single stage, which trains everything."""
 
     def __init__(self, params: Params, runtime: Runtime) -> None:
-        """Plan them."""
+        """Plan the stages of a run."""
         self.params = params
         self.ends: tuple[int, ...] = (runtime.epochs,)
         if params.stage_share is not None:
@@ -56,7 +56,7 @@ class Stages:
         self.progress = Progress(stage_of(1, self.ends))
 
     def of(self, epoch: int) -> Stage:
-        """The stage of an epoch, from 1; with ``stage_switch=plateau`` of the next one."""
+        """The stage of ``epoch``, from 1. With ``stage_switch=plateau`` it must be the next epoch."""
         params = self.params
         if params.method != "vera":
             return Stage(1, length=self.ends[-1], cand=float(params.method == "edl"))
@@ -74,7 +74,7 @@ class Stages:
         return Stage(number, began, length, **factors)
 
     def finish(self, epoch: int, loss: float) -> None:
-        """Take the loss of a finished epoch into account, and be in the stage of the next one."""
+        """Record the loss of a finished epoch and move on to the stage of the next one."""
         if self.params.stage_switch == "plateau":
             patience = self.params.stage_patience or 1
             self.progress = advanced(self.progress, epoch, loss, self.ends, patience, _LEAST_GAIN)

@@ -38,12 +38,12 @@ def test_the_report_says_how_far_above_the_baselines(quality: Any, capsys: pytes
 
 
 def test_another_setting_or_precision_is_another_run(quality: Any) -> None:
-    plain = quality.Asked(quality.SETTINGS, "bf16", quality.EPOCHS)
+    plain = quality.Setup(quality.SETTINGS, "bf16", quality.EPOCHS)
     others = [
-        quality.Asked({**quality.SETTINGS, "encoder": "resnet50"}, "bf16", quality.EPOCHS),
-        quality.Asked({**quality.SETTINGS, "batch_size": 128}, "bf16", quality.EPOCHS),
-        quality.Asked(quality.SETTINGS, "fp32", quality.EPOCHS),
-        quality.Asked(quality.SETTINGS, "bf16", 2 * quality.EPOCHS),
+        quality.Setup({**quality.SETTINGS, "encoder": "resnet50"}, "bf16", quality.EPOCHS),
+        quality.Setup({**quality.SETTINGS, "batch_size": 128}, "bf16", quality.EPOCHS),
+        quality.Setup(quality.SETTINGS, "fp32", quality.EPOCHS),
+        quality.Setup(quality.SETTINGS, "bf16", 2 * quality.EPOCHS),
     ]
     assert len({one.digest for one in (plain, *others)}) == len({one.results for one in (plain, *others)}) == 5
     assert plain.results.name == "simclr_quality.json"

@@ -25,7 +25,7 @@ from orchestrator.engine import checkpoint
 from orchestrator.errors import UserError
 from orchestrator.search.samplers import sampler
 from tests.unit.security.strangers import Bomb, bomb
-from workloads.data.conversion_cache import arrays_made_once
+from workloads.data.conversion_cache import cached_arrays
 from workloads.data.errors import DataError
 from workloads.data.images.archives import read_cifar
 from workloads.data.interactions.tables import read_tables
@@ -129,9 +129,9 @@ def _object_array(path: Path, canary: Path) -> None:
 
 def test_a_cache_of_arrays_of_objects(tmp_path: Path, canary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_CACHE", str(tmp_path))
-    made = arrays_made_once("arrays", "identity", lambda: {"order": np.arange(3)})
+    made = cached_arrays("arrays", "identity", lambda: {"order": np.arange(3)})
     (file,) = (tmp_path / "arrays").glob("*.npz")
     _object_array(file, canary)
-    again = arrays_made_once("arrays", "identity", lambda: {"order": np.arange(3)})
+    again = cached_arrays("arrays", "identity", lambda: {"order": np.arange(3)})
     assert again["order"].tolist() == made["order"].tolist() == [0, 1, 2]
     assert not canary.exists()

@@ -1,1 +1,1 @@
-"""Datasets of images: where they come from, decoded once, split. Light to import; only ``prepared`` needs PyTorch."""
+"""Image datasets: sources, decoding and splits. Light to import; only ``resident`` needs PyTorch."""

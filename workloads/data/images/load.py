@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.data.conversion_cache import intact, made_once, place
+from workloads.data.conversion_cache import build_once, cache_path, checked_fingerprint
 from workloads.data.datasets import dataset, read
 from workloads.data.images.convert import convert, refused
 from workloads.data.images.types import Corrupt, Images, ImageSource, Pixels
@@ -43,7 +43,7 @@ def load_images(name: str, root: Path, size: int | None = None, corrupt: Corrupt
             :func:`~workloads.data.images.convert.convert`.
         workloads.data.CacheUnwritable: the cache cannot be written.
     """
-    folder = place("images", name, intact(name, root, "images"), f"{size or 'own'}-v{FORMAT}")
+    folder = cache_path("images", name, checked_fingerprint(name, root, "images"), f"{size or 'own'}-v{FORMAT}")
     images = _load(name, root, size, corrupt, folder)
     if images.skipped and corrupt == "refuse":  # they were skipped when the cache was written
         raise refused(images.skipped[0])
@@ -54,7 +54,7 @@ def load_images(name: str, root: Path, size: int | None = None, corrupt: Corrupt
 def _load(name: str, root: Path, size: int | None, corrupt: Corrupt, folder: Path) -> Images:
     if not dataset(name).files:  # a generated one is small, and made as quickly as mapped
         return convert(read(name, root), size, corrupt, lambda _part, shape: np.zeros(shape, np.uint8))
-    return made_once(folder, _mapped, lambda: _write(folder, read(name, root), size, corrupt))
+    return build_once(folder, _mapped, lambda: _write(folder, read(name, root), size, corrupt))
 
 
 def _write(folder: Path, source: ImageSource, size: int | None, corrupt: Corrupt) -> None:

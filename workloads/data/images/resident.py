@@ -62,7 +62,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class ImageData:
     """One dataset, split and device.
 
     ``train``: what is learnt from; images without a label are nowhere else. ``size``: height and width of the images.
@@ -78,7 +78,7 @@ class Prepared:
 
 
 @lru_cache(maxsize=_KEPT)
-def prepare(data: Images, split_seed: int, holdout: bool, device: torch.device) -> Prepared:
+def prepare(data: Images, split_seed: int, holdout: bool, device: torch.device) -> ImageData:
     """Split, and move to the device what fits there; all splits of a dataset share its images.
 
     Args:
@@ -98,7 +98,7 @@ def prepare(data: Images, split_seed: int, holdout: bool, device: torch.device) 
     def part(images: torch.Tensor, pixels: Pixels, rows: NDArray[np.int64]) -> Part:
         return Part(images, torch.from_numpy(rows), torch.from_numpy(pixels.labels[rows]).to(device))
 
-    return Prepared(
+    return ImageData(
         part(images, data.train, parts.train),
         part(images, data.train, parts.validation),
         part(test_images, judged, parts.test),

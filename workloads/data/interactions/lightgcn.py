@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from workloads.data.errors import DataError
-from workloads.data.files import content, held
+from workloads.data.files import content, plain_or_gz
 from workloads.data.interactions.ratings import RatingColumns, check_disjoint, read_ratings
 from workloads.data.interactions.types import Interactions
 from workloads.data.source import Dataset, SourceFile
@@ -66,7 +66,7 @@ def read_item_lists(folder: Path, sizes: tuple[int, int] | None = None, rows: tu
 
     from workloads.data.interactions.codes import decode, distinct, encode
 
-    files = tuple(held(folder / f"{part}.txt") for part in ("train", "test"))
+    files = tuple(plain_or_gz(folder / f"{part}.txt") for part in ("train", "test"))
     parts = [_item_lists(file, sizes) for file in files]
     for file, pairs, expected in zip(files, parts, rows):
         if len(pairs) != expected:

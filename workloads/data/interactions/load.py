@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workloads.data.conversion_cache import converted, intact, place
+from workloads.data.conversion_cache import cache_path, checked_fingerprint, load_or_convert
 from workloads.data.datasets import dataset
 from workloads.data.interactions.arrow import FORMAT, read_interactions, write_interactions
 from workloads.data.interactions.types import Interactions
@@ -34,8 +34,8 @@ def load_interactions(name: str, root: Path, split: Split = "official", noise: f
         DataError: the dataset is unknown, of another kind, missing or damaged, or does not have what the split needs.
         CacheUnwritable: the cache cannot be written.
     """
-    path = place("interactions", name, intact(name, root, "interactions"), f"v{FORMAT}.arrow")
-    data: Interactions = converted(name, root, path, read_interactions, write_interactions)
+    path = cache_path("interactions", name, checked_fingerprint(name, root, "interactions"), f"v{FORMAT}.arrow")
+    data: Interactions = load_or_convert(name, root, path, read_interactions, write_interactions)
     if split == "official" and len(data.test) and not noise:
         return data
     return _variant(name, data, split, noise)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workloads.data.errors import DataError
-from workloads.data.files import content, held
+from workloads.data.files import content, plain_or_gz
 from workloads.data.interactions.ratings import RatingColumns, check_disjoint, read_ratings
 from workloads.data.interactions.types import Interactions
 from workloads.data.source import Dataset, SourceFile
@@ -66,7 +66,7 @@ def _occupations(folder: Path, file: str, separator: str, n_users: int) -> NDArr
     """The occupation of each user, numbered in the order of their names; users in the order of their ids."""
     import numpy as np
 
-    users = held(folder / file)
+    users = plain_or_gz(folder / file)
     lines = content(users).decode("latin-1").splitlines()
     fields = [line.split(separator) for line in lines]
     for number, (line, found) in enumerate(zip(lines, fields), 1):

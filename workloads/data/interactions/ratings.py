@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from workloads.data.errors import DataError
-from workloads.data.files import content, held
+from workloads.data.files import content, plain_or_gz
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,7 +73,7 @@ def read_ratings(file: Path, columns: RatingColumns, rows: int = 0) -> Ratings:
     import pyarrow as pa
     from pyarrow import csv
 
-    file = held(file)
+    file = plain_or_gz(file)
     text = content(file)
     _check_start(file, text, columns)
     separator = columns.separator
@@ -118,7 +118,7 @@ def check_disjoint(train_file: Path, train: Ratings, test_file: Path, test: Rati
         twin = int(np.flatnonzero(codes == encode(test.pairs[row : row + 1], columns.n_items))[0])
         raise DataError(
             "a pair of the test part is also in the train part",
-            file=held(test_file),
+            file=plain_or_gz(test_file),
             line=columns.line(row),
             got=f"{_named(test.pairs[row], columns)} as in line {columns.line(twin)} of {train_file.name}",
             expected="no pair in both",

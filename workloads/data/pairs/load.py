@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from workloads.data.conversion_cache import intact
+from workloads.data.conversion_cache import checked_fingerprint
 from workloads.data.datasets import read
 from workloads.data.errors import DataError
 from workloads.data.pairs.types import KIND, Pairs, SentencePairs
@@ -36,7 +36,7 @@ def load_pairs(name: str, root: Path, split: PairSplit = "official", *, seed: in
         DataError: the dataset is unknown, of another kind, missing or damaged, its test scores are hidden, or a part
             would be empty.
     """
-    return _load(name, root, intact(name, root, KIND, "pairs of sentences"), split, seed)
+    return _load(name, root, checked_fingerprint(name, root, KIND, "pairs of sentences"), split, seed)
 
 
 @lru_cache(maxsize=4)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from workloads.data.errors import DataError
-from workloads.data.files import content, held
+from workloads.data.files import content, plain_or_gz
 from workloads.data.pairs.types import HIDDEN, HIGHEST, KIND, Pairs, SentencePairs
 from workloads.data.source import Dataset, SourceFile
 
@@ -57,7 +57,9 @@ def read_tables(folder: Path, files: dict[str, str], header: bool) -> SentencePa
         DataError: naming file and line (of Parquet the row) of a missing column, a line with another number of
             fields, a field that is too long, a sentence that is empty, or a score that is no number from 0 to 5.
     """
-    return SentencePairs(**{part: _pairs(held(folder / file), header, part == "test") for part, file in files.items()})
+    return SentencePairs(
+        **{part: _pairs(plain_or_gz(folder / file), header, part == "test") for part, file in files.items()}
+    )
 
 
 def read_glue(_folder: Path) -> SentencePairs:

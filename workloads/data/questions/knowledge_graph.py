@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.data.errors import DataError
-from workloads.data.files import held, lines, opened
+from workloads.data.files import lines, opened, plain_or_gz
 from workloads.data.questions.types import KIND, PARTS, Graph, GraphQuestions, Question
 from workloads.data.source import Dataset, SourceFile
 
@@ -28,7 +28,7 @@ _EXAMPLE = (
 
 def is_questions(folder: Path) -> bool:
     """Whether a folder has the layout."""
-    return held(folder / QUESTIONS).is_file() and bool(_tables(folder))
+    return plain_or_gz(folder / QUESTIONS).is_file() and bool(_tables(folder))
 
 
 def own_questions(name: str, folder: Path) -> Dataset:
@@ -44,8 +44,8 @@ def read_questions(folder: Path, tables: tuple[str, ...]) -> GraphQuestions:
         DataError: a line that is no question or no triple, an unknown graph or part, an id that occurs twice, or a
             topic or an answer that the graph does not have, with file and line.
     """
-    graphs = {table.removesuffix(TABLE): list(_triples(held(folder / table))) for table in tables}
-    file = held(folder / QUESTIONS)
+    graphs = {table.removesuffix(TABLE): list(_triples(plain_or_gz(folder / table))) for table in tables}
+    file = plain_or_gz(folder / QUESTIONS)
     return numbered(list(_questions(file, graphs)), graphs, file)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from workloads.data.arrow_lists import read_lists, write_lists
-from workloads.data.conversion_cache import converted, intact, place
+from workloads.data.conversion_cache import cache_path, checked_fingerprint, load_or_convert
 from workloads.data.questions.types import KIND, GraphQuestions
 
 FORMAT = 1
@@ -27,8 +27,10 @@ def load_questions(name: str, root: Path) -> GraphQuestions:
         DataError: the dataset is unknown, of another kind, missing or damaged.
         workloads.data.errors.CacheUnwritable: the cache cannot be written.
     """
-    path = place("questions", name, intact(name, root, KIND, "questions over a graph"), f"v{FORMAT}.arrow")
-    data: GraphQuestions = converted(name, root, path, _read, _write)
+    path = cache_path(
+        "questions", name, checked_fingerprint(name, root, KIND, "questions over a graph"), f"v{FORMAT}.arrow"
+    )
+    data: GraphQuestions = load_or_convert(name, root, path, _read, _write)
     return data
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workloads.data.errors import DataError
-from workloads.data.files import held, lines
+from workloads.data.files import lines, plain_or_gz
 from workloads.data.retrieval.judged import Row, judged
 from workloads.data.retrieval.types import PARTS
 from workloads.data.source import Dataset, SourceFile
@@ -37,13 +37,13 @@ def collection(name: str, summary: str, folder: str, files: tuple[SourceFile, ..
 
 def judgement_files(folder: Path) -> list[str]:
     """The files of judgements that the folder holds."""
-    split = [file for file in SPLIT_JUDGEMENTS.values() if held(folder / file).is_file()]
-    return split or [file for file in (JUDGEMENTS,) if held(folder / file).is_file()]
+    split = [file for file in SPLIT_JUDGEMENTS.values() if plain_or_gz(folder / file).is_file()]
+    return split or [file for file in (JUDGEMENTS,) if plain_or_gz(folder / file).is_file()]
 
 
 def is_beir(folder: Path) -> bool:
     """Whether a folder has the layout."""
-    texts = all(held(folder / file).is_file() for file in (CORPUS, QUERIES))
+    texts = all(plain_or_gz(folder / file).is_file() for file in (CORPUS, QUERIES))
     return texts and bool(judgement_files(folder))
 
 
@@ -67,12 +67,12 @@ def read_beir(folder: Path, files: tuple[str, ...]) -> Retrieval:
         DataError: a line that is no document, query or judgement, an id that occurs twice, a pair with two grades, a
             query that is judged in two parts, or a test part in which nothing is relevant.
     """
-    doc_ids, docs = _texts(held(folder / CORPUS), titled=True)
-    query_ids, queries = _texts(held(folder / QUERIES), titled=False)
-    rows = [row for file in files for row in _rows(held(folder / file))]
+    doc_ids, docs = _texts(plain_or_gz(folder / CORPUS), titled=True)
+    query_ids, queries = _texts(plain_or_gz(folder / QUERIES), titled=False)
+    rows = [row for file in files for row in _rows(plain_or_gz(folder / file))]
     found = judged((doc_ids, docs), (query_ids, queries), rows)
     if SPLIT_JUDGEMENTS["test"] in files:
-        check_test(held(folder / SPLIT_JUDGEMENTS["test"]), found)
+        check_test(plain_or_gz(folder / SPLIT_JUDGEMENTS["test"]), found)
     return found
 
 

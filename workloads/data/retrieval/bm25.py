@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.data.conversion_cache import arrays_made_once
+from workloads.data.conversion_cache import cached_arrays
 from workloads.data.datasets import fingerprint
 from workloads.data.errors import DataError
 
@@ -89,7 +89,7 @@ def candidates(name: str, root: Path, data: Retrieval, depth: int) -> Candidates
     def make() -> dict[str, Any]:
         return search(data.docs.to_pylist(), data.queries.to_pylist(), depth)._asdict()
 
-    return Candidates(**arrays_made_once("bm25", identity, make))
+    return Candidates(**cached_arrays("bm25", identity, make))
 
 
 def _library() -> tuple[Any, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from workloads.data.arrow_lists import read_lists, write_lists
-from workloads.data.conversion_cache import converted, intact, place
+from workloads.data.conversion_cache import cache_path, checked_fingerprint, load_or_convert
 from workloads.data.errors import DataError
 from workloads.data.retrieval.types import Retrieval, Unknown
 
@@ -33,8 +33,8 @@ def load_retrieval(name: str, root: Path, unknown: Unknown = "refuse") -> Retrie
         DataError: the dataset is unknown, of another kind, missing or damaged, or has unknown judgements.
         workloads.data.errors.CacheUnwritable: the cache cannot be written.
     """
-    path = place("retrieval", name, intact(name, root, "retrieval"), f"v{FORMAT}.arrow")
-    data: Retrieval = converted(name, root, path, _read, _write)
+    path = cache_path("retrieval", name, checked_fingerprint(name, root, "retrieval"), f"v{FORMAT}.arrow")
+    data: Retrieval = load_or_convert(name, root, path, _read, _write)
     if data.n_unknown and unknown == "refuse":
         more = data.n_unknown - len(data.unknown[:_NAMED])
         got = "; ".join(data.unknown[:_NAMED]) + (f" and {more} more" if more else "")

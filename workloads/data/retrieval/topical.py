@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workloads.data.errors import DataError
-from workloads.data.files import held, lines
+from workloads.data.files import lines, plain_or_gz
 from workloads.data.retrieval.beir import CORPUS, JUDGEMENTS, QUERIES, check_test, is_beir, judgement_files, read_beir
 from workloads.data.retrieval.judged import Row, judged
 from workloads.data.source import Dataset, SourceFile
@@ -105,12 +105,14 @@ def read_lotte(folder: Path, files: tuple[str, ...]) -> Retrieval:
     Raises:
         DataError: a line has another form.
     """
-    docs = _pairs(held(folder / LOTTE_DOCS))
+    docs = _pairs(plain_or_gz(folder / LOTTE_DOCS))
     queries: dict[str, str] = {}
     rows: list[Row] = []
     for kind in (kind for kind in LOTTE_KINDS if f"qas.{kind}.jsonl" in files):
-        queries |= {f"{kind}-{name}": text for name, text in _pairs(held(folder / f"questions.{kind}.tsv")).items()}
-        file = held(folder / f"qas.{kind}.jsonl")
+        queries |= {
+            f"{kind}-{name}": text for name, text in _pairs(plain_or_gz(folder / f"questions.{kind}.tsv")).items()
+        }
+        file = plain_or_gz(folder / f"qas.{kind}.jsonl")
         for number, line in lines(file):
             try:
                 found = json.loads(line)
@@ -130,14 +132,14 @@ def read_cpr(folder: Path, files: tuple[str, ...]) -> Retrieval:
     Raises:
         DataError: a line has another form, or nothing is relevant in the test part.
     """
-    docs = _pairs(held(folder / CPR_DOCS))
+    docs = _pairs(plain_or_gz(folder / CPR_DOCS))
     queries: dict[str, str] = {}
     rows: list[Row] = []
     for part, ours in CPR_PARTS.items():
         if f"qrels.{part}.tsv" not in files:
             continue
-        queries |= {f"{part}-{name}": text for name, text in _pairs(held(folder / f"{part}.query.txt")).items()}
-        file = held(folder / f"qrels.{part}.tsv")
+        queries |= {f"{part}-{name}": text for name, text in _pairs(plain_or_gz(folder / f"{part}.query.txt")).items()}
+        file = plain_or_gz(folder / f"qrels.{part}.tsv")
         for number, line in lines(file):
             cells = line.split()
             if len(cells) != 4 or not cells[3].lstrip("-").isdigit():
@@ -148,7 +150,7 @@ def read_cpr(folder: Path, files: tuple[str, ...]) -> Retrieval:
             rows.append(Row(f"{part}-{cells[0]}", cells[2], max(0, int(cells[3])), ours, file, number))
     found = judged((list(docs), list(docs.values())), (list(queries), list(queries.values())), rows)
     if "qrels.dev.tsv" in files:
-        check_test(held(folder / "qrels.dev.tsv"), found)
+        check_test(plain_or_gz(folder / "qrels.dev.tsv"), found)
     return found
 
 
@@ -176,8 +178,8 @@ def _beir_files(folder: Path) -> list[str]:
 
 def _complete(folder: Path, docs: str, pairs: list[tuple[str, str]]) -> list[str]:
     """The file of documents with every pair of files that is there; none where nothing is complete."""
-    found = [file for pair in pairs if all(held(folder / file).is_file() for file in pair) for file in pair]
-    return [docs, *found] if found and held(folder / docs).is_file() else []
+    found = [file for pair in pairs if all(plain_or_gz(folder / file).is_file() for file in pair) for file in pair]
+    return [docs, *found] if found and plain_or_gz(folder / docs).is_file() else []
 
 
 def _pairs(file: Path) -> dict[str, str]:

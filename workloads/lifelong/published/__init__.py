@@ -1,6 +1,6 @@
-"""What ``orchestrator reproduce`` knows of lifelong retrieval: our comparison of the methods, and L2R's parts."""
+"""Lifelong retrieval's entries of ``orchestrator reproduce``: our comparison of the methods, and L2R's ablation."""
 
 from workloads.lifelong.published.tables import ABLATION, MAIN
 
 PUBLISHED = (MAIN, ABLATION)
-"""In the order in which they are listed."""
+"""All entries, in the order in which they are listed."""

@@ -1,4 +1,4 @@
-"""Ours: no document of the source prints a number, so that methods are set beside each other on open collections."""
+"""Our comparison of the methods on open collections. The source documents print no values to compare with."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ REGIME = Regime(
     dataset="classic-ir",
     named_by=("dataset", "memory", "compatible"),
     unit="query",
-    # An evaluation changes at the end of a session only: no patience.
+    # No early stopping: metrics change at the end of a session only.
     plan={"precision": "bf16", "patience": 0},
     quick={"epochs": 5, "steps_per_epoch": 1},
     seeds=3,
     trials=0,
 )
 
-_EPOCHS = 6  # two passes over the labelled queries in session 0, one in each session after it
+_EPOCHS = 6  # two passes over the labelled queries in session 0, one in each later session
 _COMMON = {
     "encoder": "minilm", "max_length": 48, "dropout": 0.0, "batch_size": 16, "lr": 5e-5, "n_new": 4, "candidates": 20,
 }  # fmt: skip

@@ -1,7 +1,7 @@
-"""What ``orchestrator reproduce`` knows of the text ranker: the note's loss plots, and our comparison of the losses."""
+"""The text ranker's entries of ``orchestrator reproduce``: the note's loss plots and our comparison of the losses."""
 
 from workloads.text_ranker.published.plots import LOSS_PLOTS
 from workloads.text_ranker.published.tables import LOSSES
 
 PUBLISHED = (LOSS_PLOTS, LOSSES)
-"""In the order in which they are listed."""
+"""All entries, in the order in which they are listed."""

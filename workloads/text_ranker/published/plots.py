@@ -1,11 +1,11 @@
-"""The note's plots of RankNet's loss over the difference of scores, for σ = 1 and others, and those it leaves blank."""
+"""The note's plots of RankNet's loss against the difference of scores, and the same for the losses it leaves blank."""
 
 from __future__ import annotations
 
 from workloads.published import Computation, Curve, Drawn
 
 SIGMAS = (1.0, 0.5, 2.0, 5.0)
-"""σ = 1 is the note's first plot; its second says only that σ is another."""
+"""σ = 1 is the note's first plot; the note does not give the σ of its second plot."""
 
 PREFERENCES = {1.0: "S = 1", 0.0: "S = 0", -1.0: "S = -1"}
 
@@ -13,9 +13,9 @@ _ENDS, _POINTS, _QUICK = 5.0, 101, 11
 
 
 def loss_curves(quick: bool) -> Drawn:
-    """RankNet by σ (S = 1, as the note draws it) and by S (σ = 1), its gradient, and margin ranking by grade gap.
+    """RankNet by σ (S = 1, as in the note) and by S (σ = 1), its gradient, and margin ranking by grade gap.
 
-    The table shows that a larger σ punishes more where the order is wrong only, and less where it is right (E-R2).
+    The table shows that a larger σ gives a larger loss for a wrong order but a smaller one for a right order (E-R2).
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Our comparison of the ranking losses: nothing was published, so rows are set beside each other."""
+"""Our comparison of the ranking losses. There are no published values to compare with."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EPOCHS = 4
 LOSSES = Table(
     "ranker-losses",
     "Losses of a ranker of BM25's top 20, and the same interpolated with BM25",
-    "the note's four losses, and listwise softmax and LambdaRank beside them",
+    "the note's four losses, with listwise softmax and LambdaRank",
     REGIME,
     {
         "RankNet": Method({"loss": "ranknet"}, epochs=_EPOCHS),

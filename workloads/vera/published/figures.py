@@ -11,7 +11,7 @@ _SHOWN = ("VERA", "evidential", "softmax", "temperature scaling")
 
 
 def diagrams(runs: Sequence[Trained]) -> Iterator[Curve]:
-    """The first seed's success over confidence in bins of equal mass, and its risk over coverage."""
+    """The first seed's reliability diagram, with bins of equal mass, and its risk-coverage curve."""
     import pyarrow.parquet as pq
 
     bins, curve = (

@@ -1,4 +1,4 @@
-"""VERA beside its baselines, and without each of its parts. Nothing was published: rows are set beside each other."""
+"""VERA compared with its baselines, and the ablation of its parts. There are no published values to compare with."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ REGIME = Regime(
     "vera", "vera", dataset="pathquestion", named_by=("dataset", "method"), plan={"patience": 0, "evaluate_every": 1},
     quick={"steps_per_epoch": 10}, unit="query", seeds=5, trials=0,
 )  # fmt: skip
-"""Without patience: the objective falls before the stage that it is about."""
+"""No early stopping: the objective falls before the stage that improves it begins."""
 
 EPOCHS = 20
 ON_EPOCHS = {"pathquestion": 6}
-"""Where there are ten times as many queries to learn from: softmax, looked at on validation with one seed over 10 and
-20 epochs, ranked best at its fourth. The other methods were not looked at beyond six."""
+"""Fewer epochs for a dataset with ten times as many queries: with one seed and 10 and 20 epochs, softmax ranked best on
+validation at its fourth epoch. The other methods were not tried beyond six epochs."""
 
 COMMON: Mapping[str, Any] = {"encoder": "minilm", "eval_k": 1, "dropout": 0.5}
-"""One k for all rows: the first with a base rate in [.3, .9] on validation; and for all rows the dropout that ranked
-better there than the default."""
+"""Shared by all rows: the first k with a base rate in [.3, .9] on validation, and a dropout rate that ranked better
+there than the default."""
 
 ON: Mapping[str, Mapping[str, Any]] = {
     "pathquestion": {"max_length": 64},
@@ -39,8 +39,8 @@ TESTED = ("mrr", "ndcg_at_10", "calib/brier", "selective/score/aurc")
 _CHOSEN: Mapping[str, Any] = {
     "stage_share": (0.85, 0.05, 0.1), "stage_lr": (1.0, 3.0, 5.0), "calibration_part": "validation"
 }  # fmt: skip
-"""Of VERA: it ranks by all training queries, as the baselines do, and calibrates by the validation part, which the maps
-of the baselines are fitted on. Chosen by 4-fold cross-validation in ten draws of SciFact's validation part."""
+"""VERA trains its ranking on all training queries, as the baselines do, and calibrates on the validation part, on which
+the baselines' maps are fitted. Chosen by 4-fold cross-validation in ten draws of SciFact's validation part."""
 
 
 def _vera(**params: Any) -> Method:

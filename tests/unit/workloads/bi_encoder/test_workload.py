@@ -20,8 +20,8 @@ from search_spaces import bi_encoder as spaces
 from workloads.bi_encoder import dataset
 from workloads.bi_encoder.batches import batches
 from workloads.bi_encoder.evaluation import evaluation
-from workloads.bi_encoder.loss_calls import Scored, batch_loss
-from workloads.bi_encoder.losses import LOSSES, OF_SCRATCH
+from workloads.bi_encoder.loss_calls import EmbeddedBatch, batch_loss
+from workloads.bi_encoder.losses import LOSSES, SCRATCH_LR
 from workloads.bi_encoder.params import Params
 from workloads.bi_encoder.workload import BiEncoder
 from workloads.contract import Runtime
@@ -90,7 +90,7 @@ def test_the_ranks_shares_are_the_loss_of_one_process(
     params, source = Params(loss=loss), torch.Generator().manual_seed(3)
     whole = next(batches(len(part), 33, runtime(), 1))
     vectors = torch.randn(33, 2, 16, generator=source, dtype=torch.float64, requires_grad=True)
-    expected = batch_loss(Scored(vectors, whole, part), loss, params.of_loss())
+    expected = batch_loss(EmbeddedBatch(vectors, whole, part), loss, params.of_loss())
     (gradient,) = torch.autograd.grad(expected, vectors)
 
     def gathered(own: torch.Tensor, counts: list[int]) -> torch.Tensor:
@@ -103,7 +103,7 @@ def test_the_ranks_shares_are_the_loss_of_one_process(
     shares = []
     for rank in range(2):
         batch = next(batches(len(part), 33, runtime(rank=rank, world_size=2), 1))
-        shares.append(batch_loss(Scored(vectors[batch.own], batch, part), loss, params.of_loss()))
+        shares.append(batch_loss(EmbeddedBatch(vectors[batch.own], batch, part), loss, params.of_loss()))
     torch.testing.assert_close(sum(shares), expected)
     torch.testing.assert_close(torch.autograd.grad(sum(shares), vectors)[0], gradient)
 
@@ -115,7 +115,9 @@ def test_the_text_itself_and_its_partner_are_no_negatives(part: dataset.Part) ->
     vectors = torch.nn.functional.normalize(torch.randn(4, 2, 8, generator=source, dtype=torch.float64), dim=2)
     (batch,) = list(batches(4, 4, runtime(), 1))
     rows = torch.from_numpy(batch.rows)
-    found = batch_loss(Scored(vectors[rows], batch, twice), "infonce", {"temperature": 0.05, "positive_from": 4.0})
+    found = batch_loss(
+        EmbeddedBatch(vectors[rows], batch, twice), "infonce", {"temperature": 0.05, "positive_from": 4.0}
+    )
     own, other = (float(vectors[0, 0] @ vectors[place, 1]) / 0.05 for place in (0, 3))
     assert found.item() == pytest.approx(math.log1p(math.exp(other - own)))
 
@@ -125,7 +127,7 @@ def test_a_batch_without_a_pair_that_belongs_together_costs_nothing(part: datase
     (batch,) = list(batches(len(part), len(part), runtime(), 1))
     vectors = torch.randn(len(part), 2, 8, requires_grad=True)
     for loss in ("infonce", "decoupled", "dcl", "hcl", "bcl"):
-        found = batch_loss(Scored(vectors, batch, none), loss, Params(loss=loss).of_loss())
+        found = batch_loss(EmbeddedBatch(vectors, batch, none), loss, Params(loss=loss).of_loss())
         assert found.item() == 0
         assert not torch.autograd.grad(found, vectors)[0].any()
 
@@ -138,7 +140,7 @@ def gradient_of(rank: int, loss: str, world: int = 2) -> list[list[list[float]]]
     part = replace(built().data.train, pairs=np.arange(8).reshape(4, 2), grades=grades)
     source = torch.Generator().manual_seed(0)
     vectors = torch.randn(4, 2, 8, generator=source, dtype=torch.float64)[batch.own].requires_grad_()
-    batch_loss(Scored(vectors, batch, part), loss, Params(loss=loss).of_loss()).backward()
+    batch_loss(EmbeddedBatch(vectors, batch, part), loss, Params(loss=loss).of_loss()).backward()
     assert vectors.grad is not None
     found: list[list[list[float]]] = vectors.grad.tolist()
     return found
@@ -157,7 +159,7 @@ def test_a_rank_without_a_pair_takes_part() -> None:
     (batch,) = list(batches(1, 2, runtime(rank=0, world_size=2), 1))
     assert batch.counts == [0, 1]
     vectors = workload._embed(batch.rows[batch.own], 0, 0)
-    batch_loss(Scored(vectors, batch, workload.data.train), "mse", {"lowest_cosine": -1.0}).backward()
+    batch_loss(EmbeddedBatch(vectors, batch, workload.data.train), "mse", {"lowest_cosine": -1.0}).backward()
     assert all(parameter.grad is not None for parameter in workload.encoder.parameters())
     assert not any(parameter.grad.any() for parameter in workload.encoder.parameters() if parameter.grad is not None)
 
@@ -289,7 +291,7 @@ def test_search_spaces_draw_valid_parameters(preset: str, monkeypatch: pytest.Mo
 
 
 def test_what_is_left_open_goes_with_encoder_and_loss() -> None:
-    assert Params().lr == OF_SCRATCH
+    assert Params().lr == SCRATCH_LR
     assert Params().lowest_cosine == 0.0, "E-S0: with -1 a pretrained encoder becomes worse than it was"
     assert Params(loss="bcl").beta == 0.7
     assert Params(loss="infonce", temperature=0.1).temperature == 0.1

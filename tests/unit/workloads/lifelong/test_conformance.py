@@ -46,9 +46,9 @@ class LifelongConformance(Conformance):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(dataset, "load_retrieval", spoiled)
-            dataset._prepared.cache_clear()
+            dataset._prepare.cache_clear()
             yield
-        dataset._prepared.cache_clear()
+        dataset._prepare.cache_clear()
 
 
 class TestRankingAlignment(LifelongConformance):

@@ -10,8 +10,8 @@ import torch
 
 from workloads.lifelong.baselines import gss, mir, ocs, pair_gradients, pair_losses, uniform, virtual_step
 from workloads.lifelong.params import Params
-from workloads.lifelong.replay import Asked, choose_memory, choose_new, draw_new, remember
-from workloads.lifelong.selection import across, along, best, chosen, isd, new_scores, pss
+from workloads.lifelong.replay import QueryVectors, choose_memory, choose_new, draw_new, update_memory
+from workloads.lifelong.selection import across, along, gather_docs, isd, new_scores, pss, top_positions
 
 Q = [-1.5449, -0.8994, 0.1823, 0.2949]
 POSITIVE = [-0.6425, 2.8853, -1.857, -2.0162]
@@ -80,7 +80,7 @@ def test_what_differs_along_the_query_only_is_alike() -> None:
 def test_new_documents_are_the_highest_at_once(alpha: float, places: list[int]) -> None:
     """E-L1: not greedily."""
     scores = new_scores(one(DOCS), there(6), PLUS, QUERY, alpha)
-    assert best(scores, 3).tolist() == [places]
+    assert top_positions(scores, 3).tolist() == [places]
     mixed = [alpha * p + (1 - alpha) * i for p, i in zip(PSS, SELF_ISD)]
     assert scores[0, :5].tolist() == pytest.approx(mixed, abs=1e-9)
 
@@ -100,17 +100,17 @@ def test_filling_is_never_chosen() -> None:
     kept = torch.tensor([[0, 2, 4, 5]])
     expected = new_scores(one(DOCS)[:, kept[0]], there(4), PLUS, QUERY, 0.5)
     torch.testing.assert_close(scores[:, kept[0]], expected)
-    assert best(scores, 6)[0, 4:].tolist() == [-1, -1]
-    assert chosen(torch.tensor([[7, -1, 8, -1, 9, 10]]), best(scores, 5)).tolist() == [[8, 9, 10, 7, -1]]
-    assert chosen(torch.empty(1, 0, dtype=torch.int64), best(torch.empty(1, 0), 2)).tolist() == [[-1, -1]]
+    assert top_positions(scores, 6)[0, 4:].tolist() == [-1, -1]
+    assert gather_docs(torch.tensor([[7, -1, 8, -1, 9, 10]]), top_positions(scores, 5)).tolist() == [[8, 9, 10, 7, -1]]
+    assert gather_docs(torch.empty(1, 0, dtype=torch.int64), top_positions(torch.empty(1, 0), 2)).tolist() == [[-1, -1]]
 
 
 def test_ties_go_by_place() -> None:
-    assert best(torch.tensor([[1.0, 2.0, 2.0, 1.0]]), 4).tolist() == [[1, 2, 0, 3]]
+    assert top_positions(torch.tensor([[1.0, 2.0, 2.0, 1.0]]), 4).tolist() == [[1, 2, 0, 3]]
 
 
-def asked(vectors: torch.Tensor = QUERY) -> Asked:
-    return Asked(vectors, PLUS, 1.0)
+def query_vectors(vectors: torch.Tensor = QUERY) -> QueryVectors:
+    return QueryVectors(vectors, PLUS, 1.0)
 
 
 def table(rows: list[list[float]]):  # type: ignore[no-untyped-def]
@@ -119,43 +119,43 @@ def table(rows: list[list[float]]):  # type: ignore[no-untyped-def]
 
 
 def test_memory_is_what_is_least_like_the_new() -> None:
-    look = table(MEMORY + DOCS[:2])
+    lookup = table(MEMORY + DOCS[:2])
     params = Params(n_memory=2)
-    found = choose_memory(params, torch.arange(5)[None], torch.tensor([[5, 6]]), look, asked())
+    found = choose_memory(params, torch.arange(5)[None], torch.tensor([[5, 6]]), lookup, query_vectors())
     assert found.tolist() == [[1, 4]]
 
 
 def test_the_memory_keeps_the_most_diverse_of_new_and_old() -> None:
     """E-L7, and a pool that is smaller than the memory is kept whole."""
-    look = table(DOCS[:3] + BEFORE)
+    lookup = table(DOCS[:3] + BEFORE)
     params = Params(capacity=5, n_memory=2)
-    found = remember(params, torch.tensor([[3, 4, 5, 6]]), torch.tensor([[0, 1, 2]]), look, asked(), 0)
+    found = update_memory(params, torch.tensor([[3, 4, 5, 6]]), torch.tensor([[0, 1, 2]]), lookup, query_vectors(), 0)
     assert found.tolist() == [[5, 6, 3, 4, 0]]
-    found = remember(params, torch.full((1, 5), -1), torch.tensor([[0, 1, 2]]), look, asked(), 0)
+    found = update_memory(params, torch.full((1, 5), -1), torch.tensor([[0, 1, 2]]), lookup, query_vectors(), 0)
     assert found.tolist() == [[0, 1, 2, -1, -1]]
 
 
 def test_of_equal_diversity_the_new_and_the_first_are_kept() -> None:
     """E-L1, E-L7: documents that are all alike, whose ISD is 0."""
-    look, alike = table([[2, 3, 0, 0]] * 6), asked(ALONG_FIRST)
+    lookup, alike = table([[2, 3, 0, 0]] * 6), query_vectors(ALONG_FIRST)
     old, new = torch.tensor([[5, 3, 4]]), torch.tensor([[2, 0, 1]])
     params = Params(capacity=4, n_new=2, n_memory=2, alpha=0.5)
-    assert remember(params, old, new, look, alike, 0).tolist() == [[2, 0, 1, 5]]
-    assert choose_memory(params, old, new, look, alike).tolist() == [[5, 3]]
-    assert choose_new(params, np.array([[4, 1, 3, 0]]), look, alike).tolist() == [[4, 1]]
+    assert update_memory(params, old, new, lookup, alike, 0).tolist() == [[2, 0, 1, 5]]
+    assert choose_memory(params, old, new, lookup, alike).tolist() == [[5, 3]]
+    assert choose_new(params, np.array([[4, 1, 3, 0]]), lookup, alike).tolist() == [[4, 1]]
 
 
 def test_one_of_two_equal_pairs_is_the_new_one() -> None:
     """E-L7: the same two documents come again; the ISD of all four is 2.5."""
-    look = table([[2, 3, 0, 0], [5, 0, 4, 0], [2, 3, 0, 0], [5, 0, 4, 0]])
+    lookup = table([[2, 3, 0, 0], [5, 0, 4, 0], [2, 3, 0, 0], [5, 0, 4, 0]])
     params = Params(capacity=2, n_memory=2)
     old, new = torch.tensor([[2, 3]]), torch.tensor([[0, 1]])
-    assert remember(params, old, new, look, asked(ALONG_FIRST), 0).tolist() == [[0, 1]]
+    assert update_memory(params, old, new, lookup, query_vectors(ALONG_FIRST), 0).tolist() == [[0, 1]]
 
 
 def test_choosing_new_documents_by_name() -> None:
-    look, docs = table(DOCS), np.array([[0, 1, 2, 3, 4, 5]])
-    assert choose_new(Params(n_new=3), docs, look, asked()).tolist() == [[2, 4, 5]]
+    lookup, docs = table(DOCS), np.array([[0, 1, 2, 3, 4, 5]])
+    assert choose_new(Params(n_new=3), docs, lookup, query_vectors()).tolist() == [[2, 4, 5]]
     assert draw_new(Params(n_new=3, new="bm25"), docs, 0, 1, first=True).tolist() == [[0, 1, 2]]
     drawn = [draw_new(Params(n_new=3, new="random"), docs, seed, 1).tolist()[0] for seed in range(40)]
     assert {doc for row in drawn for doc in row} == set(range(6))
@@ -166,7 +166,7 @@ def test_a_query_without_candidates_gets_none() -> None:
     """BM25 found nothing: all is filling."""
     nothing = np.full((1, 4), -1)
     params = Params(n_new=2)
-    looked = choose_new(params, nothing, table(DOCS), asked())
+    looked = choose_new(params, nothing, table(DOCS), query_vectors())
     assert looked.tolist() == [[-1, -1]]
     for first in (True, False):
         assert torch.equal(draw_new(params, nothing, 0, 1, first=first), looked)
@@ -181,7 +181,7 @@ def test_gradients_of_a_pair_are_those_of_its_loss() -> None:
 
 def test_mir_takes_the_largest_rise() -> None:
     before, after = torch.tensor([[1.0, 5.0, 2.0, 0.0]]), torch.tensor([[2.0, 5.5, 4.0, 9.0]])
-    assert best(mir(before, after, torch.tensor([[True, True, True, False]])), 2).tolist() == [[2, 0]]
+    assert top_positions(mir(before, after, torch.tensor([[True, True, True, False]])), 2).tolist() == [[2, 0]]
 
 
 def test_a_virtual_step_is_taken_back() -> None:
@@ -221,10 +221,10 @@ def test_a_reservoir_is_a_uniform_sample_of_all_that_came() -> None:
     rows, capacity = 3000, 10
     memory = torch.full((rows, capacity), -1)
     params = Params(memory="random", capacity=capacity, n_memory=1, n_new=20)
-    plain = Asked(torch.zeros(rows, 1), torch.zeros(rows, 1), 1.0)
+    plain = QueryVectors(torch.zeros(rows, 1), torch.zeros(rows, 1), 1.0)
     for session in range(3):
         new = (torch.arange(20) + 20 * session).expand(rows, 20)
-        memory = remember(params, memory, new, table(DOCS), plain, seed=5)
+        memory = update_memory(params, memory, new, table(DOCS), plain, seed=5)
     counts = torch.bincount(memory.ravel(), minlength=60).double() / rows
     spread = math.sqrt(1 / 6 * 5 / 6 / rows)
     assert (counts - 1 / 6).abs().max() < 4.5 * spread

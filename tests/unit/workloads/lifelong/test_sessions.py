@@ -157,7 +157,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, files: dict[str, str], message:
 
 @pytest.mark.data
 def test_the_classic_collections() -> None:
-    data = CLASSIC_IR.reader(CLASSIC_IR.place(default_data_root()))
+    data = CLASSIC_IR.reader(CLASSIC_IR.folder_in(default_data_root()))
     assert (len(data.docs), int(data.answered.sum())) == (7520, 465)
     found = build(data, Stream())
     assert len(np.unique(found.topic)) == 5

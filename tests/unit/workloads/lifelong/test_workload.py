@@ -19,8 +19,8 @@ from orchestrator.config.plan import Plan
 from orchestrator.engine.loop import run_epochs
 from workloads.contract import Runtime, Servable
 from workloads.data.errors import DataError
-from workloads.lifelong.dataset import prepared
-from workloads.lifelong.evaluation import MEASURES, Judge
+from workloads.lifelong.dataset import prepare
+from workloads.lifelong.evaluation import MEASURES, SessionEvaluator
 from workloads.lifelong.index import Index, read_segment
 from workloads.lifelong.params import Params
 from workloads.lifelong.predictor import Predictor
@@ -65,7 +65,7 @@ def test_without_compatibility_all_is_embedded_anew() -> None:
     assert set(found.index.models.tolist()) == {2}
     everything = sum(len(sessions.until(session)) for session in range(3))
     assert found.evaluate("test").metrics["documents_embedded"] == everything
-    anew = found.reader.embed(sessions.until(2)).numpy()
+    anew = found.index_encoder.embed(sessions.until(2)).numpy()
     np.testing.assert_allclose(found.index.vectors(), anew, atol=1e-5)
 
 
@@ -118,8 +118,8 @@ def test_the_training_queries_find_their_documents() -> None:
         workload = build(replace(RUNTIME, epochs=16), **params)
         for epoch in range(1, 17):
             workload.train_epoch(epoch)
-        judge = Judge(workload.data, workload.data.train)
-        return judge.evaluation(workload.rankings, workload.work, units=False).metrics["mrr_at_10"]
+        evaluator = SessionEvaluator(workload.data, workload.data.train)
+        return evaluator.evaluation(workload.rankings, workload.costs, units=False).metrics["mrr_at_10"]
 
     assert found(n_new=12, lr=1e-9) < 0.65
     assert found(n_new=12) > 0.9
@@ -179,7 +179,7 @@ def test_retraining_begins_from_the_start(monkeypatch: pytest.MonkeyPatch) -> No
     begun = []
 
     def spoil(workload: Lifelong, session: int, epoch: int) -> tuple[float, float]:
-        begun.append(workload.reader.embed(np.arange(3)))
+        begun.append(workload.index_encoder.embed(np.arange(3)))
         for parameter in workload.encoder.parameters():
             parameter.data.zero_()
         return 0.0, 0.0
@@ -200,8 +200,8 @@ def test_an_index_in_files_is_that_in_memory_and_goes_on_after_a_crash(tmp_path:
     fresh = build(index=str(tmp_path))
     fresh.load_state_dict(state)
     assert len(list(tmp_path.rglob("session-*.arrow"))) == 1
-    assert fresh.work == halfway.work[:1]
-    assert fresh.work[0].seconds > 0
+    assert fresh.costs == halfway.costs[:1]
+    assert fresh.costs[0].seconds > 0
     for epoch in (2, 3):
         fresh.train_epoch(epoch)
     assert np.array_equal(fresh.index.vectors(), finished.index.vectors())
@@ -287,7 +287,7 @@ def test_a_model_of_a_session_keeps_its_own_part_of_a_growing_index(tmp_path: Pa
     other.append(1, kept.docs, np.zeros_like(kept.vectors))
     written.unlink()
     (tmp_path / "other" / written.name).replace(written)
-    with pytest.raises(ValueError, match=r"session-0001\.arrow is another one than the model belongs to"):
+    with pytest.raises(ValueError, match=r"session-0001\.arrow is not the one that the model was registered"):
         loaded(early)
     written.unlink()
     with pytest.raises(ValueError, match=r"session-0001\.arrow is missing, truncated or damaged"):
@@ -363,7 +363,7 @@ def test_what_is_left_open_goes_with_the_choices() -> None:
 
 def test_the_stream_is_one_object_in_a_process() -> None:
     params = Params(**SMALL)
-    assert prepared(params, Path(), True) is prepared(params.model_copy(update={"lr": 0.1}), Path(), True)
+    assert prepare(params, Path(), True) is prepare(params.model_copy(update={"lr": 0.1}), Path(), True)
 
 
 def test_a_truncated_index_ends_a_resume(tmp_path: Path) -> None:
@@ -384,9 +384,9 @@ def test_a_topic_that_no_query_of_the_split_has_is_left_out() -> None:
     for epoch in range(1, 6):
         workload.train_epoch(epoch)
     found = workload.evaluate("validation")
-    asked = set(workload.data.topic[workload.data.queries.validation].tolist())
-    assert len(asked) < 8
-    assert set(found.tables["topics"]["topic"].tolist()) <= asked
+    topics = set(workload.data.topic[workload.data.queries.validation].tolist())
+    assert len(topics) < 8
+    assert set(found.tables["topics"]["topic"].tolist()) <= topics
     assert np.isfinite(list(found.metrics.values())).all()
 
 

@@ -23,12 +23,12 @@ from orchestrator.engine.loop import Diverged, run_epochs
 from orchestrator.search.spaces import presets
 from tests.support.pictures import class_folders
 from workloads.contract import Runtime
-from workloads.data.images.resident import Prepared, prepare
+from workloads.data.images.resident import ImageData, prepare
 from workloads.losses.contrastive import alpha_from_auc
 from workloads.simclr import workload as module
 from workloads.simclr.batches import Batch, batches, steps_per_pass
 from workloads.simclr.data_checks import loss_settings
-from workloads.simclr.evaluation import spread
+from workloads.simclr.evaluation import evenly_spaced
 from workloads.simclr.losses import FEATURES, LOSSES
 from workloads.simclr.model import SimCLR as Model
 from workloads.simclr.optim import TRUST, Optimizer, learning_rate
@@ -90,7 +90,7 @@ def test_what_can_not_be_trained_is_refused(params: dict[str, Any], runtime: dic
 
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_a_part_too_small_to_be_evaluated_is_refused(split: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def cut(*args: Any, **kwargs: Any) -> Prepared:
+    def cut(*args: Any, **kwargs: Any) -> ImageData:
         data = prepare(*args, **kwargs)
         part = getattr(data, split)
         return replace(data, **{split: replace(part, rows=part.rows[:1], labels=part.labels[:1])})
@@ -153,7 +153,7 @@ def test_trials_of_many_shapes_in_one_process_stay_compiled(monkeypatch: pytest.
 
 
 def test_images_that_were_skipped_are_counted_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def damaged(*args: Any, **kwargs: Any) -> Prepared:
+    def damaged(*args: Any, **kwargs: Any) -> ImageData:
         return replace(prepare(*args, **kwargs), skipped=("cat/7.png", "dog/1.png"))
 
     monkeypatch.setattr(module, "prepare", damaged)
@@ -264,7 +264,7 @@ def test_what_was_compiled_before_does_not_count(
 def test_training_reads_no_label_but_for_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
     first = _built(loss="hcl").train_epoch(1)
 
-    def relabelled(*args: Any, **kwargs: Any) -> Prepared:
+    def relabelled(*args: Any, **kwargs: Any) -> ImageData:
         data = prepare(*args, **kwargs)
         return replace(data, train=replace(data.train, labels=data.train.labels.flip(0)))
 
@@ -471,7 +471,7 @@ def test_a_state_of_another_model_is_refused() -> None:
 
 
 def test_places_are_spread_evenly() -> None:
-    assert spread(10, 100).tolist() == list(range(10))
-    assert spread(9, 3).tolist() == [0, 4, 8]
-    assert len(spread(10_000, 2048).unique()) == 2048
-    assert np.diff(spread(10_000, 2048).numpy()).max() <= 6
+    assert evenly_spaced(10, 100).tolist() == list(range(10))
+    assert evenly_spaced(9, 3).tolist() == [0, 4, 8]
+    assert len(evenly_spaced(10_000, 2048).unique()) == 2048
+    assert np.diff(evenly_spaced(10_000, 2048).numpy()).max() <= 6

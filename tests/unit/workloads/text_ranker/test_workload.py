@@ -21,10 +21,10 @@ from workloads.data.retrieval.types import Retrieval
 from workloads.losses.ranknet import bounded, margin_ranking_loss, ranknet_loss
 from workloads.testing import Conformance, values
 from workloads.text_ranker import dataset
-from workloads.text_ranker.batches import Groups, Trainer
+from workloads.text_ranker.batches import Groups, GroupSampler
 from workloads.text_ranker.evaluation import interpolated, standardised
 from workloads.text_ranker.loss_calls import Block, pairs, query_losses
-from workloads.text_ranker.model import Reader, score_pairs
+from workloads.text_ranker.model import SequenceBuilder, score_pairs
 from workloads.text_ranker.params import Params
 from workloads.text_ranker.predictor import Predictor
 from workloads.text_ranker.workload import TextRanker
@@ -52,9 +52,9 @@ class RankerConformance(Conformance):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(dataset, "load_retrieval", spoiled)
-            dataset._prepared.cache_clear()
+            dataset._prepare.cache_clear()
             yield
-        dataset._prepared.cache_clear()
+        dataset._prepare.cache_clear()
 
 
 class TestCrossEncoder(RankerConformance):
@@ -64,7 +64,7 @@ class TestCrossEncoder(RankerConformance):
     def test_the_last_batch_has_one_query(self) -> None:
         ranker = self.build()
         assert isinstance(ranker, TextRanker)
-        assert len(ranker.trainer.queries) % ranker.params.batch_size == 1
+        assert len(ranker.group_sampler.queries) % ranker.params.batch_size == 1
 
 
 class TestBiEncoderWithLearnableMargin(RankerConformance):
@@ -100,24 +100,24 @@ def test_every_loss_trains(params: dict[str, Any]) -> None:
 
 
 def test_groups_hold_relevant_documents_and_others_of_bm25() -> None:
-    trainer = Trainer(build().data, Params(**SMALL, positives=2, negatives=4))
-    groups = trainer.groups(seed=1, number=1)
-    found = trainer.data.found.docs
-    assert groups.docs.shape == (len(trainer.queries), 6)
+    group_sampler = GroupSampler(build().data, Params(**SMALL, positives=2, negatives=4))
+    groups = group_sampler.groups(seed=1, number=1)
+    found = group_sampler.data.candidates.docs
+    assert groups.docs.shape == (len(group_sampler.queries), 6)
     for query, docs, grades in zip(groups.queries, groups.docs, groups.grades):
         assert (grades[:2] > 0).all()
         assert (grades[2:] == 0).all()
         hard = docs[2:]
         assert len(set(hard)) == 4
-        assert set(hard) <= set(found[query, : trainer.params.pool].tolist())
-    again, other = trainer.groups(1, 1), trainer.groups(1, 2)
+        assert set(hard) <= set(found[query, : group_sampler.params.pool].tolist())
+    again, other = group_sampler.groups(1, 1), group_sampler.groups(1, 2)
     assert np.array_equal(groups.docs, again.docs)
     assert not np.array_equal(groups.docs, other.docs)
 
 
 def test_any_document_stands_in_where_bm25_finds_too_few() -> None:
-    trainer = Trainer(build().data, Params(**{**SMALL, "pool": 2}, negatives=6))
-    groups = trainer.groups(seed=1, number=1)
+    group_sampler = GroupSampler(build().data, Params(**{**SMALL, "pool": 2}, negatives=6))
+    groups = group_sampler.groups(seed=1, number=1)
     there = groups.docs >= 0
     assert there[:, 1:].sum(1).min() >= 4
     for docs in groups.docs:
@@ -162,7 +162,7 @@ def test_every_query_weighs_alike_whatever_its_pairs() -> None:
 
 def test_a_learnt_margin_starts_at_its_value_and_moves_inside_its_bounds() -> None:
     ranker = build(loss="margin", margin=0.5, learnable=True)
-    assert ranker.model.strength(torch.device("cpu")).item() == pytest.approx(0.5)
+    assert ranker.model.pair_scale(torch.device("cpu")).item() == pytest.approx(0.5)
     found = values(ranker.train_epoch(1))["strength"]
     assert 0.1 < found < 0.5
     assert ranker.model.raw is not None
@@ -183,8 +183,8 @@ def test_the_weight_is_the_best_on_validation_and_is_kept_in_the_state() -> None
     ranker = build(eval_candidates=50)
     ranker.train_epoch(1)
     scores, _ = ranker._ranked("validation")
-    judge = ranker._judge("validation")
-    means = [judge.evaluation(scores, step / 20, False).metrics["fused_ndcg_at_10"] for step in range(21)]
+    evaluator = ranker._evaluator("validation")
+    means = [evaluator.evaluation(scores, step / 20, False).metrics["fused_ndcg_at_10"] for step in range(21)]
     assert means[round(20 * ranker.bm25_weight)] == max(means)
     fresh = build(eval_candidates=50)
     fresh.load_state_dict(ranker.state_dict())
@@ -198,7 +198,7 @@ def test_a_pretrained_bi_encoder_is_measured_untouched_with_its_own_weight_of_bm
     """Epoch 0 may be the model: then its weight of BM25 must be the best one, too. A cross-encoder's head is new."""
     scratch = build(scoring="bi")
     scratch.model.encoder.model.save_pretrained(tmp_path)
-    (tmp_path / "tokenizer.json").write_text(scratch.reader.tokenizer.definition)
+    (tmp_path / "tokenizer.json").write_text(scratch.sequence_builder.tokenizer.definition)
     ranker = build(scoring="bi", encoder=str(tmp_path))
     assert [scratch.pretrained, ranker.pretrained, build(encoder=str(tmp_path)).pretrained] == [False, True, False]
     chosen, untouched = ranker.bm25_weight, values(ranker.evaluate("validation"))
@@ -232,7 +232,7 @@ def test_the_predictor_scores_as_the_workload_does(params: dict[str, Any]) -> No
     ranker.train_epoch(1)
     servable = ranker.servable()
     predictor = Predictor({name: tensor.numpy() for name, tensor in servable.weights.items()}, dict(servable.config))
-    lists = ranker._judge("test").lists
+    lists = ranker._evaluator("test").lists
     scores = ranker._ranked("test")[0].numpy()
     data = ranker.data.data
     rows = [(0, place) for place in range(3)] + [(1, place) for place in range(2)]
@@ -251,11 +251,11 @@ def test_the_predictor_scores_as_the_workload_does(params: dict[str, Any]) -> No
         torch.from_numpy(scores[:1, :3]), torch.from_numpy(lists.bm25[:1, :3].copy()), ranker.bm25_weight
     )
     assert with_bm25["fused"][:3].tolist() == pytest.approx(together[0].tolist(), abs=1e-4)
-    tokenizer, unread = ranker.reader.tokenizer, ["", "\u200b", data.docs[0].as_py()]
+    tokenizer, unread = ranker.sequence_builder.tokenizer, ["", "\u200b", data.docs[0].as_py()]
     places = np.array([(query, doc) for query in range(3) for doc in range(3)])
     bare = tokenizer.bare(unread)
-    reader = Reader(tokenizer, dataset.Texts(bare, bare), ranker.params.scoring)
-    expected, _ = score_pairs(ranker.model.eval(), reader, places[:, 0], places[:, 1])
+    sequence_builder = SequenceBuilder(tokenizer, dataset.Texts(bare, bare), ranker.params.scoring)
+    expected, _ = score_pairs(ranker.model.eval(), sequence_builder, places[:, 0], places[:, 1])
     texts = {name: [unread[place] for place in side] for name, side in zip(("query", "document"), places.T)}
     assert predictor.predict(pd.DataFrame(texts), batch_size=1)["score"].tolist() == pytest.approx(
         expected.tolist(), abs=1e-4

@@ -14,8 +14,8 @@ from workloads.data import DATASETS
 from workloads.data.questions.synthetic import SURE, SYNTHETIC_QUESTIONS, Planted, generate
 from workloads.losses.evidential import top
 from workloads.testing import values
-from workloads.vera.confidence import Ranked, confidence, fitted
-from workloads.vera.evaluation import Judged, chosen
+from workloads.vera.confidence import Ranked, confidence, fit_map
+from workloads.vera.evaluation import LabelledQueries, choose
 from workloads.vera.inference import rank
 from workloads.vera.model import Evidence
 from workloads.vera.params import Params
@@ -37,11 +37,11 @@ def test_c_recovers_the_known_probabilities() -> None:
         )  # fmt: skip
         for epoch in range(1, 13):
             vera.train_epoch(epoch)
-        judged = Judged.of(vera.data, vera.data.parts.test)
-        read = rank(vera.model, vera.data, judged.queries, vera.params, vera.runtime)
+        labelled = LabelledQueries.of(vera.data, vera.data.parts.test)
+        read = rank(vera.model, vera.data, labelled.queries, vera.params, vera.runtime)
     c = confidence(read, 1, vera.params)
-    assert judged.odds is not None
-    true = judged.odds.gather(1, top(read.scores, 1)).squeeze(1)
+    assert labelled.odds is not None
+    true = labelled.odds.gather(1, top(read.scores, 1)).squeeze(1)
     assert (c - true).abs().mean() < 0.1
     for probability in SURE.values():
         assert c[(true - probability).abs() < 1e-6].mean().item() == pytest.approx(probability, abs=0.08)
@@ -52,13 +52,13 @@ def test_k_is_the_least_with_a_base_rate_between() -> None:
     grades[:2, 0] = 1
     grades[2:6, 1] = 1
     scores = ranked([[6.0, 5, 4, 3, 2, 1]] * 10)
-    judged = Judged(np.arange(10), grades, grades)
-    assert chosen(judged, scores, Params(), None).k == 2
-    assert chosen(judged, scores, Params(), 1).k == 1
-    none = Judged(np.arange(10), torch.zeros(10, 6), torch.zeros(10, 6))
-    assert chosen(none, scores, Params(), None).k == 1
-    every = Judged(np.arange(10), torch.ones(10, 6), torch.ones(10, 6))
-    assert chosen(every, scores, Params(), None).k == 1
+    labelled = LabelledQueries(np.arange(10), grades, grades)
+    assert choose(labelled, scores, Params(), None).k == 2
+    assert choose(labelled, scores, Params(), 1).k == 1
+    none = LabelledQueries(np.arange(10), torch.zeros(10, 6), torch.zeros(10, 6))
+    assert choose(none, scores, Params(), None).k == 1
+    every = LabelledQueries(np.arange(10), torch.ones(10, 6), torch.ones(10, 6))
+    assert choose(every, scores, Params(), None).k == 1
 
 
 @pytest.mark.parametrize("kind", ["temperature", "platt", "isotonic"])
@@ -70,7 +70,7 @@ def test_recalibration_undoes_overconfidence(kind: str) -> None:
     # Of one candidate c is μ = α/(α + β).
     read = Ranked(torch.zeros(4000, 1), Evidence(logit.exp().unsqueeze(1), torch.ones(4000, 1)))
     params = Params()
-    mapped = fitted(kind, read, 1, params, success)
+    mapped = fit_map(kind, read, 1, params, success)
     assert (confidence(read, 1, params, mapped) - true).abs().mean() < 0.03
     assert (confidence(read, 1, params) - true).abs().mean() > 0.1
 
@@ -83,7 +83,7 @@ def test_platt_scaling_has_smoothed_targets(hits: int) -> None:
     success[-hits:] = 1
     read = Ranked(torch.zeros(10, 1), Evidence(true.logit().exp().unsqueeze(1), torch.ones(10, 1)))
     target = torch.where(success > 0, (hits + 1) / (hits + 2), 1 / (10 - hits + 2))
-    mapped = confidence(read, 1, Params(), fitted("platt", read, 1, Params(), success))
+    mapped = confidence(read, 1, Params(), fit_map("platt", read, 1, Params(), success))
     assert mapped.mean().item() == pytest.approx(target.mean().item(), abs=1e-4)
     assert (true.logit() * (mapped - target)).mean().item() == pytest.approx(0, abs=1e-4)
 
@@ -94,7 +94,7 @@ def test_temperature_of_a_softmax_is_that_of_its_scores() -> None:
     answer = torch.multinomial(scores.softmax(1), 1, generator=source)
     read = Ranked(4 * scores, ranked([[0.0]]).evidence)
     success = (top(scores, 1) == answer).squeeze(1).double()
-    found = fitted("temperature", read, 1, Params(method="softmax"), success)
+    found = fit_map("temperature", read, 1, Params(method="softmax"), success)
     assert found.values.item() == pytest.approx(4, rel=0.15)
 
 

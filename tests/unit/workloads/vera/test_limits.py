@@ -16,10 +16,10 @@ from pydantic import ValidationError
 from tests.support.small_vera import BASELINE, RUNTIME, build
 from workloads.testing import values
 from workloads.vera.confidence import confidence
-from workloads.vera.dataset import divided
-from workloads.vera.evaluation import Judged
+from workloads.vera.dataset import split_training
+from workloads.vera.evaluation import LabelledQueries
 from workloads.vera.inference import rank
-from workloads.vera.model import LARGEST, _grown
+from workloads.vera.model import LINEAR_FROM, _grown
 from workloads.vera.params import Params
 
 
@@ -71,9 +71,9 @@ def test_queries_without_a_positive_or_without_candidates_count_with_zero(tmp_pa
         assert np.isfinite(list(values(vera.train_epoch(epoch)).values())).all()
     blind = np.array([0, 4, 8])
     read = rank(vera.model, vera.data, np.array([0, 1, 4, 8]), vera.params, vera.runtime)
-    judged = Judged.of(vera.data, np.array([0, 1, 4, 8]))
+    labelled = LabelledQueries.of(vera.data, np.array([0, 1, 4, 8]))
     assert confidence(read, 1, vera.params).tolist()[0] == 0
-    assert judged.success(read, 1).tolist() == [0, 0, 0, 0]
+    assert labelled.success(read, 1).tolist() == [0, 0, 0, 0]
     assert (vera.data.pool.lengths[blind] == 0).all()
     assert np.isfinite(list(vera.evaluate("test").metrics.values())).all()
 
@@ -83,19 +83,19 @@ def test_validation_without_candidates_calibrates_nothing(own: Path) -> None:
     indptr = np.zeros_like(data.pool.indptr)
     blind = replace(data, pool=replace(data.pool, indptr=indptr))
     with pytest.raises(ValueError, match=r"no validation query of dataset .* Set calibration_part=train"):
-        divided(blind, Params(calibration_part="validation"), 0)
-    assert len(divided(data, Params(calibration_part="validation"), 0)[1]) == 30
+        split_training(blind, Params(calibration_part="validation"), 0)
+    assert len(split_training(data, Params(calibration_part="validation"), 0)[1]) == 30
 
 
 def test_a_head_beyond_its_largest_still_learns() -> None:
-    side = torch.tensor([-1.0, 0.5, LARGEST, LARGEST + 2, 100.0], requires_grad=True)
+    side = torch.tensor([-1.0, 0.5, LINEAR_FROM, LINEAR_FROM + 2, 100.0], requires_grad=True)
     grown = _grown(side)
     torch.testing.assert_close(grown[1:3], side[1:3].expm1())
     assert (grown.diff() > 0).all()
     grown.sum().backward()
     assert side.grad is not None
     assert (side.grad[1:] > 0).all()
-    assert side.grad[2:].tolist() == pytest.approx([math.exp(LARGEST)] * 3, rel=1e-5)
+    assert side.grad[2:].tolist() == pytest.approx([math.exp(LINEAR_FROM)] * 3, rel=1e-5)
 
 
 def test_scores_too_large_for_a_product(own: Path) -> None:

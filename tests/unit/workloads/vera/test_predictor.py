@@ -70,9 +70,9 @@ def test_served_ranking_is_the_trained_one(params: dict[str, Any]) -> None:
     found = predictor.predict(inputs_of(vera, queries))
     read = rank(vera.model, data, queries, vera.params, vera.runtime)
     np.testing.assert_allclose(found["score"], read.scores[read.listed], rtol=2e-3, atol=2e-3)
-    c = confidence(read, 2, vera.params, vera.chosen.map_k).repeat_interleave(read.listed.sum(1))
+    c = confidence(read, 2, vera.params, vera.choice.map_k).repeat_interleave(read.listed.sum(1))
     np.testing.assert_allclose(found["confidence"], c, atol=2e-3)
-    assert found["abstain"].tolist() == (found["confidence"] < vera.chosen.threshold).tolist()
+    assert found["abstain"].tolist() == (found["confidence"] < vera.choice.threshold).tolist()
     assert found.groupby("query")["rank"].min().eq(1).all()
     if vera.params.confidence == "evidence":
         np.testing.assert_allclose(found["kappa"], sum(read.evidence)[read.listed], rtol=5e-3)

@@ -23,7 +23,7 @@ from workloads.schedule import Progress
 from workloads.testing import Conformance, values
 from workloads.vera import dataset, inference, workload
 from workloads.vera.batches import batches
-from workloads.vera.dataset import kept_back
+from workloads.vera.dataset import hold_back
 from workloads.vera.loss_calls import Counts, losses
 from workloads.vera.stages import Stage, Stages
 from workloads.vera.workload import Vera
@@ -45,9 +45,9 @@ class VeraConformance(Conformance):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(dataset, "load_questions", spoiled)
-            dataset._prepared.cache_clear()
+            dataset._prepare.cache_clear()
             yield
-        dataset._prepared.cache_clear()
+        dataset._prepare.cache_clear()
 
 
 class TestVera(VeraConformance):
@@ -74,9 +74,9 @@ class TestPlateauOverDocuments(VeraConformance):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(dataset, "load_retrieval", spoiled)
-            dataset._prepared.cache_clear()
+            dataset._prepare.cache_clear()
             yield
-        dataset._prepared.cache_clear()
+        dataset._prepare.cache_clear()
 
 
 def weights(vera: Vera, part: str) -> torch.Tensor:
@@ -157,7 +157,9 @@ def test_one_matrix_a_query_is_the_formula() -> None:
     block = vera.data.block(vera.ranked_by[:9])
     query, candidate = torch.randn(9, 8), torch.randn(len(block.row), 8)
     backbone = vera.model.backbone
-    torch.testing.assert_close(backbone.met_by_query(query, candidate, block), backbone.met(query, candidate, block))
+    torch.testing.assert_close(
+        backbone.interact_by_query(query, candidate, block), backbone.interact(query, candidate, block)
+    )
 
 
 @pytest.mark.parametrize("params", [{"dropout": 0.5}, {"query_to_backbone": True}])
@@ -169,7 +171,7 @@ def test_a_frozen_backbone_is_read_once_and_trains_the_same(params: dict[str, An
         for vera in (kept, anew):
             assert len(vera.calibrated_by) * 3 < 6 * vera.params.batch_size
             vera.train_epoch(3)
-            patch.setattr(inference, "_MOST_KEPT", 0)
+            patch.setattr(inference, "_MOST_CACHED", 0)
     for name, side in kept.model.state_dict().items():
         torch.testing.assert_close(anew.model.state_dict()[name], side, atol=2e-5, rtol=1e-4, msg=name)
 
@@ -246,11 +248,11 @@ def test_calibration_keeps_families_whole() -> None:
     pool = build().data.pool
     pool = replace(pool, family=np.arange(len(pool.queries)) // 4)
     queries = np.arange(400)
-    ranking, calibration = kept_back(pool, queries, 0.25, 7)
+    ranking, calibration = hold_back(pool, queries, 0.25, 7)
     assert len(ranking) + len(calibration) == 400
     assert len(calibration) == 100
     assert not set(pool.family[ranking]) & set(pool.family[calibration])
-    assert all(np.array_equal(side, queries) for side in kept_back(pool, queries, 0, 7))
+    assert all(np.array_equal(side, queries) for side in hold_back(pool, queries, 0, 7))
 
 
 def test_validation_calibrates_in_the_place_of_what_is_kept_back() -> None:

@@ -19,7 +19,7 @@ from workloads.data.cache import cache_dir
 from workloads.data.images import load
 from workloads.data.images import resident as prepared_module
 from workloads.data.images.load import load_images
-from workloads.data.images.resident import Part, Prepared, prepare
+from workloads.data.images.resident import ImageData, Part, prepare
 from workloads.data.images.types import Images
 
 CPU = torch.device("cpu")
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "pictures"
 
 
-def prepared(data: Images, holdout: bool = True, split_seed: int = 0) -> Prepared:
+def prepared(data: Images, holdout: bool = True, split_seed: int = 0) -> ImageData:
     return prepare(data, split_seed, holdout, CPU)
 
 

@@ -46,13 +46,13 @@ def register(content: bytes) -> None:
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("ORCHESTRATOR_CACHE", str(tmp_path / "cache"))
-    conversion_cache.converted.cache_clear()
+    conversion_cache.load_or_convert.cache_clear()
     (tmp_path / "counted").mkdir()
     (tmp_path / "counted" / "seed.txt").write_bytes(b"1")
     register(b"1")
     yield tmp_path
     del DATASETS["counted"]  # type: ignore[attr-defined]
-    conversion_cache.converted.cache_clear()
+    conversion_cache.load_or_convert.cache_clear()
 
 
 def conversions(root: Path) -> int:
@@ -73,7 +73,7 @@ def assert_same(left: Interactions, right: Interactions) -> None:
 def test_converted_once_and_kept_in_the_process(root: Path) -> None:
     first = load_interactions("counted", root)
     assert load_interactions("counted", root) is first
-    conversion_cache.converted.cache_clear()
+    conversion_cache.load_or_convert.cache_clear()
     again = load_interactions("counted", root)
     assert again is not first
     assert conversions(root) == 1
@@ -128,7 +128,7 @@ def test_a_broken_cache_file_is_rebuilt(root: Path) -> None:
     ]:
         damages.append(content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1 :])
     for damaged in damages:
-        conversion_cache.converted.cache_clear()
+        conversion_cache.load_or_convert.cache_clear()
         file.unlink()  # not written in place: `whole` still maps the old file
         file.write_bytes(damaged)
         assert_same(load_interactions("counted", root), whole)

@@ -69,7 +69,7 @@ def test_is_converted_once_and_a_damaged_conversion_anew(written: Callable[..., 
     for content in (whole, whole[: len(whole) // 2], whole.replace(b"rome", b"pisa")):
         kept.unlink()  # the old one stays mapped
         kept.write_bytes(content)
-        conversion_cache.converted.cache_clear()
+        conversion_cache.load_or_convert.cache_clear()
         again = load_questions(path, Path())
         for field in fields(GraphQuestions):
             old, new = (getattr(data, field.name) for data in (first, again))

@@ -76,7 +76,7 @@ def test_one_file_of_judgements_has_no_parts(beir: Callable[..., Path]) -> None:
 def test_a_collection_is_converted_once_and_mapped(beir: Callable[..., Path]) -> None:
     folder = beir(qrels="q0\td1\t1")
     first = load(folder)
-    conversion_cache.converted.cache_clear()
+    conversion_cache.load_or_convert.cache_clear()
     (written,) = (cache_dir() / "retrieval").glob("*.arrow")
     before = written.stat().st_mtime_ns
     again = load(folder)
@@ -94,7 +94,7 @@ def test_a_damaged_cache_is_rebuilt(beir: Callable[..., Path]) -> None:
     content = bytearray(written.read_bytes())
     content[content.index(b"Cats purr")] ^= 1
     written.write_bytes(content)
-    conversion_cache.converted.cache_clear()
+    conversion_cache.load_or_convert.cache_clear()
     assert load(folder).docs[0].as_py() == "Cats purr"
 
 
