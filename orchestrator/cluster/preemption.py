@@ -20,6 +20,8 @@ LOOK_SECONDS = 1.0
 LOST_SECONDS = 5.0
 """Interval at which a driver checks that its own node is part of the cluster."""
 
+RAY_DIED = "Ray on the node of this process has died: stopping"
+
 ANSWER_SECONDS = 10.0
 """Time limit for a pending answer of the cluster at the end."""
 
@@ -97,7 +99,7 @@ def stop_with_node(interrupts: Interrupts) -> Iterator[None]:
                     interrupts.stop("The node of this process is being taken away: stopping and saving")
                     return
                 if dead():
-                    interrupts.stop("Ray on the node of this process has died: stopping")
+                    interrupts.stop(RAY_DIED)
                     return
 
     thread = threading.Thread(target=watch, name="leaving", daemon=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from ray import tune
 from ray.tune.search import ConcurrencyLimiter, Searcher, SearchGenerator
 
 from orchestrator.cluster.fair_share import SlotLimit
-from orchestrator.cluster.preemption import this_node
+from orchestrator.cluster.preemption import RAY_DIED, this_node
 from orchestrator.cluster.ray_compat import deaths_are_retried
 from orchestrator.cluster.train_group import bundle, remove_groups
 from orchestrator.config.spec import ExperimentSpec, SweepSpec
@@ -50,11 +51,20 @@ class _SweepState:
     """Whether no further trial will start."""
     seed_runs: dict[str, int] = field(default_factory=dict)
     """Seed run of each Tune trial id."""
-    homes: dict[int, Path] = field(default_factory=dict)
+    configs: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Configuration of each seed run."""
+    starting: set[int] = field(default_factory=set)
+    """Seed runs that have not reported yet."""
+    failed_starts: Counter[int] = field(default_factory=Counter)
+    again: list[dict[str, Any]] = field(default_factory=list)
+    """Configurations of trials whose process died while it was prepared for them. Tune does not retry these."""
     open: set[int] = field(default_factory=set)
     """Seed runs whose workers may still exist."""
     trials: dict[str, Any] = field(default_factory=dict)
     """Tune's trial objects by id. They know how their processes died."""
+
+    def home(self, seed_run: int) -> Path:
+        return Path(self.configs[seed_run]["folder"])
 
     def may(self) -> int:
         """Maximum number of trials that may run now."""
@@ -76,27 +86,36 @@ class _StudySearcher(_Unsaved, Searcher):  # type: ignore[misc]
         self._state = state
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        manager = self._state.manager
-        config = manager.next() if manager.live < self._state.may() else None
+        state, manager = self._state, self._state.manager
+        config = state.again.pop() if state.again else None
+        if config is None and manager.live < state.may():
+            config = manager.next()
         if config is None:
-            self._state.finished = manager.exhausted
-            return str(Searcher.FINISHED) if self._state.finished else None  # None: Tune asks again
-        seed_run, home = config["number"], Path(config["folder"])
-        self._state.seed_runs[trial_id], self._state.homes[seed_run] = seed_run, home
-        self._state.open.add(seed_run)
-        self._state.watch.begin(seed_run, home)
+            state.finished = manager.exhausted and not state.starting
+            return str(Searcher.FINISHED) if state.finished else None  # None: Tune asks again
+        seed_run = config["number"]
+        state.seed_runs[trial_id], state.configs[seed_run] = seed_run, config
+        state.open.add(seed_run)
+        state.starting.add(seed_run)
+        state.watch.begin(seed_run, state.home(seed_run))
         return config
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        seed_run = self._state.seed_runs[trial_id]
-        if self._state.grouped and not self._state.manager.stopping():  # while stopping, its workers may be saving
-            remove_groups(self._state.homes[seed_run])
-            self._state.open.discard(seed_run)
+        state = self._state
+        seed_run = state.seed_runs[trial_id]
+        if state.grouped and not state.manager.stopping():  # while stopping, its workers may be saving
+            remove_groups(state.home(seed_run))
+            state.open.discard(seed_run)
         if error:
-            hung = watch.given_up(self._state.homes[seed_run])  # during a reset, which Tune tries once
-            cause = str(hung or actor_failures.cause(self._state.trials.get(trial_id)))
-            self._state.lost(cause)
-            self._state.manager.died(seed_run, cause)
+            hung, trial = watch.given_up(state.home(seed_run)), state.trials.get(trial_id)
+            cause = str(hung or actor_failures.cause(trial))
+            state.lost(cause)
+            if trial is None and not hung and state.failed_starts[seed_run] < RETRIES and not state.manager.stopping():
+                state.failed_starts[seed_run] += 1
+                state.again.append(state.configs[seed_run])
+            else:
+                state.starting.discard(seed_run)
+                state.manager.died(seed_run, cause)
 
     def save(self, checkpoint_path: str) -> None:
         pass
@@ -133,6 +152,7 @@ class _ReportStopper(_Unsaved, tune.Stopper):  # type: ignore[misc]
         for bulky in ("rows", "best_metrics"):  # Tune would store them in its state
             result.pop(bulky, None)
         seed_run = self._state.seed_runs[trial_id]
+        self._state.starting.discard(seed_run)
         stop = self._state.manager.result(seed_run, payload)
         self._state.watch.end(seed_run) if stop else self._state.watch.heard(seed_run)
         return stop
@@ -200,7 +220,7 @@ def run_trials(
     with deaths_are_retried(actor_failures.Died):
         tuner.fit()
     if grouped:  # placement groups of processes that were killed after their trial ended
-        remove_groups(*(state.homes[seed_run] for seed_run in state.open))
+        remove_groups(*map(state.home, state.open))
 
 
 def run_winner(
@@ -233,6 +253,9 @@ def run_winner(
                 rows(list(messages.rows_from_json(payload["rows"])))
         except ray.exceptions.RayTaskError as error:  # an error of the task: a retry would raise it again
             raise messages.failed_there(session.folder, error) from error
+        except ray.exceptions.LocalRayletDiedError:  # no task can start: a resume goes on
+            session.interrupts.stop(RAY_DIED)
+            return False
         except ray.exceptions.RayError as error:
             lost += 1
             if lost > RETRIES:

@@ -48,8 +48,9 @@ def test_a_sweep_ends_whole_after_random_kills(home: Path, start: Start, capsys:
             assert "Traceback" not in sweep.text(), sweep.text()
         if sweep.process.poll() is not None:
             sweep = start("sweep", "--resume", "latest")
-    assert sweep.end() == 0, sweep.text()
-    assert [row["state"] for row in trials(home)] == ["complete"] * TRIALS
+    code = sweep.end()
+    assert [(row["state"], row["cause"]) for row in trials(home)] == [("complete", None)] * TRIALS
+    assert code == 0, sweep.text()
     store.check()
     children = {key: steps for key, steps in store.steps().items() if "/" in key}
     assert len(children) == TRIALS

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
-from orchestrator.cluster.preemption import Preempted
+from orchestrator.cluster.preemption import RAY_DIED, Preempted
 from orchestrator.config.plan import Plan
 from orchestrator.config.spec import ExperimentSpec
 from orchestrator.runs import heartbeat
 from orchestrator.runs.heartbeat import GIVEN_UP, PROCESS, TrialMonitor, TrialTimeout
 from orchestrator.sweeps import trial
 from orchestrator.sweeps.trial import TrialActor
-from orchestrator.sweeps.tune import _ProcessCallback, _SharedSearch, _StudySearcher, _SweepState
+from orchestrator.sweeps.tune import (
+    _ProcessCallback,
+    _ReportStopper,
+    _SharedSearch,
+    _StudySearcher,
+    _SweepState,
+    run_winner,
+)
 from tests.support.toy import Toy
 
 
@@ -32,6 +41,12 @@ class Book:
     def next(self) -> dict[str, Any] | None:
         return self.left.pop() if self.left else None
 
+    def result(self, seed_run: int, payload: dict[str, Any]) -> bool:
+        return False
+
+    def stopping(self) -> bool:
+        return False
+
     def died(self, seed_run: int, cause: str) -> None:
         self.lost.append((seed_run, cause))
 
@@ -44,6 +59,8 @@ def state(tmp_path: Path) -> _SweepState:
 def test_a_replaced_process_is_forgotten_and_counted(state: _SweepState, tmp_path: Path) -> None:
     search, restarts = _StudySearcher(state), _ProcessCallback(state)
     assert search.suggest("a") == {"number": 7, "folder": str(tmp_path)}
+    assert search.suggest("b") is None, "its process may die before its first report"
+    assert not _ReportStopper(state)("a", {"epoch": 1})
     assert search.suggest("b") == "FINISHED"
     tunes = SimpleNamespace(trial_id="a", num_failures=0, error_file=tmp_path / "error.txt")
     restarts.on_trial_start(1, [], tunes)
@@ -57,6 +74,18 @@ def test_a_replaced_process_is_forgotten_and_counted(state: _SweepState, tmp_pat
     (tmp_path / "error.txt").write_text("Failure # 3 (occurred at noon)\nThe actor died unexpectedly.\n")
     search.on_trial_complete("a", error=True)
     assert state.manager.lost == [(7, "its process died 3 times")]  # type: ignore[attr-defined]
+
+
+def test_a_process_that_dies_while_it_is_prepared_is_replaced_three_times(state: _SweepState, tmp_path: Path) -> None:
+    search = _StudySearcher(state)
+    config = search.suggest("a")
+    for before, after in ("ab", "bc", "cd"):
+        search.on_trial_complete(before, error=True)
+        assert search.suggest(after) == config
+    assert not state.manager.lost  # type: ignore[attr-defined]
+    search.on_trial_complete("d", error=True)
+    assert search.suggest("e") == "FINISHED"
+    assert state.manager.lost == [(7, "its process did not start")]  # type: ignore[attr-defined]
 
 
 def test_what_was_killed_for_its_silence_has_that_for_a_cause(state: _SweepState, tmp_path: Path) -> None:
@@ -95,9 +124,24 @@ def test_towards_its_end_a_sweep_wants_what_runs(tmp_path: Path) -> None:
     search = _StudySearcher(state)
     search.suggest("a")
     book.live = 1
+    _ReportStopper(state)("a", {})
     assert search.suggest("b") == "FINISHED"
     state.may()
     assert asked == [4, 4, 1]
+
+
+def test_a_winner_whose_node_is_dead_is_left_to_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dead(*args: Any) -> Iterator[Any]:
+        raise ray.exceptions.LocalRayletDiedError
+
+    said: list[str] = []
+    session: Any = SimpleNamespace(folder=SimpleNamespace(stop_file=None), interrupts=SimpleNamespace(stop=said.append))
+    options = SimpleNamespace(options=lambda **kinds: SimpleNamespace(remote=lambda *args: None))
+    monkeypatch.setattr(ray, "remote", lambda task: options)
+    monkeypatch.setattr("orchestrator.sweeps.tune._arriving", dead)
+    spec = ExperimentSpec(workload="toy", params={}, plan=Plan(epochs=2), seed=0)
+    assert not run_winner(spec, tmp_path / "winner", tmp_path, None, None, session, print)
+    assert said == [RAY_DIED]
 
 
 # The actor
