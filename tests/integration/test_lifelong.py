@@ -92,6 +92,6 @@ def test_every_session_is_a_version_and_its_index_goes_with_it(
     with pytest.raises(UserError, match="which the model of session 0 cannot read"):
         found(settings, "search/1", queries, index=str(files))
     shutil.copyfile(files / "session-0001.arrow", files / "session-0002.arrow")
-    with pytest.raises(Refusal, match=r"session-0002\.arrow is another one than the model belongs to"):
+    with pytest.raises(Refusal, match=r"session-0002\.arrow is not the one that the model was registered with"):
         promote(settings, Request("search", "stable", "3", force=True, reason="a test"))
     assert found(settings, "search/1", queries) == int(tags[0]["index_rows"])

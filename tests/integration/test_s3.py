@@ -370,7 +370,7 @@ def test_nodes_that_share_no_folder_share_the_storage(
     ("storage", "said"),
     [
         ("s3://no-such-bucket/x", "there is no such bucket"),
-        ("s3://key:secret@experiments/x", "holds a password"),
+        ("s3://key:secret@experiments/x", "contains a password"),
     ],
 )
 @pytest.mark.usefixtures("third_party")

@@ -255,7 +255,7 @@ def test_a_loss_without_an_anchor_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         return replace(whole, train=replace(whole.train, scores=np.minimum(whole.train.scores, 3)))
 
     monkeypatch.setattr("workloads.bi_encoder.workload.load_pairs", low)
-    with pytest.raises(ValueError, match="positive_from=4 or more, the highest is 3"):
+    with pytest.raises(ValueError, match="positive_from=4 or more; the highest is 3"):
         built(loss="infonce")
 
 
