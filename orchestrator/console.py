@@ -1,35 +1,42 @@
-"""Output of a running command: one line an event, a progress line on a terminal, a log file."""
+"""Output of a running command: one line an event, a live view on a terminal, a log file."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from orchestrator.errors import mask
 from orchestrator.provenance import private_files
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
+
 RATE_SECONDS = 1.0
 """Time before a throughput is shown."""
+
+FRAMES_PER_SECOND = 4
 
 
 class Console:
     """Prints to standard output, or with ``json`` (machine-readable output) to standard error.
 
-    On a terminal the last line shows progress, throughput and time left; elsewhere progress is printed as plain
-    lines, at most one every ``every`` seconds.
+    On a terminal the last lines show a live view (see :meth:`view`). Elsewhere progress is printed as plain lines, at
+    most one every ``every`` seconds.
     """
 
     def __init__(self, *, json: bool = False, every: float = 5.0) -> None:
         self._out: IO[str] = sys.stderr if json else sys.stdout
-        self._live = self._out.isatty()
+        self._terminal = self._out.isatty() and os.environ.get("TERM") != "dumb"
         self._every = every
         self._log: IO[str] | None = None
-        self._shown = ""
+        self._live: Live | None = None
+        self._draw: Callable[[], RenderableType] = str
         self._last = 0.0
         self._started = ("", 0.0, 0)
 
@@ -38,12 +45,59 @@ class Console:
         self._log = private_files.open_file(file, "a", buffering=1)
 
     def say(self, text: str = "") -> None:
-        self._wipe()
         text = mask(text)
+        if self._live:
+            self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            try:
+                print(text, file=self._out, flush=True)
+            except BrokenPipeError:  # the reader has closed the pipe: continue, the log has every line
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._out.fileno())
+        self._write_log(text)
+
+    def event(self, text: str) -> None:
+        """Print a line, but only to the log while a live view shows the same."""
+        self._write_log(mask(text)) if self._live else self.say(text)
+
+    def view(self, draw: Callable[[], RenderableType]) -> None:
+        """Show what ``draw`` returns below the printed lines, four times a second, until :meth:`end_view`.
+
+        ``draw`` is called in another thread and replaces the previous one. Does nothing without a terminal.
+        """
+        if not self._terminal:
+            return
+        self._draw = draw
+        if self._live is None:
+            from rich.console import Console as Rich
+            from rich.live import Live
+
+            self._live = Live(
+                console=Rich(file=self._out),
+                get_renderable=self._drawn,
+                refresh_per_second=FRAMES_PER_SECOND,
+                transient=True,
+            )
+            self._live.start()
+
+    def end_view(self) -> None:
+        live, self._live = self._live, None
+        if live:
+            live.stop()
+
+    def show_cursor(self) -> None:
+        """Show the terminal's cursor again, which the live view hides. For the end of a process without cleanup."""
+        if self._live:
+            os.write(self._out.fileno(), b"\x1b[?25h\n")
+
+    def _drawn(self) -> RenderableType:
+        from rich.padding import Padding
+
         try:
-            print(text, file=self._out, flush=True)
-        except BrokenPipeError:  # the reader has closed the pipe: continue, the log has every line
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._out.fileno())
+            return Padding(self._draw(), (0, 3, 0, 0))  # a full line would wrap when the terminal echoes ^C
+        except Exception:  # it reads what other threads change: the next frame is a quarter of a second away
+            return ""
+
+    def _write_log(self, text: str) -> None:
         if self._log:
             with suppress(OSError):  # a full disk is reported elsewhere
                 self._log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
@@ -52,8 +106,8 @@ class Console:
         """Start the clock of the throughput for units of this name; ``done`` of them were done before."""
         self._started = (unit, time.monotonic(), done)
 
-    def progress(self, done: int, total: int, unit: str, detail: str = "") -> None:
-        """Show that ``done`` of ``total`` units are done.
+    def progress(self, done: int, total: int, unit: str, detail: str | Callable[[], str] = "") -> None:
+        """Print that ``done`` of ``total`` units are done. With a live view only the log gets the line.
 
         Without a call of :meth:`begin` the throughput counts from the first call, which is correct only for units that
         end one after the other.
@@ -61,23 +115,16 @@ class Console:
         now = time.monotonic()
         if unit != self._started[0] or done < self._started[2]:
             self.begin(unit, done)
+        if now - self._last < self._every and done != total:
+            return
+        self._last = now
         _, since, first = self._started
         rate = (done - first) / (now - since) if now - since >= RATE_SECONDS else 0.0
         left = f", {duration((total - done) / rate)} left" if rate and done < total else ""
         speed = f", {rate:.3g} {unit}s/s" if rate else ""
+        detail = detail if isinstance(detail, str) else detail()
         text = f"{unit} {done}/{total}{speed}{left}{'  ' + detail if detail else ''}"
-        if self._live:
-            self._wipe()
-            self._shown = text
-            self._out.write(text)
-            self._out.flush()
-        if now - self._last < self._every and done != total:
-            return
-        self._last = now
-        if not self._live:
-            self.say(text)
-        elif self._log:  # the log may be followed in another terminal
-            self._log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+        self.event(text)
 
     def table(self, title: str, columns: list[str], rows: list[list[Any]]) -> None:
         """Print a table; columns of numbers are aligned to the right."""
@@ -85,21 +132,15 @@ class Console:
         from rich.markup import escape
         from rich.table import Table
 
-        self._wipe()
         table = Table(title=title, title_justify="left", header_style="bold")
         numeric = [all(isinstance(row[i], int | float) for row in rows) for i in range(len(columns))]
         for name, right in zip(columns, numeric):
             table.add_column(name, justify="right" if right else "left", overflow="fold")
         for row in rows:
             table.add_row(*(escape(show(value)) for value in row))
-        Rich(file=self._out, width=None if self._live else 120).print(table)
+        (self._live.console if self._live else Rich(file=self._out, width=None if self._terminal else 120)).print(table)
         if self._log:
             Rich(file=self._log, width=160).print(table)
-
-    def _wipe(self) -> None:
-        if self._shown:
-            self._out.write("\r\x1b[2K")
-            self._shown = ""
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:

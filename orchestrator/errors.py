@@ -77,7 +77,7 @@ class Interrupted(Exception):
 
     def __init__(self, resume: str) -> None:
         self.resume = resume
-        super().__init__(f"Interrupted; everything finished is kept. Go on with: {resume}")
+        super().__init__(f"Interrupted. Finished epochs and trials are saved. Continue with: {resume}")
 
 
 def one_line(error: BaseException) -> str:

@@ -132,6 +132,7 @@ class Interrupts:
         if self._pressed is not None:
             if self._recorder is not None:
                 self._recorder.join(RECORD_SECONDS)
+            self._console.show_cursor()
             os._exit(INTERRUPTED)
         self._pressed = now
         self.stop("Stopping at the end of this epoch and saving. Once more to end at once.")

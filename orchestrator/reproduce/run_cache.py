@@ -48,12 +48,10 @@ class Done:
 
 
 class QuietConsole(Console):
-    """Console of one run among many: shows only its progress; lines are written only to its log."""
+    """Console of one run among many: shows only its live view; lines are written only to its log."""
 
     def say(self, text: str = "") -> None:
-        if self._log:
-            super()._wipe()
-            self._log.write(f"{text}\n")
+        self._write_log(text)
 
     def table(self, title: str, columns: list[str], rows: list[list[Any]]) -> None:
         """Does nothing: the report of the sweep has the trials."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from orchestrator.provenance import record as provenance
 from orchestrator.registry import models as registry
 from orchestrator.runs import model_upload, reports, worker
 from orchestrator.runs.driver_status import DriverStatus
+from orchestrator.runs.live_view import run_view
 from orchestrator.runs.session import Result, Session, adopt
 from orchestrator.storage import records
 from orchestrator.storage.names import HISTORY, SEALED, TRAIN
@@ -30,6 +32,7 @@ from workloads.data import skipped_images_warning
 
 if TYPE_CHECKING:
     import torch
+    from rich.console import Group
 
 WORKERS = "workers"
 """Key in the record of an elastic run: its numbers of workers, in order."""
@@ -129,6 +132,7 @@ def _drive(
         progress = ProgressReporter(session, spec)
         usage_log = UsageLog(folder.path)
         session.publisher.of(partial(progress.current_status, usage_log))
+        console.view(progress.view)
         if options.local:
             with usage_log.holding("run", spec.resources):
                 device = worker.take_device(spec.resources)
@@ -194,14 +198,22 @@ def in_process(
 class ProgressReporter:
     """Passes rows to the tracker, the history and the console, and gives the run's status.
 
-    ``before`` is the MLflow step of epoch 0 (see :mod:`orchestrator.search.winners`).
+    ``before`` is the MLflow step of epoch 0 (see :mod:`orchestrator.search.winners`), ``selected`` a selection of which
+    only the refit is left.
     """
 
-    def __init__(self, session: Session, spec: ExperimentSpec, before: int = 0) -> None:
+    def __init__(
+        self, session: Session, spec: ExperimentSpec, before: int = 0, selected: Progress | None = None
+    ) -> None:
         self._session, self._spec, self._before = session, spec, before
+        self._refit_epochs = selected.best_epoch if selected else 0
         self._objective, *_ = selected_by = objectives.of(spec.workload, spec.plan)
         self._shown = ("loss", *(f"/{objective.metric}" for objective in selected_by))
-        self._epoch = 0
+        self._epoch, self._target = 0, self._refit_epochs or spec.plan.epochs
+        self._unit = "refit epoch" if selected else "epoch"
+        self._values: Mapping[str, float] = {}
+        self._first = (time.monotonic(), 0)
+        """When the first epoch of this unit ended, and its number."""
         self._best: float | None = None
 
     def rows(self, rows: list[Row]) -> None:
@@ -220,20 +232,33 @@ class ProgressReporter:
         for row in rows:
             value = row.metrics.get(f"validation/{self._objective.metric}")
             if value is not None and better(value, self._best, self._objective):
-                self._best = value
+                self._best, self._refit_epochs = value, row.epoch
         last = rows[-1]
         self._epoch = last.epoch
-        refitting = any(name.startswith("refit/") for name in last.metrics)
-        shown = {name: value for name, value in last.metrics.items() if name.endswith(self._shown)}
-        detail = "  ".join(f"{name} {value:.4f}" for name, value in shown.items())
-        self._session.console.progress(
-            last.epoch, self._spec.plan.epochs, "refit epoch" if refitting else "epoch", detail
-        )
+        unit = "refit epoch" if any(name.startswith("refit/") for name in last.metrics) else "epoch"
+        if unit != self._unit or not self._values:
+            self._unit = unit
+            if unit == "refit epoch":
+                self._target = self._refit_epochs or self._target
+            self._first = (time.monotonic(), last.epoch)
+        self._values = {name: value for name, value in last.metrics.items() if name.endswith(self._shown)}
+        detail = "  ".join(f"{name} {value:.4f}" for name, value in self._values.items())
+        self._session.console.progress(last.epoch, self._target, unit, detail)
+
+    def view(self) -> Group:
+        """Live view of the run. Called in another thread."""
+        best = None if self._best is None else {f"validation/{self._objective.metric}": self._best}
+        status = replace(self._session.publisher.last, done=self._epoch, target=self._target, best=best)
+        since, epoch = self._first
+        if self._epoch > epoch:
+            per_epoch = (time.monotonic() - since) / (self._epoch - epoch)
+            status = replace(status, seconds_left=per_epoch * (status.target - self._epoch))
+        return run_view(status, f"{self._unit}s", self._values, self._session.wall_seconds)
 
     def current_status(self, usage_log: UsageLog) -> DriverStatus:
         """Status of the run. ``usage_log`` gives its device seconds. Thread-safe."""
         best = None if self._best is None else {self._objective.metric: self._best}
-        return DriverStatus(self._epoch, self._spec.plan.epochs, best=best, device_seconds=usage_log.seconds())
+        return DriverStatus(self._epoch, self._target, best=best, device_seconds=usage_log.seconds())
 
 
 def discard_checkpoints(session: Session, folder: Path) -> None:

@@ -30,15 +30,16 @@ class DriverStatus:
     """Status of a run or sweep. None means unknown.
 
     ``done`` of ``target`` counts the trials of a sweep, or the epochs of a run. ``trials`` counts a sweep's trials by
-    state. ``best`` has the best value of the objective under its name. ``device_seconds`` are the seconds that ``cpus``
-    and ``gpus`` were held since the start. ``trouble`` names the last failed trial and its cause.
-    ``driver_utilisation`` is from 0 to 1.
+    state. ``best`` has the best value of the objective under its name, ``best_params`` the parameters of that trial.
+    ``device_seconds`` are the seconds that ``cpus`` and ``gpus`` were held since the start. ``trouble`` names the last
+    failed trial and its cause. ``driver_utilisation`` is from 0 to 1.
     """
 
     done: int = 0
     target: int = 0
     trials: Mapping[str, int] = field(default_factory=dict)
     best: Mapping[str, Any] | None = None
+    best_params: Mapping[str, Any] | None = None
     seconds_left: float | None = None
     device_seconds: Mapping[str, float] = field(default_factory=dict)
     trouble: str | None = None
@@ -60,6 +61,8 @@ class StatusPublisher:
     ) -> None:
         self._folder, self._unsent, self._about, self._interval = folder, unsent, dict(about or {}), interval
         self._current_status: Callable[[], DriverStatus] = DriverStatus
+        self.last = DriverStatus()
+        """The last published status."""
         self._epochs = 0
         self._seen: deque[tuple[float, int]] = deque([(time.monotonic(), 0)], WINDOW)
         self._exported: Exported | None = None  # None without a cluster
@@ -107,6 +110,7 @@ class StatusPublisher:
     def _publish(self) -> None:
         with self._publishing, suppress(Exception):  # training goes on without numbers
             status, unsent = self._current_status(), self._unsent()
+            self.last = status
             values = {
                 "format": FORMAT,
                 "time": round(time.time(), 3),

@@ -218,6 +218,7 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.console.end_view()
         reported = disk.unwritable(self.settings.storage, error) if disk.is_full(error) else error
         if error and self.interrupts.signalled and not isinstance(error, UserError | Interrupted) and reported is error:
             # The signal may have stopped Ray too, which is no failure of the run.

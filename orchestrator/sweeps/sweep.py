@@ -193,6 +193,7 @@ def _drive(
         study = _study(spec, folder, session, again)
         manager = TrialManager(study, session, spec)
         session.publisher.of(manager.current_status)
+        console.view(manager.view)
         run_trials = _in_process if options.local else _on_ray
         winner = run_trials(spec, session, study, manager)
         result = finish(session, winner.spec, options.register, folder.path / WINNER, winner.before)
@@ -233,7 +234,8 @@ def _in_process(spec: SweepSpec, session: Session, study: Study, manager: TrialM
     finally:
         manager.close()
     winner = select_winner(session, spec, study, manager)
-    follow = ProgressReporter(session, winner.spec, winner.before)
+    follow = ProgressReporter(session, winner.spec, winner.before, winner.selected)
+    session.console.view(follow.view)
     with manager.usage_log.holding("winner", winner.spec.resources):
         complete = in_process(
             winner.spec,
@@ -277,7 +279,8 @@ def _on_ray(spec: SweepSpec, session: Session, study: Study, manager: TrialManag
             finally:
                 manager.close()
             winner = select_winner(session, spec, study, manager)
-            follow = ProgressReporter(session, winner.spec, winner.before)
+            follow = ProgressReporter(session, winner.spec, winner.before, winner.selected)
+            session.console.view(follow.view)
             share(1)
             with manager.usage_log.holding("winner", winner.spec.resources):
                 complete = placement.run_winner(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.cluster import preflight
 from orchestrator.config.spec import ExperimentSpec, SweepSpec
@@ -14,6 +15,7 @@ from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.runs import reports, worker
 from orchestrator.runs.driver import flat_params
 from orchestrator.runs.driver_status import DriverStatus
+from orchestrator.runs.live_view import RunningTrial, settings_text, sweep_view
 from orchestrator.runs.session import Session
 from orchestrator.runs.train import Timeouts
 from orchestrator.search.curves import Curves
@@ -24,6 +26,12 @@ from orchestrator.storage.usage_log import UsageLog
 from orchestrator.sweeps.budget import Budget
 from orchestrator.sweeps.driver_load import DriverLoad
 from orchestrator.sweeps.failure_limit import FailureLimit
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+SHOWN = 3
+"""Number of running trials in a line of progress."""
 
 
 class TrialManager:
@@ -40,7 +48,7 @@ class TrialManager:
         self._at_work = False
         self._begun: set[int] = set()
         """Seed runs whose MLflow run this process has opened and not ended."""
-        self._live: set[int] = set()
+        self._running: dict[int, RunningTrial] = {}
         """Seed runs that hold devices."""
         self._curves = Curves(session.folder.path, study.objectives)
         self._charged = spec.resources
@@ -94,14 +102,16 @@ class TrialManager:
     @property
     def live(self) -> int:
         """Number of trials that hold devices."""
-        return len(self._live)
+        return len(self._running)
 
     def current_status(self) -> DriverStatus:
         """Status of the sweep. Thread-safe: Optuna's storage supports concurrent reads."""
         study = self._study
-        shown = search_progress(study.trials, study.target, study.objective, study.best())
+        best = study.best()
+        shown = search_progress(study.trials, study.target, study.objective, best)
         return DriverStatus(
             **shown,
+            best_params=best and self._searched(best.user_attrs.get("params", best.params)),
             done=self._done,
             device_seconds=self.usage_log.seconds(),
             trouble=self._trouble,
@@ -114,7 +124,7 @@ class TrialManager:
         if self.stopping():
             return True
         # A running trial may end early and leave enough of the budget for another one.
-        return self._study.exhausted(fresh=bool(self._live) or self.budget.allows_another())
+        return self._study.exhausted(fresh=bool(self._running) or self.budget.allows_another())
 
     def experiment(self, origin: int, params: Mapping[str, Any], seed: int = 0) -> ExperimentSpec:
         return self._spec.trial(origin, preflight.parameters(self._spec.workload, params), seed)
@@ -134,6 +144,7 @@ class TrialManager:
         number, seed = self._study.trial_of(seed_run)
         self._curves.add(number, rows, seed)
         self._session.publisher.trained(sum(row.epoch > 0 for row in rows))
+        self._show(seed_run, rows, payload.get("best_value"))
         if self._session.tracker:
             self._session.tracker.log(self._key(seed_run), rows)
         if cause := payload.get("error"):
@@ -156,6 +167,25 @@ class TrialManager:
         detail = f"{self._study.objective.metric} {show(payload['best_value'])}"
         self._ended(seed_run, verdict, self._study.cause(seed_run) if verdict == "failed" else detail)
         return True
+
+    def _show(self, seed_run: int, rows: Sequence[Row], best: float | None) -> None:
+        """Update what the live view shows of a running trial. Without a terminal print the running trials at times."""
+        trial = self._running.get(seed_run)
+        if trial is None or not rows:
+            return
+        trial.epoch, trial.best = rows[-1].epoch, best
+        trial.value = rows[-1].metrics.get(f"validation/{self._study.objective.metric}", trial.value)
+        self._session.console.progress(self._done, self._study.target, "trial", self._running_text)
+
+    def _running_text(self) -> str:
+        shown = ", ".join(map(str, list(self._running.values())[:SHOWN]))
+        return f"{len(self._running)} running: {shown}{', ...' if len(self._running) > SHOWN else ''}"
+
+    def view(self) -> Group:
+        """Live view of the sweep. Called in another thread."""
+        metric, seeds = self._study.objective.metric, self._spec.search.seeds
+        status = replace(self._session.publisher.last, done=self._done, target=self._study.target)
+        return sweep_view(status, list(self._running.values()), metric, self._session.started, seeds)
 
     def died(self, seed_run: int, cause: str) -> None:
         """Fail a trial whose process was lost too often, or was killed because it sent no report."""
@@ -196,7 +226,9 @@ class TrialManager:
             self._at_work = True
         self.usage_log.start(self._name(trial.seed_run), self._charged)
         self.budget.start(trial.seed_run)
-        self._live.add(trial.seed_run)
+        name, params = self._name(trial.seed_run), settings_text(self._searched(trial.params))
+        self._running[trial.seed_run] = RunningTrial(name, params, spec.plan.epochs)
+        self._session.console.event(f"{name} started  {params}")
         tracker, study = self._session.tracker, self._study
         begun = trial.seed_run in self._begun
         self._begun.add(trial.seed_run)
@@ -226,6 +258,7 @@ class TrialManager:
             tracker.log(self._key(trial.seed_run), [Row(study.met, time.time(), numbers)])
 
     def _ended(self, seed_run: int, verdict: Verdict, detail: str) -> None:
+        running = self._running.get(seed_run)
         self._stop_clock(seed_run)
         self._begun.discard(seed_run)
         self._done = sum(trial.state.is_finished() for trial in self._study.trials)
@@ -240,7 +273,8 @@ class TrialManager:
                 | ({"orchestrator.cause": detail} if verdict == "failed" else {}),
             )
             tracker.end(self._key(seed_run), "FAILED" if verdict == "failed" else "FINISHED")
-        self._session.console.say(f"{self._name(seed_run)} {verdict:<8} {detail}")
+        params = f"  {running.params}" if running else ""
+        self._session.console.say(f"{self._name(seed_run)} {verdict:<8} {detail}{params}")
         self._session.console.progress(self._done, self._study.target, "trial")
 
     def _warn(self) -> None:
@@ -257,9 +291,12 @@ class TrialManager:
         self._stop_clock(seed_run)
 
     def _stop_clock(self, seed_run: int) -> None:
-        self._live.discard(seed_run)
+        self._running.pop(seed_run, None)
         self.usage_log.stop(self._name(seed_run))
         self.budget.stop(seed_run)
+
+    def _searched(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in params.items() if name not in self._spec.fixed}
 
     def _name(self, seed_run: int) -> str:
         number, seed = self._study.trial_of(seed_run)

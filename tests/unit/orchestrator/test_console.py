@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import threading
+from pathlib import Path
 
 import pytest
 
@@ -63,3 +65,67 @@ def test_other_units_have_another_clock(shown: tuple[Console, io.StringIO], cloc
         lines.progress(epoch, 8, "refit epoch")
         clock.sleep(2.0)
     assert out.getvalue().splitlines()[1:] == ["refit epoch 2/8", "refit epoch 6/8, 2 refit epochs/s, 1 s left"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def on_terminal(monkeypatch: pytest.MonkeyPatch, term: str = "xterm") -> Terminal:
+    """Standard output that is a terminal. In the test itself: pytest replaces what a fixture has set."""
+    terminal = Terminal()
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr("sys.stdout", terminal)
+    return terminal
+
+
+def test_lines_stand_above_the_live_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = on_terminal(monkeypatch)
+    lines = Console(every=0.0)
+    lines.log_to(tmp_path / "log.txt")
+    drawn = threading.Event()
+    lines.view(lambda: drawn.set() or "[bold]the view")  # type: ignore[func-returns-value]
+    try:
+        assert drawn.wait(60)
+        lines.say("trial 0 complete [1]")
+        lines.event("trial 1 started")
+        lines.progress(1, 2, "trial")
+        lines.table("A table", ["name"], [["value"]])
+    finally:
+        lines.end_view()
+    text = terminal.getvalue()
+    assert "trial 0 complete [1]" in text
+    assert "A table" in text
+    assert "trial 1 started" not in text, "the view shows it"
+    assert "\x1b[?25h" in text.rpartition("the view")[2], "the cursor is hidden"
+    log = (tmp_path / "log.txt").read_text()
+    assert all(line in log for line in ("trial 0 complete [1]", "trial 1 started", "trial 1/2", "A table"))
+
+
+def test_a_view_that_fails_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_terminal(monkeypatch)
+    lines, again = Console(), threading.Event()
+    calls: list[int] = []
+
+    def draw() -> str:
+        calls.append(1)
+        if len(calls) < 3:
+            raise RuntimeError("dictionary changed size during iteration")
+        again.set()
+        return ""
+
+    lines.view(draw)
+    try:
+        assert again.wait(60)
+    finally:
+        lines.end_view()
+
+
+def test_a_dumb_terminal_and_a_pipe_get_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    for out in (on_terminal(monkeypatch, "dumb"), io.StringIO()):
+        monkeypatch.setattr("sys.stdout", out)
+        lines = Console()
+        lines.view(lambda: "the view")
+        lines.event("trial 1 started")
+        assert out.getvalue() == "trial 1 started\n"

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from orchestrator.config.objectives import Unreported
 from orchestrator.config.spec import SweepSpec
+from orchestrator.console import show
 from orchestrator.engine.loop import Diverged, Row
 from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.runs import reports
+from orchestrator.runs.driver_status import DriverStatus
 from orchestrator.search.pbt import Population
 from orchestrator.search.samplers import rungs
 from orchestrator.search.study import Study
@@ -74,6 +79,8 @@ class Driver:
         else:
             self.folder = records.create(storage, "sweep", "toy", {}, "orchestrator sweep toy", "sweep")
         self.tracker, self.lines, self.notes = Recorder(), list[str](), list[str]()
+        self.events: list[str] = []
+        self.running: list[str] = []
         self.trained: list[int] = []
         self.work: list[tuple[Any, ...]] = []
         self.interrupted = False
@@ -85,11 +92,13 @@ class Driver:
             console=SimpleNamespace(
                 say=self.lines.append,
                 begin=lambda *of: self.work.append(("begin", *of)),
-                progress=lambda *of: self.work.append(of),
+                event=self.events.append,
+                progress=self._progress,
             ),
             notify=lambda event, message, *more: self.notes.append(f"{event}: {message}"),
             trained_on=lambda *about: None,
-            publisher=SimpleNamespace(trained=self.trained.append),
+            publisher=SimpleNamespace(trained=self.trained.append, last=DriverStatus()),
+            started=time.monotonic(),
         )
         self.study: Study
         if spec.search.scheduler == "pbt":
@@ -100,6 +109,9 @@ class Driver:
         else:
             self.study = Study(self.folder.path, spec, [ERROR], space, False)
         self.manager = TrialManager(self.study, session, spec)  # type: ignore[arg-type]
+
+    def _progress(self, done: int, total: int, unit: str, detail: Callable[[], str] | None = None) -> None:
+        self.running.append(detail()) if detail else self.work.append((done, total, unit))
 
     def die(self) -> None:
         """The process is gone: its locks are free, nothing is said."""
@@ -205,6 +217,28 @@ def test_every_end_is_told_to_all(drive: Drive) -> None:
     ]  # fmt: skip
     assert driver.lines[-1].startswith("trial 0 complete error 0.4")
     assert any("train/loss is nan at epoch 2" in line for line in driver.lines)
+
+
+def test_a_running_trial_is_shown_with_its_epoch_value_and_parameters(drive: Drive) -> None:
+    driver = drive(trials=3)
+    driver.begin()
+    driver.begin()
+    driver.says(1, 3, 0.25)
+    params = [f"lr={show(trial.params['lr'])}" for trial in driver.study.trials]
+    assert driver.events == [f"trial 0 started  {params[0]}", f"trial 1 started  {params[1]}"]
+    assert driver.running == ["2 running: trial 0 0/9, trial 1 3/9 0.25"]
+    shown = io.StringIO()
+    Console(file=shown, width=80).print(driver.manager.view())
+    rows = [" ".join(line.split()) for line in shown.getvalue().splitlines()]
+    assert rows[0] == "trial epoch error best time parameters"
+    assert rows[1].startswith("0 starts ")
+    assert rows[1].endswith(params[0])
+    assert rows[2].startswith("1 3/9 0.25 0.25 ")
+    assert rows[2].endswith(params[1])
+    assert "0/3 trials" in rows[3]
+    driver.says(1, 9, 0.2, "epochs")
+    assert driver.lines[-1] == f"trial 1 complete error 0.2  {params[1]}"
+    assert driver.manager.current_status().best_params == {"lr": driver.study.trials[1].params["lr"]}
 
 
 def test_the_clock_starts_with_the_first_trial(drive: Drive) -> None:
