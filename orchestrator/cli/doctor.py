@@ -260,7 +260,7 @@ def _runs(settings: Settings) -> Iterator[Check]:
         kind = folder.record["kind"]
         driver = f"pid {folder.record.get('pid')} on {folder.record.get('host')}"
         text = f"{folder.id} is recorded as running, but its driver ({driver}) is gone"
-        yield Check("runs", "warning", text, f"Go on with it: orchestrator {kind} --resume {folder.id}")
+        yield Check("runs", "warning", text, f"Continue with it: orchestrator {kind} --resume {folder.id}")
     if not lost:
         yield Check("runs", "ok", "none is recorded as running without a driver")
     for folder in (folder for folder, status in every if status == "running"):

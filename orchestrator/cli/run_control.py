@@ -201,7 +201,7 @@ def _print(line: str) -> None:
 
 def _stop_run(folder: RunFolder) -> None:
     values = _run(folder)
-    resume = f" Go on with: {values['resume']}" if values["resume"] else ""
+    resume = f" Continue with: {values['resume']}" if values["resume"] else ""
     if values["status"] != "running":
         print(f"Nothing to stop: {folder.id} is {values['status']}.{resume}")
         return
@@ -209,4 +209,4 @@ def _stop_run(folder: RunFolder) -> None:
     print(f"{folder.id} stops at the end of this epoch and saves. See: orchestrator status --wait {folder.id}")
     if (host := folder.record.get("host")) != socket.gethostname() and not remote.behind(folder.path):
         print(f"It runs on {host} and stops when it finds {folder.stop_file}, which must be on shared storage.")
-    print(f"Go on with: orchestrator {folder.record['kind']} --resume {folder.id}")
+    print(f"Continue with: orchestrator {folder.record['kind']} --resume {folder.id}")

@@ -39,11 +39,11 @@ class DriverStatus:
     target: int = 0
     trials: Mapping[str, int] = field(default_factory=dict)
     best: Mapping[str, Any] | None = None
-    best_params: Mapping[str, Any] | None = None
     seconds_left: float | None = None
     device_seconds: Mapping[str, float] = field(default_factory=dict)
     trouble: str | None = None
     driver_utilisation: float | None = None
+    best_params: Mapping[str, Any] | None = None
 
 
 class StatusPublisher:

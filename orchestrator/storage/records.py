@@ -402,7 +402,7 @@ def _elsewhere(storage: Path) -> dict[str, dict[str, Any]]:
 
 def _in_use(name: str, kind: Kind) -> UserError:
     return UserError(
-        f"The name {name} is in use", fix=f"Go on with it: orchestrator {kind} --resume {name}, or choose another"
+        f"The name {name} is in use", fix=f"Continue with it: orchestrator {kind} --resume {name}, or choose another"
     )
 
 

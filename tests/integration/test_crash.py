@@ -115,7 +115,7 @@ def test_sigterm_and_ctrl_c_stop_cleanly_and_it_resumes(words: list[str], home: 
     (folder,) = records.folders(home / "storage")
     assert (folder.record["status"], folder.record["exit_code"]) == ("interrupted", 130)
     assert folder.record["ended"]
-    resume = first.text().split("Go on with: orchestrator ")[1].splitlines()[0]
+    resume = first.text().split("Continue with: orchestrator ")[1].splitlines()[0]
     assert store.query("select run_uuid from runs where status = 'RUNNING'") == []
     before = {key: max(steps) for key, steps in store.steps().items()}
 

@@ -76,7 +76,7 @@ def test_ctrl_c_is_130_whatever_became_of_it(call: Callable[[], None], capsys: p
 
 def test_the_command_that_goes_on_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert guarded(stop_cleanly) == INTERRUPTED
-    assert "Go on with: orchestrator run --resume one" in capsys.readouterr().err
+    assert "Continue with: orchestrator run --resume one" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -127,7 +127,7 @@ def test_sigterm_while_it_connects_says_how_to_go_on(folder: RunFolder) -> None:
         signal.raise_signal(signal.SIGTERM)
 
     with (
-        pytest.raises(Interrupted, match="Go on with: orchestrator run --resume one"),
+        pytest.raises(Interrupted, match="Continue with: orchestrator run --resume one"),
         opened(folder),
         keep_sigterm_handler(),
     ):
