@@ -7,7 +7,6 @@ READY = $(VENV)/.ready
 LOWER = .venv-lower
 # Where the environment forbids it, each of pytest's workers would compile all tests again, for seconds.
 unexport PYTHONDONTWRITEBYTECODE
-# The integration part waits for processes much of its time: three of its files run at once on two cores.
 UNIT = $(BIN)/python -m pytest tests/unit -n 2 --dist worksteal
 INTEGRATION = $(BIN)/python -m pytest tests/integration -n 3 --dist loadfile --no-loadscope-reorder
 
@@ -25,12 +24,9 @@ demo: $(READY)
 	@echo "  orchestrator run recommender backbone=lightgcn epochs=50   one experiment"
 	@echo "  orchestrator doctor                                        what works on this machine"
 
-# Both parts run, whatever the first one finds; the exit code is the worse of the two. Ctrl-C ends both.
+# Both parts run, at the same time: the integration part waits for processes much of its time.
 test: $(READY)
-	@trap 'exit 130' INT; \
-	code=0; $(UNIT) || code=$$?; \
-	other=0; $(INTEGRATION) || other=$$?; \
-	if [ $$other -gt $$code ]; then code=$$other; fi; exit $$code
+	@$(MAKE) --no-print-directory -j 2 -k test-unit test-integration
 
 # Processes and servers are killed, stopped or taken away for a while, and all goes on: many minutes.
 test-faults: $(READY)
