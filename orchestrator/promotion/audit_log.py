@@ -2,7 +2,7 @@
 
 An event is a run of the MLflow experiment ``promotions``, with its record in tags and in ``event.json``. Everyone who
 uses the tracking store sees it, two writers never write to the same file, and it remains when the version, the
-registered model or the training run is deleted. A version also has its last event in tags.
+registered model or the training run is deleted. Two tags of a version have its last event: a sentence and the run's id.
 """
 
 from __future__ import annotations
@@ -92,15 +92,16 @@ class AuditLog:
         return event
 
     def close(self, event: Event, outcome: Outcome) -> Event:
-        """Record the outcome of an event, also in tags of the version."""
+        """Record the outcome of an event, also in two tags of the version."""
         event = replace(event, outcome=outcome)
         from mlflow.entities import RunTag
 
         self.client.log_batch(event.id, tags=[RunTag(name, value) for name, value in _tags(event).items()])
         self.client.log_dict(event.id, event.to_json(), FILE)
-        values = {"event": event.id, **_readable(event), "gates": json.dumps(event.to_json()["gates"])}
-        for name, value in values.items():
-            self.client.set_model_version_tag(event.model, event.version, f"orchestrator.promotion.{name}", value)
+        forced = ", forced" * event.forced
+        about = f"{event.action} {event.alias} {outcome}{forced}, {event.at[:10]}, {event.by}"
+        for name, value in {"orchestrator.promotion": about, "orchestrator.promotion.event": event.id}.items():
+            self.client.set_model_version_tag(event.model, event.version, name, value)
         self.client.set_terminated(event.id, "FINISHED" if outcome == "done" else "FAILED")
         return event
 

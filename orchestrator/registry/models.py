@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import warnings
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from orchestrator.storage.names import OUTCOME, SEALED, TABLES, TEST_UNITS, VALI
 from orchestrator.storage.settings import Settings
 from orchestrator.tracking import store
 from orchestrator.tracking.mlflow_globals import tracking_uri_set
+from orchestrator.tracking.names import Names, fitting_param
 
 RECORD_FILES = (provenance.SPEC, provenance.ENVIRONMENT, OUTCOME, VALIDATION_UNITS, TEST_UNITS)
 
@@ -29,6 +31,18 @@ EPOCH_TAG = "orchestrator.epoch"
 
 PARENT_TAG = "orchestrator.parent"
 """Tag of a version: the version of the same run from which training continued."""
+
+
+REGISTERED_ABOUT = (
+    "Versions logged by orchestrator. Check one and move an alias to it: `orchestrator promote {} --to champion`"
+)
+
+KIND_PARAMS = ("backbone", "encoder", "architecture", "model")
+"""Parameters of workloads that name the kind of model."""
+
+
+SHOWN = 3
+"""Test metrics in the description of a version."""
 
 
 class Unservable(Exception):
@@ -87,14 +101,17 @@ def _version(settings: Settings, run_id: str, folder: Path, register: str | None
     mlflow_client = client(settings)
     outcome = (folder / OUTCOME).read_bytes()
     mark = hashlib.sha256(outcome).hexdigest()
-    model_id = _logged(mlflow_client, run_id, mark) or _log(settings, run_id, folder / "model", mark)
+    model_id = _logged(mlflow_client, run_id, mark) or _log(settings, run_id, folder, mark)
     uri = f"models:/{model_id}"
     if register is None:
         return Logged(uri, None)
-    tags = servable.read(folder / "model")["tags"] | {EPOCH_TAG: str(json.loads(outcome)["epochs"])}
+    about = json.loads(outcome)
+    tags = servable.read(folder / "model")["tags"] | {EPOCH_TAG: str(about["epochs"])}
     if parent is not None:
         tags[PARENT_TAG] = parent
-    return Logged(uri, _register(mlflow_client, register, uri, run_id, model_id, tags))
+    test = [f"{name} {value:.4g}" for name, value in about["metrics"].items() if name.startswith("test/")]
+    measured = f"{', '.join(test[:SHOWN])}. " if test else ""
+    return Logged(uri, _register(mlflow_client, register, uri, run_id, model_id, tags, measured))
 
 
 def _logged(mlflow_client: Any, run_id: str, outcome: str) -> str | None:
@@ -107,14 +124,16 @@ def _logged(mlflow_client: Any, run_id: str, outcome: str) -> str | None:
     return None
 
 
-def _log(settings: Settings, run_id: str, files: Path, outcome: str) -> str:
+def _log(settings: Settings, run_id: str, folder: Path, outcome: str) -> str:
+    """Log the model below ``folder`` with its parameters and test metrics; return its id."""
     import mlflow
     import pandas as pd
     from mlflow.models import infer_signature
 
     from orchestrator.registry.serving import predictor
 
-    meta = servable.read(files)
+    files = folder / "model"
+    meta, spec = servable.read(files), _spec(folder)
     example = pd.DataFrame(meta["example"])
     try:
         output = predictor(files).predict(example, **meta["params"])
@@ -127,7 +146,8 @@ def _log(settings: Settings, run_id: str, files: Path, outcome: str) -> str:
         with warnings.catch_warnings(), mlflow.start_run(run_id=run_id, log_system_metrics=False):
             warnings.simplefilter("ignore")  # about missing values in integer columns: ids are never missing
             info = mlflow.pyfunc.log_model(
-                name="model",
+                name=_model_name(spec),
+                params={name: fitting_param(str(value)) for name, value in spec.get("params", {}).items()},
                 python_model=str(Path(__file__).with_name("serving.py")),
                 artifacts={"files": str(files)},
                 signature=infer_signature(example, output, params=meta["params"]),
@@ -135,22 +155,56 @@ def _log(settings: Settings, run_id: str, files: Path, outcome: str) -> str:
                 pip_requirements=requirements,
                 tags={OUTCOME_TAG: outcome},
             )
+            _link_metrics(mlflow_client, run_id, info.model_id, json.loads((folder / OUTCOME).read_text()))
     finally:
         if ended.end_time:  # uploaded later: restore the run's status and end time
             mlflow_client.set_terminated(run_id, ended.status, ended.end_time)
     return str(info.model_id)
 
 
-def _register(mlflow_client: Any, name: str, uri: str, run_id: str, model_id: str, tags: dict[str, str]) -> str:
-    """Register the model under ``name`` unless it is; return its version."""
+def _spec(folder: Path) -> dict[str, Any]:
+    """The spec of the experiment whose outcome is in ``folder``; for a model kept at an earlier epoch, of its run."""
+    files = (folder / provenance.SPEC, folder.parents[1] / provenance.SPEC)
+    return next((json.loads(file.read_text()) for file in files if file.exists()), {})
+
+
+def _model_name(spec: dict[str, Any]) -> str:
+    """``recommender-mf``: the workload and its kind of model. MLflow's list of models shows it."""
+    params = spec.get("params", {})
+    parts = [spec.get("workload", "model"), *(params[name] for name in KIND_PARAMS if name in params)]
+    return re.sub(r"[^\w-]+", "-", "-".join(map(str, parts[:2])))
+
+
+def _link_metrics(mlflow_client: Any, run_id: str, model_id: str, outcome: dict[str, Any]) -> None:
+    """Attach the test metrics to the model. The run has the same values, with this step and time."""
+    from mlflow.entities import Metric
+
+    names = Names().give(name for name in outcome["metrics"] if name.startswith("test/"))
+    values = {theirs: outcome["metrics"][ours] for ours, theirs in names.items()}
+    moment, step = round(outcome["time"] * 1000), outcome["epochs"]
+    metrics = [
+        Metric(name, value, moment, step, model_id=model_id, run_id=run_id)
+        for name, value in values.items()
+        if math.isfinite(value)
+    ]
+    if metrics:
+        mlflow_client.log_batch(run_id, metrics=metrics)
+
+
+def _register(
+    mlflow_client: Any, name: str, uri: str, run_id: str, model_id: str, tags: dict[str, str], measured: str
+) -> str:
+    """Register the model under ``name`` unless it is; return its version. Its description begins with ``measured``."""
     check_name(name)
     if not any(model.name == name for model in mlflow_client.search_registered_models(f"name = '{name}'")):
-        mlflow_client.create_registered_model(name)
+        mlflow_client.create_registered_model(name, description=REGISTERED_ABOUT.format(name))
     for existing in mlflow_client.search_model_versions(f"name = '{name}'"):
         if existing.source == uri:
             return str(existing.version)
     run = mlflow_client.get_run(run_id)
-    about = f"From {run.info.run_name}: {run.data.tags.get('orchestrator.command')}"  # MLflow's table shows it
+    about = (
+        f"{measured}From {run.info.run_name}: {run.data.tags.get('orchestrator.command')}"  # MLflow's table shows it
+    )
     created = mlflow_client.create_model_version(name, uri, run_id, tags=tags, model_id=model_id, description=about)
     return str(created.version)
 

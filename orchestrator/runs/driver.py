@@ -19,7 +19,7 @@ from orchestrator.engine.loop import Progress, Row, better
 from orchestrator.errors import DONE, Interrupted, UserError, unknown
 from orchestrator.provenance import record as provenance
 from orchestrator.registry import models as registry
-from orchestrator.runs import model_upload, reports, worker
+from orchestrator.runs import description, model_upload, reports, worker
 from orchestrator.runs.driver_status import DriverStatus
 from orchestrator.runs.live_view import run_view
 from orchestrator.runs.session import Result, Session, adopt
@@ -127,7 +127,9 @@ def _drive(
     console.say(f"Run {folder.id}: {spec.workload} on {_devices(spec, options.local)}")
     if fingerprint and (missing := skipped_images_warning(spec.params, settings.data)):
         console.say(missing)
-    with Session(folder, settings, console, resuming=resuming, params=flat_params(spec), tags=tags) as session:
+    name = description.name(folder.id, spec.workload, description.run_settings(spec))
+    params = flat_params(spec)
+    with Session(folder, settings, console, resuming=resuming, params=params, tags=tags, name=name) as session:
         session.trained_on(folder.id, spec.params)
         progress = ProgressReporter(session, spec)
         usage_log = UsageLog(folder.path)
@@ -146,6 +148,9 @@ def _drive(
         if not complete:
             raise Interrupted(f"orchestrator run --resume {folder.id}")
         result = finish(session, spec, options.register, folder.path)
+        if session.tracker:
+            note = description.of_run(folder.id, spec, folder.path, options.register)
+            session.tracker.tag(folder.id, {description.NOTE: note})
         if options.keep == "none":
             discard_checkpoints(session, folder.path)
         session.settle("finished", DONE, run_id=result.run_id, result=result.to_json())

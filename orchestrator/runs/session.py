@@ -100,7 +100,7 @@ class Result:
 
 
 class Session:
-    """Context manager around one run or sweep. On exit it records how the run ended.
+    """Context manager around one run or sweep. On exit it records how the run ended. ``name`` is its name in MLflow.
 
     The folder's record and the MLflow run get this end for every exception, also for one during ``__enter__``. The
     exception is raised again.
@@ -115,10 +115,12 @@ class Session:
         resuming: bool,
         params: Mapping[str, Any],
         tags: Mapping[str, str],
+        name: str | None = None,
     ) -> None:
         self.folder, self.settings, self.console = folder, settings, console
         self.started = time.monotonic()
         self._params, self._tags, self._resuming = params, tags, resuming
+        self._name = name or folder.id
         self._status: tuple[Status, int, dict[str, Any]] | None = None
         self.tracker: Tracker | None = None
         self._system: SystemMetrics | None = None
@@ -154,7 +156,7 @@ class Session:
         self.tracker = open_tracker(self.settings, self.folder, resuming=self._resuming)
         if self.tracker:
             tags = {**self._tags, **identity_tags(sources)}
-            self.tracker.start(self.folder.id, self.folder.id, params=self._params, tags=tags)
+            self.tracker.start(self.folder.id, self._name, params=self._params, tags=tags)
             if self.interrupts.stopped:  # a signal came before the tracker
                 self.tracker.provisional_end(ENDS["interrupted"])
             self.tracker.files(self.folder.id, record)

@@ -16,7 +16,7 @@ from orchestrator.config.spec import SweepSpec
 from orchestrator.console import Console
 from orchestrator.errors import UNAVAILABLE, Interrupted, RunFailed, UserError
 from orchestrator.provenance import record as provenance
-from orchestrator.runs import reports, worker
+from orchestrator.runs import description, reports, worker
 from orchestrator.runs.driver import Options, ProgressReporter, finish, in_process
 from orchestrator.runs.session import Result, Session, adopt
 from orchestrator.search import grid, samplers, spaces, strategy, trusted_spaces, warm_start
@@ -186,7 +186,8 @@ def _drive(
     if fingerprint and (missing := skipped_images_warning(defaults, settings.data)):
         console.say(missing)
     folder.update(objectives=[[o.metric, o.direction] for o in objectives.of(spec.workload, spec.plan)])
-    with Session(folder, settings, console, resuming=resuming, params=params, tags=tags) as session:
+    name = description.name(folder.id, spec.workload, description.sweep_settings(spec))
+    with Session(folder, settings, console, resuming=resuming, params=params, tags=tags, name=name) as session:
         session.trained_on(folder.id, defaults)
         if session.tracker:  # a tag: --more-trials changes it, and MLflow's parameters cannot change
             session.tracker.tag(folder.id, {"search.trials": str(spec.search.trials)})
@@ -197,7 +198,7 @@ def _drive(
         run_trials = _in_process if options.local else _on_ray
         winner = run_trials(spec, session, study, manager)
         result = finish(session, winner.spec, options.register, folder.path / WINNER, winner.before)
-        return finalize(result, session, spec, study, manager, options)
+        return finalize(result, session, spec, study, manager, options, winner.spec)
 
 
 def _study(spec: SweepSpec, folder: RunFolder, session: Session, again: ResumeOptions) -> Study:

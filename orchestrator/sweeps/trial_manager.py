@@ -30,6 +30,9 @@ from orchestrator.sweeps.failure_limit import FailureLimit
 if TYPE_CHECKING:
     from rich.console import Group
 
+MAX_NAME = 100
+"""Maximum length of a trial's name in MLflow."""
+
 SHOWN = 3
 """Number of running trials in a line of progress."""
 
@@ -239,7 +242,7 @@ class TrialManager:
             shown = self.experiment(trial.origin, first, trial.seed)
             tracker.start(
                 self._key(trial.seed_run),
-                self._name(trial.seed_run).replace(" ", "-"),
+                f"{name} {params}"[:MAX_NAME],
                 params=flat_params(shown),
                 tags={
                     "orchestrator.kind": "trial",

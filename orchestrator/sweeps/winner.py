@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from orchestrator.engine import checkpoint
 from orchestrator.engine.loop import Progress
 from orchestrator.errors import DONE, PARTIAL, Interrupted, RunFailed
 from orchestrator.report import markdown, trials
-from orchestrator.runs import worker
+from orchestrator.runs import description, worker
 from orchestrator.runs.driver import Options, discard_checkpoints
 from orchestrator.runs.session import Result, Session
 from orchestrator.search import winners
@@ -119,7 +120,13 @@ def _why_none(study: Study) -> str:
 
 
 def finalize(
-    result: Result, session: Session, spec: SweepSpec, study: Study, manager: TrialManager, options: Options
+    result: Result,
+    session: Session,
+    spec: SweepSpec,
+    study: Study,
+    manager: TrialManager,
+    options: Options,
+    winner: ExperimentSpec,
 ) -> Result:
     """Write tables, plots and pages. Returns the result with the exit code."""
     from orchestrator.report import report
@@ -147,7 +154,8 @@ def finalize(
             }
             | ({"orchestrator.winners": earlier} if earlier else {})
             | {
-                "mlflow.note.content": _note(*table)
+                description.NOTE: _note(session, spec, study, winner, options)
+                + f"\n\n{_trials_note(*table)}"
                 + (f"\n\nWinners, the current one last: {earlier}." if earlier else "")
             }
             | {f"best.{k}": str(best.user_attrs["params"][k]) for k in best.params},
@@ -204,6 +212,16 @@ def _ranking(rows: list[dict[str, Any]], study: Study) -> tuple[str, list[str], 
     return title, [name.removeprefix("params.") for name in columns], cells
 
 
-def _note(title: str, columns: list[str], cells: list[list[Any]]) -> str:
+def _note(session: Session, spec: SweepSpec, study: Study, winner: ExperimentSpec, options: Options) -> str:
+    states = Counter(trial.state.name.lower() for trial in study.trials)
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    best = study.best()
+    assert best is not None
+    chosen = {"trial": best.number, "params": {name: best.user_attrs["params"][name] for name in best.params}}
+    folder = session.folder.path / WINNER
+    return description.of_sweep(session.folder.id, spec, chosen, counts, winner, folder, options.register)
+
+
+def _trials_note(title: str, columns: list[str], cells: list[list[Any]]) -> str:
     """The table as Markdown: MLflow shows it on the sweep's run, since its lists hide children."""
     return f"**{title}**\n\n{markdown.table(columns, ([show(cell) for cell in row] for row in cells))}"

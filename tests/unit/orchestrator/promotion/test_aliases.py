@@ -100,7 +100,7 @@ def test_a_version_that_is_there_already_stays_without_an_event(settings: Settin
     assert (promote(settings, to()).outcome, len(history(settings, "rec"))) == ("done", 1)
 
 
-def test_who_when_why_before_and_after_are_kept_three_times(
+def test_an_event_is_on_its_run_in_its_file_and_on_the_version(
     settings: Settings, client: Any, rec: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("getpass.getuser", lambda: "ada")
@@ -111,14 +111,21 @@ def test_who_when_why_before_and_after_are_kept_three_times(
     event = promote(settings, to(reason="more epochs"))
 
     tags = client.get_model_version("rec", "2").tags
-    told = {name: tags[f"orchestrator.promotion.{name}"] for name in ("alias", "outcome", "before", "by", "reason")}
-    assert told == {"alias": "champion", "outcome": "done", "before": "1", "by": "ada", "reason": "more epochs"}
-    gate = json.loads(tags["orchestrator.promotion.gates"])[-1]
+    assert tags["orchestrator.promotion"] == f"promote champion done, {event.at[:10]}, ada"
+    assert tags["orchestrator.promotion.event"] == event.id
+    gate = event.gates[-1]
     assert (gate["gate"], gate["verdict"]) == ("better: ndcg_at_20", "pass")
     assert (gate["before"], gate["after"]) == (pytest.approx(0.0245), pytest.approx(0.1245))  # of validation
 
     run = client.get_run(event.id)
-    assert (run.data.tags["orchestrator.version"], run.info.status) == ("2", "FINISHED")
+    shown = {
+        name: run.data.tags[f"orchestrator.{name}"]
+        for name in ("version", "alias", "outcome", "before", "by", "reason")
+    }
+    assert shown == {
+        "version": "2", "alias": "champion", "outcome": "done", "before": "1", "by": "ada", "reason": "more epochs",
+    }  # fmt: skip
+    assert run.info.status == "FINISHED"
     text = Path(client.download_artifacts(event.id, "event.json")).read_text()
     assert Event.from_json(json.loads(text)) == event == history(settings, "rec")[-1]
 
@@ -156,7 +163,7 @@ def test_a_refusal_moves_nothing_and_is_an_event(settings: Settings, client: Any
     assert event == caught.value.event
     assert (event.outcome, event.before, event.version) == ("refused", "1", "2")
     assert client.get_run(event.id).info.status == "FAILED"
-    assert client.get_model_version("rec", "2").tags["orchestrator.promotion.outcome"] == "refused"
+    assert client.get_model_version("rec", "2").tags["orchestrator.promotion"].startswith("promote champion refused, ")
 
 
 def test_what_does_not_load_is_refused_with_the_cause_even_by_force(

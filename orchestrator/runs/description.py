@@ -1,0 +1,127 @@
+"""Names and descriptions of runs and sweeps for MLflow's UI."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config import objectives, workload_loader
+from orchestrator.config.spec import ExperimentSpec, SweepSpec
+from orchestrator.console import show
+from orchestrator.runs import worker
+from orchestrator.runs.live_view import settings_text
+
+NOTE = "mlflow.note.content"
+"""Tag that MLflow's UI shows as the description of a run."""
+
+NAME_CHARACTERS = 60
+"""Maximum length of the settings in a run's name."""
+
+Z95 = 1.96
+"""Two-sided 95% quantile of the normal distribution."""
+
+
+def run_settings(spec: ExperimentSpec) -> str:
+    """The settings of an experiment that are not defaults, such as ``lr=0.01 epochs=5``."""
+    params = workload_loader.params(spec.workload)(**spec.params).model_dump(mode="json", exclude_defaults=True)
+    plan = spec.plan.model_dump(mode="json", exclude_defaults=True, exclude={"decide_at", "refit"})
+    seed = {"seed": spec.seed} if spec.seed else {}
+    return settings_text({**params, **plan, **seed}) or "defaults"
+
+
+def sweep_settings(spec: SweepSpec) -> str:
+    """The space of a sweep and the settings that it holds fixed."""
+    plan = spec.plan.model_dump(mode="json", exclude_defaults=True, exclude={"decide_at", "refit"})
+    return f"sweep {spec.search.space} {settings_text({**spec.fixed, **plan})}".rstrip()
+
+
+def name(run_id: str, workload: str, settings: str) -> str:
+    """Name of a run in MLflow's lists. It begins with what sets the run apart: its settings, or the name it was given.
+
+    ``run_id`` is ``workload`` with date, time and four digits where no name was given.
+    """
+    stamp = run_id.removeprefix(f"{workload}-")
+    if stamp == run_id:
+        return run_id
+    cut = settings if len(settings) <= NAME_CHARACTERS else f"{settings[: NAME_CHARACTERS - 3]}..."
+    return f"{cut} ({stamp})"
+
+
+def of_run(run_id: str, spec: ExperimentSpec, folder: Path, register: str | None) -> str:
+    """Description of a finished run in Markdown, with its outcome in ``folder``."""
+    head = f"Run of `{spec.workload}`: `{run_settings(spec)}`."
+    return "\n\n".join([head, *_results(spec, folder), _commands(run_id, register)])
+
+
+def of_sweep(run_id: str, spec: SweepSpec, best: Mapping[str, Any], counts: str, winner: ExperimentSpec, folder: Path,
+             register: str | None) -> str:  # fmt: skip
+    """Description of a finished sweep in Markdown.
+
+    Args:
+        run_id: the sweep's id.
+        spec: the sweep.
+        best: number (``trial``) and ``params`` of the winner.
+        counts: trials by state.
+        winner: the winner's spec.
+        folder: the winner's outcome.
+        register: name under which the model was registered.
+    """
+    search = spec.search
+    seeds = f", {search.seeds} seeds each" if search.seeds > 1 else ""
+    how = f"{search.sampler}, {search.scheduler}{seeds}"
+    head = f"Search of `{spec.workload}` in the space `{search.space}`: {counts} ({how})."
+    fixed = f"Fixed: `{settings_text(spec.fixed)}`." if spec.fixed else ""
+    won = f"Winner: trial {best['trial']}, `{settings_text(best['params'])}`."
+    parts = [" ".join(filter(None, [head, fixed, won])), *_results(winner, folder), _commands(run_id, register)]
+    return "\n\n".join(parts)
+
+
+def _results(spec: ExperimentSpec, folder: Path) -> list[str]:
+    """Table of the objectives and other metrics on validation and test."""
+    outcome = worker.outcome_of(folder)
+    if outcome is None:
+        return []
+    values = outcome["metrics"]
+    head = [objective.metric for objective in objectives.of(spec.workload, spec.plan)]
+    names = list(dict.fromkeys([*head, *(key.partition("/")[2] for key in values)]))
+    rows = [_row(each, values, folder / worker.TEST_UNITS) for each in names]
+    model = "refitted on train + validation" if outcome["refitted"] else "selected on validation"
+    table = "\n".join(["| metric | validation | test | 95% interval |", "| --- | ---: | ---: | ---: |", *rows])
+    return [table, f"The tested model was {model}, {outcome['epochs']} epochs. Intervals: normal, over test units."]
+
+
+def _row(metric: str, values: Mapping[str, float], units: Path) -> str:
+    test = values.get(f"test/{metric}")
+    half = None if test is None else half_width(units, metric, test)
+    interval = "" if half is None or test is None else f"{show(test - half)} to {show(test + half)}"
+    return f"| {metric} | {show(values.get(f'validation/{metric}'))} | {show(test)} | {interval} |"
+
+
+def half_width(units: Path, metric: str, value: float) -> float | None:
+    """Half the width of the 95% interval of a mean over test units; None for a metric that is not such a mean."""
+    import pyarrow.parquet as pq
+
+    if not units.exists() or metric not in pq.read_schema(units).names:
+        return None
+    column = pq.read_table(units, columns=[metric])[metric].to_numpy()
+    column = column[~_missing(column)].astype(float)
+    if len(column) < 2 or not math.isclose(column.mean(), value, rel_tol=1e-4, abs_tol=1e-9):
+        return None
+    return Z95 * float(column.std(ddof=1)) / math.sqrt(len(column))
+
+
+def _missing(column: Any) -> Any:
+    import pandas as pd
+
+    return pd.isna(column)
+
+
+def _commands(run_id: str, register: str | None) -> str:
+    promote = [f"orchestrator promote {register} --to champion"] if register else []
+    return _code([f"orchestrator reproduce run {run_id}", *promote])
+
+
+def _code(lines: Sequence[str]) -> str:
+    return "\n".join(["```", *lines, "```"])
