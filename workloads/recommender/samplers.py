@@ -33,7 +33,7 @@ def sampler(params: Params, data: RecommenderData, root: Path) -> Sampler:
 
     Raises:
         workloads.data.DataError: the dataset does not tell its users' occupations, and the prior needs them.
-        ValueError: what a user truly likes is asked for, and it is not known.
+        ValueError: the truth is needed, and this dataset has none.
     """
     return _BUILD[SAMPLERS[params.sampler].build](params, data, root)
 
