@@ -1,6 +1,6 @@
 """Serve a trained recommender: user ids in, top-k items and scores out.
 
-This one file goes to the registry. It needs NumPy and pandas, and uses PyTorch where that finds a CUDA device.
+This file is exported with the model. It needs NumPy and pandas, and uses PyTorch if that has a CUDA device.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Ranker(Protocol):
 
 
 class Predictor:
-    """The k items of highest score for each user, or the most popular ones for a user the model does not know."""
+    """The k items of highest score for each user, or the most popular ones for an unknown user."""
 
     def __init__(self, weights: dict[str, NDArray[Any]], config: dict[str, Any]) -> None:
         """Take the trained tables.
 
         Args:
             weights: ``users`` (U, d) and ``items`` (I, d), float32; ``seen_indptr`` (U + 1,) and ``seen_items``:
-                what each user has interacted with; ``popularity`` (I,): interactions of each item; where the source
+                what each user has interacted with; ``popularity`` (I,): interactions of each item; if the source
                 has ids of its own, ``user_ids`` and ``item_ids``: int64, or text as UTF-8 in rows of bytes.
             config: ``dataset``, named in messages.
         """
@@ -60,7 +60,7 @@ class Predictor:
             inputs: column ``user``, ids of the dataset; an id may occur several times.
             k: length of each list; shorter where fewer candidates are left.
             exclude_seen: leave out what the user has interacted with in training and validation data.
-            unknown: ``popular`` gives a user without such data the most popular items, ``error`` refuses it.
+            unknown: ``popular`` gives users without such data the most popular items, ``error`` raises ValueError.
 
         Returns:
             Columns ``user``, ``rank`` (from 1), ``item``, ``score`` and ``fallback``: True in rows of a

@@ -50,7 +50,7 @@ def model_densities(model: Path, params: Mapping[str, Any], root: Path) -> Densi
 
     Args:
         model: the folder of an exported model.
-        params: what it was trained with.
+        params: its hyperparameters.
         root: the data root.
     """
     settings = Params(**params)

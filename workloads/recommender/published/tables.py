@@ -23,7 +23,7 @@ _PRIORS: Mapping[str, Mapping[str, Any]] = {
 _FORMS: Mapping[str, str | None] = {
     "BPRAC, mean1": None, "BPRAC, bayes": None, "BPRAC, prior alone": None, "BPRAC, SGD": "BPRAC",
 }  # fmt: skip
-"""The other forms of the credence (E-3.27), what it is without learning, and the published rates to the letter."""
+"""Rows that the tables do not have: other forms of the credence (E-3.27), the prior alone, and the published rates."""
 
 _SCRAMBLED = "row labels are scrambled in the source; the values stand by the order of the blocks"
 _LABELS = (
@@ -79,7 +79,7 @@ def _table(
     proposed: str | None = None,
     named: tuple[tuple[str, str], ...] = (),
 ) -> Table:
-    """``proposed`` is the method that the table is there for: the source compares it with each of its others."""
+    """``proposed``: the source's own method, which it compares with each of the others."""
     if proposed is not None:
         named = tuple((proposed, name) for name in rows if name != proposed and name not in (extra or {}))
     return Table(
@@ -119,7 +119,7 @@ _ALL = (
     _table(
         "4.5", "Towards the optimal sampler: a prior that knows the test part", "4.5.2.5",
         {**methods.ORACLE, **methods.ORACLE_UNINFORMED},
-        Doubt("4.5.2.5", "at .04 the best scored true negatives are shunned too; 1/I comes near the printed level"),
+        Doubt("4.5.2.5", "at .04 the best scored true negatives are avoided too; 1/I comes near the printed level"),
         extra=_of(methods.ORACLE_UNINFORMED), reads_test=True,
     ),
     _table(
