@@ -72,7 +72,8 @@ class Calibrator:
         data = self.data
         runtime = self.runtime
         if runtime.holdout:
-            relevant, excluded = data.validation, data.train
+            relevant = data.validation
+            excluded = data.train
         else:
             nothing = History(np.empty((0, 2), np.int32), data.n_users, runtime.device)
             relevant = data.train

@@ -118,7 +118,8 @@ def credence(scores: torch.Tensor, prior: torch.Tensor, distribution: ScoreDistr
     """
     if mode == "prior":
         return torch.sigmoid(prior.to(scores))
-    logs, prior = distribution.log_probabilities(scores.detach()), prior.to(scores)
+    logs = distribution.log_probabilities(scores.detach())
+    prior = prior.to(scores)
     if mode == "bayes":  # F p / (F p + (1 - F)(1 - p))
         return torch.sigmoid(logs.log_below - logs.log_above + prior)
     log_credence = log_order_statistic(logs, 2, 2) + torch.nn.functional.logsigmoid(prior)

@@ -49,7 +49,7 @@ class History:
 class RecommenderData:
     """One dataset, split and device.
 
-    ``train``: training interactions. ``known``: train and validation. ``pairs`` (2, n): user and item nodes of the
+    ``train``: training interactions. ``seen``: train and validation. ``pairs`` (2, n): user and item nodes of the
     interactions whose user has an unobserved item. ``truth`` (U, I), on the host: what users truly like, for generated
     data. ``wrong`` (n,): which of ``pairs`` are false, by that truth or as injected noise; None if unknown.
     ``user_ids`` and ``item_ids``: ids of the source, if any.
@@ -59,7 +59,7 @@ class RecommenderData:
     n_items: int
     train: History
     validation: History
-    known: History
+    seen: History
     test: History
     unobserved: Unobserved
     pairs: torch.Tensor
@@ -103,8 +103,8 @@ class RecommenderData:
         """The items of neither training nor validation, for each user."""
         if not len(self.validation.items):
             return self.unobserved
-        indptr = torch.from_numpy(self.known.indptr).to(self.pairs.device)
-        return Unobserved(indptr, self.known.items, self.n_items)
+        indptr = torch.from_numpy(self.seen.indptr).to(self.pairs.device)
+        return Unobserved(indptr, self.seen.items, self.n_items)
 
     @property
     def density(self) -> float:
@@ -120,7 +120,7 @@ class RecommenderData:
         return PairSet(users, items, self.n_users, self.n_items)
 
     def liked(self, truth: str) -> PairSet:
-        """What users like besides their training items, by ``validation``, ``test`` or the ``planted`` truth.
+        """Items that users like besides their training items, by ``validation``, ``test`` or the ``planted`` truth.
 
         Raises:
             ValueError: ``planted`` for data that is not generated.
@@ -142,7 +142,7 @@ def prepare(data: Interactions, split_seed: int, holdout: bool, device: torch.de
     held = np.zeros(len(data.train), np.bool_)
     if holdout:
         held = hold_out(data.train, data.n_users, VALIDATION_FRACTION, split_seed)
-    train, validation, known, test = (
+    train, validation, seen, test = (
         History(pairs, data.n_users, device) for pairs in (data.train[~held], data.train[held], data.train, data.test)
     )
     indptr = torch.from_numpy(train.indptr).to(device)
@@ -158,7 +158,7 @@ def prepare(data: Interactions, split_seed: int, holdout: bool, device: torch.de
         data.n_items,
         train,
         validation,
-        known,
+        seen,
         test,
         unobserved,
         pairs,

@@ -1,4 +1,4 @@
-"""The scores of a batch, and the losses whose call is more than a call of their formula."""
+"""The scores of a batch, and the losses that need more than a call of their formula."""
 
 from __future__ import annotations
 
@@ -34,28 +34,29 @@ class Scores(NamedTuple):
 def dcl_loss(
     positive: torch.Tensor,
     negatives: torch.Tensor,
-    known: torch.Tensor,
+    observed: torch.Tensor,
     *,
     positives: int,
     temperature: float,
     tau: float,
 ) -> torch.Tensor:
-    """DCL with the first ``positives`` of the ``known`` positives (B, 1 + M), the positive itself included (E-DCL)."""
-    return contrastive.dcl_loss(positive, negatives, known[:, :positives], temperature=temperature, tau=tau)
+    """DCL with the first ``positives`` of the ``observed`` ones (B, 1 + M), including the positive itself (E-DCL)."""
+    return contrastive.dcl_loss(positive, negatives, observed[:, :positives], temperature=temperature, tau=tau)
 
 
 def hcl_loss(
     positive: torch.Tensor,
     negatives: torch.Tensor,
-    known: torch.Tensor,
+    observed: torch.Tensor,
     *,
     positives: int,
     temperature: float,
     tau: float,
     beta: float,
 ) -> torch.Tensor:
-    """HCL with the first ``positives`` of the ``known`` positives (B, 1 + M), the positive itself included (E-DCL)."""
-    return contrastive.hcl_loss(positive, negatives, known[:, :positives], temperature=temperature, tau=tau, beta=beta)
+    """HCL with the first ``positives`` of the ``observed`` ones (B, 1 + M), including the positive itself (E-DCL)."""
+    chosen = observed[:, :positives]
+    return contrastive.hcl_loss(positive, negatives, chosen, temperature=temperature, tau=tau, beta=beta)
 
 
 def mpr_loss(positive: torch.Tensor, extra: torch.Tensor, negatives: torch.Tensor, *, lam: float) -> torch.Tensor:
@@ -73,7 +74,7 @@ def truncated_loss(
 
 
 def loss_settings(params: Params, density: float) -> Mapping[str, Any]:
-    """The parameters that the formula takes; ``alpha`` may still be "auc" or "auc_literal".
+    """The parameters of the loss's formula; ``alpha`` may still be "auc" or "auc_literal".
 
     Args:
         density: of the training interactions, for ``tau=density``.

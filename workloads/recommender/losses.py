@@ -38,7 +38,7 @@ class RecommenderLoss(Loss):
 
 
 def _sampled(count: int) -> Computed:
-    """The default of ``negatives``: ``count``, or None where the batch's items are the negatives."""
+    """The default of ``negatives``: ``count``, or None if the batch's items are the negatives."""
     return Computed(str(count), lambda values: None if values.get("sampler") == "in_batch" else count)
 
 
@@ -220,7 +220,7 @@ def _unknown_truth(values: Mapping[str, Any]) -> str | None:
         )
     if values["truth"] == "planted" and values["dataset"] != PLANTED:
         return (
-            f"truth=planted is known of dataset={PLANTED} alone, not of dataset={values['dataset']}. "
+            f"truth=planted exists for dataset={PLANTED} alone, not for dataset={values['dataset']}. "
             f"Set {seen if oracle else 'truth=validation or truth=test'}"
         )
     return None

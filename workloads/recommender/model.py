@@ -18,7 +18,7 @@ from workloads.scores import dots, node_scores
 from workloads.seeding import generator
 
 Choose: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""From the final embeddings (N, d), without gradient, and drawn nodes to the nodes of a step."""
+"""Function from the final embeddings (N, d), without gradient, and drawn nodes to the nodes of a step."""
 
 
 class MatrixFactorisation(nn.Module):
@@ -44,13 +44,12 @@ class MatrixFactorisation(nn.Module):
 
         Args:
             nodes: (1 + n, B), node numbers.
-            choose: a sampler's choice among the nodes; it sees the embeddings that the scores come from.
-            of_item: how many rows from ``nodes[2]`` on are not items but other users, scored with item ``nodes[1]``.
-            shared: further items (m,), as nodes, that every user is scored with, and which of these scores (m, B) are
-                none: they are -inf.
+            choose: chooses among the drawn nodes by the embeddings that the scores are computed from.
+            of_item: number of rows from ``nodes[2]`` on that are other users, scored with item ``nodes[1]``.
+            shared: further items (m,), as nodes, scored with every user, and a mask (m, B) of scores to set to -inf.
 
         Returns:
-            Scores (n, B), with ``shared`` (n + m, B), and the nodes (1 + n, B) that the first n are of.
+            Scores (n, B), with ``shared`` (n + m, B), and the nodes (1 + n, B) of the first n scores.
         """
         table = self.embeddings()
         if shared is not None:
@@ -62,7 +61,8 @@ class MatrixFactorisation(nn.Module):
         if not of_item:
             return node_scores(table, nodes), nodes
         rows = table.index_select(0, nodes.flatten()).view(*nodes.shape, table.shape[1])
-        users, others = dots(torch.cat([rows[:2], rows[2 + of_item :]])), dots(rows[1 : 2 + of_item])
+        users = dots(torch.cat([rows[:2], rows[2 + of_item :]]))
+        others = dots(rows[1 : 2 + of_item])
         return torch.cat([users[:1], others, users[1:]]), nodes
 
 
@@ -94,7 +94,7 @@ class Graph:
 
     def __matmul__(self, x: torch.Tensor) -> torch.Tensor:
         """(N, N) @ (N, d). An isolated node gets a zero row."""
-        # The weighted bag sum is a CSR product, on CPU twice as fast as that of torch.sparse (measured).
+        # The weighted bag sum is a CSR product, on a CPU twice as fast as that of torch.sparse (measured).
         return functional.embedding_bag(
             self.indices,
             x,
@@ -107,10 +107,12 @@ class Graph:
 
 def normalised_graph(users: torch.Tensor, items: torch.Tensor, n_nodes: int) -> Graph:
     """The graph of the given edges between user nodes and item nodes, (n,) each, every edge once."""
-    rows, columns = torch.cat([users, items]), torch.cat([items, users])
+    rows = torch.cat([users, items])
+    columns = torch.cat([items, users])
     degrees = torch.bincount(rows, minlength=n_nodes)
     order = torch.argsort(rows * n_nodes + columns)
-    rows, columns = rows[order], columns[order]
+    rows = rows[order]
+    columns = columns[order]
     indptr = functional.pad(degrees.cumsum(0), (1, 0))
     weights = (degrees[rows] * degrees[columns]).float().rsqrt()
     return Graph(indptr.int(), columns.int(), weights)
@@ -124,7 +126,9 @@ class LightGCN(MatrixFactorisation):
 
     def __init__(self, initial: torch.Tensor, graph: Graph, layers: int, dtype: torch.dtype = torch.float32) -> None:
         super().__init__(initial)
-        self.graph, self.layers, self.dtype = graph, layers, dtype
+        self.graph = graph
+        self.layers = layers
+        self.dtype = dtype
 
     def embeddings(self) -> torch.Tensor:
         propagated: torch.Tensor = _Propagate.apply(self.embedding, self.graph, self.layers, self.dtype)
@@ -133,7 +137,8 @@ class LightGCN(MatrixFactorisation):
 
 def propagate(x: torch.Tensor, graph: Graph, layers: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Mean of layers 0..L of ``x`` (N, d), float32; the products of the layers are of ``dtype``."""
-    total, layer = x.clone(), x.to(dtype)
+    total = x.clone()
+    layer = x.to(dtype)
     for _ in range(layers):
         layer = graph @ layer
         total += layer
@@ -145,7 +150,9 @@ class _Propagate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, graph: Graph, layers: int, dtype: torch.dtype) -> torch.Tensor:
-        ctx.graph, ctx.layers, ctx.dtype = graph, layers, dtype
+        ctx.graph = graph
+        ctx.layers = layers
+        ctx.dtype = dtype
         return propagate(x, graph, layers, dtype)
 
     @staticmethod

@@ -26,19 +26,19 @@ from workloads.recommender.sgd import BatchedSGD, SequentialSGD
 from workloads.schedule import steps_per_pass
 
 VARYING_PARAMS = {"lr", "lr_decay", "lr_decay_every", "weight_decay"}
-"""The parameters in which members may differ; so may their seeds."""
+"""Parameters that may differ between members, as may their seeds."""
 
 _GATHERED = {"cpu": 2**19}
-"""Embedding entries that one gather of a step reads at most (users, items or negatives): what a CPU's caches hold."""
+"""Most embedding entries that a gather of a step (users, items or negatives) reads: what fits a CPU's caches."""
 
 _OVERHEAD = 2**14
-"""Embedding entries of such a gather up to which overhead is most of a CPU's step."""
+"""Up to this many entries in such a gather, a CPU's step is mostly overhead."""
 
 _VECTOR = 64
-"""A multiple of what any CPU's vector loop takes at once."""
+"""A multiple of the number of floats in any CPU's vector register."""
 
 _FUSED = {"cpu"}
-"""Devices on which a member's own fused optimiser step is cheaper than its share of one for all."""
+"""Devices on which a fused optimiser step for each member is cheaper than one step for all."""
 
 
 class Member(Protocol):
@@ -62,15 +62,15 @@ class Member(Protocol):
 def shape(params: Params, runtime: Runtime, data: RecommenderData) -> Hashable | None:
     """A key that is equal for trials that can share a pack; None for those that cannot be packed.
 
-    These are LightGCN, sequential SGD, losses of several negatives or weights, samplers that look at the model,
-    measures of quality, several workers, micro-batches and virtual epochs.
+    Not packed: LightGCN, SGD, losses of several negatives or with weights, samplers that use the model, measures of
+    quality, several workers, micro-batches and virtual epochs.
     """
-    if not _can(params) or runtime.world_size > 1 or runtime.accumulate > 1 or runtime.steps_per_epoch:
+    if not _packable(params) or runtime.world_size > 1 or runtime.accumulate > 1 or runtime.steps_per_epoch:
         return None
     return (*params.model_dump(exclude=VARYING_PARAMS).items(), id(data))
 
 
-def _can(params: Params) -> bool:
+def _packable(params: Params) -> bool:
     static = params.sampler in ("uniform", "popularity")
     return (
         params.backbone == "mf"
@@ -84,10 +84,10 @@ def _can(params: Params) -> bool:
 def size(params: Params, device: torch.device) -> int:
     """The worthwhile number of members, as measured by benchmarks/packing.py.
 
-    On a CPU core a step with little to compute is mostly overhead, which members share; a larger one is bound by
-    memory, which they do not. A GPU idles between the launches of a trial of any size; there tables bound the number.
+    On a CPU core small steps are mostly overhead, which members share; larger ones are bound by memory, which is not
+    shared. A GPU idles between the launches of a single trial of any size; its limit is the size of the tables.
     """
-    if not _can(params):
+    if not _packable(params):
         return 1
     if device.type == "cpu":
         return 8 if params.batch_size * params.dim <= _OVERHEAD else 1
@@ -95,7 +95,7 @@ def size(params: Params, device: torch.device) -> int:
 
 
 class RecommenderPack:
-    """The members' tables and moments, stacked; the members' own tensors are its rows."""
+    """The members' tables and moments, stacked; the members' own tensors become rows of the stack."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.members = members
@@ -107,7 +107,7 @@ class RecommenderPack:
             adam.exp_avg, adam.exp_avg_sq, adam.step = moments
 
     def train_epoch(self, epochs: Sequence[int]) -> list[Metrics]:
-        """One pass for each member, as many members to a step as the device has caches for."""
+        """One pass for each member; a step takes as many members as fit the device's caches."""
         first = self.members[0]
         gathered = first.params.batch_size * first.params.dim
         limit = _GATHERED.get(first.runtime.device.type)
@@ -118,9 +118,12 @@ class RecommenderPack:
         return metrics
 
     def _train(self, part: slice, epochs: Sequence[int]) -> list[Metrics]:
-        members, stack = self.members[part], [tensor[part] for tensor in self._stack]
-        data, params = members[0].data, members[0].params
-        loss, settings = LOSSES[params.loss], members[0].settings
+        members = self.members[part]
+        stack = [tensor[part] for tensor in self._stack]
+        data = members[0].data
+        params = members[0].params
+        settings = members[0].settings
+        loss = LOSSES[params.loss]
 
         def loss_of(positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
             scores = Scores(positive, positive.new_empty(len(positive), 0), negative.unsqueeze(1), 0)
@@ -141,8 +144,9 @@ class RecommenderPack:
             total += losses.detach().view(len(members), size).sum(1)
             if data.planted is not None:
                 liked += data.planted.contains(nodes[0], nodes[2] - data.n_users).sum(1)
-            gradient, table.embedding.grad = table.embedding.grad, None
+            gradient = table.embedding.grad
             assert gradient is not None
+            table.embedding.grad = None
             update(gradient.view_as(stack[0]))
         n = data.pairs.shape[1]
         fpr = {} if data.wrong is None else {"fpr": wrong_share(data.wrong).item()}
@@ -161,7 +165,7 @@ class RecommenderPack:
 
 
 def _adam(member: Member) -> Adam:
-    assert isinstance(member.optimizer, Adam)  # else it has no shape to be packed by
+    assert isinstance(member.optimizer, Adam)  # checked by shape()
     return member.optimizer
 
 
@@ -173,8 +177,8 @@ def _each(
 ) -> torch.Tensor:
     """The losses of all members, (K·B,), from the scores of batches of ``size``.
 
-    What a vector register of a CPU has no room for at the end of a batch is computed by another routine, whose last
-    digit differs. Side by side, another member's batch ends there: such batches are computed apart.
+    A CPU computes the remainder of a batch that does not fill a vector register by another routine, whose last digit
+    differs. In concatenated batches the remainder would fall elsewhere, so such batches are computed one by one.
     """
     if positive.device.type != "cpu" or size % _VECTOR == 0:
         return loss_of(positive, negative)
@@ -184,9 +188,9 @@ def _each(
 def _optimizer(
     members: Sequence[Member], stack: Sequence[torch.Tensor], epochs: Sequence[int]
 ) -> Callable[[torch.Tensor], None]:
-    """A step of Adam along stacked gradients, for the epoch.
+    """Build the epoch's Adam step, a function of stacked gradients.
 
-    On a CPU the members' own fused steps, each on what a cache holds; elsewhere one for all.
+    On a CPU each member takes its own fused step, whose tensors fit a cache; elsewhere one step serves all.
     """
     lr = [member.learning_rate(epoch) for member, epoch in zip(members, epochs)]
     if stack[0].device.type not in _FUSED:
@@ -194,9 +198,9 @@ def _optimizer(
         steps = steps_per_pass(members[0].data.pairs.shape[1], members[0].params.batch_size)
         return StackedAdam(stack, lr, decay, steps).update
 
-    def apart(gradients: torch.Tensor) -> None:
+    def update_each(gradients: torch.Tensor) -> None:
         for adam, rate, gradient in zip(map(_adam, members), lr, gradients):
             adam.parameter.grad = gradient
             adam.update(rate)
 
-    return apart
+    return update_each

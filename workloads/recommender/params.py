@@ -157,7 +157,7 @@ class Params(WorkloadParams):
         "(6.25, E-6.B); exponent of denoise_reweighted's weights.",
     )
     group: int | None = Field(
-        None, ge=1, le=1024, description="|G| of gbpr, users who share the item, the user included (3)."
+        None, ge=1, le=1024, description="|G| of gbpr, users who share the item, including the user (3)."
     )
     rho: float | None = Field(None, ge=0, le=1, description="ρ of gbpr, weight of the group (paper: .2 to 1).")
     lam: float | None = Field(None, ge=0, le=1, description="λ of mpr, weight of its first order relation.")
@@ -171,13 +171,13 @@ class Params(WorkloadParams):
         None,
         gt=0,
         le=1e4,
-        description="Loss in nats above which an interaction counts nothing with denoise_truncated_bpr; BPR starts at "
+        description="Loss in nats above which denoise_truncated_bpr drops an interaction; BPR starts at "
         "ln 2 = .69 (thesis 3.5.1 gives no value).",
     )
     credence: Literal["mean1", "thesis", "bayes", "prior"] | None = Field(
         None,
         description="Form of bprac's credence: (3.27) over its mean, as printed, the posterior (E-3.27), or the prior "
-        "(3.28) alone, which does not look at the model.",
+        "(3.28) alone, which does not use the model.",
     )
     prior_var: float | Literal["fitted"] | None = Field(
         None,
@@ -190,7 +190,7 @@ class Params(WorkloadParams):
         ge=1,
         le=2**20,
         description="|M_u|, unobserved items that dns and bns choose among (thesis 4.5.2.3: 1 to 15, best 5; table "
-        "4.5: all); what srns renews its memory from.",
+        "4.5: all); for srns, those that renew its memory.",
     )
     bns_lambda: float | Literal["warm"] | None = Field(
         None, description="λ of (4.30) (thesis 4.5.2.3: .1 to 15, best 5); warm: max(10 - 0.1 epoch, 2), BNS-1."
@@ -198,7 +198,7 @@ class Params(WorkloadParams):
     bns_prior: Literal["popularity", "users", "uninformative", "occupation", "label"] | None = Field(
         None,
         description="P_fn: popularity over all interactions (4.16), over the users (E-4.16), 1 / I (BNS-3), by "
-        "occupation (BNS-4); of bns_oracle for what is not liked, with label the .04 of 4.5.2.5.",
+        "occupation (BNS-4); for bns_oracle, of items that are not liked; label: the .04 of 4.5.2.5.",
     )
     bns_uniform_epochs: int | None = Field(
         None, ge=0, description="Epochs of uniform sampling before bns (BNS-2: some; otherwise 0)."
@@ -228,12 +228,12 @@ class Params(WorkloadParams):
     truth: Literal["validation", "test", "planted"] | None = Field(
         None,
         description="Identifies false negatives for quality and bns_oracle: the test part as in the thesis (4.5.1.3), "
-        "which training then has seen, what was planted in generated data, or, for quality, the validation part.",
+        "which training then has seen, the planted truth of generated data, or, for quality, the validation part.",
     )
 
     @model_validator(mode="after")
     def _no_idle_parameter(self) -> Self:
-        """Refuse a value that nothing would read, or that its loss has no use for."""
+        """Reject parameters without effect and combinations that are not supported."""
         fields = type(self).model_fields
         if self.backbone == "mf" and self.layers != fields["layers"].default:
             raise ValueError(
@@ -249,7 +249,7 @@ class Params(WorkloadParams):
                 f"batch_size={self.batch_size} has no effect with optimizer=sgd. Drop batch_size, or set optimizer=adam"
             )
         if self.optimizer == "sgd" and (unable := not_compiled(self.model_dump())):
-            raise ValueError(f"optimizer=sgd does not know {unable}. Set optimizer=adam")
+            raise ValueError(f"optimizer=sgd does not support {unable}. Set optimizer=adam")
         values = self.model_dump()
         bounds = {**LOSSES[self.loss].bounds, **SAMPLERS[self.sampler].bounds}
         if message := combination_error(values):
@@ -264,7 +264,7 @@ class Params(WorkloadParams):
         return self
 
     def check_data(self, root: Path, holdout: bool = True) -> None:
-        """Refuse a dataset without the data that the sampler's prior needs.
+        """Check that the dataset has the data that the sampler's prior needs.
 
         Raises:
             workloads.data.DataError: the dataset has no occupations of its users, or their file is damaged.

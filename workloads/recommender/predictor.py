@@ -1,6 +1,6 @@
 """Serve a trained recommender: user ids in, top-k items and scores out.
 
-This one file goes to the registry. It needs NumPy and pandas, and uses PyTorch where that finds a CUDA device.
+This file is exported with the model. It needs NumPy and pandas, and uses PyTorch if that has a CUDA device.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Ranker(Protocol):
 
 
 class Predictor:
-    """The k items of highest score for each user, or the most popular ones for a user the model does not know."""
+    """The k items of highest score for each user, or the most popular ones for an unknown user."""
 
     def __init__(self, weights: dict[str, NDArray[Any]], config: dict[str, Any]) -> None:
         """Take the trained tables.
 
         Args:
             weights: ``users`` (U, d) and ``items`` (I, d), float32; ``seen_indptr`` (U + 1,) and ``seen_items``:
-                what each user has interacted with; ``popularity`` (I,): interactions of each item; where the source
+                what each user has interacted with; ``popularity`` (I,): interactions of each item; if the source
                 has ids of its own, ``user_ids`` and ``item_ids``: int64, or text as UTF-8 in rows of bytes.
             config: ``dataset``, named in messages.
         """
@@ -60,7 +60,7 @@ class Predictor:
             inputs: column ``user``, ids of the dataset; an id may occur several times.
             k: length of each list; shorter where fewer candidates are left.
             exclude_seen: leave out what the user has interacted with in training and validation data.
-            unknown: ``popular`` gives a user without such data the most popular items, ``error`` refuses it.
+            unknown: ``popular`` gives users without such data the most popular items, ``error`` raises ValueError.
 
         Returns:
             Columns ``user``, ``rank`` (from 1), ``item``, ``score`` and ``fallback``: True in rows of a
@@ -75,16 +75,16 @@ class Predictor:
             raise ValueError(f"unknown must be one of {', '.join(_UNKNOWN)}, got {unknown!r}")
         named = self.user_names.column(inputs)
         users = self.user_names.numbers(named)
-        known = self._known(users)
-        if unknown == "error" and not known.all():
-            raise ValueError(self._unknown_users(np.unique(named[~known])))
+        trained = self._has_history(users)
+        if unknown == "error" and not trained.all():
+            raise ValueError(self._unknown_users(np.unique(named[~trained])))
         k = min(k, self.n_items)
         items = np.broadcast_to(self.popular[:k], (len(users), k)).copy()
         scores = np.broadcast_to(self.popular_share[:k], (len(users), k)).copy()
         lengths = np.full(len(users), k)
-        places = np.flatnonzero(known)
+        positions = np.flatnonzero(trained)
         step = max(1, _SCORES // self.n_items)
-        for part in (places[first : first + step] for first in range(0, len(places), step)):
+        for part in (positions[first : first + step] for first in range(0, len(positions), step)):
             rows, seen = self._seen(users[part]) if exclude_seen else (np.empty(0, np.int64),) * 2
             items[part], scores[part] = self.ranker.top(users[part], rows, seen, k)
             lengths[part] = np.minimum(k, self.n_items - np.bincount(rows, minlength=len(part)))
@@ -95,15 +95,16 @@ class Predictor:
                 "rank": np.broadcast_to(np.arange(1, k + 1), filled.shape)[filled],
                 "item": self.item_names.of(items[filled]),
                 "score": scores[filled],
-                "fallback": np.repeat(~known, lengths),
+                "fallback": np.repeat(~trained, lengths),
             }
         )
 
-    def _known(self, users: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _has_history(self, users: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether each user has interactions in training or validation data."""
         inside = (users >= 0) & (users < len(self.indptr) - 1)
         row = np.where(inside, users, 0)
-        known: NDArray[np.bool_] = inside & (self.indptr[row + 1] > self.indptr[row])
-        return known
+        has: NDArray[np.bool_] = inside & (self.indptr[row + 1] > self.indptr[row])
+        return has
 
     def _seen(self, users: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """What the users have seen, as pairs (row of ``users``, item)."""
@@ -130,7 +131,7 @@ class Names:
         self.order = None if self.ids is None else np.argsort(self.ids, kind="stable")
 
     def column(self, inputs: pd.DataFrame) -> NDArray[Any]:
-        """The input's users as the source names them. Raises ValueError for what can be no id."""
+        """The input's users as the source names them. Raises ValueError for values that cannot be ids."""
         if "user" not in inputs.columns:
             raise ValueError(f"the input needs a column 'user' with user ids, got {list(inputs.columns)}")
         values = inputs["user"].to_numpy()
@@ -139,7 +140,7 @@ class Names:
         return _integers(values)
 
     def numbers(self, ids: NDArray[Any]) -> NDArray[np.int64]:
-        """The number of each id; -1 for one that is not known."""
+        """The number of each id; -1 for an unknown id."""
         if self.ids is None or self.order is None:
             return ids
         position = np.searchsorted(self.ids, ids, sorter=self.order).clip(max=len(self.ids) - 1)
@@ -172,7 +173,8 @@ class NumpyRanker:
     """Ranks on the CPU."""
 
     def __init__(self, users: NDArray[np.float32], items: NDArray[np.float32]) -> None:
-        self.users, self.items = users, items
+        self.users = users
+        self.items = items
 
     def top(
         self, users: NDArray[np.int64], rows: NDArray[np.int64], items: NDArray[np.int64], k: int

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 REACH = 20
-"""Standard deviations at which the table ends; a score beyond counts as one there."""
+"""Standard deviations at which the table ends; scores beyond are clamped to it."""
 
 _CELLS = 2**16
 _TINY = 1e-150  # its square is a normal number
@@ -37,10 +37,14 @@ def _log_bessel(z: torch.Tensor, dim: int) -> torch.Tensor:
     """
     value: torch.Tensor
     if dim % 2:
-        order, k0 = 0.0, torch.special.scaled_modified_bessel_k0(z)
-        value, q = k0.log() - z, z / 2 * torch.special.scaled_modified_bessel_k1(z) / k0
+        order = 0.0
+        k0 = torch.special.scaled_modified_bessel_k0(z)
+        value = k0.log() - z
+        q = z / 2 * torch.special.scaled_modified_bessel_k1(z) / k0
     else:
-        order, value, q = 0.5, math.log(math.pi) / 2 - math.log(2) - z, (z + 1) / 2
+        order = 0.5
+        value = math.log(math.pi) / 2 - math.log(2) - z
+        q = (z + 1) / 2
     square = z * z / 4
     while order < (dim - 1) / 2:
         value = value + q.log()
@@ -70,7 +74,7 @@ def table(dim: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
 
 
 def look_up(x: torch.Tensor, dim: int, variance: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """ln f(x) and ln F(-\\|x\\|), each like ``x``: one gather and an interpolation, in float64 right to about 1e-8."""
+    """ln f(x) and ln F(-\\|x\\|), each like ``x``: a gather and an interpolation, accurate to about 1e-8 in float64."""
     rows = table(dim, x.device, x.dtype)
     position = (x.abs() / (REACH * math.sqrt(dim) * variance)).clamp_max(1).sqrt() * _CELLS
     cell = position.long().clamp(0, _CELLS - 1)

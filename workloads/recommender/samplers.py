@@ -1,4 +1,4 @@
-"""The samplers by name: what each of them is built from."""
+"""Builders of the samplers, by name."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from workloads.sampling.srns import SRNS
 
 
 def sampler(params: Params, data: RecommenderData, root: Path) -> Sampler:
-    """The sampler that the parameters name, for their dataset, whose files are under ``root``.
+    """Build the sampler of the parameters for their dataset, whose files are under ``root``.
 
     Raises:
-        workloads.data.DataError: the dataset does not tell its users' occupations, and the prior needs them.
-        ValueError: what a user truly likes is asked for, and it is not known.
+        workloads.data.DataError: the prior needs the users' occupations, and the dataset has none.
+        ValueError: the truth is needed, and this dataset has none.
     """
     return _BUILD[SAMPLERS[params.sampler].build](params, data, root)
 
@@ -90,10 +90,10 @@ def _table_prior(params: Params, data: RecommenderData, root: Path) -> Prior:
 
 
 def prior_table(params: Params, data: RecommenderData, root: Path) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """P_fn of ``bns_prior`` for each group of users, (G, I), and the group of each user, (U,), where there are several.
+    """P_fn of ``bns_prior`` for each group of users, (G, I), and each user's group, (U,), or None for one group.
 
     Raises:
-        workloads.data.DataError: the dataset does not tell its users' occupations, and the prior needs them.
+        workloads.data.DataError: the prior needs the users' occupations, and the dataset has none.
     """
     popularity = data.popularity.float().unsqueeze(0)
     if params.bns_prior == "users":

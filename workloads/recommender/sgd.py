@@ -1,4 +1,4 @@
-"""Plain SGD behind the workload: in batches, and one triple at a time in the form that the compiled loop takes."""
+"""Plain SGD: in batches, and one triple at a time by the compiled loop of ``sequential/``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from workloads.recommender.sequential.mf import Lists, SequentialMF
 
 _OWN = ("candidates", "aobpr_lambda", "bns_uniform_epochs", "beta", "rho", "group", "lam", "threshold")
-"""Parameters that the loop knows by the same name."""
+"""Parameters with the same name in the loop's settings."""
 
 INITIAL = 0.1
 """Standard deviation of the initial tables, the root of the thesis' regularisation constant."""
@@ -30,13 +30,14 @@ INITIAL = 0.1
 class BatchedSGD:
     """Θ ← Θ - α Σ c (∂loss/∂Θ + reg Θ) over the triples of a batch, thesis (3.31) and (3.32), on any device.
 
-    A sum, not a mean: with small batches ``lr`` and ``reg`` are those of one triple after the other, but for the
-    triples of a batch, which do not see each other's steps. A triple decays the rows that it touches.
+    A sum, not a mean: with small batches ``lr`` and ``reg`` have the same effect as in sequential SGD, except that the
+    triples of a batch share the old tables. A triple decays only its own rows.
     """
 
     def __init__(self, parameter: torch.Tensor, reg: float) -> None:
         """``parameter``: Θ, the table of all nodes (N, d). ``reg``: at least 0."""
-        self.parameter, self.reg = parameter, reg
+        self.parameter = parameter
+        self.reg = reg
 
     def penalty(self, nodes: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
         """reg / 2 Σ c |Θ_n|², a scalar, of nodes (n, b), with the credence (b,) of their interactions or None for 1."""
@@ -45,23 +46,23 @@ class BatchedSGD:
 
     @torch.no_grad()
     def update(self, lr: float) -> None:
-        """One step along the parameter's gradient, which is dropped."""
+        """Take one step with the parameter's gradient, and clear it."""
         assert self.parameter.grad is not None
         self.parameter.sub_(self.parameter.grad, alpha=lr)
         self.parameter.grad = None
 
 
 class SequentialSGD:
-    """Plain SGD on a CPU, one triple at a time, by a compiled loop that is built at the first epoch.
+    """Plain SGD on a CPU, one triple at a time, by a loop that is compiled at the first epoch.
 
-    A model that is only evaluated needs no compiler.
+    Evaluation alone compiles nothing.
     """
 
     def __init__(self, params: Params, runtime: Runtime, data: RecommenderData, table: torch.Tensor) -> None:
-        """``table``: of all nodes (N, d), which the loop writes to.
+        """``table``: embeddings of all nodes (N, d), updated in place.
 
         Raises:
-            ValueError: several workers, micro-batches, virtual epochs, a device that is no CPU, or no compiler.
+            ValueError: several workers, micro-batches, virtual epochs, a device other than a CPU, or numba is missing.
         """
         if find_spec("numba") is None:
             raise ValueError("optimizer=sgd needs numba, which is not installed. Install numba, or set optimizer=adam")
@@ -75,10 +76,13 @@ class SequentialSGD:
                 "optimizer=sgd takes one triple at a time, in whole passes: use one worker, "
                 "accumulate=1 and no steps_per_epoch, or set optimizer=adam"
             )
-        self.params, self.runtime, self.data, self.table = params, runtime, data, table
+        self.params = params
+        self.runtime = runtime
+        self.data = data
+        self.table = table
 
     def train_epoch(self, epoch: int, lr: float, weights: torch.Tensor | None) -> dict[str, float]:
-        """One pass over the interactions, whose ``weights`` are those of the data's pairs or None for ones."""
+        """Train for a pass; ``weights`` of the data's pairs (n,), or None for ones."""
         lam = self.params.bns_lambda
         return self._loop.train_epoch(
             epoch,
@@ -91,7 +95,8 @@ class SequentialSGD:
     def _loop(self) -> SequentialMF:
         from workloads.recommender.sequential.mf import SequentialMF, Settings
 
-        params, data = self.params, self.data
+        params = self.params
+        data = self.data
         own: dict[str, Any] = {name: getattr(params, name) for name in _OWN if getattr(params, name) is not None}
         settings = Settings(
             loss="bpr" if params.loss == "bprac" else params.loss,  # type: ignore[arg-type]  # checked by Params
@@ -101,7 +106,8 @@ class SequentialSGD:
             **own,
         )
         users, items = torch.split(self.table, [data.n_users, data.n_items])
-        prior, groups = None, None
+        prior = None
+        groups = None
         if params.bns_prior not in (None, "label"):
             prior, groups = prior_table(params, data, self.runtime.data)
         return SequentialMF(
@@ -118,8 +124,9 @@ class SequentialSGD:
         )
 
     def _truth(self) -> Lists | None:
-        """The lists of what users like beyond training, where the sampler or a measure asks for them."""
-        data, truth = self.data, self.params.truth
+        """Items that users like besides training items; None if neither the sampler nor a measure needs them."""
+        data = self.data
+        truth = self.params.truth
         if truth is None or not (self.params.sampler == "bns_oracle" or can_measure_quality(self.params, self.runtime)):
             return None
         if truth == "planted":
@@ -130,7 +137,7 @@ class SequentialSGD:
 
 
 def _of_all(data: RecommenderData, weights: torch.Tensor) -> torch.Tensor:
-    """Weights of all training interactions from those that a negative exists for."""
+    """Expand weights of the data's pairs to all training interactions; 0 for users without a negative."""
     full = weights.new_zeros(len(data.train.items))
     full[data.unobserved.counts[data.train.users] > 0] = weights
     return full

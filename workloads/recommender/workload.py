@@ -173,7 +173,7 @@ class Recommender:
     def ranking_targets(self, split: Split) -> tuple[History, History]:
         """The relevant items and the items excluded from the candidates."""
         if split == "test":
-            return self.data.test, self.data.known
+            return self.data.test, self.data.seen
         check_split(split, self.runtime)
         return self.data.validation, self.data.train
 
@@ -216,16 +216,16 @@ class Recommender:
         weights = {
             "users": users,
             "items": items,
-            "seen_indptr": torch.from_numpy(data.known.indptr),
-            "seen_items": data.known.items.int(),
-            "popularity": torch.bincount(data.known.items, minlength=data.n_items),
+            "seen_indptr": torch.from_numpy(data.seen.indptr),
+            "seen_items": data.seen.items.int(),
+            "popularity": torch.bincount(data.seen.items, minlength=data.n_items),
             **{name: _plain(ids) for name in ("user_ids", "item_ids") if (ids := getattr(data, name)) is not None},
         }
         return Servable(
             predictor=Path(__file__).with_name("predictor.py"),
             weights=weights,
             config={"dataset": self.params.dataset, "backbone": self.params.backbone},
-            example={"user": _names(np.flatnonzero(data.known.counts)[:3], data.user_ids)},
+            example={"user": _names(np.flatnonzero(data.seen.counts)[:3], data.user_ids)},
             params={"k": 20, "exclude_seen": True, "unknown": "popular"},
             requirements=("numpy", "pandas"),
         )

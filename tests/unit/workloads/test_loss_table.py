@@ -62,7 +62,7 @@ def test_a_row_that_is_added_has_defaults_and_errors() -> None:
         Params(loss="bpr", threshold=2)
     with pytest.raises(ValidationError, match="sampler=in_batch does not go with loss=added"):
         Params(loss="added", sampler="in_batch")
-    with pytest.raises(ValidationError, match="optimizer=sgd does not know loss=added"):
+    with pytest.raises(ValidationError, match="optimizer=sgd does not support loss=added"):
         Params(loss="added", optimizer="sgd")
 
 

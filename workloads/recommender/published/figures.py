@@ -1,4 +1,4 @@
-"""The published figures that runs can redraw: what is varied, what is measured, and where they stand."""
+"""The published figures that runs can redraw: their source, what is varied and what is measured."""
 
 from __future__ import annotations
 

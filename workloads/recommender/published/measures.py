@@ -1,4 +1,4 @@
-"""What the tables and figures measure beyond metrics on test: credence, and densities of scores."""
+"""Measures of tables and figures other than test metrics: quality of the credence, densities of scores."""
 
 from __future__ import annotations
 
@@ -24,31 +24,32 @@ def credence_roc(runs: Sequence[Trained]) -> Iterator[Curve]:
     """Figure 3.4: the ROC of the first seed, and the AUC of all."""
     from workloads.recommender.published.trust import evaluate_credence
 
-    found = [evaluate_credence(run.model, run.params, run.data) for run in runs]
-    areas = [one.auc for one in found]
+    evaluations = [evaluate_credence(run.model, run.params, run.data) for run in runs]
+    areas = [evaluation.auc for evaluation in evaluations]
     note = f"AUC {fmean(areas):.4f}" + (f" ± {stdev(areas):.4f}" if len(areas) > 1 else "")
-    yield Curve(found[0].false_positives.tolist(), found[0].true_positives.tolist(), note=note)
+    first = evaluations[0]
+    yield Curve(first.false_positives.tolist(), first.true_positives.tolist(), note=note)
 
 
 def score_densities(runs: Sequence[Trained]) -> Iterator[Curve]:
-    """Figure 4.2: densities after the epochs that the first run has had."""
+    """Figure 4.2: densities of the first run's model."""
     from workloads.recommender.published.scores import model_densities
 
     first = runs[0]
-    found = model_densities(first.model, first.params, first.data)
-    yield from _curves(f"after {first.epochs} epoch{'s' * (first.epochs > 1)}", found)
+    densities = model_densities(first.model, first.params, first.data)
+    yield from _curves(f"after {first.epochs} epoch{'s' * (first.epochs > 1)}", densities)
 
 
 def theory(quick: bool) -> Drawn:
-    """Figure 4.3; it is quick as it is."""
+    """Figure 4.3; ``quick`` makes no difference."""
     from workloads.recommender.published.scores import theoretical_densities
 
-    return Drawn([curve for law, found in theoretical_densities().items() for curve in _curves(law, found)])
+    return Drawn([curve for law, densities in theoretical_densities().items() for curve in _curves(law, densities)])
 
 
-def _curves(panel: str, found: Densities) -> Iterator[Curve]:
-    for name, density in (("true negatives", found.true), ("false negatives", found.false)):
+def _curves(panel: str, densities: Densities) -> Iterator[Curve]:
+    for name, density in (("true negatives", densities.true), ("false negatives", densities.false)):
         mass = float(density.sum())
-        mean = float((found.x * density).sum()) / mass if mass else nan
-        yield Curve(found.x.tolist(), density.tolist(), name=name, panel=panel, x_label="score", y_label="density",
+        mean = float((densities.x * density).sum()) / mass if mass else nan
+        yield Curve(densities.x.tolist(), density.tolist(), name=name, panel=panel, x_label="score", y_label="density",
                     note=f"mean {mean:.3f}")  # fmt: skip

@@ -1,4 +1,4 @@
-"""How the rows of the published tables are run: their methods, by the names that the thesis gives them."""
+"""Methods of the published tables, by the names of the thesis: how their rows are run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ THESIS = Regime(
 )  # fmt: skip
 
 BY = ("dataset", "backbone")
-"""What makes a block of a table."""
+"""Parameters that are equal within a block of a table."""
 
 _START: Mapping[str, Any] = {"dim": 32, "lr": 2e-3, "weight_decay": 1e-5, "batch_size": 1024}
-"""Where the search starts: dim is published (4.5.1.2), decay and batch are those of the author's later code; its lr is
-5e-4 to 1e-3, ours twice that."""
+"""Start of the search: dim is published (4.5.1.2); weight decay and batch size are those of the author's later code,
+whose lr is 5e-4 to 1e-3; ours is twice that."""
 
 _RATES = ("lr", "weight_decay")
 
@@ -35,7 +35,7 @@ def as_printed(method: Method) -> Method:
 
 
 def _sequential(params: Mapping[str, Any], epochs: int) -> Method:
-    """Sequential SGD is for a CPU, and for matrix factorisation."""
+    """A method by sequential SGD, on a CPU and for matrix factorisation only."""
     return Method({**_SGD, **params}, epochs=epochs, resources={"gpus_per_worker": 0}, only={"backbone": ("mf",)})
 
 
@@ -62,7 +62,7 @@ SAMPLING: Mapping[str, Method] = {
 SAMPLING_SGD: Mapping[str, Method] = {
     f"{name}, SGD": as_printed(method) for name, method in SAMPLING.items() if name != "SRNS"
 }
-"""The same as printed; SRNS keeps a memory that the sequential path does not have."""
+"""The same as printed; without SRNS, which sequential SGD does not support."""
 
 VARIANTS: Mapping[str, Method] = {
     "RNS": BPR,
@@ -72,7 +72,7 @@ VARIANTS: Mapping[str, Method] = {
     "BNS-3": _method(loss="bpr", **{**_BNS, "bns_prior": "uninformative"}),
     "BNS-4": _method(loss="bpr", **{**_BNS, "bns_prior": "occupation"}),
 }
-"""Table 4.3. For how many epochs BNS-2 samples uniformly is not published."""
+"""Table 4.3. The number of uniform epochs of BNS-2 is not published."""
 
 VARIANTS_SGD: Mapping[str, Method] = {f"{name}, SGD": as_printed(method) for name, method in VARIANTS.items()}
 
@@ -101,7 +101,7 @@ ORACLE_UNINFORMED: Mapping[str, Method] = {
     f"|M|={size}, 1/I": as_printed(_method(**_ORACLE, bns_prior="uninformative", candidates=size))
     for size in (5, 20, 100, 500)
 }
-"""The same with 1/I in place of .04: at .04 the hardest true negatives are shunned too."""
+"""The same with 1/I instead of .04: with .04 the hardest true negatives are avoided too."""
 
 _LISTED: Mapping[str, Any] = {"sampler": "uniform", "temperature": 1.0}
 _DEBIASED: Mapping[str, Any] = {**_LISTED, "positives": 1, "tau": "density"}
@@ -125,7 +125,7 @@ _DPL_AS_CODED: Mapping[str, Any] = {
 AS_CODED: Mapping[str, Method] = {
     "DPL, author's code": Method(_DPL_AS_CODED, (), epochs=200, only={"backbone": ("mf",)})
 }
-"""Every setting that of the author's code and log, nothing searched."""
+"""All settings are those of the author's code and log; nothing is searched."""
 
 HARD: Mapping[str, Method] = {
     "BPR": BPR,
@@ -135,7 +135,7 @@ HARD: Mapping[str, Method] = {
         loss="dpl", sampler="dns", candidates=5, negatives=10, positives=10, tau=0.3, epochs=200
     ),
 }
-"""Table 5.3; which hard samples is not published: those of DNS."""
+"""Table 5.3. The hard samples are those of DNS; the thesis does not say which."""
 
 _CHAPTER_3: Mapping[str, Any] = {"dim": 27}
 _BPRAC: Mapping[str, Any] = {**_CHAPTER_3, "loss": "bprac", "sampler": "uniform", "prior_var": 0.6}

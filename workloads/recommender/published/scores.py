@@ -15,7 +15,8 @@ from workloads.recommender.dataset import prepare
 from workloads.recommender.params import Params
 from workloads.seeding import generator
 
-BINS, SPREADS = 80, 5.0
+BINS = 80
+SPREADS = 5.0
 _AT_ONCE = 2**22  # scores in memory at once
 
 
@@ -33,41 +34,45 @@ def theoretical_densities(points: int = 200) -> dict[str, Densities]:
     from scipy import stats
 
     laws = {"normal(0, 1)": stats.norm(), "Student t(3)": stats.t(3), "gamma(2, 1)": stats.gamma(2)}
-    found = {}
+    densities = {}
     for name, law in laws.items():
         x = np.linspace(law.ppf(0.001), law.ppf(0.999), points)
-        f, below = law.pdf(x), law.cdf(x)
-        found[name] = Densities(*(torch.from_numpy(column) for column in (x, 2 * f * (1 - below), 2 * f * below)))
-    return found
+        f = law.pdf(x)
+        below = law.cdf(x)
+        densities[name] = Densities(*(torch.from_numpy(column) for column in (x, 2 * f * (1 - below), 2 * f * below)))
+    return densities
 
 
 def model_densities(model: Path, params: Mapping[str, Any], root: Path) -> Densities:
-    """Histograms of an exported model's scores; the false negatives are the test part, looked at here only.
+    """Histograms of an exported model's scores; the false negatives are the test part, which training never sees.
 
-    What lies more than five standard deviations from the mean score is counted in the outermost bins.
+    Scores more than five standard deviations from the mean are counted in the outermost bins.
 
     Args:
         model: the folder of an exported model.
-        params: what it was trained with.
+        params: its hyperparameters.
         root: the data root.
     """
     settings = Params(**params)
     weights = load_file(model / "weights.safetensors")
-    users, items = weights["users"], weights["items"]
+    users = weights["users"]
+    items = weights["items"]
     data = prepare(
         load_interactions(settings.dataset, root, getattr(settings, "split", "official")),
         settings.split_seed, holdout=False, device=torch.device("cpu"),
     )  # fmt: skip
     sample = sampled_scores(users, items, generator(0, "scores"))
-    middle, reach = sample.mean().item(), SPREADS * max(sample.std().item(), 1e-12)
-    low, high = middle - reach, middle + reach
+    middle = sample.mean().item()
+    reach = SPREADS * max(sample.std().item(), 1e-12)
+    low = middle - reach
+    high = middle + reach
     counts = torch.zeros(2, BINS, dtype=torch.float64)
     rows = max(1, _AT_ONCE // data.n_items)
     for first in range(0, data.n_users, rows):
         last = min(first + rows, data.n_users)
         scores = (users[first:last] @ items.T).clamp_(low, high)
-        liked, known = (history.mask(first, last, data.n_items) for history in (data.test, data.known))
-        for kind, chosen in enumerate((~liked & ~known, liked & ~known)):
+        liked, seen = (history.mask(first, last, data.n_items) for history in (data.test, data.seen))
+        for kind, chosen in enumerate((~liked & ~seen, liked & ~seen)):
             counts[kind] += torch.histc(scores[chosen], BINS, low, high).double()
     width = (high - low) / BINS
     x = low + width * (torch.arange(BINS, dtype=torch.float64) + 0.5)

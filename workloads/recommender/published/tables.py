@@ -1,4 +1,4 @@
-"""The published tables, by their ids: where they stand, how their rows are run, what is doubted about them."""
+"""The published tables by id: their source, how their rows are run, and doubts about them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PRIORS: Mapping[str, Mapping[str, Any]] = {
 _FORMS: Mapping[str, str | None] = {
     "BPRAC, mean1": None, "BPRAC, bayes": None, "BPRAC, prior alone": None, "BPRAC, SGD": "BPRAC",
 }  # fmt: skip
-"""The other forms of the credence (E-3.27), what it is without learning, and the published rates to the letter."""
+"""Rows that the tables do not have: other forms of the credence (E-3.27), the prior alone, and the published rates."""
 
 _SCRAMBLED = "row labels are scrambled in the source; the values stand by the order of the blocks"
 _LABELS = (
@@ -79,7 +79,7 @@ def _table(
     proposed: str | None = None,
     named: tuple[tuple[str, str], ...] = (),
 ) -> Table:
-    """``proposed`` is the method that the table is there for: the source compares it with each of its others."""
+    """``proposed``: the source's own method, which it compares with each of the others."""
     if proposed is not None:
         named = tuple((proposed, name) for name in rows if name != proposed and name not in (extra or {}))
     return Table(
@@ -119,22 +119,22 @@ _ALL = (
     _table(
         "4.5", "Towards the optimal sampler: a prior that knows the test part", "4.5.2.5",
         {**methods.ORACLE, **methods.ORACLE_UNINFORMED},
-        Doubt("4.5.2.5", "at .04 the best scored true negatives are shunned too; 1/I comes near the printed level"),
+        Doubt("4.5.2.5", "at .04 the best scored true negatives are avoided too; 1/I comes near the printed level"),
         extra=_of(methods.ORACLE_UNINFORMED), reads_test=True,
     ),
     _table(
-        "5.2", "DPL beside other losses", "5.6.2.1", {**methods.CONTRASTIVE, **methods.AS_CODED},
+        "5.2", "DPL compared with other losses", "5.6.2.1", {**methods.CONTRASTIVE, **methods.AS_CODED},
         *_LABELS, _YAHOO_BPR, _BUDGET, _HCL, Doubt("E-5.T", _IMPOSSIBLE, _ML_1M_LIGHTGCN, ("DPL",), ("ndcg_at_10",)),
-        Doubt("E-5.T", "suspect beside the best recall of the block",
+        Doubt("E-5.T", "suspect, given the best recall of the block",
               {"dataset": ("yahoo-r3",), "backbone": ("lightgcn",)}, ("HCL",), ("precision_at_5", "recall_at_5")),
         on=_RANDOM, extra=_of(methods.AS_CODED), proposed="DPL",
     ),
     _table(
-        "5.3", "DPL beside negative sampling", "5.6.2.3", methods.HARD, _NEARLY_DNS, _BUDGET,
+        "5.3", "DPL compared with negative sampling", "5.6.2.3", methods.HARD, _NEARLY_DNS, _BUDGET,
         on={"ml-1m DPL with hard samples": {"tau": 0.25}}, proposed="DPL with hard samples",
     ),
     _table(
-        "6.3", "BCL beside other contrastive losses", "6.6.3.1", methods.CONTRASTIVE,
+        "6.3", "BCL compared with other contrastive losses", "6.6.3.1", methods.CONTRASTIVE,
         *_LABELS, _HCL, Doubt("E-5.T", _IMPOSSIBLE, _ML_1M_LIGHTGCN, ("BCL",), ("ndcg_at_10",)), on=_RANDOM,
         proposed="BCL",
     ),

@@ -1,4 +1,4 @@
-"""How well the credence of a trained model tells the interactions that were rated 1: table 3.2, figure 3.4."""
+"""How well a trained model's credence separates the interactions that were rated 1: table 3.2, figure 3.4."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Trust:
 
 
 def evaluate_credence(model: Path, params: Mapping[str, Any], root: Path) -> Trust:
-    """Judge the credence that an exported model gives its training interactions; their ratings are read here only.
+    """Evaluate the credence that an exported model gives its training interactions, by ratings unused in training.
 
     Args:
         model: the folder of an exported model.
-        params: what it was trained with, with loss=bprac.
+        params: its hyperparameters, with loss=bprac.
         root: the data root.
 
     Raises:
@@ -42,11 +42,12 @@ def evaluate_credence(model: Path, params: Mapping[str, Any], root: Path) -> Tru
     settings = Params(**params)
     assert settings.credence is not None
     weights = load_file(model / "weights.safetensors")
-    users, items = weights["users"], weights["items"]
+    users = weights["users"]
+    items = weights["items"]
     data = load_interactions(settings.dataset, root, getattr(settings, "split", "official"))
     trusted = torch.from_numpy(~untrusted(data))
     if trusted.all() or not trusted.any():
-        raise ValueError(f"no interaction of {settings.dataset} tells trusted from untrusted: ratings of 1 and others")
+        raise ValueError(f"table 3.2 needs ratings of 1 and others, got a single kind in {settings.dataset}")
     pairs = torch.from_numpy(data.train.T.astype("int64"))
     counts = torch.bincount(pairs[1], minlength=len(items))
     sample = sampled_scores(users, items, generator(0, "credence"))

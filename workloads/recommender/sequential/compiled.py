@@ -1,4 +1,4 @@
-"""Compilation: numba without the interpreter's lock, and its results kept in the user's cache."""
+"""Compilation by numba, without the GIL; compiled code is kept in the user's cache."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ except ModuleNotFoundError as missing:
 
 Int: TypeAlias = Any
 Real: TypeAlias = Any
-"""Numbers inside compiled code, of the width that the compiler finds."""
+"""Numbers inside compiled code; the compiler infers their width."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _MATH = {"contract", "reassoc", "nsz", "arcp"}
-"""What the compiler may do to sums. Not assumed: that there is no infinity and no NaN; masks and diverged runs
+"""Fast-math flags. Those that assume that there is no infinity and no NaN are left out: masks and diverged runs
 have them."""
 
 
 def compiled(function: _Function) -> _Function:
-    """Compile ``function`` at its first call; later processes load what this one compiled.
+    """Compile ``function`` at its first call; later processes load the compiled code.
 
-    ``NUMBA_CACHE_DIR`` names another folder. Where nothing can be written, each process compiles for itself.
+    ``NUMBA_CACHE_DIR`` sets another folder. If the folder is not writable, each process compiles again.
     """
     return _compiled(function, inline=False)
 
 
 def inlined(function: _Function) -> _Function:
-    """The same for a function of a hot loop: a call would count references to its arrays, which costs more than
-    most of these functions do."""
+    """Compile a function and inline it into its callers.
+
+    For hot loops: a call counts references to its arrays, which costs more than most of these functions.
+    """
     return _compiled(function, inline=True)
 
 
@@ -45,16 +47,16 @@ def _compiled(function: _Function, inline: bool) -> _Function:
     given = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = given or str(_folder())
     try:
-        made: _Function = numba.njit(
+        result: _Function = numba.njit(
             function, nogil=True, error_model="numpy", fastmath=_MATH, cache=_writable(), forceinline=inline
         )
-        return made
+        return result
     finally:
         numba.config.CACHE_DIR = given
 
 
 def _folder() -> Path:
-    """One for each version of these sources: numba looks at a function's own file only, not at what it calls."""
+    """A folder for each version of these sources: numba checks only a function's own file, not those it calls."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
     digest = hashlib.blake2b(b"".join(source.read_bytes() for source in sources), digest_size=8)
     return cache_dir() / "numba" / digest.hexdigest()

@@ -1,7 +1,7 @@
-"""Which interactions an epoch visits and which unobserved items stand against them: pure functions of a position.
+"""Order of an epoch's interactions and candidates for their negatives: pure functions of the position in the epoch.
 
-Every number comes from SplitMix64 of (key, counter), the generator of ``workloads/sampling/negatives.py``; position p
-of an epoch owns the counters p, p + 2^36, p + 2·2^36, ... So a draw depends on nothing that was drawn before it.
+Random numbers are SplitMix64 of (key, counter), the generator of ``workloads/sampling/negatives.py``. Position p of
+an epoch uses the counters p, p + 2^36, p + 2·2^36, ..., so no draw depends on an earlier one.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ Ints: TypeAlias = NDArray[np.int32]
 Floats: TypeAlias = NDArray[np.float32]
 
 UNIFORM, POPULARITY, RANKED = 0, 1, 2
-"""How candidates are proposed: each item alike, by weight, or as a place in the user's ranking."""
+"""How candidates are drawn: uniformly, by weight, or as a rank in the user's ranking."""
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
 _HALF = np.uint64(32)
 _ATTEMPT = np.uint64(36)
 _PATIENCE = 128  # rejections after which the items are listed instead
-_FEW = 64  # candidates up to which a repetition is looked for one by one
-_SETS = 8  # draws of a whole set, after which its items are replaced one by one
+_FEW = 64  # up to this number of candidates repetitions are searched pair by pair
+_SETS = 8  # draws of a whole set after which its items are replaced one by one
 
 
 class Pairs(NamedTuple):
-    """A set of (user, item): ``items[indptr[u]:indptr[u + 1]]`` ascending, and the same as bits where they are few."""
+    """A set of (user, item): ``items[indptr[u]:indptr[u + 1]]`` ascending; also as a bit matrix if that is small."""
 
     indptr: NDArray[np.int64]
     items: Ints
@@ -42,7 +43,7 @@ class Proposal(NamedTuple):
 
     kind: int
     number: int
-    """Candidates for each positive, the same item never twice where ``distinct``."""
+    """Candidates for each positive; if ``distinct``, no item occurs twice."""
     distinct: bool
     weights: NDArray[np.float64]
     """(I,), for POPULARITY."""
@@ -55,7 +56,7 @@ class Proposal(NamedTuple):
 
 @inlined
 def random_bits(key: np.uint64, counter: np.uint64) -> np.uint64:
-    """64 random bits; the upper half is ``workloads.sampling.negatives.random_bits``."""
+    """64 random bits; the upper half equals ``workloads.sampling.negatives.random_bits``."""
     z = counter * _GAMMA + key
     z = (z ^ (z >> np.uint64(30))) * _FIRST
     z = (z ^ (z >> np.uint64(27))) * _SECOND
@@ -78,7 +79,7 @@ def unit(key: np.uint64, position: Int, attempt: Int) -> Real:
 
 @compiled
 def shuffle(rows: Ints, key: np.uint64) -> None:
-    """Bring into a random order (Fisher and Yates)."""
+    """Shuffle in place (Fisher and Yates)."""
     for last in range(len(rows) - 1, 0, -1):
         other = below(key, last, 0, last + 1)
         rows[last], rows[other] = rows[other], rows[last]
@@ -89,7 +90,8 @@ def has(pairs: Pairs, user: Int, item: Int) -> Int:
     """Whether (user, item) is in the set."""
     if pairs.bits.size:
         return (pairs.bits[user, item >> 6] >> np.uint64(item & 63)) & np.uint64(1) != 0
-    low, high = pairs.indptr[user], pairs.indptr[user + 1]
+    low = pairs.indptr[user]
+    high = pairs.indptr[user + 1]
     while low < high:
         middle = (low + high) >> 1
         if pairs.items[middle] < item:
@@ -101,7 +103,7 @@ def has(pairs: Pairs, user: Int, item: Int) -> Int:
 
 @inlined
 def unobserved(observed: Pairs, user: Int, n_items: Int) -> Int:
-    """|I_u^-|."""
+    """Number of the user's unobserved items, |I_u^-|."""
     return n_items - (observed.indptr[user + 1] - observed.indptr[user])
 
 
@@ -116,18 +118,18 @@ def propose(
     out: Ints,
     counts: NDArray[np.int64],
 ) -> None:
-    """Candidates for a block of positions from ``first`` on, from the unobserved items of their users, who have some.
+    """Draw candidates for a block of positions from ``first`` on, among the unobserved items of their users.
 
-    UNIFORM and POPULARITY reject what is observed, which leaves the distribution over I_u^- exact. RANKED gives one
-    number, the place among the unobserved items, best first, that the caller looks up in the scores.
+    Each user must have an unobserved item. UNIFORM and POPULARITY reject observed items, which leaves the
+    distribution over I_u^- exact. RANKED draws a rank, best first, whose item the caller looks up in the scores.
 
     Args:
         out: (B, count), filled.
-        counts: (B,), filled: how many candidates there are.
+        counts: (B,), filled with the number of candidates.
     """
     if proposal.kind == RANKED:
         for b in range(len(users)):
-            out[b, 0] = _place(unobserved(observed, users[b], n_items), proposal.scale, unit(key, first + b, 0))
+            out[b, 0] = _random_rank(unobserved(observed, users[b], n_items), proposal.scale, unit(key, first + b, 0))
     elif not proposal.distinct:
         _propose_any(proposal, observed, users, n_items, key, first, out)
     else:
@@ -140,10 +142,11 @@ def propose(
 def _propose_any(
     proposal: Proposal, observed: Pairs, users: Ints, n_items: Int, key: np.uint64, first: Int, out: Ints
 ) -> None:
-    """Candidates that may repeat."""
+    """Draw candidates with replacement."""
     weighted = proposal.kind == POPULARITY
     for b in range(len(users)):
-        user, attempt = np.int64(users[b]), 0
+        user = np.int64(users[b])
+        attempt = 0
         for c in range(proposal.number):
             last = attempt + _PATIENCE
             while True:
@@ -173,7 +176,7 @@ def _propose_distinct(
     out: Ints,
     counts: NDArray[np.int64],
 ) -> None:
-    """Different candidates, all there are where fewer are left: a few by rejection, a large part of them listed."""
+    """Draw distinct candidates, or all if there are fewer: a few by rejection, many by a pass over all items."""
     number = proposal.number
     for b in range(len(users)):
         user = np.int64(users[b])
@@ -181,8 +184,10 @@ def _propose_distinct(
         if number > _FEW or 4 * number > left:
             counts[b] = _subset(min(number, left), observed, user, n_items, key, first + b, out[b])
             continue
-        counts[b], clash, attempt = number, True, 0
-        while clash and attempt < _SETS * number:  # without a branch for each: a clash is as good as a coin's fall
+        counts[b] = number
+        clash = True
+        attempt = 0
+        while clash and attempt < _SETS * number:  # no branch for each item: it would be unpredictable
             clash = False
             for c in range(number):
                 item = below(key, first + b, attempt + c, n_items)
@@ -199,7 +204,7 @@ def _propose_distinct(
 def _replace(
     observed: Pairs, user: Int, n_items: Int, key: np.uint64, position: Int, attempt: Int, number: Int, out: Ints
 ) -> None:
-    """Draw again, until there is none, each item that is observed or there before."""
+    """Redraw each item that is observed or a repetition, until none is."""
     for c in range(number):
         item = np.int64(out[c])
         while _taken(observed, user, item, out, c):
@@ -211,17 +216,17 @@ def _replace(
 @inlined
 def _taken(observed: Pairs, user: Int, item: Int, out: Ints, count: Int) -> Int:
     """Whether an item is observed or one of the first ``count`` of ``out``."""
-    found = has(observed, user, item)
+    taken = has(observed, user, item)
     for earlier in range(count):
-        found |= out[earlier] == item
-    return found
+        taken |= out[earlier] == item
+    return taken
 
 
 @compiled
-def _search(proposal: Proposal, observed: Pairs, user: Int, n_items: Int, place: Real) -> Int:
-    """The same distribution without rejection, for users who have seen nearly all that is drawn; O(I).
+def _search(proposal: Proposal, observed: Pairs, user: Int, n_items: Int, quantile: Real) -> Int:
+    """Draw from the same distribution without rejection, for users who have seen nearly all likely items; O(I).
 
-    Weights that are all zero on I_u^- count as equal.
+    If all weights on I_u^- are zero, they count as equal. ``quantile``: uniform on [0, 1).
     """
     equal = proposal.kind == UNIFORM
     total = 0.0
@@ -232,7 +237,9 @@ def _search(proposal: Proposal, observed: Pairs, user: Int, n_items: Int, place:
         equal = total == 0.0
     if equal:
         total = float(unobserved(observed, user, n_items))
-    target, passed, last = place * total, 0.0, 0
+    target = quantile * total
+    passed = 0.0
+    last = 0
     for item in range(n_items):
         if has(observed, user, item) or not (equal or proposal.weights[item] > 0):
             continue
@@ -245,8 +252,9 @@ def _search(proposal: Proposal, observed: Pairs, user: Int, n_items: Int, place:
 
 @compiled
 def _subset(count: Int, observed: Pairs, user: Int, n_items: Int, key: np.uint64, position: Int, out: Ints) -> Int:
-    """``count`` of the unobserved items, every subset alike, ascending (Knuth's algorithm S); O(I)."""
-    left, chosen = unobserved(observed, user, n_items), 0
+    """A uniformly random subset of ``count`` unobserved items, ascending (Knuth's algorithm S); O(I)."""
+    left = unobserved(observed, user, n_items)
+    chosen = 0
     for item in range(n_items):
         if chosen == count:
             break
@@ -260,26 +268,30 @@ def _subset(count: Int, observed: Pairs, user: Int, n_items: Int, key: np.uint64
 
 
 @compiled
-def _place(n: Int, scale: Real, uniform: Real) -> Int:
-    """A rank from 0 to n - 1 with probability proportional to exp(-rank / scale), by its inverse distribution."""
-    place = -scale * np.log1p(uniform * np.expm1(-n / scale))
-    return min(n - 1, np.int64(place))
+def _random_rank(n: Int, scale: Real, uniform: Real) -> Int:
+    """A rank from 0 to n - 1 with probability proportional to exp(-rank / scale), by inversion."""
+    rank = -scale * np.log1p(uniform * np.expm1(-n / scale))
+    return min(n - 1, np.int64(rank))
 
 
 def alias_tables(weights: NDArray[np.float64]) -> tuple[Floats, Ints]:
-    """Walker's tables: item l keeps a draw with probability ``share[l]``, else the draw goes to ``alias[l]``.
+    """Walker's tables: a draw of item l stays with probability ``share[l]``, otherwise it becomes ``alias[l]``.
 
     Args:
-        weights: (I,), not negative. All zero is all equal.
+        weights: (I,), not negative. If all are zero, they count as equal.
     """
     n = len(weights)
     total = weights.sum()
     scaled = weights * (n / total) if total > 0 else np.ones(n)
-    share, alias = np.ones(n), np.arange(n, dtype=np.int32)
-    small, large = list(np.flatnonzero(scaled < 1)), list(np.flatnonzero(scaled >= 1))
+    share = np.ones(n)
+    alias = np.arange(n, dtype=np.int32)
+    small = list(np.flatnonzero(scaled < 1))
+    large = list(np.flatnonzero(scaled >= 1))
     while small and large:
-        low, high = small.pop(), large[-1]
-        share[low], alias[low] = scaled[low], high
+        low = small.pop()
+        high = large[-1]
+        share[low] = scaled[low]
+        alias[low] = high
         scaled[high] -= 1 - scaled[low]
         if scaled[high] < 1:
             small.append(large.pop())
@@ -287,8 +299,9 @@ def alias_tables(weights: NDArray[np.float64]) -> tuple[Floats, Ints]:
 
 
 def pairs(indptr: NDArray[np.int64], items: NDArray[np.integer[Any]], n_items: int, limit: int = 2**31) -> Pairs:
-    """A set from its rows, each ascending; as bits too where users x items is at most ``limit``."""
-    n_users, words = len(indptr) - 1, -(-n_items // 64)
+    """Build a set from its rows, each ascending; with bits if users x items is at most ``limit``."""
+    n_users = len(indptr) - 1
+    words = -(-n_items // 64)
     bits = np.zeros((0, 0), np.uint64)
     if 0 < n_users * n_items <= limit:
         bits = np.zeros((n_users, words), np.uint64)

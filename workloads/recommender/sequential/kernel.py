@@ -1,4 +1,4 @@
-"""The loop over an epoch's triples: draw, choose, step; compiled as one function and called once a thread."""
+"""The compiled loop over an epoch's triples: draw candidates, choose the negative, take a step. One call a thread."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from workloads.recommender.sequential.updates import (
 )
 
 FIRST, HARDEST, RANKED, BAYESIAN = range(4)
-"""How one of the candidates is chosen."""
+"""How the negative is chosen among the candidates."""
 
 _BLOCK = 512  # triples drawn at once
-_CANDIDATES = 2**16  # and their candidates
+_CANDIDATES = 2**16  # candidates drawn at once
 
 
 class Feedback(NamedTuple):
@@ -37,23 +37,23 @@ class Feedback(NamedTuple):
     observed: Pairs
     item_indptr: NDArray[np.int64]
     item_users: Ints
-    """Each item's users, for GBPR; else empty."""
+    """Each item's users, for GBPR; otherwise empty."""
     active: Ints
-    """The users that have a positive and a negative item."""
+    """Users with a positive and a negative item."""
     truth: Pairs
-    """What the unobserved items' labels are measured against; no users where nothing is measured."""
+    """The false negatives, for TNR and INF; without rows if these are not measured."""
     planted: Pairs
-    """The same by the truth of generated data."""
+    """The same by the planted truth of generated data."""
 
 
 class Keys(NamedTuple):
-    """Of the epoch's streams."""
+    """Keys of the epoch's random streams."""
 
     users: np.uint64
     negatives: np.uint64
     extra: np.uint64
     second: np.uint64
-    """The candidates of MPR's further negatives."""
+    """For the candidates of MPR's second negative."""
 
 
 class Tables(NamedTuple):
@@ -62,11 +62,11 @@ class Tables(NamedTuple):
     users: Floats
     items: Floats
     mirror: Floats
-    """The items with a dimension in each row where all scores of a user are asked for, else (0, 0)."""
+    """The item table transposed, for samplers that score all items; otherwise (0, 0)."""
 
 
 class Block(NamedTuple):
-    """Triples drawn together, (B,) each."""
+    """Triples that are drawn together; arrays are (B,)."""
 
     rows: NDArray[np.int64]
     users: Ints
@@ -75,11 +75,11 @@ class Block(NamedTuple):
     candidates: Ints
     """(B, count)."""
     counts: NDArray[np.int64]
-    """How many candidates there are."""
+    """Number of candidates."""
     negatives: Ints
-    """The chosen ones."""
+    """The chosen candidates."""
     second: Ints
-    """(B, count), of MPR's further negatives; else (0, 0)."""
+    """Candidates of MPR's second negative, (B, count); otherwise (0, count)."""
     second_counts: NDArray[np.int64]
     margins: Floats
     """x_ui - x_uj before the step."""
@@ -103,10 +103,11 @@ def train(
 ) -> NDArray[np.float64]:
     """Train on the positions ``first`` to ``last`` of an epoch.
 
-    What does not look at the model is drawn for a block of triples at once, in loops of its own.
+    Draws that do not depend on the model are made for a block of triples at once.
 
     Args:
-        order: the rows by position; empty: a user is drawn uniformly, then one of its interactions (thesis 3.3.1).
+        order: the row at each position. If empty, a user is drawn uniformly, then one of its interactions
+                (thesis 3.3.1).
         credence: c_ui of each row, or empty.
 
     Returns:
@@ -173,11 +174,12 @@ def _block(size: Int, count: Int, twice: bool) -> Block:
 
 @compiled
 def _visit(feedback: Feedback, order: Ints, keys: Keys, start: Int, size: Int, credence: Floats, block: Block) -> None:
-    """The users and their positives."""
+    """Fill in the rows, users, positives and credences of a block."""
     rows = block.rows
     for b in range(size):
         rows[b] = order[start + b] if order.size else _row(feedback, keys.users, start + b)
-        block.users[b], block.items[b] = feedback.users[rows[b]], feedback.observed.items[rows[b]]
+        block.users[b] = feedback.users[rows[b]]
+        block.items[b] = feedback.observed.items[rows[b]]
     if credence.size:
         for b in range(size):
             block.credence[b] = credence[rows[b]]
@@ -185,11 +187,18 @@ def _visit(feedback: Feedback, order: Ints, keys: Keys, start: Int, size: Int, c
 
 @compiled
 def _steps(W: Floats, H: Floats, block: Block, size: Int, choice: Int, rule: Rule) -> None:
-    """Steps on triples whose negative is the first or the hardest candidate."""
-    users, items, candidates, credence = block.users, block.items, block.candidates, block.credence
-    negatives, margins, likelihoods = block.negatives, block.margins, block.likelihoods
+    """Take a step on each triple, with the first or the hardest candidate as negative."""
+    users = block.users
+    items = block.items
+    candidates = block.candidates
+    credence = block.credence
+    negatives = block.negatives
+    margins = block.margins
+    likelihoods = block.likelihoods
     for b in range(size):
-        user, item, other = np.int64(users[b]), np.int64(items[b]), np.int64(candidates[b, 0])
+        user = np.int64(users[b])
+        item = np.int64(items[b])
+        other = np.int64(candidates[b, 0])
         if choice == HARDEST:
             other = hardest(W, H, user, candidates, b, block.counts[b])
         negatives[b] = other
@@ -212,12 +221,16 @@ def _careful_steps(
     block: Block,
     scores: Floats,
 ) -> None:
-    """Steps that score every item or touch more than a triple."""
-    W, H, observed = tables.users, tables.items, feedback.observed
-    group, several = np.empty(max(1, rule.group), np.int32), np.empty(5, np.int32)
-    old, mixed = np.empty(W.shape[1], np.float32), np.empty(W.shape[1], np.float32)
+    """Take a step on each triple, for samplers that score all items and losses that update more than three rows."""
+    W = tables.users
+    H = tables.items
+    group = np.empty(max(1, rule.group), np.int32)
+    several = np.empty(5, np.int32)
+    old = np.empty(W.shape[1], np.float32)
+    mixed = np.empty(W.shape[1], np.float32)
     for b in range(size):
-        user, item = np.int64(block.users[b]), np.int64(block.items[b])
+        user = np.int64(block.users[b])
+        item = np.int64(block.items[b])
         other = _chosen(tables, feedback, user, item, block.candidates, b, block.counts[b], choice, bayes, scores)
         block.negatives[b] = other
         weight = block.credence[b]
@@ -229,9 +242,11 @@ def _careful_steps(
             second = _chosen(
                 tables, feedback, user, item, block.second, b, block.second_counts[b], choice, bayes, scores
             )
-            several[0], several[3], several[4] = item, other, second
-            several[1] = _further(observed, block.rows[b], user, keys.extra, start + b, 1)
-            several[2] = _further(observed, block.rows[b], user, keys.extra, start + b, 2)
+            several[0] = item
+            several[1] = _further(feedback.observed, block.rows[b], user, keys.extra, start + b, 1)
+            several[2] = _further(feedback.observed, block.rows[b], user, keys.extra, start + b, 2)
+            several[3] = other
+            several[4] = second
             block.margins[b] = _difference(W[user], H[item], H[other])
             block.likelihoods[b] = several_items(W, H, user, several, rule, weight, old, mixed)
         elif rule.loss <= TRUNCATED:
@@ -242,8 +257,8 @@ def _careful_steps(
             reflect(H, tables.mirror, item)
             reflect(H, tables.mirror, other)
             if rule.loss == MPR:
-                for place in (1, 2, 4):
-                    reflect(H, tables.mirror, np.int64(several[place]))
+                for n in (1, 2, 4):
+                    reflect(H, tables.mirror, np.int64(several[n]))
 
 
 @compiled
@@ -259,7 +274,7 @@ def _chosen(
     bayes: Bayes,
     scores: Floats,
 ) -> Int:
-    """The negative of triple b among its candidates."""
+    """Choose the negative of triple b among its candidates."""
     first = np.int64(candidates[b, 0])
     if choice == HARDEST:
         return hardest(tables.users, tables.items, user, candidates, b, count)
@@ -273,7 +288,7 @@ def _chosen(
 
 @inlined
 def _row(feedback: Feedback, key: np.uint64, position: Int) -> Int:
-    """One of the interactions of one of the active users, each uniformly."""
+    """Draw an active user uniformly, then one of its interactions."""
     user = feedback.active[below(key, position, 0, len(feedback.active))]
     first = feedback.observed.indptr[user]
     return first + below(key, position, 1, feedback.observed.indptr[user + 1] - first)
@@ -281,19 +296,19 @@ def _row(feedback: Feedback, key: np.uint64, position: Int) -> Int:
 
 @compiled
 def _group(feedback: Feedback, user: Int, item: Int, key: np.uint64, position: Int, out: Ints) -> None:
-    """The user and others who have the item, with replacement; the user alone where there is no other."""
+    """Fill ``out`` with the user and others who have the item, drawn with replacement; if none has, with the user."""
     first = feedback.item_indptr[item]
     n = feedback.item_indptr[item + 1] - first
     out[0] = user
-    for place in range(1, len(out)):
-        drawn = first + below(key, position, place, max(1, n - 1))
-        # In ascending order what is not below the user lies one further without it.
-        out[place] = feedback.item_users[drawn + (n > 1 and feedback.item_users[drawn] >= user)]
+    for member in range(1, len(out)):
+        drawn = first + below(key, position, member, max(1, n - 1))
+        # The list is ascending: skipping the user moves all later entries by one.
+        out[member] = feedback.item_users[drawn + (n > 1 and feedback.item_users[drawn] >= user)]
 
 
 @inlined
 def _further(observed: Pairs, row: Int, user: Int, key: np.uint64, position: Int, attempt: Int) -> Int:
-    """Another of the user's positives than the row's, where there is one (E-5.17)."""
+    """Draw another positive of the user than the row's, if there is one (E-5.17)."""
     first = observed.indptr[user]
     n = observed.indptr[user + 1] - first
     drawn = first + below(key, position, attempt, max(1, n - 1))
@@ -310,8 +325,9 @@ def _difference(w: Floats, h: Floats, o: Floats) -> Real:
 
 @compiled
 def _loss(likelihoods: Floats, credence: Floats, size: Int, weighted: bool) -> Real:
-    """The sum of c times the loss; where every c is 1, of many likelihoods at once."""
-    total, product = 0.0, 1.0
+    """The sum of c times the loss. If every c is 1, one logarithm is taken of a product of many likelihoods."""
+    total = 0.0
+    product = 1.0
     for b in range(size):
         if weighted:
             total -= credence[b] * math.log(likelihoods[b])
@@ -327,8 +343,9 @@ def _loss(likelihoods: Floats, credence: Floats, size: Int, weighted: bool) -> R
 def _measure(
     truth: Pairs, users: Ints, negatives: Ints, margins: Floats, size: Int, tally: NDArray[np.float64]
 ) -> None:
-    """Count true negatives (4.27) and add up their informativeness, with a minus for false ones (4.28)."""
-    true, inf = 0, 0.0
+    """Count true negatives (4.27) and sum the informativeness of all, negated for false ones (4.28)."""
+    true = 0
+    inf = 0.0
     for b in range(size):
         info: Real = np.float32(1) / (np.float32(1) + math.exp(margins[b]))
         false = has(truth, np.int64(users[b]), np.int64(negatives[b]))

@@ -1,4 +1,4 @@
-"""Matrix factorisation trained by sequential SGD: tables, feedback and settings in, an epoch's measures out."""
+"""Matrix factorisation trained by sequential SGD, an epoch at a time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Loss: TypeAlias = Literal["bpr", "bce", "denoise_truncated_bpr", "denoise_reweig
 Sampler: TypeAlias = Literal["uniform", "popularity", "aobpr", "dns", "bns", "bns_posterior", "bns_oracle"]
 
 Lists: TypeAlias = tuple[NDArray[np.int64], NDArray[np.integer[Any]] | torch.Tensor]
-"""Each user's items: those of user u are ``lists[1][lists[0][u]:lists[0][u + 1]]``, ascending."""
+"""Item lists of the users: those of user u are ``lists[1][lists[0][u]:lists[0][u + 1]]``, ascending."""
 
 LOSSES: dict[Loss, int] = {
     "bpr": BPR,
@@ -72,25 +72,25 @@ class Settings:
     bns_uniform_epochs: int = 0
     """Epochs of uniform negatives before bns takes over: BNS-2."""
     threshold: float = 2.0
-    """denoise_truncated_bpr: a larger loss counts as none (thesis 3.5.1)."""
+    """denoise_truncated_bpr: larger losses are dropped (thesis 3.5.1)."""
     beta: float = 0.2
     """denoise_reweighted: the weights' exponent."""
     rho: float = 0.4
     """gbpr: the group's share."""
     group: int = 3
-    """gbpr: users in a group, the own included."""
+    """gbpr: number of users in a group, including the triple's own."""
     lam: float = 0.5
     """mpr: the weight of its first order relation."""
     triples: int | None = None
-    """None: an epoch is a pass over the interactions in random order. Else so many triples whose users are drawn
-    uniformly, as in algorithm 1 of chapter 3 (K = 1000 x users there)."""
+    """None: an epoch is a pass over the interactions in random order. Otherwise the number of triples in an epoch,
+    whose users are drawn uniformly, as in algorithm 1 of chapter 3 (1000 x users there)."""
     threads: int = 1
-    """1 is reproducible to the last bit. More write to the tables without locks (Recht et al., NIPS 2011), in a pass
-    each for its own users; small tables, whose rows the threads take from each other, train no faster."""
+    """1 is reproducible to the last bit. Several threads update the tables without locks (Recht et al., NIPS 2011); in
+    a pass each trains on its own users. Small tables train no faster: the threads contend for their rows."""
 
 
 class SequentialMF:
-    """One model in training. The tables are updated in place; nothing else carries over from epoch to epoch."""
+    """A model in training. The tables are updated in place; nothing else is kept from one epoch to the next."""
 
     def __init__(
         self,
@@ -106,30 +106,33 @@ class SequentialMF:
         truth: Lists | None = None,
         planted: Lists | None = None,
     ) -> None:
-        """Prepare an epoch's constants; compiles nothing yet.
+        """Prepare what is constant over the epochs; compiles nothing yet.
 
         Args:
             users: W, (U, d), float32, contiguous, on the CPU.
             items: H, (I, d), the same.
-            indptr: (U + 1,).
+            indptr: (U + 1,), the users' bounds in ``positives``.
             positives: the training items of user u are ``positives[indptr[u]:indptr[u + 1]]``, ascending, distinct.
             settings: how to train.
-            seed: of the streams ``order``, ``negatives`` and ``extra``.
-            prior: bns: P_fn(l), (G, I), a row for each group of users; None is (4.16), pop_l / N (E-4.16).
-                bns_oracle: of what is no false negative; None is .04.
-            group: (U,), each user's row of ``prior``; None is row 0.
-            truth: lists like ``indptr`` and ``positives``: unobserved items that are false negatives. With them an
-                epoch measures ``tnr`` and ``inf``; bns_oracle looks into them.
-            planted: the same by the truth of generated data. With them an epoch measures ``fnr``.
+            seed: seeds the streams ``order``, ``negatives`` and ``extra``.
+            prior: bns: P_fn(l), (G, I), a row for each group of users; default: (4.16), pop_l / N (E-4.16).
+                bns_oracle: P_fn of items that are not false negatives; default: .04.
+            group: (U,), each user's row of ``prior``; default: row 0.
+            truth: unobserved items that are false negatives, as lists like ``indptr`` and ``positives``. Required by
+                bns_oracle; with them an epoch measures ``tnr`` and ``inf``.
+            planted: the same by the planted truth of generated data; with them an epoch measures ``fnr``.
 
         Raises:
-            ValueError: bns_oracle without truth, or no interaction that a negative item exists for.
+            ValueError: bns_oracle without truth, or no user with both a positive and a negative item.
         """
-        self.settings, self.seed = settings, seed
+        self.settings = settings
+        self.seed = seed
         if settings.sampler == "bns_oracle" and truth is None:
-            raise ValueError("sampler bns_oracle looks into the truth: give the false negatives as truth")
-        W, H = _table(users), _table(items)
-        n_users, n_items = len(W), len(H)
+            raise ValueError("sampler bns_oracle needs the false negatives: pass them as truth")
+        W = _table(users)
+        H = _table(items)
+        n_users = len(W)
+        n_items = len(H)
         observed = pairs(indptr, _array(positives), n_items)
         owners = np.repeat(np.arange(n_users, dtype=np.int32), np.diff(observed.indptr))
         degrees = np.diff(observed.indptr)
@@ -137,7 +140,8 @@ class SequentialMF:
         self._rows = np.flatnonzero(active[owners]).astype(np.int32)
         if not len(self._rows):
             raise ValueError("there is no interaction that a negative item exists for")
-        item_indptr, item_users = np.zeros(1, np.int64), np.zeros(0, np.int32)
+        item_indptr = np.zeros(1, np.int64)
+        item_users = np.zeros(0, np.int32)
         if settings.loss == "gbpr":
             item_indptr, item_users = _by_item(owners, observed, n_items)
         users_active = np.flatnonzero(active).astype(np.int32)
@@ -162,26 +166,29 @@ class SequentialMF:
         bns_lambda: float | None = None,
         credence: NDArray[np.float32] | torch.Tensor | None = None,
     ) -> dict[str, float]:
-        """Train for an epoch, from 1. A pure function of tables, seed and epoch where ``threads`` is 1.
+        """Train for an epoch. With ``threads`` 1 a pure function of tables, seed and epoch.
 
         Args:
-            epoch: its number.
-            lr: this epoch's, instead of that of the settings.
-            bns_lambda: the same for λ; BNS-1 is one that falls.
-            credence: c_ui of (3.27) in the order of ``positives``, (n,); None is 1.
+            epoch: its number, from 1.
+            lr: learning rate of this epoch; default: that of the settings.
+            bns_lambda: λ of this epoch, likewise; BNS-1 lowers it over the epochs.
+            credence: c_ui of (3.27) in the order of ``positives``, (n,); default: 1.
 
         Returns:
-            ``loss``, the mean over the triples, each times its credence (nats); with truth also ``tnr`` (4.27) and
+            ``loss``, the mean over the triples of loss times credence (nats); with truth also ``tnr`` (4.27) and
             ``inf`` (4.28), with planted truth ``fnr``, the share of the negatives that are false.
         """
-        settings, tables = self.settings, self._tables
+        settings = self.settings
+        tables = self._tables
         keys = Keys(*(np.uint64(derive(self.seed, stream, epoch)) for stream in Keys._fields))
         order_key = np.uint64(derive(self.seed, "order", epoch))
         order = self._rows.copy() if settings.triples is None else np.zeros(0, np.int32)
         total = settings.triples or len(order)
-        choice, proposal = CHOICES[settings.sampler], self._proposal
+        choice = CHOICES[settings.sampler]
+        proposal = self._proposal
         if epoch <= settings.bns_uniform_epochs:
-            choice, proposal = kernel.FIRST, self._uniform
+            choice = kernel.FIRST
+            proposal = self._uniform
             tables = tables._replace(mirror=np.zeros((0, 0), np.float32))
         elif tables.mirror.size:
             # The tables belong to the caller, who may have loaded others into them.
@@ -204,12 +211,12 @@ class SequentialMF:
 
     def _measures(self, tallies: Sequence[NDArray[np.float64]], total: int) -> dict[str, float]:
         loss, true, inf, unliked, _ = (float(value) / total for value in np.sum(tallies, axis=0))
-        found = {"loss": loss}
+        measures = {"loss": loss}
         if len(self._feedback.truth.indptr):
-            found |= {"tnr": true, "inf": inf}
+            measures |= {"tnr": true, "inf": inf}
         if len(self._feedback.planted.indptr):
-            found["fnr"] = 1 - unliked
-        return found
+            measures["fnr"] = 1 - unliked
+        return measures
 
 
 def _in_threads(part: Any, threads: int) -> list[NDArray[np.float64]]:
@@ -237,9 +244,9 @@ def _rule(settings: Settings, lr: float) -> Rule:
 
 
 def _proposal(settings: Settings, counts: NDArray[np.int64]) -> Proposal:
-    sampler, choice = settings.sampler, CHOICES[settings.sampler]
+    sampler = settings.sampler
     kind = {"popularity": POPULARITY, "aobpr": RANKED}.get(sampler, UNIFORM)
-    many = choice in (kernel.HARDEST, kernel.BAYESIAN)
+    many = CHOICES[sampler] in (kernel.HARDEST, kernel.BAYESIAN)
     count = min(settings.candidates, len(counts)) if many else 1
     weights = counts.astype(np.float64) ** settings.power if kind == POPULARITY else np.zeros(0)
     share, alias = alias_tables(weights)
@@ -247,14 +254,14 @@ def _proposal(settings: Settings, counts: NDArray[np.int64]) -> Proposal:
 
 
 def _by_item(owners: NDArray[np.int32], observed: Pairs, n_items: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """The transposed lists: each item's users."""
+    """The users of each item, as bounds and a list."""
     counts = np.bincount(observed.items, minlength=n_items)
     indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     return indptr, owners[np.argsort(observed.items, kind="stable")]
 
 
 def _table(tensor: torch.Tensor) -> Floats:
-    """The same memory."""
+    """View a tensor as an array that shares its memory."""
     if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise ValueError("tables must be contiguous float32 tensors on the CPU")
     table: Floats = tensor.detach().numpy()

@@ -1,7 +1,7 @@
-"""One step of plain SGD for each loss: all gradients from the old rows, then all rows at once.
+"""One step of plain SGD for each loss: gradients are computed from the old rows, then all rows are updated.
 
-Θ ← Θ - α c (∂loss/∂Θ + reg Θ), thesis (3.31) and (3.32); c is the interaction's credence, 1 where there is none. The
-losses are those of ``workloads/losses/pairwise.py``; here stand their derivatives with respect to the scores.
+Θ ← Θ - α c (∂loss/∂Θ + reg Θ), thesis (3.31) and (3.32); c is the interaction's credence, or 1. The losses are those
+of ``workloads/losses/pairwise.py``; this module has their derivatives with respect to the scores.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from workloads.recommender.sequential.draws import Floats, Ints
 
 BPR, TRUNCATED, BCE, REWEIGHTED, GBPR, MPR = range(6)
 
-_LIMIT = np.float32(80)  # scores beyond it count as it in a loss: float32's exp overflows at 88
-_ONE, _HALF = np.float32(1), np.float32(0.5)
+_LIMIT = np.float32(80)  # scores are clamped to it in a loss: float32's exp overflows at 88
+_ONE = np.float32(1)
+_HALF = np.float32(0.5)
 
 
 class Rule(NamedTuple):
-    """A loss with its parameters, and the step."""
+    """A loss with its parameters, and those of the step."""
 
     loss: int
     parameter: float
-    """Of the loss: the largest loss that counts (TRUNCATED), β (REWEIGHTED), ρ (GBPR), λ (MPR)."""
+    """The loss's: the largest loss that counts (TRUNCATED), β (REWEIGHTED), ρ (GBPR), λ (MPR)."""
     group: int
-    """|G| of GBPR, the user included."""
+    """|G| of GBPR, including the user."""
     lr: float
     reg: float
 
@@ -44,8 +45,8 @@ def _sigmoid(x: Real) -> tuple[Real, Real]:
 def step_on_difference(
     W: Floats, H: Floats, user: Int, item: Int, other: Int, rule: Rule, credence: Real
 ) -> tuple[Real, Real]:
-    """BPR and TRUNCATED, a step on (u, i, j); gives the margin x_ui - x_uj and e^-loss before it."""
-    # Unsigned indices: signed ones are tested for counting from the end.
+    """A step of BPR or TRUNCATED on (u, i, j). Returns the margin x_ui - x_uj and e^-loss before the step."""
+    # Unsigned indices are faster: signed ones are checked for being negative.
     w, h, o = W[np.uint64(user)], H[np.uint64(item)], H[np.uint64(other)]
     margin = np.float32(0)
     for k in range(len(w)):
@@ -53,8 +54,10 @@ def step_on_difference(
     up, down = _sigmoid(margin)
     rate = np.float32(rule.lr) * credence
     if rule.loss == TRUNCATED and up < math.exp(-np.float32(rule.parameter)):
-        up, rate = _ONE, np.float32(0)
-    keep, push = _ONE - rate * np.float32(rule.reg), rate * down
+        up = _ONE
+        rate = np.float32(0)
+    keep = _ONE - rate * np.float32(rule.reg)
+    push = rate * down
     for k in range(len(w)):
         wk, hk, ok = w[k], h[k], o[k]
         w[k] = keep * wk + push * (hk - ok)
@@ -67,22 +70,27 @@ def step_on_difference(
 def step_on_scores(
     W: Floats, H: Floats, user: Int, item: Int, other: Int, rule: Rule, credence: Real
 ) -> tuple[Real, Real]:
-    """BCE and REWEIGHTED, a step on (u, i, j); gives the margin and e^-loss before it."""
+    """A step of BCE or REWEIGHTED on (u, i, j). Returns the margin and e^-loss before the step."""
     w, h, o = W[np.uint64(user)], H[np.uint64(item)], H[np.uint64(other)]
-    positive, negative = np.float32(0), np.float32(0)
+    positive = np.float32(0)
+    negative = np.float32(0)
     for k in range(len(w)):
         positive += w[k] * h[k]
         negative += w[k] * o[k]
     p, not_p = _sigmoid(positive)
     q, not_q = _sigmoid(negative)
-    likelihood, of_p, of_q = math.sqrt(p) * math.sqrt(not_q), _HALF, _HALF
+    likelihood = math.sqrt(p) * math.sqrt(not_q)
+    of_p = _HALF
+    of_q = _HALF
     if rule.loss == REWEIGHTED:
-        # The weights carry no gradient.
+        # The weights are constants of the gradient.
         of_p *= p ** np.float32(rule.parameter)
         of_q *= not_q ** np.float32(rule.parameter)
         likelihood = math.exp(of_p * math.log(p) + of_q * math.log(not_q))
     rate = np.float32(rule.lr) * credence
-    keep, up, down = _ONE - rate * np.float32(rule.reg), rate * of_p * not_p, rate * of_q * q
+    keep = _ONE - rate * np.float32(rule.reg)
+    up = rate * of_p * not_p
+    down = rate * of_q * q
     for k in range(len(w)):
         wk, hk, ok = w[k], h[k], o[k]
         w[k] = keep * wk + (up * hk - down * ok)
@@ -95,47 +103,49 @@ def step_on_scores(
 def several_items(
     W: Floats, H: Floats, user: Int, items: Ints, rule: Rule, credence: Real, old: Floats, mixed: Floats
 ) -> Real:
-    """MPR, a step on u and (i, i1, i2, j1, j2); gives e^-loss before it. ``old``, ``mixed``: (d,), scratch."""
+    """A step of MPR on u and (i, i1, i2, j1, j2). Returns e^-loss before it. ``old``, ``mixed``: (d,), scratch."""
     lam = np.float32(rule.parameter)
-    w, margin = W[user], np.float32(0)
+    w = W[user]
+    margin = np.float32(0)
     old[:] = w
     mixed[:] = 0
-    for place in range(5):
-        share = _mpr(place, lam)
-        h = H[items[place]]
+    for n in range(5):
+        share = _mpr(n, lam)
+        h = H[items[n]]
         for k in range(len(w)):
             margin += share * old[k] * h[k]
             mixed[k] += share * h[k]
     up, down = _sigmoid(margin)
     rate = np.float32(rule.lr) * credence
-    keep, push = _ONE - rate * np.float32(rule.reg), rate * down
+    keep = _ONE - rate * np.float32(rule.reg)
+    push = rate * down
     for k in range(len(w)):
         w[k] = keep * old[k] + push * mixed[k]
-    for place in range(5):
-        share = push * _mpr(place, lam)
-        h = H[items[place]]
+    for n in range(5):
+        share = push * _mpr(n, lam)
+        h = H[items[n]]
         for k in range(len(old)):
             h[k] = keep * h[k] + share * old[k]
     return up
 
 
 @inlined
-def _mpr(place: Int, lam: Real) -> Real:
-    """What a score counts in the margin λ ((x_i - x_j2) - (x_j1 - x_j2)) + (1 - λ) ((x_j1 - x_j2) - (x_i1 - x_i2))."""
-    if place == 0:
+def _mpr(n: Int, lam: Real) -> Real:
+    """Coefficient of the n-th score in λ ((x_i - x_j2) - (x_j1 - x_j2)) + (1 - λ) ((x_j1 - x_j2) - (x_i1 - x_i2))."""
+    if n == 0:
         return lam
-    if place == 2:
+    if n == 2:
         return _ONE - lam
-    return _ONE - np.float32(2) * lam if place == 3 else lam - _ONE
+    return _ONE - np.float32(2) * lam if n == 3 else lam - _ONE
 
 
 @compiled
 def several_users(
     W: Floats, H: Floats, users: Ints, item: Int, other: Int, rule: Rule, credence: Real, old: Floats, mixed: Floats
 ) -> Real:
-    """GBPR, a step on the group (u, w, ...), i and j; gives e^-loss before it. ``old``, ``mixed``: (d,), scratch.
+    """A step of GBPR on the group (u, w, ...), i and j. Returns e^-loss before it. ``old``, ``mixed``: (d,), scratch.
 
-    A user who is in the group twice counts twice, in its decay too.
+    A user that occurs twice in the group counts twice, also in the decay.
     """
     share = np.float32(rule.parameter) / np.float32(len(users))
     own = _ONE - np.float32(rule.parameter)
@@ -152,7 +162,8 @@ def several_users(
         margin += mixed[k] * h[k] - old[k] * o[k]
     up, down = _sigmoid(margin)
     rate = np.float32(rule.lr) * credence
-    keep, push = _ONE - rate * np.float32(rule.reg), rate * down
+    keep = _ONE - rate * np.float32(rule.reg)
+    push = rate * down
     for member in users:
         m = W[member]
         for k in range(len(w)):

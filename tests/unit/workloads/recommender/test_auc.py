@@ -64,5 +64,5 @@ def test_nothing_to_find_is_refused() -> None:
 @pytest.mark.parametrize("holdout", [True, False])
 def test_the_items_that_are_unknown_are_in_no_list(holdout: bool) -> None:
     data = prepare(load_interactions("synthetic", Path()), 0, holdout, CPU)
-    expected = data.n_items - torch.bincount(data.known.users, minlength=data.n_users)
+    expected = data.n_items - torch.bincount(data.seen.users, minlength=data.n_users)
     assert torch.equal(data.unknown.counts, expected)
