@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version as installed
 from pathlib import Path
@@ -144,15 +146,22 @@ def _log(settings: Settings, run_id: str, files: Path, outcome: str) -> str:
 def _register(mlflow_client: Any, name: str, uri: str, run_id: str, model_id: str, tags: dict[str, str]) -> str:
     """Register the model under ``name`` unless it is; return its version."""
     check_name(name)
+    run = mlflow_client.get_run(run_id)
     if not any(model.name == name for model in mlflow_client.search_registered_models(f"name = '{name}'")):
-        mlflow_client.create_registered_model(name)
+        mlflow_client.create_registered_model(name, description=_description(name, run.data.tags))
     for existing in mlflow_client.search_model_versions(f"name = '{name}'"):
         if existing.source == uri:
             return str(existing.version)
-    run = mlflow_client.get_run(run_id)
     about = f"From {run.info.run_name}: {run.data.tags.get('orchestrator.command')}"  # MLflow's table shows it
     created = mlflow_client.create_model_version(name, uri, run_id, tags=tags, model_id=model_id, description=about)
     return str(created.version)
+
+
+def _description(name: str, tags: Mapping[str, str]) -> str:
+    """The Markdown text on a registered model's page."""
+    workload = tags.get("orchestrator.workload")
+    models = f"Models of the workload {workload}." if workload else "Models trained by the orchestrator."
+    return f"{models}\n\nMove an alias behind its gates: `orchestrator promote {shlex.quote(name)} --to champion`"
 
 
 def refused(error: Exception) -> bool:
