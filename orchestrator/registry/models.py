@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
+import shlex
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version as installed
 from pathlib import Path
@@ -32,10 +33,6 @@ EPOCH_TAG = "orchestrator.epoch"
 PARENT_TAG = "orchestrator.parent"
 """Tag of a version: the version of the same run from which training continued."""
 
-
-REGISTERED_ABOUT = (
-    "Versions logged by orchestrator. Check one and move an alias to it: `orchestrator promote {} --to champion`"
-)
 
 KIND_PARAMS = ("backbone", "encoder", "architecture", "model")
 """Parameters of workloads that name the kind of model."""
@@ -176,16 +173,15 @@ def _model_name(spec: dict[str, Any]) -> str:
 
 
 def _link_metrics(mlflow_client: Any, run_id: str, model_id: str, outcome: dict[str, Any]) -> None:
-    """Attach the test metrics to the model. The run has the same values, with this step and time."""
+    """Attach the run's test metrics to the model, each with the same step and time."""
     from mlflow.entities import Metric
 
     names = Names().give(name for name in outcome["metrics"] if name.startswith("test/"))
-    values = {theirs: outcome["metrics"][ours] for ours, theirs in names.items()}
-    moment, step = round(outcome["time"] * 1000), outcome["epochs"]
+    logged = {metric.key: metric for metric in mlflow_client.get_run(run_id).data.to_proto().metrics}
     metrics = [
-        Metric(name, value, moment, step, model_id=model_id, run_id=run_id)
-        for name, value in values.items()
-        if math.isfinite(value)
+        Metric(name, logged[name].value, logged[name].timestamp, logged[name].step, model_id=model_id, run_id=run_id)
+        for name in names.values()
+        if name in logged
     ]
     if metrics:
         mlflow_client.log_batch(run_id, metrics=metrics)
@@ -196,17 +192,23 @@ def _register(
 ) -> str:
     """Register the model under ``name`` unless it is; return its version. Its description begins with ``measured``."""
     check_name(name)
+    run = mlflow_client.get_run(run_id)
     if not any(model.name == name for model in mlflow_client.search_registered_models(f"name = '{name}'")):
-        mlflow_client.create_registered_model(name, description=REGISTERED_ABOUT.format(name))
+        mlflow_client.create_registered_model(name, description=_description(name, run.data.tags))
     for existing in mlflow_client.search_model_versions(f"name = '{name}'"):
         if existing.source == uri:
             return str(existing.version)
-    run = mlflow_client.get_run(run_id)
-    about = (
-        f"{measured}From {run.info.run_name}: {run.data.tags.get('orchestrator.command')}"  # MLflow's table shows it
-    )
+    command = run.data.tags.get("orchestrator.command")
+    about = f"{measured}From {run.info.run_name}: {command}"  # MLflow's table shows it
     created = mlflow_client.create_model_version(name, uri, run_id, tags=tags, model_id=model_id, description=about)
     return str(created.version)
+
+
+def _description(name: str, tags: Mapping[str, str]) -> str:
+    """The Markdown text on a registered model's page."""
+    workload = tags.get("orchestrator.workload")
+    models = f"Models of the workload {workload}." if workload else "Models trained by the orchestrator."
+    return f"{models}\n\nMove an alias behind its gates: `orchestrator promote {shlex.quote(name)} --to champion`"
 
 
 def refused(error: Exception) -> bool:

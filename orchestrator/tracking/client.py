@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,9 @@ End = Literal["FINISHED", "FAILED", "KILLED"]
 
 KEY, OWNER = "orchestrator.key", "orchestrator.id"
 """Tags that identify a run: its key, and the run or sweep that it belongs to."""
+
+KIND, MODEL_DEVELOPMENT = "mlflow.experimentKind", "custom_model_development"
+"""Tag of an experiment: its kind in MLflow's UI, and the value for training runs."""
 
 PAGE = 500
 """Runs a search request returns at most."""
@@ -74,12 +78,15 @@ class Client:
             location = str(artifacts / fitting(experiment)) if artifacts else None
             try:
                 self.experiment = self._client.create_experiment(
-                    experiment, artifact_location=location, tags={"mlflow.experimentKind": "custom_model_development"}
+                    experiment, artifact_location=location, tags={KIND: MODEL_DEVELOPMENT}
                 )
             except MlflowException:  # another process created it first
                 self.experiment = self._client.get_experiment_by_name(experiment).experiment_id
         else:
             self.experiment = existing.experiment_id
+            if KIND not in existing.tags:
+                with suppress(MlflowException):  # only MLflow's UI reads it
+                    self._client.set_experiment_tag(self.experiment, KIND, MODEL_DEVELOPMENT)
 
     def existing_runs(self, owner: str) -> Iterator[tuple[str, ExistingRun]]:
         """All runs of ``owner``, as pairs of key and run."""

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 
 from orchestrator.engine.loop import Row
 from orchestrator.errors import UserError
 from orchestrator.tracking import client as mlflow_client
+from orchestrator.tracking import store
 from orchestrator.tracking import tracker as tracking
 from orchestrator.tracking.tracker import JOURNAL, Tracker
 from tests.support.tracked import (
@@ -53,6 +55,28 @@ def test_a_run_from_its_start_to_its_end(open_tracker: Callable[..., Tracker], d
     assert name == "a name"
     assert start <= end
     assert query(database, "select name from experiments where experiment_id > 0") == [("toy",)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (None, "custom_model_development"),
+        ({}, "custom_model_development"),
+        ({"mlflow.experimentKind": "genai_development"}, "genai_development"),
+    ],
+    ids=["new", "without a kind", "with another kind"],
+)
+def test_an_experiment_is_marked_as_model_development_unless_it_has_a_kind(
+    open_tracker: Callable[..., Tracker], database: Path, before: dict[str, str] | None, after: str
+) -> None:
+    if before is not None:
+        store.ensure(f"sqlite:///{database}")
+        MlflowClient(f"sqlite:///{database}").create_experiment("toy", tags=before)
+    tracker = open_tracker()
+    tracker.start(OWNER, "a name", params={})
+    tracker.end(OWNER, "FINISHED")
+    assert tracker.close() is None
+    assert query(database, "select value from experiment_tags where key = 'mlflow.experimentKind'") == [(after,)]
 
 
 def test_a_sweep_and_its_trials(open_tracker: Callable[..., Tracker], database: Path) -> None:
