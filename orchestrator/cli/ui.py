@@ -40,6 +40,10 @@ def serve(settings: Settings, host: str, port: int) -> None:
     _run_server(settings.tracking, artifacts, host, port)
 
 
+TRAINING_VIEW = "/#/experiments?workflowType=machine_learning"
+"""Page of MLflow's UI that lists the experiments, in the view of model training: 3.17 begins with that of agents."""
+
+
 def _run_server(uri: str, artifacts: Path | None, host: str, port: int) -> None:
     environment = {
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # would start eight more processes that are not needed
@@ -60,7 +64,8 @@ def _run_server(uri: str, artifacts: Path | None, host: str, port: int) -> None:
             time.sleep(0.1)
         if server.returncode is None:
             shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-            print(f"MLflow UI: http://{f'[{shown}]' if ':' in shown else shown}:{port}  (Ctrl-C stops it)", flush=True)
+            address = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
+            print(f"MLflow UI: {address}{TRAINING_VIEW}  (Ctrl-C stops it)", flush=True)
         code = server.wait()
     except KeyboardInterrupt:
         return

@@ -13,6 +13,8 @@ from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
 
+from orchestrator.config import objectives
+from orchestrator.config.plan import Plan
 from orchestrator.errors import UserError, one_line, unknown
 from orchestrator.provenance import record as provenance
 from orchestrator.registry import servable
@@ -36,10 +38,6 @@ PARENT_TAG = "orchestrator.parent"
 
 KIND_PARAMS = ("backbone", "encoder", "architecture", "model")
 """Parameters of workloads that name the kind of model."""
-
-
-SHOWN = 3
-"""Test metrics in the description of a version."""
 
 
 class Unservable(Exception):
@@ -106,8 +104,7 @@ def _version(settings: Settings, run_id: str, folder: Path, register: str | None
     tags = servable.read(folder / "model")["tags"] | {EPOCH_TAG: str(about["epochs"])}
     if parent is not None:
         tags[PARENT_TAG] = parent
-    test = [f"{name} {value:.4g}" for name, value in about["metrics"].items() if name.startswith("test/")]
-    measured = f"{', '.join(test[:SHOWN])}. " if test else ""
+    measured = _measured(_spec(folder), about["metrics"])
     return Logged(uri, _register(mlflow_client, register, uri, run_id, model_id, tags, measured))
 
 
@@ -170,6 +167,14 @@ def _model_name(spec: dict[str, Any]) -> str:
     params = spec.get("params", {})
     parts = [spec.get("workload", "model"), *(params[name] for name in KIND_PARAMS if name in params)]
     return re.sub(r"[^\w-]+", "-", "-".join(map(str, parts[:2])))
+
+
+def _measured(spec: dict[str, Any], metrics: dict[str, float]) -> str:
+    """The test values of the objectives, or nothing for a model that was not tested."""
+    heads = objectives.of(spec["workload"], Plan(**spec["plan"])) if spec else ()
+    values = {head.metric: metrics.get(f"test/{head.metric}") for head in heads}
+    text = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if value is not None)
+    return f"Test: {text}. " if text else ""
 
 
 def _link_metrics(mlflow_client: Any, run_id: str, model_id: str, outcome: dict[str, Any]) -> None:

@@ -19,6 +19,9 @@ NOTE = "mlflow.note.content"
 NAME_CHARACTERS = 60
 """Maximum length of the settings in a run's name."""
 
+METRICS = 6
+"""Rows of the table of metrics. MLflow shows all of them elsewhere on the page."""
+
 Z95 = 1.96
 """Two-sided 95% quantile of the normal distribution."""
 
@@ -79,14 +82,14 @@ def of_sweep(run_id: str, spec: SweepSpec, best: Mapping[str, Any], counts: str,
 
 
 def _results(spec: ExperimentSpec, folder: Path) -> list[str]:
-    """Table of the objectives and other metrics on validation and test."""
+    """Table of the objectives and the first other metrics on validation and test."""
     outcome = worker.outcome_of(folder)
     if outcome is None:
         return []
     values = outcome["metrics"]
     head = [objective.metric for objective in objectives.of(spec.workload, spec.plan)]
     names = list(dict.fromkeys([*head, *(key.partition("/")[2] for key in values)]))
-    rows = [_row(each, values, folder / worker.TEST_UNITS) for each in names]
+    rows = [_row(each, values, folder / worker.TEST_UNITS) for each in names[: max(METRICS, len(head))]]
     model = "refitted on train + validation" if outcome["refitted"] else "selected on validation"
     table = "\n".join(["| metric | validation | test | 95% interval |", "| --- | ---: | ---: | ---: |", *rows])
     return [table, f"The tested model was {model}, {outcome['epochs']} epochs. Intervals: normal, over test units."]

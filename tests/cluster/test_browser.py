@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ def see_runs(chromium: Browser, address: str, shot: Path) -> None:
     expect(parent).to_be_visible()
     parent.get_by_role("button").first.click()
     for number in range(TRIALS):
-        expect(page.get_by_role("link", name=f"trial-{number}", exact=True)).to_be_visible()
+        expect(page.get_by_role("link", name=re.compile(rf"^trial {number} "))).to_be_visible()
     chromium.shoot(shot)
 
 
@@ -60,7 +61,7 @@ def see_run(chromium: Browser, address: str, shot: Path) -> None:
     page.goto(address)
     expect(page.get_by_text("Finished", exact=True).first).to_be_visible()
     expect(page.get_by_text("orchestrator sweep recommender dataset=synthetic").first).to_be_visible()
-    expect(page.get_by_role("link", name="trial-0", exact=True)).to_be_visible()
+    expect(page.get_by_role("link", name=re.compile("^trial 0 "))).to_be_visible()
     chromium.shoot(shot)
 
 

@@ -23,11 +23,12 @@ import pytest
 from numpy.typing import NDArray
 
 from orchestrator.cli import ui
+from orchestrator.cli.ui import TRAINING_VIEW
 from orchestrator.errors import UNAVAILABLE, USAGE, UserError
 from orchestrator.promotion import aliases
 from orchestrator.registry import prediction, tables
 from orchestrator.storage.settings import Settings, resolve
-from tests.support.commands import typed
+from tests.support.commands import Store, typed
 from tests.support.stores import copy_store
 from tests.support.waiting import HANG_SECONDS
 
@@ -312,6 +313,26 @@ def environment_of(requirements: Path) -> Path:
     return folder / "bin" / "python"
 
 
+def test_mlflow_shows_what_a_run_and_its_model_are(registered: Registered) -> None:
+    store = Store(registered.home)
+    (name,) = next(row for row in store.query("select name from runs") if "promote" not in row[0])
+    assert name.startswith("epochs=2 (")
+    (note,) = store.tag("mlflow.note.content")
+    assert note.startswith("Run of `recommender`: `epochs=2`.")
+    assert "| ndcg_at_20 | 0." in note
+    assert "orchestrator promote rec --to champion" in note
+    assert store.query("select name from logged_models") == [("recommender-mf",)]
+    assert store.query("select param_value from logged_model_params where param_key = 'backbone'") == [("mf",)]
+    (of_model,) = store.query(
+        "select metric_value, metric_step from logged_model_metrics where metric_name = 'test/auc'"
+    )
+    assert store.query("select value, step from metrics where key = 'test/auc'") == [of_model]
+    ((about,),) = store.query("select description from model_versions")
+    assert about.startswith("Test: ndcg_at_20 0.")
+    tags = {key for (key,) in store.query("select key from model_version_tags")}
+    assert tags == {"orchestrator.epoch", "orchestrator.promotion", "orchestrator.promotion.event"}
+
+
 def test_the_ui_shows_the_embedded_store_until_ctrl_c(registered: Registered, port: int) -> None:
     command = [sys.executable, "-m", "orchestrator", "ui", "--port", str(port)]
     environment = os.environ | {"ORCHESTRATOR_HOME": str(registered.home)}
@@ -319,7 +340,7 @@ def test_the_ui_shows_the_embedded_store_until_ctrl_c(registered: Registered, po
                                stderr=subprocess.PIPE, text=True)  # fmt: skip
     address = f"http://127.0.0.1:{port}"
     assert started.stdout is not None
-    assert started.stdout.readline() == f"MLflow UI: {address}  (Ctrl-C stops it)\n"
+    assert started.stdout.readline() == f"MLflow UI: {address}{TRAINING_VIEW}  (Ctrl-C stops it)\n"
     answer = ask(f"{address}/api/2.0/mlflow/registered-models/get?name=rec")
     assert answer is not None
     assert json.loads(answer)["registered_model"]["aliases"] == [{"alias": "champion", "version": "1"}]

@@ -17,7 +17,7 @@ def test_a_registered_model_has_a_description_that_others_may_change(tmp_path: P
     run = client.create_run("0", tags={"orchestrator.workload": "recommender"}).info.run_id
 
     def register(folder: str) -> str:
-        return models._register(client, "my rec", str(tmp_path / folder), run, None, {})  # type: ignore[arg-type]
+        return models._register(client, "my rec", str(tmp_path / folder), run, None, {}, "")  # type: ignore[arg-type]
 
     assert register("a") == "1"
     text = client.get_registered_model("my rec").description

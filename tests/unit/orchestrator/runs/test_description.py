@@ -1,0 +1,41 @@
+"""Names and descriptions of runs in MLflow's UI."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from orchestrator.config.plan import Plan
+from orchestrator.config.spec import ExperimentSpec, Search, SweepSpec
+from orchestrator.runs import description, worker
+
+
+def test_a_name_begins_with_what_sets_the_run_apart() -> None:
+    stamp = "20261123-113030-38e4"
+    assert description.name(f"toy-{stamp}", "toy", "lr=0.2") == f"lr=0.2 ({stamp})"
+    assert description.name("mine", "toy", "lr=0.2") == "mine"
+    long = description.name(f"toy-{stamp}", "toy", "x" * 100)
+    assert long == "x" * (description.NAME_CHARACTERS - 3) + f"... ({stamp})"
+
+
+def test_the_settings_are_those_that_are_not_defaults(toy_workload: str) -> None:
+    spec = ExperimentSpec(workload="toy", params={"lr": 0.2, "momentum": 0.5}, plan=Plan(epochs=3), seed=0)
+    assert description.run_settings(spec) == "lr=0.2 epochs=3"
+    assert description.run_settings(spec.model_copy(update={"seed": 4})) == "lr=0.2 epochs=3 seed=4"
+    plain = ExperimentSpec(workload="toy", params={}, plan=Plan(), seed=0)
+    assert description.run_settings(plain) == "defaults"
+    sweep = SweepSpec(workload="toy", fixed={"lr": 0.2}, search=Search(space="space"))
+    assert description.sweep_settings(sweep) == "sweep space lr=0.2"
+
+
+def test_an_interval_is_that_of_a_mean_over_units(tmp_path: Path) -> None:
+    values = [0.0, 1.0, 1.0, 0.0]
+    worker.write_table({"id": range(5), "hit": [*values, math.nan], "auc": [0.5] * 5}, tmp_path / "units.parquet")
+    half = description.half_width(tmp_path / "units.parquet", "hit", 0.5)
+    assert half == pytest.approx(1.96 * pd.Series(values).std() / 2)
+    assert description.half_width(tmp_path / "units.parquet", "hit", 0.6) is None, "it is no mean of these units"
+    assert description.half_width(tmp_path / "units.parquet", "recall", 0.5) is None
+    assert description.half_width(tmp_path / "none.parquet", "hit", 0.5) is None
