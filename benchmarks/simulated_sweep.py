@@ -93,7 +93,7 @@ def driver(folder: RunFolder, asked: SweepSpec) -> Driver:
         folder=folder,
         tracker=JournalTracker(folder.path),
         settings=settings.resolve(),
-        interrupts=SimpleNamespace(asked=lambda: False),
+        interrupts=SimpleNamespace(stop_requested=lambda: False),
         console=SimpleNamespace(
             say=lambda *a: None, begin=lambda *a: None, event=lambda *a: None, progress=lambda *a: None
         ),

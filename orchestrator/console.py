@@ -80,7 +80,8 @@ class Console:
             self._live.start()
 
     def end_view(self) -> None:
-        live, self._live = self._live, None
+        live = self._live
+        self._live = None
         if live:
             live.stop()
 

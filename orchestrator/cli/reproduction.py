@@ -125,7 +125,8 @@ def _options(one: Published) -> dict[str, tuple[Any, Any]]:
     """The options of a published result; one that trains no model has fewer."""
     if isinstance(one, Computation):
         return OPTIONS
-    regime, values = one.regime, {name: (_values(name, one), None) for name in one.by}
+    regime = one.regime
+    values = {name: (_values(name, one), None) for name in one.by}
     effort = {"method": (_methods(one), None), "seeds": (SEEDS, regime.seeds), "trials": (TRIALS, regime.trials)}
     return {**values, **effort, **WITH_RUNS, **OPTIONS}
 

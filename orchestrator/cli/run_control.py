@@ -86,7 +86,7 @@ def find(settings: Settings, reference: str, address: str | None) -> RunFolder |
     when the named cluster does not answer.
     """
     newest_job = reference == "latest" and address is not None
-    if not newest_job and (folder := records.known(settings.storage, reference)):
+    if not newest_job and (folder := records.find_here(settings.storage, reference)):
         return folder
     from orchestrator.jobs.dashboard import Dashboard, configured_address, dashboard_address
 

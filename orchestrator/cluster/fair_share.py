@@ -124,7 +124,9 @@ class Share:
     """
 
     def __init__(self, claim: ResourceClaim, board: ClaimStore, say: Callable[[str], None]) -> None:
-        self._claim, self._board, self._say = claim, board, say
+        self._claim = claim
+        self._board = board
+        self._say = say
         self._slots = self._may = self._announced = claim.wanted
         self._others = 0
         self._ended = threading.Event()

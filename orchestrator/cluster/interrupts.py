@@ -108,7 +108,7 @@ class Interrupts:
         if self._recorder is not None:
             self._recorder.join()
 
-    def asked(self) -> bool:
+    def stop_requested(self) -> bool:
         """Whether a stop was requested, by a signal or by ``orchestrator stop``."""
         self.stopped = self.stopped or self._stop_file.exists()
         return self.stopped

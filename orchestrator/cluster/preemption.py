@@ -70,13 +70,13 @@ def this_node_is_dead() -> Callable[[], bool]:
     import ray
 
     here = ray.get_runtime_context().get_node_id()
-    asked = time.monotonic()
+    last_asked = time.monotonic()
 
     def dead() -> bool:
-        nonlocal asked
-        if time.monotonic() - asked < LOST_SECONDS:
+        nonlocal last_asked
+        if time.monotonic() - last_asked < LOST_SECONDS:
             return False
-        asked = time.monotonic()
+        last_asked = time.monotonic()
         return any(node["NodeID"] == here and not node["Alive"] for node in ray.nodes())
 
     return dead
@@ -89,7 +89,8 @@ def stop_with_node(interrupts: Interrupts) -> Iterator[None]:
     Ray sends no signal. After the grace period it ends a head's node together with the drivers of its jobs. Without
     its raylet a driver would wait for its trials forever.
     """
-    leaves, dead = this_node(), this_node_is_dead()
+    leaves = this_node()
+    dead = this_node_is_dead()
     ended = threading.Event()
 
     def watch() -> None:

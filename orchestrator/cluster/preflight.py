@@ -40,7 +40,8 @@ def dataset(workload: str, params: Mapping[str, Any], root: Path) -> str | None:
 
     Returns None for a workload that reads none of the package's datasets.
     """
-    name, kinds = params.get("dataset"), workload_loader.entry(workload).data
+    name = params.get("dataset")
+    kinds = workload_loader.entry(workload).data
     if name is None or not kinds:
         return None
     from workloads.data import ReadOptions, check_readable, datasets
@@ -68,7 +69,8 @@ def data(name: str, params: Mapping[str, Any], root: Path, refit: bool | str | N
 def batch(params: Mapping[str, Any], resources: Resources, plan: Plan) -> None:
     """Check that micro-batches and every possible number of workers divide the global ``batch_size``."""
     workers = range(resources.least, resources.workers + 1)
-    size, parts = params.get("batch_size"), math.lcm(*workers) * plan.accumulate
+    size = params.get("batch_size")
+    parts = math.lcm(*workers) * plan.accumulate
     if not isinstance(size, int) or size % parts == 0:
         return
     near = [n for n in (size - size % parts, size + parts - size % parts) if n > 0]

@@ -41,8 +41,8 @@ def print_metadata(address: str) -> None:
     from ray._common.usage.usage_lib import get_cluster_metadata
 
     signal.alarm(3)  # the client itself goes on trying for 40 s, deaf to Python
-    found = canonicalize_bootstrap_address(address)
-    print(json.dumps(get_cluster_metadata(GcsClient(address=found)) if found else None))
+    resolved = canonicalize_bootstrap_address(address)
+    print(json.dumps(get_cluster_metadata(GcsClient(address=resolved)) if resolved else None))
 
 
 def torch_trainer() -> type:
@@ -69,10 +69,11 @@ def deaths_are_retried(death: type[Exception]) -> Iterator[None]:
 
     class Manager(RayActorManager):  # type: ignore[misc]
         def _actor_task_failed(self, tracked_actor_task: Any, exception: Exception) -> None:
-            told = isinstance(exception, RayActorError | RayTaskError) or not isinstance(exception, RayError)
-            super()._actor_task_failed(tracked_actor_task, exception if told else death(str(exception)))
+            retried = isinstance(exception, RayActorError | RayTaskError) or not isinstance(exception, RayError)
+            super()._actor_task_failed(tracked_actor_task, exception if retried else death(str(exception)))
 
-    usual, tune_controller.RayActorManager = tune_controller.RayActorManager, Manager
+    usual = tune_controller.RayActorManager
+    tune_controller.RayActorManager = Manager
     try:
         yield
     finally:

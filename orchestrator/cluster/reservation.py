@@ -32,21 +32,21 @@ def wait_for_room(resources: Resources, waiting: Callable[[], bool]) -> Resource
     A placement group of all workers waits in Ray's queue and is removed once granted, so that the run can take its
     place. ``waiting`` is called about twice a second; when it returns False, so does the wait, with None.
     """
-    asked = resources.fixed(resources.workers)
+    requested = resources.fixed(resources.workers)
     while True:
-        group = placement_group([bundle(asked)] * asked.workers)
+        group = placement_group([bundle(requested)] * requested.workers)
         began = time.monotonic()
         better = None
         try:
             while not group.wait(POLL_SECONDS) and better is None:
                 if not waiting():
                     return None
-                better = _better(resources, asked, time.monotonic() - began)
+                better = _better(resources, requested, time.monotonic() - began)
         finally:
             remove_placement_group(group)
         if better is None:
-            return asked
-        asked = better
+            return requested
+        requested = better
 
 
 def room(resources: Resources) -> int:
@@ -66,14 +66,14 @@ def has_room_for_more(resources: Resources) -> Callable[[], bool]:
     return more
 
 
-def _better(resources: Resources, asked: Resources, seconds: float) -> Resources | None:
+def _better(resources: Resources, requested: Resources, seconds: float) -> Resources | None:
     """The next request after one that was not granted for ``seconds``, or None to keep it."""
     if resources.min_workers is None or seconds < SETTLE_SECONDS:
         return None
     fits = max(resources.least, min(room(resources), resources.workers))
-    if fits == asked.workers and seconds > TRY_SECONDS:  # enough in sum, but not granted
+    if fits == requested.workers and seconds > TRY_SECONDS:  # enough in sum, but not granted
         fits = max(resources.least, fits - 1)
-    return resources.fixed(fits) if fits != asked.workers else None
+    return resources.fixed(fits) if fits != requested.workers else None
 
 
 def _free() -> list[Node]:

@@ -62,7 +62,8 @@ class UsageMonitor:
     def __init__(self, address: str, every: float) -> None:
         self.last = Usage(address, trouble="no answer yet")
         self._address, self._every = address, every
-        self._asked, self._ended = threading.Event(), threading.Event()
+        self._asked = threading.Event()
+        self._ended = threading.Event()
         threading.Thread(target=self._run, name="usage", daemon=True).start()
 
     def first(self, seconds: float = 2 * ANSWER_SECONDS) -> Usage:

@@ -136,7 +136,8 @@ def _all(folder: Path) -> Iterator[Path]:
 def _verify(folder: Path) -> dict[str, Any]:
     try:
         meta: dict[str, Any] = json.loads((folder / META).read_text())
-        form, seal = meta["format"], meta.pop("sha256", None)
+        form = meta["format"]
+        seal = meta.pop("sha256", None)
     except FileNotFoundError:
         raise UserError(f"The checkpoint {folder} is incomplete: it has no {META}", fix=FIX) from None
     except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
@@ -148,7 +149,8 @@ def _verify(folder: Path) -> dict[str, Any]:
     if seal != _seal(meta):
         raise UserError(f"The checkpoint {folder} is damaged: the content of {META} changed", fix=FIX)
     try:
-        size, digest = meta["tensors"]["bytes"], meta["tensors"]["sha256"]
+        size = meta["tensors"]["bytes"]
+        digest = meta["tensors"]["sha256"]
     except MALFORMED:
         raise UserError(f"The checkpoint {folder} is damaged: {META} lacks what it needs", fix=FIX) from None
     file = folder / TENSORS

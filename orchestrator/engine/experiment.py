@@ -97,7 +97,8 @@ class Experiment:
             if not self.plan.refit:
                 self._finish(last.progress)
                 return
-            self._selected, state = last.progress, {}
+            self._selected = last.progress
+            state = {}
         last = yield from self._refit(state)
         if last.ended:
             self._finish(last.progress)
@@ -128,7 +129,8 @@ class Experiment:
         return self._now()[1].epoch + (self._selected.epoch if self._selected else 0)
 
     def _select(self, state: Mapping[str, Any]) -> Generator[EpochReport, None, EpochReport]:
-        self._phase, self._best = "select", state.get("best")
+        self._phase = "select"
+        self._best = state.get("best")
         workload = self._workload = self.build(holdout=True)
         for report in self._run(workload, self.plan, state, validate=True, prefix="train"):
             yield self._seen(report)
@@ -172,7 +174,8 @@ class Experiment:
     def _seen(self, report: EpochReport) -> EpochReport:
         self._report = report
         if self._saved:
-            self._recent, self._saved = [self._recent[1], []], False
+            self._recent = [self._recent[1], []]
+            self._saved = False
         self._recent[1].extend(report.rows)
         return report
 
@@ -189,7 +192,8 @@ class Experiment:
     def _finish(self, progress: Progress) -> None:
         workload, _ = self._now()
         selected = self._selected or progress
-        epochs, seconds = progress.epoch, progress.train_seconds
+        epochs = progress.epoch
+        seconds = progress.train_seconds
         if self._phase == "refit":
             seconds += self._selected.train_seconds if self._selected else 0.0
         elif progress.best_epoch != progress.epoch:

@@ -46,7 +46,10 @@ class Diverged(Exception):
     """
 
     def __init__(self, epoch: int, metric: str, value: float, rows: tuple[Row, ...] = ()) -> None:
-        self.epoch, self.metric, self.value, self.rows = epoch, metric, value, rows
+        self.epoch = epoch
+        self.metric = metric
+        self.value = value
+        self.rows = rows
         super().__init__(f"{metric} is {value} at epoch {epoch}")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -146,7 +149,8 @@ def run_epochs(
     chosen = objectives.chosen(workload.objective, plan.objective)
     test_epochs = chosen[0].test_epochs if on_sealed else ()
     rows: list[Row] = []
-    reported, saved = time.monotonic(), spent()
+    reported = time.monotonic()
+    saved = spent()
     saved_epoch = progress.epoch
     first = 0 if resume is None and validate and is_pretrained(workload) else progress.epoch + 1
     for epoch in range(first, plan.epochs + 1):
@@ -172,7 +176,8 @@ def run_epochs(
 
         ended = progress.ended(plan)
         stopping = ended is None and stop()
-        now, interval = time.monotonic(), report_seconds() if report_seconds else REPORT_SECONDS
+        now = time.monotonic()
+        interval = report_seconds() if report_seconds else REPORT_SECONDS
         report = bool(ended) or stopping or epoch in plan.decide_at or now - reported >= interval or every_epoch
         rested = spent() - saved >= CHECKPOINT_SECONDS and (ended or epoch - saved_epoch >= plan.checkpoint_every)
         # Without a refit, the last checkpoint has the weights to be tested.
@@ -180,9 +185,11 @@ def run_epochs(
         report, due, stopping = agree((report, due, stopping))  # the ranks' clocks differ
         if report:
             yield EpochReport(tuple(rows), progress, due, ended)
-            rows, reported = [], time.monotonic()
+            rows = []
+            reported = time.monotonic()
             if due:
-                saved, saved_epoch = spent(), epoch
+                saved = spent()
+                saved_epoch = epoch
         if ended or stopping:
             return
 

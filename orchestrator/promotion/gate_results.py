@@ -138,7 +138,8 @@ WIDER = {"integer": ("long", "double"), "float": ("double",)}
 
 def _incompatible(before: Any, after: Any) -> Iterator[str]:
     """All differences that would break a caller."""
-    old, new = _columns(before.inputs), _columns(after.inputs)
+    old = _columns(before.inputs)
+    new = _columns(after.inputs)
     for name, spec in new.items():
         if name not in old:
             if spec.required:
@@ -147,7 +148,8 @@ def _incompatible(before: Any, after: Any) -> Iterator[str]:
             yield f"its input {name} is {_named(spec.type)}, before {_named(old[name].type)}"
         elif spec.required and not old[name].required:
             yield f"its input {name} is required, before optional"
-    old, new = _columns(before.outputs), _columns(after.outputs)
+    old = _columns(before.outputs)
+    new = _columns(after.outputs)
     for name, spec in old.items():
         if name not in new:
             yield f"its output lacks {name}"

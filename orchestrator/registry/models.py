@@ -127,7 +127,8 @@ def _log(settings: Settings, run_id: str, folder: Path, outcome: str) -> str:
     from orchestrator.registry.serving import predictor
 
     files = folder / "model"
-    meta, spec = servable.read(files), _spec(folder)
+    meta = servable.read(files)
+    spec = _spec(folder)
     example = pd.DataFrame(meta["example"])
     try:
         output = predictor(files).predict(example, **meta["params"])

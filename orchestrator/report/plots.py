@@ -171,7 +171,8 @@ def _column(trials: Sequence[FrozenTrial], name: str) -> Column:
 
 def _numbers(values: Sequence[float | None], log: bool) -> Column:
     present = [value for value in values if value is not None]
-    low, high = min(present), max(present)
+    low = min(present)
+    high = max(present)
     if low == high:
         return [None if value is None else 0.5 for value in values], [(0.5, _number(low))]
     scale = LogNorm(low, high) if log else Normalize(low, high)

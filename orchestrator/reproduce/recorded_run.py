@@ -52,7 +52,7 @@ def find(settings: Settings, reference: str) -> Recorded:
     """Find the record of ``reference``: the id of a run, a sweep or an MLflow run, a trial (``SWEEP/7``), or
     ``latest``. Raises UserError."""
     owner = reference.partition("/")[0]
-    folder = records.known(settings.storage, owner)
+    folder = records.find_here(settings.storage, owner)
     if folder is not None and owner == reference:
         return _from_folder(folder)
     if folder is not None:

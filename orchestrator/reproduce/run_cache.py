@@ -90,7 +90,7 @@ def named(about: str, part: str, identity: str, workload: str, params: Mapping[s
 
 
 def _once(name: str, settings: Settings, start: Callable[[], Result], resume: Callable[[RunFolder], Result]) -> Done:
-    folder = records.known(settings.storage, name)
+    folder = records.find_here(settings.storage, name)
     if folder is not None and folder.status() in USABLE:
         folder = folder.fetch()
         return Done(folder.path, folder.record["result"], reused=True)

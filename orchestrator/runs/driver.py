@@ -190,7 +190,7 @@ def in_process(
             session.settings.data,
             device,
             deliver=lambda report: rows(list(report.rows)),
-            stop=session.interrupts.asked,
+            stop=session.interrupts.stop_requested,
             resume=resume,
             selected=selected,
         )
@@ -210,11 +210,14 @@ class ProgressReporter:
     def __init__(
         self, session: Session, spec: ExperimentSpec, before: int = 0, selected: Progress | None = None
     ) -> None:
-        self._session, self._spec, self._before = session, spec, before
+        self._session = session
+        self._spec = spec
+        self._before = before
         self._refit_epochs = selected.best_epoch if selected else 0
         self._objective, *_ = selected_by = objectives.of(spec.workload, spec.plan)
         self._shown = ("loss", *(f"/{objective.metric}" for objective in selected_by))
-        self._epoch, self._target = 0, self._refit_epochs or spec.plan.epochs
+        self._epoch = 0
+        self._target = self._refit_epochs or spec.plan.epochs
         self._unit = "refit epoch" if selected else "epoch"
         self._values: Mapping[str, float] = {}
         self._first = (time.monotonic(), 0)
@@ -237,7 +240,8 @@ class ProgressReporter:
         for row in rows:
             value = row.metrics.get(f"validation/{self._objective.metric}")
             if value is not None and better(value, self._best, self._objective):
-                self._best, self._refit_epochs = value, row.epoch
+                self._best = value
+                self._refit_epochs = row.epoch
         last = rows[-1]
         self._epoch = last.epoch
         unit = "refit epoch" if any(name.startswith("refit/") for name in last.metrics) else "epoch"
@@ -280,7 +284,8 @@ def finish(session: Session, spec: ExperimentSpec, register: str | None, folder:
     outcome = worker.outcome_of(folder)
     assert outcome is not None
     devices = mean_devices(session.folder) if spec.resources.min_workers else spec.resources.devices
-    tracker, console = session.tracker, session.console
+    tracker = session.tracker
+    console = session.console
     key = session.folder.id
     model_uri: str | None = str(folder / worker.MODEL)
     version = None
@@ -301,7 +306,8 @@ def finish(session: Session, spec: ExperimentSpec, register: str | None, folder:
         )
         provenance.write_spec(folder / provenance.SPEC, spec.model_dump(mode="json"))  # for a sweep, its winner's spec
         if logged := model_upload.deliver(session, folder, register):
-            model_uri, version = logged.uri, logged.version
+            model_uri = logged.uri
+            version = logged.version
     train_seconds = float(outcome["train_seconds"])
     _say_metrics(console, spec, outcome)
     if untouched:

@@ -59,7 +59,10 @@ class StatusPublisher:
         about: Mapping[str, Any] | None = None,
         interval: float = INTERVAL_SECONDS,
     ) -> None:
-        self._folder, self._unsent, self._about, self._interval = folder, unsent, dict(about or {}), interval
+        self._folder = folder
+        self._unsent = unsent
+        self._about = dict(about or {})
+        self._interval = interval
         self._current_status: Callable[[], DriverStatus] = DriverStatus
         self.last = DriverStatus()
         """The last published status."""
@@ -109,7 +112,8 @@ class StatusPublisher:
 
     def _publish(self) -> None:
         with self._publishing, suppress(Exception):  # training goes on without numbers
-            status, unsent = self._current_status(), self._unsent()
+            status = self._current_status()
+            unsent = self._unsent()
             self.last = status
             values = {
                 "format": FORMAT,

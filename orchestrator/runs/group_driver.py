@@ -107,7 +107,7 @@ def follow(
                 raise RunFailed(session.folder.id, cause(error), str(session.folder.log)) from error
             session.console.say(f"A worker was lost ({cause(error)}); going on from the last checkpoint")
             continue
-        if isinstance(failure, Stopped) and not session.interrupts.asked():
+        if isinstance(failure, Stopped) and not session.interrupts.stop_requested():
             session.console.say("The workers have saved, and others go on")
             continue
         break
@@ -115,7 +115,7 @@ def follow(
         rows(list(failure.rows))
     if failure is not None and not isinstance(failure, Stopped):
         raise reports.failed(session.folder, failure)
-    if not session.interrupts.asked():
+    if not session.interrupts.stop_requested():
         download(folder, worker.OUTCOME, worker.WRITTEN)
     return worker.outcome_of(folder) is not None
 
@@ -150,7 +150,7 @@ def _watch(
         ended = False
         while not ended:
             ended = group.ended(0.2)  # before reading, so that its last rows are read
-            if session.interrupts.asked() and not ended and not group.is_up():
+            if session.interrupts.stop_requested() and not ended and not group.is_up():
                 group.kill(END_SECONDS)  # there are no workers to save
                 return Stopped()
             if deliver(inbox, rows):
@@ -194,6 +194,6 @@ def _patience(session: Session, begun: bool) -> Callable[[], bool]:
                 f"orchestrator {session.folder.record['kind']} --resume {session.folder.id}",
                 str(session.folder.log),
             )
-        return not session.interrupts.asked()
+        return not session.interrupts.stop_requested()
 
     return waiting

@@ -68,8 +68,8 @@ def given_up(folder: Path) -> TrialTimeout | None:
     except FileNotFoundError:
         return None
     files = {0: folder / STACK} | {int(f.stem.partition("-")[2]): f for f in folder.glob(_of_rank(STACK, "*"))}
-    frames = {rank: found for rank, file in sorted(files.items()) if (found := _training_thread(file))}
-    busy = [rank for rank, found in frames.items() if not _waits_for_others(found)] or list(frames)
+    frames = {rank: stack for rank, file in sorted(files.items()) if (stack := _training_thread(file))}
+    busy = [rank for rank, stack in frames.items() if not _waits_for_others(stack)] or list(frames)
     if not busy:
         return TrialTimeout(cause)
     who = f"worker {busy[0]}" if len(files) > 1 else "it"
@@ -132,7 +132,8 @@ class TrialMonitor:
 
     def heard(self, unit: int) -> None:
         if unit in self._units:
-            self._units[unit].heard, self._units[unit].reported = time.monotonic(), True
+            self._units[unit].heard = time.monotonic()
+            self._units[unit].reported = True
 
     def end(self, unit: int) -> None:
         self._units.pop(unit, None)
@@ -158,7 +159,8 @@ def _look(watched: _Watched, now: float) -> None:
     with suppress(FileNotFoundError):
         process = (watched.folder / PROCESS).read_text()
         if process != watched.process:
-            watched.process, watched.heard = process, now + json.loads(process)["allowance"]
+            watched.process = process
+            watched.heard = now + json.loads(process)["allowance"]
 
 
 def kill(folder: Path, timeout: float) -> None:

@@ -40,7 +40,8 @@ def deliver(session: Session, outcome: Path, register: str | None) -> Logged | N
 
     Raises UserError (exit 3) when MLflow answers and refuses the run or the name to register under.
     """
-    folder, tracker = session.folder, session.tracker
+    folder = session.folder
+    tracker = session.tracker
     assert tracker is not None
     if folder.record.get(OWED):  # an earlier attempt may have failed for a predictor that is fixed now
         _renew(outcome, workload_loader.predictor(folder.record["workload"]))
@@ -58,7 +59,8 @@ def deliver(session: Session, outcome: Path, register: str | None) -> Logged | N
             fix=f"It is kept; mend the predictor and go on with: {again}", code=FAILED,
         ) from error  # fmt: skip
     except trouble as error:
-        cause, later = one_line(error), f"orchestrator sync {folder.id}"
+        cause = one_line(error)
+        later = f"orchestrator sync {folder.id}"
         if register and isinstance(error, UntrustedModel):
             raise
         if register and registry.refused(error):

@@ -117,9 +117,13 @@ class Session:
         tags: Mapping[str, str],
         name: str | None = None,
     ) -> None:
-        self.folder, self.settings, self.console = folder, settings, console
+        self.folder = folder
+        self.settings = settings
+        self.console = console
         self.started = time.monotonic()
-        self._params, self._tags, self._resuming = params, tags, resuming
+        self._params = params
+        self._tags = tags
+        self._resuming = resuming
         self._name = name or folder.id
         self._status: tuple[Status, int, dict[str, Any]] | None = None
         self.tracker: Tracker | None = None
@@ -257,7 +261,8 @@ class Session:
 
     def _notify_end(self, status: Status, values: Mapping[str, Any]) -> None:
         cause = f": {values['error']}" if "error" in values else ""
-        tracking, run_id = self.settings.tracking or "", values.get("run_id")
+        tracking = self.settings.tracking or ""
+        run_id = values.get("run_id")
         self.notify(
             "failure" if status == "failed" else "finish",
             f"{self.folder.id} {ENDINGS[status]}{cause}",

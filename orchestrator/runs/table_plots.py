@@ -18,7 +18,7 @@ FEW = 24
 """Points of a line up to which each has a mark."""
 
 COLOURS = matplotlib.color_sequences["petroff10"]
-"""Of lines and classes, told apart by the colour-blind."""
+"""Colours of lines and classes that colour-blind readers can distinguish."""
 
 
 def figures(folder: Path) -> dict[str, Figure]:
@@ -28,7 +28,7 @@ def figures(folder: Path) -> dict[str, Figure]:
 
 
 def illustrate(folder: Path) -> None:
-    """Leave ``NAME.png`` beside each table that can be drawn. Raises UserError as :func:`figures`."""
+    """Write ``NAME.png`` next to each table that can be drawn. Raises UserError as :func:`figures`."""
     for name, figure in figures(folder).items():
         plot_style.png(figure, folder / f"{name}.png")
 

@@ -81,5 +81,7 @@ def _choices(name: str, distribution: BaseDistribution) -> list[Any]:
     count = int((distribution.high - distribution.low) / distribution.step + 1e-9) + 1
     if count > LIMIT:
         raise UserError(f"The grid has more than {LIMIT} points in {name} alone", fix="Take larger steps")
-    low, high, step = distribution.low, distribution.high, distribution.step
+    low = distribution.low
+    high = distribution.high
+    step = distribution.step
     return [min(low + index * step, high) for index in range(count)]  # 0 + 3 * 0.1 is more than 0.3

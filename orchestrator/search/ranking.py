@@ -27,7 +27,8 @@ def front(trials: Iterable[FrozenTrial], objectives: Sequence[Objective]) -> lis
     gains = {t.number: [sign * value for sign, value in zip(signs, t.values)] for t in complete}
 
     def dominates(one: FrozenTrial, other: FrozenTrial) -> bool:
-        mine, theirs = gains[one.number], gains[other.number]
+        mine = gains[one.number]
+        theirs = gains[other.number]
         return mine != theirs and all(m >= t for m, t in zip(mine, theirs))
 
     optimal: list[FrozenTrial] = []

@@ -84,7 +84,10 @@ class Study:
     def __init__(
         self, folder: Path, spec: SweepSpec, objective: Sequence[Objective], space: spaces.Space, conditional: bool
     ) -> None:
-        self.folder, self.spec, self.objectives, self._space = folder, spec, tuple(objective), space
+        self.folder = folder
+        self.spec = spec
+        self.objectives = tuple(objective)
+        self._space = space
         self._conditional = conditional
         # A killed driver may leave both. The folder's lock ensures that no other driver is alive.
         disk.drop_half_line(folder / JOURNAL)

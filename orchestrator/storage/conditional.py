@@ -36,7 +36,7 @@ class Changed(Exception):
 class Objects:
     """The objects below a URI on S3, each with the tag of its content. Whatever is wrong is an OSError."""
 
-    place: Remote
+    location: Remote
 
     def read(self, name: str) -> tuple[bytes, str] | None:
         """The object's content and tag; None when there is none."""
@@ -60,10 +60,10 @@ class Objects:
     def _call(self, operation: str, name: str, **more: Any) -> Any:
         from botocore.exceptions import ClientError
 
-        location = urlsplit(self.place.uri)
+        location = urlsplit(self.location.uri)
         key = f"{location.path.strip('/')}/{name}".lstrip("/")
         try:
-            return getattr(_client(self.place), operation)(Bucket=location.netloc, Key=key, **more)
+            return getattr(_client(self.location), operation)(Bucket=location.netloc, Key=key, **more)
         except ClientError as error:
             if error.response["Error"]["Code"] in CHANGED:
                 raise Changed(name) from None
@@ -72,40 +72,40 @@ class Objects:
             raise _os_error(operation, error) from None
 
 
-def objects(place: Remote) -> Objects | None:
-    """The objects below ``place`` for conditional writes; None where there are none. Raises OSError."""
-    return None if reason_without(place) else Objects(place)
+def objects(location: Remote) -> Objects | None:
+    """The objects below ``location`` for conditional writes; None where there are none. Raises OSError."""
+    return None if reason_without(location) else Objects(location)
 
 
-def reason_without(place: Remote) -> str | None:
-    """Why ``place`` has no conditional writes; None where it has. Raises OSError when the store does not answer."""
-    location = urlsplit(place.uri)
-    if location.scheme != "s3":
-        return f"{location.scheme}:// has no conditional writes here"
+def reason_without(location: Remote) -> str | None:
+    """Why ``location`` has no conditional writes; None where it has. Raises OSError when the store does not answer."""
+    parts = urlsplit(location.uri)
+    if parts.scheme != "s3":
+        return f"{parts.scheme}:// has no conditional writes here"
     if find_spec(LIBRARY) is None:
         return f"{LIBRARY} is not installed"
-    store = (location.netloc, s3_endpoint())
+    store = (parts.netloc, s3_endpoint())
     if store not in _HONOURS:
-        _HONOURS[store] = _honours_conditions(place)
+        _HONOURS[store] = _honours_conditions(location)
     if not _HONOURS[store]:
         return "the store does not honour If-Match and If-None-Match"
     return None
 
 
-def warning(place: Remote) -> str | None:
+def warning(location: Remote) -> str | None:
     """What follows from :func:`reason_without`, in one sentence; None where there is nothing to say."""
-    reason = reason_without(place)
+    reason = reason_without(location)
     if reason is None:
         return None
     fix = f". Install it: pip install '{EXTRA}'" if reason.startswith(LIBRARY) else ""
-    return (
-        f"{place.uri}: no conditional writes ({reason}); each driver that takes over stores in a folder of its own{fix}"
-    )
+    apart = "each driver that takes over stores in a folder of its own"
+    return f"{location.uri}: no conditional writes ({reason}); {apart}{fix}"
 
 
-def _honours_conditions(place: Remote) -> bool:
+def _honours_conditions(location: Remote) -> bool:
     """Whether the store refuses what a condition excludes, tried on an object that is removed again."""
-    store, name = Objects(place), f".probe-{secrets.token_hex(8)}"
+    store = Objects(location)
+    name = f".probe-{secrets.token_hex(8)}"
     try:
         tag = store.write(name, b"first", None)
     except (Changed, NotImplementedError):
@@ -115,7 +115,7 @@ def _honours_conditions(place: Remote) -> bool:
     except NotImplementedError:
         return False
     finally:
-        place.remove(name)
+        location.remove(name)
 
 
 def _is_refused(store: Objects, name: str, tag: str | None) -> bool:
@@ -126,9 +126,9 @@ def _is_refused(store: Objects, name: str, tag: str | None) -> bool:
     return False
 
 
-def _client(place: Remote) -> Any:
+def _client(location: Remote) -> Any:
     environment = (s3_endpoint(), s3_region(), os.environ.get("AWS_ACCESS_KEY_ID"))
-    return _open_client(urlsplit(place.uri).netloc, place.request_seconds, environment)
+    return _open_client(urlsplit(location.uri).netloc, location.request_seconds, environment)
 
 
 @lru_cache

@@ -32,7 +32,7 @@ def drop_half_line(journal: Path) -> None:
 
 
 def is_full(error: BaseException | None) -> TypeGuard[OSError]:
-    """Whether it says that nothing more can be written here, whoever tries: no space, no quota, read-only."""
+    """Whether the error means that nothing can be written: no space, no quota, or read-only."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
@@ -56,8 +56,8 @@ def check_writable(storage: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise unwritable(storage, error) from None
-    if place := remote.behind(storage):
-        place.check()
+    if location := remote.behind(storage):
+        location.check()
 
 
 def unwritable(storage: Path, error: Exception) -> UserError:

@@ -61,14 +61,14 @@ class Overtaken(Exception):
 
 
 class Lease:
-    """The right to drive the run stored at ``place``; ``token`` is what its owner is known by.
+    """The right to drive the run stored at ``location``; ``token`` is what its owner is known by.
 
     Once taken it has a ``generation``; ``exclusive`` says whether no other driver can have the same one.
     ``predecessor`` is the holder before, where that one has not given it back.
     """
 
-    def __init__(self, place: Remote, token: str | None = None) -> None:
-        self._place = run_place(place)
+    def __init__(self, location: Remote, token: str | None = None) -> None:
+        self._location = run_location(location)
         self.token = token or secrets.token_hex(8)
         self.generation = 0
         self.predecessor: Holder | None = None
@@ -89,17 +89,17 @@ class Lease:
         try:
             self.claim(above)
         except OSError as error:
-            raise unusable(self._place.uri, error) from None
+            raise unusable(self._location.uri, error) from None
 
     def claim(self, above: int = 0) -> None:
         """:meth:`take`, but a storage that cannot be used is an OSError."""
-        self._objects = conditional.objects(self._place)
+        self._objects = conditional.objects(self._location)
         while True:
-            found = self._read()
-            if found and found.token != self.token and (left := found.left(self._place.now())):
-                raise refused(self._place, found, left)
-            self.generation = max(above, found.generation if found else 0) + 1
-            self.predecessor = found
+            current = self._read()
+            if current and current.token != self.token and (left := current.left(self._location.now())):
+                raise refused(self._location, current, left)
+            self.generation = max(above, current.generation if current else 0) + 1
+            self.predecessor = current
             try:
                 self.renew()
                 break
@@ -107,8 +107,8 @@ class Lease:
                 continue
         if not self.exclusive:
             time.sleep(SETTLE_SECONDS)
-            if (found := holder(self._place)) is not None and found.token != self.token:
-                raise refused(self._place, found, SECONDS)
+            if (current := holder(self._location)) is not None and current.token != self.token:
+                raise refused(self._location, current, SECONDS)
 
     def renew(self) -> None:
         """Write it again. Raises OSError, and Changed where somebody else has written it since."""
@@ -116,7 +116,7 @@ class Lease:
         if self._objects:
             self._tag = self._objects.write(NAME, content, self._tag)
         else:
-            self._place.write(NAME, content)
+            self._location.write(NAME, content)
 
     def kept(self, is_superseded: Callable[[], bool] = lambda: False) -> bool:
         """Whether no one has taken it over; then it is renewed. Raises OSError.
@@ -132,8 +132,8 @@ class Lease:
             with suppress(Changed):  # by ourselves too, where the answer to an earlier write was lost
                 self.renew()
                 return True
-        found = self._read()
-        if (found is None and is_superseded()) or (found is not None and self._is_later(found)):
+        current = self._read()
+        if (current is None and is_superseded()) or (current is not None and self._is_later(current)):
             return False
         try:
             self.renew()
@@ -141,16 +141,16 @@ class Lease:
             return False
         return self.exclusive or not is_superseded()  # another one may have come between the look and the write
 
-    def _is_later(self, found: Holder) -> bool:
+    def _is_later(self, current: Holder) -> bool:
         """Whether it is a successor's. One of a lower generation was written by a predecessor that woke up; one of
         an earlier version has no generation."""
-        return found.token != self.token and (found.generation == 0 or found.generation >= self.generation)
+        return current.token != self.token and (current.generation == 0 or current.generation >= self.generation)
 
     def release(self) -> None:
         """Give it back, if it is still ours. An endpoint that is away lets it expire."""
         with suppress(OSError, Changed), self._writing:
-            found = self._read()
-            if found is None or found.token != self.token:
+            current = self._read()
+            if current is None or current.token != self.token:
                 return
             try:
                 if self._objects and self._tag:
@@ -158,15 +158,15 @@ class Lease:
                     return
             except NotImplementedError:  # a store whose condition is for writes alone
                 pass
-            self._place.remove(NAME)
+            self._location.remove(NAME)
 
     def _read(self) -> Holder | None:
         """The holder, and on a store with conditional writes the tag that the next write depends on."""
         if not self._objects:
-            return holder(self._place)
+            return holder(self._location)
         stored = self._objects.read(NAME)
         self._tag = stored[1] if stored else None
-        written = self._place.find(NAME) if stored else None
+        written = self._location.find(NAME) if stored else None
         return _parse(stored[0], written.time) if stored and written else None
 
     def _content(self) -> dict[str, Any]:
@@ -174,24 +174,24 @@ class Lease:
         return {"format": 1, "generation": self.generation, **who}
 
 
-def run_place(place: Remote) -> Remote:
-    """Where the lease of the run lies whose folder, of any generation, is ``place``."""
-    storage, _, name = place.uri.rpartition("/")
-    return Remote(f"{storage}/{generations.run_id(name)}", place.request_seconds)
+def run_location(location: Remote) -> Remote:
+    """Where the lease of the run lies whose folder, of any generation, is ``location``."""
+    storage, _, name = location.uri.rpartition("/")
+    return Remote(f"{storage}/{generations.run_id(name)}", location.request_seconds)
 
 
-def holder(place: Remote) -> Holder | None:
-    """Who has the lease of the run at ``place``, or had it last; None when it was given back. Raises OSError."""
-    place = run_place(place)
-    stored = place.find(NAME)
-    content = place.read(NAME) if stored else None
+def holder(location: Remote) -> Holder | None:
+    """Who has the lease of the run at ``location``, or had it last; None when it was given back. Raises OSError."""
+    location = run_location(location)
+    stored = location.find(NAME)
+    content = location.read(NAME) if stored else None
     return None if stored is None or content is None else _parse(content, stored.time)
 
 
 @contextmanager
-def holding(place: Remote, above: int = 0) -> Iterator[None]:
-    """No one else drives the run at ``place`` within the block. Raises OSError, and UserError where somebody does."""
-    held = Lease(place)
+def holding(location: Remote, above: int = 0) -> Iterator[None]:
+    """Hold the lease of the run at ``location`` within the block. Raises OSError, and UserError if another has it."""
+    held = Lease(location)
     held.claim(above)
     try:
         yield
@@ -199,18 +199,18 @@ def holding(place: Remote, above: int = 0) -> Iterator[None]:
         held.release()
 
 
-def valid(place: Remote) -> bool:
+def valid(location: Remote) -> bool:
     """Whether somebody drives the run now, by our clock; False where the storage does not say."""
     with suppress(OSError):
-        found = holder(place)
-        return found is not None and found.left(time.time()) > 0
+        current = holder(location)
+        return current is not None and current.left(time.time()) > 0
     return False
 
 
 def has_live_driver(folder: Path) -> bool:
     """Whether a live process holds the run's folder, here or elsewhere."""
-    place = behind(folder)
-    return driven_here(folder) or (place is not None and valid(place))
+    location = behind(folder)
+    return driven_here(folder) or (location is not None and valid(location))
 
 
 def driven_here(folder: Path) -> bool:
@@ -227,11 +227,11 @@ def driven_here(folder: Path) -> bool:
         return False
 
 
-def refused(place: Remote, found: Holder, left: float) -> UserError:
-    run = place.uri.rpartition("/")[2]
+def refused(location: Remote, current: Holder, left: float) -> UserError:
+    run = location.uri.rpartition("/")[2]
     return UserError(
         f"{run} is being driven by another process",
-        got=f"pid {found.pid} on {found.host}",
+        got=f"pid {current.pid} on {current.host}",
         fix=f"Wait for it, or stop it: orchestrator stop {run}; if it is gone, its lease ends in {left:.0f} s",
     )
 
@@ -239,9 +239,9 @@ def refused(place: Remote, found: Holder, left: float) -> UserError:
 def _parse(content: bytes, written: float) -> Holder | None:
     """A lease of any version; None for a damaged one."""
     try:
-        told = json.loads(content)
-        who = (str(told["token"]), str(told["host"]), int(told["pid"]))
-        return Holder(*who, written, int(told.get("generation", 0)), told.get("kernel"))
+        fields = json.loads(content)
+        who = (str(fields["token"]), str(fields["host"]), int(fields["pid"]))
+        return Holder(*who, written, int(fields.get("generation", 0)), fields.get("kernel"))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 

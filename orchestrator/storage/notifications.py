@@ -41,7 +41,8 @@ class Notifier:
     """
 
     def __init__(self, target: str | None, about: Mapping[str, Any]) -> None:
-        self._target, self._about = target, dict(about)
+        self._target = target
+        self._about = dict(about)
         self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._undelivered: list[dict[str, Any]] = []
         self._cause = NO_ANSWER

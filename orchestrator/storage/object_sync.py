@@ -31,7 +31,7 @@ RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0)
 
 
 class Mirror:
-    """Threads that keep ``place`` equal to ``folder`` until :meth:`close`. They never raise.
+    """Threads that keep ``location`` equal to ``folder`` until :meth:`close`. They never raise.
 
     With a ``lease`` it is the driver's: it renews that, also before it sends anything, and when another driver has
     taken over it stops this one, which then stores nothing more. A ``stop`` that was asked for on the storage appears
@@ -42,21 +42,26 @@ class Mirror:
     def __init__(
         self,
         folder: Path,
-        place: Remote,
+        location: Remote,
         root: Path,
         *,
         lease: Lease | None = None,
         holds: int = 0,
         parts: Sequence[str] = (),
     ) -> None:
-        self._folder, self._place, self._root = folder, place, root
-        self._lease, self._holds, self._parts = lease, holds, parts
+        self._folder = folder
+        self._location = location
+        self._root = root
+        self._lease = lease
+        self._holds = holds
+        self._parts = parts
         _, self._delivered = sync_state.manifest(folder)
         sync_state.remember(folder, holds, self._delivered)
         self._trouble = "nothing was tried"
         self._lost = False
         self._has_older = generations.generation(folder.name) > 0
-        self._closing, self._ended = threading.Event(), threading.Event()
+        self._closing = threading.Event()
+        self._ended = threading.Event()
         self._due = threading.Event()  # to look now for what has changed
         # Two: a large checkpoint may take longer than the lease lasts.
         self._threads = [threading.Thread(target=work, name="mirror", daemon=True) for work in (self._send, self._heed)]
@@ -64,11 +69,11 @@ class Mirror:
             thread.start()
 
     def discard(self, name: str) -> None:
-        """The folder ``name`` goes from the storage with all that is in it, whoever put it there; at once if it can."""
+        """Remove the folder ``name`` and everything in it from the storage, at once if possible."""
         if self._lost:
             return
         try:
-            self._place.remove_folder(name)
+            self._location.remove_folder(name)
         except OSError:
             self._delivered[f"{name}/"] = (0, 0)
 
@@ -115,7 +120,7 @@ class Mirror:
             closing = self._closing.is_set()  # asked before looking: all that was there until then is sent
             begun = time.monotonic()
             try:
-                if sync_state.deliver(self._folder, self._place, self._delivered, self._parts, self._check_lease):
+                if sync_state.deliver(self._folder, self._location, self._delivered, self._parts, self._check_lease):
                     sync_state.remember(self._folder, self._holds, self._delivered)
                 self._drop_older()
             except Overtaken:
@@ -138,8 +143,8 @@ class Mirror:
 
     def _check_lease(self) -> None:
         """Renew the lease. Raises OSError, and Overtaken where another driver has taken the run over."""
-        if self._lease and not self._lease.kept(lambda: sync_state.is_superseded(self._place, self._holds)):
-            raise Overtaken(self._place.uri)
+        if self._lease and not self._lease.kept(lambda: sync_state.is_superseded(self._location, self._holds)):
+            raise Overtaken(self._location.uri)
 
     def _give_up(self) -> None:
         """Stop the driver, which stores nothing more."""
@@ -150,12 +155,13 @@ class Mirror:
     def _drop_older(self) -> None:
         """Once all of a generation of its own is stored, those before it are of no use."""
         if self._lease and self._has_older:
-            sync_state.drop_older(self._place)
+            sync_state.drop_older(self._location)
             self._has_older = False
 
     def _heed(self) -> None:
         """Renew the lease, and look for a stop."""
-        stop_file, storage = self._root / STOP, remote.behind(self._root)
+        stop_file = self._root / STOP
+        storage = remote.behind(self._root)
         while not self._lost and not self._ended.wait(RENEW_SECONDS if self._lease else LISTEN_SECONDS):
             with suppress(OSError):
                 try:
@@ -163,8 +169,8 @@ class Mirror:
                 except Overtaken:
                     self._give_up()
                     return
-                asked = storage is not None and not stop_file.exists() and storage.find(STOP) is not None
-                if asked and not self._closing.is_set():
+                stopped = storage is not None and not stop_file.exists() and storage.find(STOP) is not None
+                if stopped and not self._closing.is_set():
                     stop_file.touch()
 
 
@@ -209,8 +215,9 @@ class RemoteFolder:
 
     def __init__(self, folder: Path, parts: Sequence[str] = (), *, reads: bool = False) -> None:
         self._mirror: Mirror | None = None
-        root, place = remote.run_folder(folder), remote.behind(folder)
-        if root is None or place is None or lease.driven_here(root):
+        root = remote.run_folder(folder)
+        location = remote.behind(folder)
+        if root is None or location is None or lease.driven_here(root):
             return
         private_files.make_folder(folder)
         (root / STOP).unlink(missing_ok=True)  # an earlier driver's; where it is meant now, it comes again
@@ -218,7 +225,7 @@ class RemoteFolder:
             brought = sync_state.gather(folder, parts)
             sync_state.remember(folder, 0, sync_state.manifest(folder)[1] | brought)
         if not reads:
-            self._mirror = Mirror(folder, place, root, parts=parts)
+            self._mirror = Mirror(folder, location, root, parts=parts)
 
     def finish(self) -> None:
         """Let the rest be sent without waiting for it."""
@@ -247,9 +254,10 @@ def download(folder: Path, mark: str, parts: Sequence[str] = ()) -> None:
 
     At once where it is here already. Raises UserError (exit 3) when it does not come.
     """
-    place, deadline = remote.behind(folder), time.monotonic() + BRING_SECONDS
+    location = remote.behind(folder)
+    deadline = time.monotonic() + BRING_SECONDS
     trouble = f"there is no {mark}"
-    while place is not None and not (folder / mark).exists():
+    while location is not None and not (folder / mark).exists():
         try:
             sync_state.gather(folder, parts)
         except OSError as error:
@@ -258,7 +266,7 @@ def download(folder: Path, mark: str, parts: Sequence[str] = ()) -> None:
             return
         if time.monotonic() > deadline:
             raise UserError(
-                f"What another node has stored at {place.uri} cannot be had", got=trouble, code=UNAVAILABLE,
+                f"What another node has stored at {location.uri} cannot be had", got=trouble, code=UNAVAILABLE,
                 fix="Resume it when the storage answers",
             )  # fmt: skip
         time.sleep(1.0)

@@ -40,7 +40,7 @@ from orchestrator.storage.names import RECORD
 from orchestrator.storage.object_sync import STOP, Mirror, StopWatcher
 
 FORMAT = 1
-"""Of the record, and of all beside it that has no format of its own: study, history, events, curves."""
+"""Format of the record and of the files without a format of their own: study, history, events, curves."""
 
 NAME = re.compile(r"(?!latest$)[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 Kind = Literal["run", "sweep"]
@@ -135,16 +135,16 @@ class RunFolder:
         return lease.has_live_driver(self.path)
 
     def stop(self) -> None:
-        """Ask whoever drives it to stop. Raises UserError (exit 3) where that cannot be written."""
-        place = remote.behind(self.path)
-        if place is None or lease.driven_here(self.path):
+        """Ask the driver to stop. Raises UserError (exit 3) if the request cannot be written."""
+        location = remote.behind(self.path)
+        if location is None or lease.driven_here(self.path):
             with self._writing():
                 self.stop_file.touch()
             return
         try:
-            place.write(STOP, b"")
+            location.write(STOP, b"")
         except OSError as error:
-            raise remote.unusable(place.uri, error) from None
+            raise remote.unusable(location.uri, error) from None
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -219,26 +219,28 @@ class RunFolder:
 
     def mirror(self) -> Mirror | StopWatcher:
         """From now on the storage follows the folder that is held, as long as no other driver takes it over."""
-        place = remote.behind(self.path)
-        if place is None:
+        location = remote.behind(self.path)
+        if location is None:
             return StopWatcher(self.path)
-        return Mirror(self.path, place, self.path, lease=self._lease, holds=self.record["holds"])
+        return Mirror(self.path, location, self.path, lease=self._lease, holds=self.record["holds"])
 
     def fetch(self) -> RunFolder:
         """The folder with all that is stored of it, as a resume needs it. Raises UserError (exit 3)."""
-        place = remote.behind(self.path)
-        if place is None:
+        location = remote.behind(self.path)
+        if location is None:
             return self
         try:
             sync_state.refresh(self.path, everything=True)
         except OSError as error:
-            raise remote.unusable(place.uri, error) from None
+            raise remote.unusable(location.uri, error) from None
         return open_folder(self.path)
 
     def warning(self) -> str | None:
         """What the storage lacks, in one sentence; None where two drivers exclude each other for sure."""
-        place = remote.behind(self.path)
-        return None if place is None or self._lease is None or self._lease.exclusive else conditional.warning(place)
+        location = remote.behind(self.path)
+        return (
+            None if location is None or self._lease is None or self._lease.exclusive else conditional.warning(location)
+        )
 
     def status(self) -> str:
         """The recorded status; a run whose driver died without a word is ``lost`` (and resumable).
@@ -350,8 +352,8 @@ def find(storage: Path, reference: str, kind: Kind | None = None) -> RunFolder:
             sync_state.look(folder.path)
             return open_folder(folder.path)
         names.append(folder.id)
-    if place := remote.behind(storage):  # is it unknown, or is no one there to know it?
-        place.check()
+    if location := remote.behind(storage):  # is it unknown, or is no one there to know it?
+        location.check()
     what = kind or "run or sweep"
     if not names:
         raise UserError(
@@ -364,7 +366,7 @@ def find(storage: Path, reference: str, kind: Kind | None = None) -> RunFolder:
     )  # fmt: skip
 
 
-def known(storage: Path, reference: str) -> RunFolder | None:
+def find_here(storage: Path, reference: str) -> RunFolder | None:
     """As :func:`find`, but None for an unknown one: somebody else may know it."""
     try:
         return find(storage, reference)

@@ -61,27 +61,27 @@ class Remote:
 
     def files(self) -> dict[str, Stored]:
         """Every object below, at any depth."""
-        system, base = self._place()
+        system, base = self._opened()
         return {
-            found.path[len(base) + 1 :]: _stored(found)
-            for found in system.get_file_info(_selector(base, recursive=True))
-            if found.is_file
+            entry.path[len(base) + 1 :]: _stored(entry)
+            for entry in system.get_file_info(_selector(base, recursive=True))
+            if entry.is_file
         }
 
     def folders(self) -> list[str]:
         """The names of the folders right below."""
-        system, base = self._place()
-        found = system.get_file_info(_selector(base, recursive=False))
-        return sorted(entry.base_name for entry in found if not entry.is_file)
+        system, base = self._opened()
+        entries = system.get_file_info(_selector(base, recursive=False))
+        return sorted(entry.base_name for entry in entries if not entry.is_file)
 
     def find(self, name: str) -> Stored | None:
-        system, base = self._place()
-        found = system.get_file_info(f"{base}/{name}")
-        return _stored(found) if found.is_file else None
+        system, base = self._opened()
+        entry = system.get_file_info(f"{base}/{name}")
+        return _stored(entry) if entry.is_file else None
 
     def read(self, name: str) -> bytes | None:
         """The object's content; None when there is none."""
-        system, base = self._place()
+        system, base = self._opened()
         try:
             with system.open_input_stream(f"{base}/{name}") as stream:
                 return bytes(stream.read())
@@ -99,7 +99,7 @@ class Remote:
 
     def fetch(self, name: str, file: Path) -> None:
         """Write ``file``, whole or not at all, from the object ``name``. Raises FileNotFoundError without one."""
-        system, base = self._place()
+        system, base = self._opened()
         partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
         private_files.make_folder(file.parent)
         try:
@@ -111,13 +111,13 @@ class Remote:
 
     def remove(self, name: str) -> None:
         """Remove an object, if it is there."""
-        system, base = self._place()
+        system, base = self._opened()
         with suppress(FileNotFoundError):
             system.delete_file(f"{base}/{name}")
 
     def remove_folder(self, name: str) -> None:
         """Remove all objects below ``name``, if there are any."""
-        system, base = self._place()
+        system, base = self._opened()
         with suppress(FileNotFoundError):
             system.delete_dir(f"{base}/{name}")
 
@@ -125,11 +125,11 @@ class Remote:
         """The storage's clock: ours may be wrong. Writes and removes an object on the way."""
         name = f".probe-{os.getpid()}-{threading.get_ident()}"
         self.write(name, b"probe")
-        found = self.find(name)
+        probe = self.find(name)
         self.remove(name)
-        if found is None:
+        if probe is None:
             raise OSError("what was written is not there")
-        return found.time
+        return probe.time
 
     def check(self) -> None:
         """Raises UserError (exit 3) within seconds unless an object can be written, seen and removed here."""
@@ -153,13 +153,13 @@ class Remote:
             raise unusable(self.uri, outcome[0])
 
     def _output(self, name: str) -> Any:
-        system, base = self._place()
+        system, base = self._opened()
         path = f"{base}/{name}"
         if system.type_name not in ("s3", "gcs", "abfs"):
             system.create_dir(str(PurePosixPath(path).parent), recursive=True)
         return system.open_output_stream(path)
 
-    def _place(self) -> tuple[FileSystem, str]:
+    def _opened(self) -> tuple[FileSystem, str]:
         scheme, _, below = self.uri.partition("://")
         host, _, path = below.partition("/")
         system, base = _open(f"{scheme}://{host or '/'}", self.request_seconds)
@@ -221,13 +221,13 @@ def unusable(uri: str, error: OSError) -> UserError:
 def reason(error: Exception) -> tuple[str, str]:
     """What is wrong, in a few words, and what to do about it."""
     text = str(error)
-    if known := next((words for code, words in REASONS.items() if code in text), None):
-        return known
-    said = re.search(r"Message: (.*?)(?: \(Request ID|$)", text) or re.search(
+    if words := next((text_and_fix for code, text_and_fix in REASONS.items() if code in text), None):
+        return words
+    message = re.search(r"Message: (.*?)(?: \(Request ID|$)", text) or re.search(
         r"operation: (.*?)(?: \(Request ID|$)", text
     )
     fix = "Check the endpoint and the credentials in the environment"
-    return (said[1].strip() if said else one_line(error)), fix
+    return (message[1].strip() if message else one_line(error)), fix
 
 
 def s3_endpoint() -> str | None:
@@ -252,8 +252,8 @@ def _selector(base: str, *, recursive: bool) -> Any:
     return FileSelector(base, recursive=recursive, allow_not_found=True)
 
 
-def _stored(found: FileInfo) -> Stored:
-    return Stored(found.size, (found.mtime_ns or 0) / 1e9)
+def _stored(entry: FileInfo) -> Stored:
+    return Stored(entry.size, (entry.mtime_ns or 0) / 1e9)
 
 
 @lru_cache

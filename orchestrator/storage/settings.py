@@ -87,7 +87,8 @@ def resolve(flags: Mapping[str, str | None] | None = None) -> Settings:
     home = _path(pick("home", private_files.DEFAULT_HOME))
     file = _read_file(home / "config.yaml")
     tracking = pick("tracking", embedded_uri(home))
-    gates, target = pick("gates", None), pick("notify", None)
+    gates = pick("gates", None)
+    target = pick("notify", None)
     return Settings(
         home=home,
         storage=_storage(pick("storage", str(home / "storage")), home),
@@ -111,8 +112,8 @@ def embedded_uri(home: Path) -> str:
 
 def _tracking(uri: str | None) -> str:
     assert uri is not None
-    known = ("http://", "https://", "sqlite:///", "postgresql://", "postgresql+psycopg2://", "mysql", "mssql")
-    if not uri.startswith(known):
+    schemes = ("http://", "https://", "sqlite:///", "postgresql://", "postgresql+psycopg2://", "mysql", "mssql")
+    if not uri.startswith(schemes):
         raise UserError(
             "The tracking address is not one that works",
             got=repr(uri),
@@ -132,7 +133,7 @@ def _without_login(uri: str) -> str:
     try:
         parts = urlsplit(uri)
         _ = parts.port
-    except ValueError:  # no address: whoever asks it says so
+    except ValueError:  # not an address: its users report it
         if "@" not in uri:
             return uri
         raise UserError(

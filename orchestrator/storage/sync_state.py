@@ -31,7 +31,7 @@ _CHECKPOINT = re.compile(r"(?:.*/)?checkpoint-[^/]+(?=/)")
 """A name's folder of a checkpoint."""
 
 HERE = ("lock", "process.json", "stack.txt", "given-up")
-"""Files that mean something on this machine only, beside hidden and half-written ones."""
+"""Files that are never sent: they concern this machine only. Hidden and partial files are not sent either."""
 
 PARALLEL = 4
 
@@ -43,7 +43,11 @@ Stamps = dict[str, Stamp]
 
 
 def deliver(
-    folder: Path, place: Remote, delivered: Stamps, parts: Sequence[str] = (), before: Callable[[], None] = lambda: None
+    folder: Path,
+    location: Remote,
+    delivered: Stamps,
+    parts: Sequence[str] = (),
+    before: Callable[[], None] = lambda: None,
 ) -> bool:
     """Send what has changed since ``delivered``, which is kept up to date; True when something had.
 
@@ -58,9 +62,9 @@ def deliver(
     def send(name: str) -> None:
         try:
             if name == RECORD:
-                _send_record(folder / name, place)
+                _send_record(folder / name, location)
             else:
-                place.send(folder / name, name)
+                location.send(folder / name, name)
         except FileNotFoundError:
             if (folder / name).exists():
                 raise
@@ -71,7 +75,7 @@ def deliver(
     gone = [name for name in list(delivered) if name not in files]
     for name in gone:
         if name in delivered:
-            _remove(name, folder, place, delivered)
+            _remove(name, folder, location, delivered)
     return bool(changed or gone)
 
 
@@ -86,11 +90,11 @@ def gather(folder: Path, parts: Sequence[str] = ()) -> Stamps:
 
     ``parts`` are the only files and folders right below it that count; none means all.
     """
-    place = remote.behind(folder)
-    if place is None:
+    location = remote.behind(folder)
+    if location is None:
         return {}
-    missing = {n for n in _whole(place.files()) if _within(n, parts) and not (folder / n).exists()}
-    return _fetch(folder, place, missing)
+    missing = {n for n in _whole(location.files()) if _within(n, parts) and not (folder / n).exists()}
+    return _fetch(folder, location, missing)
 
 
 def refresh(folder: Path, *, everything: bool) -> None:
@@ -98,23 +102,23 @@ def refresh(folder: Path, *, everything: bool) -> None:
 
     Without ``everything`` checkpoints and models are left where they are.
     """
-    place = remote.behind(folder)
-    if place is None or lease.driven_here(folder) or (theirs := record(place)) is None:
+    location = remote.behind(folder)
+    if location is None or lease.driven_here(folder) or (theirs := record(location)) is None:
         return
     holds, delivered = manifest(folder)
     if int(theirs.get("holds", 0)) <= holds:  # ours has gone further, but for what others wrote in its time
         if everything:
-            missing = {n for n in _whole(place.files()) if n not in delivered and not (folder / n).exists()}
-            delivered |= _fetch(folder, place, missing)
+            missing = {n for n in _whole(location.files()) if n not in delivered and not (folder / n).exists()}
+            delivered |= _fetch(folder, location, missing)
             remember(folder, holds, delivered)
         return
-    stored = _whole(place.files())
+    stored = _whole(location.files())
     files = scan(folder)
     for name in files.keys() - stored.keys():
         if everything or name in delivered:  # a look alone takes nothing away that no one else has
             _drop(folder, name)
     old = {n for n, s in stored.items() if n not in files or (s.size, round(s.time * 1e9)) != files[n]}
-    fetched = _fetch(folder, place, {name for name in old if everything or not _is_bulky(name)})
+    fetched = _fetch(folder, location, {name for name in old if everything or not _is_bulky(name)})
     for name, stamp in fetched.items():
         moment = round(stored[name].time * 1e9)  # by which it is known again
         os.utime(folder / name, ns=(moment, moment))
@@ -130,29 +134,29 @@ def look(folder: Path) -> None:
 
 def look_for(storage: Path, run: str) -> None:
     """:func:`look` at the run's folder that the storage has of the highest generation."""
-    place = remote.behind(storage)
-    if place is not None:
+    location = remote.behind(storage)
+    if location is not None:
         with suppress(OSError):
-            refresh(storage / (newest(place, run) or run), everything=False)
+            refresh(storage / (newest(location, run) or run), everything=False)
 
 
-def newest(place: Remote, run: str) -> str | None:
-    """The name of the run's folder with the highest generation that has a record, below ``place``. Raises OSError."""
-    names = generations.by_run(place.folders()).get(run, [])
-    return next((name for name in names if record(place / name) is not None), None)
+def newest(location: Remote, run: str) -> str | None:
+    """Name of the run's folder of the highest generation with a record, below ``location``. Raises OSError."""
+    names = generations.by_run(location.folders()).get(run, [])
+    return next((name for name in names if record(location / name) is not None), None)
 
 
-def is_superseded(place: Remote, holds: int) -> bool:
+def is_superseded(location: Remote, holds: int) -> bool:
     """Whether the storage has a record of the run by a later driver than the one with ``holds``. Raises OSError."""
-    storage, _, name = place.uri.rpartition("/")
+    storage, _, name = location.uri.rpartition("/")
     latest = newest(Remote(storage), generations.run_id(name)) or name
     theirs = record(Remote(storage) / latest) or {}
     return generations.generation(latest) > generations.generation(name) or int(theirs.get("holds", 0)) > holds
 
 
-def drop_older(place: Remote) -> None:
-    """Remove what the storage has of the generations before ``place``'s, but what all share. Raises OSError."""
-    storage, _, name = place.uri.rpartition("/")
+def drop_older(location: Remote) -> None:
+    """Remove what the storage has of the generations before ``location``'s, but what all share. Raises OSError."""
+    storage, _, name = location.uri.rpartition("/")
     every = Remote(storage)
     for older in generations.by_run(every.folders()).get(generations.run_id(name), []):
         if generations.generation(older) >= generations.generation(name):
@@ -166,9 +170,9 @@ def drop_older(place: Remote) -> None:
 
 def has(storage: Path, name: str) -> bool:
     """Whether storage that is no folder has a run of that name; False too where it cannot be asked."""
-    place = remote.behind(storage)
+    location = remote.behind(storage)
     with suppress(OSError):
-        return place is not None and record(place / name) is not None
+        return location is not None and record(location / name) is not None
     return False
 
 
@@ -177,18 +181,18 @@ def settle(folder: Path) -> int:
 
     Raises OSError, and UserError where another process drives the run.
     """
-    place = remote.behind(folder)
-    if place is None:
+    location = remote.behind(folder)
+    if location is None:
         return 0
     holds, delivered = manifest(folder)
     left = len(undelivered(folder, delivered))
     if not left:
         return 0
-    with lease.holding(place, holds):
-        if is_superseded(place, holds):
+    with lease.holding(location, holds):
+        if is_superseded(location, holds):
             return 0
         try:
-            deliver(folder, place, delivered)
+            deliver(folder, location, delivered)
         except lease.Overtaken:
             return 0
         finally:
@@ -196,34 +200,34 @@ def settle(folder: Path) -> int:
     return left
 
 
-def record(place: Remote) -> dict[str, Any] | None:
+def record(location: Remote) -> dict[str, Any] | None:
     """A run's record as it is stored; None where there is none, or a damaged one. Raises OSError."""
-    content = place.read(RECORD)
+    content = location.read(RECORD)
     with suppress(ValueError):
-        found = json.loads(content or b"")
-        return found if isinstance(found, dict) else None
+        stored = json.loads(content or b"")
+        return stored if isinstance(stored, dict) else None
     return None
 
 
 def records(storage: Path) -> dict[str, dict[str, Any]]:
     """The stored records that have gone further than the copies here, by their folders' names. Raises OSError."""
-    place = remote.behind(storage)
-    if place is None:
+    location = remote.behind(storage)
+    if location is None:
         return {}
 
     def further(names: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
         for name in names:
-            if found := record(place / name):
-                return (name, found) if int(found.get("holds", 0)) > manifest(storage / name)[0] else None
+            if stored := record(location / name):
+                return (name, stored) if int(stored.get("holds", 0)) > manifest(storage / name)[0] else None
         return None
 
     with ThreadPoolExecutor(4 * PARALLEL) as pool:
-        return dict(filter(None, pool.map(further, generations.by_run(place.folders()).values())))
+        return dict(filter(None, pool.map(further, generations.by_run(location.folders()).values())))
 
 
 def scan(folder: Path, parts: Sequence[str] = ()) -> Stamps:
     """The files below ``folder``, or its ``parts``, that belong on the storage."""
-    found: Stamps = {}
+    stamps: Stamps = {}
     for where, folders, names in os.walk(folder):
         below = Path(where).relative_to(folder)
         folders[:] = [n for n in folders if _travels((below / n).as_posix()) and _within((below / n).as_posix(), parts)]
@@ -231,20 +235,20 @@ def scan(folder: Path, parts: Sequence[str] = ()) -> Stamps:
             relative = (below / name).as_posix()
             if _travels(relative) and _within(relative, parts):
                 with suppress(OSError):  # gone since
-                    known = os.lstat(os.path.join(where, name))
-                    if not stat.S_ISREG(known.st_mode):  # a link would bring along what lies elsewhere
+                    about = os.lstat(os.path.join(where, name))
+                    if not stat.S_ISREG(about.st_mode):  # a link would bring along what lies elsewhere
                         continue
-                    found[relative] = (known.st_size, known.st_mtime_ns)
-    return found
+                    stamps[relative] = (about.st_size, about.st_mtime_ns)
+    return stamps
 
 
 def manifest(folder: Path) -> tuple[int, Stamps]:
     """Which hold of the run was driven from this copy (0: none), and what the storage has of it."""
     try:
-        told = json.loads((folder / MANIFEST).read_text())
-        if told["format"] != FORMAT:
+        values = json.loads((folder / MANIFEST).read_text())
+        if values["format"] != FORMAT:
             return 0, {}
-        return int(told["holds"]), {name: (size, moment) for name, (size, moment) in told["files"].items()}
+        return int(values["holds"]), {name: (size, moment) for name, (size, moment) in values["files"].items()}
     except (OSError, ValueError, KeyError, TypeError):
         return 0, {}
 
@@ -257,13 +261,13 @@ def remember(folder: Path, holds: int, delivered: Mapping[str, Stamp]) -> None:
         partial.replace(folder / MANIFEST)
 
 
-def _send_record(file: Path, place: Remote) -> None:
+def _send_record(file: Path, location: Remote) -> None:
     """Send the record to its folder, and on a store with conditional writes to the one that all generations share."""
     content = file.read_bytes()
-    shared = lease.run_place(place)
+    shared = lease.run_location(location)
     store = conditional.objects(shared)
-    if store is None or place.uri != shared.uri:
-        place.send(file, RECORD)
+    if store is None or location.uri != shared.uri:
+        location.send(file, RECORD)
     if store is not None:
         _publish(store, content)
 
@@ -275,15 +279,15 @@ def _publish(store: Objects, content: bytes) -> None:
         stored = store.read(RECORD)
         with suppress(ValueError, KeyError, TypeError):
             if stored and int(json.loads(stored[0])["holds"]) > holds:
-                raise lease.Overtaken(store.place.uri)
+                raise lease.Overtaken(store.location.uri)
         with suppress(Changed):
             store.write(RECORD, content, stored[1] if stored else None)
             return
 
 
-def _fetch(folder: Path, place: Remote, names: set[str]) -> Stamps:
+def _fetch(folder: Path, location: Remote, names: set[str]) -> Stamps:
     """Bring the named objects."""
-    _each(lambda name: place.fetch(name, folder / name), names)
+    _each(lambda name: location.fetch(name, folder / name), names)
     stamps = {name: os.stat(folder / name) for name in names}
     return {name: (stamp.st_size, stamp.st_mtime_ns) for name, stamp in stamps.items()}
 
@@ -304,27 +308,27 @@ def _each(work: Callable[[str], None], names: Iterable[str]) -> None:
 
     for mark, part in groupby(sorted(names, key=lambda name: (turn(name), name)), key=turn):
         with ThreadPoolExecutor(1 if mark else PARALLEL) as pool:
-            asked = [pool.submit(work, name) for name in part]
+            futures = [pool.submit(work, name) for name in part]
             try:
-                for future in asked:
+                for future in futures:
                     future.result()
             except Exception:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
 
-def _remove(name: str, folder: Path, place: Remote, delivered: Stamps) -> None:
+def _remove(name: str, folder: Path, location: Remote, delivered: Stamps) -> None:
     """Remove what is gone here: its outermost folder that is gone too at once, else the object alone."""
     parents = [parent for parent in reversed(Path(name).parents) if parent != Path()]
     if name.endswith("/"):
         parents.append(Path(name))
     top = next((parent.as_posix() for parent in parents if not (folder / parent).exists()), None)
     if top is None:
-        place.remove(name)
+        location.remove(name)
         del delivered[name]
     else:
-        place.remove_folder(top)
-        for inside in [known for known in list(delivered) if known.startswith(f"{top}/")]:
+        location.remove_folder(top)
+        for inside in [other for other in list(delivered) if other.startswith(f"{top}/")]:
             del delivered[inside]
 
 
@@ -335,7 +339,7 @@ def _whole(stored: Mapping[str, Stored]) -> dict[str, Stored]:
         checkpoint = _CHECKPOINT.match(name)
         return checkpoint is None or f"{checkpoint[0]}/checkpoint.json" in stored
 
-    return {name: found for name, found in stored.items() if _travels(name) and sealed(name)}
+    return {name: entry for name, entry in stored.items() if _travels(name) and sealed(name)}
 
 
 def _travels(name: str) -> bool:

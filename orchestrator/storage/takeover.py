@@ -27,9 +27,11 @@ def may_be_shared(folder: Path, record: Mapping[str, Any], stored: Mapping[str, 
         # record of an earlier version has no generation: such a run goes on where it is.
         return "generation" in record and record["status"] == "running" and not of_this_host
     if claim.predecessor is None:
-        last, left_open = int(stored.get("holds", 0)), stored.get("status") == "running"
+        last = int(stored.get("holds", 0))
+        left_open = stored.get("status") == "running"
     else:
-        last, left_open = claim.predecessor.generation, not claim.predecessor.is_gone
+        last = claim.predecessor.generation
+        left_open = not claim.predecessor.is_gone
     was_this_copy = of_this_host and sync_state.manifest(folder)[0] == last  # our lock shows that its driver is gone
     return left_open and not was_this_copy
 

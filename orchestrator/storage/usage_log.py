@@ -1,4 +1,4 @@
-"""Device hours: what held which devices from when to when, in an event file beside each run, and their sums."""
+"""Device hours: the times at which devices were held, in an event file of each run, and their sums."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class UsageLog:
 
     def start(self, unit: str, resources: Resources) -> None:
         """``unit`` holds its devices from now on."""
-        cpus, gpus = resources.workers * resources.cpus_per_worker, resources.workers * resources.gpus_per_worker
+        cpus = resources.workers * resources.cpus_per_worker
+        gpus = resources.workers * resources.gpus_per_worker
         now = time.time()
         self._settle(unit, now)
         with self._counting:
@@ -134,15 +135,15 @@ def spans(folder: RunFolder) -> list[Span]:
         end = time.time()
     elif left and folder.record.get("ended"):
         end = max(last, datetime.fromisoformat(folder.record["ended"]).timestamp())
-    found = closed + [(unit, start, end) for unit, start in left.items()]
-    return [Span(folder.id, unit, start["time"], end, start["cpus"], start["gpus"]) for unit, start, end in found]
+    ended = closed + [(unit, start, end) for unit, start in left.items()]
+    return [Span(folder.id, unit, start["time"], end, start["cpus"], start["gpus"]) for unit, start, end in ended]
 
 
 def mean_devices(folder: RunFolder) -> float:
     """Devices held on the average while any were: GPUs where there were some, else CPUs."""
-    found = spans(folder)
-    held = sum(span.end - span.start for span in found) / 3600
-    return (sum(s.gpu_hours for s in found) or sum(s.cpu_hours for s in found)) / held if held else 0.0
+    held_spans = spans(folder)
+    held = sum(span.end - span.start for span in held_spans) / 3600
+    return (sum(s.gpu_hours for s in held_spans) or sum(s.cpu_hours for s in held_spans)) / held if held else 0.0
 
 
 def table(folders: Iterable[RunFolder], by: By, since: float | None = None) -> tuple[list[dict[str, Any]], int]:
@@ -229,9 +230,9 @@ def _read(file: Path) -> list[Event]:
         return []
     lines = file.read_text(errors="replace").splitlines()
     with suppress(ValueError):  # all at once where none is damaged: a sweep of 5,000 trials has 10,000
-        found = json.loads(f"[{','.join(lines)}]")
-        if len(found) == len(lines):
-            return [event for event in found if _is_event(event)]
+        values = json.loads(f"[{','.join(lines)}]")
+        if len(values) == len(lines):
+            return [event for event in values if _is_event(event)]
     events: list[Event] = []
     for line in lines:
         with suppress(ValueError):

@@ -96,7 +96,7 @@ class Forecast:
         ]
 
     def _epochs(self) -> str:
-        """``50 + 50 refit at most``; beside it what is expected, where that is less."""
+        """``50 + 50 refit at most``, with the expected number if that is less."""
         refit = f" + {self.refit_epochs} refit" if self.refit_epochs else ""
         text = f"{self.epochs_at_most - self.refit_epochs}{refit} at most"
         if self.epochs_expected == self.epochs_at_most:
@@ -109,17 +109,19 @@ def show(spec: ExperimentSpec | SweepSpec, settings: Settings, *, local: bool, p
     preflight.services(settings, spec.resources, ray=not local)
     if local or not settings.ray_address:
         here = connection.this_machine()
-        found = plan(spec, here, measure(spec, settings, _together(spec, here, local)) if probe else None, local=local)
+        forecast = plan(
+            spec, here, measure(spec, settings, _together(spec, here, local)) if probe else None, local=local
+        )
     else:
         with connection.cluster(settings.ray_address) as nodes:
             connection.check_fit(nodes, spec.resources)
             connection.check_storage(settings.storage)
             measured = _measure_there(spec, settings, _together(spec, nodes, local)) if probe else None
-            found = plan(spec, nodes, measured, local=False)
+            forecast = plan(spec, nodes, measured, local=False)
     if as_json:
-        print(json.dumps(asdict(found)))
+        print(json.dumps(asdict(forecast)))
         return
-    Console().table(f"{found.kind} of {found.workload}", ["", "plan"], found.rows())
+    Console().table(f"{forecast.kind} of {forecast.workload}", ["", "plan"], forecast.rows())
 
 
 def plan(
@@ -128,22 +130,29 @@ def plan(
     """What ``spec`` would take on ``nodes``."""
     resources = spec.resources
     fitting = 1 if local else connection.check_fit(nodes, resources)
-    trials, seeds, refit = 1, 1, spec.plan.refit not in (False, "only")
+    trials = 1
+    seeds = 1
+    refit = spec.plan.refit not in (False, "only")
     expected = epochs = spec.plan.epochs
-    capacities, begun, kept = _capacities(spec, fitting), 1.0, worker.CHECKPOINTS_KEPT
+    capacities = _capacities(spec, fitting)
+    begun = 1.0
+    kept = worker.CHECKPOINTS_KEPT
     if isinstance(spec, SweepSpec):
-        trials, seeds = spec.search.trials, spec.search.seeds
+        trials = spec.search.trials
+        seeds = spec.search.seeds
         share = expected_share(spec)
         # The seeds beyond the first are trained only where the first was not stopped.
         expected = math.ceil(trials * epochs * share + trials * survivors(spec) * (seeds - 1) * epochs)
         epochs = trials * seeds * epochs
         begun = trials * (1 + survivors(spec) * (seeds - 1))
         if spec.search.scheduler == "pbt":  # a member begins again after each meeting
-            begun, kept = trials * (1 + len(samplers.rungs(spec.plan.epochs, "pbt"))), pbt.MEMBER_CHECKPOINTS_KEPT
+            begun = trials * (1 + len(samplers.rungs(spec.plan.epochs, "pbt")))
+            kept = pbt.MEMBER_CHECKPOINTS_KEPT
     settle = spec.plan.epochs if refit else 0
     at_most_hours = expected_hours = wall = storage = None
     if probe:
-        alone, search = probe.alone_seconds * settle, probe.epoch_seconds * expected + probe.start_seconds * begun
+        alone = probe.alone_seconds * settle
+        search = probe.epoch_seconds * expected + probe.start_seconds * begun
         hours = resources.devices / 3600
         at_most_hours = hours * (probe.epoch_seconds * epochs + alone)
         expected_hours = hours * (probe.epoch_seconds * expected + alone)
@@ -186,8 +195,8 @@ def _together(spec: ExperimentSpec | SweepSpec, nodes: list[connection.Node], lo
 def survivors(spec: SweepSpec) -> float:
     """The share of the trials that reach their last epoch."""
     if spec.search.scheduler in ("asha", "hyperband"):
-        found = samplers.brackets(spec.plan.epochs, spec.search.scheduler)
-        return float(sum(part * samplers.REDUCTION ** -len(rungs) for part, rungs in found))
+        brackets = samplers.brackets(spec.plan.epochs, spec.search.scheduler)
+        return float(sum(part * samplers.REDUCTION ** -len(rungs) for part, rungs in brackets))
     return 0.5 if spec.search.scheduler == "median" else 1.0
 
 
@@ -251,7 +260,8 @@ def _measure(specs: list[ExperimentSpec], data: Path) -> Probe:
     with tempfile.TemporaryDirectory() as folder:
         written = worker.save(work, Path(folder))
         size = sum(file.stat().st_size for file in written.iterdir())
-    start, epoch = ends[1] - started, ends[2] - ends[1]
+    start = ends[1] - started
+    epoch = ends[2] - ends[1]
     if len(specs) == 1:
         return Probe(epoch, epoch, start, size)
     start, shared = _measure_together(specs, data, device)
@@ -260,7 +270,8 @@ def _measure(specs: list[ExperimentSpec], data: Path) -> Probe:
 
 def _measure_together(specs: list[ExperimentSpec], data: Path, device: torch.device) -> tuple[float, float]:
     """Each one's share of the seconds until the first epoch of all has ended, and of the second one."""
-    runner, moments = pack_plan.PackRunner(device), [time.monotonic()]
+    runner = pack_plan.PackRunner(device)
+    moments = [time.monotonic()]
     with tempfile.TemporaryDirectory() as folder:
         for number, spec in enumerate(specs):
             home = {

@@ -45,8 +45,10 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
 
     def setup(self, config: dict[str, Any]) -> None:
         self._spec = ExperimentSpec.model_validate(config["spec"])
-        self._home, self._data = Path(config["folder"]), Path(config["data"])
-        self._stop_file, self._timeouts = Path(config["stop_file"]), train.Timeouts(*config["timeouts"])
+        self._home = Path(config["folder"])
+        self._data = Path(config["data"])
+        self._stop_file = Path(config["stop_file"])
+        self._timeouts = train.Timeouts(*config["timeouts"])
         self._stopped = worker.stop_when(self._stop_file)
         self._group, self._deaths = None, 0
         self._last = reports.payload(EpochReport((), Progress(), False, None))

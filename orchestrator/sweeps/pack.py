@@ -99,7 +99,7 @@ class _PackSlot:
         self._begin: list[dict[str, Any]] = []
         self._drop: list[int] = []
         self.starts += 1
-        self.asked: float | None = None  # when this actor was last called, after its start
+        self.called: float | None = None  # when this actor was last called, after its start
         self.answer = self._actor.step.remote([], [], False)
         self.up = True
 
@@ -107,7 +107,9 @@ class _PackSlot:
         """Release the devices until :meth:`start`."""
         if self.up:
             self.kill()
-        self.up, self.answer, self.starts = False, None, 0
+        self.up = False
+        self.answer = None
+        self.starts = 0
 
     def take(self, config: dict[str, Any]) -> None:
         self.trials[config["number"]] = config
@@ -118,9 +120,10 @@ class _PackSlot:
         self._drop.append(seed_run)
 
     def ask(self, stopping: bool) -> None:
-        self.asked = time.monotonic()
+        self.called = time.monotonic()
         self.answer = self._actor.step.remote(self._begin, self._drop, stopping)
-        self._begin, self._drop = [], []
+        self._begin = []
+        self._drop = []
 
     def kill(self) -> None:
         ray.kill(self._actor)
@@ -138,8 +141,12 @@ class _Packs:
         slot_limit: SlotLimit,
         lost: Callable[[str], None],
     ) -> None:
-        self._slot_limit, self._lost, self._finished = slot_limit, lost, False
-        self._folder, self._manager, self._timeout = folder, manager, spec.search.trial_timeout
+        self._slot_limit = slot_limit
+        self._lost = lost
+        self._finished = False
+        self._folder = folder
+        self._manager = manager
+        self._timeout = spec.search.trial_timeout
         self._deaths: Counter[int] = Counter()
         self._requeued: deque[dict[str, Any]] = deque()
         self._isolated: deque[dict[str, Any]] = deque()
@@ -175,7 +182,8 @@ class _Packs:
 
     def _ask(self) -> bool:
         """Start a step on every idle slot. Returns False when no trial is left and none will come."""
-        stopping, may = self._manager.stopping(), self._share()
+        stopping = self._manager.stopping()
+        may = self._share()
         for slot in self._slots:
             if slot.answer is None:
                 if not stopping and slot in may:
@@ -200,7 +208,8 @@ class _Packs:
             slot.take(config)
 
     def _take(self, slot: _PackSlot) -> None:
-        answer, slot.answer = slot.answer, None
+        answer = slot.answer
+        slot.answer = None
         try:
             payloads, running = ray.get(answer)
         except Preempted:
@@ -244,9 +253,9 @@ class _Packs:
     def _end_silence(self) -> None:
         """Kill actors that have been silent for too long. A trial that was alone on one has failed."""
         for slot in self._slots:
-            if self._timeout is None or slot.answer is None or slot.asked is None:
+            if self._timeout is None or slot.answer is None or slot.called is None:
                 continue
-            if time.monotonic() - slot.asked > self._timeout:
+            if time.monotonic() - slot.called > self._timeout:
                 slot.kill()
                 if slot.alone:
                     for seed_run in list(slot.trials):

@@ -38,16 +38,18 @@ def pack_size(spec: SweepSpec) -> int:
     """
     import torch
 
-    asked = spec.search.pack
+    requested = spec.search.pack
     packable = workload_loader.code(spec.workload)
     if not isinstance(packable, Packable):
-        if isinstance(asked, int) and asked > 1:
-            raise UserError(f"{spec.workload} cannot train trials together", got=f"pack={asked}", fix="Set pack=off")
+        if isinstance(requested, int) and requested > 1:
+            raise UserError(
+                f"{spec.workload} cannot train trials together", got=f"pack={requested}", fix="Set pack=off"
+            )
         return 1
-    if spec.search.scheduler == "pbt" or spec.resources.workers > 1 or asked == "off":
+    if spec.search.scheduler == "pbt" or spec.resources.workers > 1 or requested == "off":
         return 1
-    if isinstance(asked, int):
-        return asked
+    if isinstance(requested, int):
+        return requested
     (params,) = spaces.draws(spaces.load(spec.workload, spec.search.space), spec.fixed, spec.seed, 1)
     device = torch.device("cuda" if spec.resources.gpus_per_worker else "cpu")
     return packable.pack_size(workload_loader.params(spec.workload)(**params), device)
@@ -85,7 +87,8 @@ class Member:
     """Proxy workload that returns results precomputed by the pack and delegates everything else."""
 
     def __init__(self, workload: Workload) -> None:
-        self.workload, self.objective = workload, workload.objective
+        self.workload = workload
+        self.objective = workload.objective
         self.pretrained = loop.is_pretrained(workload)
         self.seconds = 0.0
         """Time of training and evaluation. Time in a pack is divided equally among its members."""
@@ -167,7 +170,8 @@ class _Trial:
     def payload(self) -> dict[str, Any]:
         """All rows since the last payload, as one report."""
         assert self.report is not None
-        rows, self.rows = tuple(self.rows), []
+        rows = tuple(self.rows)
+        self.rows = []
         return reports.payload(replace(self.report, rows=rows))
 
 

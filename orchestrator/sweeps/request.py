@@ -50,17 +50,17 @@ def experiment(
     """Spec of one experiment. Raises UserError for the first error, including missing or invalid data."""
     if stray := next((key for key in overrides or () if key.startswith("search.")), None):
         raise UserError(f"{stray} is a setting of sweeps", fix="Remove it, or use orchestrator sweep")
-    asked = _Asked("run", workload, config, preset, overrides or {}, seed, resources or {}, python)
-    params = preflight.parameters(asked.workload, asked.params, asked.lines("params"))
-    preflight.dataset(asked.workload, params, settings.data)
-    devices = asked.resources(settings, whole_machine=True, local=local)
-    plan = asked.plan()
+    request = _Request("run", workload, config, preset, overrides or {}, seed, resources or {}, python)
+    params = preflight.parameters(request.workload, request.params, request.lines("params"))
+    preflight.dataset(request.workload, params, settings.data)
+    devices = request.resources(settings, whole_machine=True, local=local)
+    plan = request.plan()
     preflight.batch(params, devices, plan)
-    refit = objectives.of(asked.workload, plan)[0].refit
+    refit = objectives.of(request.workload, plan)[0].refit
     plan = plan if plan.refit is not None else plan.model_copy(update={"refit": refit})
-    preflight.schedule(asked.workload, params, plan, bool(plan.refit))
-    preflight.data(asked.workload, params, settings.data, plan.refit)
-    return ExperimentSpec(workload=asked.workload, params=params, plan=plan, seed=asked.seed, resources=devices)
+    preflight.schedule(request.workload, params, plan, bool(plan.refit))
+    preflight.data(request.workload, params, settings.data, plan.refit)
+    return ExperimentSpec(workload=request.workload, params=params, plan=plan, seed=request.seed, resources=devices)
 
 
 def sweep(
@@ -79,35 +79,35 @@ def sweep(
     """Spec of one sweep. Samples the search space, so that parameters no trial could run with are refused here."""
     from orchestrator.search import grid, spaces, strategy
 
-    asked = _Asked("sweep", workload, config, preset, overrides or {}, seed, resources or {}, python)
-    params = workload_loader.params(asked.workload)
-    fixed = validate_part(params, asked.params, "parameter", asked.lines("params"))
-    plan = asked.plan()
+    request = _Request("sweep", workload, config, preset, overrides or {}, seed, resources or {}, python)
+    params = workload_loader.params(request.workload)
+    fixed = validate_part(params, request.params, "parameter", request.lines("params"))
+    plan = request.plan()
     if plan.refit == "only":
         raise UserError(
             "A sweep selects on validation, so refit=only is not possible", allowed="refit=true, refit=false",
             fix="Remove refit",
         )  # fmt: skip
-    chosen = validate(Search, {**asked.section("search"), **_given(search or {})}, "search setting")
+    chosen = validate(Search, {**request.section("search"), **_given(search or {})}, "search setting")
     chosen = chosen.model_copy(update={"space": spaces.absolute(chosen.space)})
-    space = spaces.load(asked.workload, chosen.space)
-    devices = asked.resources(settings, whole_machine=False, local=local)
+    space = spaces.load(request.workload, chosen.space)
+    devices = request.resources(settings, whole_machine=False, local=local)
     if devices.min_workers:
         raise UserError(
             "A sweep's trials have a fixed number of workers", got=f"workers={devices.least}:{devices.workers}",
             fix=f"Use --workers {devices.workers}; the number of trials at once follows the cluster's size",
         )  # fmt: skip
 
-    selects_by = objectives.of(asked.workload, plan)
+    selects_by = objectives.of(request.workload, plan)
     refit = selects_by[0].refit if plan.refit is None else bool(plan.refit)
 
     def check(complete: Mapping[str, Any]) -> None:
-        preflight.dataset(asked.workload, complete, settings.data)
+        preflight.dataset(request.workload, complete, settings.data)
         preflight.batch(complete, devices, plan)
-        preflight.schedule(asked.workload, complete, plan, refit)
-        preflight.data(asked.workload, complete, settings.data)
+        preflight.schedule(request.workload, complete, plan, refit)
+        preflight.data(request.workload, complete, settings.data)
 
-    survey = spaces.probe(space, fixed, params, asked.seed, check)
+    survey = spaces.probe(space, fixed, params, request.seed, check)
     if not survey.distributions:
         raise UserError("Nothing is left to search: every parameter of the space is fixed", got=", ".join(fixed))
     if chosen.sampler == "grid":
@@ -115,14 +115,16 @@ def sweep(
         asked_for = chosen.trials if "trials" in chosen.model_fields_set else points
         chosen = chosen.model_copy(update={"trials": min(points, asked_for)})
     chosen, plan = strategy.settle(chosen, plan, devices, selects_by, survey, params, local=local)
-    spec = SweepSpec(workload=asked.workload, fixed=fixed, plan=plan, seed=asked.seed, resources=devices, search=chosen)
+    spec = SweepSpec(
+        workload=request.workload, fixed=fixed, plan=plan, seed=request.seed, resources=devices, search=chosen
+    )
     from orchestrator.sweeps import pack_plan  # imports PyTorch, so it comes after the other checks
 
     pack_plan.pack_size(spec)  # raises if the workload does not support the pack
     return spec
 
 
-class _Asked:
+class _Request:
     """Merged settings. Precedence: flags, ``key=value``, file, preset."""
 
     def __init__(
@@ -144,9 +146,9 @@ class _Asked:
             line = f"orchestrator {verb} WORKLOAD key=value ..., or --config FILE"
             raise UserError("No workload is given", fix=f"{verb}(WORKLOAD, ...), or config=FILE" if python else line)
         self.workload = str(name)
-        known = workload_loader.params(self.workload).model_fields
-        params, plan = split_keys({k: v for k, v in overrides.items() if k not in self._dotted}, known, PLAN_KEYS)
-        preset_params, preset_plan = split_keys(self._preset(preset), known, PLAN_KEYS)
+        fields = workload_loader.params(self.workload).model_fields
+        params, plan = split_keys({k: v for k, v in overrides.items() if k not in self._dotted}, fields, PLAN_KEYS)
+        preset_params, preset_plan = split_keys(self._preset(preset), fields, PLAN_KEYS)
         self.params = {**preset_params, **self.section("params"), **params}
         _check_no_password(self.params)
         self._plan = {**preset_plan, **self.section("plan"), **plan}

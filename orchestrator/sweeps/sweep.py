@@ -259,7 +259,8 @@ def _on_ray(spec: SweepSpec, session: Session, study: Study, manager: TrialManag
     from orchestrator.sweeps import pack as pack_placement
     from orchestrator.sweeps import tune as placement
 
-    folder, settings = session.folder, session.settings
+    folder = session.folder
+    settings = session.settings
     with cluster(settings.ray_address) as nodes, session.on_cluster(), stop_with_node(session.interrupts):
         capacities = pack_plan.capacities(spec, check_fit(nodes, spec.resources))
         session.console.say(_at_once(spec, capacities, len(nodes)))

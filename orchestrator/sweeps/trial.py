@@ -86,7 +86,8 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
         self._last = None
         self._stream = iter(())
         self._folder = Path(config["folder"])
-        self._keep, self._save_at_rungs = config["keep"], config["save_at_rungs"]
+        self._keep = config["keep"]
+        self._save_at_rungs = config["save_at_rungs"]
         self._carried = RemoteFolder(self._folder)
         self._pace = ReportPace(config.get("pace"))
         if hung:

@@ -44,7 +44,9 @@ class TrialManager:
     """
 
     def __init__(self, study: Study, session: Session, spec: SweepSpec) -> None:
-        self._study, self._session, self._spec = study, session, spec
+        self._study = study
+        self._session = session
+        self._spec = spec
         self._deadline = time.monotonic() + (spec.search.time_budget or float("inf"))
         self._done = sum(trial.state.is_finished() for trial in study.trials)
         self._trouble: str | None = None
@@ -176,7 +178,8 @@ class TrialManager:
         trial = self._running.get(seed_run)
         if trial is None or not rows:
             return
-        trial.epoch, trial.best = rows[-1].epoch, best
+        trial.epoch = rows[-1].epoch
+        trial.best = best
         trial.value = rows[-1].metrics.get(f"validation/{self._study.objective.metric}", trial.value)
         self._session.console.progress(self._done, self._study.target, "trial", self._running_text)
 
@@ -186,7 +189,8 @@ class TrialManager:
 
     def view(self) -> Group:
         """Live view of the sweep. Called in another thread."""
-        metric, seeds = self._study.objective.metric, self._spec.search.seeds
+        metric = self._study.objective.metric
+        seeds = self._spec.search.seeds
         status = replace(self._session.publisher.last, done=self._done, target=self._study.target)
         return sweep_view(status, list(self._running.values()), metric, self._session.started, seeds)
 
@@ -198,8 +202,8 @@ class TrialManager:
             self._drop(seed_run)
 
     def stopping(self) -> bool:
-        asked = self.refusal is not None or self.failures.is_reached() or self._session.interrupts.asked()
-        return asked or self.time_is_up() or self.budget.is_spent()
+        stopped = self.refusal is not None or self.failures.is_reached() or self._session.interrupts.stop_requested()
+        return stopped or self.time_is_up() or self.budget.is_spent()
 
     def time_is_up(self) -> bool:
         return time.monotonic() >= self._deadline
@@ -229,10 +233,12 @@ class TrialManager:
             self._at_work = True
         self.usage_log.start(self._name(trial.seed_run), self._charged)
         self.budget.start(trial.seed_run)
-        name, params = self._name(trial.seed_run), settings_text(self._searched(trial.params))
+        name = self._name(trial.seed_run)
+        params = settings_text(self._searched(trial.params))
         self._running[trial.seed_run] = RunningTrial(name, params, spec.plan.epochs)
         self._session.console.event(f"{name} started  {params}")
-        tracker, study = self._session.tracker, self._study
+        tracker = self._session.tracker
+        study = self._study
         begun = trial.seed_run in self._begun
         self._begun.add(trial.seed_run)
         if not tracker:

@@ -86,7 +86,8 @@ class _StudySearcher(_Unsaved, Searcher):  # type: ignore[misc]
         self._state = state
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        state, manager = self._state, self._state.manager
+        state = self._state
+        manager = self._state.manager
         config = state.again.pop() if state.again else None
         if config is None and manager.live < state.may():
             config = manager.next()
@@ -107,7 +108,8 @@ class _StudySearcher(_Unsaved, Searcher):  # type: ignore[misc]
             remove_groups(state.home(seed_run))
             state.open.discard(seed_run)
         if error:
-            hung, trial = watch.given_up(state.home(seed_run)), state.trials.get(trial_id)
+            hung = watch.given_up(state.home(seed_run))
+            trial = state.trials.get(trial_id)
             cause = str(hung or actor_failures.cause(trial))
             state.lost(cause)
             if trial is None and not hung and state.failed_starts[seed_run] < RETRIES and not state.manager.stopping():
@@ -137,7 +139,8 @@ class _SharedSearch(_Unsaved, SearchGenerator):  # type: ignore[misc]
         self._state = state
 
     def is_finished(self) -> bool:
-        may, live = self._state.may(), self._state.manager.live
+        may = self._state.may()
+        live = self._state.manager.live
         return super().is_finished() or (may < self._state.slots and live >= may)
 
 
@@ -246,7 +249,8 @@ def run_winner(
     )
     lost = 0
     while True:
-        ended, reports = True, task.remote(spec, folder, data, resume, selected, session.folder.stop_file)
+        ended = True
+        reports = task.remote(spec, folder, data, resume, selected, session.folder.stop_file)
         try:
             for payload in _arriving(reports, session):
                 ended = payload["ended"] is not None  # None: its node was taken away
@@ -262,7 +266,7 @@ def run_winner(
                 cause = f"{messages.death_cause(str(error))} {lost} times"
                 raise RunFailed(session.folder.id, cause, str(session.folder.log)) from error
         else:
-            if session.interrupts.asked():
+            if session.interrupts.stop_requested():
                 return worker.outcome_of(folder) is not None
             if ended:
                 download(folder, worker.OUTCOME)
@@ -273,7 +277,7 @@ def _arriving(reports: Any, session: Session) -> Iterator[dict[str, Any]]:
     """Yield the results of a streaming task as they arrive. A stop may be requested in between."""
     while True:
         ready, _ = ray.wait([reports], timeout=0.2)
-        session.interrupts.asked()
+        session.interrupts.stop_requested()
         if ready:
             try:
                 reference = next(reports)
@@ -289,8 +293,9 @@ def _winner_task(
     with RemoteFolder(folder):
         if resume:
             download(resume, checkpoint.META)
-        asked, going = worker.stop_when(stop_file), this_node()
+        stop_requested = worker.stop_when(stop_file)
+        node_leaves = this_node()
         for report in worker.reports(
-            spec, folder, data, device, stop=lambda: asked() or going(), resume=resume, selected=selected
+            spec, folder, data, device, stop=lambda: stop_requested() or node_leaves(), resume=resume, selected=selected
         ):
             yield messages.payload(report)

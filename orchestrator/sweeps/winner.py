@@ -55,7 +55,7 @@ def select_winner(session: Session, spec: SweepSpec, study: Study, manager: Tria
     """
     if manager.refusal:
         raise manager.refusal
-    if session.interrupts.asked():
+    if session.interrupts.stop_requested():
         raise Interrupted(f"orchestrator sweep --resume {session.folder.id}")
     if manager.failures.is_reached() and (study.unfinished() or not study.exhausted()):
         raise RunFailed(session.folder.id, _too_many(manager.failures, session.folder.id), str(session.folder.log))

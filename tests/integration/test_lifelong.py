@@ -63,7 +63,7 @@ def test_every_session_is_a_version_and_its_index_goes_with_it(
     with pytest.raises(RunFailed, match="the machine is gone"):
         orchestrator.run("lifelong", local=True, register="search", name="first", index=str(index), **SMALL)
     settings = resolve()
-    folder = records.known(settings.storage, "first")
+    folder = records.find_here(settings.storage, "first")
     assert folder is not None
     assert driver.resume(folder, settings, Console()).extra["registered_version"] == "3"
     assert sealed[-2:] == [3, 4]

@@ -24,6 +24,7 @@ TAGS = {
     "orchestrator.number",
     "orchestrator.outcome",
     "orchestrator.parent",
+    "orchestrator.promotion",
     "orchestrator.reads_test",
     "orchestrator.refit",
     "orchestrator.repeat",

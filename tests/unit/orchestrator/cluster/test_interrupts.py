@@ -88,7 +88,7 @@ def test_a_press_that_a_destructor_swallowed_is_heard_by_what_comes_next(tmp_pat
     def command() -> int:
         Swallows()
         with Interrupts(tmp_path / "stop", Console()) as heard:
-            return INTERRUPTED if heard.asked() else DONE
+            return INTERRUPTED if heard.stop_requested() else DONE
 
     assert guarded(command) == INTERRUPTED
     assert (tmp_path / "stop").exists()
@@ -136,10 +136,10 @@ def test_once_stops_and_twice_ends(
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
     with Interrupts(tmp_path / "stop", Console()) as heard:
-        assert not heard.asked()
+        assert not heard.stop_requested()
         for _ in range(2):  # a wrapper in the terminal's group hands the same press on
             signal.raise_signal(signal.SIGINT)
-            assert heard.asked()
+            assert heard.stop_requested()
             assert (tmp_path / "stop").exists()
         assert ended == []
         assert capsys.readouterr().out.count("Once more to end at once") == 1
@@ -190,7 +190,7 @@ def test_without_a_signal_nothing_is_recorded_and_no_thread_stays(tmp_path: Path
     with Interrupts(tmp_path / "stop", Console(), lambda: recorded.append("interrupted")) as heard:
         thread = heard._recorder
         (tmp_path / "stop").touch()  # as ``orchestrator stop`` does, which kills nobody
-        assert heard.asked()
+        assert heard.stop_requested()
     assert recorded == []
     assert thread is not None
     assert not thread.is_alive()
@@ -213,7 +213,7 @@ def test_the_second_signal_ends_when_the_first_is_recorded(
     monkeypatch.setattr(interrupts, "RECORD_SECONDS", 60)
     (tmp_path / "stop").touch()
     with Interrupts(tmp_path / "stop", Console(), record) as heard:
-        assert heard.asked()
+        assert heard.stop_requested()
         signal.raise_signal(signal.SIGTERM)
         assert steps == [], "after a stop that was asked for elsewhere it is the first signal"
         clock[0] += interrupts.ONE_PRESS_SECONDS
@@ -238,7 +238,7 @@ def test_our_handler_is_back_after_ray_init(tmp_path: Path) -> None:
         with keep_sigterm_handler():
             ray_init()
         signal.raise_signal(signal.SIGTERM)
-        assert heard.asked()
+        assert heard.stop_requested()
 
 
 def test_sigterm_in_the_middle_of_ray_init_is_a_stop(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_a_driver_whose_node_is_taken_away_or_dead_stops_without_a_signal(
     def drive() -> None:
         with Interrupts(tmp_path / "stop", Console(), recorded.set) as heard, preemption.stop_with_node(heard):
             assert recorded.wait(60)
-            while not heard.asked():
+            while not heard.stop_requested():
                 time.sleep(0.01)
 
     monkeypatch.setattr(preemption, "LOOK_SECONDS", 0.01)
@@ -331,7 +331,7 @@ def test_a_press_in_the_middle_of_a_line_is_no_failure(tmp_path: Path) -> None:
         from orchestrator.cluster.interrupts import Interrupts
         console = Console()
         with Interrupts(Path({str(tmp_path / "stop")!r}), console) as heard:
-            while not heard.asked():
+            while not heard.stop_requested():
                 console.say("x" * 999)
     """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

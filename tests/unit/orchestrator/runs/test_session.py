@@ -169,7 +169,7 @@ def test_ctrl_c_on_the_way_in_is_a_clean_stop(
 
     monkeypatch.setattr(owner, name, pressed)
     with opened(folder) as running:
-        assert running.interrupts.asked()
+        assert running.interrupts.stop_requested()
         running.settle("interrupted", INTERRUPTED)
     assert ended(folder)[:2] == ("interrupted", INTERRUPTED)
     assert "Once more to end at once" in capsys.readouterr().out

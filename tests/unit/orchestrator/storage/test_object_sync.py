@@ -49,14 +49,14 @@ def machine(bucket: Path, tmp_path: Path) -> Callable[[str], Path]:
 @pytest.fixture
 def away(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """Set to [True], nothing reaches the storage and nothing comes from it."""
-    state, real = [False], Remote._place
+    state, real = [False], Remote._opened
 
     def place(self: Remote) -> Any:
         if state[0]:
             raise OSError("AWS Error NETWORK_CONNECTION during PutObject operation: curlCode: 7")
         return real(self)
 
-    monkeypatch.setattr(Remote, "_place", place)
+    monkeypatch.setattr(Remote, "_opened", place)
     yield state
     state[0] = False
 
@@ -77,7 +77,7 @@ def crash(folder: RunFolder, following: Mirror) -> None:
 
 def end_process(folder: RunFolder) -> None:
     """The lease of ``folder`` is that of a process of this machine that has ended."""
-    place = lease.run_place(remote.behind(folder.path) or pytest.fail("a plain path"))
+    place = lease.run_location(remote.behind(folder.path) or pytest.fail("a plain path"))
     told = json.loads(place.read(lease.NAME) or "{}")
     ended = subprocess.Popen(["true"])
     ended.wait()

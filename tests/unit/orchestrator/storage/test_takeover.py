@@ -94,7 +94,7 @@ class Halt:
         self.is_cut = False
         self._step: int | None = None
         self._meanwhile: Callable[[], None] = lambda: None
-        for owner, name in ((Remote, "_place"), (Objects, "_call")):
+        for owner, name in ((Remote, "_opened"), (Objects, "_call")):
             monkeypatch.setattr(owner, name, self._before(getattr(owner, name)))
 
     def at(self, step: int, meanwhile: Callable[[], None]) -> None:
@@ -133,7 +133,7 @@ def begin(storage: Path, name: str) -> tuple[RunFolder, Mirror]:
     following = folder.mirror()
     assert isinstance(following, Mirror)
     deadline = time.monotonic() + 60
-    while (sync_state.record(following._place) or {}).get("status") != "running":
+    while (sync_state.record(following._location) or {}).get("status") != "running":
         assert time.monotonic() < deadline
         time.sleep(0.01)
     return folder, following
@@ -184,7 +184,7 @@ def steps(halt: Halt, storage: Path, take_over: Callable[[str], None]) -> Iterat
         following.finish()
 
         def meanwhile(name: str = name, before: dict[str, Any] = before, following: Mirror = following) -> None:
-            before.update(sync_state.record(following._place) or {})
+            before.update(sync_state.record(following._location) or {})
             take_over(name)
 
         halt.at(step, meanwhile)

@@ -134,7 +134,7 @@ def interrupted_at(n: int) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TrialManager, "result", counted)
-        patch.setattr(Interrupts, "asked", lambda interrupts: left[0] <= 0)
+        patch.setattr(Interrupts, "stop_requested", lambda interrupts: left[0] <= 0)
         with pytest.raises(Interrupted):
             yield
 

@@ -88,7 +88,7 @@ class Driver:
             folder=self.folder,
             tracker=self.tracker,
             settings=SimpleNamespace(data=Path("data"), collective_timeout=600, start_timeout=300),
-            interrupts=SimpleNamespace(asked=lambda: self.interrupted),
+            interrupts=SimpleNamespace(stop_requested=lambda: self.interrupted),
             console=SimpleNamespace(
                 say=self.lines.append,
                 begin=lambda *of: self.work.append(("begin", *of)),
