@@ -1,4 +1,4 @@
-"""Search spaces of the bi-encoder. Ranges around the design note's settings; sources stand beside them.
+"""Search spaces of the bi-encoder. Ranges around the design note's settings; comments name the sources.
 
 The presets of a loss search the optimiser and what the loss reads; hold the rest as you like (``encoder=minilm``,
 ``dataset=stsb``). "note" is the design of STS-B with a bi-encoder, E-x the project's errata.

@@ -1,4 +1,4 @@
-"""Search spaces of the recommender. Ranges around the published settings; sources stand beside them.
+"""Search spaces of the recommender. Ranges around the published settings; comments name the sources.
 
 The presets of a loss or a sampler search the optimiser and what the loss or the sampler reads; hold the rest as you
 like (``backbone=lightgcn``, ``sampler=dns``). ``everything`` has what these leave at its default as well. "thesis" is
@@ -182,9 +182,9 @@ def bns(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def everything(trial: optuna.Trial) -> dict[str, Any]:
-    """Every knob there is under Adam, by loss, sampler and backbone: for hundreds of trials, or with these held.
+    """All parameters under Adam, by loss, sampler and backbone. For hundreds of trials, or with these three fixed.
 
-    Not in it: ``sampler=in_batch``, which can be held beside a loss that it goes with, and what reads the test part.
+    Excluded are ``sampler=in_batch``, which can be fixed with a loss that supports it, and what reads the test part.
     """
     backbone = trial.suggest_categorical("backbone", ["mf", "lightgcn"])
     loss = trial.suggest_categorical("loss", [*_LOSSES])

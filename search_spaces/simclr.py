@@ -1,4 +1,4 @@
-"""Search spaces of SimCLR. Ranges around the published settings; sources stand beside them.
+"""Search spaces of SimCLR. Ranges around the published settings; comments name the sources.
 
 The presets of a loss search the optimiser and what the loss reads; hold the rest as you like (``encoder=resnet50``,
 ``dataset=cifar-100``). "thesis" is Liu Bin's dissertation, E-x the project's errata, "SimCLR" Chen et al., ICML 2020.

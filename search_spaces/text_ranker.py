@@ -1,4 +1,4 @@
-"""Search spaces of the text ranker. Ranges around what is usual; sources stand beside them.
+"""Search spaces of the text ranker. Ranges around usual values; comments name the sources.
 
 The presets search the optimiser and what the loss reads; hold the rest as you like (``encoder=minilm``).
 "note" is the source document on pairwise text ranking, E-x the project's errata, "BERT" Devlin et al., NAACL 2019.

@@ -1,4 +1,4 @@
-"""Search spaces of VERA. The losses' weights have the note's ranges; sources stand beside them.
+"""Search spaces of VERA. The losses' weights have the note's ranges; comments name the sources.
 
 "note" is the source document on calibrated retrieval, E-x the project's errata. Hold the rest as you like
 (``encoder=minilm``).

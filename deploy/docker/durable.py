@@ -22,13 +22,13 @@ def standing(name: str) -> dict[str, Any] | None:
     # The command leaves its exit code in the log of a Ray job; this one is not the job's.
     environment = {key: value for key, value in os.environ.items() if key != "RAY_JOB_CONFIG_JSON_ENV_VAR"}
     command = ["orchestrator", "status", name, "--wait", "--json"]
-    asked = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if asked.stdout.strip():
-        told: dict[str, Any] = json.loads(asked.stdout)
-        return told
-    if asked.returncode == USAGE:  # unknown
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if answer.stdout.strip():
+        values: dict[str, Any] = json.loads(answer.stdout)
+        return values
+    if answer.returncode == USAGE:  # unknown
         return None
-    sys.exit(asked.stderr or asked.returncode)
+    sys.exit(answer.stderr or answer.returncode)
 
 
 def main(name: str, verb: str, *words: str) -> int:

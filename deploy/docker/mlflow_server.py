@@ -27,7 +27,8 @@ def make_account(name: str, password: str) -> None:
         store.update_user(name, password=password)
     else:
         store.create_user(name, password)
-    user, role = store.get_user(name), _role(store)
+    user = store.get_user(name)
+    role = _role(store)
     if role not in [each.id for each in store.list_user_roles(user.id)]:
         store.assign_role_to_user(user.id, role)
 

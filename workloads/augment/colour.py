@@ -65,7 +65,8 @@ def shift_hue(planes: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
         shift: (n,), in turns.
     """
     red, green, blue = planes
-    value, least = torch.maximum(red, green).maximum(blue), torch.minimum(red, green).minimum(blue)
+    value = torch.maximum(red, green).maximum(blue)
+    least = torch.minimum(red, green).minimum(blue)
     chroma = value - least
     share = chroma.clamp_min(1e-7).reciprocal_()
     toward_green = (green - blue).mul_(share)

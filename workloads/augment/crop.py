@@ -29,7 +29,8 @@ def random_boxes(
         return torch.rand(count, *shape, generator=generator, dtype=torch.float64)
 
     area = source * source * (scale[0] + (scale[1] - scale[0]) * uniform(_ATTEMPTS))
-    low, high = math.log(ratio[0]), math.log(ratio[1])
+    low = math.log(ratio[0])
+    high = math.log(ratio[1])
     aspect = (low + (high - low) * uniform(_ATTEMPTS)).exp()
     sides = torch.stack([(area / aspect).sqrt().round(), (area * aspect).sqrt().round()], 2)  # height, width
     fits = ((sides > 0) & (sides <= source)).all(2)
@@ -70,14 +71,15 @@ def _weights(
     A triangle around the place of the new pixel, as wide as an old or a new one, whichever is wider, cut off where the
     crop ends.
     """
-    start, length = start.unsqueeze(1), length.unsqueeze(1)
-    place = (torch.arange(size, device=start.device) + 0.5).expand(len(start), size)
+    start = start.unsqueeze(1)
+    length = length.unsqueeze(1)
+    position = (torch.arange(size, device=start.device) + 0.5).expand(len(start), size)
     if flip is not None:
-        place = torch.where(flip.unsqueeze(1), size - place, place)
+        position = torch.where(flip.unsqueeze(1), size - position, position)
     step = length / size
     reach = step.clamp_min(1)
     pixel = torch.arange(source, device=start.device) + 0.5 - start
     pixel = pixel.where((pixel > 0) & (pixel < length), math.inf)  # too far to weigh anything
-    away = ((pixel / reach).unsqueeze(1) - (place * step / reach).unsqueeze(2)).abs_()
+    away = ((pixel / reach).unsqueeze(1) - (position * step / reach).unsqueeze(2)).abs_()
     weights = torch.sub(1, away.clamp_(max=1), out=away)
     return weights.div_(weights.sum(2, keepdim=True))

@@ -18,10 +18,10 @@ from workloads.augment.colour import IDENTITY, grayscale, jitter
 from workloads.augment.crop import random_boxes, resized_crop
 
 MEAN = (0.485, 0.456, 0.406)
-"""Of the channels of ImageNet, in [0, 1]: what torchvision's encoders are fed with."""
+"""Mean of ImageNet's channels, in [0, 1], as torchvision's encoders expect it."""
 
 STD = (0.229, 0.224, 0.225)
-"""Beside :data:`MEAN`."""
+"""Standard deviation of the same channels."""
 
 _AT_ONCE = {"cpu": 2**20, "cuda": 2**27}
 """Values of a block that goes through all steps before the next: on a CPU what stays in its cache."""

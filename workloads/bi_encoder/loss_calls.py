@@ -92,7 +92,8 @@ def in_batch_loss(
     rows = embedded.batch.rows
     anchors = np.flatnonzero(part.grades[embedded.own] >= positive_from)
     count = max(1, int((part.grades[rows] >= positive_from).sum()))
-    texts, others = part.pairs[embedded.own[anchors]], part.pairs[rows, 1]
+    texts = part.pairs[embedded.own[anchors]]
+    others = part.pairs[rows, 1]
     same = (texts[:, :, None] == others).any(1)
     candidates = gather(normalised(embedded.vectors[:, 1]), embedded.batch.counts)
     first = normalised(embedded.vectors[:, 0]).index_select(0, embedded.to_device(anchors))

@@ -84,7 +84,9 @@ class BiEncoder:
             The mean ``loss`` and ``gradient_norm`` (before clipping) of a step, and ``truncated``: the share of the
             training sentences that are longer than ``max_length`` and were cut.
         """
-        params, runtime, train = self.params, self.runtime, self.data.train
+        params = self.params
+        runtime = self.runtime
+        train = self.data.train
         steps = runtime.steps_per_epoch or steps_per_pass(len(train), params.batch_size)
         planned = runtime.epochs * steps
         total, norm = torch.zeros(2, dtype=torch.float64, device=runtime.device)

@@ -48,8 +48,8 @@ def read_lists(path: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
 
 
 def _crc32(values: Any) -> int:
-    found = 0
+    checksum = 0
     for buffer in values.buffers():
         if buffer is not None:
-            found = zlib.crc32(buffer, found)
-    return found
+            checksum = zlib.crc32(buffer, checksum)
+    return checksum

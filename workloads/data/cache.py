@@ -49,7 +49,7 @@ def file_lock(path: Path) -> Iterator[None]:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Write a file so that ``path`` holds the old content or the whole new one, after a crash too.
 
-    The caller holds a lock, because the bytes gather under one fixed name beside ``path``.
+    The caller holds a lock: the bytes are first written to one fixed name next to ``path``.
 
     Raises:
         OSError: the file cannot be written; nothing is left behind.

@@ -24,15 +24,15 @@ def checked_fingerprint(name: str, root: Path, kind: str, called: str = "") -> s
     Raises:
         DataError: it is unknown, of another kind, missing or damaged.
     """
-    known = dataset(name)
-    if known.kind != kind:
-        raise DataError(f"dataset {name!r} has another kind", got=known.kind, expected=called or kind)
+    entry = dataset(name)
+    if entry.kind != kind:
+        raise DataError(f"dataset {name!r} has another kind", got=entry.kind, expected=called or kind)
     check(name, root)
     return fingerprint(name, root)
 
 
 def cache_path(folder: str, name: str, fingerprint: str, ending: str) -> Path:
-    """Where in the cache what is made of a dataset is kept: it is known by its name, and told apart by its content."""
+    """Path in the cache of a converted dataset. The name is for people, the fingerprint identifies the content."""
     short = re.sub(r"[^\w.-]", "-", Path(name).name)
     return cache_dir() / folder / f"{short}-{fingerprint[:32]}-{ending}"
 
@@ -62,12 +62,12 @@ def build_once(path: Path, kept: Callable[[Path], T | None], make: Callable[[], 
         CacheUnwritable: the cache cannot be written.
     """
     with _explained(path), file_lock(path.with_name(f"{path.name}.lock")):
-        if (found := kept(path)) is None:
+        if (value := kept(path)) is None:
             make()
-            found = kept(path)
-    if found is None:
+            value = kept(path)
+    if value is None:
         raise DataError("what was made of the dataset cannot be read back", file=path, fix="Check the disk")
-    return found
+    return value
 
 
 def cached_arrays(folder: str, identity: str, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:

@@ -37,8 +37,8 @@ from workloads.data.retrieval.topical import CLASSIC_IR
 from workloads.data.source import Dataset, Kind, ReadOptions, SourceFile
 
 DATASETS: Mapping[str, Dataset] = {
-    known.name: known
-    for known in (
+    entry.name: entry
+    for entry in (
         SYNTHETIC,
         ML_100K,
         ML_100K_RAW,
@@ -96,7 +96,7 @@ def check_kind(name: str, *kinds: str) -> str:
     Raises:
         DataError: it is unknown or of another kind; the message names what would do.
     """
-    fitting = [known.name for known in DATASETS.values() if known.kind in kinds]
+    fitting = [entry.name for entry in DATASETS.values() if entry.kind in kinds]
     if name not in DATASETS and not is_path(name):
         raise _unknown(name, fitting, " or the path of your own")
     if name in DATASETS:
@@ -115,13 +115,13 @@ def check_kind(name: str, *kinds: str) -> str:
     return name
 
 
-def _unknown(name: str, known: Sequence[str], path: str = "") -> DataError:
+def _unknown(name: str, names: Sequence[str], path: str = "") -> DataError:
     """What may be said instead of ``name``, with the nearest of it; a ``path`` where that would do, too."""
     from difflib import get_close_matches
 
-    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    close = get_close_matches(name, names, n=1, cutoff=0.5)
     fix = f"Did you mean {close[0]!r}?" if close else None
-    return DataError("Unknown dataset", got=repr(name), expected=f"one of {', '.join(known)}{path}", fix=fix)
+    return DataError("Unknown dataset", got=repr(name), expected=f"one of {', '.join(names)}{path}", fix=fix)
 
 
 def check(name: str, root: Path) -> None:
@@ -146,8 +146,8 @@ def check_readable(name: str, root: Path, options: ReadOptions | None = None) ->
         DataError: the dataset is unknown, missing or damaged, or does not have what the options need.
         CacheUnwritable: the cache cannot be written.
     """
-    known = dataset(name)
-    KINDS[known.kind].check(known, root, options or ReadOptions())
+    entry = dataset(name)
+    KINDS[entry.kind].check(entry, root, options or ReadOptions())
 
 
 def counts(name: str, root: Path) -> Mapping[str, int]:
@@ -167,9 +167,9 @@ def verify(name: str, root: Path) -> list[str]:
     Raises:
         DataError: there is no dataset of that name.
     """
-    known = dataset(name)
-    problems = list(_problems(known, root, sha256))
-    if not problems and not known.verified and (fault := _parse_fault(known, root)):
+    entry = dataset(name)
+    problems = list(_problems(entry, root, sha256))
+    if not problems and not entry.verified and (fault := _parse_fault(entry, root)):
         problems = [fault]
     return [str(problem) for problem in problems]
 
@@ -185,13 +185,13 @@ def fetch(name: str, root: Path) -> list[Path]:
 
     if name not in DATASETS and not is_path(name):
         raise _unknown(name, sorted(DATASETS))
-    known = dataset(name)
-    damaged = [source for source in (*known.files, *known.extras) if _damage(known, source, root, sha256) is not None]
+    entry = dataset(name)
+    damaged = [source for source in (*entry.files, *entry.extras) if _damage(entry, source, root, sha256) is not None]
     for source in damaged:
         if not source.url:
-            file = known.folder_in(root) / source.path
-            raise DataError("the file has no public address", file=file, fix=_advice(known, root))
-    return [download(source, known.folder_in(root)) for source in damaged]
+            file = entry.folder_in(root) / source.path
+            raise DataError("the file has no public address", file=file, fix=_advice(entry, root))
+    return [download(source, entry.folder_in(root)) for source in damaged]
 
 
 def fingerprint(name: str, root: Path) -> str:
@@ -200,14 +200,14 @@ def fingerprint(name: str, root: Path) -> str:
     Raises:
         DataError: unknown name, or a file is missing or unreadable.
     """
-    known = dataset(name)
-    identity = [known.name, known.version]
-    for source in known.files:
-        path = plain_or_gz(known.folder_in(root) / source.path)
+    entry = dataset(name)
+    identity = [entry.name, entry.version]
+    for source in entry.files:
+        path = plain_or_gz(entry.folder_in(root) / source.path)
         try:
             identity.append(f"{source.path} {digest(path)}")
         except OSError as error:
-            raise _unreadable(known, path, root, error) from error
+            raise _unreadable(entry, path, root, error) from error
     return hashlib.sha256("\n".join(identity).encode()).hexdigest()
 
 
@@ -217,13 +217,13 @@ def read(name: str, root: Path) -> Any:
     Raises:
         DataError: unknown name, or a file that is missing, unreadable or damaged.
     """
-    known = dataset(name)
+    entry = dataset(name)
     try:
-        return known.reader(known.folder_in(root))
+        return entry.reader(entry.folder_in(root))
     except DataError as fault:
-        raise (fault.advise(_advice(known, root)) if known.files else fault) from None
+        raise (fault.advise(_advice(entry, root)) if entry.files else fault) from None
     except OSError as error:
-        raise _unreadable(known, Path(error.filename or known.folder_in(root)), root, error) from error
+        raise _unreadable(entry, Path(error.filename or entry.folder_in(root)), root, error) from error
 
 
 def occupations(name: str, root: Path) -> Any:
@@ -232,22 +232,22 @@ def occupations(name: str, root: Path) -> Any:
     Raises:
         DataError: unknown name, a dataset without occupations, or their file is missing or damaged.
     """
-    known = dataset(name)
-    if known.occupations is None:
-        having = ", ".join(known.name for known in DATASETS.values() if known.occupations)
+    entry = dataset(name)
+    if entry.occupations is None:
+        having = ", ".join(entry.name for entry in DATASETS.values() if entry.occupations)
         raise DataError(
             f"dataset {name} does not tell its users' occupations", got=name, expected=f"one of {having}",
             fix="Set another bns_prior, or one of these datasets",
         )  # fmt: skip
-    for source in known.extras:
-        if (damage := _damage(known, source, root, digest)) is not None:
+    for source in entry.extras:
+        if (damage := _damage(entry, source, root, digest)) is not None:
             raise damage
-    return known.occupations(known.folder_in(root))
+    return entry.occupations(entry.folder_in(root))
 
 
-def install(known: Dataset) -> str:
+def install(entry: Dataset) -> str:
     """The command that brings the packages which a dataset needs."""
-    return f"pip install {' '.join(known.needs)}"
+    return f"pip install {' '.join(entry.needs)}"
 
 
 def _importable(package: str) -> bool:
@@ -257,16 +257,16 @@ def _importable(package: str) -> bool:
         return True
 
 
-def _problems(known: Dataset, root: Path, digest_of: Callable[[Path], str]) -> Iterator[DataError]:
-    if missing := [package for package in known.needs if not _importable(package)]:
-        what = f"dataset {known.name} is read with the package {missing[0]}, which is missing"
-        yield DataError(what, fix=f"Install it: {install(known)}")
+def _problems(entry: Dataset, root: Path, digest_of: Callable[[Path], str]) -> Iterator[DataError]:
+    if missing := [package for package in entry.needs if not _importable(package)]:
+        what = f"dataset {entry.name} is read with the package {missing[0]}, which is missing"
+        yield DataError(what, fix=f"Install it: {install(entry)}")
         return
-    found = (_damage(known, source, root, digest_of) for source in known.files)
-    problems = [problem for problem in found if problem is not None]
+    damages = (_damage(entry, source, root, digest_of) for source in entry.files)
+    problems = [problem for problem in damages if problem is not None]
     if not problems:
         return
-    fault = _parse_fault(known, root)
+    fault = _parse_fault(entry, root)
     # A pair in both parts is found in the second file although the first may be the damaged one.
     elsewhere = fault is not None and fault.file not in {problem.file for problem in problems}
     for problem in problems:
@@ -274,20 +274,21 @@ def _problems(known: Dataset, root: Path, digest_of: Callable[[Path], str]) -> I
         yield fault if fault is not None and (elsewhere or fault.file == problem.file) else problem
 
 
-def _damage(known: Dataset, source: SourceFile, root: Path, digest_of: Callable[[Path], str]) -> DataError | None:
+def _damage(entry: Dataset, source: SourceFile, root: Path, digest_of: Callable[[Path], str]) -> DataError | None:
     """What is wrong with one file by its size and checksum."""
-    path = plain_or_gz(known.folder_in(root) / source.path)
+    path = plain_or_gz(entry.folder_in(root) / source.path)
     try:
         size = path.stat().st_size
         if path.is_dir() and not source.folder:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        found = digest_of(path)
+        actual = digest_of(path)
     except OSError as error:
-        return _unreadable(known, path, root, error)
+        return _unreadable(entry, path, root, error)
     plain = path.name == Path(source.path).name  # of a compressed one the content's size is not looked up
-    if source.accepts(size if plain else source.size or size, found):
+    if source.accepts(size if plain else source.size or size, actual):
         return None
-    got, fix = f"{size} bytes, sha256 {found}", _advice(known, root)
+    got = f"{size} bytes, sha256 {actual}"
+    fix = _advice(entry, root)
     if not source.sha256:
         expected = f"{source.size} bytes" if source.size else "some content"
         return DataError("the size differs", file=path, got=got, expected=expected, fix=fix)
@@ -296,29 +297,29 @@ def _damage(known: Dataset, source: SourceFile, root: Path, digest_of: Callable[
     return DataError(what, file=path, got=got, expected=expected, fix=fix)
 
 
-def _parse_fault(known: Dataset, root: Path) -> DataError | None:
+def _parse_fault(entry: Dataset, root: Path) -> DataError | None:
     """Where the reader stumbles, if all files are there and it does."""
-    if all(plain_or_gz(known.folder_in(root) / source.path).is_file() for source in known.files):
+    if all(plain_or_gz(entry.folder_in(root) / source.path).is_file() for source in entry.files):
         try:
-            read(known.name, root)
+            read(entry.name, root)
         except DataError as fault:
             return fault
     return None
 
 
-def _unreadable(known: Dataset, path: Path, root: Path, error: OSError) -> DataError:
-    what = f"the file of dataset {known.name} cannot be read ({error.strerror or error})"
+def _unreadable(entry: Dataset, path: Path, root: Path, error: OSError) -> DataError:
+    what = f"the file of dataset {entry.name} cannot be read ({error.strerror or error})"
     if isinstance(error, FileNotFoundError | NotADirectoryError):
-        what = f"the file of dataset {known.name} is missing"
-    return DataError(what, file=path, fix=_advice(known, root))
+        what = f"the file of dataset {entry.name} is missing"
+    return DataError(what, file=path, fix=_advice(entry, root))
 
 
-def _advice(known: Dataset, root: Path) -> str:
-    folder = known.folder or known.name
+def _advice(entry: Dataset, root: Path) -> str:
+    folder = entry.folder or entry.name
     if Path(folder).is_absolute():
         return "Correct the file, or the path"
-    get = f"Get it with `orchestrator data fetch {known.name}`"
-    if known.obtain:
-        files = " and ".join(source.path for source in known.files)
-        get = f"{known.obtain}; put {files} into {root / folder}"
+    get = f"Get it with `orchestrator data fetch {entry.name}`"
+    if entry.obtain:
+        files = " and ".join(source.path for source in entry.files)
+        get = f"{entry.obtain}; put {files} into {root / folder}"
     return f"{get}, or set ORCHESTRATOR_DATA to the folder that holds {folder}/ (searched: {root})"

@@ -23,7 +23,7 @@ def sha256(path: Path) -> str:
     if path.is_dir():
         files = _below(path)
         with ThreadPoolExecutor() as pool:
-            lines = [f"{file.relative_to(path)} {found}" for file, found in zip(files, pool.map(sha256, files))]
+            lines = [f"{file.relative_to(path)} {checksum}" for file, checksum in zip(files, pool.map(sha256, files))]
         return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()
     with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -40,17 +40,17 @@ def digest(path: Path) -> str:
     path = path.resolve()
     stamp, changed_ns = _stamp(path)
     memo = cache_dir() / "digests" / hashlib.sha256(bytes(path)).hexdigest()[:32]
-    if (known := _recall(memo, stamp)) is not None:
-        return known
+    if (remembered := _recall(memo, stamp)) is not None:
+        return remembered
     with suppress(OSError), file_lock(memo.with_suffix(".lock")):
-        if (known := _recall(memo, stamp)) is not None:
-            return known
-        found = sha256(path)
+        if (remembered := _recall(memo, stamp)) is not None:
+            return remembered
+        checksum = sha256(path)
         # A file written moments ago may change again within one tick of its time stamp.
         if time.time_ns() - changed_ns > _SETTLED_NS:
             with replacing(memo) as file:
-                file.write(f"{stamp} {found}".encode())
-        return found
+                file.write(f"{stamp} {checksum}".encode())
+        return checksum
     return sha256(path)
 
 
@@ -74,7 +74,7 @@ def _below(folder: Path) -> list[Path]:
 
 def _recall(memo: Path, stamp: str) -> str | None:
     with suppress(OSError):
-        seen, _, found = memo.read_bytes().decode(errors="replace").rpartition(" ")
-        if seen == stamp and len(found) == 64:
-            return found
+        seen, _, checksum = memo.read_bytes().decode(errors="replace").rpartition(" ")
+        if seen == stamp and len(checksum) == 64:
+            return checksum
     return None

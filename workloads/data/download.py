@@ -22,19 +22,20 @@ def download(source: SourceFile, folder: Path) -> Path:
         DataError: the bytes are not the expected ones, or the folder cannot be written.
     """
     target = folder / source.path
-    found, size = hashlib.sha256(), 0
+    checksum = hashlib.sha256()
+    size = 0
     try:
         with file_lock(folder / ".fetch.lock"), replacing(target) as file:
             for chunk in _member(source, folder) if source.member else _chunks(source.url, folder):
-                found.update(chunk)
+                checksum.update(chunk)
                 size += len(chunk)
                 file.write(chunk)
                 if 0 < source.size < size:  # enough to know that it is not the file
                     break
-            if not source.accepts(size, found.hexdigest()):
+            if not source.accepts(size, checksum.hexdigest()):
                 raise DataError(
                     f"what {source.url} sends is not the file of the dataset",
-                    got=f"{'at least ' * (0 < source.size < size)}{size} bytes, sha256 {found.hexdigest()}",
+                    got=f"{'at least ' * (0 < source.size < size)}{size} bytes, sha256 {checksum.hexdigest()}",
                     expected=f"{source.size or 'some'} bytes" + f", sha256 {source.sha256}" * bool(source.sha256),
                     fix="Nothing was changed; try again, and if it stays so the source has changed",
                 )

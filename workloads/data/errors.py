@@ -22,7 +22,12 @@ class DataError(ValueError):
         expected: str | None = None,
         fix: str | None = None,
     ) -> None:
-        self.what, self.file, self.line, self.got, self.expected, self.fix = (what, file, line, got, expected, fix)
+        self.what = what
+        self.file = file
+        self.line = line
+        self.got = got
+        self.expected = expected
+        self.fix = fix
         text = "" if file is None else f"{file}: " if line is None else f"{file}, line {line}: "
         text += what
         if got is not None:

@@ -1,4 +1,4 @@
-"""A dataset's file as its source ships it, or compressed beside that name."""
+"""Dataset files, plain as the source ships them or compressed with gzip."""
 
 from __future__ import annotations
 

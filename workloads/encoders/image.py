@@ -74,8 +74,8 @@ def _resnet(name: Name, stem: Stem, zero_init: bool) -> ImageEncoder:
 def _tiny() -> ImageEncoder:
     """A convolution, BatchNorm and ReLU for each width, halving the image from the second on, and the mean."""
     layers: list[nn.Module] = []
-    for place, (before, after) in enumerate(zip((3, *_TINY_WIDTHS), _TINY_WIDTHS)):
-        layers += [_convolution(before, after, stride=min(place, 1) + 1), nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
+    for block, (before, after) in enumerate(zip((3, *_TINY_WIDTHS), _TINY_WIDTHS)):
+        layers += [_convolution(before, after, stride=min(block, 1) + 1), nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
     return ImageEncoder(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()), _TINY_WIDTHS[-1])
 
 

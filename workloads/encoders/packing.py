@@ -69,7 +69,8 @@ def pack(tokens: Tokens, device: torch.device) -> Packed:
     """A batch of all texts of ``tokens``; its copies to the device do not wait for it."""
     order = np.argsort(tokens.lengths, kind="stable")
     ordered = tokens.take(order)
-    lengths, slack = ordered.lengths, _SLACK.get(device.type, _SLACK["cuda"])
+    lengths = ordered.lengths
+    slack = _SLACK.get(device.type, _SLACK["cuda"])
     positions = np.arange(len(ordered.ids)) - np.repeat(ordered.offsets[:-1], lengths)
     size = len(ordered.ids)
     inputs = np.zeros((3, 1, size + -size % _MULTIPLE), np.int64)
@@ -96,7 +97,8 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def _bounds(lengths: NDArray[np.int64], slack: float) -> list[tuple[int, int]]:
     """Groups of ascending lengths as [start, stop), as large as ``slack`` allows; texts of length 0 are in none."""
-    bounds, real = [], 0
+    bounds = []
+    real = 0
     start = int(np.searchsorted(lengths, 1))
     for stop, length in enumerate(lengths[start:].tolist(), start):
         if real and length * (stop + 1 - start) > slack * (real + length):
@@ -145,13 +147,13 @@ def attend(
     rows = [part.squeeze(0).transpose(0, 1) for part in (query, key, value)]  # (T, heads, d)
     # A CPU's attention is several times slower in bf16 than in float32 for heads as small as these.
     wide = query.device.type == "cpu" and query.dtype != torch.float32
-    found = []
+    packs = []
     for group in groups:
         q, k, v = (_block(part[group.tokens].float() if wide else part[group.tokens], group) for part in rows)
         block = scaled_dot_product_attention(q, k, v, attn_mask=group.mask, dropout_p=dropout, scale=scaling)
         tokens = block.transpose(1, 2).reshape(-1, *rows[0].shape[1:])
-        found.append(tokens if group.real is None else tokens.index_select(0, group.real))
-    read = torch.cat(found)
+        packs.append(tokens if group.real is None else tokens.index_select(0, group.real))
+    read = torch.cat(packs)
     return pad(read, (0, 0, 0, 0, 0, query.shape[2] - len(read))).to(query.dtype).unsqueeze(0), None
 
 

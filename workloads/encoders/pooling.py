@@ -24,7 +24,8 @@ def pool(hidden: torch.Tensor, offsets: torch.Tensor, pooling: Pooling) -> torch
     Returns:
         (n, d).
     """
-    starts, lengths = offsets[:-1], offsets.diff()
+    starts = offsets[:-1]
+    lengths = offsets.diff()
     if pooling == "cls":
         first = hidden.index_select(0, starts.clamp_max(max(len(hidden) - 1, 0)))
         return first.masked_fill((lengths == 0).unsqueeze(1), 0)

@@ -36,22 +36,24 @@ def exact_topk(
     rows = torch.empty(len(queries), 0, dtype=torch.int64, device=queries.device)
     first = 0
     for block in _scored(queries, [index] if isinstance(index, torch.Tensor) else index):
-        found, places = _best(block, k)
+        best_scores, places = _best(block, k)
         places += first
         first += block.shape[1]
         if scores.shape[1]:
             # Of equal scores those before in the index stand before here as well: ties by place are ties by row.
-            scores, rows = torch.cat([scores, found], 1), torch.cat([rows, places], 1)
-            found, order = _best(scores, k)
+            scores = torch.cat([scores, best_scores], 1)
+            rows = torch.cat([rows, places], 1)
+            best_scores, order = _best(scores, k)
             places = rows.gather(1, order)
-        scores, rows = found, places
+        scores, rows = best_scores, places
     return scores, rows
 
 
 def _scored(queries: torch.Tensor, index: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
     """The scores of all rows, (Q, n) with as many rows at once as may be; the next take the place of the last."""
     at_once = max(1024, _SCORES.get(queries.device.type, _SCORES["cpu"]) // max(1, len(queries)))
-    held, count = queries.new_empty(len(queries), at_once), 0
+    held = queries.new_empty(len(queries), at_once)
+    count = 0
     for block in index:
         if block.shape[1] != queries.shape[1]:
             raise ValueError(f"the index has {block.shape[1]} dimensions, the queries have {queries.shape[1]}")
@@ -59,7 +61,8 @@ def _scored(queries: torch.Tensor, index: Iterable[torch.Tensor]) -> Iterator[to
         while start < len(block):
             part = block[start : start + at_once - count].to(queries.device, non_blocking=True)
             torch.mm(queries, part.T, out=held[:, count : count + len(part)])
-            start, count = start + len(part), count + len(part)
+            start = start + len(part)
+            count = count + len(part)
             if count == at_once:
                 yield held
                 count = 0

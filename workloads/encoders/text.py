@@ -53,7 +53,9 @@ class TextEncoder(nn.Module):
 
     def __init__(self, model: PreTrainedModel, pooling: Pooling = "mean", precision: Precision = "fp32") -> None:
         super().__init__()
-        self.model, self.pooling, self.precision = model, pooling, precision
+        self.model = model
+        self.pooling = pooling
+        self.precision = precision
         self.dim: int = model.config.hidden_size
         kind = model.config.model_type
         self.packs = kind in _PACKABLE
@@ -83,20 +85,20 @@ class TextEncoder(nn.Module):
     def _packed(self, batch: Packed) -> torch.Tensor:
         positions = batch.positions + self.first_position
         inputs = {"input_ids": batch.ids, "position_ids": positions, **self._types(batch.types)}
-        found: torch.Tensor = self.model(**inputs, groups=batch.groups).last_hidden_state
-        return found[0, : batch.size]
+        hidden: torch.Tensor = self.model(**inputs, groups=batch.groups).last_hidden_state
+        return hidden[0, : batch.size]
 
     def _padded(self, batch: Packed) -> torch.Tensor:
         """A model that we cannot hand packed texts to: group by group, each padded to its longest text."""
-        found = []
+        blocks = []
         for group in batch.groups:
             places = slice(None) if group.places is None else group.places
             ids, types = (side[0, group.tokens][places].view(group.shape) for side in (batch.ids, batch.types))
             mask = torch.ones_like(ids) if group.mask is None else group.mask.view(group.shape).long()
             hidden = self.model(input_ids=ids, attention_mask=mask, **self._types(types)).last_hidden_state
             rows = hidden.flatten(0, 1)
-            found.append(rows if group.real is None else rows.index_select(0, group.real))
-        return torch.cat(found)
+            blocks.append(rows if group.real is None else rows.index_select(0, group.real))
+        return torch.cat(blocks)
 
     def _types(self, types: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"token_type_ids": types} if self.typed else {}
@@ -130,7 +132,8 @@ def load_encoder(
         model = _initial({**_TINY, "model_type": "bert", "vocab_size": tokenizer.size}, seed, dropout)
     else:
         folder = folder_of(name)
-        tokenizer, model = _tokenizer(folder, max_length), _pretrained(folder, dropout)
+        tokenizer = _tokenizer(folder, max_length)
+        model = _pretrained(folder, dropout)
         _check_vocabulary(folder, tokenizer, model)
     encoder = TextEncoder(model, pooling, precision)
     limit = getattr(model.config, "max_position_embeddings", max_length + encoder.first_position)
@@ -214,7 +217,8 @@ def _set_dropout(folder: Path | None, config: PretrainedConfig, dropout: float |
         return
     own = [name for name in _DROPOUTS if hasattr(config, name)]
     if not own:
-        got, fix = f"dropout={dropout:g} for model type {config.model_type}", "Leave dropout away"
+        got = f"dropout={dropout:g} for model type {config.model_type}"
+        fix = "Leave dropout away"
         raise DataError("the encoder has no dropout that could be set", file=folder, got=got, fix=fix)
     for name in own:
         setattr(config, name, dropout)

@@ -131,8 +131,8 @@ class Tokenizer:
 
     def bare(self, texts: Sequence[str]) -> Tokens:
         """Tokenise without special tokens and without a limit: what :meth:`single` and :meth:`pairs` are made of."""
-        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        ids = [encoding.ids for encoding in found]
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        ids = [encoding.ids for encoding in encodings]
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
         flat = np.fromiter((one for text in ids for one in text), np.int32, int(lengths.sum()))
         offsets = spans(np.zeros(len(ids), np.int64), lengths)[1]
@@ -207,9 +207,10 @@ class _Template(NamedTuple):
 
 def _template(probe: tokenizers.Encoding) -> _Template:
     """Found from how one text, or two, came out."""
-    ids, types = np.array(probe.ids, np.int32), np.array(probe.type_ids, np.int32)
+    ids = np.array(probe.ids, np.int32)
+    types = np.array(probe.type_ids, np.int32)
     texts = np.flatnonzero(np.array(probe.special_tokens_mask) == 0)  # a token each
-    bounds = [0, *(place for text in texts.tolist() for place in (text, text + 1)), len(ids)]
+    bounds = [0, *(boundary for text in texts.tolist() for boundary in (text, text + 1)), len(ids)]
     runs = [slice(start, stop) for start, stop in zip(bounds[::2], bounds[1::2])]
     return _Template([_Special(ids[run], types[run]) for run in runs], types[texts].tolist())
 
@@ -219,8 +220,10 @@ def _joined(parts: Sequence[_Part], cut: NDArray[np.bool_]) -> Tokens:
     lengths = np.stack([part.lengths for part in parts])
     _, offsets = spans(np.zeros(len(cut), np.int64), lengths.sum(0))
     starts = offsets[:-1] + np.cumsum(lengths, 0) - lengths
-    ids, types = np.empty(offsets[-1], np.int32), np.empty(offsets[-1], np.int32)
+    ids = np.empty(offsets[-1], np.int32)
+    types = np.empty(offsets[-1], np.int32)
     for part, start in zip(parts, starts):
-        target, source = spans(start, part.lengths)[0], spans(part.starts, part.lengths)[0]
+        target = spans(start, part.lengths)[0]
+        source = spans(part.starts, part.lengths)[0]
         ids[target], types[target] = part.ids[source], part.types[source]
     return Tokens(ids, offsets, types, cut)

@@ -75,9 +75,9 @@ def log1mexp(x: torch.Tensor) -> torch.Tensor:
 def quantile_groups(confidence: torch.Tensor, groups: int) -> torch.Tensor:
     """Groups of like confidence and equal size, ``⌊rank · G / n⌋``, ties by place: (n,) to (n,) int64. E-V1."""
     order = confidence.argsort(stable=True)
-    found = torch.empty_like(order)
-    found[order] = torch.arange(len(order), device=order.device) * groups // max(1, len(order))
-    return found
+    restored = torch.empty_like(order)
+    restored[order] = torch.arange(len(order), device=order.device) * groups // max(1, len(order))
+    return restored
 
 
 def group_rates(success: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
@@ -119,7 +119,9 @@ def vera_loss(
     Returns:
         (Q,); divide by the number of queries N.
     """
-    log_c, p, forward_p = log1mexp(log_failures), rate.detach(), target.detach()
+    log_c = log1mexp(log_failures)
+    p = rate.detach()
+    forward_p = target.detach()
     negative_entropy = torch.xlogy(forward_p, forward_p) + torch.xlogy(1 - forward_p, 1 - forward_p)
     forward = negative_entropy - forward_p * log_c - (1 - forward_p) * log_failures
     reverse = -log_failures.expm1() * (log_c - p.log()) + log_failures.exp() * (log_failures - (-p).log1p())
@@ -143,10 +145,11 @@ def candidate_loss(
         (E-V10).
     """
     negative = listed & ~positive
-    positives, negatives = positive.sum(1), negative.sum(1)
-    found = torch.where(positive, -log_hit(alpha, beta), 0.0).sum(1) / positives.clamp(min=1)
+    positives = positive.sum(1)
+    negatives = negative.sum(1)
+    loss = torch.where(positive, -log_hit(alpha, beta), 0.0).sum(1) / positives.clamp(min=1)
     others = torch.where(negative, -log_miss(alpha, beta), 0.0).sum(1) / negatives.clamp(min=1)
-    return torch.where(positives > 0, found + negative_weight * others, 0.0)
+    return torch.where(positives > 0, loss + negative_weight * others, 0.0)
 
 
 def consistency_loss(

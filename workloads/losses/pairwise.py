@@ -109,7 +109,8 @@ def mpr_loss(
         unobserved: x_uj1 and x_uj2 of two negatives, (B,) each.
         lam: in [0, 1].
     """
-    between, within = unobserved[0] - unobserved[1], viewed[0] - viewed[1]
+    between = unobserved[0] - unobserved[1]
+    within = viewed[0] - viewed[1]
     margin = lam * (positive - unobserved[1] - between) + (1 - lam) * (between - within)
     return functional.softplus(-margin)
 

@@ -23,7 +23,8 @@ def influences(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """
     if constant(x) or constant(y):
         return torch.zeros(len(x), dtype=torch.float64, device=x.device)
-    zx, zy = _standardised(x), _standardised(y)
+    zx = _standardised(x)
+    zy = _standardised(y)
     r = (zx * zy).mean().clamp(-1, 1)
     return r + zx * zy - r * (zx.square() + zy.square()) / 2
 

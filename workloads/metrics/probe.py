@@ -78,7 +78,8 @@ def linear_probe(
         features are not finite or too large to be standardised.
     """
     features = features.float()
-    mean, deviation = features.mean(0), features.std(0, correction=0)
+    mean = features.mean(0)
+    deviation = features.std(0, correction=0)
     scale = torch.where(deviation > 0, 1 / deviation, 0)  # constant features are ignored
     inputs = (features - mean) * scale
     if not inputs.isfinite().all():
@@ -96,7 +97,8 @@ def linear_probe(
 
     with torch.enable_grad():
         optimizer.step(closure)  # type: ignore[no-untyped-call]
-    weight, bias = weight.detach() * scale, bias.detach()
+    weight = weight.detach() * scale
+    bias = bias.detach()
     return weight, bias - weight @ mean
 
 
@@ -138,7 +140,8 @@ def false_negative_auc(embeddings: torch.Tensor, labels: torch.Tensor) -> torch.
     Returns:
         A scalar in [0, 1]; one half, which knows nothing, where no anchor has both.
     """
-    n, device = len(embeddings), embeddings.device
+    n = len(embeddings)
+    device = embeddings.device
     total = torch.zeros(2, dtype=torch.float64, device=device)
     for first, last in _blocks(n, n, device):
         cosines = embeddings[first:last] @ embeddings.T
@@ -165,7 +168,8 @@ def score_densities(embeddings: torch.Tensor, labels: torch.Tensor) -> tuple[tor
         Middles of the bins and the densities of true and of false negatives, (``BINS``,) float64 each; a density is 0
         throughout where there is no such pair.
     """
-    n, device = len(embeddings), embeddings.device
+    n = len(embeddings)
+    device = embeddings.device
     counts = torch.zeros(2, BINS, dtype=torch.float64, device=device)
     for first, last in _blocks(n, n, device):
         cosines = (embeddings[first:last] @ embeddings.T).clamp(-1, 1)

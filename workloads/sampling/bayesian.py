@@ -68,7 +68,8 @@ class ScoreECDF:
     def __init__(self, observed: Lists, n_items: int, population: Population, size: int = 128) -> None:
         """``size``: how many items a step draws for ``sampled``, one from each of as many equal parts of the items."""
         self._observed, self._n_items = observed, n_items
-        self._population, self._size = population, min(size, n_items)
+        self._population = population
+        self._size = min(size, n_items)
 
     def __call__(self, view: View, x: torch.Tensor) -> torch.Tensor:
         """F of the candidates' scores x (C, B), without gradient; a block of pairs at a time.
@@ -77,18 +78,24 @@ class ScoreECDF:
         """
         members, columns = self._members(view)
         table = view.item_table if members is None else view.item_table.index_select(0, members)
-        shape, pairs, size = x.shape, len(view.owners), len(table)
-        x, items_of = x.reshape(-1, pairs), (view.candidates - view.n_users).reshape(-1, pairs)
+        shape = x.shape
+        pairs = len(view.owners)
+        size = len(table)
+        x = x.reshape(-1, pairs)
+        items_of = (view.candidates - view.n_users).reshape(-1, pairs)
         result = torch.empty_like(x)
         rows = rows_at_once(x.device, size)
         for first in range(0, pairs, rows):
             part = slice(first, first + rows)
-            users, own = view.owners[part], items_of[:, part]
+            users = view.owners[part]
+            own = items_of[:, part]
             scores = view.table.index_select(0, users) @ table.T
             places, items = self._observed.expand(users)
             if columns is not None:
-                own, items = columns[own], columns.index_select(0, items)
-                places, items = places[items >= 0], items[items >= 0]
+                own = columns[own]
+                items = columns.index_select(0, items)
+                places = places[items >= 0]
+                items = items[items >= 0]
             # A candidate that is one of them is compared as such: another way to its score may round differently.
             same = scores.gather(1, own.clamp_min(0).T).T
             scores[places, items] = math.inf
@@ -117,7 +124,8 @@ def _at_most(scores: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     if len(x) > _COMPARED:
         return torch.searchsorted(ascending(scores), x.T.contiguous(), right=True).T.to(x)
     # A product with ones adds floats far quicker than a sum of booleans does.
-    ones, flags = scores.new_ones(scores.shape[1]), torch.empty_like(scores)
+    ones = scores.new_ones(scores.shape[1])
+    flags = torch.empty_like(scores)
     return torch.stack([torch.le(scores, row.unsqueeze(1), out=flags) @ ones for row in x])
 
 
@@ -141,7 +149,9 @@ class BNS(FromCandidates):
     ) -> None:
         """``lam``: λ of an epoch, from 1. ``uniform_epochs``: how many epochs draw uniformly, as RNS does."""
         super().__init__(unobserved, candidates)
-        self._places, self._prior, self._lam = places, prior, lam
+        self._places = places
+        self._prior = prior
+        self._lam = lam
         self._posterior_only, self._uniform_epochs = posterior_only, uniform_epochs
 
     def choose(self, view: View) -> torch.Tensor:

@@ -45,7 +45,9 @@ class AOBPR(Sampler):
 
     def __init__(self, unobserved: Unobserved, observed: Lists, scale: float) -> None:
         """With λ = ``scale``, in ranks."""
-        self._unobserved, self._observed, self._scale = unobserved, observed, scale
+        self._unobserved = unobserved
+        self._observed = observed
+        self._scale = scale
 
     def draw(self, users: torch.Tensor, counters: torch.Tensor, key: Key) -> torch.Tensor:
         """Nothing, (0, B): the rank that is taken is drawn in the step."""
@@ -54,16 +56,17 @@ class AOBPR(Sampler):
     def choose(self, view: View) -> torch.Tensor:
         """Of each user's unobserved items in the order of their scores, that at the rank drawn: nodes, (B,)."""
         ranks = self._ranks(view)
-        users, place = view.users.unique(return_inverse=True)  # type: ignore[no-untyped-call]
-        chosen, items = torch.empty_like(ranks), view.item_table
+        users, inverse = view.users.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        chosen = torch.empty_like(ranks)
+        items = view.item_table
         rows = rows_at_once(items.device, len(items))
         for first in range(0, len(users), rows):
             block = users[first : first + rows]
             scores = view.table.index_select(0, block) @ items.T
             scores[self._observed.expand(block)] = -math.inf
             _, ranking = sort_with_positions(scores.neg_())
-            here = ((place >= first) & (place < first + rows)).nonzero().squeeze(1)
-            chosen[here] = ranking[place[here] - first, ranks[here]]
+            here = ((inverse >= first) & (inverse < first + rows)).nonzero().squeeze(1)
+            chosen[here] = ranking[inverse[here] - first, ranks[here]]
         return chosen + view.n_users
 
     def _ranks(self, view: View) -> torch.Tensor:

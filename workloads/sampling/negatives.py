@@ -109,7 +109,9 @@ def uniform(unobserved: Unobserved, users: torch.Tensor, counters: torch.Tensor,
     # A search costs more than the draw. An item of all there are, replaced where the user has it, is distributed alike.
     items = (random_bits(key, counters) * unobserved.n_items) >> 32
     again = unobserved.observed.contains(users, items).nonzero().squeeze(1)
-    users, counters, key = users[again], counters[again], _second(key, again)
+    users = users[again]
+    counters = counters[again]
+    key = _second(key, again)
     items[again] = unobserved.pick(users, _rank(unobserved, users, counters, key))
     return items
 

@@ -40,10 +40,10 @@ class PairSet:
         if self._bits is None:
             return self._searched(keys)
         slots = self._slots(keys.flatten())
-        found = ((self._bits.index_select(0, slots >> 3) >> (slots & 7).to(torch.uint8)) & 1).bool()
-        maybe = found.nonzero().squeeze(1)
-        found[maybe] = self._searched(keys.flatten()[maybe])
-        return found.view(keys.shape)
+        is_pair = ((self._bits.index_select(0, slots >> 3) >> (slots & 7).to(torch.uint8)) & 1).bool()
+        maybe = is_pair.nonzero().squeeze(1)
+        is_pair[maybe] = self._searched(keys.flatten()[maybe])
+        return is_pair.view(keys.shape)
 
     def _slots(self, keys: torch.Tensor) -> torch.Tensor:
         """The bit of each key."""

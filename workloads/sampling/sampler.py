@@ -157,7 +157,8 @@ class FromCandidates(Sampler):
 
     def __init__(self, unobserved: Unobserved, candidates: int) -> None:
         """With |M_u| = ``candidates``; a user who has fewer unobserved items has all of them as candidates."""
-        self._unobserved, self.width = unobserved, max(1, min(candidates, unobserved.most))
+        self._unobserved = unobserved
+        self.width = max(1, min(candidates, unobserved.most))
 
     def draw(self, users: torch.Tensor, counters: torch.Tensor, key: Key) -> torch.Tensor:
         return subset(self._unobserved, users, counters, key, self.width)

@@ -38,7 +38,9 @@ class SRNS(FromCandidates):
         """``memory`` and ``pool``: items a user; ``alpha``: at least 0; ``warmup``: epochs; ``temperature``: τ, > 0."""
         super().__init__(unobserved, pool)
         self._size = memory
-        self._alpha, self._warmup, self._temperature = alpha, warmup, temperature
+        self._alpha = alpha
+        self._warmup = warmup
+        self._temperature = temperature
         self._n_users = len(unobserved.counts)
         self._memory = unobserved.counts.new_zeros(memory, self._n_users)
         self._past: list[torch.Tensor] = []  # the latest last

@@ -59,5 +59,5 @@ def _orders(part: Part, batch_size: int, runtime: Runtime, epoch: int) -> Iterat
     """Places in the part of the images of each step's global batch, (batch_size,)."""
     for number, places in passes_of(epoch, steps_per_pass(len(part), batch_size), runtime.steps_per_epoch):
         order = torch.randperm(len(part), generator=generator(runtime.seed, "order", number))
-        for place in places:
-            yield order[place * batch_size : (place + 1) * batch_size]
+        for index in places:
+            yield order[index * batch_size : (index + 1) * batch_size]

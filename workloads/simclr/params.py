@@ -189,8 +189,8 @@ class Params(WorkloadParams):
             workloads.data.DataError: nothing can be held out, or as for
                 :func:`~workloads.data.images.load.load_images`.
         """
-        known = dataset(self.dataset)
-        if known.files and known.verified:  # it is large, and holds several classes
+        entry = dataset(self.dataset)
+        if entry.files and entry.verified:  # it is large, and holds several classes
             return
         from workloads.data.images.load import load_images
         from workloads.data.images.splits import split

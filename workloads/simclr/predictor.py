@@ -72,8 +72,10 @@ class Predictor:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         images = inputs["image"].tolist()
-        found = [self._encode(images[first : first + batch_size], first) for first in range(0, len(images), batch_size)]
-        features = torch.cat(found) if found else torch.empty(0, self.encoder.features, device=self.device)
+        vectors = [
+            self._encode(images[first : first + batch_size], first) for first in range(0, len(images), batch_size)
+        ]
+        features = torch.cat(vectors) if vectors else torch.empty(0, self.encoder.features, device=self.device)
         shown = nn.functional.normalize(features, dim=1) if unit_length else features
         columns: dict[str, Any] = {"embedding": list(shown.cpu().numpy())}
         if self.classifier is not None:

@@ -85,9 +85,12 @@ class SimCLR:
             The mean ``loss`` of a view; ``negatives`` (N), ``temperature``, ``learning_rate`` of the last step, by loss
             ``tau``, ``alpha`` and ``beta`` as they were used; ``skipped`` images where that is allowed.
         """
-        params, runtime, data = self.params, self.runtime, self.data
+        params = self.params
+        runtime = self.runtime
+        data = self.data
         steps = runtime.steps_per_epoch or steps_per_pass(len(data.train), params.batch_size)
-        used, lr = self._calibrated(), 0.0
+        used = self._calibrated()
+        lr = 0.0
         total = torch.zeros((), dtype=torch.float64, device=runtime.device)
         self.model.train()
         drawn = batches(data.train, self.recipe, params.batch_size, runtime, epoch)
@@ -98,8 +101,8 @@ class SimCLR:
             self.optimizer.step(lr)
         loss = reduce_sum(total).item() / (steps * runtime.world_size)
         skipped = {"skipped": len(data.skipped)} if params.dataset_corrupt == "skip" else {}
-        told = {name: value for name, value in used.items() if not isinstance(value, str)}
-        return {"loss": loss, "learning_rate": lr, "negatives": 2 * params.batch_size - 2, **told, **skipped}
+        numbers = {name: value for name, value in used.items() if not isinstance(value, str)}
+        return {"loss": loss, "learning_rate": lr, "negatives": 2 * params.batch_size - 2, **numbers, **skipped}
 
     def _embed(self, batch: Batch) -> torch.Tensor:
         """Embeddings of both views, (b, 2, d)."""
@@ -114,7 +117,9 @@ class SimCLR:
         Args:
             pairs: this rank's embeddings, (b, 2, d); the others' are gathered, with their gradients.
         """
-        rank, ranks, own = self.runtime.rank, self.runtime.world_size, len(pairs)
+        rank = self.runtime.rank
+        ranks = self.runtime.world_size
+        own = len(pairs)
         views = gather(pairs, [own] * ranks).transpose(0, 1).flatten(0, 1)
         images = torch.arange(rank * own, (rank + 1) * own, device=views.device)
         anchors = torch.cat([images, images + ranks * own])
@@ -142,12 +147,12 @@ class SimCLR:
         part = self.data.test if split == "test" else self.data.validation
         with_probe = self.params.eval_probe == "always" or (self.params.eval_probe == "test" and split == "test")
         seen = LabelledFeatures(self.features(part, torch.arange(len(part))), part.labels)
-        found = evaluation(self.labelled(), seen, self._views(part), self.data.classes, self.params, with_probe)
-        metrics = self.runtime.broadcast(dict(found.metrics))
+        evaluated = evaluation(self.labelled(), seen, self._views(part), self.data.classes, self.params, with_probe)
+        metrics = self.runtime.broadcast(dict(evaluated.metrics))
         if self.runtime.rank:
             return Evaluation(metrics)
         left_out = {"skipped": {"image": np.array(self.data.skipped)}} if self.data.skipped else {}
-        return Evaluation(metrics, found.units, {**found.tables, **left_out})
+        return Evaluation(metrics, evaluated.units, {**evaluated.tables, **left_out})
 
     def labelled(self, shared: bool = True) -> LabelledFeatures:
         """Features of all training images that have a label. A collective, unless ``shared`` is False."""
@@ -183,12 +188,12 @@ class SimCLR:
         at_once = min(ENCODED, max(LEAST_ENCODED, ENCODED * 32**2 // self.data.size**2))
         blocks = [slice(start, start + at_once) for start in range(0, len(rows), at_once)]
         self.model.eval()
-        found = [torch.empty(0, self.model.features, device=self.runtime.device)]
+        features = [torch.empty(0, self.model.features, device=self.runtime.device)]
         for block, images in zip(blocks[rank::ranks], part.stream(rows[block] for block in blocks[rank::ranks])):
             inputs = normalise(images) if draws is None else self.recipe.apply(images, draws[block], self.layout)
             with self._precision():
-                found.append(self.model.encoder(inputs.contiguous(memory_format=self.layout)).float())
-        own = torch.cat(found)
+                features.append(self.model.encoder(inputs.contiguous(memory_format=self.layout)).float())
+        own = torch.cat(features)
         if ranks == 1:
             return own
         sizes = [[len(rows[block]) for block in blocks[other::ranks]] for other in range(ranks)]
@@ -211,10 +216,10 @@ class SimCLR:
             ValueError: the state belongs to another encoder, head or workload.
         """
         own = {name: tuple(value.shape) for name, value in self.model.state_dict().items()}
-        found = {name: tuple(getattr(value, "shape", ())) for name, value in state.get("model", {}).items()}
-        if wrong := [name for name in {**own, **found} if own.get(name) != found.get(name)]:
+        shapes = {name: tuple(getattr(value, "shape", ())) for name, value in state.get("model", {}).items()}
+        if wrong := [name for name in {**own, **shapes} if own.get(name) != shapes.get(name)]:
             raise ValueError(
-                f"the checkpoint does not fit: {wrong[0]} is {found.get(wrong[0], 'missing')} there and "
+                f"the checkpoint does not fit: {wrong[0]} is {shapes.get(wrong[0], 'missing')} there and "
                 f"{own.get(wrong[0], 'missing')} with encoder={self.params.encoder}, projection="
                 f"{self.params.projection}, subvector={self.params.subvector}"
             )

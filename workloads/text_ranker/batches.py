@@ -72,7 +72,8 @@ class GroupSampler:
         sampled without replacement from BM25's candidates and documents judged 0; the rest, and what these cannot
         fill, from all documents that are not relevant.
         """
-        params, bits = self.params, _bits(seed, "groups", number)
+        params = self.params
+        bits = _bits(seed, "groups", number)
         n_hard = round(params.hard * params.negatives)
         positive = _sampled(self._relevant, self.queries, params.positives, bits)
         hard = _sampled(self._hard, self.queries, n_hard, bits)

@@ -64,8 +64,10 @@ def query_losses(block: Block, loss: str, scale: torch.Tensor | float, gap_max: 
         values = row.compute(ListScores(block.scores, block.grades, scale), {})
         return values
     group, i, j = block.pairs
-    s_i, s_j = block.scores[group, i], block.scores[group, j]
-    y_i, y_j = block.grades[group, i], block.grades[group, j]
+    s_i = block.scores[group, i]
+    s_j = block.scores[group, j]
+    y_i = block.grades[group, i]
+    y_j = block.grades[group, j]
     values = row.compute(PairScores(s_i, s_j, y_i, y_j, scale, gap_max), {})
     none = values.new_zeros(len(block.scores))
     counts = none.index_add(0, group, torch.ones_like(values))

@@ -24,7 +24,9 @@ class SequenceBuilder:
     """Converts pairs of a query and a document to the token sequences that the encoder reads."""
 
     def __init__(self, tokenizer: Tokenizer, texts: Texts, scoring: str) -> None:
-        self.tokenizer, self.texts, self.scoring = tokenizer, texts, scoring
+        self.tokenizer = tokenizer
+        self.texts = texts
+        self.scoring = scoring
 
     def sequences(self, queries: NDArray[np.int64], docs: NDArray[np.int64]) -> tuple[Tokens, NDArray[np.int64]]:
         """The sequences for n pairs, and the rows of the sequences that each pair's score is computed from.

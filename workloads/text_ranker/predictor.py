@@ -58,7 +58,8 @@ class Predictor:
         output = pd.DataFrame({"query": queries, "document": docs, "score": scores})
         by = "score"
         if "bm25" in inputs.columns:
-            weight, by = self.config["bm25_weight"], "fused"
+            weight = self.config["bm25_weight"]
+            by = "fused"
             bm25 = _standardised(pd.Series(number_column(inputs, "bm25")), output["query"])
             output["fused"] = (1 - weight) * _standardised(output["score"], output["query"]) + weight * bm25
         output["rank"] = output.groupby("query")[by].rank(method="first", ascending=False).astype(np.int64)

@@ -82,7 +82,8 @@ class TextRanker:
             ``truncated``, the share of sequences that were cut; ``strength``, the margin or σ; and ``bm25_weight``, as
             chosen after the epoch.
         """
-        params, runtime = self.params, self.runtime
+        params = self.params
+        runtime = self.runtime
         steps = runtime.steps_per_epoch or self.group_sampler.steps_per_pass
         planned = runtime.epochs * steps
         loss = torch.zeros((), dtype=torch.float64, device=runtime.device)

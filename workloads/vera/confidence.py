@@ -112,7 +112,8 @@ def _temperature(read: Callable[[Map], torch.Tensor], success: torch.Tensor) -> 
 def _platt(plain: torch.Tensor, success: torch.Tensor) -> Map:
     """Platt, 1999: a logistic regression of Z on logit c, with his smoothed targets."""
     hits = float(success.sum())
-    high, low = (hits + 1) / (hits + 2), 1 / (len(success) - hits + 2)
+    high = (hits + 1) / (hits + 2)
+    low = 1 / (len(success) - hits + 2)
     target = torch.where(success > 0.5, high, low).cpu()
     logit = plain.clamp(_EDGE, 1 - _EDGE).logit().cpu()
     x = torch.stack([logit, torch.ones_like(logit)], 1)

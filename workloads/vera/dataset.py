@@ -156,11 +156,11 @@ def _prepare(
             raise ValueError(f"dataset {params.dataset!r} has no query for the {name} part")
     vocabulary = [*pool.texts, *(pool.queries[query] for query in parts.train.tolist())]
     tokenizer, encoder = load_frozen(params.encoder, params.max_length, vocabulary, seed, precision)
-    found = [
+    pools = [
         normalised(embed_texts(params.encoder, tokenizer, encoder, side, device)) for side in (pool.queries, pool.texts)
     ]
     rest = [torch.from_numpy(np.ascontiguousarray(side)) for side in (pool.codes, pool.numbers)]
-    return VeraData(pool, parts, tokenizer, encoder, *(side.to(device) for side in (*found, *rest)))
+    return VeraData(pool, parts, tokenizer, encoder, *(side.to(device) for side in (*pools, *rest)))
 
 
 def _graph(params: Params, root: Path) -> tuple[Pool, Queries]:
@@ -172,9 +172,9 @@ def _graph(params: Params, root: Path) -> tuple[Pool, Queries]:
 
 def _collection(params: Params, root: Path) -> tuple[Pool, Queries]:
     data = load_retrieval(params.dataset, root, params.dataset_unknown)
-    found = candidates(params.dataset, root, data, params.eval_candidates)
+    retrieved = candidates(params.dataset, root, data, params.eval_candidates)
     queries = split_queries(data, seed=params.split_seed, validation=params.split_validation, test=params.split_test)
-    return collection_pool(data, found, params.eval_candidates), queries
+    return collection_pool(data, retrieved, params.eval_candidates), queries
 
 
 def split_training(data: VeraData, params: Params, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

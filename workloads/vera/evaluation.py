@@ -102,7 +102,7 @@ def evaluation(
         "ndcg_at_10": ndcg(ranked_by_score[:, :10], labelled.all_grades),
     }
     metrics: dict[str, float] = {}
-    found = success = torch.zeros(0)
+    probability = success = torch.zeros(0)
 
     def ends(name: str, value: torch.Tensor, interval: tuple[float, float]) -> None:
         metrics.update({name: float(value), f"{name}_low": interval[0], f"{name}_high": interval[1]})
@@ -115,20 +115,21 @@ def evaluation(
         )
 
     for suffix, k, mapped in (("_at_1", 1, choice.map_1), ("", choice.k, choice.map_k)):
-        found, success = confidence(ranked, k, params, mapped), labelled.success(ranked, k)
-        interval = calibration.ece_interval(found, success, params.eval_bins, params.eval_resamples, source)
-        ends(f"calib/ece{suffix}", calibration.ece(found, success, params.eval_bins), interval)
+        probability = confidence(ranked, k, params, mapped)
+        success = labelled.success(ranked, k)
+        interval = calibration.ece_interval(probability, success, params.eval_bins, params.eval_resamples, source)
+        ends(f"calib/ece{suffix}", calibration.ece(probability, success, params.eval_bins), interval)
         for name, measure in _measures(params).items():
-            measured(f"{name}{suffix}", measure, found)
-        columns[f"calib/nll{suffix}"] = calibration.nll(found, success)
-        columns[f"calib/brier{suffix}"] = calibration.brier(found, success)
-        columns[f"selective/score/aurc{suffix}"] = calibration.aurc_influences(found, success)
+            measured(f"{name}{suffix}", measure, probability)
+        columns[f"calib/nll{suffix}"] = calibration.nll(probability, success)
+        columns[f"calib/brier{suffix}"] = calibration.brier(probability, success)
+        columns[f"selective/score/aurc{suffix}"] = calibration.aurc_influences(probability, success)
         metrics[f"success{suffix}"] = float(success.mean())
         if labelled.odds is not None:
             true = labelled.odds.gather(1, top(ranked.scores, k)).sum(1)
-            metrics[f"calib/truth_mae{suffix}"] = float((found - true).abs().mean())
+            metrics[f"calib/truth_mae{suffix}"] = float((probability - true).abs().mean())
     columns["quality"] = columns["mrr"].double() - columns["calib/brier"]
-    answered = found >= choice.threshold
+    answered = probability >= choice.threshold
     measured("mrr", _average, columns["mrr"].double())
     measured("ndcg_at_10", _average, columns["ndcg_at_10"].double())
     measured("selective/score/coverage", _average, answered.double())
@@ -139,12 +140,15 @@ def evaluation(
         "no_positive": float((labelled.grades <= 0).all(1).double().mean()),
         "selective/score/threshold": choice.threshold,
     }
-    columns |= {"confidence": found, "success": success}
+    columns |= {"confidence": probability, "success": success}
     if params.confidence == "evidence":
         columns["kappa"] = _evidence(ranked, choice.k)
         metrics["kappa"] = float(columns["kappa"].mean())
     rows = {name: column.cpu().numpy() for name, column in columns.items()}
-    tables = {"reliability": _reliability(found, success, params.eval_bins), "risk_coverage": _curve(found, success)}
+    tables = {
+        "reliability": _reliability(probability, success, params.eval_bins),
+        "risk_coverage": _curve(probability, success),
+    }
     return Evaluation(metrics, {"id": labelled.queries, **rows} if units else {}, tables)
 
 
@@ -168,7 +172,7 @@ def _measures(params: Params) -> dict[str, calibration.Measure]:
 
 
 def _mean(each: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> calibration.Measure:
-    return lambda found, success: each(found, success).mean(-1)
+    return lambda probability, success: each(probability, success).mean(-1)
 
 
 def _evidence(ranked: Ranked, k: int) -> torch.Tensor:
@@ -179,16 +183,16 @@ def _evidence(ranked: Ranked, k: int) -> torch.Tensor:
     return kappa.gather(1, columns).sum(1).double() / count
 
 
-def _reliability(found: torch.Tensor, success: torch.Tensor, bins: int) -> Columns:
+def _reliability(probability: torch.Tensor, success: torch.Tensor, bins: int) -> Columns:
     """The reliability diagram, one row per bin; ``calibrated`` is the diagonal."""
-    mean, share, queries = (side.cpu().numpy() for side in calibration.reliability(found, success, bins))
+    mean, share, queries = (side.cpu().numpy() for side in calibration.reliability(probability, success, bins))
     return {"confidence": mean, "success": share, "calibrated": mean, "queries": queries.astype(np.int64)}
 
 
-def _curve(found: torch.Tensor, success: torch.Tensor) -> Columns:
-    risk = calibration.selective_risk(found, success)
+def _curve(probability: torch.Tensor, success: torch.Tensor) -> Columns:
+    risk = calibration.selective_risk(probability, success)
     coverage = torch.arange(1, len(risk) + 1, dtype=torch.float64) / max(1, len(risk))
-    threshold = found.sort(descending=True).values
+    threshold = probability.sort(descending=True).values
     return {
         name: side.cpu().numpy() for name, side in zip(("coverage", "risk", "confidence"), (coverage, risk, threshold))
     }

@@ -68,7 +68,8 @@ def graph_pool(data: GraphQuestions, around: Neighbourhoods) -> Pool:
     steps = ["random", *(f"{step}{way}" for step in range(1, longest + 1) for way in "<>")]
     crossed = [f"{name}{way}" for name in data.relations for way in "<>"]
     categories = (NONE, *steps, *data.relations, *crossed)
-    first_relation, first_crossed = 1 + len(steps), 1 + len(steps) + len(data.relations)
+    first_relation = 1 + len(steps)
+    first_crossed = 1 + len(steps) + len(data.relations)
     step = np.where(around.steps > 0, 2 * around.steps + around.forward, 1)
     codes = np.column_stack(
         [step, first_relation + relation[around.triples], np.where(around.via < 0, 0, first_crossed + around.via)]
@@ -102,9 +103,9 @@ def graph_pool(data: GraphQuestions, around: Neighbourhoods) -> Pool:
     )
 
 
-def collection_pool(data: Retrieval, found: Candidates, depth: int) -> Pool:
+def collection_pool(data: Retrieval, retrieved: Candidates, depth: int) -> Pool:
     """The pool of a text collection: BM25's first ``depth`` documents of each query, with its score as the feature."""
-    docs = found.docs[:, :depth]
+    docs = retrieved.docs[:, :depth]
     count = len(data.queries)
     real = docs >= 0
     indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(real.sum(1))])
@@ -123,7 +124,7 @@ def collection_pool(data: Retrieval, found: Candidates, depth: int) -> Pool:
         indptr=indptr,
         text=text,
         codes=np.zeros((len(text), 0), np.int64),
-        numbers=found.scores[:, :depth][real][:, None].astype(np.float32),
+        numbers=retrieved.scores[:, :depth][real][:, None].astype(np.float32),
         code_names=(),
         number_names=("bm25",),
         categories=(NONE,),

@@ -100,8 +100,9 @@ class Backbone(nn.Module):
 
     def interact(self, query: torch.Tensor, candidate: torch.Tensor, block: Block) -> torch.Tensor:
         """``M (q ⊙ c) + O c + A q`` for each candidate c (P, h) and its query q (B, h), (P, h)."""
-        own, asked = self.own(candidate), self.asked(query)
-        interacted: torch.Tensor = self.match(query[block.row] * candidate) + own + asked[block.row]
+        own = self.own(candidate)
+        query_part = self.asked(query)
+        interacted: torch.Tensor = self.match(query[block.row] * candidate) + own + query_part[block.row]
         return interacted
 
     def interact_by_query(self, query: torch.Tensor, candidate: torch.Tensor, block: Block) -> torch.Tensor:

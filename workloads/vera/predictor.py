@@ -133,12 +133,14 @@ class Predictor:
             largest = self.config["scales"]["largest"]
             a, b = (torch.where(side > 0, _grown(side, largest), side) for side in (a, b))
         positive, negative = self.config["priors"]
-        alpha, beta = positive + functional.softplus(a), negative + functional.softplus(b)
+        alpha = positive + functional.softplus(a)
+        beta = negative + functional.softplus(b)
         return (alpha.log() - beta.log() if self.config["method"] == "edl" else scores), alpha, beta
 
     def _lead(self, scores: torch.Tensor, list_of: torch.Tensor, count: int) -> torch.Tensor:
         """How each score compares with the query's other scores, (n, 5). See ``_lead`` in VERA's ``model.py``."""
-        scales, none = self.config["scales"], scores.new_full((count,), -math.inf)
+        scales = self.config["scales"]
+        none = scores.new_full((count,), -math.inf)
         best = none.scatter_reduce(0, list_of, scores, "amax")[list_of]
         is_best = scores == best
         ties = _sums(is_best.to(scores.dtype), list_of, count)[list_of]

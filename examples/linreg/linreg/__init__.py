@@ -1,4 +1,4 @@
-"""Linear regression, as a workload of one's own: ``pip install -e .`` beside the orchestrator, and it is there.
+"""Linear regression as a workload of another package: ``pip install -e .`` adds it to the orchestrator.
 
     orchestrator run linreg epochs=20 lr=0.1
     orchestrator sweep linreg --trials 8 --register slopes

@@ -40,14 +40,15 @@ class LinReg:
             self.model.bias.zero_()
 
     def train_epoch(self, epoch: int) -> Metrics:
-        size, runtime = self.params.batch_size, self.runtime
+        size = self.params.batch_size
+        runtime = self.runtime
         in_a_pass = len(self.x) // size
         steps = runtime.steps_per_epoch or in_a_pass
         total = torch.zeros((), device=runtime.device)
         for step in range((epoch - 1) * steps, epoch * steps):
-            number, place = divmod(step, in_a_pass)
+            number, position = divmod(step, in_a_pass)
             order = torch.randperm(len(self.x), generator=generator(runtime.seed, "order", number))
-            mine = order[place * size : (place + 1) * size].chunk(runtime.world_size)[runtime.rank]
+            mine = order[position * size : (position + 1) * size].chunk(runtime.world_size)[runtime.rank]
             self.model.zero_grad()
             for rows in mine.to(runtime.device).chunk(runtime.accumulate):
                 loss = self._errors(self.x[rows], self.y[rows]).sum() / size

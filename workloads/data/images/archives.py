@@ -40,16 +40,16 @@ def read_cifar(folder: Path, archive: str, train: tuple[str, ...], test: str, me
 
     wanted = (*train, test, meta)
     with _archive(folder / archive) as members:
-        found = {name: _Plain(file, encoding="latin1").load() for name, file in members if name in wanted}
-        if missing := set(wanted) - set(found):
+        loaded = {name: _Plain(file, encoding="latin1").load() for name, file in members if name in wanted}
+        if missing := set(wanted) - set(loaded):
             raise KeyError(min(missing))
 
         def part(members: tuple[str, ...], name: str) -> Listing:
-            rows = np.concatenate([found[member]["data"] for member in members])
-            labels = [number for member in members for number in found[member][f"{label}s"]]
+            rows = np.concatenate([loaded[member]["data"] for member in members])
+            labels = [number for member in members for number in loaded[member][f"{label}s"]]
             return of_arrays(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels, f"{name} image")
 
-        return ImageSource(part(train, "train"), part((test,), "test"), tuple(found[meta][f"{label}_names"]))
+        return ImageSource(part(train, "train"), part((test,), "test"), tuple(loaded[meta][f"{label}_names"]))
 
 
 def read_stl10(folder: Path) -> ImageSource:
@@ -61,14 +61,14 @@ def read_stl10(folder: Path) -> ImageSource:
     import numpy as np
 
     with _archive(folder / "stl10_binary.tar.gz") as members:
-        found = {Path(name).name: _mapped(file) for name, file in members if "/" in name}
+        arrays = {Path(name).name: _mapped(file) for name, file in members if "/" in name}
 
         def pixels(name: str) -> Any:
-            return found[f"{name}_X.bin"].reshape(-1, 3, 96, 96).transpose(0, 3, 2, 1)  # column by column
+            return arrays[f"{name}_X.bin"].reshape(-1, 3, 96, 96).transpose(0, 3, 2, 1)  # column by column
 
-        names = bytes(found["class_names.txt"]).decode().split()
+        names = bytes(arrays["class_names.txt"]).decode().split()
         train, unlabelled, test = (pixels(name) for name in ("train", "unlabeled", "test"))
-        labels = [found[f"{name}_y.bin"].astype(np.int64) - 1 for name in ("train", "test")]
+        labels = [arrays[f"{name}_y.bin"].astype(np.int64) - 1 for name in ("train", "test")]
         first = np.append(labels[0], np.full(len(unlabelled), UNLABELLED))
         return ImageSource(
             Listing(first, "train image {}".format, lambda: (image for part in (train, unlabelled) for image in part)),
@@ -85,10 +85,11 @@ def read_tiny_imagenet(folder: Path) -> ImageSource:
     """
     import numpy as np
 
-    archive, root = folder / "tiny-imagenet-200.zip", "tiny-imagenet-200"
+    archive = folder / "tiny-imagenet-200.zip"
+    root = "tiny-imagenet-200"
     with _explained(archive), zipfile.ZipFile(archive) as opened:
         classes = tuple(sorted(opened.read(f"{root}/wnids.txt").decode().split()))
-        number = {name: place for place, name in enumerate(classes)}
+        number = {name: index for index, name in enumerate(classes)}
         names = sorted(name for name in opened.namelist() if name.endswith(".JPEG"))
         train = [name for name in names if name.startswith(f"{root}/train/")]
         labels = [number[name.split("/")[2]] for name in train]

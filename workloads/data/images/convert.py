@@ -43,8 +43,8 @@ def convert(
     for part, listing in (("train", source.train), ("test", source.test)):
         images = allocate(part, (len(listing), 3, side, side))
         faults: dict[int, str] = {}
-        for found in _decoded(listing, images, own=size is None):
-            faults |= found
+        for image in _decoded(listing, images, own=size is None):
+            faults |= image
             if faults and corrupt == "refuse":
                 raise refused(_named(listing, faults)[0])
         skipped += _named(listing, faults)
@@ -62,25 +62,25 @@ def refused(fault: str) -> DataError:
 
 
 def _named(listing: Listing, faults: dict[int, str]) -> list[str]:
-    return [f"{listing.name(place)} ({faults[place]})" for place in sorted(faults)]
+    return [f"{listing.name(index)} ({faults[index]})" for index in sorted(faults)]
 
 
 def _own_size(listing: Listing) -> int:
     """The side of the first image that can be decoded."""
-    for place, content in enumerate(listing.contents()):
+    for index, content in enumerate(listing.contents()):
         try:
             width, height = decode(content).size
         except Undecodable:
             continue
         if width != height:
-            raise _several_sizes(listing, place, width, height, "a square")
+            raise _several_sizes(listing, index, width, height, "a square")
         return width
     raise DataError("no image of the train part can be decoded", got=f"{len(listing)} that cannot")
 
 
-def _several_sizes(listing: Listing, place: int, width: int, height: int, expected: str) -> DataError:
+def _several_sizes(listing: Listing, index: int, width: int, height: int, expected: str) -> DataError:
     return DataError(
-        "the images are not squares of one size", got=f"{width} x {height} pixels in {listing.name(place)}",
+        "the images are not squares of one size", got=f"{width} x {height} pixels in {listing.name(index)}",
         expected=expected, fix="Set dataset_size to the height and width to bring them to",
     )  # fmt: skip
 
@@ -99,7 +99,8 @@ def _decoded(listing: Listing, images: NDArray[np.uint8], own: bool) -> Iterator
 
 
 def _blocks(contents: Iterable[Any]) -> Iterator[tuple[int, list[Any]]]:
-    remaining, first = iter(contents), 0
+    remaining = iter(contents)
+    first = 0
     while block := list(islice(remaining, _BLOCK)):
         yield first, block
         first += len(block)
@@ -110,13 +111,13 @@ def _decode_block(
 ) -> dict[int, str]:
     faults: dict[int, str] = {}
     side = images.shape[2]
-    for place, content in enumerate(block, first):
+    for index, content in enumerate(block, first):
         try:
             image = decode(content)
         except Undecodable as error:
-            faults[place] = str(error)
+            faults[index] = str(error)
             continue
         if own and image.size != (side, side):
-            raise _several_sizes(listing, place, *image.size, f"{side} x {side}, as the first image has")
-        images[place] = square(image, side)
+            raise _several_sizes(listing, index, *image.size, f"{side} x {side}, as the first image has")
+        images[index] = square(image, side)
     return faults

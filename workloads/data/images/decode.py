@@ -63,11 +63,11 @@ def _ends(content: bytes) -> bool:
     """
     if content.endswith(b"\xff\xd9"):  # as nearly all do
         return True
-    place = 2  # behind the start of the image
-    while found := _MARKER.search(content, place):
-        if found[1] == b"\xd9":
+    position = 2  # behind the start of the image
+    while marker := _MARKER.search(content, position):
+        if marker[1] == b"\xd9":
             return True
-        place = found.end() + int.from_bytes(content[found.end() : found.end() + 2], "big")
+        position = marker.end() + int.from_bytes(content[marker.end() : marker.end() + 2], "big")
     return False
 
 

@@ -23,8 +23,8 @@ def parts(folder: Path) -> tuple[str, ...]:
     if not tests or not (folder / "train").is_dir():
         return ()
     if len(tests) > 1:
-        known = {path.name for path in _subfolders(folder / "train")}
-        tests.sort(key=lambda test: known.isdisjoint(path.name for path in _subfolders(folder / test)))
+        classes = {path.name for path in _subfolders(folder / "train")}
+        tests.sort(key=lambda test: classes.isdisjoint(path.name for path in _subfolders(folder / test)))
     return ("train", tests[0])
 
 
@@ -90,4 +90,4 @@ def _listing(folder: Path, classes: tuple[str, ...], numbers: dict[str, int]) ->
             raise DataError("the class has no image", file=folder / name, expected=expected)
         files += own
         labels += [numbers[name]] * len(own)
-    return Listing(np.array(labels, np.int64), lambda place: str(files[place]), lambda: files)
+    return Listing(np.array(labels, np.int64), lambda index: str(files[index]), lambda: files)

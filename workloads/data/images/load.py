@@ -120,8 +120,8 @@ def _pixels(folder: Path, part: str) -> Pixels:
 
 
 def _crc32(file: Path) -> int:
-    found = 0
+    checksum = 0
     with file.open("rb") as opened:
         while chunk := opened.read(1 << 22):
-            found = zlib.crc32(chunk, found)
-    return found
+            checksum = zlib.crc32(chunk, checksum)
+    return checksum

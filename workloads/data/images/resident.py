@@ -91,9 +91,11 @@ def prepare(data: Images, split_seed: int, holdout: bool, device: torch.device) 
         workloads.data.DataError: nothing can be held out for validation.
     """
     images, test_images = _on_device(data, device)
-    parts, judged = split(data, split_seed, holdout), data.test
+    parts = split(data, split_seed, holdout)
+    judged = data.test
     if parts.carved:
-        judged, test_images = data.train, images
+        judged = data.train
+        test_images = images
 
     def part(images: torch.Tensor, pixels: Pixels, rows: NDArray[np.int64]) -> Part:
         return Part(images, torch.from_numpy(rows), torch.from_numpy(pixels.labels[rows]).to(device))

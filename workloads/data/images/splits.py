@@ -37,7 +37,8 @@ def split(data: Images, split_seed: int, holdout: bool) -> Parts:
     Raises:
         workloads.data.DataError: nothing can be held out for validation.
     """
-    rows, test = data.train.rows, data.test.rows
+    rows = data.train.rows
+    test = data.test.rows
     carved = not len(test)
     if carved:
         chosen = _stratified(data.train.labels[rows], len(data.classes), TEST_FRACTION, seed=0)

@@ -1,8 +1,8 @@
-"""Generated images with classes that survive augmentation: shapes, plain or striped, of any brightness, place and size.
+"""Generated images whose classes survive augmentation: shapes, plain or striped, of any brightness, position and size.
 
 The class is one of four shapes with one of two textures. Brightness, tint, position, size, rotation and noise are drawn
-again for each image and tell nothing, so that pixels alone say little about the class. The tints are weak: by strong
-ones two views would be told from all others, and nothing else were learnt.
+again for each image and are independent of the class, so that pixels alone say little about it. The tints are weak:
+strong ones would identify the two views of an image, and nothing else would be learned.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def generate(planted: Planted) -> ImageSource:
     tint = np.floor((2 * planted.tint + 1) * uniform(bits, 2, count, 1, 1, 3)) - planted.tint
     noise = np.floor((2 * planted.noise + 1) * uniform(bits, count, planted.size, planted.size, 3)) - planted.noise
     pixels = np.clip(np.where(inside, above + tint[0], below + tint[1]) + noise, 0, 255).astype(np.uint8)
-    train, test = (slice(None, planted.train), slice(planted.train, None))
+    train = slice(None, planted.train)
+    test = slice(planted.train, None)
     return ImageSource(
         of_arrays(pixels[train], labels[train], "train image"),
         of_arrays(pixels[test], labels[test], "test image"),
@@ -69,17 +70,22 @@ def _inside(bits: np.random.PCG64, planted: Planted, labels: NDArray[np.int64]) 
     """Which pixels (n, size, size) belong to the shape."""
     import numpy as np
 
-    count, size = len(labels), planted.size
+    count = len(labels)
+    size = planted.size
     least, most = planted.radius
     radius = size * (least + (most - least) * uniform(bits, count, 1, 1))
     centre = radius + (size - 2 * radius) * uniform(bits, 2, count, 1, 1)
     # A turn of up to a quarter to either side, by the tangent of half of it: no sine that differs between machines.
     half = 2 * uniform(bits, count, 1, 1) - 1
-    cosine, sine = (1 - half * half) / (1 + half * half), 2 * half / (1 + half * half)
+    cosine = (1 - half * half) / (1 + half * half)
+    sine = 2 * half / (1 + half * half)
     at = np.arange(size) + 0.5
-    x, y = (at[None, None] - centre[0]) / radius, (at[None, :, None] - centre[1]) / radius
-    u, v = cosine * x + sine * y, cosine * y - sine * x
-    far, low = np.maximum(abs(u), abs(v)), np.minimum(abs(u), abs(v))
+    x = (at[None, None] - centre[0]) / radius
+    y = (at[None, :, None] - centre[1]) / radius
+    u = cosine * x + sine * y
+    v = cosine * y - sine * x
+    far = np.maximum(abs(u), abs(v))
+    low = np.minimum(abs(u), abs(v))
     shapes = np.stack([u * u + v * v < 1, far < 0.8, (v > -0.6) & (v + 1.8 * abs(u) < 1), (far < 1) & (low < 0.35)])
     shape, texture = np.divmod(labels, len(TEXTURES))
     drawn: NDArray[Any] = shapes[shape, np.arange(count)]

@@ -78,7 +78,7 @@ def _check_known(file: Path, table: dict[str, Any], textual: bool, numbers: dict
 
 
 def _listing(file: Path, labels: NDArray[np.int64]) -> Listing:
-    return Listing(labels, lambda place: f"{file}, row {place + 1}", partial(_contents, file))
+    return Listing(labels, lambda row: f"{file}, row {row + 1}", partial(_contents, file))
 
 
 def _columns(file: Path) -> dict[str, Any]:
@@ -90,7 +90,8 @@ def _columns(file: Path) -> dict[str, Any]:
         schema = pq.read_schema(file)
         missing = [name for name in (IMAGE, LABEL) if name not in schema.names]
         if missing:
-            got, expected = ", ".join(schema.names), f"the columns {IMAGE} and {LABEL}"
+            got = ", ".join(schema.names)
+            expected = f"the columns {IMAGE} and {LABEL}"
             raise DataError(f"the table has no column {missing[0]}", file=file, got=got, expected=expected)
         wanted = [name for name in (LABEL, LABEL_NAME) if name in schema.names]
         table = pq.read_table(file, columns=wanted)
@@ -120,7 +121,7 @@ def _contents(file: Path) -> Iterator[bytes]:
 
 CIFAR_10_SUBSET = Dataset(
     name="cifar-10-subset",
-    summary="10,000 + 2,000 images of CIFAR-10, recompressed as JPEG: not to be set beside a published table",
+    summary="10,000 + 2,000 images of CIFAR-10, recompressed as JPEG: not comparable with a published table",
     kind="images",
     reader=read_image_tables,
     files=(SourceFile(TRAIN), SourceFile(TEST)),

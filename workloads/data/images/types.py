@@ -85,4 +85,4 @@ def of_arrays(pixels: NDArray[np.uint8], labels: Any, name: str) -> Listing:
     """Decoded images (n, H, W, 3), uint8, and their labels."""
     import numpy as np
 
-    return Listing(np.asarray(labels, np.int64), lambda place: f"{name} {place}", lambda: pixels)
+    return Listing(np.asarray(labels, np.int64), lambda index: f"{name} {index}", lambda: pixels)

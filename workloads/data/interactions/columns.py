@@ -91,7 +91,8 @@ def _text(file: Path) -> dict[str, Any]:
     if uneven:
         row = uneven[0]
         what = "the line is truncated" if row.actual_columns < row.expected_columns else "the line has too many fields"
-        got, expected = repr(row.text[:_SHOWN]), f"{row.expected_columns} fields, as in the first line"
+        got = repr(row.text[:_SHOWN])
+        expected = f"{row.expected_columns} fields, as in the first line"
         raise DataError(what, file=file, line=row.number, got=got, expected=expected)
     return {role: table.column(name).combine_chunks() for role, name in roles.items()}
 
@@ -128,7 +129,8 @@ def _ids(file: Path, role: str, column: Any) -> Any:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    kinds, kind = pa.types, column.type
+    kinds = pa.types
+    kind = column.type
     if kinds.is_dictionary(kind):
         kind = kind.value_type
         column = column.cast(kind)

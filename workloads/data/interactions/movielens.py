@@ -39,7 +39,8 @@ def read_ml_100k(folder: Path) -> Interactions:
     Raises:
         DataError: a file is damaged, or a pair is in both.
     """
-    train, test = read_ratings(folder / _TRAIN, _SPLIT), read_ratings(folder / _TEST, _SPLIT)
+    train = read_ratings(folder / _TRAIN, _SPLIT)
+    test = read_ratings(folder / _TEST, _SPLIT)
     check_disjoint(folder / _TRAIN, train, folder / _TEST, test, _SPLIT)
     return Interactions(_SPLIT.n_users, _SPLIT.n_items, train.pairs, test.pairs, train.ratings, test.ratings)
 
@@ -69,15 +70,15 @@ def _occupations(folder: Path, file: str, separator: str, n_users: int) -> NDArr
     users = plain_or_gz(folder / file)
     lines = content(users).decode("latin-1").splitlines()
     fields = [line.split(separator) for line in lines]
-    for number, (line, found) in enumerate(zip(lines, fields), 1):
-        if len(found) != 5 or found[0] != str(number):
+    for number, (line, columns) in enumerate(zip(lines, fields), 1):
+        if len(columns) != 5 or columns[0] != str(number):
             raise DataError(
                 "the line is no user", file=users, line=number, got=repr(line[:60]),
                 expected=f"5 fields, the first of them {number}",
             )  # fmt: skip
     if len(fields) != n_users:
         raise DataError("the file is not complete", file=users, got=f"{len(fields)} users", expected=f"{n_users} users")
-    names = np.array([found[3] for found in fields])
+    names = np.array([columns[3] for columns in fields])
     return np.unique(names, return_inverse=True)[1].astype(np.int32)
 
 

@@ -78,12 +78,13 @@ def read_ratings(file: Path, columns: RatingColumns, rows: int = 0) -> Ratings:
     _check_start(file, text, columns)
     separator = columns.separator
     if len(separator) > 1:
-        text, separator = text.replace(separator.encode(), b"\t"), "\t"
+        text = text.replace(separator.encode(), b"\t")
+        separator = "\t"
     kinds = (pa.int64(), pa.int64(), pa.float32(), pa.int64())
     try:
         table = csv.read_csv(
             pa.py_buffer(text),
-            # One thread: the table is small, and Arrow's pool would stay beside the trainer's threads.
+            # One thread: the table is small, and Arrow's pool would compete with the trainer's threads.
             read_options=csv.ReadOptions(
                 use_threads=False, column_names=columns.names, skip_rows=1 if columns.header else 0
             ),
@@ -168,7 +169,8 @@ def _check_unique(file: Path, pairs: NDArray[np.int32], columns: RatingColumns) 
     repeats = np.flatnonzero(codes[order][1:] == codes[order][:-1]) + 1
     if repeats.size:
         at = repeats[order[repeats].argmin()]
-        first, row = int(order[at - 1]), int(order[at])
+        first = int(order[at - 1])
+        row = int(order[at])
         raise DataError(
             "a pair occurs twice",
             file=file,
@@ -193,7 +195,8 @@ def _fault(file: Path, line: int, fields: tuple[str, ...], columns: RatingColumn
     names = columns.names
     if len(fields) != len(names):
         what = "the line is truncated" if len(fields) < len(names) else "the line has too many fields"
-        got, expected = repr(columns.separator.join(fields)[:_SHOWN]), f"{len(names)} fields {columns.row}"
+        got = repr(columns.separator.join(fields)[:_SHOWN])
+        expected = f"{len(names)} fields {columns.row}"
         return DataError(what, file=file, line=line, got=got, expected=expected)
     user, item, rating, *time = (field.strip() for field in fields)
     for name, text, count in zip(names, (user, item), (columns.n_users, columns.n_items)):
@@ -219,12 +222,14 @@ def _integer_fault(file: Path, line: int, name: str, text: str, first: int, last
         what = f"an id out of range in column {name}"
     else:
         return None
-    got, expected = repr(text[:_SHOWN]), f"an integer in {first}..{last}"
+    got = repr(text[:_SHOWN])
+    expected = f"an integer in {first}..{last}"
     return DataError(what, file=file, line=line, got=got, expected=expected)
 
 
 def _rating_fault(file: Path, line: int, text: str, columns: RatingColumns) -> DataError | None:
-    name, expected = columns.rating, f"a {columns.rating} in {columns.lowest:g}..{columns.highest:g}"
+    name = columns.rating
+    expected = f"a {columns.rating} in {columns.lowest:g}..{columns.highest:g}"
     if text.lower() in _MISSING:
         what = f"a NaN in column {name}"
     else:

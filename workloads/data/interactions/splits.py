@@ -42,9 +42,9 @@ def hold_out(pairs: NDArray[np.integer[Any]], n_users: int, fraction: float = 0.
     users = np.repeat(np.arange(n_users), counts)
     draws = np.random.PCG64(seed).random_raw(len(pairs)) >> _USER_BITS
     shuffled = by_pair[np.argsort(draws | users.astype(np.uint64) << 64 - _USER_BITS, kind="stable")]
-    place = np.arange(len(pairs)) - _starts(counts)[users]
+    position = np.arange(len(pairs)) - _starts(counts)[users]
     mask = np.empty(len(pairs), np.bool_)
-    mask[shuffled] = place < held_out[users]
+    mask[shuffled] = position < held_out[users]
     return mask
 
 

@@ -51,7 +51,8 @@ def generate(planted: Planted) -> Interactions:
     from workloads.data.interactions.splits import hold_out
 
     bits = np.random.PCG64(planted.seed)
-    n_users, n_items = planted.n_users, planted.n_items
+    n_users = planted.n_users
+    n_items = planted.n_items
     affinity = _bell(bits, n_users, planted.rank) @ _bell(bits, n_items, planted.rank).T
 
     least, most = planted.liked

@@ -52,7 +52,8 @@ def generate_large(sizes: Sizes) -> Interactions:
     from workloads.data.interactions.splits import hold_out
 
     bits = np.random.PCG64(sizes.seed)
-    n_users, n_items = sizes.n_users, sizes.n_items
+    n_users = sizes.n_users
+    n_items = sizes.n_items
     # A user's further share is 1 / u^(1/2) of a uniform u, whose tail is a power law with finite mean.
     share = 1 / np.sqrt(uniform(bits, n_users) + 1e-3) - 1 / np.sqrt(1 + 1e-3)
     rest = sizes.n_interactions - sizes.least * n_users

@@ -41,7 +41,8 @@ def own_interactions(name: str) -> Dataset:
     """
     path = Path(name)
     if not path.is_absolute():
-        expected, fix = "an absolute path", f"Use {absolute(name)}"
+        expected = "an absolute path"
+        fix = f"Use {absolute(name)}"
         raise DataError("a relative path is another file elsewhere", got=repr(name), expected=expected, fix=fix)
     if path.is_dir():
         return _own(name, path, _parts(path))
@@ -70,9 +71,9 @@ def _own(name: str, folder: Path, files: tuple[str, ...]) -> Dataset:
 def read_tables(folder: Path, files: tuple[str, ...]) -> Interactions:
     """Read one table, all of it train, or the parts train and test.
 
-    Users and items are told apart by any integers or texts, which are numbered in their own order, so that the order
-    of the rows does not matter; one that only the test part names has a number too. Texts that all read as integers
-    are integers. Of rows with the same user and item the last one counts.
+    Ids of users and items are integers or texts. They are numbered in their sorted order, so that the order of the
+    rows does not matter; ids of the test part alone have numbers too. Texts that are all integers are read as integers.
+    Of rows with the same user and item the last one counts.
 
     Raises:
         DataError: as :func:`~workloads.data.interactions.columns.read_columns`; or a pair of the test part is also in
@@ -137,7 +138,8 @@ def _check_disjoint(tables: list[Columns], codes: list[NDArray[np.int64]]) -> No
 
     shared = np.flatnonzero(np.isin(codes[1], codes[0]))
     if shared.size:
-        row, test = int(shared[0]), tables[1]
+        row = int(shared[0])
+        test = tables[1]
         got = f"user {test.user[row].as_py()}, item {test.item[row].as_py()}, as in {tables[0].file.name}"
         raise test.fault(row, "a pair of the test part is also in the train part", got, "no pair in both")
 

@@ -30,5 +30,5 @@ def untrusted(data: Interactions) -> NDArray[np.bool_]:
     """
     if data.train_ratings is None:
         raise ValueError("the dataset has no ratings, which tell the interactions that are not to be trusted")
-    found: NDArray[np.bool_] = data.train_ratings <= 1  # noise has rating 0
-    return found
+    mask: NDArray[np.bool_] = data.train_ratings <= 1  # noise has rating 0
+    return mask

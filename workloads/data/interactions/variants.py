@@ -33,9 +33,9 @@ def resplit(data: Interactions, split: Split, seed: int = TEST_SEED, clean_from:
 
     Args:
         data: the dataset in its own split; without one its test part is empty.
-        split: ``official`` keeps it, and draws a random one where there is none. ``random``: 20% of all interactions,
-            whoever's they are, are the test part. ``clean``: half of the interactions of highest rating are the test
-            part and all others train, so that what is to be found is certainly liked.
+        split: ``official`` keeps the dataset's split, or draws a random one if it has none. ``random``: 20% of all
+            interactions, of any user, are the test part. ``clean``: half of the interactions with the highest rating
+            are the test part and all others train, so that the test items are certainly liked.
         seed: of the draw.
         clean_from: for ``clean``, keep train and take from the source's own test part the ratings from this one on;
             what lies below is left out.
@@ -126,12 +126,12 @@ def _divided(data: Interactions, test: NDArray[np.bool_]) -> Interactions:
 def _distinct(count: int, below: int, seed: int) -> NDArray[np.int64]:
     """A set of so many integers in [0, below), drawn one after the other, ascending."""
     bits = np.random.PCG64(seed)
-    found = np.empty(0, np.int64)
-    while len(found) < count:
+    drawn = np.empty(0, np.int64)
+    while len(drawn) < count:
         more = (bits.random_raw(2 * count) % np.uint64(below)).astype(np.int64)
-        values, first = np.unique(np.concatenate([found, more]), return_index=True)
-        found = values[np.argsort(first)][:count]  # in the order drawn, so that the first ones stay
-    return np.sort(found)
+        values, first = np.unique(np.concatenate([drawn, more]), return_index=True)
+        drawn = values[np.argsort(first)][:count]  # in the order drawn, so that the first ones stay
+    return np.sort(drawn)
 
 
 def _padded(values: NDArray[Any] | None, count: int) -> NDArray[Any] | None:

@@ -32,8 +32,8 @@ def read_yahoo_r3(folder: Path) -> Interactions:
     import numpy as np
 
     pairs, ratings, _ = read_ratings(folder / _NAME.format("train"), _TRAIN, _ROWS["train"])
-    asked = pairs[:, 0] < _N_USERS
-    train = Ratings(pairs[asked], ratings[asked], None)
+    surveyed = pairs[:, 0] < _N_USERS
+    train = Ratings(pairs[surveyed], ratings[surveyed], None)
     test = drop_shared(train, read_ratings(folder / _NAME.format("test"), _TEST, _ROWS["test"]), _TEST)
     users, songs = (np.arange(1, count + 1) for count in (_N_USERS, _TRAIN.n_items))
     return Interactions(

@@ -72,14 +72,14 @@ def read_glue(_folder: Path) -> SentencePairs:
     from datasets import load_dataset
 
     try:
-        found = load_dataset("nyu-mll/glue", "stsb")
+        glue = load_dataset("nyu-mll/glue", "stsb")
     except Exception as error:  # of that package and of what it speaks HTTP with
         got = (str(error).splitlines() or [type(error).__name__])[0]
         fix = "Load it once where there is a network, or use dataset=stsb"
         raise DataError("GLUE's STS-B is not in the cache of the package datasets", got=got, fix=fix) from None
     parts = {
         part: Pairs(list(rows["sentence1"]), list(rows["sentence2"]), np.asarray(rows["label"], np.float32))
-        for part, rows in ((part, found[part]) for part in _PARTS)
+        for part, rows in ((part, glue[part]) for part in _PARTS)
     }
     return SentencePairs(**parts)
 
@@ -112,7 +112,9 @@ def _rows(file: Path, text: str) -> Iterator[tuple[int, list[str]]]:
     import csv
     import io
 
-    lines, tabs, line = io.StringIO(text, newline=""), ".tsv" in file.suffixes, 1
+    lines = io.StringIO(text, newline="")
+    tabs = ".tsv" in file.suffixes
+    line = 1
     reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(lines)
     try:
         for row in reader:
@@ -146,11 +148,11 @@ def _pairs(file: Path, header: bool, may_hide: bool) -> Pairs:
     return Pairs(first, second, scores.astype(np.float32))
 
 
-def _fault(file: Path, place: int, what: str, got: str, expected: str) -> DataError:
+def _fault(file: Path, row: int, what: str, got: str, expected: str) -> DataError:
     """An error in a line, or in a row of Parquet, both from 1."""
     if file.suffix == ".parquet":
-        return DataError(f"in row {place} {what}", file=file, got=got, expected=expected)
-    return DataError(what, file=file, line=place, got=got, expected=expected)
+        return DataError(f"in row {row} {what}", file=file, got=got, expected=expected)
+    return DataError(what, file=file, line=row, got=got, expected=expected)
 
 
 def _number(value: Any) -> float:
@@ -180,7 +182,8 @@ def _text(file: Path, header: bool, may_hide: bool) -> _Columns:
     score = _score_of(file, names, may_hide)
     for line, row in rows:
         if len(row) != len(names):
-            got, expected = f"{len(row)} fields", f"{len(names)}: {', '.join(names)}"
+            got = f"{len(row)} fields"
+            expected = f"{len(names)}: {', '.join(names)}"
             raise DataError("the line has another number of fields", file=file, line=line, got=got, expected=expected)
     first, second = ([row[names.index(name)] for _, row in rows] for name in COLUMNS)
     scores = [row[names.index(score)] if score else None for _, row in rows]
@@ -189,11 +192,11 @@ def _text(file: Path, header: bool, may_hide: bool) -> _Columns:
 
 def _score_of(file: Path, names: list[str], may_hide: bool) -> str | None:
     """The column of scores; None where there is none and there may be none."""
-    found = next((name for name in _SCORES if name in names), None)
-    if (found is None and not may_hide) or not set(COLUMNS) <= set(names):
+    column = next((name for name in _SCORES if name in names), None)
+    if (column is None and not may_hide) or not set(COLUMNS) <= set(names):
         expected = f"{', '.join(COLUMNS)} and one of {', '.join(_SCORES)}"
         raise DataError("the columns are wrong", file=file, got=", ".join(names)[:_SHOWN] or "none", expected=expected)
-    return found
+    return column
 
 
 def _of_tables(name: str, summary: str, folder: str, files: dict[str, SourceFile], header: bool) -> Dataset:

@@ -48,11 +48,14 @@ def generate(planted: Planted) -> SentencePairs:
 def _pairs(bits: np.random.PCG64, planted: Planted, count: int) -> Pairs:
     import numpy as np
 
-    first, second, scores = [], [], []
+    first = []
+    second = []
+    scores = []
     for _ in range(count):
         shared = below(bits, planted.named + 1)
         drawn = distinct(bits, planted.concepts, planted.concepts)
-        ours, others = drawn[: planted.named], drawn[planted.named : 2 * planted.named - shared]
+        ours = drawn[: planted.named]
+        others = drawn[planted.named : 2 * planted.named - shared]
         first.append(_sentence(bits, planted, ours))
         second.append(_sentence(bits, planted, ours[:shared] + others))
         scores.append(HIGHEST * shared / planted.named)
@@ -62,7 +65,7 @@ def _pairs(bits: np.random.PCG64, planted: Planted, count: int) -> Pairs:
 def _sentence(bits: np.random.PCG64, planted: Planted, concepts: list[int]) -> str:
     words = [f"c{concept}w{below(bits, planted.words)}" for concept in concepts]
     words += [f"the{below(bits, planted.common)}" for _ in range(below(bits, planted.filler + 1))]
-    return " ".join(words[place] for place in distinct(bits, len(words), len(words)))
+    return " ".join(words[index] for index in distinct(bits, len(words), len(words)))
 
 
 _DEFAULT = Planted()

@@ -66,27 +66,29 @@ def numbered(questions: Sequence[Question], graphs: Mapping[str, Graph], file: P
             ends = [entities.setdefault((kb, end), len(entities)) for end in (subject, target)]
             triples.setdefault((ends[0], relations.setdefault(relation, len(relations)), ends[1]), len(triples))
         bounds.append(len(triples))
-    types, families, ids = dict[str, int](), dict[Any, int](), dict[str, int]()
+    types = dict[str, int]()
+    families = dict[Any, int]()
+    ids = dict[str, int]()
     rows: list[tuple[int, ...]] = []
-    for asked in questions:
-        where = {"file": file, "line": asked.line} if file is not None else {}
-        subject, relation, target = asked.path[-1]
-        found = (entities.get((asked.kb, subject)), relations.get(relation), entities.get((asked.kb, target)))
-        answer, topic = triples.get(found), entities.get((asked.kb, asked.topic))  # type: ignore[arg-type]
+    for question in questions:
+        where = {"file": file, "line": question.line} if file is not None else {}
+        subject, relation, target = question.path[-1]
+        fact = (entities.get((question.kb, subject)), relations.get(relation), entities.get((question.kb, target)))
+        answer, topic = triples.get(fact), entities.get((question.kb, question.topic))  # type: ignore[arg-type]
         if topic is None or answer is None:
-            what = f"the topic {asked.topic!r}" if topic is None else f"the answer {list(asked.path[-1])}"
-            raise DataError(f"{what} is not in the graph {asked.kb}", **where)  # type: ignore[arg-type]
-        if ids.setdefault(asked.id, len(ids)) != len(rows):
-            raise DataError("an id occurs twice", got=repr(asked.id), **where)  # type: ignore[arg-type]
-        type_number = types.setdefault(asked.type, len(types))
-        family = families.setdefault((asked.kb, asked.topic, asked.path), len(families))
-        rows.append((topic, asked.hops, answer, PARTS.index(asked.part), type_number, family))
+            what = f"the topic {question.topic!r}" if topic is None else f"the answer {list(question.path[-1])}"
+            raise DataError(f"{what} is not in the graph {question.kb}", **where)  # type: ignore[arg-type]
+        if ids.setdefault(question.id, len(ids)) != len(rows):
+            raise DataError("an id occurs twice", got=repr(question.id), **where)  # type: ignore[arg-type]
+        type_number = types.setdefault(question.type, len(types))
+        family = families.setdefault((question.kb, question.topic, question.path), len(families))
+        rows.append((topic, question.hops, answer, PARTS.index(question.part), type_number, family))
     if not rows:
         raise DataError("there is no question", file=file)
     topic_column, hops, answers, part, type_column, family_column = np.array(rows, np.int64).T
     return GraphQuestions(
         ids=list(ids),
-        texts=[asked.text for asked in questions],
+        texts=[question.text for question in questions],
         entities=[name for _, name in entities],
         relations=list(relations),
         triples=np.array(list(triples), np.int32).reshape(-1, 3),
@@ -108,7 +110,7 @@ def _questions(file: Path, graphs: Mapping[str, Graph]) -> Iterator[Question]:
                 continue
             try:
                 row = json.loads(raw.decode("utf-8"))
-                asked = Question(
+                question = Question(
                     id=str(row["id"]),
                     text=str(row["question"]),
                     kb=str(row["kb"]),
@@ -124,16 +126,16 @@ def _questions(file: Path, graphs: Mapping[str, Graph]) -> Iterator[Question]:
                 raise DataError(
                     "the line holds no question", file=file, line=number, got=got, expected=_EXAMPLE
                 ) from None
-            if not asked.path or asked.hops < 1:
-                got = f"hops={asked.hops} and a path of {len(asked.path)}"
+            if not question.path or question.hops < 1:
+                got = f"hops={question.hops} and a path of {len(question.path)}"
                 raise DataError(
                     "a question has a path and takes a step", file=file, line=number, got=got, expected=_EXAMPLE
                 )
-            for name, value, known in (("graph", asked.kb, graphs), ("split", asked.part, PARTS)):
-                if value not in known:
-                    expected = f"one of {', '.join(known)}"
+            for name, value, allowed in (("graph", question.kb, graphs), ("split", question.part, PARTS)):
+                if value not in allowed:
+                    expected = f"one of {', '.join(allowed)}"
                     raise DataError(f"unknown {name}", file=file, line=number, got=repr(value), expected=expected)
-            yield asked
+            yield question
 
 
 def _triples(file: Path) -> Iterator[tuple[str, str, str]]:

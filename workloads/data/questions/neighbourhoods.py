@@ -37,16 +37,16 @@ def neighbourhoods(data: GraphQuestions, fill: int, seed: int) -> Neighbourhoods
     """
     keys, list_of = np.unique(np.stack([data.topic, data.hops], 1), axis=0, return_inverse=True)
     walker = _Walker(data)
-    found = []
+    neighbours = []
     for number, (topic, hops) in enumerate(keys.tolist()):
         around = walker.around(topic, hops)
         missing = fill - len(around.triples)
         if missing > 0:
             bits = np.random.Generator(np.random.PCG64([seed, number]))
             around = _joined([around, _elsewhere(data, around, missing, bits)])
-        found.append(around)
-    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(one.triples) for one in found])])
-    return Neighbourhoods(list_of.reshape(-1), indptr, *_joined(found))
+        neighbours.append(around)
+    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(one.triples) for one in neighbours])])
+    return Neighbourhoods(list_of.reshape(-1), indptr, *_joined(neighbours))
 
 
 class _Rows(NamedTuple):
@@ -78,7 +78,8 @@ class _Walker:
         crossed = np.zeros(len(self.subject), np.bool_)
         seen = np.zeros(len(self.starts), np.bool_)
         seen[topic] = True
-        front, ways = np.array([topic]), np.full((1, self.longest), -1, np.int64)
+        front = np.array([topic])
+        ways = np.full((1, self.longest), -1, np.int64)
         parts = []
         for step in range(1, hops + 1):
             counts = self.counts[front]
@@ -87,7 +88,8 @@ class _Walker:
             triples = self.incident[self.starts[front][came] + within]
             first = np.sort(np.unique(triples, return_index=True)[1])
             first = first[~crossed[triples[first]]]
-            triples, came = triples[first], came[first]
+            triples = triples[first]
+            came = came[first]
             crossed[triples] = True
             forward = self.subject[triples] == front[came]
             parts.append(_Rows(triples, np.full(len(triples), step), forward, ways[came, :-1]))

@@ -70,10 +70,10 @@ def read_beir(folder: Path, files: tuple[str, ...]) -> Retrieval:
     doc_ids, docs = _texts(plain_or_gz(folder / CORPUS), titled=True)
     query_ids, queries = _texts(plain_or_gz(folder / QUERIES), titled=False)
     rows = [row for file in files for row in _rows(plain_or_gz(folder / file))]
-    found = judged((doc_ids, docs), (query_ids, queries), rows)
+    collection = judged((doc_ids, docs), (query_ids, queries), rows)
     if SPLIT_JUDGEMENTS["test"] in files:
-        check_test(plain_or_gz(folder / SPLIT_JUDGEMENTS["test"]), found)
-    return found
+        check_test(plain_or_gz(folder / SPLIT_JUDGEMENTS["test"]), collection)
+    return collection
 
 
 def check_test(file: Path, data: Retrieval) -> None:
@@ -102,11 +102,13 @@ def _texts(file: Path, *, titled: bool) -> tuple[list[str], list[str]]:
     texts = []
     for number, line in lines(file):
         try:
-            found = json.loads(line)
-            name, text = found["_id"], found["text"]
-            title = found.get("title") or "" if titled else ""
+            record = json.loads(line)
+            name = record["_id"]
+            text = record["text"]
+            title = record.get("title") or "" if titled else ""
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
-            got, expected = repr(line[:60]), 'an object like {"_id": "d1", "text": "..."}'
+            got = repr(line[:60])
+            expected = 'an object like {"_id": "d1", "text": "..."}'
             raise DataError("the line holds no text", file=file, line=number, got=got, expected=expected) from None
         if not (isinstance(name, str) and isinstance(text, str) and isinstance(title, str)):
             raise DataError("id, title and text are strings", file=file, line=number, got=repr(line[:60]))

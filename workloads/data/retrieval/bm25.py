@@ -51,13 +51,13 @@ def search(docs: Sequence[str], queries: Sequence[str], depth: int) -> Candidate
         DataError: bm25s or PyStemmer is not installed.
     """
     bm25s, stemmer = _library()
-    found = Candidates(
+    ranked = Candidates(
         np.full((len(queries), depth), -1, np.int32), np.full((len(queries), depth), -np.inf, np.float32)
     )
     settings: dict[str, Any] = {"stopwords": "en", "stemmer": stemmer, "show_progress": False}
     tokens = bm25s.tokenize(list(docs), **settings)
     if not tokens.vocab:  # no document holds a word
-        return found
+        return ranked
     index = bm25s.BM25(method="lucene", k1=K1, b=B)
     index.index(tokens, show_progress=False)
     for row, terms in enumerate(bm25s.tokenize(list(queries), return_ids=False, **settings)):
@@ -67,8 +67,8 @@ def search(docs: Sequence[str], queries: Sequence[str], depth: int) -> Candidate
             cut = np.partition(scores[hits], len(hits) - depth)[len(hits) - depth]
             hits = hits[scores[hits] >= cut]  # all that may be among the best, ties at the end included
         best = hits[np.argsort(-scores[hits], kind="stable")][:depth]
-        found.docs[row, : len(best)], found.scores[row, : len(best)] = best, scores[best]
-    return found
+        ranked.docs[row, : len(best)], ranked.scores[row, : len(best)] = best, scores[best]
+    return ranked
 
 
 def candidates(name: str, root: Path, data: Retrieval, depth: int) -> Candidates:

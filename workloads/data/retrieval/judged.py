@@ -49,7 +49,8 @@ def judged(docs: Texts, queries: Texts, rows: Iterable[Row]) -> Retrieval:
     seen = np.zeros(len(query_number), np.bool_)
     unknown: list[str] = []
     for row in rows:
-        query, doc = query_number.get(row.query), doc_number.get(row.doc)
+        query = query_number.get(row.query)
+        doc = doc_number.get(row.doc)
         if query is None or doc is None:
             missing = f"query {row.query}" if query is None else f"document {row.doc}"
             unknown.append(f"{row.file.name}, line {row.line}: {missing}")

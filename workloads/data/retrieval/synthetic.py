@@ -56,17 +56,18 @@ def generate(planted: Planted) -> Retrieval:
     rows: list[Row] = []
     for topic in range(planted.topics):
         for _ in range(planted.queries):
-            asked = distinct(bits, planted.words, planted.asked)
-            name, part = f"q{len(queries)}", "test" if len(queries) % 2 else "train"
-            queries.append(" ".join(_word(topic, word) for word in asked))
+            query = distinct(bits, planted.words, planted.asked)
+            name = f"q{len(queries)}"
+            part = "test" if len(queries) % 2 else "train"
+            queries.append(" ".join(_word(topic, word) for word in query))
             for grade, count in ((2, planted.literal), (1, planted.meant)):
                 for _ in range(count):
-                    own = [_word(topic, word, twin=grade == 1 and place > 0) for place, word in enumerate(asked)]
+                    own = [_word(topic, word, twin=grade == 1 and index > 0) for index, word in enumerate(query)]
                     rows.append(Row(name, f"d{len(docs)}", grade, part, Path(), 0))
                     docs.append(_document(bits, planted, own, relevant=True))
             for _ in range(planted.near):
                 other = (topic + 1 + below(bits, planted.topics - 1)) % planted.topics
-                borrowed = [_word(topic, asked[place]) for place in distinct(bits, planted.asked, 2)]
+                borrowed = [_word(topic, query[index]) for index in distinct(bits, planted.asked, 2)]
                 own = [*borrowed, _word(other, below(bits, planted.words))]
                 docs.append(_document(bits, planted, own, relevant=False))
     return judged(
@@ -82,7 +83,7 @@ def _document(bits: np.random.PCG64, planted: Planted, telling: list[str], *, re
     for _ in range(planted.filler):
         in_tone = below(bits, 1000) < 1000 * planted.tone
         words.append(f"common{below(bits, half) + half * (in_tone != relevant)}")
-    return " ".join(words[place] for place in distinct(bits, len(words), len(words)))
+    return " ".join(words[index] for index in distinct(bits, len(words), len(words)))
 
 
 def _word(topic: int, word: int, *, twin: bool = False) -> str:

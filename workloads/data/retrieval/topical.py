@@ -78,18 +78,19 @@ def together(parts: Mapping[str, Retrieval]) -> Retrieval:
     from workloads.data.retrieval.types import Retrieval
 
     columns: dict[str, list[Any]] = {name: [] for name in ("doc_ids", "docs", "query_ids", "queries")}
-    judgements, numbers = [], np.zeros(2, np.int32)
+    judgements = []
+    numbers = np.zeros(2, np.int32)
     for topic, part in parts.items():
-        for name, found in columns.items():
+        for name, arrays in columns.items():
             column = getattr(part, name)
-            found.append(
+            arrays.append(
                 pc.binary_join_element_wise(pa.scalar(topic, column.type), column, pa.scalar("/", column.type))
                 if name.endswith("_ids")
                 else column
             )
         judgements.append(part.judgements + np.array([numbers[1], numbers[0], 0], np.int32))
         numbers = numbers + np.array([len(part.docs), len(part.queries)], np.int32)
-    joined = {name: pa.concat_arrays([a.cast(pa.large_string()) for a in found]) for name, found in columns.items()}
+    joined = {name: pa.concat_arrays([a.cast(pa.large_string()) for a in arrays]) for name, arrays in columns.items()}
     return Retrieval(
         **joined,
         judgements=np.concatenate(judgements),
@@ -115,8 +116,8 @@ def read_lotte(folder: Path, files: tuple[str, ...]) -> Retrieval:
         file = plain_or_gz(folder / f"qas.{kind}.jsonl")
         for number, line in lines(file):
             try:
-                found = json.loads(line)
-                rows += [Row(f"{kind}-{found['qid']}", str(pid), 1, "", file, number) for pid in found["answer_pids"]]
+                record = json.loads(line)
+                rows += [Row(f"{kind}-{record['qid']}", str(pid), 1, "", file, number) for pid in record["answer_pids"]]
             except (json.JSONDecodeError, KeyError, TypeError):
                 expected = 'an object like {"qid": 0, "answer_pids": [3]}'
                 got = repr(line[:60])
@@ -148,10 +149,10 @@ def read_cpr(folder: Path, files: tuple[str, ...]) -> Retrieval:
                     expected="query, 0, document, grade",
                 )  # fmt: skip
             rows.append(Row(f"{part}-{cells[0]}", cells[2], max(0, int(cells[3])), ours, file, number))
-    found = judged((list(docs), list(docs.values())), (list(queries), list(queries.values())), rows)
+    collection = judged((list(docs), list(docs.values())), (list(queries), list(queries.values())), rows)
     if "qrels.dev.tsv" in files:
-        check_test(plain_or_gz(folder / "qrels.dev.tsv"), found)
-    return found
+        check_test(plain_or_gz(folder / "qrels.dev.tsv"), collection)
+    return collection
 
 
 def _topics(folder: Path) -> dict[str, tuple[str, ...]]:
@@ -160,8 +161,8 @@ def _topics(folder: Path) -> dict[str, tuple[str, ...]]:
         return {}
     if alone := _files(folder):
         return {"": alone}
-    found = {sub.name: _files(sub) for sub in sorted(folder.iterdir()) if sub.is_dir()}
-    return {name: files for name, files in found.items() if files}
+    collections = {sub.name: _files(sub) for sub in sorted(folder.iterdir()) if sub.is_dir()}
+    return {name: files for name, files in collections.items() if files}
 
 
 def _files(folder: Path) -> tuple[str, ...]:
@@ -178,24 +179,24 @@ def _beir_files(folder: Path) -> list[str]:
 
 def _complete(folder: Path, docs: str, pairs: list[tuple[str, str]]) -> list[str]:
     """The file of documents with every pair of files that is there; none where nothing is complete."""
-    found = [file for pair in pairs if all(plain_or_gz(folder / file).is_file() for file in pair) for file in pair]
-    return [docs, *found] if found and plain_or_gz(folder / docs).is_file() else []
+    present = [file for pair in pairs if all(plain_or_gz(folder / file).is_file() for file in pair) for file in pair]
+    return [docs, *present] if present and plain_or_gz(folder / docs).is_file() else []
 
 
 def _pairs(file: Path) -> dict[str, str]:
     """Ids and texts of a file of two columns between a tab."""
-    found: dict[str, str] = {}
+    documents: dict[str, str] = {}
     for number, line in lines(file):
         name, tab, text = line.partition("\t")
         if not tab:
             expected = "an id and a text between a tab"
             raise DataError("the line holds no text", file=file, line=number, got=repr(line[:60]), expected=expected)
-        if name in found:
+        if name in documents:
             raise DataError("an id occurs twice", file=file, line=number, got=repr(name))
-        found[name] = text
-    if not found:
+        documents[name] = text
+    if not documents:
         raise DataError("the file is empty", file=file, got="no line", expected="an id and a text a line")
-    return found
+    return documents
 
 
 _LOTTE_PAIRS = [(f"questions.{kind}.tsv", f"qas.{kind}.jsonl") for kind in LOTTE_KINDS]

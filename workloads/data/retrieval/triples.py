@@ -55,9 +55,9 @@ def read_triples(folder: Path, file: str) -> Retrieval:
     docs: dict[str, int] = {}
     rows = []
     for number, (query, positive, negative) in enumerate(zip(*texts.values()), 1):
-        asked = str(queries.setdefault(query, len(queries)))
+        query_id = str(queries.setdefault(query, len(queries)))
         for text, grade in ((positive, 1), (negative, 0)):
-            rows.append(Row(asked, str(docs.setdefault(text, len(docs))), grade, "", path, number))
+            rows.append(Row(query_id, str(docs.setdefault(text, len(docs))), grade, "", path, number))
     return judged(_numbered(docs), _numbered(queries), rows)
 
 

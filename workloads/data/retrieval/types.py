@@ -116,30 +116,32 @@ def split_queries(
     relevant = data.answered
     own = [np.flatnonzero(relevant & (data.parts == part)) for part in range(len(PARTS))]
     order = np.argsort(np.random.PCG64(seed).random_raw(len(relevant)), kind="stable")
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))  # a query's place in the seeded order
+    position = np.empty(len(order), np.int64)
+    position[order] = np.arange(len(order))  # a query's place in the seeded order
 
-    tested, rest = own[3], np.concatenate([own[0], own[1]])
+    tested = own[3]
+    rest = np.concatenate([own[0], own[1]])
     if not len(tested):
-        tested, rest = _drawn(rest, place, test)
-    held, trained = (own[2], rest) if len(own[2]) else _drawn(rest, place, validation)
+        tested, rest = _drawn(rest, position, test)
+    held, trained = (own[2], rest) if len(own[2]) else _drawn(rest, position, validation)
     if not (len(trained) and len(held) and len(tested)):
         raise ValueError(
             f"too few queries to split: {relevant.sum()} of {len(relevant)} have a relevant document, which leaves "
             f"{len(trained)} to train on, {len(held)} for validation and {len(tested)} for the test"
         )
     if not holdout:
-        trained, held = np.concatenate([trained, held]), held[:0]
+        trained = np.concatenate([trained, held])
+        held = held[:0]
     return Queries(np.sort(trained), np.sort(held), np.sort(tested))
 
 
 def _drawn(
-    queries: NDArray[np.int64], place: NDArray[np.int64], share: float
+    queries: NDArray[np.int64], position: NDArray[np.int64], share: float
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The ``share`` of the queries that come first in the seeded order, at least one, and the others."""
     import numpy as np
 
-    ordered = queries[np.argsort(place[queries])]
+    ordered = queries[np.argsort(position[queries])]
     count = min(len(queries), max(1, round(share * len(queries))))
     return ordered[:count], ordered[count:]
 

@@ -47,7 +47,9 @@ def step_on_difference(
 ) -> tuple[Real, Real]:
     """A step of BPR or TRUNCATED on (u, i, j). Returns the margin x_ui - x_uj and e^-loss before the step."""
     # Unsigned indices are faster: signed ones are checked for being negative.
-    w, h, o = W[np.uint64(user)], H[np.uint64(item)], H[np.uint64(other)]
+    w = W[np.uint64(user)]
+    h = H[np.uint64(item)]
+    o = H[np.uint64(other)]
     margin = np.float32(0)
     for k in range(len(w)):
         margin += w[k] * (h[k] - o[k])
@@ -59,7 +61,9 @@ def step_on_difference(
     keep = _ONE - rate * np.float32(rule.reg)
     push = rate * down
     for k in range(len(w)):
-        wk, hk, ok = w[k], h[k], o[k]
+        wk = w[k]
+        hk = h[k]
+        ok = o[k]
         w[k] = keep * wk + push * (hk - ok)
         h[k] = keep * hk + push * wk
         o[k] = keep * ok - push * wk
@@ -71,7 +75,9 @@ def step_on_scores(
     W: Floats, H: Floats, user: Int, item: Int, other: Int, rule: Rule, credence: Real
 ) -> tuple[Real, Real]:
     """A step of BCE or REWEIGHTED on (u, i, j). Returns the margin and e^-loss before the step."""
-    w, h, o = W[np.uint64(user)], H[np.uint64(item)], H[np.uint64(other)]
+    w = W[np.uint64(user)]
+    h = H[np.uint64(item)]
+    o = H[np.uint64(other)]
     positive = np.float32(0)
     negative = np.float32(0)
     for k in range(len(w)):
@@ -92,7 +98,9 @@ def step_on_scores(
     up = rate * of_p * not_p
     down = rate * of_q * q
     for k in range(len(w)):
-        wk, hk, ok = w[k], h[k], o[k]
+        wk = w[k]
+        hk = h[k]
+        ok = o[k]
         w[k] = keep * wk + (up * hk - down * ok)
         h[k] = keep * hk + up * wk
         o[k] = keep * ok - down * wk
@@ -149,7 +157,9 @@ def several_users(
     """
     share = np.float32(rule.parameter) / np.float32(len(users))
     own = _ONE - np.float32(rule.parameter)
-    w, h, o = W[users[0]], H[item], H[other]
+    w = W[users[0]]
+    h = H[item]
+    o = H[other]
     old[:] = w
     for k in range(len(w)):
         mixed[k] = own * w[k]

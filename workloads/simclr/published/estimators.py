@@ -43,19 +43,19 @@ class Observed(NamedTuple):
     extra: torch.Tensor
 
 
-def accept_true(place: torch.Tensor, alpha: float) -> torch.Tensor:
+def accept_true(position: torch.Tensor, alpha: float) -> torch.Tensor:
     """Probability to accept a proposal for a true negative: ``[α + (1 - 2α) Φ] / α``. Thesis 6.6.1.2, E-6.6.1.
 
     Args:
         place: Φ of the proposal.
         alpha: in [.5, 1].
     """
-    return (alpha + (1 - 2 * alpha) * place) / alpha
+    return (alpha + (1 - 2 * alpha) * position) / alpha
 
 
-def accept_false(place: torch.Tensor, alpha: float) -> torch.Tensor:
+def accept_false(position: torch.Tensor, alpha: float) -> torch.Tensor:
     """Probability to accept a proposal for a false negative: ``[1 - α + (2α - 1) Φ] / α``. Thesis 6.6.1.2."""
-    return (1 - alpha + (2 * alpha - 1) * place) / alpha
+    return (1 - alpha + (2 * alpha - 1) * position) / alpha
 
 
 def places(shape: tuple[int, ...], accept: Accept, alpha: float, generator: torch.Generator) -> torch.Tensor:
@@ -63,14 +63,14 @@ def places(shape: tuple[int, ...], accept: Accept, alpha: float, generator: torc
 
     A proposal is accepted once in 2α times, so that a few rounds over those still to be found are enough.
     """
-    found = torch.empty(shape, dtype=torch.float64).flatten()
-    open_places = torch.arange(found.numel())
+    samples = torch.empty(shape, dtype=torch.float64).flatten()
+    open_places = torch.arange(samples.numel())
     while len(open_places):
         proposal, u = torch.rand(2, len(open_places), dtype=torch.float64, generator=generator)
         accepted = u <= accept(proposal, alpha)
-        found[open_places[accepted]] = proposal[accepted]
+        samples[open_places[accepted]] = proposal[accepted]
         open_places = open_places[~accepted]
-    return found.view(shape)
+    return samples.view(shape)
 
 
 def observe(setting: Setting, generator: torch.Generator) -> Observed:
@@ -78,24 +78,27 @@ def observe(setting: Setting, generator: torch.Generator) -> Observed:
 
     An anchor's range is [a, b], a uniform in [-h, -h + γh] and b in [h - γh, h] (E-6.6.1b).
     """
-    anchors, reach = setting.anchors, setting.reach
+    anchors = setting.anchors
+    reach = setting.reach
     inside = setting.gamma * reach * torch.rand(2, anchors, 1, dtype=torch.float64, generator=generator)
-    low, high = inside[0] - reach, reach - inside[1]
+    low = inside[0] - reach
+    high = reach - inside[1]
     shape = (anchors, setting.negatives)
     true = torch.rand(shape, dtype=torch.float64, generator=generator) >= setting.tau
     of_true = places(shape, accept_true, setting.alpha, generator)
     of_false = places(shape, accept_false, setting.alpha, generator)
     extra = places((anchors, max(EXTRA)), accept_false, setting.alpha, generator)
 
-    def score(place: torch.Tensor) -> torch.Tensor:
-        return ((low + (high - low) * place) / setting.temperature).exp()
+    def score(position: torch.Tensor) -> torch.Tensor:
+        return ((low + (high - low) * position) / setting.temperature).exp()
 
     return Observed(score(torch.where(true, of_true, of_false)), true, score(extra))
 
 
 def supervised(observed: Observed) -> torch.Tensor:
     """Mean of the true negatives (6.45), (M,); NaN for an anchor that has none."""
-    total, count = (observed.unlabelled * observed.true).sum(1), observed.true.sum(1)
+    total = (observed.unlabelled * observed.true).sum(1)
+    count = observed.true.sum(1)
     return total / count
 
 
@@ -120,16 +123,16 @@ def estimates(setting: Setting, generator: torch.Generator) -> tuple[torch.Tenso
     """The target and each estimator's value for the anchors that have a true negative (E-6.6.1b)."""
     drawn = observe(setting, generator)
     target = supervised(drawn)
-    found = {
+    estimated = {
         "biased": biased(drawn),
         **{f"DCL, K = {extra}": debiased(drawn, setting.tau, extra) for extra in EXTRA},
         "BCL": bayesian(drawn, setting.alpha, setting.tau),
     }
-    known = ~target.isnan()
-    return target[known], {name: values[known] for name, values in found.items()}
+    defined = ~target.isnan()
+    return target[defined], {name: values[defined] for name, values in estimated.items()}
 
 
 def squared_errors(setting: Setting, generator: torch.Generator) -> dict[str, float]:
     """MSE over the anchors of each estimator, thesis 6.6.1.4."""
-    target, found = estimates(setting, generator)
-    return {name: (values - target).square().mean().item() for name, values in found.items()}
+    target, estimated = estimates(setting, generator)
+    return {name: (values - target).square().mean().item() for name, values in estimated.items()}

@@ -42,8 +42,8 @@ def means(quick: bool) -> Drawn:
     from workloads.simclr.published.estimators import estimates
 
     def averaged(setting: Any, generator: Any) -> dict[str, float]:
-        target, found = estimates(setting, generator)
-        return {"true negatives": target.mean().item(), **{name: x.mean().item() for name, x in found.items()}}
+        target, estimated = estimates(setting, generator)
+        return {"true negatives": target.mean().item(), **{name: x.mean().item() for name, x in estimated.items()}}
 
     return Drawn([c for name in ("gamma", "alpha") for c in _over(name, averaged, quick, "mean of e^(x / t)")])
 
@@ -55,13 +55,15 @@ def simulated_scores(quick: bool) -> Drawn:
     from workloads.seeding import generator
     from workloads.simclr.published.estimators import accept_false, accept_true, places
 
-    count, bins, high = 2_000 if quick else 20_000, 60, 4.0
-    middles = [(place + 0.5) * high / bins for place in range(bins)]
+    count = 2_000 if quick else 20_000
+    bins = 60
+    high = 4.0
+    middles = [(index + 0.5) * high / bins for index in range(bins)]
     curves = []
     for alpha in (0.5, 0.7, 0.9, 1.0):
         for name, accept in (("true negatives", accept_true), ("false negatives", accept_false)):
-            found = places((count,), accept, alpha, generator(0, f"{name} {alpha}"))
-            scores = (torch.special.ndtri(found) / 2).exp()
+            drawn = places((count,), accept, alpha, generator(0, f"{name} {alpha}"))
+            scores = (torch.special.ndtri(drawn) / 2).exp()
             density = torch.histc(scores, bins, 0, high) * bins / (high * count)
             curves.append(Curve(
                 middles, density.tolist(), name=name, panel=f"α = {alpha}", x_label="e^(x / t)", y_label="density",
@@ -75,7 +77,8 @@ def trained_scores(runs: Sequence[Trained]) -> Iterator[Curve]:
     import pyarrow.parquet as pq
 
     table = pq.read_table(runs[0].tables / "scores.parquet").to_pydict()
-    panel, auc = f"{runs[0].params['loss']}, {runs[0].epochs} epochs", runs[0].metrics["test/auc"]
+    panel = f"{runs[0].params['loss']}, {runs[0].epochs} epochs"
+    auc = runs[0].metrics["test/auc"]
     for name in ("true_negatives", "false_negatives"):
         yield Curve(
             table["score"], table[name], name=name.replace("_", " "), panel=panel, x_label="cosine", y_label="density",
@@ -100,8 +103,8 @@ def _repeated(measure: Any, quick: bool, changed: Mapping[str, Any]) -> dict[str
     from workloads.simclr.published.estimators import Setting
 
     setting = Setting(**{"anchors": 100 if quick else 1000, **changed})
-    found = [measure(setting, generator(repeat, "estimators")) for repeat in range(2 if quick else REPEATED)]
-    return {name: (fmean(each), stdev(each)) for name in found[0] for each in [[one[name] for one in found]]}
+    measured = [measure(setting, generator(repeat, "estimators")) for repeat in range(2 if quick else REPEATED)]
+    return {name: (fmean(each), stdev(each)) for name in measured[0] for each in [[one[name] for one in measured]]}
 
 
 def _cell(label: str, x: float, name: str, mean: float, sd: float | None, reach: float) -> dict[str, Any]:

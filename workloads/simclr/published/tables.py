@@ -1,4 +1,4 @@
-"""The published accuracies: tables 6.4 to 6.7. They want the full datasets; a subset never stands beside them."""
+"""Published accuracies, tables 6.4 to 6.7. They need the full datasets; results on subsets are not comparable."""
 
 from __future__ import annotations
 

@@ -22,12 +22,14 @@ def loss_curves(quick: bool) -> Drawn:
     from workloads.losses.ranknet import adaptive_margin_ranking_loss, ranknet_loss
 
     difference = torch.linspace(-_ENDS, _ENDS, _QUICK if quick else _POINTS, dtype=torch.float64)
-    zero, one = torch.zeros_like(difference), torch.ones_like(difference)
+    zero = torch.zeros_like(difference)
+    one = torch.ones_like(difference)
 
     def curve(panel: str, name: str, values: torch.Tensor, label: str = "loss") -> Curve:
         return Curve(difference.tolist(), values.tolist(), name=name, panel=panel, x_label="s_i - s_j", y_label=label)
 
-    curves, rows = [], []
+    curves = []
+    rows = []
     for sigma in SIGMAS:
         scores = difference.clone().requires_grad_()
         values = ranknet_loss(scores, zero, one, sigma)
