@@ -36,7 +36,7 @@ class Preempted(RayActorError):  # type: ignore[misc]
         return (Preempted, ())
 
 
-def leaving(nodes: Collection[str]) -> Callable[[], bool]:
+def nodes_leaving(nodes: Collection[str]) -> Callable[[], bool]:
     """Return a function that says whether one of ``nodes`` is being taken away. It asks Ray at most once a second."""
     from orchestrator.cluster.ray_compat import draining_nodes
 
@@ -51,18 +51,18 @@ def leaving(nodes: Collection[str]) -> Callable[[], bool]:
 
 
 def this_node() -> Callable[[], bool]:
-    """As :func:`leaving` for the node of this process. Always False without Ray."""
+    """As :func:`nodes_leaving` for the node of this process. Always False without Ray."""
     import ray
 
-    return leaving([ray.get_runtime_context().get_node_id()]) if ray.is_initialized() else lambda: False
+    return nodes_leaving([ray.get_runtime_context().get_node_id()]) if ray.is_initialized() else lambda: False
 
 
 def group_nodes() -> Callable[[], bool]:
-    """As :func:`leaving` for the nodes of all workers of this worker's group."""
+    """As :func:`nodes_leaving` for the nodes of all workers of this worker's group."""
     from ray.util import get_current_placement_group, placement_group_table
 
     table = placement_group_table(get_current_placement_group())
-    return leaving(set(table["bundles_to_node_id"].values()))
+    return nodes_leaving(set(table["bundles_to_node_id"].values()))
 
 
 def this_node_is_dead() -> Callable[[], bool]:

@@ -26,7 +26,7 @@ from orchestrator.runs.driver_status import StatusPublisher
 from orchestrator.storage import disk, notifications
 from orchestrator.storage.names import HISTORY, TRIALS
 from orchestrator.storage.notifications import Notifier
-from orchestrator.storage.object_sync import Mirror, StopWatcher
+from orchestrator.storage.object_sync import FolderSync, StopWatcher
 from orchestrator.storage.records import RunFolder, Status, ending, user
 from orchestrator.storage.settings import Settings
 from orchestrator.tracking import lineage, store
@@ -128,7 +128,7 @@ class Session:
         self._status: tuple[Status, int, dict[str, Any]] | None = None
         self.tracker: Tracker | None = None
         self._system: SystemMetrics | None = None
-        self._mirror: Mirror | StopWatcher | None = None
+        self._sync: FolderSync | StopWatcher | None = None
         about = {"queue": settings.queue, "priority": settings.priority}
         self.publisher = StatusPublisher(folder, lambda: self.tracker.unsent if self.tracker else 0, about)
         self.interrupts = Interrupts(folder.stop_file, console, self._record_stop)
@@ -150,7 +150,7 @@ class Session:
             self.settings.tracking
         )  # the record must not contain a database's password
         self.folder.update(tracking=tracking, experiment=self.settings.experiment)
-        self._mirror = self.folder.mirror()
+        self._sync = self.folder.start_sync()
         if warning := self.folder.warning():
             self.console.say(warning)
         apart = (self.settings.home, self.settings.storage)
@@ -204,8 +204,8 @@ class Session:
     def discard(self, folder: Path) -> None:
         """Remove a folder of the run, here and from its storage."""
         shutil.rmtree(folder, ignore_errors=True)
-        if self._mirror is not None:
-            self._mirror.discard(folder.relative_to(self.folder.path).as_posix())
+        if self._sync is not None:
+            self._sync.discard(folder.relative_to(self.folder.path).as_posix())
 
     def settle(self, status: Status, code: int, **values: Any) -> None:
         """Set the end that is recorded on exit."""
@@ -218,8 +218,8 @@ class Session:
         if self.tracker is not None:
             with suppress(ValueError):  # already closed
                 self.tracker.provisional_end(ENDS["interrupted"])
-        if self._mirror is not None:
-            self._mirror.send_now()
+        if self._sync is not None:
+            self._sync.send_now()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -251,7 +251,7 @@ class Session:
                     raise
                 reported = disk.unwritable(self.settings.storage, full)
             self.interrupts.__exit__(kind, error, trace)
-        if self._mirror is not None and (trouble := self._mirror.close()):  # after the record's last change
+        if self._sync is not None and (trouble := self._sync.close()):  # after the record's last change
             self.console.say(trouble)
         if trouble := self._notifier.close():
             with suppress(OSError), self.folder.log.open("a") as log:

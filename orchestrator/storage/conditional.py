@@ -20,26 +20,26 @@ from orchestrator.storage.remote import CONNECT_SECONDS, Remote, s3_endpoint, s3
 LIBRARY = "boto3"
 EXTRA = "ray-experiment-orchestrator[s3]"
 CHANGED = ("PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "412", "409")
-"""S3's answers to a conditional write where the object is not as was stated."""
+"""Error codes of S3 when the condition of a write does not hold."""
 
 _HONOURS: dict[tuple[str, str | None], bool] = {}
-"""What was found out about buckets, by name and endpoint."""
+"""Whether each bucket honours conditions, by name and endpoint."""
 
 UNREACHABLE = ("EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ConnectionClosedError")
 
 
 class Changed(Exception):
-    """The object is not what the writer took it for: somebody else has written or removed it."""
+    """The object was written or removed by another process since it was read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """The objects below a URI on S3, each with the tag of its content. Whatever is wrong is an OSError."""
+    """Objects below a URI on S3, each with the tag of its content. Every error is an OSError."""
 
     location: Remote
 
     def read(self, name: str) -> tuple[bytes, str] | None:
-        """The object's content and tag; None when there is none."""
+        """Content and tag of an object; None if it does not exist."""
         try:
             answer = self._call("get_object", name)
             return answer["Body"].read(), answer["ETag"]
@@ -49,12 +49,12 @@ class Objects:
             raise _os_error("get_object", error) from None
 
     def write(self, name: str, content: bytes, tag: str | None) -> str:
-        """Replace the object that has ``tag``; None: write the first one. Returns its new tag. Raises Changed."""
+        """Replace the object with ``tag``, or create it if None. Returns the new tag. Raises Changed."""
         condition = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag}
         return str(self._call("put_object", name, Body=content, **condition)["ETag"])
 
     def remove(self, name: str, tag: str) -> None:
-        """Remove the object that has ``tag``. Raises Changed."""
+        """Remove the object with ``tag``. Raises Changed."""
         self._call("delete_object", name, IfMatch=tag)
 
     def _call(self, operation: str, name: str, **more: Any) -> Any:
@@ -73,12 +73,12 @@ class Objects:
 
 
 def objects(location: Remote) -> Objects | None:
-    """The objects below ``location`` for conditional writes; None where there are none. Raises OSError."""
+    """Objects below ``location`` for conditional writes; None if unsupported. Raises OSError."""
     return None if reason_without(location) else Objects(location)
 
 
 def reason_without(location: Remote) -> str | None:
-    """Why ``location`` has no conditional writes; None where it has. Raises OSError when the store does not answer."""
+    """Why ``location`` does not support conditional writes; None if it does. Raises OSError on no answer."""
     parts = urlsplit(location.uri)
     if parts.scheme != "s3":
         return f"{parts.scheme}:// has no conditional writes here"
@@ -93,7 +93,7 @@ def reason_without(location: Remote) -> str | None:
 
 
 def warning(location: Remote) -> str | None:
-    """What follows from :func:`reason_without`, in one sentence; None where there is nothing to say."""
+    """Warning for :func:`reason_without`, or None."""
     reason = reason_without(location)
     if reason is None:
         return None
@@ -103,7 +103,7 @@ def warning(location: Remote) -> str | None:
 
 
 def _honours_conditions(location: Remote) -> bool:
-    """Whether the store refuses what a condition excludes, tried on an object that is removed again."""
+    """Whether the store honours conditions, tested with a temporary object."""
     store = Objects(location)
     name = f".probe-{secrets.token_hex(8)}"
     try:
@@ -144,8 +144,8 @@ def _open_client(bucket: str, request_seconds: float, environment: tuple[str | N
     config = Config(
         connect_timeout=CONNECT_SECONDS,
         read_timeout=request_seconds,
-        retries={"total_max_attempts": 1},  # who asks us tries again itself
-        request_checksum_calculation="when_required",  # not every store knows those that are not
+        retries={"total_max_attempts": 1},  # callers retry
+        request_checksum_calculation="when_required",  # some stores support only the required ones
         response_checksum_validation="when_required",
         s3={"addressing_style": "path" if endpoint else "auto"},
     )
@@ -159,7 +159,7 @@ def _transport_errors() -> tuple[type[Exception], ...]:
 
 
 def _os_error(operation: str, error: Exception) -> OSError:
-    """As pyarrow words it, so that one table (``remote.REASONS``) explains both."""
+    """An error in pyarrow's wording, so that ``remote.REASONS`` explains both."""
     code = type(error).__name__
     if code == "ClientError":
         code = error.response["Error"]["Code"]  # type: ignore[attr-defined]

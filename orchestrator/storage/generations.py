@@ -27,16 +27,16 @@ from pathlib import Path
 from orchestrator.storage.names import RECORD
 
 SIGN = "@"
-"""Between a run's id, which cannot hold it, and the generation."""
+"""Separator between a run's id, which cannot contain it, and the generation."""
 
 
 def run_id(name: str) -> str:
-    """The id of the run that a folder of this name belongs to."""
+    """Id of the run of a folder with this name."""
     return name.partition(SIGN)[0]
 
 
 def generation(name: str) -> int:
-    """The generation that a folder's name states: 0 for the run's first folder."""
+    """Generation in a folder's name; 0 for the run's first folder."""
     digits = name.partition(SIGN)[2].partition("-")[0]
     return int(digits) if digits.isdecimal() else 0
 
@@ -47,7 +47,7 @@ def folder_name(run: str, number: int, token: str = "") -> str:
 
 
 def by_run(names: Iterable[str]) -> dict[str, list[str]]:
-    """The folders' names by the id of their run, the highest generation first."""
+    """Folder names by run id, highest generation first."""
     grouped = defaultdict(list)
     for name in sorted(names, key=lambda name: (generation(name), name), reverse=True):
         grouped[run_id(name)].append(name)
@@ -55,18 +55,18 @@ def by_run(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def of_run(storage: Path, run: str) -> list[str]:
-    """The names of the run's folders in ``storage``, with a record or without, the highest generation first."""
+    """Names of the run's folders in ``storage``, with or without a record, highest generation first."""
     with suppress(FileNotFoundError):
         return by_run(name for name in os.listdir(storage) if run_id(name) == run).get(run, [])
     return []
 
 
 def current(storage: Path, run: str) -> Path:
-    """The run's folder with the highest generation that has a record; ``storage / run`` where none has."""
+    """The run's folder of the highest generation with a record; ``storage / run`` if none has one."""
     paths = (storage / name for name in of_run(storage, run))
     return next((path for path in paths if (path / RECORD).exists()), storage / run)
 
 
 def is_superseded(folder: Path) -> bool:
-    """Whether the run has gone on in a folder with a higher generation than this one's, as far as is seen here."""
+    """Whether a folder of a higher generation exists here."""
     return generation(current(folder.parent, run_id(folder.name)).name) > generation(folder.name)

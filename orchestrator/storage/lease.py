@@ -1,8 +1,9 @@
-"""Who drives a run on a storage without locks: an object that its driver renews, valid for a minute.
+"""Lease of a run on a storage without locks: an object that the driver renews, valid for a minute.
 
-On one machine the folder's file lock says it; between machines this object does. Times are the storage's own. It
-carries a generation, which grows with each driver. On a store with conditional writes it is replaced only where it is
-what was read, so each generation has one driver. :mod:`~orchestrator.storage.generations` says what follows from it.
+On one machine a file lock on the folder shows which process drives a run; between machines this object does. Its times
+are those of the storage. It has a generation, which grows with each driver. On a store with conditional writes it is
+replaced only if it has not changed since it was read, so that each generation has one driver.
+:mod:`~orchestrator.storage.generations` describes the folders of generations.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ LOCK = "lock"
 SECONDS = 60.0
 RENEW_SECONDS = 10.0
 SETTLE_SECONDS = 0.5
-"""Without conditional writes, the time waited for another who read before and writes after: the last writer has it."""
+"""Without conditional writes, time after a write before the lease is read again: the last writer has it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who wrote the lease, and when. ``generation`` is 0 in a lease of an earlier version."""
+    """The process that wrote a lease, and the time. ``generation`` is 0 in a lease of an earlier version."""
 
     token: str
     host: str
@@ -47,24 +48,24 @@ class Holder:
 
     @property
     def is_gone(self) -> bool:
-        """Whether its process was of this machine and has ended."""
+        """Whether the process ran on this machine and has ended."""
         here = self.host == socket.gethostname() and self.kernel in (None, _kernel())
         return here and not _alive(self.pid)
 
     def left(self, now: float) -> float:
-        """Seconds that it is still valid for; nothing where its process is known to have ended."""
+        """Seconds until the lease expires; 0 if its process is known to have ended."""
         return 0.0 if self.is_gone else max(0.0, self.time + SECONDS - now)
 
 
 class Overtaken(Exception):
-    """Another driver has taken the run over: this one is to store nothing more."""
+    """Another driver has taken over the run. This one must not store anything more."""
 
 
 class Lease:
-    """The right to drive the run stored at ``location``; ``token`` is what its owner is known by.
+    """Lease of the run stored at ``location``. ``token`` identifies its owner.
 
-    Once taken it has a ``generation``; ``exclusive`` says whether no other driver can have the same one.
-    ``predecessor`` is the holder before, where that one has not given it back.
+    After :meth:`take` it has a ``generation``; ``exclusive`` says whether no other driver can have the same one.
+    ``predecessor`` is the previous holder if it has not released the lease.
     """
 
     def __init__(self, location: Remote, token: str | None = None) -> None:
@@ -82,9 +83,9 @@ class Lease:
         return self._objects is not None
 
     def take(self, above: int = 0) -> None:
-        """Take it with a generation higher than ``above`` and than the lease before.
+        """Take the lease with a generation higher than ``above`` and than the previous one.
 
-        Raises UserError: exit 2 when another process has it, 3 when the storage cannot be used.
+        Raises UserError: exit 2 if another process has it, 3 if the storage cannot be used.
         """
         try:
             self.claim(above)
@@ -92,7 +93,7 @@ class Lease:
             raise unusable(self._location.uri, error) from None
 
     def claim(self, above: int = 0) -> None:
-        """:meth:`take`, but a storage that cannot be used is an OSError."""
+        """As :meth:`take`, but raises OSError if the storage cannot be used."""
         self._objects = conditional.objects(self._location)
         while True:
             current = self._read()
@@ -103,7 +104,7 @@ class Lease:
             try:
                 self.renew()
                 break
-            except Changed:  # another one was faster: look who
+            except Changed:  # another process was faster: read its lease
                 continue
         if not self.exclusive:
             time.sleep(SETTLE_SECONDS)
@@ -111,7 +112,7 @@ class Lease:
                 raise refused(self._location, current, SECONDS)
 
     def renew(self) -> None:
-        """Write it again. Raises OSError, and Changed where somebody else has written it since."""
+        """Write the lease again. Raises OSError, and Changed if another process has written it since."""
         content = json.dumps(self._content()).encode()
         if self._objects:
             self._tag = self._objects.write(NAME, content, self._tag)
@@ -119,9 +120,9 @@ class Lease:
             self._location.write(NAME, content)
 
     def kept(self, is_superseded: Callable[[], bool] = lambda: False) -> bool:
-        """Whether no one has taken it over; then it is renewed. Raises OSError.
+        """Renew the lease. Returns False if another driver has taken it over. Raises OSError.
 
-        ``is_superseded`` says whether a later driver has stored a record: it may have ended, and given the lease back.
+        ``is_superseded`` returns whether a later driver has stored a record: it may have released the lease since.
         """
         with self._writing:
             self._is_lost = self._is_lost or not self._renewed(is_superseded)
@@ -129,7 +130,7 @@ class Lease:
 
     def _renewed(self, is_superseded: Callable[[], bool]) -> bool:
         if self._objects:
-            with suppress(Changed):  # by ourselves too, where the answer to an earlier write was lost
+            with suppress(Changed):  # also by this process, if the answer to an earlier write was lost
                 self.renew()
                 return True
         current = self._read()
@@ -139,15 +140,15 @@ class Lease:
             self.renew()
         except Changed:
             return False
-        return self.exclusive or not is_superseded()  # another one may have come between the look and the write
+        return self.exclusive or not is_superseded()  # another driver may have written in between
 
     def _is_later(self, current: Holder) -> bool:
-        """Whether it is a successor's. One of a lower generation was written by a predecessor that woke up; one of
-        an earlier version has no generation."""
+        """Whether ``current`` is a successor's. A lower generation was written by a predecessor that woke up; a lease
+        of an earlier version has generation 0."""
         return current.token != self.token and (current.generation == 0 or current.generation >= self.generation)
 
     def release(self) -> None:
-        """Give it back, if it is still ours. An endpoint that is away lets it expire."""
+        """Remove the lease if this process still has it. It expires if the storage is out of reach."""
         with suppress(OSError, Changed), self._writing:
             current = self._read()
             if current is None or current.token != self.token:
@@ -156,12 +157,12 @@ class Lease:
                 if self._objects and self._tag:
                     self._objects.remove(NAME, self._tag)
                     return
-            except NotImplementedError:  # a store whose condition is for writes alone
+            except NotImplementedError:  # a store without conditional deletes
                 pass
             self._location.remove(NAME)
 
     def _read(self) -> Holder | None:
-        """The holder, and on a store with conditional writes the tag that the next write depends on."""
+        """Read the holder. With conditional writes also remember the tag for the next write."""
         if not self._objects:
             return holder(self._location)
         stored = self._objects.read(NAME)
@@ -175,13 +176,13 @@ class Lease:
 
 
 def run_location(location: Remote) -> Remote:
-    """Where the lease of the run lies whose folder, of any generation, is ``location``."""
+    """Location of the lease of a run. ``location`` is its folder of any generation."""
     storage, _, name = location.uri.rpartition("/")
     return Remote(f"{storage}/{generations.run_id(name)}", location.request_seconds)
 
 
 def holder(location: Remote) -> Holder | None:
-    """Who has the lease of the run at ``location``, or had it last; None when it was given back. Raises OSError."""
+    """Current or last holder of the lease of the run at ``location``; None if it was released. Raises OSError."""
     location = run_location(location)
     stored = location.find(NAME)
     content = location.read(NAME) if stored else None
@@ -200,7 +201,7 @@ def holding(location: Remote, above: int = 0) -> Iterator[None]:
 
 
 def valid(location: Remote) -> bool:
-    """Whether somebody drives the run now, by our clock; False where the storage does not say."""
+    """Whether the lease is valid by this machine's clock. False if the storage does not answer."""
     with suppress(OSError):
         current = holder(location)
         return current is not None and current.left(time.time()) > 0
@@ -208,15 +209,15 @@ def valid(location: Remote) -> bool:
 
 
 def has_live_driver(folder: Path) -> bool:
-    """Whether a live process holds the run's folder, here or elsewhere."""
+    """Whether a live process drives the run, on this machine or another."""
     location = behind(folder)
     return driven_here(folder) or (location is not None and valid(location))
 
 
 def driven_here(folder: Path) -> bool:
-    """Whether a live process of this machine (or of a file system that is shared with it) holds the folder."""
+    """Whether a live process on this machine, or on a shared file system, holds the folder's lock."""
     try:
-        lock = (folder / LOCK).open()  # to look is enough: it may be a colleague's
+        lock = (folder / LOCK).open()  # open for reading: the file may belong to another user
     except FileNotFoundError:
         return False
     with lock:
@@ -237,7 +238,7 @@ def refused(location: Remote, current: Holder, left: float) -> UserError:
 
 
 def _parse(content: bytes, written: float) -> Holder | None:
-    """A lease of any version; None for a damaged one."""
+    """The holder of a lease of any version; None if it is damaged."""
     try:
         fields = json.loads(content)
         who = (str(fields["token"]), str(fields["host"]), int(fields["pid"]))
@@ -248,7 +249,7 @@ def _parse(content: bytes, written: float) -> Holder | None:
 
 @cache
 def _kernel() -> str:
-    """What tells this machine since its start, and this container on it, from others that have the same name."""
+    """Identifies this boot of this machine, and the container, among those with the same host name."""
     with suppress(OSError):
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     return ""
@@ -259,6 +260,6 @@ def _alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # somebody else's
+    except PermissionError:  # another user's process
         pass
     return True

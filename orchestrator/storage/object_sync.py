@@ -1,7 +1,7 @@
-"""Keeps a run's storage equal to its folder, in the background: what changes is sent, what is gone is removed.
+"""Synchronise a run's folder to its object storage in the background: send changed files, remove deleted ones.
 
-A storage that is slow, away or gone costs no training time: nothing here is waited for before the end. What could
-not be delivered stays in the folder and is delivered by ``orchestrator sync`` or the next resume.
+A slow or unreachable storage costs no training time: nothing waits for it before the end of the run. Files that could
+not be sent stay in the folder; ``orchestrator sync`` or the next resume sends them.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from orchestrator.storage.remote import Remote
 STOP = "stop"
 LOOK_SECONDS = 2.0
 LISTEN_SECONDS = 2.0
-"""How often a process far from the driver asks whether to stop."""
+"""Interval at which a process on another machine than the driver checks for a stop request."""
 
 PATIENCE_SECONDS = 10.0
-"""At the end, so long is tried again while nothing can be delivered."""
+"""At the end of a run, time of failed attempts after which sending is given up."""
 
 BRING_SECONDS = 30.0
 RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0)
 
 
-class Mirror:
-    """Threads that keep ``location`` equal to ``folder`` until :meth:`close`. They never raise.
+class FolderSync:
+    """Threads that synchronise ``folder`` to ``location`` until :meth:`close`. They never raise.
 
-    With a ``lease`` it is the driver's: it renews that, also before it sends anything, and when another driver has
-    taken over it stops this one, which then stores nothing more. A ``stop`` that was asked for on the storage appears
-    in the run's folder, ``root``.
-    ``parts`` are the only files and folders right below that count; none means all.
+    The driver passes its ``lease``. The threads renew it, also before each upload. When another driver has taken over,
+    they stop this one and store nothing more. A stop request on the storage is copied to the run's folder, ``root``.
+
+    ``parts`` limits the synchronisation to these files and folders directly below; empty means all.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Mirror:
         self._has_older = generations.generation(folder.name) > 0
         self._closing = threading.Event()
         self._ended = threading.Event()
-        self._due = threading.Event()  # to look now for what has changed
+        self._due = threading.Event()  # look for changes now
         # Two: a large checkpoint may take longer than the lease lasts.
         self._threads = [threading.Thread(target=work, name="mirror", daemon=True) for work in (self._send, self._heed)]
         for thread in self._threads:
@@ -78,16 +78,16 @@ class Mirror:
             self._delivered[f"{name}/"] = (0, 0)
 
     def finish(self) -> None:
-        """No more will change: the thread ends by itself once all is delivered, or cannot be."""
+        """Announce that nothing more will change. The thread ends when everything is sent or cannot be sent."""
         self._closing.set()
         self._due.set()
 
     def send_now(self) -> None:
-        """Send what has changed now, not at the next look."""
+        """Send changes now, not at the next interval."""
         self._due.set()
 
     def close(self) -> str | None:
-        """Deliver what is left, and end. Returns one sentence when something could not be."""
+        """Send what is left and end the threads. Returns a sentence if something could not be sent, else None."""
         self.finish()
         for thread in self._threads:
             thread.join()
@@ -99,7 +99,7 @@ class Mirror:
         if self._lost:
             return overtaken(self._folder)
         if left := len(sync_state.undelivered(self._folder, self._delivered, self._parts)):
-            return (  # the lease is left to expire: its generation is not stored anywhere else
+            return (  # let the lease expire: nothing else records its generation
                 f"{left} file{'s' * (left > 1)} could not be stored ({self._trouble}); they are kept here, "
                 f"deliver them with: orchestrator sync {generations.run_id(self._root.name)}"
             )
@@ -117,7 +117,7 @@ class Mirror:
         failures, failing_since = 0, None
         while not self._lost:
             self._due.clear()
-            closing = self._closing.is_set()  # asked before looking: all that was there until then is sent
+            closing = self._closing.is_set()  # read first, so that everything written before it is sent
             begun = time.monotonic()
             try:
                 if sync_state.deliver(self._folder, self._location, self._delivered, self._parts, self._check_lease):
@@ -126,7 +126,7 @@ class Mirror:
             except Overtaken:
                 self._give_up()
                 return
-            except Exception as error:  # whatever it is, waiting is all that can be done
+            except Exception as error:  # for any error, wait and try again
                 failures += 1
                 self._trouble = remote.reason(error)[0]
                 sync_state.remember(self._folder, self._holds, self._delivered)
@@ -142,24 +142,24 @@ class Mirror:
                 self._due.wait(max(LOOK_SECONDS, 4 * (time.monotonic() - begun)))
 
     def _check_lease(self) -> None:
-        """Renew the lease. Raises OSError, and Overtaken where another driver has taken the run over."""
+        """Renew the lease. Raises OSError, and Overtaken if another driver has taken over the run."""
         if self._lease and not self._lease.kept(lambda: sync_state.is_superseded(self._location, self._holds)):
             raise Overtaken(self._location.uri)
 
     def _give_up(self) -> None:
-        """Stop the driver, which stores nothing more."""
+        """Stop the driver. It stores nothing more."""
         self._lost = True
         with suppress(OSError):
             (self._root / STOP).touch()
 
     def _drop_older(self) -> None:
-        """Once all of a generation of its own is stored, those before it are of no use."""
+        """Remove the earlier generations, once everything of this one is stored."""
         if self._lease and self._has_older:
             sync_state.drop_older(self._location)
             self._has_older = False
 
     def _heed(self) -> None:
-        """Renew the lease, and look for a stop."""
+        """Renew the lease and check for stop requests."""
         stop_file = self._root / STOP
         storage = remote.behind(self._root)
         while not self._lost and not self._ended.wait(RENEW_SECONDS if self._lease else LISTEN_SECONDS):
@@ -175,9 +175,9 @@ class Mirror:
 
 
 class StopWatcher:
-    """The counterpart of a :class:`Mirror` for a folder on a file system, which is its own storage.
+    """Counterpart of :class:`FolderSync` for a folder on a file system, which is its own storage.
 
-    It stops this driver when another one has gone on in a folder of a higher generation.
+    Stops this driver when another one has continued in a folder of a higher generation.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -187,13 +187,13 @@ class StopWatcher:
         self._thread.start()
 
     def discard(self, name: str) -> None:
-        """Nothing to do: what is removed from the folder is removed from the storage."""
+        """Does nothing: the folder is the storage."""
 
     def send_now(self) -> None:
-        """Nothing to do: what is written to the folder is on the storage."""
+        """Does nothing: the folder is the storage."""
 
     def close(self) -> str | None:
-        """End. Returns one sentence where another driver has taken over."""
+        """End the thread. Returns a sentence if another driver has taken over, else None."""
         self._closing.set()
         self._thread.join()
         return overtaken(self._folder) if generations.is_superseded(self._folder) else None
@@ -207,35 +207,35 @@ class StopWatcher:
 
 
 class RemoteFolder:
-    """A context in which a process far from its driver works on ``folder``, or ``parts`` of it.
+    """Context manager in which a process on another machine than the driver works on ``folder``, or ``parts`` of it.
 
-    What the storage has of it is brought first, what changes is sent, unless it only ``reads``. Where the driver's
-    own folder is at hand, and with a storage that is a plain path, there is nothing to do.
+    Downloads the storage's files first. Sends changed files, unless ``reads``. Does nothing on the driver's machine and
+    with a storage that is a plain path.
     """
 
     def __init__(self, folder: Path, parts: Sequence[str] = (), *, reads: bool = False) -> None:
-        self._mirror: Mirror | None = None
+        self._sync: FolderSync | None = None
         root = remote.run_folder(folder)
         location = remote.behind(folder)
         if root is None or location is None or lease.driven_here(root):
             return
         private_files.make_folder(folder)
-        (root / STOP).unlink(missing_ok=True)  # an earlier driver's; where it is meant now, it comes again
-        with suppress(OSError):  # away: what is here will do, at the price of work done again
+        (root / STOP).unlink(missing_ok=True)  # from an earlier driver; a current request is copied again
+        with suppress(OSError):  # out of reach: continue with the local files, and repeat some work
             brought = sync_state.gather(folder, parts)
             sync_state.remember(folder, 0, sync_state.manifest(folder)[1] | brought)
         if not reads:
-            self._mirror = Mirror(folder, location, root, parts=parts)
+            self._sync = FolderSync(folder, location, root, parts=parts)
 
     def finish(self) -> None:
-        """Let the rest be sent without waiting for it."""
-        if self._mirror:
-            self._mirror.finish()
+        """Send the rest without waiting for it."""
+        if self._sync:
+            self._sync.finish()
 
     def close(self) -> None:
-        """Wait until all is sent, or cannot be."""
-        if self._mirror:
-            self._mirror.close()
+        """Wait until everything is sent or cannot be sent."""
+        if self._sync:
+            self._sync.close()
 
     def __enter__(self) -> RemoteFolder:
         return self
@@ -250,9 +250,9 @@ def overtaken(folder: Path) -> str:
 
 
 def download(folder: Path, mark: str, parts: Sequence[str] = ()) -> None:
-    """Wait for what another machine stores below ``folder``, until its last file, ``mark``, is here.
+    """Download what another machine stores below ``folder``, until its last file, ``mark``, is here.
 
-    At once where it is here already. Raises UserError (exit 3) when it does not come.
+    Returns at once if it is here already. Raises UserError (exit 3) if it does not arrive in time.
     """
     location = remote.behind(folder)
     deadline = time.monotonic() + BRING_SECONDS

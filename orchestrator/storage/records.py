@@ -37,7 +37,7 @@ from orchestrator.provenance import private_files
 from orchestrator.storage import conditional, disk, generations, lease, remote, sync_state, takeover
 from orchestrator.storage.lease import Lease
 from orchestrator.storage.names import RECORD
-from orchestrator.storage.object_sync import STOP, Mirror, StopWatcher
+from orchestrator.storage.object_sync import STOP, FolderSync, StopWatcher
 
 FORMAT = 1
 """Format of the record and of the files without a format of their own: study, history, events, curves."""
@@ -46,11 +46,11 @@ NAME = re.compile(r"(?!latest$)[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 Kind = Literal["run", "sweep"]
 Status = Literal["finished", "failed", "partial", "interrupted"]
 SETTLED: tuple[Status, ...] = ("finished", "partial")
-"""Ends with a result."""
+"""Statuses of runs with a result."""
 
 
 class RunFolder:
-    """One run's or sweep's folder. ``record`` is its JSON; change it through :meth:`update`."""
+    """Folder of a run or sweep. ``record`` is its JSON; change it with :meth:`update`."""
 
     def __init__(self, path: Path, record: dict[str, Any]) -> None:
         self.path, self.record = path, record
@@ -68,7 +68,7 @@ class RunFolder:
 
     @property
     def stop_file(self) -> Path:
-        """While it exists the run stops cleanly at the end of its epoch: how ``stop`` and Ctrl-C reach workers."""
+        """Stop file. While it exists, the workers stop cleanly at the end of their epoch."""
         return self.path / STOP
 
     @property
@@ -76,7 +76,7 @@ class RunFolder:
         return self.path / "log.txt"
 
     def update(self, **values: Any) -> None:
-        """Change the record, atomically on disk."""
+        """Change the record and write it atomically."""
         with self._updating:
             self.record.update(values)
             partial = self.path / f".record.{os.getpid()}"
@@ -99,17 +99,17 @@ class RunFolder:
             if takeover.may_be_shared(self.path, self.record, stored, claim):
                 lock = undone.enter_context(self._move(claim, holds, lock))
             self.stop_file.unlink(missing_ok=True)
-            begun = {"status": "running", "ended": None, "exit_code": None, "error": None}  # how it ended is over
+            begun = {"status": "running", "ended": None, "exit_code": None, "error": None}  # clear the earlier end
             self.update(**begun, holds=holds, generation=holds, pid=os.getpid(), host=socket.gethostname())
             self._lock, self._lease = lock, claim
             undone.pop_all()
 
     def provisional_end(self, status: Status, exit_code: int) -> None:
-        """Record how it ends if its driver is killed from now on; :meth:`release` records how it has ended."""
+        """Record the end that applies if the driver is killed from now on. :meth:`release` records the actual end."""
         self.update(status=status, exit_code=exit_code)
 
     def release(self, status: Status, exit_code: int, **values: Any) -> None:
-        """Write down how it ended, and let go of it."""
+        """Record the end and release the folder."""
         try:
             self.update(status=status, exit_code=exit_code, ended=_now(), **values)
         finally:
@@ -119,7 +119,7 @@ class RunFolder:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Where an error leaves the body and the folder is held still, there was no session yet: say how it ended."""
+        """Record the end if an error leaves the block before a session has taken over."""
         try:
             yield
         except BaseException as error:
@@ -131,7 +131,7 @@ class RunFolder:
             raise
 
     def has_live_driver(self) -> bool:
-        """Whether a live process holds the folder, here or elsewhere."""
+        """Whether a live process drives the run, on this machine or another."""
         return lease.has_live_driver(self.path)
 
     def stop(self) -> None:
@@ -148,7 +148,7 @@ class RunFolder:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """What keeps us from writing in the folder is a sentence."""
+        """Convert errors of writing to the folder to UserError."""
         try:
             yield
         except OSError as error:
@@ -159,11 +159,11 @@ class RunFolder:
             ) from None  # fmt: skip
 
     def _take_lock(self, lock: IO[str]) -> None:
-        for patience in (0.05, 0.2, None):  # another process' look at the lock takes a moment, no longer
+        for patience in (0.05, 0.2, None):  # another process may be checking the lock for a moment
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
-            except (BlockingIOError, PermissionError):  # the second on some network file systems
+            except (BlockingIOError, PermissionError):  # PermissionError on some network file systems
                 if patience is None:
                     raise UserError(
                         f"{self.id} is being driven by another process",
@@ -217,15 +217,15 @@ class RunFolder:
         self._take_lock(ours)
         return ours
 
-    def mirror(self) -> Mirror | StopWatcher:
-        """From now on the storage follows the folder that is held, as long as no other driver takes it over."""
+    def start_sync(self) -> FolderSync | StopWatcher:
+        """Start to synchronise the held folder to the storage, until another driver takes over."""
         location = remote.behind(self.path)
         if location is None:
             return StopWatcher(self.path)
-        return Mirror(self.path, location, self.path, lease=self._lease, holds=self.record["holds"])
+        return FolderSync(self.path, location, self.path, lease=self._lease, holds=self.record["holds"])
 
     def fetch(self) -> RunFolder:
-        """The folder with all that is stored of it, as a resume needs it. Raises UserError (exit 3)."""
+        """Download everything that is stored of the run, for a resume. Raises UserError (exit 3)."""
         location = remote.behind(self.path)
         if location is None:
             return self
@@ -236,7 +236,7 @@ class RunFolder:
         return open_folder(self.path)
 
     def warning(self) -> str | None:
-        """What the storage lacks, in one sentence; None where two drivers exclude each other for sure."""
+        """A warning if the storage cannot guarantee a single driver, else None."""
         location = remote.behind(self.path)
         return (
             None if location is None or self._lease is None or self._lease.exclusive else conditional.warning(location)
@@ -294,7 +294,7 @@ def create(
     folder = RunFolder(path, record)
     try:
         folder.acquire()
-    except BaseException:  # it never was; a folder without a record would keep its name for ever
+    except BaseException:  # a folder without a record would block its name
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
     return folder
@@ -312,7 +312,7 @@ def ending(error: BaseException) -> tuple[Status, int, dict[str, Any]]:
 
 
 def user() -> str:
-    """Who runs this process, as the system knows them."""
+    """Name of the user who runs this process."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container user without a name
@@ -320,17 +320,17 @@ def user() -> str:
 
 
 def folders(storage: Path, kind: Kind | None = None) -> Iterator[RunFolder]:
-    """All run folders, newest first. Of one that another machine drove last, there may only be the record here."""
+    """All run folders, newest first. Of a run that another machine drove last, only the record may be here."""
     elsewhere = {name: RunFolder(storage / name, record) for name, record in _elsewhere(storage).items()}
     here = {file.parent.name: file for file in storage.glob(f"*/{RECORD}")}
     moments = {}
     for name, *_ in generations.by_run({*elsewhere, *here}).values():
-        with suppress(FileNotFoundError):  # removed since
+        with suppress(FileNotFoundError):  # removed in the meantime
             moments[name] = _moment(elsewhere[name].record) if name in elsewhere else here[name].stat().st_mtime
     for name in sorted(moments, key=lambda name: moments[name], reverse=True):
         try:
             folder = elsewhere.get(name) or open_folder(storage / name)
-        except UserError:  # one broken folder must not hide the others; named directly, it says what is wrong
+        except UserError:  # one damaged folder must not hide the others; its error is raised when it is named
             continue
         if kind is None or folder.record["kind"] == kind:
             yield folder
@@ -352,7 +352,7 @@ def find(storage: Path, reference: str, kind: Kind | None = None) -> RunFolder:
             sync_state.look(folder.path)
             return open_folder(folder.path)
         names.append(folder.id)
-    if location := remote.behind(storage):  # is it unknown, or is no one there to know it?
+    if location := remote.behind(storage):  # unknown, or the storage is out of reach
         location.check()
     what = kind or "run or sweep"
     if not names:
@@ -367,17 +367,17 @@ def find(storage: Path, reference: str, kind: Kind | None = None) -> RunFolder:
 
 
 def find_here(storage: Path, reference: str) -> RunFolder | None:
-    """As :func:`find`, but None for an unknown one: somebody else may know it."""
+    """As :func:`find`, but returns None for an unknown run."""
     try:
         return find(storage, reference)
     except UserError as error:
         if error.code != USAGE or (generations.current(storage, reference) / RECORD).exists():
-            raise  # away, or no one can read it
+            raise  # out of reach or unreadable
     return None
 
 
 def open_folder(path: Path) -> RunFolder:
-    """The run in ``path``. Raises UserError when its record is damaged, or of another format."""
+    """Open the run in ``path``. Raises UserError if its record is damaged or of another format."""
     try:
         record = json.loads((path / RECORD).read_text())
         form = record["format"]
@@ -389,14 +389,14 @@ def open_folder(path: Path) -> RunFolder:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The record as it is on disk; empty where there is none that can be read."""
+    """The record on disk; empty if there is no readable one."""
     with suppress(UserError):
         return open_folder(path).record
     return {}
 
 
 def _elsewhere(storage: Path) -> dict[str, dict[str, Any]]:
-    """The records, by id, of what another machine drove last; nothing where the storage is away or has none."""
+    """Records by id of runs that another machine drove last. Empty if the storage is out of reach."""
     with suppress(OSError):
         return {name: record for name, record in sync_state.records(storage).items() if record.get("format") == FORMAT}
     return {}
@@ -409,7 +409,7 @@ def _in_use(name: str, kind: Kind) -> UserError:
 
 
 def _moment(record: Mapping[str, Any]) -> float:
-    """When it was last heard of, as far as its record knows (Unix seconds)."""
+    """Time of the last event in a record (Unix seconds)."""
     return datetime.fromisoformat(record.get("ended") or record["started"]).timestamp()
 
 

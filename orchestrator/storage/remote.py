@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
 
 MIRROR = "mirror"
-"""Below the home: the local folders of all storages that are none."""
+"""Folder in the home with the local copies of object storages."""
 
 CONNECT_SECONDS, REQUEST_SECONDS = 2.0, 10.0
 CHECK_SECONDS = 5.0
-"""How long a storage may take to say that it can be used."""
+"""Time limit of :meth:`Remote.check`."""
 
 REASONS = {
     "NO_SUCH_BUCKET": ("there is no such bucket", "Make it, or correct --storage"),
@@ -38,12 +38,12 @@ REASONS = {
     "SIGNATURE_DOES_NOT_MATCH": ("the secret key is wrong", "Check the credentials in the environment"),
     "NETWORK_CONNECTION": ("nothing answers", "Start it, or correct AWS_ENDPOINT_URL_S3"),
 }
-"""What the AWS client calls it: in words, and what to do."""
+"""Error texts of the AWS client, with an explanation and a fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An object: its bytes and when it was written, by the storage's own clock (Unix seconds)."""
+    """Size of an object in bytes and the time it was written, by the storage's clock (Unix seconds)."""
 
     size: int
     time: float
@@ -51,7 +51,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """The objects below ``uri``, by their names relative to it. Whatever is wrong with the storage is an OSError."""
+    """Objects below ``uri``, by their relative names. Every error of the storage is an OSError."""
 
     uri: str
     request_seconds: float = REQUEST_SECONDS
@@ -60,7 +60,7 @@ class Remote:
         return replace(self, uri=f"{self.uri}/{name}")
 
     def files(self) -> dict[str, Stored]:
-        """Every object below, at any depth."""
+        """All objects below, at any depth."""
         system, base = self._opened()
         return {
             entry.path[len(base) + 1 :]: _stored(entry)
@@ -69,7 +69,7 @@ class Remote:
         }
 
     def folders(self) -> list[str]:
-        """The names of the folders right below."""
+        """Names of the folders directly below."""
         system, base = self._opened()
         entries = system.get_file_info(_selector(base, recursive=False))
         return sorted(entry.base_name for entry in entries if not entry.is_file)
@@ -80,7 +80,7 @@ class Remote:
         return _stored(entry) if entry.is_file else None
 
     def read(self, name: str) -> bytes | None:
-        """The object's content; None when there is none."""
+        """Content of an object; None if it does not exist."""
         system, base = self._opened()
         try:
             with system.open_input_stream(f"{base}/{name}") as stream:
@@ -93,12 +93,12 @@ class Remote:
             stream.write(content)
 
     def send(self, file: Path, name: str) -> None:
-        """Write the object ``name`` from a file. Raises FileNotFoundError where there is none (any more)."""
+        """Write the object ``name`` from a file. Raises FileNotFoundError if the file does not exist."""
         with file.open("rb") as source, self._output(name) as stream:
             shutil.copyfileobj(source, stream, 1 << 22)
 
     def fetch(self, name: str, file: Path) -> None:
-        """Write ``file``, whole or not at all, from the object ``name``. Raises FileNotFoundError without one."""
+        """Write ``file`` atomically from the object ``name``. Raises FileNotFoundError if it does not exist."""
         system, base = self._opened()
         partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
         private_files.make_folder(file.parent)
@@ -110,19 +110,19 @@ class Remote:
             partial.unlink(missing_ok=True)
 
     def remove(self, name: str) -> None:
-        """Remove an object, if it is there."""
+        """Remove an object if it exists."""
         system, base = self._opened()
         with suppress(FileNotFoundError):
             system.delete_file(f"{base}/{name}")
 
     def remove_folder(self, name: str) -> None:
-        """Remove all objects below ``name``, if there are any."""
+        """Remove all objects below ``name``."""
         system, base = self._opened()
         with suppress(FileNotFoundError):
             system.delete_dir(f"{base}/{name}")
 
     def now(self) -> float:
-        """The storage's clock: ours may be wrong. Writes and removes an object on the way."""
+        """Time of the storage's clock (Unix seconds). Writes and removes an object."""
         name = f".probe-{os.getpid()}-{threading.get_ident()}"
         self.write(name, b"probe")
         probe = self.find(name)
@@ -132,18 +132,18 @@ class Remote:
         return probe.time
 
     def check(self) -> None:
-        """Raises UserError (exit 3) within seconds unless an object can be written, seen and removed here."""
+        """Write, find and remove an object. Raises UserError (exit 3) within seconds if that fails."""
         outcome: list[OSError] = []
         hasty = replace(self, request_seconds=CHECK_SECONDS - 2)
 
         def probe() -> None:
             try:
-                hasty.find("probe")  # an endpoint that is mute is soonest known by asking
+                hasty.find("probe")  # a request fails sooner than a write if the endpoint does not answer
                 hasty.now()
             except OSError as error:
                 outcome.append(error)
 
-        # In a thread: an endpoint that takes the connection and never answers would keep us for longer.
+        # In a thread, since an endpoint may accept the connection and never answer.
         asking = threading.Thread(target=probe, name="storage-check", daemon=True)
         asking.start()
         asking.join(CHECK_SECONDS)
@@ -167,7 +167,7 @@ class Remote:
 
 
 def normal(uri: str) -> str:
-    """The URI as it is kept: no blank ends. Raises UserError for one that holds a secret or cannot be a storage."""
+    """The URI without trailing slashes. Raises UserError if it contains a secret or is not a storage."""
     parts = urlsplit(uri.strip())
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise UserError(
@@ -183,24 +183,24 @@ def normal(uri: str) -> str:
 
 
 def is_uri(text: str) -> bool:
-    """Whether a storage is no plain path."""
+    """Whether a storage is a URI rather than a path."""
     return "://" in text and not text.startswith("file://")
 
 
 def mirror_of(uri: str, home: Path) -> Path:
-    """The folder that stands for the storage ``uri``."""
+    """Local folder of the storage ``uri``."""
     return home / MIRROR / _slug(uri)
 
 
 def uri_of(storage: Path) -> str | None:
-    """What a storage's folder stands for; None for one that stands for itself."""
+    """URI of a storage's local folder; None for a plain folder."""
     if storage.parent.name != MIRROR or "~3A~2F~2F" not in storage.name:
         return None
     return unquote(storage.name.replace("~", "%"))
 
 
 def behind(path: Path) -> Remote | None:
-    """What ``path``, a storage's folder or anything below it, mirrors; None for a plain path."""
+    """Storage of ``path``, a storage's local folder or a path below it; None for a plain path."""
     for parent in (path, *path.parents):
         if uri := uri_of(parent):
             below = path.relative_to(parent).as_posix()
@@ -209,7 +209,7 @@ def behind(path: Path) -> Remote | None:
 
 
 def run_folder(path: Path) -> Path | None:
-    """The folder of the run or sweep that ``path`` lies in; None where it lies in no mirror."""
+    """Folder of the run or sweep that contains ``path``; None outside a storage's local folder."""
     return next((parent for parent in (path, *path.parents) if uri_of(parent.parent)), None)
 
 
@@ -219,7 +219,7 @@ def unusable(uri: str, error: OSError) -> UserError:
 
 
 def reason(error: Exception) -> tuple[str, str]:
-    """What is wrong, in a few words, and what to do about it."""
+    """Explanation of an error, and its fix."""
     text = str(error)
     if words := next((text_and_fix for code, text_and_fix in REASONS.items() if code in text), None):
         return words
@@ -231,13 +231,13 @@ def reason(error: Exception) -> tuple[str, str]:
 
 
 def s3_endpoint() -> str | None:
-    """The endpoint's URL as the environment names it; None for AWS."""
+    """URL of the endpoint from the environment; None for AWS."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     return endpoint if not endpoint or "://" in endpoint else f"https://{endpoint}"
 
 
 def s3_region() -> str | None:
-    """The region as the environment names it, any for an endpoint of one's own; None: the bucket is to be asked."""
+    """Region from the environment; any for another endpoint than AWS; None to ask the bucket."""
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     return region or ("us-east-1" if s3_endpoint() else None)
 
@@ -258,14 +258,14 @@ def _stored(entry: FileInfo) -> Stored:
 
 @lru_cache
 def _open(uri: str, request_seconds: float) -> tuple[FileSystem, str]:
-    """The file system of a bucket, and its path there. Raises OSError."""
+    """File system of a bucket, and the path in it. Raises OSError."""
     from pyarrow.fs import FileSystem
 
     try:
         if uri.startswith("s3://"):
             return _s3(uri.removeprefix("s3://"), request_seconds), uri.removeprefix("s3://")
         system, path = FileSystem.from_uri(uri)
-    except (ValueError, ImportError, NotImplementedError) as error:  # a scheme that this build does not know
+    except (ValueError, ImportError, NotImplementedError) as error:  # a scheme that this build does not support
         raise OSError(str(error)) from None
     return system, path
 
@@ -281,7 +281,7 @@ def _s3(bucket: str, request_seconds: float) -> FileSystem:
         region=s3_region() or resolve_s3_region(bucket),
         connect_timeout=CONNECT_SECONDS,
         request_timeout=request_seconds,
-        retry_strategy=AwsStandardS3RetryStrategy(max_attempts=1),  # who asks us tries again itself
+        retry_strategy=AwsStandardS3RetryStrategy(max_attempts=1),  # callers retry
         allow_delayed_open=True,  # a small object is one request
         **options,
     )

@@ -25,10 +25,10 @@ from orchestrator.storage.remote import Remote, Stored
 MANIFEST = ".mirror.json"
 FORMAT = 1
 MARKS = ("checkpoint.json", OUTCOME)
-"""Files that say that others are whole: they are sent after all others, and the run's record after these."""
+"""Files that mark others as complete. They are sent after all others, and the run's record last."""
 
 _CHECKPOINT = re.compile(r"(?:.*/)?checkpoint-[^/]+(?=/)")
-"""A name's folder of a checkpoint."""
+"""The checkpoint folder in a name."""
 
 HERE = ("lock", "process.json", "stack.txt", "given-up")
 """Files that are never sent: they concern this machine only. Hidden and partial files are not sent either."""
@@ -36,10 +36,10 @@ HERE = ("lock", "process.json", "stack.txt", "given-up")
 PARALLEL = 4
 
 Stamp = tuple[int, int]
-"""A file's size and its time of change in nanoseconds."""
+"""Size of a file and its modification time in nanoseconds."""
 
 Stamps = dict[str, Stamp]
-"""Files by their names relative to the run's folder; one that ends in a slash is a folder that is to go."""
+"""Files by their names relative to the run's folder. A name with a trailing slash is a folder to remove."""
 
 
 def deliver(
@@ -80,7 +80,7 @@ def deliver(
 
 
 def undelivered(folder: Path, delivered: Mapping[str, Stamp], parts: Sequence[str] = ()) -> list[str]:
-    """What differs between the folder and what was delivered."""
+    """Differences between the folder and what was delivered."""
     files = scan(folder, parts)
     return sorted(name for name in {*files, *delivered} if files.get(name) != delivered.get(name))
 
@@ -106,7 +106,7 @@ def refresh(folder: Path, *, everything: bool) -> None:
     if location is None or lease.driven_here(folder) or (theirs := record(location)) is None:
         return
     holds, delivered = manifest(folder)
-    if int(theirs.get("holds", 0)) <= holds:  # ours has gone further, but for what others wrote in its time
+    if int(theirs.get("holds", 0)) <= holds:  # the local copy is newer, except for files of other processes
         if everything:
             missing = {n for n in _whole(location.files()) if n not in delivered and not (folder / n).exists()}
             delivered |= _fetch(folder, location, missing)
@@ -115,25 +115,25 @@ def refresh(folder: Path, *, everything: bool) -> None:
     stored = _whole(location.files())
     files = scan(folder)
     for name in files.keys() - stored.keys():
-        if everything or name in delivered:  # a look alone takes nothing away that no one else has
+        if everything or name in delivered:  # a look alone removes no file that exists only here
             _drop(folder, name)
     old = {n for n, s in stored.items() if n not in files or (s.size, round(s.time * 1e9)) != files[n]}
     fetched = _fetch(folder, location, {name for name in old if everything or not _is_bulky(name)})
     for name, stamp in fetched.items():
-        moment = round(stored[name].time * 1e9)  # by which it is known again
+        moment = round(stored[name].time * 1e9)  # identifies the version
         os.utime(folder / name, ns=(moment, moment))
         fetched[name] = (stamp[0], moment)
     remember(folder, 0, {name: stamp for name, stamp in files.items() if name in stored} | fetched)
 
 
 def look(folder: Path) -> None:
-    """:func:`refresh`, as far as the storage can be reached; else the copy here will do."""
+    """:func:`refresh` if the storage can be reached; otherwise the local copy is used."""
     with suppress(OSError):
         refresh(folder, everything=False)
 
 
 def look_for(storage: Path, run: str) -> None:
-    """:func:`look` at the run's folder that the storage has of the highest generation."""
+    """:func:`look` at the stored folder of the run's highest generation."""
     location = remote.behind(storage)
     if location is not None:
         with suppress(OSError):
@@ -155,7 +155,7 @@ def is_superseded(location: Remote, holds: int) -> bool:
 
 
 def drop_older(location: Remote) -> None:
-    """Remove what the storage has of the generations before ``location``'s, but what all share. Raises OSError."""
+    """Remove earlier generations than ``location``'s from the storage, except shared objects. Raises OSError."""
     storage, _, name = location.uri.rpartition("/")
     every = Remote(storage)
     for older in generations.by_run(every.folders()).get(generations.run_id(name), []):
@@ -169,7 +169,7 @@ def drop_older(location: Remote) -> None:
 
 
 def has(storage: Path, name: str) -> bool:
-    """Whether storage that is no folder has a run of that name; False too where it cannot be asked."""
+    """Whether an object storage has a run of this name. False if it is out of reach."""
     location = remote.behind(storage)
     with suppress(OSError):
         return location is not None and record(location / name) is not None
@@ -177,7 +177,7 @@ def has(storage: Path, name: str) -> bool:
 
 
 def settle(folder: Path) -> int:
-    """Deliver what was kept back of a run that no one drives; how many files those were.
+    """Upload the pending files of a run with no live driver. Returns the number uploaded.
 
     Raises OSError, and UserError where another process drives the run.
     """
@@ -201,7 +201,7 @@ def settle(folder: Path) -> int:
 
 
 def record(location: Remote) -> dict[str, Any] | None:
-    """A run's record as it is stored; None where there is none, or a damaged one. Raises OSError."""
+    """The stored record of a run; None if it is missing or damaged. Raises OSError."""
     content = location.read(RECORD)
     with suppress(ValueError):
         stored = json.loads(content or b"")
@@ -210,7 +210,7 @@ def record(location: Remote) -> dict[str, Any] | None:
 
 
 def records(storage: Path) -> dict[str, dict[str, Any]]:
-    """The stored records that have gone further than the copies here, by their folders' names. Raises OSError."""
+    """Stored records that are newer than the local copies, by folder name. Raises OSError."""
     location = remote.behind(storage)
     if location is None:
         return {}
@@ -226,7 +226,7 @@ def records(storage: Path) -> dict[str, dict[str, Any]]:
 
 
 def scan(folder: Path, parts: Sequence[str] = ()) -> Stamps:
-    """The files below ``folder``, or its ``parts``, that belong on the storage."""
+    """Files below ``folder``, or its ``parts``, that are to be stored."""
     stamps: Stamps = {}
     for where, folders, names in os.walk(folder):
         below = Path(where).relative_to(folder)
@@ -234,16 +234,16 @@ def scan(folder: Path, parts: Sequence[str] = ()) -> Stamps:
         for name in names:
             relative = (below / name).as_posix()
             if _travels(relative) and _within(relative, parts):
-                with suppress(OSError):  # gone since
+                with suppress(OSError):  # removed in the meantime
                     about = os.lstat(os.path.join(where, name))
-                    if not stat.S_ISREG(about.st_mode):  # a link would bring along what lies elsewhere
+                    if not stat.S_ISREG(about.st_mode):  # a link would send files from elsewhere
                         continue
                     stamps[relative] = (about.st_size, about.st_mtime_ns)
     return stamps
 
 
 def manifest(folder: Path) -> tuple[int, Stamps]:
-    """Which hold of the run was driven from this copy (0: none), and what the storage has of it."""
+    """Generation of the run's driver in this copy (0: none), and the files that the storage has of it."""
     try:
         values = json.loads((folder / MANIFEST).read_text())
         if values["format"] != FORMAT:
@@ -254,7 +254,7 @@ def manifest(folder: Path) -> tuple[int, Stamps]:
 
 
 def remember(folder: Path, holds: int, delivered: Mapping[str, Stamp]) -> None:
-    """Write what :func:`manifest` reads; a full disk costs sending files once more."""
+    """Write what :func:`manifest` reads. If the disk is full, files are sent once more."""
     partial = folder / f"{MANIFEST}.{os.getpid()}.partial"
     with suppress(OSError):
         partial.write_text(json.dumps({"format": FORMAT, "holds": holds, "files": dict(delivered)}))
@@ -262,7 +262,7 @@ def remember(folder: Path, holds: int, delivered: Mapping[str, Stamp]) -> None:
 
 
 def _send_record(file: Path, location: Remote) -> None:
-    """Send the record to its folder, and on a store with conditional writes to the one that all generations share."""
+    """Send the record to its folder, and with conditional writes also to the shared one of all generations."""
     content = file.read_bytes()
     shared = lease.run_location(location)
     store = conditional.objects(shared)
@@ -273,7 +273,7 @@ def _send_record(file: Path, location: Remote) -> None:
 
 
 def _publish(store: Objects, content: bytes) -> None:
-    """Replace the shared record by ``content``, unless a later driver has written it. Raises OSError and Overtaken."""
+    """Replace the shared record, unless a later driver has written it. Raises OSError and Overtaken."""
     holds = json.loads(content)["holds"]
     while True:
         stored = store.read(RECORD)
@@ -286,14 +286,14 @@ def _publish(store: Objects, content: bytes) -> None:
 
 
 def _fetch(folder: Path, location: Remote, names: set[str]) -> Stamps:
-    """Bring the named objects."""
+    """Download the named objects."""
     _each(lambda name: location.fetch(name, folder / name), names)
     stamps = {name: os.stat(folder / name) for name in names}
     return {name: (stamp.st_size, stamp.st_mtime_ns) for name, stamp in stamps.items()}
 
 
 def _drop(folder: Path, name: str) -> None:
-    """Remove a file and the folders that it leaves empty: an empty checkpoint would pass for a damaged one."""
+    """Remove a file and the folders left empty: an empty checkpoint folder would count as damaged."""
     (folder / name).unlink(missing_ok=True)
     with suppress(OSError):
         for parent in Path(name).parents[:-1]:
@@ -301,7 +301,7 @@ def _drop(folder: Path, name: str) -> None:
 
 
 def _each(work: Callable[[str], None], names: Iterable[str]) -> None:
-    """Do it for every name, a few at once, the marks last; begins no more when one has failed, and raises that."""
+    """Call ``work`` for each name, a few at once, marks last. Stops at the first error and raises it."""
 
     def turn(name: str) -> int:
         return 2 if name == RECORD else 1 if name.rpartition("/")[2] in MARKS else 0
@@ -318,7 +318,7 @@ def _each(work: Callable[[str], None], names: Iterable[str]) -> None:
 
 
 def _remove(name: str, folder: Path, location: Remote, delivered: Stamps) -> None:
-    """Remove what is gone here: its outermost folder that is gone too at once, else the object alone."""
+    """Remove a locally deleted file from the storage, with its outermost deleted folder if there is one."""
     parents = [parent for parent in reversed(Path(name).parents) if parent != Path()]
     if name.endswith("/"):
         parents.append(Path(name))
@@ -333,7 +333,7 @@ def _remove(name: str, folder: Path, location: Remote, delivered: Stamps) -> Non
 
 
 def _whole(stored: Mapping[str, Stored]) -> dict[str, Stored]:
-    """What may be brought: nothing of a checkpoint that lacks its mark, for its sender has died or is not done."""
+    """Objects to download. Checkpoints without their mark are incomplete and left out."""
 
     def sealed(name: str) -> bool:
         checkpoint = _CHECKPOINT.match(name)
@@ -343,7 +343,7 @@ def _whole(stored: Mapping[str, Stored]) -> dict[str, Stored]:
 
 
 def _travels(name: str) -> bool:
-    """Whether a file is any other machine's business: not hidden, half-written, Ray Tune's own, or outside."""
+    """Whether a file is synchronised: not a hidden or partial file, nor one of Ray Tune, nor outside."""
     parts = name.split("/")
     return (
         not any(part.startswith(".") or not part for part in parts)

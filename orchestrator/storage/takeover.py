@@ -1,4 +1,4 @@
-"""Whether the driver before may still live, and the folder that its successor then goes on in."""
+"""Taking over a run whose earlier driver may still be alive: the successor continues in another folder."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from orchestrator.storage.object_sync import STOP
 
 
 def may_be_shared(folder: Path, record: Mapping[str, Any], stored: Mapping[str, Any], claim: Lease | None) -> bool:
-    """Whether an earlier driver may still write where ``folder``, whose lock we hold, is or is stored.
+    """Whether an earlier driver may still write to ``folder``, whose lock this process holds, or to its storage.
 
-    ``record`` is the folder's, ``stored`` the storage's, ``claim`` the lease that we took; without one the folder is
-    the storage.
+    ``record`` is the folder's record, ``stored`` the storage's, ``claim`` the lease that was taken. Without a lease the
+    folder itself is the storage.
     """
     of_this_host = record.get("host") == socket.gethostname()
     if claim is None:
-        # The server of a network file system forgets the locks of a host that it has not heard from for a while. A
-        # record of an earlier version has no generation: such a run goes on where it is.
+        # The server of a network file system drops the locks of a host that has been silent for a while. A record of
+        # an earlier version has no generation: such a run continues in its folder.
         return "generation" in record and record["status"] == "running" and not of_this_host
     if claim.predecessor is None:
         last = int(stored.get("holds", 0))
@@ -32,12 +32,12 @@ def may_be_shared(folder: Path, record: Mapping[str, Any], stored: Mapping[str, 
     else:
         last = claim.predecessor.generation
         left_open = not claim.predecessor.is_gone
-    was_this_copy = of_this_host and sync_state.manifest(folder)[0] == last  # our lock shows that its driver is gone
+    was_this_copy = of_this_host and sync_state.manifest(folder)[0] == last  # the lock shows that its driver has ended
     return left_open and not was_this_copy
 
 
 def rename(folder: Path, claim: Lease) -> Path:
-    """The copy of a stored run, under the name of the lease's generation; all of it is still to be stored."""
+    """Rename the copy of a stored run to the lease's generation. Everything in it must be stored again."""
     token = "" if claim.exclusive else claim.token
     name = generations.folder_name(generations.run_id(folder.name), claim.generation, token)
     renamed = folder.rename(folder.with_name(name))
@@ -46,9 +46,9 @@ def rename(folder: Path, claim: Lease) -> Path:
 
 
 def copy(folder: Path, number: int) -> Path:
-    """Copy all but the record to a folder of generation ``number`` or higher: it is not seen until it has a record.
+    """Copy all files but the record to a folder of generation ``number`` or higher. It is not read before that.
 
-    Raises OSError, FileExistsError where another process claims the same generation.
+    Raises OSError, and FileExistsError if another process claims the same generation.
     """
     run = generations.run_id(folder.name)
     number = max(number, 1 + generations.generation(generations.of_run(folder.parent, run)[0]))

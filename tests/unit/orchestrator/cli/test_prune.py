@@ -182,7 +182,7 @@ def test_a_copy_goes_only_when_all_of_it_is_stored(home: Path, tmp_path: Path, m
     settings = resolve()
     object.__setattr__(settings, "storage", remote.mirror_of(f"file://{tmp_path}/bucket", home))
     folder = create(settings, "one")
-    following = folder.mirror()
+    following = folder.start_sync()
     write(folder, "history.jsonl")
     folder.release("finished", 0)
     assert following is not None
@@ -208,7 +208,7 @@ def test_what_is_removed_here_is_removed_from_the_storage(
     settings = resolve()
     object.__setattr__(settings, "storage", remote.mirror_of(f"file://{tmp_path}/bucket", home))
     folder = create(settings, "one")
-    following = folder.mirror()
+    following = folder.start_sync()
     write(folder, "history.jsonl", "tracking.jsonl", content="")
     folder.release("finished", 0)
     assert following is not None
@@ -257,7 +257,7 @@ def test_what_another_machine_drives_by_now_stays(home: Path, tmp_path: Path, mo
     settings = resolve()
     object.__setattr__(settings, "storage", remote.mirror_of(f"file://{tmp_path}/bucket", home))
     folder = create(settings, "one")
-    following = folder.mirror()
+    following = folder.start_sync()
     write(folder, "history.jsonl", "tracking.jsonl", content="")
     folder.release("interrupted", 130)
     assert following is not None

@@ -227,7 +227,7 @@ def test_a_node_that_is_taken_away_is_a_stop(monkeypatch: pytest.MonkeyPatch) ->
     now = [0.0]
     monkeypatch.setattr(ray_compat, "draining_nodes", lambda: going)
     monkeypatch.setattr(preemption.time, "monotonic", lambda: now[0])
-    stop = preemption.leaving(["mine", "ours"])
+    stop = preemption.nodes_leaving(["mine", "ours"])
     now[0] += 2
     assert not stop()
     going |= {"theirs", "ours"}

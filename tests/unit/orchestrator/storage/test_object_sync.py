@@ -20,7 +20,7 @@ import pytest
 
 from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.storage import lease, object_sync, records, remote, sync_state
-from orchestrator.storage.object_sync import Mirror, RemoteFolder, StopWatcher, download
+from orchestrator.storage.object_sync import FolderSync, RemoteFolder, StopWatcher, download
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.remote import Remote
 from tests.support.waiting import HANG_SECONDS, until
@@ -65,7 +65,7 @@ def create(storage: Path, name: str = "run") -> RunFolder:
     return records.create(storage, "run", "toy", {"seed": 1}, "orchestrator run toy", name)
 
 
-def crash(folder: RunFolder, following: Mirror) -> None:
+def crash(folder: RunFolder, following: FolderSync) -> None:
     """As if the driver were gone: its locks are free, what it has not said it never will."""
     following._lease = None
     following.close()
@@ -84,9 +84,9 @@ def end_process(folder: RunFolder) -> None:
     place.write(lease.NAME, json.dumps(told | {"pid": ended.pid}).encode())
 
 
-def start(folder: RunFolder) -> Mirror:
-    following = folder.mirror()
-    assert isinstance(following, Mirror)
+def start(folder: RunFolder) -> FolderSync:
+    following = folder.start_sync()
+    assert isinstance(following, FolderSync)
     return following
 
 
@@ -463,10 +463,10 @@ def test_beside_the_driver_and_on_a_plain_path_nothing_is_carried(
 ) -> None:
     folder = create(machine("driver"))
     for place in (folder.path / "trials" / "0", tmp_path / "storage" / "run"):
-        assert RemoteFolder(place)._mirror is None
+        assert RemoteFolder(place)._sync is None
         assert not (place / sync_state.MANIFEST).exists()
     download(tmp_path, "never")  # a plain path is everybody's: nothing to wait for
-    following = create(tmp_path / "storage").mirror()
+    following = create(tmp_path / "storage").start_sync()
     assert isinstance(following, StopWatcher)
     assert following.close() is None
 

@@ -25,7 +25,7 @@ from orchestrator.errors import UserError
 from orchestrator.storage import conditional, generations, lease, object_sync, records, remote, sync_state
 from orchestrator.storage.conditional import Changed, Objects
 from orchestrator.storage.lease import Lease
-from orchestrator.storage.object_sync import Mirror, StopWatcher
+from orchestrator.storage.object_sync import FolderSync, StopWatcher
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.remote import Remote
 
@@ -124,14 +124,14 @@ def halt(monkeypatch: pytest.MonkeyPatch) -> Halt:
     return Halt(monkeypatch)
 
 
-def begin(storage: Path, name: str) -> tuple[RunFolder, Mirror]:
+def begin(storage: Path, name: str) -> tuple[RunFolder, FolderSync]:
     """Driver A, which has stored a trial and a checkpoint, and has not noticed that it was cut off."""
     folder = records.create(storage, "sweep", "toy", {"seed": 1}, "orchestrator sweep toy", name)
     (folder.path / "study.jsonl").write_text("1\n")
     (folder.path / "trials" / "checkpoint-1").mkdir(parents=True)
     (folder.path / "trials" / "checkpoint-1" / "checkpoint.json").write_text("A")
-    following = folder.mirror()
-    assert isinstance(following, Mirror)
+    following = folder.start_sync()
+    assert isinstance(following, FolderSync)
     deadline = time.monotonic() + 60
     while (sync_state.record(following._location) or {}).get("status") != "running":
         assert time.monotonic() < deadline
@@ -139,20 +139,20 @@ def begin(storage: Path, name: str) -> tuple[RunFolder, Mirror]:
     return folder, following
 
 
-def take_over(storage: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[RunFolder, Mirror]:
+def take_over(storage: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[RunFolder, FolderSync]:
     """Driver B, once A's lease has ended."""
     with monkeypatch.context() as later:
         later.setattr(lease, "SECONDS", 0.0)
         folder = records.find(storage, name).fetch()
         folder.acquire()
-    following = folder.mirror()
-    assert isinstance(following, Mirror)
+    following = folder.start_sync()
+    assert isinstance(following, FolderSync)
     with (folder.path / "study.jsonl").open("a") as study:
         study.write("B\n")
     return folder, following
 
 
-def finish(folder: RunFolder, following: Mirror) -> None:
+def finish(folder: RunFolder, following: FolderSync) -> None:
     (folder.path / "result").write_text("B")
     folder.release("finished", 0)
     assert following.close() is None
@@ -183,7 +183,7 @@ def steps(halt: Halt, storage: Path, take_over: Callable[[str], None]) -> Iterat
         folder.release("interrupted", 130)
         following.finish()
 
-        def meanwhile(name: str = name, before: dict[str, Any] = before, following: Mirror = following) -> None:
+        def meanwhile(name: str = name, before: dict[str, Any] = before, following: FolderSync = following) -> None:
             before.update(sync_state.record(following._location) or {})
             take_over(name)
 
@@ -215,7 +215,7 @@ def test_what_a_successor_has_finished_stays(machine: Machine, halt: Halt, monke
 
 
 def test_what_a_successor_still_drives_stays(machine: Machine, halt: Halt, monkeypatch: pytest.MonkeyPatch) -> None:
-    driving: dict[str, tuple[RunFolder, Mirror]] = {}
+    driving: dict[str, tuple[RunFolder, FolderSync]] = {}
 
     def takes_over(name: str) -> None:
         driving[name] = take_over(machine("two"), name, monkeypatch)
@@ -261,7 +261,7 @@ def test_on_a_shared_file_system_a_successor_has_a_folder_of_its_own(
     on_host("one")
     folder = records.create(tmp_path, "sweep", "toy", {"seed": 1}, "orchestrator sweep toy", "run")
     (folder.path / "study.jsonl").write_text("1\n")
-    watch = folder.mirror()
+    watch = folder.start_sync()
     assert isinstance(watch, StopWatcher)
     taken: list[RunFolder] = []
 
@@ -319,7 +319,7 @@ def test_a_watch_stops_the_driver_that_was_overtaken_alone(
     monkeypatch.setattr(object_sync, "RENEW_SECONDS", 0.01)
     on_host("one")
     folder = records.create(tmp_path, "run", "toy", {"seed": 1}, "orchestrator run toy", "run")
-    watch = folder.mirror()
+    watch = folder.start_sync()
     forget_lock(folder)
     on_host("two")
     there = records.find(tmp_path, "run")
