@@ -70,7 +70,7 @@ def test_the_example_runs_searches_its_own_space_and_predicts(told: Typed, home:
         ("workload.py", "import torch", "import trch", "cannot be loaded: ModuleNotFoundError: No module named"),
         ("predictor.py", "class Predictor", "class Server", "has no class Predictor"),
         ("predictor.py", "import numpy", "import nowhere", "imports nowhere, not installed here"),
-        ("predictor.py", "def predict(", "def predict[", "predictor.py, line 13, is not valid Python"),
+        ("predictor.py", "def predict(", "def predict[", "predictor.py, line 15, is not valid Python"),
         ("workload.py", 'return {"loss"', 'loss = {"loss"', "linreg.workload.LinReg.train_epoch has returned no res"),
     ],
 )  # fmt: skip
