@@ -55,13 +55,14 @@ test-gpu: $(READY)
 VERSIONS = ray-2.58.1 ray-2.59.0
 OVER = .venv-over
 # What runs on each of them, and in make test-lower, in addition to the unit part: every way from Ray to a trial and back.
-SUBSET = $(addprefix tests/integration/test_,ray_compat.py groups.py packs.py lost_devices.py placement.py)
+SUBSET = $(addprefix tests/integration/test_,ray_compat.py groups.py packs.py lost_devices.py placement.py) \
+	-m "not faults" -n 2 --dist loadfile
 
 test-versions: $(VERSIONS:%=$(OVER)/%/.ready)
 	@for version in $(VERSIONS); do \
 		echo "== $$version"; \
 		$(OVER)/$$version/bin/python -m pytest tests/unit -n 2 --dist worksteal || exit; \
-		$(OVER)/$$version/bin/python -m pytest $(SUBSET) -n 2 --dist loadfile || exit; \
+		$(OVER)/$$version/bin/python -m pytest $(SUBSET) || exit; \
 	done
 
 $(OVER)/%/.ready: $(READY)
@@ -75,7 +76,7 @@ $(OVER)/%/.ready: $(READY)
 # in another order than with this processor's own, as on a machine of another kind. One pass serves both.
 test-lower: $(LOWER)/.ready
 	ATEN_CPU_CAPABILITY=$${ATEN_CPU_CAPABILITY:-default} $(LOWER)/bin/python -m pytest tests/unit -n 2
-	$(LOWER)/bin/python -m pytest $(SUBSET) -n 2 --dist loadfile
+	$(LOWER)/bin/python -m pytest $(SUBSET)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -56,11 +56,14 @@ def start(home: Path, database: Path, address: str) -> Iterator[Start]:
 
 @pytest.mark.parametrize(
     "address",
-    ["one node", *(pytest.param(asked, marks=pytest.mark.faults) for asked in ("dashboard", "two nodes"))],
+    [
+        pytest.param("one node", marks=pytest.mark.versions),
+        *(pytest.param(asked, marks=pytest.mark.faults) for asked in ("dashboard", "two nodes")),
+    ],
     indirect=True,
 )
 def test_asha_ends_in_time(home: Path, start: Start, request: pytest.FixtureRequest) -> None:
-    """In make test without the winner's refit, which is one group more."""
+    """On other versions without the winner's refit, which is one group more."""
     store = Store(home)
     refit = f"refit={request.node.callspec.params['address'] != 'one node'}".lower()
     sweep = start(*SWEEP, "--trials", str(TRIALS), "epochs=3", "slow=0.1", refit)
