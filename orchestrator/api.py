@@ -64,13 +64,10 @@ def run(
         _check_alone(run, given)
         return driver.resume(records.find(settings.storage, resume, "run"), settings, Console())
     named = request.by_name(given, python=True)
-    spec = request.experiment(workload, settings, overrides=settings_of_the_workload, **named)
-    return driver.run(
-        spec,
-        settings,
-        driver.Options(local=local, register=register, name=name, trial_timeout=trial_timeout),
-        Console(),
-    )
+    console = Console()
+    spec = request.experiment(workload, settings, overrides=settings_of_the_workload, say=console.say, **named)
+    chosen = driver.Options(local=local, register=register, name=name, trial_timeout=trial_timeout)
+    return driver.run(spec, settings, chosen, console)
 
 
 @collects_arguments
@@ -131,9 +128,10 @@ def sweep(
     if more_trials or retry_failed:
         raise UserError("more_trials and retry_failed continue a sweep", fix="Name it with resume=ID")
     named = request.by_name(given, python=True)
-    spec = request.sweep(workload, settings, overrides=settings_of_the_workload, **named)
+    console = Console()
+    spec = request.sweep(workload, settings, overrides=settings_of_the_workload, say=console.say, **named)
     chosen = driver.Options(local=local, register=register, name=name, keep=keep or "winner")
-    return sweeps.sweep(spec, settings, chosen, Console())
+    return sweeps.sweep(spec, settings, chosen, console)
 
 
 def load_model(reference: str, *, tracking: str | None = None) -> Any:

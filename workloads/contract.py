@@ -141,10 +141,11 @@ class Workload(Protocol):
     """Two attributes, six methods. Every method but ``servable`` may be a collective over the ranks."""
 
     Params: ClassVar[type[BaseModel]]
-    """All hyperparameters: type, bounds, default and source. Two optional methods are called before training starts;
-    they import no PyTorch and raise ValueError with one sentence: ``check_plan(epochs, refit)`` if these values cannot
-    be trained with the plan, ``check_data(root, holdout)`` if they cannot be trained on the data. ``root`` is the data
-    root, where the dataset is present and verified; without ``holdout`` no part is held out for validation. The
+    """All hyperparameters: type, bounds, default and source. Optional methods are called before training starts and
+    import no PyTorch. Two raise ValueError with one sentence: ``check_plan(epochs, refit)`` if these values cannot be
+    trained with the plan, ``check_data(root, holdout)`` if they cannot be trained on the data. ``root`` is the data
+    root, where the dataset is present and verified; without ``holdout`` no part is held out for validation.
+    ``uses_gpu()`` returns False if these values can be trained on a CPU only. The
     optional class attribute ``presets`` maps names to :class:`Preset` objects, for ``--preset NAME``; the optional
     ``tables`` maps a parameter to the rows of its values (:mod:`workloads.loss_table`), which
     ``orchestrator workloads NAME`` shows.

@@ -80,6 +80,20 @@ def gather(rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
     return gathered
 
 
+def share_rows(rows: torch.Tensor, counts: Sequence[int]) -> None:
+    """Fill ``rows``, of which each rank has computed its own share, on every rank; in place, without further copies.
+
+    Args:
+        rows: contiguous, (sum of counts, ...).
+        counts: number of rows of each rank, in the order of the ranks; may be 0.
+    """
+    first = 0
+    for rank, count in enumerate(counts):
+        if count and world_size() > 1:
+            dist.broadcast(rows[first : first + count], src=rank)
+        first += count
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, counts: tuple[int, ...]) -> torch.Tensor:

@@ -39,7 +39,8 @@ def run_command(given: Given, words: Words, as_json: Json) -> None:
         result = driver.resume(folder, settings, console)
     else:
         workload, pairs = split_words(words)
-        spec = request.experiment(workload, settings, overrides=read_overrides(pairs), **request.by_name(given))
+        named = request.by_name(given)
+        spec = request.experiment(workload, settings, overrides=read_overrides(pairs), say=console.say, **named)
         if planned(spec, settings, given["local"]):
             return
         from orchestrator.runs import driver
@@ -78,7 +79,8 @@ def sweep_command(given: Given, words: Words, as_json: Json) -> None:
         if given["more_trials"] or given["retry_failed"]:
             raise UserError("--more-trials and --retry-failed continue a sweep", fix="Name it with --resume ID")
         workload, pairs = split_words(words)
-        spec = request.sweep(workload, settings, overrides=read_overrides(pairs), **request.by_name(given))
+        named = request.by_name(given)
+        spec = request.sweep(workload, settings, overrides=read_overrides(pairs), say=console.say, **named)
         if planned(spec, settings, given["local"]):
             return
         from orchestrator.runs import driver

@@ -259,20 +259,20 @@ def authenticate() -> None:
 
 
 @cache
-def check_is_ray(address: str) -> None:
+def check_is_ray(address: str) -> float:
     """Check that a Ray cluster answers and accepts the token. ``ray.init`` would try for minutes.
 
-    Runs once, in another process. Raises UserError (exit 3).
+    Runs once, in another process. Returns the number of its GPUs, 0 if that is not known. Raises UserError (exit 3).
     """
     if "://" in address:  # Ray Client and HTTP have their own time limits
-        return
+        return 0.0
     try:
         command = [sys.executable, "-c", RAY_PROBE, address]
         done = subprocess.run(command, capture_output=True, text=True, timeout=15, check=False)
         if done.returncode == -signal.SIGTERM:  # the signal was meant for this process too
             raise KeyboardInterrupt
         trouble = (done.stderr.splitlines() or ["no answer"])[-1] if done.returncode else None
-        metadata = None if trouble else json.loads(done.stdout.splitlines()[-1])
+        metadata = json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() and not trouble else None
     except subprocess.TimeoutExpired:
         trouble = "no answer within 15 s"
     if trouble and "AuthenticationError" in trouble:
@@ -285,8 +285,10 @@ def check_is_ray(address: str) -> None:
     if trouble:
         fix = "Correct the port (ray start shows it)"
         raise UserError(f"{address} answers, but is not a Ray cluster ({trouble})", fix=fix, code=UNAVAILABLE)
-    if metadata:
-        check_versions(address, metadata["ray_version"], metadata["python_version"])
+    if not metadata:
+        return 0.0
+    check_versions(address, metadata["ray_version"], metadata["python_version"])
+    return float(metadata["gpus"])
 
 
 def check_versions(address: str, ray_version: str, python_version: str) -> None:

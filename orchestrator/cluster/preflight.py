@@ -115,11 +115,22 @@ def services(settings: Settings, resources: Resources, *, ray: bool, workload: s
     if workload is not None:
         _check_may_write(settings, settings.experiment or workload)
     if ray and settings.ray_address:
-        authenticate()
-        check_reachable(settings.ray_address)
-        check_is_ray(settings.ray_address)
+        cluster_gpus(settings.ray_address)
     else:
         check_fit(this_machine(), resources, here=True)
+
+
+def cluster_gpus(address: str) -> float:
+    """Number of GPUs of the cluster at ``address``. Raises UserError (exit 3) within seconds without an answer."""
+    authenticate()
+    check_reachable(address)
+    return check_is_ray(address)
+
+
+def uses_gpu(workload: str, params: Mapping[str, Any]) -> bool:
+    """Whether these parameters can be trained on a GPU (``uses_gpu`` in the contract)."""
+    model = workload_loader.params(workload)
+    return bool(model.model_validate(dict(params)).uses_gpu()) if hasattr(model, "uses_gpu") else True
 
 
 def tracking(settings: Settings) -> None:

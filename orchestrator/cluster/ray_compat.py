@@ -10,18 +10,17 @@ from typing import Any
 
 import ray
 from ray._private.services import canonicalize_bootstrap_address
-from ray._private.state import available_resources_per_node, state
-from ray._raylet import GcsClient  # type: ignore[attr-defined]
-from ray.experimental.internal_kv import _internal_kv_del as kv_delete
-from ray.experimental.internal_kv import _internal_kv_get as kv_get
-from ray.experimental.internal_kv import _internal_kv_list as kv_list
-from ray.experimental.internal_kv import _internal_kv_put as kv_put
+from ray._private.state import GlobalState, available_resources_per_node, state
+from ray._raylet import GcsClient, GcsClientOptions  # type: ignore[attr-defined]
+from ray.experimental import internal_kv
 
 # kv_*: where drivers that share a cluster leave their claims. Without it each cluster needs one process more.
 # canonicalize_bootstrap_address: what `auto` means. Without it a cluster on this machine must be named.
-# available_resources_per_node: without it an elastic run cannot tell whether a worker fits on a node:
-#   ray.available_resources is a sum, and the state API needs the dashboard.
+# available_resources_per_node: whether a worker of an elastic run fits; the public sum over nodes cannot say.
 __all__ = ["available_resources_per_node", "canonicalize_bootstrap_address", "kv_delete", "kv_get", "kv_list", "kv_put"]
+
+kv_delete, kv_get = internal_kv._internal_kv_del, internal_kv._internal_kv_get
+kv_list, kv_put = internal_kv._internal_kv_list, internal_kv._internal_kv_put
 
 
 def draining_nodes() -> set[str]:
@@ -37,19 +36,19 @@ def nodes_of_job() -> set[str]:
 
 
 def print_metadata(address: str) -> None:
-    """Print the versions of the cluster at ``address`` as JSON. Without it a wrong port or token costs 40 s."""
+    """Print versions and GPUs of the cluster at ``address`` as JSON. Without it a wrong port or token costs 40 s."""
     from ray._common.usage.usage_lib import get_cluster_metadata
 
     signal.alarm(3)  # the client itself goes on trying for 40 s, deaf to Python
-    resolved = canonicalize_bootstrap_address(address)
-    print(json.dumps(get_cluster_metadata(GcsClient(address=resolved)) if resolved else None))
+    if resolved := canonicalize_bootstrap_address(address):
+        cluster = GlobalState()
+        cluster._initialize_global_state(GcsClientOptions.create(resolved, None, True, False))
+        gpus = sum(node.get("GPU", 0) for node in cluster.total_resources_per_node().values())
+        print(json.dumps(get_cluster_metadata(GcsClient(address=resolved)) | {"gpus": gpus}))
 
 
 def torch_trainer() -> type:
-    """``TorchTrainer`` without its cleaner: without a dashboard one process stays for each controller that was killed.
-
-    :func:`orchestrator.cluster.train_group.remove_groups` does its work.
-    """
+    """``TorchTrainer`` without its cleaner, of which a process stays for each controller that was killed."""
     from ray.train.torch import TorchTrainer
 
     class Trainer(TorchTrainer):  # type: ignore[misc]

@@ -7,7 +7,7 @@ import math
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,8 @@ class Forecast:
     device_hours_expected: float | None
     wall_seconds_expected: float | None
     storage_bytes: int | None
+    gpus_open: bool = False
+    """Whether the plan is without a cluster and this machine has no GPU."""
 
     def rows(self) -> list[list[Any]]:
         """Name and value of each line of the table."""
@@ -77,7 +79,7 @@ class Forecast:
         rows = [
             ["trials", f"{self.trials}" + (f" x {self.seeds} seeds" if self.seeds > 1 else "")],
             ["epochs", self._epochs()],
-            [f"a {'process' if packed else 'trial'} holds", each + (f", {self.gpus:g} GPU" if self.gpus else "")],
+            [f"a {'process' if packed else 'trial'} holds", each + self._gpus()],
             ["at once", f"{self.at_once}{together} ({self.fitting} fit on {self.nodes} node{'s' * (self.nodes > 1)})"],
         ]
         if self.epoch_seconds is None:
@@ -94,6 +96,11 @@ class Forecast:
             ["time", f"about {duration(self.wall_seconds_expected)}"],
             ["storage", _bytes(self.storage_bytes)],
         ]
+
+    def _gpus(self) -> str:
+        if self.gpus:
+            return f", {self.gpus:g} GPU"
+        return "; GPUs are decided on the cluster, unless --gpus-per-worker is given" if self.gpus_open else ""
 
     def _epochs(self) -> str:
         """``50 + 50 refit at most``, with the expected number if that is less."""
@@ -112,6 +119,7 @@ def show(spec: ExperimentSpec | SweepSpec, settings: Settings, *, local: bool, p
         forecast = plan(
             spec, here, measure(spec, settings, _together(spec, here, local)) if probe else None, local=local
         )
+        forecast = replace(forecast, gpus_open=not local and not spec.resources.gpus_per_worker)
     else:
         with connection.cluster(settings.ray_address) as nodes:
             connection.check_fit(nodes, spec.resources)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,12 @@ def experiment(
     resources: Mapping[str, Any] | None = None,
     local: bool = False,
     python: bool = False,
+    say: Callable[[str], None] = lambda line: None,
 ) -> ExperimentSpec:
-    """Spec of one experiment. Raises UserError for the first error, including missing or invalid data."""
+    """Spec of one experiment. Raises UserError for the first error, including missing or invalid data.
+
+    ``say`` prints what is decided on the cluster.
+    """
     if stray := next((key for key in overrides or () if key.startswith("search.")), None):
         raise UserError(f"{stray} is a setting of sweeps", fix="Remove it, or use orchestrator sweep")
     request = _Request("run", workload, config, preset, overrides or {}, seed, resources or {}, python)
@@ -60,6 +64,7 @@ def experiment(
     plan = plan if plan.refit is not None else plan.model_copy(update={"refit": refit})
     preflight.schedule(request.workload, params, plan, bool(plan.refit))
     preflight.data(request.workload, params, settings.data, plan.refit)
+    devices = request.decide_gpus(devices, settings, [params], say, local=local)
     return ExperimentSpec(workload=request.workload, params=params, plan=plan, seed=request.seed, resources=devices)
 
 
@@ -75,8 +80,12 @@ def sweep(
     search: Mapping[str, Any] | None = None,
     local: bool = False,
     python: bool = False,
+    say: Callable[[str], None] = lambda line: None,
 ) -> SweepSpec:
-    """Spec of one sweep. Samples the search space, so that parameters no trial could run with are refused here."""
+    """Spec of one sweep. Samples the search space, so that parameters no trial could run with are refused here.
+
+    ``say`` prints what is decided on the cluster.
+    """
     from orchestrator.search import grid, spaces, strategy
 
     request = _Request("sweep", workload, config, preset, overrides or {}, seed, resources or {}, python)
@@ -101,7 +110,10 @@ def sweep(
     selects_by = objectives.of(request.workload, plan)
     refit = selects_by[0].refit if plan.refit is None else bool(plan.refit)
 
+    sampled: list[Mapping[str, Any]] = []
+
     def check(complete: Mapping[str, Any]) -> None:
+        sampled.append(complete)
         preflight.dataset(request.workload, complete, settings.data)
         preflight.batch(complete, devices, plan)
         preflight.schedule(request.workload, complete, plan, refit)
@@ -114,6 +126,7 @@ def sweep(
         points = len(grid.points(space, fixed))
         asked_for = chosen.trials if "trials" in chosen.model_fields_set else points
         chosen = chosen.model_copy(update={"trials": min(points, asked_for)})
+    devices = request.decide_gpus(devices, settings, sampled, say, local=local)
     chosen, plan = strategy.settle(chosen, plan, devices, selects_by, survey, params, local=local)
     spec = SweepSpec(
         workload=request.workload, fixed=fixed, plan=plan, seed=request.seed, resources=devices, search=chosen
@@ -182,12 +195,11 @@ class _Request:
         return validate(Plan, self._plan, "plan setting", self.lines("plan"))
 
     def resources(self, settings: Settings, *, whole_machine: bool, local: bool) -> Resources:
-        """The requested devices. Default on this machine: a GPU if it has one, and its cores divided by the workers."""
+        """The requested devices. On this machine its cores are divided by the workers. No GPU is chosen yet."""
         values = {**self.section("resources"), **self._resources}
         here = local or not settings.ray_address
         machine = this_machine()[0]
-        if "gpus_per_worker" not in values and here and machine["GPU"]:
-            values["gpus_per_worker"] = 1
+        self._gpus_given = "gpus_per_worker" in values
         most = str(values.get("workers") or 1).rpartition(":")[2]
         if "cpus_per_worker" not in values and here and whole_machine and most.isdigit():
             values["cpus_per_worker"] = max(1.0, machine["CPU"] // max(1, int(most)))
@@ -196,6 +208,29 @@ class _Request:
             what, fix = ("local=True", "Set local=False") if self._python else ("--local", "Remove --local")
             raise UserError(f"{what} runs in one process", got=f"workers={resources.workers}", fix=fix)
         return resources
+
+    def decide_gpus(
+        self,
+        devices: Resources,
+        settings: Settings,
+        sampled: Sequence[Mapping[str, Any]],
+        say: Callable[[str], None],
+        *,
+        local: bool,
+    ) -> Resources:
+        """``devices`` with a GPU for each worker, if none were requested, there are some, and all parameters use one.
+
+        Raises UserError (exit 3) when the cluster does not answer.
+        """
+        if self._gpus_given:
+            return devices
+        address = None if local else settings.ray_address
+        gpus = preflight.cluster_gpus(address) if address else this_machine()[0]["GPU"]
+        used = gpus > 0 and all(preflight.uses_gpu(self.workload, params) for params in sampled)
+        if gpus and address:
+            why = "decided on the cluster" if used else "these parameters train on CPUs only"
+            say(f"GPUs of a worker: {int(used)} ({why}; --gpus-per-worker sets it)")
+        return validate(Resources, {**devices.model_dump(), "gpus_per_worker": int(used)}, "resource")
 
 
 def _check_no_password(params: Mapping[str, Any]) -> None:

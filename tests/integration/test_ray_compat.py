@@ -28,7 +28,7 @@ with cluster(None):
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as monkeypatch, logical(monkeypatch, [{"num_cpus": 1}]) as address:
+    with pytest.MonkeyPatch.context() as monkeypatch, logical(monkeypatch, [{"num_cpus": 1, "num_gpus": 2}]) as address:
         yield address
 
 
@@ -45,6 +45,7 @@ def test_the_parts_of_ray_are_there(address: str, capsys: pytest.CaptureFixture[
     ray_compat.print_metadata(address)
     signal.alarm(0)
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["gpus"] == 2
     check_versions(address, found["ray_version"], found["python_version"])
     with pytest.raises(UserError, match=r"has other versions than this environment: got Ray 2\.1\.0 on") as caught:
         check_versions(address, "2.1.0", found["python_version"])

@@ -263,6 +263,10 @@ class Params(WorkloadParams):
             raise ValueError(message)
         return self
 
+    def uses_gpu(self) -> bool:
+        """Sequential SGD is compiled for CPUs."""
+        return self.optimizer != "sgd"
+
     def check_data(self, root: Path, holdout: bool = True) -> None:
         """Check that the dataset has the data that the sampler's prior needs.
 

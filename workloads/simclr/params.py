@@ -146,7 +146,7 @@ class Params(WorkloadParams):
         default=True, description="Keep images and weights channels last, which convolutions in bf16 are made for."
     )
     compile: bool | None = Field(
-        default=None, description="Compile the model with torch.compile; unset: a ResNet on CUDA."
+        default=None, description="Compile the model with torch.compile; unset: a ResNet on one GPU."
     )
 
     eval_k: int = Field(default=20, ge=1, le=10_000, description="Neighbours that vote in kNN.")

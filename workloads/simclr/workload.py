@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,7 +15,7 @@ from workloads.checks import check_batch, check_split
 from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable, Split, State
 from workloads.data.images.load import load_images
 from workloads.data.images.resident import Part, prepare
-from workloads.distributed import gather, reduce_sum, wrap
+from workloads.distributed import gather, reduce_sum, share_rows, wrap
 from workloads.losses.contrastive import alpha_from_auc
 from workloads.metrics.probe import false_negative_auc, linear_probe
 from workloads.normalisation import synchronised
@@ -33,8 +33,15 @@ from workloads.simclr.serving import servable
 ENCODED = 512
 """Images of 32 pixels that are encoded at once in evaluation; of larger ones fewer, by their area."""
 
-LEAST_ENCODED = 32
-"""Images of any size."""
+LEAST_ENCODED = {"cpu": 32, "cuda": 256}
+"""Images of any size that are encoded at once: a GPU needs hundreds to be busy."""
+
+
+def is_compiled(params: SimCLRParams, runtime: Runtime) -> bool:
+    """Whether the model is compiled: as the parameters say, else a ResNet on one GPU."""
+    if params.compile is not None:
+        return params.compile
+    return runtime.device.type == "cuda" and params.encoder != "tiny" and runtime.world_size == 1
 
 
 class SimCLR:
@@ -68,13 +75,10 @@ class SimCLR:
         layout = torch.channels_last if params.channels_last else torch.contiguous_format
         model = synchronised(Model(params, runtime.seed), runtime)
         self.model = model.to(runtime.device).to(memory_format=layout)
+        if is_compiled(params, runtime):
+            torch.compiler.reset()  # what earlier trials of this process compiled counts towards a limit
+            self.model.compile()  # inside DDP: PyTorch cannot compile DDP with SyncBatchNorm (pytorch#107372)
         self.replica = wrap(self.model, runtime)
-        compiled = params.compile
-        if compiled is None:
-            compiled = runtime.device.type == "cuda" and params.encoder != "tiny"
-        if compiled:  # what earlier trials of this process compiled counts towards a limit, beyond which nothing is
-            torch.compiler.reset()
-        self.network: Callable[[torch.Tensor], torch.Tensor] = torch.compile(self.replica) if compiled else self.replica
         self.layout = layout
         self.optimizer = Optimizer(self.model, params)
 
@@ -108,7 +112,7 @@ class SimCLR:
         """Embeddings of both views, (b, 2, d)."""
         views = batch.views(self.recipe, self.layout)
         with self._precision():
-            embeddings = self.network(views)
+            embeddings: torch.Tensor = self.replica(views)
         return embeddings.view(2, len(batch), -1).transpose(0, 1)
 
     def _loss(self, pairs: torch.Tensor, used: dict[str, Any]) -> torch.Tensor:
@@ -184,23 +188,23 @@ class SimCLR:
             draws: of n views; without them images are taken as they are.
             shared: whether the ranks share the work, which makes it a collective.
         """
-        rank, ranks = (self.runtime.rank, self.runtime.world_size) if shared else (0, 1)
-        at_once = min(ENCODED, max(LEAST_ENCODED, ENCODED * 32**2 // self.data.size**2))
-        blocks = [slice(start, start + at_once) for start in range(0, len(rows), at_once)]
+        runtime = self.runtime
+        rank, ranks = (runtime.rank, runtime.world_size) if shared else (0, 1)
+        least = LEAST_ENCODED.get(runtime.device.type, 32)
+        at_once = min(ENCODED, max(least, ENCODED * 32**2 // self.data.size**2))
+        starts = range(0, len(rows), at_once)
+        shares = [len(starts) * number // ranks * at_once for number in range(ranks)] + [len(rows)]
+        blocks = [slice(start, min(start + at_once, len(rows))) for start in starts]
+        own = [block for block in blocks if shares[rank] <= block.start < shares[rank + 1]]
+        features = torch.empty(len(rows), self.model.features, device=runtime.device)
         self.model.eval()
-        features = [torch.empty(0, self.model.features, device=self.runtime.device)]
-        for block, images in zip(blocks[rank::ranks], part.stream(rows[block] for block in blocks[rank::ranks])):
+        for block, images in zip(own, part.stream(rows[block] for block in own)):
             inputs = normalise(images) if draws is None else self.recipe.apply(images, draws[block], self.layout)
             with self._precision():
-                features.append(self.model.encoder(inputs.contiguous(memory_format=self.layout)).float())
-        own = torch.cat(features)
-        if ranks == 1:
-            return own
-        sizes = [[len(rows[block]) for block in blocks[other::ranks]] for other in range(ranks)]
-        everyone = gather(own, [sum(each) for each in sizes])
-        shares = torch.split(everyone, [size for each in sizes for size in each])
-        places = [place for other in range(ranks) for place in range(other, len(blocks), ranks)]
-        return torch.cat([shares[places.index(place)] for place in range(len(blocks))])
+                features[block] = self.model.encoder(inputs.contiguous(memory_format=self.layout))
+        if ranks > 1:
+            share_rows(features, [end - start for start, end in pairwise(shares)])
+        return features
 
     def _precision(self) -> torch.autocast:
         return torch.autocast(self.runtime.device.type, torch.bfloat16, enabled=self.runtime.precision == "bf16")

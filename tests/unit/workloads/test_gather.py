@@ -60,6 +60,9 @@ def one_rank(rank: int, folder: str) -> None:
     nobody = distributed.gather(torch.ones(rank, 2), (0, 1))
     assert nobody.tolist() == [[1, 1]]
     assert distributed.summed(torch.tensor([1.0, rank])).tolist() == [2, 1]
+    shared = torch.full((3, 2), float(rank))
+    distributed.share_rows(shared, (1, 2))
+    assert shared.tolist() == [[0, 0], [1, 1], [1, 1]]
     torch.save(trained(rank, 2), Path(folder, f"{rank}.pt"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,8 @@ def test_the_table_says_it_in_words() -> None:
     assert rows["epochs"] == "1458 + 27 refit at most, about 234 + 27 refit expected"
     assert dict(planned(sweep()).rows())["epochs"] == "486 at most"
     assert rows["a trial holds"] == "1 worker of 1 CPU"
+    undecided = dict(replace(planned(sweep()), gpus_open=True).rows())["a trial holds"]
+    assert undecided == "1 worker of 1 CPU; GPUs are decided on the cluster, unless --gpus-per-worker is given"
     assert rows["at once"] == "7 (7 fit on 2 nodes)"
     assert rows["CPU hours"] == "0.825 at most, about 0.145 expected"
     assert rows["storage"] == "110 KB"

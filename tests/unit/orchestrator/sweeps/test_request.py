@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.cluster import preflight
 from orchestrator.config import workload_loader
 from orchestrator.config.spec import Resources
 from orchestrator.errors import USAGE, UserError
@@ -152,11 +153,60 @@ def test_devices_default_to_what_the_machine_has(
     assert spec.resources == expected
 
 
-def test_on_a_cluster_elsewhere_this_machine_says_nothing(machine: Any) -> None:
+def test_on_a_cluster_elsewhere_this_machine_says_nothing(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(8, 2)
+    monkeypatch.setattr(preflight, "cluster_gpus", lambda address: 0.0)
     settings = resolve({"tracking": "none", "ray_address": "head:6379"})
     assert request.experiment("recommender", settings).resources == Resources()
     assert request.experiment("recommender", settings, local=True).resources.gpus_per_worker == 1
+
+
+SGD = {"optimizer": "sgd"}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words", "asked", "expected", "said"),
+    [
+        (0, {}, {}, 0, None),
+        (4, {}, {}, 1, "GPUs of a worker: 1 (decided on the cluster; --gpus-per-worker sets it)"),
+        (4, {}, {"gpus_per_worker": 0}, 0, None),
+        (4, {}, {"gpus_per_worker": 0.5}, 0.5, None),
+        (4, SGD, {}, 0, "GPUs of a worker: 0 (these parameters train on CPUs only; --gpus-per-worker sets it)"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["run", "sweep"])
+def test_gpus_are_decided_on_the_cluster(
+    kind: str,
+    gpus: float,
+    words: dict[str, Any],
+    asked: dict[str, Any],
+    expected: float,
+    said: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(preflight, "cluster_gpus", lambda address: gpus)
+    (tmp_path / "mine.py").write_text("def lr(trial): return {'lr': trial.suggest_float('lr', 1e-3, 1e-2)}")
+    search = {"search": {"space": f"{tmp_path}/mine.py:lr"}} if kind == "sweep" else {}
+    settings = resolve({"tracking": "none", "ray_address": "head:6379"})
+    lines: list[str] = []
+    build = request.experiment if kind == "run" else request.sweep
+    spec = build("recommender", settings, overrides=words, resources=asked, say=lines.append, **search)
+    assert spec.resources.gpus_per_worker == expected
+    assert lines == ([said] if said else [])
+
+
+def test_what_trains_on_cpus_only_takes_no_gpu_of_this_machine(machine: Any, settings: Settings) -> None:
+    machine(8, 2)
+    assert request.experiment("recommender", settings, overrides=SGD).resources.gpus_per_worker == 0
+    assert request.experiment("recommender", settings).resources.gpus_per_worker == 1
+
+
+def test_more_gpus_than_allowed_are_refused_when_they_are_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "cluster_gpus", lambda address: 8.0)
+    settings = resolve({"tracking": "none", "ray_address": "head:6379"})
+    asked = {"workers": 4, "max_gpus": 2}
+    refused(lambda: request.experiment("recommender", settings, resources=asked), "max_gpus=2 is less than the 4 GPUs")
 
 
 @pytest.mark.parametrize(

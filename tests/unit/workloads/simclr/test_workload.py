@@ -17,11 +17,13 @@ import pytest
 import torch
 from pydantic import ValidationError
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from orchestrator.config.plan import Plan
 from orchestrator.engine.loop import Diverged, run_epochs
 from orchestrator.search.spaces import presets
 from tests.support.pictures import class_folders
+from workloads import distributed
 from workloads.contract import Runtime
 from workloads.data.images.resident import ImageData, prepare
 from workloads.losses.contrastive import alpha_from_auc
@@ -33,7 +35,8 @@ from workloads.simclr.losses import FEATURES, LOSSES
 from workloads.simclr.model import SimCLR as Model
 from workloads.simclr.optim import TRUST, Optimizer, learning_rate
 from workloads.simclr.params import Params
-from workloads.simclr.workload import SimCLR
+from workloads.simclr.workload import SimCLR, is_compiled
+from workloads.testing_distributed import run_on_ranks
 
 RUNTIME = Runtime(device=torch.device("cpu"), data=Path(), seed=3, epochs=2)
 TINY: dict[str, Any] = {"dataset_size": 8, "encoder": "tiny", "projection": 16, "batch_size": 256}
@@ -149,7 +152,7 @@ def test_trials_of_many_shapes_in_one_process_stay_compiled(monkeypatch: pytest.
     with torch._dynamo.config.patch(recompile_limit=2, fail_on_recompile_limit_hit=True):
         for projection in (4, 5, 6, 7):
             built = _built(compile=True, projection=projection)
-            built.network(torch.zeros(2, 3, 8, 8))
+            built.replica(torch.zeros(2, 3, 8, 8))
 
 
 def test_images_that_were_skipped_are_counted_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,9 +259,46 @@ def test_what_was_compiled_before_does_not_count(
 ) -> None:
     called: list[str] = []
     monkeypatch.setattr(torch.compiler, "reset", lambda: called.append("reset"))
-    monkeypatch.setattr(torch, "compile", lambda model: called.append("compile") or model)
+    monkeypatch.setattr(torch, "compile", lambda model, **options: called.append("compile") or model)
     _built(compile=asked, encoder=encoder)
     assert called == ["reset", "compile"] * resets
+
+
+@pytest.mark.parametrize(
+    ("asked", "encoder", "device", "workers", "expected"),
+    [
+        (None, "resnet18", "cuda", 1, True), (None, "resnet18", "cuda", 2, False), (True, "resnet18", "cuda", 2, True),
+        (False, "resnet18", "cuda", 1, False), (None, "tiny", "cuda", 1, False), (None, "resnet18", "cpu", 1, False),
+    ],
+)  # fmt: skip
+def test_a_resnet_is_compiled_on_one_gpu(
+    asked: bool | None, encoder: str, device: str, workers: int, expected: bool
+) -> None:
+    runtime = replace(RUNTIME, device=torch.device(device), world_size=workers)
+    assert is_compiled(Params(encoder=encoder, compile=asked, projection=4), runtime) == expected
+
+
+@pytest.mark.parametrize("asked", [None, True])
+def test_two_workers_train_a_resnet(asked: bool | None) -> None:
+    """Two steps at 32 pixels; the loss is that of one worker. Compiled, the model is inside DDP."""
+    alone = _resnet(RUNTIME, None).train_epoch(1)["loss"]
+    losses = run_on_ranks(_train_resnet, asked)
+    assert losses[0] == losses[1] == pytest.approx(alone, rel=1e-3)
+
+
+def _train_resnet(rank: int, asked: bool | None) -> float:
+    runtime = replace(RUNTIME, rank=rank, world_size=2, broadcast=distributed.broadcast)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+        workload = _resnet(runtime, asked)
+        assert isinstance(workload.replica, DistributedDataParallel)
+        assert (workload.model._compiled_call_impl is not None) == bool(asked)
+        return workload.train_epoch(1)["loss"]
+
+
+def _resnet(runtime: Runtime, asked: bool | None) -> SimCLR:
+    params = Params(dataset_size=32, encoder="resnet18", projection=8, batch_size=8, compile=asked)
+    return SimCLR(params, replace(runtime, steps_per_epoch=2))
 
 
 def test_training_reads_no_label_but_for_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,22 +433,16 @@ def test_features_are_shared_out_in_any_parts(ranks: int, images: int, monkeypat
     alone = built.features(built.data.train, rows)
     shares: list[torch.Tensor] = []
 
-    def sent(own: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-        assert len(own) == sizes[len(shares)]
-        shares.append(own)
-        return own.new_zeros(sum(sizes), own.shape[1])
+    def sent(features: torch.Tensor, counts: list[int]) -> None:
+        assert sum(counts) == images
+        first = sum(counts[: len(shares)])
+        shares.append(features[first : first + counts[len(shares)]])
 
-    def everyones() -> list[torch.Tensor]:
-        found = []
-        for rank in range(ranks):
-            built.runtime = replace(RUNTIME, rank=rank, world_size=ranks)
-            found.append(built.features(built.data.train, rows))
-        return found
-
-    monkeypatch.setattr(module, "gather", sent)
-    everyones()
-    monkeypatch.setattr(module, "gather", lambda own, sizes: torch.cat(shares))
-    assert all(torch.equal(found, alone) for found in everyones())
+    monkeypatch.setattr(module, "share_rows", sent)
+    for rank in range(ranks):
+        built.runtime = replace(RUNTIME, rank=rank, world_size=ranks)
+        built.features(built.data.train, rows)
+    assert torch.equal(torch.cat(shares), alone)
 
 
 def test_learning_rates_of_the_steps() -> None:
