@@ -18,6 +18,7 @@ from orchestrator.engine.loop import Diverged, EpochReport, Progress, Row
 from orchestrator.errors import UserError, one_line
 from orchestrator.registry import servable as servables
 from orchestrator.storage import disk, names
+from workloads import memory
 from workloads.contract import Columns, Evaluation, Runtime, Servable, Workload
 from workloads.predictor_sources import predictor_sources
 
@@ -158,8 +159,8 @@ def take_device(resources: Resources) -> torch.device:
         return torch.device("cpu")
     device = torch.device("cuda", torch.cuda.current_device())
     if resources.gpus_per_worker < 1:
-        torch.cuda.set_per_process_memory_fraction(resources.gpus_per_worker, device)
-    torch.cuda.empty_cache()  # release the cache of an earlier trial to other processes
+        memory.limit_to_share(resources.gpus_per_worker, device)
+    memory.release(device)
     return device
 
 

@@ -45,6 +45,7 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
         hung = heartbeat.announce(Path(new_config["folder"]))
         self._leave()
         self._carried.finish()
+        del self._experiment, self._stream  # before the next trial is built, so that its memory is free
         self._begin(new_config, hung)
         return True
 

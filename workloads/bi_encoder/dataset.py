@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from workloads.data.pairs.types import Pairs, SentencePairs
 from workloads.encoders.tokens import Tokenizer, Tokens
+from workloads.memory import bounded_cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ def training_texts(pairs: SentencePairs, holdout: bool) -> Pairs:
     return pairs.train if holdout or pairs.validation is None else pairs.train + pairs.validation
 
 
-@lru_cache(maxsize=4)
+@bounded_cache
 def prepare(pairs: SentencePairs, holdout: bool, tokenizer: Tokenizer) -> BiEncoderData:
     """Tokenise the dataset. The result is cached in the process."""
     parts = (training_texts(pairs, holdout), pairs.validation, pairs.test)

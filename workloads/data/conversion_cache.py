@@ -7,13 +7,13 @@ import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from workloads.data.cache import cache_dir, file_lock, replacing
 from workloads.data.datasets import check, dataset, fingerprint, read
 from workloads.data.errors import CacheUnwritable, DataError
+from workloads.memory import bounded_cache
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ def cache_path(folder: str, name: str, fingerprint: str, ending: str) -> Path:
     return cache_dir() / folder / f"{short}-{fingerprint[:32]}-{ending}"
 
 
-@lru_cache(maxsize=8)
+@bounded_cache
 def load_or_convert(
     name: str, root: Path, path: Path, mapped: Callable[[Path], Any], write: Callable[[Path, Any], None]
 ) -> Any:

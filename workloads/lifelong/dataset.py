@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +15,10 @@ from workloads.data.retrieval.types import Queries, Retrieval, split_queries
 from workloads.encoders.tokens import Tokenizer, Tokens
 from workloads.lifelong.params import Params
 from workloads.lifelong.sessions import Sessions, Stream, load_sessions, query_topics
+from workloads.memory import bounded_cache
 
 DEPTH = 100
 """Length of the rankings that are stored and evaluated."""
-
-_CACHED = 4  # streams that a process keeps
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +72,7 @@ def prepare(params: Params, root: Path, holdout: bool) -> LifelongData:
     return _prepare(params.dataset, root, data, stream, *parts, params.candidates, params.update == "retrain")
 
 
-@lru_cache(maxsize=_CACHED)
+@bounded_cache
 def _prepare(
     dataset: str,
     root: Path,
@@ -109,7 +108,7 @@ def _prepare(
     return LifelongData(data, sessions, queries, train, labels, tuple(candidates), tuple(rankings))
 
 
-@lru_cache(maxsize=_CACHED)
+@bounded_cache
 def tokens(data: Retrieval, tokenizer: Tokenizer) -> Tokens:
     """Tokenise all documents, then all queries. Cached per process and tokenizer."""
     return tokenizer(data.docs.to_pylist() + data.queries.to_pylist())

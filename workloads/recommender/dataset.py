@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from workloads.data import Interactions
 from workloads.data.interactions.splits import hold_out, user_csr
 from workloads.data.interactions.truth import false_positives
+from workloads.memory import bounded_cache
 from workloads.recommender.model import Graph, normalised_graph
 from workloads.sampling.lists import Lists
 from workloads.sampling.negatives import Unobserved
@@ -20,8 +21,6 @@ from workloads.sampling.pairs import PairSet
 
 VALIDATION_FRACTION = 0.1
 """Share of each user's training interactions that is held out for validation."""
-
-_CACHED_SPLITS = 4  # prepared splits that a process keeps on its device
 
 
 class History:
@@ -133,7 +132,7 @@ class RecommenderData:
         return PairSet(history.users, history.items, self.n_users, self.n_items)
 
 
-@lru_cache(maxsize=_CACHED_SPLITS)
+@bounded_cache
 def prepare(data: Interactions, split_seed: int, holdout: bool, device: torch.device) -> RecommenderData:
     """Split and convert a dataset; results are cached in the process.
 

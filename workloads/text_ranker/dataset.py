@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +13,8 @@ from workloads.data.retrieval.bm25 import Candidates, candidates
 from workloads.data.retrieval.load import load_retrieval
 from workloads.data.retrieval.types import Queries, Retrieval, split_queries
 from workloads.encoders.tokens import Tokenizer, Tokens
+from workloads.memory import bounded_cache
 from workloads.text_ranker.params import Params
-
-_CACHED = 4  # collections that a process keeps
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ def prepare(params: Params, root: Path, holdout: bool) -> RankerData:
     return _prepare(params.dataset, root, data, depth, params.split_seed, *shares, holdout)
 
 
-@lru_cache(maxsize=_CACHED)
+@bounded_cache
 def _prepare(
     dataset: str, root: Path, data: Retrieval, depth: int, seed: int, validation: float, test: float, holdout: bool
 ) -> RankerData:
@@ -115,7 +114,7 @@ def _prepare(
     return RankerData(data, queries, candidates(dataset, root, data, depth))
 
 
-@lru_cache(maxsize=_CACHED)
+@bounded_cache
 def texts(data: Retrieval, definition: str) -> Texts:
     """Tokenise all queries and documents. Cached per process and tokenizer."""
     tokenizer = Tokenizer(definition, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +20,11 @@ from workloads.data.retrieval.types import Queries, split_queries
 from workloads.encoders.pooling import normalised
 from workloads.encoders.text import TextEncoder
 from workloads.encoders.tokens import Tokenizer, spans
+from workloads.memory import bounded_cache
 from workloads.seeding import derive
 from workloads.vera.features import Pool, collection_pool, graph_pool
 from workloads.vera.params import Params
 from workloads.vera.vectors import embed_texts, load_frozen
-
-_CACHED = 4  # datasets that a process keeps
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +143,7 @@ def prepare(params: Params, runtime: Runtime) -> VeraData:
     return _prepare(key, runtime.data, identity, kind, seed, runtime.device, runtime.precision)
 
 
-@lru_cache(maxsize=_CACHED)
+@bounded_cache
 def _prepare(
     params: Params, root: Path, _: str, kind: str, seed: int, device: torch.device, precision: Precision
 ) -> VeraData:

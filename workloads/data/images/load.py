@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import zlib
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +16,13 @@ from workloads.data.conversion_cache import build_once, cache_path, checked_fing
 from workloads.data.datasets import dataset, read
 from workloads.data.images.convert import convert, refused
 from workloads.data.images.types import Corrupt, Images, ImageSource, Pixels
+from workloads.memory import bounded_cache
 
 FORMAT = 2
 """Version of the layout and of what is decoded; it is part of the cache's folder names."""
 
 _INDEX = "index.json"
 _CHECKED_BYTES = 4 << 30  # of a larger file only the size is checked when it is mapped
-_KEPT = 8  # datasets a process keeps mapped
 
 
 def load_images(name: str, root: Path, size: int | None = None, corrupt: Corrupt = "refuse") -> Images:
@@ -50,7 +50,7 @@ def load_images(name: str, root: Path, size: int | None = None, corrupt: Corrupt
     return images
 
 
-@lru_cache(maxsize=_KEPT)
+@bounded_cache
 def _load(name: str, root: Path, size: int | None, corrupt: Corrupt, folder: Path) -> Images:
     if not dataset(name).files:  # a generated one is small, and made as quickly as mapped
         return convert(read(name, root), size, corrupt, lambda _part, shape: np.zeros(shape, np.uint8))

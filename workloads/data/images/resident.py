@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -13,9 +12,9 @@ from numpy.typing import NDArray
 
 from workloads.data.images.splits import split
 from workloads.data.images.types import Images, Pixels
+from workloads.memory import available_bytes, bounded_cache
 
-_DEVICE_SHARE = 0.5  # of the device's free memory that a dataset may take
-_KEPT = 4  # splits a process keeps on its device
+_DEVICE_SHARE = 0.5  # of what this process may still allocate on the device, for one dataset
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class ImageData:
     skipped: tuple[str, ...]
 
 
-@lru_cache(maxsize=_KEPT)
+@bounded_cache
 def prepare(data: Images, split_seed: int, holdout: bool, device: torch.device) -> ImageData:
     """Split, and move to the device what fits there; all splits of a dataset share its images.
 
@@ -110,13 +109,12 @@ def prepare(data: Images, split_seed: int, holdout: bool, device: torch.device) 
     )
 
 
-@lru_cache(maxsize=_KEPT)
+@bounded_cache
 def _on_device(data: Images, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """The images of both parts, where they fit on the device; a CPU's are those in the cache's files."""
     images = torch.from_numpy(data.train.images), torch.from_numpy(data.test.images)
     if device.type != "cuda":
         return images
-    free, _total = torch.cuda.mem_get_info(device)
-    if sum(part.nbytes for part in images) > _DEVICE_SHARE * free:
+    if sum(part.nbytes for part in images) > _DEVICE_SHARE * available_bytes(device):
         return images
     return images[0].to(device), images[1].to(device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,11 +9,10 @@ from workloads.data.conversion_cache import cache_path, checked_fingerprint, loa
 from workloads.data.datasets import dataset
 from workloads.data.interactions.arrow import FORMAT, read_interactions, write_interactions
 from workloads.data.interactions.types import Interactions
+from workloads.memory import bounded_cache
 
 if TYPE_CHECKING:
     from workloads.data.interactions.variants import Split
-
-_KEPT = 8  # datasets a process keeps mapped
 
 
 def load_interactions(name: str, root: Path, split: Split = "official", noise: float = 0.0) -> Interactions:
@@ -41,7 +39,7 @@ def load_interactions(name: str, root: Path, split: Split = "official", noise: f
     return _variant(name, data, split, noise)
 
 
-@lru_cache(maxsize=_KEPT)
+@bounded_cache
 def _variant(name: str, data: Interactions, split: Split, noise: float) -> Interactions:
     # Here: they need NumPy, which most commands do not.
     from workloads.data.interactions.variants import resplit, with_noise

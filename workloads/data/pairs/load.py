@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -12,6 +11,7 @@ from workloads.data.conversion_cache import checked_fingerprint
 from workloads.data.datasets import read
 from workloads.data.errors import DataError
 from workloads.data.pairs.types import KIND, Pairs, SentencePairs
+from workloads.memory import bounded_cache
 
 PairSplit: TypeAlias = Literal["official", "dev"]
 """The source's own parts, or its dev part as the test part, with a new validation part carved from train."""
@@ -39,7 +39,7 @@ def load_pairs(name: str, root: Path, split: PairSplit = "official", *, seed: in
     return _load(name, root, checked_fingerprint(name, root, KIND, "pairs of sentences"), split, seed)
 
 
-@lru_cache(maxsize=4)
+@bounded_cache
 def _load(name: str, root: Path, fingerprint: str, split: PairSplit, seed: int) -> SentencePairs:
     data: SentencePairs = read(name, root)
     if split == "dev":

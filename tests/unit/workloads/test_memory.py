@@ -1,0 +1,102 @@
+"""What a process may use of a device's memory, and caches that hold no more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from workloads import memory
+
+CPU = torch.device("cpu")
+GPU = torch.device("cuda", 0)
+GIB = 2**30
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """A GPU of 80 GiB, of which 70 are free and this process holds 4, 3 of them in use."""
+    state = {"free": 70 * GIB, "total": 80 * GIB, "reserved": 4 * GIB, "allocated": 3 * GIB, "fraction": 1.0}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(state["free"]), int(state["total"])))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: int(state["reserved"]))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: int(state["allocated"]))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: state["fraction"])
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, device: state.update(fraction=share)
+    )
+    return state
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, 71),  # what is free, and what PyTorch holds without using it
+        ({"fraction": 0.25}, 17),  # 20 of 80, less 3 in use
+        ({"fraction": 0.25, "free": 2 * GIB}, 3),  # others have taken the rest
+        ({"fraction": 0.25, "allocated": 21 * GIB, "reserved": 21 * GIB}, 0),
+    ],
+)
+def test_the_share_and_what_others_left(gpu: dict[str, float], changes: dict[str, float], expected: float) -> None:
+    gpu.update(changes)
+    assert memory.available_bytes(GPU) == expected * GIB
+
+
+@pytest.mark.parametrize(("share", "total", "expected"), [(0.5, 80, 39.5), (0.25, 16, 3.5), (0.05, 8, 0.2)])
+def test_a_share_has_room_for_the_context(gpu: dict[str, float], share: float, total: float, expected: float) -> None:
+    gpu["total"] = total * GIB
+    memory.limit_to_share(share, GPU)
+    assert memory.process_bytes(GPU) == pytest.approx(expected * GIB)
+
+
+def test_a_cpu_has_the_machines_memory() -> None:
+    assert 0 < memory.available_bytes(CPU) <= memory.process_bytes(CPU)
+
+
+@dataclass
+class Data:
+    table: torch.Tensor
+    rows: list[np.ndarray]
+    names: tuple[str, ...] = ("a", "b")
+
+
+def test_bytes_are_counted_once_wherever_they_are(tmp_path: Path) -> None:
+    table = torch.zeros(100)
+    array = np.zeros(50)
+    assert memory.bytes_by_device(Data(table, [array])) == {CPU: 400 + 400}
+    assert memory.bytes_by_device([Data(table, [array]), {"view": table[:10]}, array[::2]]) == {CPU: 800}
+    mapped = np.memmap(tmp_path / "file", np.uint8, "w+", shape=(1000,))
+    assert memory.bytes_by_device((mapped, torch.from_numpy(mapped))) == {CPU: 1000}
+    graph = torch.sparse_csr_tensor(torch.arange(4), torch.arange(3), torch.ones(3))
+    assert memory.bytes_by_device(graph) == {CPU: 4 * 8 + 3 * 8 + 3 * 4}
+    loop: list[object] = [table]
+    loop.append(loop)
+    assert memory.bytes_by_device(loop) == {CPU: 400}
+
+
+def test_a_cache_holds_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "process_bytes", lambda device: 1000)  # a cache may hold 500 bytes
+    made: list[int] = []
+
+    @memory.bounded_cache
+    def table(size: int) -> torch.Tensor:
+        made.append(size)
+        return torch.zeros(size, dtype=torch.uint8)
+
+    assert table(200) is table(200)
+    table(150)
+    table(200)  # used last
+    table(180)
+    table(200)
+    assert made == [200, 150, 180]
+    table(150)  # was dropped for 180
+    assert made == [200, 150, 180, 150]
+    assert len(table(2000)) == 2000, "larger than the limit, and kept all the same"
+    table(2000)
+    assert made[-2:] == [150, 2000]
+    table.cache_clear()
+    table(2000)
+    assert table.misses == 1
+    assert table.__name__ == "table"

@@ -1,0 +1,144 @@
+"""The memory that this process may use on a device, and caches that are bounded by it.
+
+Imports PyTorch and NumPy only in its functions: datasets are also looked at by commands that need neither.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from functools import update_wrapper
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+CONTEXT_BYTES = 2**29
+"""Device memory of a process' CUDA context, which PyTorch's allocator does not count."""
+
+CACHED_SHARE = 0.5
+"""Share of this process' memory that prepared datasets may occupy, on a device or on the host."""
+
+
+def process_bytes(device: torch.device) -> int:
+    """Memory that this process may allocate on ``device``: its share of a GPU, or the machine's memory."""
+    if device.type != "cuda":
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    import torch
+
+    _, total = torch.cuda.mem_get_info(device)
+    return int(total * torch.cuda.get_per_process_memory_fraction(device))
+
+
+def available_bytes(device: torch.device) -> int:
+    """What is left of it. On a GPU this is at most what other processes have left free."""
+    if device.type != "cuda":
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    import torch
+
+    free, _ = torch.cuda.mem_get_info(device)
+    allocated = torch.cuda.memory_allocated(device)
+    reusable = torch.cuda.memory_reserved(device) - allocated
+    return max(0, min(process_bytes(device) - allocated, free + reusable))
+
+
+def limit_to_share(share: float, device: torch.device) -> None:
+    """Limit this process to its share of a GPU. The CUDA context is part of the share."""
+    import torch
+
+    _, total = torch.cuda.mem_get_info(device)
+    torch.cuda.set_per_process_memory_fraction(max(share / 2, share - CONTEXT_BYTES / total), device)
+
+
+def release(device: torch.device) -> None:
+    """Return the memory of objects that are no longer used, such as an earlier trial's, to other processes."""
+    if device.type == "cuda":
+        import torch
+
+        gc.collect()  # a trial's objects refer to each other
+        torch.cuda.empty_cache()
+
+
+def bytes_by_device(values: Any) -> Counter[torch.device]:
+    """Bytes of all tensors and arrays that ``values`` refers to, by device. Shared memory counts once."""
+    if "torch" not in sys.modules:  # then no dataset has been prepared
+        return Counter()
+
+    counted: Counter[torch.device] = Counter()
+    buffers = {(device, address): size for device, address, size in _buffers(values, set())}
+    for (device, _), size in buffers.items():
+        counted[device] += size
+    return counted
+
+
+def _buffers(value: Any, seen: set[int]) -> Iterator[tuple[torch.device, int, int]]:
+    """Device, address and bytes of each buffer that ``value`` refers to."""
+    import numpy as np
+    import torch
+
+    if id(value) in seen or isinstance(value, str | bytes | int | float | type):
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        if value.layout == torch.sparse_csr:
+            for part in (value.crow_indices(), value.col_indices(), value.values()):
+                yield from _buffers(part, seen)
+        elif value.layout == torch.strided:
+            storage = value.untyped_storage()
+            yield value.device, storage.data_ptr(), storage.nbytes()
+    elif isinstance(value, np.ndarray):
+        while isinstance(value.base, np.ndarray):
+            value = value.base
+        yield torch.device("cpu"), value.__array_interface__["data"][0], value.nbytes
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _buffers(item, seen)
+    elif isinstance(value, list | tuple):
+        if not value or not isinstance(value[0], str | int | float):
+            for item in value:
+                yield from _buffers(item, seen)
+    elif hasattr(value, "__dict__"):
+        yield from _buffers(vars(value), seen)
+
+
+class BoundedCache(Generic[P, R]):
+    """A function that keeps its results, those used last, while they fit into memory.
+
+    On each device they occupy at most :data:`CACHED_SHARE` of :func:`process_bytes`, memory-mapped files included. The
+    newest result is kept whatever its size. Arguments are hashable.
+    """
+
+    def __init__(self, function: Callable[P, R]) -> None:
+        update_wrapper(self, function)
+        self._function = function
+        self._kept: OrderedDict[Hashable, R] = OrderedDict()
+        self.misses = 0
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        key = (args, tuple(sorted(kwargs.items())))
+        if key not in self._kept:
+            self.misses += 1
+            self._kept[key] = self._function(*args, **kwargs)
+            while len(self._kept) > 1 and self._is_too_large():
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+    def cache_clear(self) -> None:
+        self._kept.clear()
+        self.misses = 0
+
+    def _is_too_large(self) -> bool:
+        occupied = bytes_by_device(list(self._kept.values()))
+        return any(size > CACHED_SHARE * process_bytes(device) for device, size in occupied.items())
+
+
+def bounded_cache(function: Callable[P, R]) -> BoundedCache[P, R]:
+    """Decorator that makes a :class:`BoundedCache` of a function."""
+    return BoundedCache(function)
