@@ -1,0 +1,396 @@
+"""A virtual CUDA device: CPU tensors that report ``cuda:0``, with PyTorch's rules about devices enforced.
+
+The arithmetic is real, so control flow that depends on values goes on as on a GPU. An operation that CUDA would refuse
+raises :class:`DeviceError`. What makes the host wait for the device is counted by the function that does it. Needs
+nothing but PyTorch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+CUDA = torch.device("cuda", 0)
+CPU = torch.device("cpu")
+ROOT = Path(__file__).resolve().parents[2]
+
+Tensor = torch.Tensor
+Base: Any = torch._C.TensorBase
+aten = torch.ops.aten
+
+COPIES = {aten.copy_.default, aten.set_.source_Tensor}
+INDEXING = {
+    aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default,
+    aten._unsafe_index.Tensor,
+}  # fmt: skip
+SYNCHRONISING = {
+    aten._local_scalar_dense.default: "item", aten.nonzero.default: "nonzero", aten.equal.default: "equal",
+    aten.masked_select.default: "masked_select", aten.bincount.default: "bincount",
+    aten.repeat_interleave.Tensor: "repeat_interleave", aten._unique2.default: "unique",
+    aten.unique_consecutive.default: "unique", aten.unique_dim.default: "unique", aten._linalg_svd.default: "svd",
+}  # fmt: skip
+"""Operations whose result on the host, or whose output's size, needs the device's answer."""
+
+NO_SCALARS = {"cat", "stack", "index_select", "gather", "scatter", "mm", "bmm", "addmm", "embedding", "searchsorted"}
+"""Operations that take no CPU tensor next to CUDA ones, not even one without dimensions."""
+
+FACTORIES = (
+    "arange", "as_tensor", "empty", "empty_like", "empty_strided", "eye", "full", "full_like", "linspace", "ones",
+    "ones_like", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm", "tensor",
+    "tril_indices", "triu_indices", "zeros", "zeros_like",
+)  # fmt: skip
+
+
+class DeviceError(RuntimeError):
+    """CUDA would have refused this operation."""
+
+
+class Log:
+    """What happened on the device: ``launches`` of operations, and by place ``syncs`` and blocking ``uploads``.
+
+    Keys are (kind, place); a place is ``file:function`` of the innermost frame in ``workloads/``.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.launches = 0
+        self.syncs: Counter[tuple[str, str]] = Counter()
+        self.uploads: Counter[tuple[str, str]] = Counter()
+
+
+def device_of(value: Any) -> torch.device:
+    """Virtual device of a tensor or generator."""
+    found: torch.device = getattr(value, "_virtual", CPU)
+    return found
+
+
+def _on_device(value: Any) -> bool:
+    return device_of(value).type == "cuda"
+
+
+def _place() -> str:
+    """Function of the innermost frame in the workloads; ``?`` outside them."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = Path(frame.f_code.co_filename)
+        if "workloads" in file.parts and "tests" not in file.parts:
+            return f"{'/'.join(file.parts[file.parts.index('workloads') + 1 :])}:{frame.f_code.co_name}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "?"
+
+
+def _called_from(name: str) -> bool:
+    """Whether a frame of the file ``name`` is on the stack."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(name):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+class _Mode(TorchDispatchMode):
+    """Checks each operation and marks its outputs."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self._log = log
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        there = [each for each in tensors if _on_device(each)]
+        if there:
+            self._log.launches += 1
+            here = [each for each in tensors if not _on_device(each) and not getattr(each, "_anywhere", False)]
+            self._check(func, args, here)
+            self._count(func, args, kwargs)
+        output = func(*args, **kwargs)
+        # Made in C++, by autograd or within an operation, with the device of a tensor whose own is not known there.
+        anywhere = all(getattr(each, "_anywhere", False) for each in tensors)
+        device = device_of(args[0]) if func in COPIES else CUDA if there else CPU
+        for each in tree_leaves(output):
+            if isinstance(each, Tensor) and not any(each is given for given in tensors):
+                each._virtual = device  # type: ignore[attr-defined]
+                each._anywhere = anywhere and not there  # type: ignore[attr-defined]
+        return output
+
+    def _check(self, func: Any, args: Any, here: list[Tensor]) -> None:
+        """Raise DeviceError where tensors of both devices meet. ``here`` are those on the CPU."""
+        if not here or func in COPIES:
+            return
+        name = func._schema.name.partition("::")[2]
+        if func in INDEXING:
+            values = args[2] if len(args) > 2 else None
+            if not _on_device(args[0]):
+                raise DeviceError(f"{name}: the tensor is on the CPU, its index or values on cuda")
+            if isinstance(values, Tensor) and values.dim() and any(values is each for each in here):
+                raise DeviceError(f"{name}: the values are on the CPU, the tensor on cuda")
+            if any(each.dim() for each in here if each is not values):
+                self._log.uploads["index", _place()] += 1
+        elif wrong := [tuple(each.shape) for each in here if each.dim() or name in NO_SCALARS]:
+            raise DeviceError(f"{name}: tensors of shape {wrong} are on the CPU, others on cuda")
+
+    def _count(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Count what makes the host wait for the device, and copies for which the device waits."""
+        if func in SYNCHRONISING and kwargs.get("output_size") is None:
+            self._log.syncs[SYNCHRONISING[func], _place()] += 1
+        if func in INDEXING:
+            masks = [each for each in args[1] if isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8)]
+            values = args[2] if len(args) > 2 else None
+            if masks and (values is None or values.dim()):
+                self._log.syncs["boolean mask", _place()] += 1
+        if func is aten.copy_.default:
+            if not _on_device(args[0]):
+                self._log.syncs["copy to the host", _place()] += 1
+            elif not _on_device(args[1]):
+                self._log.uploads["copy", _place()] += 1
+
+
+class _Generator(torch.Generator):
+    def __new__(cls, device: Any = "cpu") -> _Generator:
+        made = super().__new__(cls, "cpu")  # type: ignore[call-arg]
+        made._virtual = CUDA if torch.device(device).type == "cuda" else CPU  # type: ignore[attr-defined]
+        return made
+
+    def __init__(self, device: Any = "cpu") -> None:
+        pass
+
+
+@contextlib.contextmanager
+def virtual_cuda() -> Iterator[Log]:
+    """A virtual ``cuda:0`` within the block. Every patch of PyTorch is taken back at its end."""
+    # What keeps references to the patched functions is imported before.
+    import torch._dynamo
+    import torch.distributed.tensor
+    import torch.optim
+
+    log = Log()
+    with contextlib.ExitStack() as stack:
+
+        def patch(owner: Any, name: str, value: Any) -> None:
+            missing = object()
+            before = vars(owner).get(name, missing)
+            setattr(owner, name, value)
+            stack.callback(lambda: delattr(owner, name) if before is missing else setattr(owner, name, before))
+
+        _patch_tensors(patch, log)
+        for name in FACTORIES:
+            patch(torch, name, _factory(getattr(torch, name), name, log))
+        patch(torch, "Generator", _Generator)
+        patch(torch, "compile", lambda model=None, **options: model)
+        _patch_cuda(patch)
+        stack.enter_context(_Mode(log))
+        yield log
+
+
+def _patch_tensors(patch: Callable[[Any, str, Any], None], log: Log) -> None:
+    def moved(self: Tensor, device: torch.device, waits: bool = True) -> Tensor:
+        if device_of(self).type == device.type:
+            return self
+        if not _on_device(self):
+            if waits:
+                log.uploads["to the device", _place()] += 1
+        elif _called_from("clip_grad.py"):  # asks for the device in C++, which does not know of ours
+            return self
+        else:
+            log.syncs["to the host", _place()] += 1
+        with contextlib.nullcontext() if self.requires_grad else torch.no_grad():
+            copied: Tensor = Base.clone(self)
+        copied._virtual = device  # type: ignore[attr-defined]
+        return copied
+
+    def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        device, dtype, copy, rest = _parsed(list(args), dict(kwargs))
+        waits = not (rest.pop("non_blocking", False) and getattr(self, "_pinned", False))
+        if device is not None and device.type == "meta":
+            return Base.to(self, device)  # type: ignore[no-any-return]
+        out = self if device is None else moved(self, device, waits)
+        if dtype is not None or rest or (copy and out is self):
+            where = device_of(out)
+            out = Base.to(out, dtype=dtype or out.dtype, copy=copy and out is self, **rest)
+            out._virtual = where  # type: ignore[attr-defined]
+        return out
+
+    def on_host(name: str) -> Callable[..., Any]:
+        real = getattr(Base, name, None) or getattr(Tensor, name)
+
+        def call(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if _on_device(self):
+                raise DeviceError(f"{name} of a CUDA tensor: copy it to the host first")
+            return real(self, *args, **kwargs)
+
+        return call
+
+    def tolist(self: Tensor) -> Any:
+        if _on_device(self):
+            log.syncs["tolist", _place()] += 1
+        return Base.tolist(self)
+
+    def pinned(self: Tensor, *args: Any) -> Tensor:
+        if _on_device(self):
+            raise DeviceError("only dense CPU tensors can be pinned")
+        copied: Tensor = Base.clone(self)
+        copied._pinned = True  # type: ignore[attr-defined]
+        return copied
+
+    def marked(get: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+        def read(self: Tensor) -> Any:
+            found = get(self)
+            if isinstance(found, Tensor):
+                found._virtual = device_of(self)  # type: ignore[attr-defined]
+            return found
+
+        return read
+
+    def set_data(self: Tensor, value: Tensor) -> None:
+        Base.data.__set__(self, value)
+        self._virtual = device_of(value)  # type: ignore[attr-defined]
+
+    def new(name: str) -> Callable[..., Tensor]:
+        real = getattr(Base, name)
+
+        def made(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            device = _device(kwargs.pop("device", None)) or device_of(self)
+            out: Any = real(self, *args, **kwargs)
+            out._virtual, out._anywhere = device, False
+            return out  # type: ignore[no-any-return]
+
+        return made
+
+    def drawn(name: str) -> Callable[..., Tensor]:
+        real = getattr(Base, name)
+
+        def draw(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            generator = kwargs.get("generator")
+            if generator is not None and device_of(generator).type != device_of(self).type:
+                raise DeviceError(f"{name}: generator on {device_of(generator)}, tensor on {device_of(self)}")
+            out: Tensor = real(self, *args, **kwargs)
+            return out
+
+        return draw
+
+    def parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+        out = real_parameter(cls, data, requires_grad)
+        out._virtual = device_of(data)
+        return out
+
+    real_parameter = torch.nn.Parameter.__new__
+    patch(torch.nn.Parameter, "__new__", staticmethod(parameter))
+    real_device = Base.device.__get__
+    patch(Tensor, "device", property(lambda self: CUDA if _on_device(self) else real_device(self)))
+    patch(Tensor, "is_cuda", property(_on_device))
+    patch(Tensor, "is_cpu", property(lambda self: not _on_device(self)))
+    patch(Tensor, "data", property(marked(Base.data.__get__), set_data))
+    # A gradient may be a view of a bucket that DDP has made in C++.
+    patch(Tensor, "grad", property(marked(Base.grad.__get__), Base.grad.__set__, Base.grad.__delete__))
+    patch(Tensor, "to", to)
+    patch(Tensor, "cuda", lambda self, *args, **kwargs: moved(self, CUDA))
+    patch(Tensor, "cpu", lambda self, *args, **kwargs: moved(self, CPU))
+    patch(Tensor, "numpy", on_host("numpy"))
+    patch(Tensor, "__array__", on_host("__array__"))
+    patch(Tensor, "tolist", tolist)
+    patch(Tensor, "pin_memory", pinned)
+    for name in ("new_zeros", "new_ones", "new_empty", "new_full", "new_tensor"):
+        patch(Tensor, name, new(name))
+    for name in ("uniform_", "normal_", "random_", "bernoulli_", "exponential_"):
+        patch(Tensor, name, drawn(name))
+
+
+def _parsed(
+    args: list[Any], kwargs: dict[str, Any]
+) -> tuple[torch.device | None, torch.dtype | None, bool, dict[str, Any]]:
+    """Device, dtype, ``copy`` and the other arguments of ``Tensor.to``."""
+    device = _device(kwargs.pop("device", None))
+    dtype = kwargs.pop("dtype", None)
+    other = kwargs.pop("other", None)
+    for value in list(args):
+        if isinstance(value, Tensor):
+            other = value
+        elif isinstance(value, torch.dtype):
+            dtype = value
+        elif isinstance(value, str | torch.device) or (isinstance(value, int) and not isinstance(value, bool)):
+            device = _device(value)
+        else:
+            break
+        args.remove(value)
+    if other is not None:
+        device = device_of(other)
+        dtype = other.dtype
+    args = [value for value in args if value is not None]
+    if args:
+        kwargs["non_blocking"] = args.pop(0)
+    copy = bool(args.pop(0) if args else kwargs.pop("copy", False))
+    if kwargs.get("memory_format", 0) is None:
+        del kwargs["memory_format"]
+    return device, dtype, copy, kwargs
+
+
+def _device(value: Any) -> torch.device | None:
+    if value is None:
+        return None
+    device = CUDA if isinstance(value, int) else torch.device(value)
+    return CUDA if device.type == "cuda" else device
+
+
+def _factory(real: Callable[..., Any], name: str, log: Log) -> Callable[..., Any]:
+    """A function of ``torch`` that makes a tensor, on the virtual device where it is named."""
+
+    @functools.wraps(real)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        device = _device(kwargs.pop("device", None))
+        source = args[0] if args and isinstance(args[0], Tensor) else None
+        where = device or (device_of(source) if source is not None else CPU)
+        generator = kwargs.get("generator")
+        if generator is not None and device_of(generator).type != where.type:
+            raise DeviceError(f"{name}: generator on {device_of(generator)}, tensor on {where}")
+        pinned = kwargs.pop("pin_memory", False)
+        if where.type not in ("cuda", "cpu"):
+            kwargs["device"] = where
+        if name in ("tensor", "as_tensor") and any(map(_on_device, tree_leaves(args))) and source is None:
+            log.syncs["tensor of device values", _place()] += 1
+        out = real(*args, **kwargs)
+        if out is source:
+            return out if device is None else out.to(device)
+        out._virtual, out._anywhere, out._pinned = where, False, pinned
+        if where.type == "cuda" and name in ("tensor", "as_tensor"):
+            log.uploads[name, _place()] += 1
+        return out
+
+    return made
+
+
+def _patch_cuda(patch: Callable[[Any, str, Any], None]) -> None:
+    """``torch.cuda``, mixed precision and the global generators, as far as the workloads use them."""
+    real_autocast = torch.autocast
+
+    class Autocast(real_autocast):  # type: ignore[valid-type, misc]
+        def __init__(self, device_type: str, *args: Any, **kwargs: Any) -> None:
+            super().__init__("cpu" if device_type == "cuda" else device_type, *args, **kwargs)
+
+    real_fork = torch.random.fork_rng
+    patch(torch, "autocast", Autocast)
+    patch(torch.amp, "autocast", Autocast)
+    patch(torch.random, "fork_rng", lambda devices=None, **options: real_fork(devices=[]))
+    answers: dict[str, Any] = {
+        "is_available": True, "device_count": 1, "current_device": 0, "mem_get_info": (2**36, 2**37),
+        "memory_allocated": 0, "memory_reserved": 0, "max_memory_allocated": 0, "synchronize": None,
+        "empty_cache": None, "reset_peak_memory_stats": None, "get_per_process_memory_fraction": 1.0,
+        "set_per_process_memory_fraction": None, "manual_seed_all": None, "get_device_capability": (9, 0),
+    }  # fmt: skip
+    for name in ("_cuda_graph_capture_health_check", "_accelerator_graph_capture_health_check"):  # asks the driver
+        if hasattr(torch.optim.Optimizer, name):
+            patch(torch.optim.Optimizer, name, lambda self: None)
+    for name, answer in answers.items():
+        patch(torch.cuda, name, lambda *args, answer=answer, **kwargs: answer)
