@@ -6,6 +6,8 @@ from functools import lru_cache
 
 import torch
 
+from workloads.transfer import all_to_device
+
 
 def blur(planes: torch.Tensor, sigma: torch.Tensor) -> None:
     """Blur in place the samples whose ``sigma`` is not 0.
@@ -20,8 +22,8 @@ def blur(planes: torch.Tensor, sigma: torch.Tensor) -> None:
     rows = sigma.nonzero().squeeze(1)
     if not len(rows):
         return
-    matrices = _matrices(sigma[rows].to(planes.device, non_blocking=True), planes.shape[2])
-    rows = rows.to(planes.device, non_blocking=True)
+    rows, widths = all_to_device([rows, sigma[rows]], planes.device)
+    matrices = _matrices(widths, planes.shape[2])
     for plane in planes:
         plane[rows] = torch.bmm(torch.bmm(matrices, plane[rows]), matrices.transpose(1, 2))
 

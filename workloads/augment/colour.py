@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import torch
 
+from workloads.transfer import all_to_device, to_device
+
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 
 IDENTITY = (1.0, 1.0, 1.0, 0.0)
@@ -27,23 +29,28 @@ def jitter(planes: torch.Tensor, order: torch.Tensor, factors: torch.Tensor) -> 
         factors: (n, 4), by operation, on the CPU; the hue's in turns, [-0.5, 0.5].
     """
     changed = factors != torch.tensor(IDENTITY)
+    row = torch.arange(len(order))
+    steps: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
     for operation in order.unbind(1):
-        row = torch.arange(len(order))
         active = changed[row, operation]
-        if (active & (operation != HUE)).any():
-            _blend(planes, operation, torch.where(operation == HUE, 1, factors[row, operation]))
-        rows = (active & (operation == HUE)).nonzero().squeeze(1)
-        if len(rows):
-            shift = factors[rows, HUE].to(planes.device, non_blocking=True)
-            rows = rows.to(planes.device, non_blocking=True)
-            planes[:, rows] = shift_hue(planes.index_select(1, rows), shift)
+        blended = (active & (operation != HUE)).any()
+        factor = torch.where(operation == HUE, 1, factors[row, operation])
+        blend = torch.stack([(operation == SATURATION).float(), (operation == CONTRAST).float(), factor.float()])
+        turned = (active & (operation == HUE)).nonzero().squeeze(1)
+        steps.append((blend if blended else blend[:, :0], turned, factors[turned, HUE]))
+    there = all_to_device([tensor for step in steps for tensor in step], planes.device)
+    for blend, turned, shift in zip(there[::3], there[1::3], there[2::3]):
+        if blend.numel():
+            _blend(planes, *blend)
+        if len(turned):
+            planes[:, turned] = shift_hue(planes.index_select(1, turned), shift)
 
 
 def grayscale(planes: torch.Tensor, chosen: torch.Tensor) -> None:
     """Make gray, in place, the samples that ``chosen`` (n,), on the CPU, says. ``planes`` (3, n, H, W)."""
     rows = chosen.nonzero().squeeze(1)
     if len(rows):
-        rows = rows.to(planes.device, non_blocking=True)
+        rows = to_device(rows, planes.device)
         planes[:, rows] = luma(planes.index_select(1, rows)).expand(3, -1, -1, -1)
 
 
@@ -80,13 +87,12 @@ def shift_hue(planes: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     return torch.addcmul(least.sub_(chroma), chroma, nearness)
 
 
-def _blend(planes: torch.Tensor, operation: torch.Tensor, factor: torch.Tensor) -> None:
-    """One of brightness, contrast and saturation for each sample, in place; ``operation`` and ``factor`` (n,)."""
-    device = planes.device
-    own, mean, by = (
-        column.to(device, torch.float32, non_blocking=True).view(-1, 1, 1)
-        for column in (operation == SATURATION, operation == CONTRAST, factor)
-    )
+def _blend(planes: torch.Tensor, *columns: torch.Tensor) -> None:
+    """One of brightness, contrast and saturation for each sample, in place.
+
+    ``columns`` (n,): 1 where the base is the pixel's own gray, 1 where it is the image's mean gray, and the factor.
+    """
+    own, mean, by = (column.view(-1, 1, 1) for column in columns)
     gray = luma(planes)
     base = torch.addcmul(gray.mean((1, 2), keepdim=True) * mean, gray, own)
     torch.lerp(base, planes, by, out=planes).clamp_(0, 1)

@@ -12,6 +12,8 @@ import math
 
 import torch
 
+from workloads.transfer import all_to_device
+
 _ATTEMPTS = 10  # as in torchvision's RandomResizedCrop
 
 
@@ -53,9 +55,10 @@ def resized_crop(images: torch.Tensor, box: torch.Tensor, flip: torch.Tensor, si
     """
     count, channels, height, width = images.shape
     device = images.device
-    top, left, tall, wide = box.to(device, non_blocking=True).unbind(1)
+    box, flip = all_to_device([box, flip], device)
+    top, left, tall, wide = box.unbind(1)
     rows = _weights(top, tall, size, height).div_(255)
-    columns = _weights(left, wide, size, width, flip.to(device, non_blocking=True)).transpose(1, 2)
+    columns = _weights(left, wide, size, width, flip).transpose(1, 2)
     pixels = images.float()
     planes = torch.empty(channels, count, size, size, device=device)
     for channel in range(channels):

@@ -14,11 +14,11 @@ from workloads.bi_encoder.batches import Batch
 from workloads.bi_encoder.dataset import Part
 from workloads.bi_encoder.losses import LOSSES
 from workloads.distributed import gather
-from workloads.encoders.packing import to_device
 from workloads.encoders.pooling import cosine, normalised
 from workloads.losses import graded
 from workloads.losses.graded import cosine_mse_loss
 from workloads.scores import in_batch_scores
+from workloads.transfer import to_device
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from workloads.encoders.tokens import Tokens
+from workloads.transfer import to_device
 
 ATTENTION = "workloads_packed"
 
@@ -86,13 +87,6 @@ def pack(tokens: Tokens, device: torch.device) -> Packed:
         groups=tuple(_group(ordered.offsets, start, stop, device) for start, stop in bounds),
         size=size,
     )
-
-
-def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor of the host on the device, without waiting for it."""
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
 
 
 def _bounds(lengths: NDArray[np.int64], slack: float) -> list[tuple[int, int]]:

@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 
 from workloads.contract import Runtime
 from workloads.distributed import reduce_sum
-from workloads.encoders.packing import to_device
 from workloads.encoders.pooling import normalised
 from workloads.encoders.search import exact_topk
 from workloads.encoders.text import TextEncoder, encode
 from workloads.encoders.tokens import Tokens
 from workloads.lifelong.index import Index
 from workloads.lifelong.replay import VectorLookup
+from workloads.transfer import to_device
 
 
 class IndexEncoder:

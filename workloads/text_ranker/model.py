@@ -15,6 +15,7 @@ from workloads.losses.ranknet import bounded, unbounded
 from workloads.seeding import generator
 from workloads.text_ranker.dataset import Texts
 from workloads.text_ranker.params import Params
+from workloads.transfer import constant, to_device
 
 _INIT_STD = 0.02  # standard deviation of the head's initial weights, as in BERT
 _SCORED_AT_ONCE = 2**13  # pairs whose vectors are in memory at once, without gradients
@@ -76,7 +77,7 @@ class Ranker(nn.Module):
 
     def pair_scale(self, device: torch.device) -> torch.Tensor:
         """The margin or σ, a scalar."""
-        return torch.tensor(self.scale, device=device) if self.raw is None else bounded(self.raw)
+        return constant(self.scale, device) if self.raw is None else bounded(self.raw)
 
     def scores(self, vectors: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Scores of n pairs from the vectors of the sequences, (n,)."""
@@ -92,7 +93,7 @@ def packed_pairs(
 ) -> tuple[Packed, torch.Tensor, int]:
     """The input of a :class:`Ranker` for n pairs, on ``device``, and the number of truncated sequences."""
     tokens, rows = sequence_builder.sequences(queries, docs)
-    return pack(tokens, device), torch.from_numpy(rows).to(device, non_blocking=True), int(tokens.cut.sum())
+    return pack(tokens, device), to_device(torch.from_numpy(rows), device), int(tokens.cut.sum())
 
 
 @torch.no_grad()

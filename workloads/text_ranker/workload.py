@@ -24,6 +24,7 @@ from workloads.text_ranker.loss_calls import Block, pairs, query_losses
 from workloads.text_ranker.model import Ranker, SequenceBuilder, packed_pairs, score_pairs
 from workloads.text_ranker.params import Params as TextRankerParams
 from workloads.text_ranker.serving import servable
+from workloads.transfer import all_to_device
 
 _INITIAL_WEIGHT = 0.5  # of BM25, before the first epoch
 
@@ -118,10 +119,8 @@ class TextRanker:
         queries = np.broadcast_to(groups.queries[:, None], real.shape)[real]
         batch, rows, cut = packed_pairs(self.sequence_builder, queries, groups.docs[real], device)
         pair_scores, pair_scale = self.replica(batch, rows)
-        mask, grades, compared = (
-            torch.from_numpy(side).to(device, non_blocking=True)
-            for side in (real, groups.grades, pairs(groups, self.params.ties))
-        )
+        sides = (real, groups.grades, pairs(groups, self.params.ties))
+        mask, grades, compared = all_to_device([torch.from_numpy(side) for side in sides], device)
         scores = torch.full(mask.shape, -torch.inf, device=device).masked_scatter(mask, pair_scores)
         losses = query_losses(Block(scores, grades, compared), self.params.loss, pair_scale, self.data.gap_max)
         # DDP averages over ranks; the factor makes this the mean over the global batch.

@@ -22,6 +22,7 @@ from workloads.encoders.text import TextEncoder
 from workloads.encoders.tokens import Tokenizer, spans
 from workloads.memory import bounded_cache
 from workloads.seeding import derive
+from workloads.transfer import all_to_device
 from workloads.vera.features import Pool, collection_pool, graph_pool
 from workloads.vera.params import Params
 from workloads.vera.vectors import embed_texts, load_frozen
@@ -90,8 +91,8 @@ class VeraData:
         grades[relevant_rows, relevant_columns] = relevant_grades
         texts, text_row = np.unique(pool.text[pool_row], return_inverse=True)
         sides = (queries, texts, text_row, row, column, pool_row, grades, listed)
-        tensors = (torch.from_numpy(np.ascontiguousarray(side)).to(device, non_blocking=True) for side in sides)
-        return Block(lengths.tolist(), *tensors)
+        tensors = [torch.from_numpy(np.ascontiguousarray(side)) for side in sides]
+        return Block(lengths.tolist(), *all_to_device(tensors, device))
 
     def relevant(self, queries: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
         """The relevant candidates of some queries: row in ``queries``, column in the list, and grade, (m,) each."""

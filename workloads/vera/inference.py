@@ -14,6 +14,7 @@ from workloads.contract import Runtime
 from workloads.distributed import reduce_sum
 from workloads.encoders.tokens import spans
 from workloads.seeding import derive, seeded
+from workloads.transfer import to_device
 from workloads.vera.confidence import Ranked, shares
 from workloads.vera.dataset import VeraData
 from workloads.vera.model import Evidence, HeadInputs, Retriever
@@ -37,7 +38,7 @@ class FrozenFeatures:
     def of(self, queries: NDArray[np.int64]) -> HeadInputs:
         """Inputs of the heads for a block of these queries."""
         rows, _ = spans(self.start[queries], self.lengths[queries])
-        index = torch.from_numpy(rows).to(self.inputs.z.device, non_blocking=True)
+        index = to_device(torch.from_numpy(rows), self.inputs.z.device)
         return HeadInputs(*(side.index_select(0, index) for side in self.inputs))
 
 

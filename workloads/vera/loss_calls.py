@@ -17,6 +17,7 @@ from workloads.losses.evidential import (
     vera_loss,
 )
 from workloads.losses.listwise import listwise_softmax_loss
+from workloads.transfer import constant
 from workloads.vera.dataset import Block
 from workloads.vera.model import Outputs
 from workloads.vera.params import Params
@@ -76,7 +77,7 @@ def losses(
 
 def weights(stage: Stage, device: torch.device) -> torch.Tensor:
     """The weight of each loss of :data:`NAMES` in the total (note 4.5), (4,)."""
-    return torch.tensor([getattr(stage, name) for name in NAMES], device=device)
+    return constant(tuple(getattr(stage, name) for name in NAMES), device)
 
 
 def _distribution(

@@ -1,0 +1,42 @@
+"""Copies to a device: several tensors in one, and constants once."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.support.virtual_device import CUDA, virtual_cuda
+from workloads.transfer import all_to_device, constant, to_device
+
+SENT = [
+    torch.arange(3),
+    torch.tensor([True, False, True]),
+    torch.rand(2, 5),
+    torch.empty(0),
+    torch.tensor(2.5).double(),
+]
+
+
+def test_many_arrive_as_they_were_in_one_copy_without_waiting() -> None:
+    with virtual_cuda() as log:
+        arrived = all_to_device(SENT, CUDA)
+        assert not log.uploads
+        assert not log.syncs
+        assert {tensor.device for tensor in arrived} == {CUDA}
+        for sent, found in zip(SENT, arrived, strict=True):
+            assert found.dtype == sent.dtype
+            assert torch.equal(found.cpu(), sent)
+
+
+def test_on_the_cpu_they_stay_where_they_are() -> None:
+    arrived = all_to_device(SENT, torch.device("cpu"))
+    assert all(found is sent for found, sent in zip(arrived, SENT))
+    assert to_device(SENT[0], torch.device("cpu")) is SENT[0]
+
+
+def test_a_constant_is_copied_once() -> None:
+    with virtual_cuda() as log:
+        constant.cache_clear()
+        for _ in range(3):
+            assert constant((0.5, 1.0), CUDA).device == CUDA
+        assert sum(log.uploads.values()) == 1
+    constant.cache_clear()
