@@ -41,10 +41,11 @@ def print_metadata(address: str) -> None:
 
     signal.alarm(3)  # the client itself goes on trying for 40 s, deaf to Python
     if resolved := canonicalize_bootstrap_address(address):
+        metadata = get_cluster_metadata(GcsClient(address=resolved))  # first: it tells a wrong token from a wrong port
         cluster = GlobalState()
         cluster._initialize_global_state(GcsClientOptions.create(resolved, None, True, False))
         gpus = sum(node.get("GPU", 0) for node in cluster.total_resources_per_node().values())
-        print(json.dumps(get_cluster_metadata(GcsClient(address=resolved)) | {"gpus": gpus}))
+        print(json.dumps({**metadata, "gpus": gpus}))
 
 
 def torch_trainer() -> type:

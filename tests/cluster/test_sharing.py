@@ -22,7 +22,7 @@ from tests.support.waiting import HANG_SECONDS
 
 CPUS, GPUS, EPOCHS_EACH = 4, 4, 5
 SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--cpus-per-worker", "1", "--scheduler", "none"]
-SWEEP += ["--sampler", "random", "--tracking", "none", f"epochs={EPOCHS_EACH}"]
+SWEEP += ["--gpus-per-worker", "0", "--sampler", "random", "--tracking", "none", f"epochs={EPOCHS_EACH}"]
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

@@ -19,6 +19,7 @@ from tests.support.commands import SPACES, Start, Store, starting, trials
 
 TRIALS = 2
 SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--workers", "2", "--cpus-per-worker", "1"]
+SWEEP += ["--gpus-per-worker", "0"]  # the cluster's is declared, not there
 
 ONE_TRIAL = [*SWEEP, "--trials", "1", "--scheduler", "none"]
 RUN = ["run", "toy", *SWEEP[4:]]
