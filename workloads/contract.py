@@ -142,9 +142,10 @@ class Workload(Protocol):
 
     Params: ClassVar[type[BaseModel]]
     """All hyperparameters: type, bounds, default and source. Optional methods are called before training starts and
-    import no PyTorch. Two raise ValueError with one sentence: ``check_plan(epochs, refit)`` if these values cannot be
+    import no PyTorch. They raise ValueError with one sentence: ``check_plan(epochs, refit)`` if these values cannot be
     trained with the plan, ``check_data(root, holdout)`` if they cannot be trained on the data. ``root`` is the data
     root, where the dataset is present and verified; without ``holdout`` no part is held out for validation.
+    ``check_accumulate()`` does so for ``accumulate=auto`` if micro-batches would change these values' result.
     ``uses_gpu()`` returns False if these values can be trained on a CPU only. The
     optional class attribute ``presets`` maps names to :class:`Preset` objects, for ``--preset NAME``; the optional
     ``tables`` maps a parameter to the rows of its values (:mod:`workloads.loss_table`), which
@@ -213,6 +214,10 @@ class Packable(Protocol):
 
     def pack_shape(self) -> Hashable | None:
         """A key that is equal for workloads that can share a pack; None for one that must be trained alone."""
+
+    def pack_bytes(self) -> int:
+        """Memory on the device that a pack needs for each member in addition to the member's own state."""
+        ...
 
     @classmethod
     def pack_size(cls, params: Any, device: torch.device) -> int:

@@ -70,7 +70,7 @@ def batch(params: Mapping[str, Any], resources: Resources, plan: Plan) -> None:
     """Check that micro-batches and every possible number of workers divide the global ``batch_size``."""
     workers = range(resources.least, resources.workers + 1)
     size = params.get("batch_size")
-    parts = math.lcm(*workers) * plan.accumulate
+    parts = math.lcm(*workers) * (1 if plan.accumulate == "auto" else plan.accumulate)
     if not isinstance(size, int) or size % parts == 0:
         return
     near = [n for n in (size - size % parts, size + parts - size % parts) if n > 0]
@@ -90,6 +90,17 @@ def schedule(name: str, params: Mapping[str, Any], plan: Plan, refit: bool) -> N
     if hasattr(model, "check_plan"):
         with _as_user_errors():
             model.model_validate(dict(params)).check_plan(plan.epochs, refit)
+
+
+def micro_batches(name: str, params: Mapping[str, Any], plan: Plan) -> None:
+    """Check that ``accumulate=auto`` does not change these parameters' result (``check_accumulate`` in the contract).
+
+    Raises UserError.
+    """
+    model = workload_loader.params(name)
+    if plan.accumulate == "auto" and hasattr(model, "check_accumulate"):
+        with _as_user_errors():
+            model.model_validate(dict(params)).check_accumulate()
 
 
 @contextmanager

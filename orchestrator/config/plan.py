@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -34,7 +34,9 @@ class Plan(BaseModel):
         "the first selects epochs. Unset: those of the workload.",
     )
     precision: Precision = Field("fp32", description="Arithmetic of the forward pass: fp32 or bf16.")
-    accumulate: int = Field(1, ge=1, description="Micro-batches that one global batch is split into.")
+    accumulate: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        1, description="Micro-batches that one global batch is split into; auto: as few as fit into the memory."
+    )
     decide_at: tuple[int, ...] = Field(
         (), description="Epochs at which a scheduler decides; set by the sweep, not by users."
     )

@@ -309,6 +309,10 @@ def finish(session: Session, spec: ExperimentSpec, register: str | None, folder:
             model_uri = logged.uri
             version = logged.version
     train_seconds = float(outcome["train_seconds"])
+    if spec.plan.accumulate == "auto":
+        session.folder.update(accumulate=outcome["accumulate"])
+        size = spec.params["batch_size"] // outcome["accumulate"]
+        console.say(f"accumulate=auto: {outcome['accumulate']} micro-batch(es) of {size}")
     _say_metrics(console, spec, outcome)
     if untouched:
         console.say(

@@ -14,9 +14,9 @@ from orchestrator.config.spec import ExperimentSpec, Resources
 from orchestrator.console import duration
 from orchestrator.engine.loop import Diverged, Progress, Row
 from orchestrator.errors import RunFailed
-from orchestrator.runs import heartbeat, reports, worker
+from orchestrator.runs import heartbeat, micro_batches, reports, worker
 from orchestrator.runs.session import Session
-from orchestrator.runs.train import INBOX, RETRIES, Stopped, Timeouts, cause, lost_a_process, start
+from orchestrator.runs.train import INBOX, RETRIES, Stopped, Timeouts, cause, lost_a_process, needs_less_memory, start
 from orchestrator.storage.disk import check_writable
 from orchestrator.storage.names import TRAIN
 from orchestrator.storage.object_sync import download
@@ -102,6 +102,11 @@ def follow(
                 failure = _watch(spec, folder, data, session, rows, resources, resume, selected, timeout)
         except (TrainingFailedError, RayError) as error:
             check_writable(session.settings.storage)  # an unwritable storage is the cause then
+            small = needs_less_memory(error)
+            if small and micro_batches.increase(spec, home, small):
+                parts = micro_batches.chosen(spec, home)
+                session.console.say(f"Out of memory; going on with {parts} micro-batches of a batch")
+                continue
             lost += 1
             if not lost_a_process(error) or lost > RETRIES:
                 raise RunFailed(session.folder.id, cause(error), str(session.folder.log)) from error

@@ -42,6 +42,15 @@ def check_device(error: Exception) -> None:
         raise DeviceLost(f"the accelerator was lost{device}: {one_line(error)}") from error
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation on the device or on the host has failed."""
+    if isinstance(error, MemoryError) or _is(error, "torch", "OutOfMemoryError"):
+        return True
+    if _is(error, "torch", "AcceleratorError"):
+        return OUT_OF_MEMORY in str(error)
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
 def payload(report: EpochReport) -> dict[str, Any]:
     """A report as a plain dict, to be sent to another process."""
     progress = report.progress
@@ -120,11 +129,11 @@ def describe(error: Exception, trace: str = "") -> str:
         return one_line(error)
     if _is(error, "ray", "OutOfMemoryError"):
         return death_cause(str(error))
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
+    if is_out_of_memory(error):
         message = f" ({one_line(error)})" if str(error) else ""
-        return f"{OUT_OF_MEMORY}{message}: fewer trials at once (--concurrency) or a smaller batch_size need less"
-    if _is(error, "torch", "OutOfMemoryError"):
-        return f"it does not fit into its share of the GPU's memory (--gpus-per-worker, batch_size): {one_line(error)}"
+        on_host = not (_is(error, "torch", "OutOfMemoryError") or _is(error, "torch", "AcceleratorError"))
+        also = "fewer trials at once (--concurrency)" if on_host else "a larger --gpus-per-worker, precision=bf16"
+        return f"{OUT_OF_MEMORY}{message}: accumulate=auto, a smaller batch_size or {also} may fit"
     frames = [(frame.filename, str(frame.lineno)) for frame in traceback.extract_tb(error.__traceback__)]
     frames = frames or re.findall(r'File "([^"]+)", line (\d+)', trace)
     line = f" ({Path(frames[-1][0]).name}:{frames[-1][1]})" if frames else ""

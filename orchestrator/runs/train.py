@@ -13,7 +13,7 @@ from orchestrator.engine import checkpoint
 from orchestrator.engine.experiment import Experiment
 from orchestrator.engine.loop import Diverged, EpochReport, Progress
 from orchestrator.errors import UserError, one_line
-from orchestrator.runs import heartbeat, reports, worker
+from orchestrator.runs import heartbeat, micro_batches, reports, worker
 from orchestrator.storage import remote
 from orchestrator.storage.object_sync import RemoteFolder, download
 from orchestrator.storage.settings import Settings
@@ -73,6 +73,7 @@ def start(
         train_worker,
         train_loop_config={
             "spec": spec.model_dump(mode="json"),
+            "accumulate": micro_batches.chosen(spec, home),
             "home": str(home),
             "data": str(data),
             "stop_file": str(stop_file),
@@ -121,6 +122,7 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
         Path(config["data"]),
         ray.train.torch.get_device() if spec.resources.gpus_per_worker else device,
         final=config["outcome"] is not None,
+        accumulate=config["accumulate"],
         rank=rank,
         world_size=world_size,
         agree=distributed.broadcast,
@@ -138,7 +140,7 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
             if not _stream(work, spec, home, latest, selected, rank):
                 return Stopped()
             if work.outcome is not None and rank == 0:
-                worker.write_outcome(work.outcome, Path(config["outcome"]))
+                worker.write_outcome(work.outcome, Path(config["outcome"]), config["accumulate"])
         except (Diverged, UserError) as error:  # every rank raises it, and a retry would too
             return error
         except RuntimeError as error:
@@ -238,6 +240,17 @@ def lost_a_process(error: TrainingFailedError | RayError) -> bool:
     )
 
 
+def needs_less_memory(error: BaseException) -> BaseException | None:
+    """The error of memory of one of the workers, if that has ended the group."""
+    failures = map(_unwrapped, getattr(error, "worker_failures", {}).values())
+    return next(filter(reports.is_out_of_memory, failures), None)
+
+
+def _unwrapped(failure: BaseException) -> BaseException:
+    """A worker's error without the wrappers of Train and Ray."""
+    return getattr(failure, "_base_exc", None) or getattr(failure, "cause", None) or failure
+
+
 def cause(error: BaseException) -> str:
     """The error of the first failed worker, without Ray's wrapper."""
     failures = getattr(error, "worker_failures", None)
@@ -246,7 +259,7 @@ def cause(error: BaseException) -> str:
         rank, first = min(failures.items(), key=lambda each: (not hasattr(each[1], "health_check_failure"), each[0]))
         if lost := getattr(first, "health_check_failure", None):
             return f"worker {rank}: {reports.death_cause(str(lost))}"
-        inner = getattr(first, "_base_exc", None) or getattr(first, "cause", None) or first
+        inner = _unwrapped(first)
         # Train puts the tracebacks into its message and merges those of equal errors.
         trace = re.search(rf"\[Rank (?:\d+,)*{rank}\b.*?(?=\n\[Rank |\Z)", str(error), re.DOTALL)
         text = reports.describe(inner, trace[0] if trace else "") if isinstance(inner, Exception) else one_line(inner)

@@ -17,6 +17,7 @@ from orchestrator.engine.experiment import Experiment, Outcome
 from orchestrator.engine.loop import Diverged, EpochReport, Progress, Row
 from orchestrator.errors import UserError, one_line
 from orchestrator.registry import servable as servables
+from orchestrator.runs import micro_batches
 from orchestrator.storage import disk, names
 from workloads import memory
 from workloads.contract import Columns, Evaluation, Runtime, Servable, Workload
@@ -43,13 +44,14 @@ def experiment(
     device: torch.device,
     *,
     final: bool = True,
+    accumulate: int = 1,
     rank: int = 0,
     world_size: int = 1,
     agree: Callable[[Any], Any] = lambda value: value,
     stop: Callable[[], bool] = lambda: False,
     on_sealed: Callable[[Workload, Row, Evaluation | None], None] = lambda workload, row, evaluation: None,
 ) -> Experiment:
-    """The experiment of ``spec`` on this process' device."""
+    """The experiment of ``spec`` on this process' device. ``accumulate`` is the number of micro-batches."""
     params = workload_loader.params(spec.workload)(**spec.params)
     workload_class = workload_loader.code(spec.workload)
 
@@ -64,7 +66,7 @@ def experiment(
             holdout=holdout,
             steps_per_epoch=spec.plan.steps_per_epoch,
             precision=spec.plan.precision,
-            accumulate=spec.plan.accumulate,
+            accumulate=accumulate,
             broadcast=agree,
         )
         return workload_class(params, runtime)
@@ -107,19 +109,29 @@ def reports(
     """
     if outcome_of(folder):
         return
-    work = experiment(spec, data, device, stop=stop, on_sealed=partial(write_sealed, folder))
-    start = checkpoint.latest(folder / "checkpoints") or resume
-    try:
-        for report in work.stream(checkpoint.read(start, spec.identity) if start else None, selected):
-            if report.checkpoint_due:
-                save(work, folder / "checkpoints")
-            yield report
-    except Diverged as error:
-        if error.rows:
-            yield EpochReport(error.rows, Progress(error.rows[-1].epoch), checkpoint_due=False, ended=None)
-        raise
-    if work.outcome is not None:
-        write_outcome(work.outcome, folder)
+    again = True
+    while again:
+        again = False
+        accumulate = micro_batches.chosen(spec, folder)
+        work = experiment(spec, data, device, accumulate=accumulate, stop=stop, on_sealed=partial(write_sealed, folder))
+        start = checkpoint.latest(folder / "checkpoints") or resume
+        try:
+            for report in work.stream(checkpoint.read(start, spec.identity) if start else None, selected):
+                if report.checkpoint_due:
+                    save(work, folder / "checkpoints")
+                yield report
+            if work.outcome is not None:
+                write_outcome(work.outcome, folder, accumulate)
+        except Diverged as error:
+            if error.rows:
+                yield EpochReport(error.rows, Progress(error.rows[-1].epoch), checkpoint_due=False, ended=None)
+            raise
+        except Exception as error:
+            again = micro_batches.increase(spec, folder, error)
+            if not again:
+                raise
+        del work  # before it is built again, so that its memory is free
+        memory.release(device)
 
 
 def save(work: Experiment, folder: Path, newest: int = CHECKPOINTS_KEPT) -> Path:
@@ -164,14 +176,15 @@ def take_device(resources: Resources) -> torch.device:
     return device
 
 
-def write_outcome(outcome: Outcome, folder: Path) -> None:
+def write_outcome(outcome: Outcome, folder: Path, accumulate: int = 1) -> None:
     """Write the model, the test units and, last, ``outcome.json``, whose presence marks the outcome as complete.
 
-    Raises UserError when ``folder`` cannot be written (exit 3) or the predictor cannot be read.
+    ``accumulate`` is the number of micro-batches. Raises UserError when ``folder`` cannot be written (exit 3) or the
+    predictor cannot be read.
     """
     served = _servable(outcome.workload)
     with disk.writing(folder):
-        _write_outcome(outcome, served, folder)
+        _write_outcome(outcome, served, folder, accumulate)
 
 
 def _servable(workload: Workload) -> Servable:
@@ -185,7 +198,7 @@ def _servable(workload: Workload) -> Servable:
     return served
 
 
-def _write_outcome(outcome: Outcome, served: Servable, folder: Path) -> None:
+def _write_outcome(outcome: Outcome, served: Servable, folder: Path, accumulate: int) -> None:
     export(served, folder / MODEL)
     write_table(outcome.test.units, folder / TEST_UNITS)
     write_table(outcome.validation_units, folder / UNITS)
@@ -197,6 +210,7 @@ def _write_outcome(outcome: Outcome, served: Servable, folder: Path) -> None:
         "ended": outcome.ended,
         "metrics": dict(outcome.metrics),
         "train_seconds": outcome.train_seconds,
+        "accumulate": accumulate,
         "time": time.time(),
     }
     partial = folder / ".outcome.json"

@@ -16,7 +16,7 @@ from orchestrator.cluster.reservation import wait_for_room
 from orchestrator.cluster.train_group import Group, remove_groups
 from orchestrator.config.spec import ExperimentSpec
 from orchestrator.engine.loop import EpochReport, Progress
-from orchestrator.runs import heartbeat, reports, train, worker
+from orchestrator.runs import heartbeat, micro_batches, reports, train, worker
 
 PATIENCE_SECONDS = 60.0
 """Time a group has to save after the sweep was stopped."""
@@ -88,8 +88,10 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
             try:
                 return self._ending(self._group.result())
             except (TrainingFailedError, RayError) as error:
-                self._deaths += 1
-                if not train.lost_a_process(error) or self._deaths > train.RETRIES:
+                small = train.needs_less_memory(error)
+                more = small is not None and micro_batches.increase(self._spec, self._home, small)
+                self._deaths += not more
+                if not more and (not train.lost_a_process(error) or self._deaths > train.RETRIES):
                     return reports.failure_payload(error, cause=train.cause(error))
                 self._inbox.close()
                 self._group = None

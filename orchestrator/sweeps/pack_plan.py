@@ -19,10 +19,11 @@ from orchestrator.engine import checkpoint, loop
 from orchestrator.engine.experiment import Experiment
 from orchestrator.engine.loop import EpochReport, Progress, Row
 from orchestrator.errors import UserError
-from orchestrator.runs import reports, worker
+from orchestrator.runs import micro_batches, reports, worker
 from orchestrator.runs.report_pace import ReportPace
 from orchestrator.search import spaces
 from orchestrator.storage.object_sync import RemoteFolder
+from workloads import memory
 from workloads.contract import Evaluation, Metrics, Pack, Packable, Servable, Split, State, Workload
 
 if TYPE_CHECKING:
@@ -188,28 +189,32 @@ class PackRunner:
         self._trials: dict[int, _Trial] = {}
         self._packs: dict[tuple[Workload, ...], Pack] = {}
         self._failed: list[tuple[int, dict[str, Any]]] = []
+        self._waiting: dict[int, Mapping[str, Any]] = {}
+        self._limits: dict[Any, int] = {}
+        """Most members of a pack, by workload and shape, where larger ones have failed."""
         self._reported = time.monotonic()
         self.pace = ReportPace()
 
     def __len__(self) -> int:
-        return len(self._trials) + len(self._failed)
-
-    def begin(self, config: Mapping[str, Any]) -> None:
-        """Start a trial from the manager's configuration, from its last checkpoint if it has one."""
-        self.pace.ask(config.get("pace", {}))
-        try:
-            self._trials[config["number"]] = self._open(config)
-        except Exception as error:
-            reports.check_device(error)
-            self._failed.append((config["number"], reports.failure_payload(error)))
+        return len(self.seed_runs)
 
     @property
     def seed_runs(self) -> set[int]:
-        """The running seed runs."""
-        return {*self._trials, *(seed_run for seed_run, _ in self._failed)}
+        """The running seed runs, those that wait for memory included."""
+        return {*self._trials, *self._waiting, *(seed_run for seed_run, _ in self._failed)}
+
+    def begin(self, config: Mapping[str, Any]) -> None:
+        """Start a trial from the manager's configuration, from its last checkpoint if it has one.
+
+        One that does not fit into the device's memory next to the others waits until one of them has ended.
+        """
+        self.pace.ask(config.get("pace", {}))
+        self._waiting[config["number"]] = config
+        self._admit()
 
     def drop(self, seed_run: int) -> None:
         """Remove a trial that was stopped or has ended."""
+        self._waiting.pop(seed_run, None)
         if trial := self._trials.pop(seed_run, None):
             trial.carried.finish()
 
@@ -218,6 +223,7 @@ class PackRunner:
 
         Returns the new reports as (seed run, payload).
         """
+        self._admit()
         payloads = self._failed
         self._failed = []
         while self._trials and not payloads:
@@ -226,17 +232,59 @@ class PackRunner:
             if time.monotonic() - self._reported >= self.pace.seconds():
                 payloads += [(seed_run, trial.payload()) for seed_run, trial in self._trials.items() if trial.rows]
                 self._reported = time.monotonic()
+            self._admit()
+            payloads += self._failed
+            self._failed = []
         return payloads
+
+    def _admit(self) -> None:
+        """Start the waiting trials that fit."""
+        for seed_run, config in list(self._waiting.items()):
+            if not self._has_room():
+                return
+            try:
+                trial = self._open(config)
+            except Exception as error:
+                reports.check_device(error)
+                if not self._trials or not reports.is_out_of_memory(error):
+                    del self._waiting[seed_run]
+                    self._failed.append((seed_run, reports.failure_payload(error)))
+                    continue
+            else:
+                del self._waiting[seed_run]
+                self._trials[seed_run] = trial
+                continue
+            memory.release(self._device)  # here: until the handler has ended, the error refers to what was built
+            return
+
+    def _has_room(self) -> bool:
+        """Whether one more member of the present shape fits into the device's memory."""
+        members = [trial.member.workload for trial in self._trials.values()]
+        need = max((member.pack_bytes() for member in members if isinstance(member, Packable)), default=0)
+        if self._device.type != "cuda" or not need:
+            return True
+        return memory.available_bytes(self._device) >= need * (len(members) + 1)
+
+    def _again(self, trials: Sequence[_Trial]) -> None:
+        """Start trials again, from their last checkpoints: an error has left them in the middle of an epoch."""
+        self._packs = {}
+        for trial in trials:
+            self.drop(trial.config["number"])
+            self._waiting[trial.config["number"]] = trial.config
 
     def _open(self, config: Mapping[str, Any]) -> _Trial:
         spec = ExperimentSpec.model_validate(config["spec"])
-        plain = worker.experiment(spec, Path(config["data"]), self._device, final=False, stop=self._stop)
+        folder = Path(config["folder"])
+        accumulate = micro_batches.chosen(spec, folder)
+        plain = worker.experiment(
+            spec, Path(config["data"]), self._device, final=False, accumulate=accumulate, stop=self._stop
+        )
         member = Member(plain.build(holdout=True))
         experiment = replace(
             plain, build=lambda holdout: cast(Workload, member), every_epoch=True, clock=lambda: member.seconds
         )
-        carried = RemoteFolder(Path(config["folder"]))
-        latest = checkpoint.latest(Path(config["folder"]))
+        carried = RemoteFolder(folder)
+        latest = checkpoint.latest(folder)
         stream = experiment.stream(checkpoint.read(latest, spec.identity) if latest else None)
         # A pack trains ahead of the streams, so a stream that evaluates untrained weights must do so first.
         progress = None if latest or member.pretrained else Progress()
@@ -255,6 +303,10 @@ class PackRunner:
                     payloads.append((seed_run, trial.payload()))
             except Exception as error:
                 reports.check_device(error)
+                spec = ExperimentSpec.model_validate(trial.config["spec"])
+                if micro_batches.increase(spec, Path(trial.config["folder"]), error):
+                    self._again([trial])
+                    continue
                 self.drop(seed_run)
                 payloads.append((seed_run, reports.failure_payload(error, trial.rows)))
         return payloads
@@ -267,13 +319,21 @@ class PackRunner:
             if isinstance(workload, Packable) and trial.epoch and (shape := workload.pack_shape()) is not None:
                 peers.setdefault((type(workload), shape), []).append(trial)
         packs: dict[tuple[Workload, ...], Pack] = {}
-        for trials in peers.values():
-            if len(trials) > 1:
+        for shape, trials in peers.items():
+            size = self._limits.get(shape, len(trials))
+            for start in range(0, len(trials), size):
+                together = trials[start : start + size]
+                if len(together) == 1:
+                    continue
                 try:
-                    packs |= self._prepare(trials)
-                except Exception as error:  # such as an error of the device: every member gets it
-                    for trial in trials:
-                        trial.member.prepare(trial.epoch or 0, error)
+                    packs |= self._prepare(together)
+                except Exception as error:
+                    reports.check_device(error)
+                    # Too large for the memory, or one member fails, which alone shall fail: each is trained apart.
+                    self._limits[shape] = len(together) // 2 if reports.is_out_of_memory(error) else 1
+                    self._again(trials)
+                    packs = {}
+                    break
         self._packs = packs
 
     def _prepare(self, trials: Sequence[_Trial]) -> dict[tuple[Workload, ...], Pack]:

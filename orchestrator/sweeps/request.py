@@ -63,6 +63,7 @@ def experiment(
     refit = objectives.of(request.workload, plan)[0].refit
     plan = plan if plan.refit is not None else plan.model_copy(update={"refit": refit})
     preflight.schedule(request.workload, params, plan, bool(plan.refit))
+    preflight.micro_batches(request.workload, params, plan)
     preflight.data(request.workload, params, settings.data, plan.refit)
     devices = request.decide_gpus(devices, settings, [params], say, local=local)
     return ExperimentSpec(workload=request.workload, params=params, plan=plan, seed=request.seed, resources=devices)
@@ -117,6 +118,7 @@ def sweep(
         preflight.dataset(request.workload, complete, settings.data)
         preflight.batch(complete, devices, plan)
         preflight.schedule(request.workload, complete, plan, refit)
+        preflight.micro_batches(request.workload, complete, plan)
         preflight.data(request.workload, complete, settings.data)
 
     survey = spaces.probe(space, fixed, params, request.seed, check)

@@ -13,7 +13,7 @@ from orchestrator.config.spec import ExperimentSpec
 from orchestrator.engine import checkpoint
 from orchestrator.engine.experiment import Experiment
 from orchestrator.engine.loop import EpochReport
-from orchestrator.runs import heartbeat, reports, worker
+from orchestrator.runs import heartbeat, micro_batches, reports, worker
 from orchestrator.runs.heartbeat import TrialTimeout
 from orchestrator.runs.report_pace import ReportPace
 from orchestrator.storage.object_sync import RemoteFolder
@@ -27,6 +27,8 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
     would retry the trial. Only a lost accelerator and a node that is being taken away raise.
     """
 
+    _spec: ExperimentSpec
+    _data: Path
     _experiment: Experiment
     _folder: Path
     _stream: Iterator[EpochReport]
@@ -45,7 +47,7 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
         hung = heartbeat.announce(Path(new_config["folder"]))
         self._leave()
         self._carried.finish()
-        del self._experiment, self._stream  # before the next trial is built, so that its memory is free
+        self._forget()
         self._begin(new_config, hung)
         return True
 
@@ -55,16 +57,19 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
 
     def step(self) -> dict[str, Any]:
         self._pace.answered()
-        if self._failure is None:
+        while self._failure is None:
             try:
                 if report := next(self._stream, None):
                     return self._reported(report)
             except Exception as error:
                 self._last = None
                 reports.check_device(error)
-                self._failure = reports.failure_payload(error)
+                if not micro_batches.increase(self._spec, self._folder, error):
+                    self._failure = reports.failure_payload(error)
             else:
                 raise Preempted  # the only reason for a stream to end early
+            if self._failure is None:
+                self._open()
         self._last = None
         return self._failure
 
@@ -94,14 +99,29 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
         if hung:
             return
         try:
-            spec = ExperimentSpec.model_validate(config["spec"])
-            device = worker.take_device(spec.resources)
-            self._experiment = worker.experiment(spec, Path(config["data"]), device, final=False, stop=this_node())
-            self._experiment.report_seconds = self._pace.seconds
-            latest = checkpoint.latest(self._folder)
-            self._stream = self._experiment.stream(checkpoint.read(latest, spec.identity) if latest else None)
+            self._spec = ExperimentSpec.model_validate(config["spec"])
+            self._data = Path(config["data"])
+            self._open()
         except Exception as error:
             self._stream = _raising(error)  # reported by the first step, like later errors
+
+    def _open(self) -> None:
+        """Begin the stream, from the last checkpoint if there is one."""
+        spec = self._spec
+        self._forget()
+        device = worker.take_device(spec.resources)
+        accumulate = micro_batches.chosen(spec, self._folder)
+        self._experiment = worker.experiment(
+            spec, self._data, device, final=False, accumulate=accumulate, stop=this_node()
+        )
+        self._experiment.report_seconds = self._pace.seconds
+        latest = checkpoint.latest(self._folder)
+        self._stream = self._experiment.stream(checkpoint.read(latest, spec.identity) if latest else None)
+
+    def _forget(self) -> None:
+        """Drop the last experiment before another is built, so that its memory is free."""
+        self._stream = iter(())
+        self._experiment = None  # type: ignore[assignment]
 
     def _leave(self) -> None:
         """Save the state of a stopped trial: it may have been interrupted rather than pruned."""

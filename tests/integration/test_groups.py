@@ -136,6 +136,20 @@ def test_an_error_on_one_rank_ends_the_group_at_once(trained: Path, words: list[
     assert sorted(trained.read_text().split()) == ["1", "1", "2"], "a group was started again"
 
 
+FLAT = [*ONE_TRIAL, "--workers", "1", "--pack", "off"]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("words", [ONE_TRIAL, RUN, FLAT], ids=["sweep", "run", "flat"])
+def test_what_is_out_of_memory_goes_on_in_micro_batches(home: Path, words: list[str], start: Start) -> None:
+    begun = start(*words, "epochs=4", "refit=false", "accumulate=auto", "fits=2")
+    assert begun.end() == 0, begun.text()
+    folder = next(home.glob("storage/*"))
+    numbers = [file.read_text() for file in folder.rglob("accumulate.json")]
+    assert set(numbers) == {"4"} if words is FLAT else {"2"}, "a worker of two has half of the batch of 8"
+    Store(home).check()
+
+
 @pytest.mark.faults
 def test_resume_after_the_drivers_death(home: Path, start: Start) -> None:
     epochs, store = 20, Store(home)

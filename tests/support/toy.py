@@ -64,7 +64,8 @@ class Params(BaseModel):
     """``nan_at`` is an epoch whose loss is NaN, ``hang_at`` one without an end, ``hog_at`` one that wants all memory.
 
     At ``lost_at`` the process loses its accelerator, unless the file that :data:`LOST` names is there by then.
-    At ``raise_at`` it raises. With ``on_rank`` that worker alone hangs or raises. ``slow`` are seconds an epoch takes.
+    Micro-batches of more than ``fits`` are out of memory in the middle of epoch 2. At ``raise_at`` it raises. With
+    ``on_rank`` that worker alone hangs or raises. ``slow`` are seconds an epoch takes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -81,11 +82,12 @@ class Params(BaseModel):
     lost_at: int | None = None
     raise_at: int | None = None
     on_rank: int | None = None
+    fits: int | None = None
 
     @model_serializer(mode="wrap")
     def _as_recorded(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Unset, what came later is left out: the recorded runs keep their fingerprints."""
-        later = ("hog_at", "lost_at", "raise_at", "on_rank")
+        later = ("hog_at", "lost_at", "raise_at", "on_rank", "fits")
         return {name: value for name, value in dump(self).items() if name not in later or value is not None}
 
 
@@ -150,6 +152,12 @@ class Toy:
             slope = 2 * (self.x - (0 if self.runtime.holdout else 0.25)) + 0.1 * noise
             self.velocity = self.params.momentum * self.velocity + slope
             self.x = self.x - self.params.lr * self.velocity
+        if (
+            self.params.fits is not None
+            and epoch == 2
+            and self.params.batch_size // self.runtime.accumulate > self.params.fits
+        ):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         self.epoch = epoch
         return {"loss": float("nan") if epoch == self.params.nan_at else float(self.x) ** 2}
 

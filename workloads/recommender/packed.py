@@ -85,7 +85,8 @@ def size(params: Params, device: torch.device) -> int:
     """The worthwhile number of members, as measured by benchmarks/packing.py.
 
     On a CPU core small steps are mostly overhead, which members share; larger ones are bound by memory, which is not
-    shared. A GPU idles between the launches of a single trial of any size; its limit is the size of the tables.
+    shared. A GPU idles between the launches of a single trial of any size; how many tables fit into its memory is seen
+    there (``pack_bytes``).
     """
     if not _packable(params):
         return 1

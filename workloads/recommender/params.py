@@ -263,6 +263,16 @@ class Params(WorkloadParams):
             raise ValueError(message)
         return self
 
+    def check_accumulate(self) -> None:
+        """Refuse losses of the whole batch and sequential SGD, which has no batches.
+
+        Raises:
+            ValueError: says which.
+        """
+        if LOSSES[self.loss].whole_batch or self.optimizer == "sgd":
+            what = f"loss={self.loss}" if LOSSES[self.loss].whole_batch else "optimizer=sgd"
+            raise ValueError(f"{what} cannot be trained in micro-batches, which accumulate=auto may choose. Drop it")
+
     def uses_gpu(self) -> bool:
         """Sequential SGD is compiled for CPUs."""
         return self.optimizer != "sgd"

@@ -81,6 +81,10 @@ class Recommender:
         """A key that is equal for matrix factorisations that can be trained together."""
         return packed.shape(self.params, self.runtime, self.data)
 
+    def pack_bytes(self) -> int:
+        """Stacked table and moments, next to the member's own until they are replaced, gradient and update."""
+        return 5 * self.model.embedding.nbytes
+
     @classmethod
     def pack_size(cls, params: RecommenderParams, device: torch.device) -> int:
         """The number of members that is worthwhile."""

@@ -201,6 +201,17 @@ class Params(WorkloadParams):
         check_parts(self.dataset, self.batch_size, train, validation, test, holdout)
         loss_settings(self.dataset, self.of_loss(), len(images.classes))
 
+    def check_accumulate(self) -> None:
+        """Refuse micro-batches: batch normalisation would use their statistics.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            "accumulate=auto would change the result: batch normalisation uses the statistics of a micro-batch. "
+            "Set accumulate=N to accept that, or a smaller batch_size"
+        )
+
     def of_loss(self) -> dict[str, Any]:
         """The parameters that the loss reads, by name."""
         return {"temperature": self.temperature} | {name: getattr(self, name) for name in LOSSES[self.loss].params}

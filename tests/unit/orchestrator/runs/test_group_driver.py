@@ -66,8 +66,8 @@ def test_what_does_not_fit_is_told_with_what_to_do() -> None:
     with pytest.raises(torch.OutOfMemoryError) as caught:
         raise torch.OutOfMemoryError(words)
     assert reports.describe(caught.value) == (
-        "it does not fit into its share of the GPU's memory (--gpus-per-worker, batch_size): "
-        "CUDA out of memory. Tried to allocate 2.00 GiB."
+        "out of memory (CUDA out of memory. Tried to allocate 2.00 GiB.): accumulate=auto, a smaller batch_size or a "
+        "larger --gpus-per-worker, precision=bf16 may fit"
     )
 
 

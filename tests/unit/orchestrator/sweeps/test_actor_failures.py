@@ -46,7 +46,8 @@ class Lost(Exception):
 def test_a_process_at_its_limit_says_so() -> None:
     with pytest.raises(MemoryError) as caught:
         hog()
-    assert reports.describe(caught.value).startswith("out of memory: fewer trials at once (--concurrency)")
+    words = "out of memory: accumulate=auto, a smaller batch_size or fewer trials at once (--concurrency) may fit"
+    assert reports.describe(caught.value) == words
 
 
 def test_so_does_pytorch_on_a_cpu() -> None:

@@ -18,7 +18,7 @@ from orchestrator.storage.settings import resolve
 from orchestrator.sweeps import estimate, pack_plan
 from orchestrator.sweeps.pack_plan import PackRunner, capacities, pack_size, run_together
 from tests.support.toy import Toy
-from workloads import catalog
+from workloads import catalog, memory
 from workloads.contract import Evaluation, Metrics, Split
 
 CPU = torch.device("cpu")
@@ -42,10 +42,13 @@ class PackedToys:
 
 
 class PackableToy(Toy):
-    """A toy of one shape for each momentum; 0.9 cannot be packed, and 0.8 breaks its packs."""
+    """A toy of one shape for each momentum; 0.9 cannot be packed, of 0.8 two fit, and 0.7 breaks its packs."""
 
     def pack_shape(self) -> Hashable | None:
         return None if self.params.momentum == 0.9 else self.params.momentum
+
+    def pack_bytes(self) -> int:
+        return 100
 
     @classmethod
     def pack_size(cls, params: Any, device: torch.device) -> int:
@@ -53,8 +56,10 @@ class PackableToy(Toy):
 
     @classmethod
     def pack(cls, members: Sequence[PackableToy]) -> PackedToys:
-        if members[0].params.momentum == 0.8:
+        if members[0].params.momentum == 0.8 and len(members) > 2:
             raise MemoryError("these do not fit")
+        if members[0].params.momentum == 0.7:
+            raise ValueError("these cannot be together")
         return PackedToys(members)
 
 
@@ -184,11 +189,69 @@ def test_an_error_ends_its_trial_alone(tmp_path: Path) -> None:
     assert all(book.rows(number) == apart(book, number) for number in (0, 3))
 
 
-def test_a_pack_that_fails_fails_its_members(tmp_path: Path) -> None:
-    book = Book(tmp_path, [spec_of(0, {}, momentum=0.8), spec_of(1, {}, momentum=0.8), spec_of(2, {})])
-    together(book, size=3)
-    assert all("these do not fit" in book.told[number][-1]["error"] for number in (0, 1))
-    assert book.rows(2) == apart(book, 2)
+def test_a_pack_that_does_not_fit_is_halved(tmp_path: Path) -> None:
+    book = Book(tmp_path, [spec_of(number, {}, momentum=0.8) for number in range(5)])
+    together(book, size=5)
+    assert all(book.rows(number) == apart(book, number) for number in range(5))
+    assert {len(epochs) for epochs in PackedToys.trained} == {2}
+
+
+def test_members_of_a_pack_that_fails_are_trained_apart(tmp_path: Path) -> None:
+    """So that an error of one of them fails that one alone."""
+    specs = [spec_of(number, {}, momentum=0.7, raise_at=4 if number == 1 else None) for number in range(3)]
+    book = Book(tmp_path, [*specs, spec_of(3, {})])
+    together(book, size=4)
+    assert all(book.rows(number) == apart(book, number) for number in (0, 2, 3))
+    assert "the third layer is missing" in book.told[1][-1]["error"]
+
+
+def test_a_trial_for_which_there_is_no_memory_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    book = Book(tmp_path, [spec_of(number, {}) for number in range(4)])
+    runner = PackRunner(CPU)
+    begun = runner._open
+
+    def small(config: Mapping[str, Any]) -> Any:
+        if len(runner._trials) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return begun(config)
+
+    monkeypatch.setattr(runner, "_open", small)
+    run_together(book, runner, 4)  # type: ignore[arg-type]
+    assert {len(epochs) for epochs in PackedToys.trained} == {2}
+    assert all(book.rows(number) == apart(book, number) for number in range(4))
+
+
+def test_a_trial_that_does_not_fit_alone_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(config: Mapping[str, Any]) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    runner = PackRunner(CPU)
+    monkeypatch.setattr(runner, "_open", opened)
+    runner.begin(Book(tmp_path, [spec_of(0, {})]).config(0))
+    ((seed_run, payload),) = runner.step()
+    assert seed_run == 0
+    assert payload["error"].startswith("out of memory (CUDA out of memory): accumulate=auto")
+    assert not len(runner)
+
+
+def test_room_is_what_a_pack_of_one_more_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    book = Book(tmp_path, [spec_of(number, {}) for number in range(2)])
+    runner = PackRunner(CPU)
+    for number in range(2):
+        runner.begin(book.config(number))
+    monkeypatch.setattr(runner, "_device", torch.device("cuda"))
+    for available, room in ((299, False), (300, True)):
+        monkeypatch.setattr(memory, "available_bytes", lambda device, available=available: available)
+        assert runner._has_room() == room
+
+
+def test_accumulate_auto_goes_on_in_smaller_parts(tmp_path: Path) -> None:
+    book = Book(tmp_path, [spec_of(number, {"accumulate": "auto"}, fits=2, batch_size=8) for number in range(2)])
+    together(book, size=2)
+    for number in range(2):
+        expected = Book(tmp_path / "apart", [spec_of(number, {})])
+        assert dict(book.rows(number)) == dict(apart(expected, 0))
+        assert (tmp_path / str(number) / "accumulate.json").read_text() == "4"
 
 
 def test_a_stop_saves_all_and_any_of_them_goes_on_apart(tmp_path: Path) -> None:

@@ -291,8 +291,8 @@ def test_a_winner_that_fails_in_its_refit_is_told_as_a_failed_run(
         sweep(trials=2, name="s")
     log = settings.storage / "s" / "log.txt"
     assert str(caught.value) == (
-        "s failed: it does not fit into its share of the GPU's memory (--gpus-per-worker, batch_size): "
-        f"CUDA out of memory. Tried to allocate 2.00 GiB. (log: {log})"
+        "s failed: out of memory (CUDA out of memory. Tried to allocate 2.00 GiB.): accumulate=auto, a smaller "
+        f"batch_size or a larger --gpus-per-worker, precision=bf16 may fit (log: {log})"
     )
     assert "breaks" in log.read_text(), "the traceback is there"
 

@@ -1,0 +1,47 @@
+"""``accumulate=auto``: a global batch in as few micro-batches as fit into the device's memory.
+
+Training begins with one. After an error of memory it goes on from the last checkpoint with at least twice as many. The
+number is kept in the folder of the trial or run, so that a resume begins with it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from orchestrator.config.spec import ExperimentSpec
+from orchestrator.runs import reports
+from orchestrator.storage import disk
+
+FILE = "accumulate.json"
+
+
+def chosen(spec: ExperimentSpec, folder: Path) -> int:
+    """Number of micro-batches to train with."""
+    if spec.plan.accumulate != "auto":
+        return spec.plan.accumulate
+    file = folder / FILE
+    return int(json.loads(file.read_text())) if file.exists() else 1
+
+
+def increase(spec: ExperimentSpec, folder: Path, error: BaseException) -> bool:
+    """Choose more micro-batches after ``error``.
+
+    Returns False if the error is not one of memory, the plan sets the number, or the batch cannot be split further.
+    Raises UserError when the folder cannot be written.
+    """
+    if spec.plan.accumulate != "auto" or not reports.is_out_of_memory(error):
+        return False
+    now = chosen(spec, folder)
+    size = spec.params.get("batch_size")
+    workers = math.lcm(*range(spec.resources.least, spec.resources.workers + 1))
+    if not isinstance(size, int):
+        return False
+    more = next((parts for parts in range(2 * now, size // workers + 1) if size % (workers * parts) == 0), None)
+    if more is None:
+        return False
+    with disk.writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / FILE).write_text(json.dumps(more))
+    return True

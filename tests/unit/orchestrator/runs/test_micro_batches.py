@@ -1,0 +1,106 @@
+"""``accumulate=auto``: when the batch is split further, how far, and that nothing else changes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import orchestrator
+from orchestrator.cluster import preflight
+from orchestrator.config.plan import Plan
+from orchestrator.config.spec import ExperimentSpec, Resources
+from orchestrator.errors import RunFailed, UserError
+from orchestrator.runs import micro_batches
+from tests.support.toy import Params
+
+OUT = torch.OutOfMemoryError("CUDA out of memory")
+
+
+pytestmark = pytest.mark.usefixtures("toy_workload")
+
+
+def spec(size: int = 8, accumulate: Any = "auto", **resources: Any) -> ExperimentSpec:
+    params = Params(batch_size=size).model_dump()
+    return ExperimentSpec(
+        workload="toy", params=params, plan=Plan(accumulate=accumulate, refit=False), resources=Resources(**resources)
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "resources", "expected"),
+    [
+        (8, {}, [2, 4, 8]),
+        (12, {}, [2, 4, 12]),
+        (160, {"workers": 2}, [2, 4, 8, 16, 40, 80]),
+        (12, {"workers": 2}, [2, 6]),
+        (24, {"workers": "1:3", "gpus_per_worker": 0}, [2, 4]),  # 2 or 3 workers may divide it
+        (7, {}, [7]),
+        (1, {}, []),
+    ],
+)
+def test_each_number_is_at_least_twice_the_last_and_divides_the_batch(
+    size: int, resources: dict[str, Any], expected: list[int], tmp_path: Path
+) -> None:
+    one = spec(size, **resources)
+    assert micro_batches.chosen(one, tmp_path / "new") == 1
+    found = []
+    while micro_batches.increase(one, tmp_path / "new", OUT):
+        found.append(micro_batches.chosen(one, tmp_path / "new"))
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "error", "split"),
+    [
+        ("auto", OUT, True),
+        ("auto", torch.AcceleratorError("CUDA error: out of memory"), True),
+        ("auto", MemoryError(), True),
+        ("auto", torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), False),
+        ("auto", ValueError("out of memory"), False),
+        (2, OUT, False),
+    ],
+)
+def test_only_an_error_of_memory_splits_a_batch(accumulate: Any, error: Exception, split: bool, tmp_path: Path) -> None:
+    one = spec(accumulate=accumulate)
+    assert micro_batches.increase(one, tmp_path, error) == split
+    assert micro_batches.chosen(one, tmp_path) == (2 if split else 1 if accumulate == "auto" else 2)
+
+
+def test_a_run_goes_on_with_the_same_result(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = orchestrator.run("toy", local=True, tracking="none", epochs=4)
+    small = orchestrator.run("toy", local=True, tracking="none", epochs=4, accumulate="auto", fits=2, name="small")
+    assert small.metrics == plain.metrics
+    assert "accumulate=auto: 4 micro-batch(es) of 2" in capsys.readouterr().out
+    assert json.loads((small.folder / "outcome.json").read_text())["accumulate"] == 4
+    assert json.loads((small.folder / "record.json").read_text())["accumulate"] == 4
+
+
+def test_a_batch_of_one_that_does_not_fit_fails(home: Path) -> None:
+    with pytest.raises(RunFailed, match=r"out of memory \(CUDA out of memory.*accumulate=auto, a smaller batch_size"):
+        orchestrator.run("toy", local=True, tracking="none", epochs=4, accumulate="auto", fits=0)
+    with pytest.raises(RunFailed, match="out of memory"):
+        orchestrator.run("toy", local=True, tracking="none", epochs=4, fits=2)
+
+
+@pytest.mark.parametrize(
+    ("workload", "params", "reason"),
+    [
+        ("simclr", {}, "batch normalisation uses the statistics of a micro-batch"),
+        ("recommender", {"optimizer": "sgd"}, "optimizer=sgd cannot be trained in micro-batches"),
+        ("recommender", {"loss": "denoise_truncated"}, "loss=denoise_truncated cannot be trained in micro-batches"),
+        ("recommender", {}, None),
+        ("bi_encoder", {}, None),
+    ],
+)
+def test_where_the_result_would_change_it_is_refused(workload: str, params: dict[str, Any], reason: str | None) -> None:
+    complete = preflight.parameters(workload, params)
+    preflight.micro_batches(workload, complete, Plan(accumulate=2))
+    if reason is None:
+        preflight.micro_batches(workload, complete, Plan(accumulate="auto"))
+        return
+    with pytest.raises(UserError, match=reason):
+        preflight.micro_batches(workload, complete, Plan(accumulate="auto"))
