@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import http.client
 import json
 import math
-import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import urlencode
 
-from orchestrator.cluster import redirects
+from orchestrator.cluster import mlflow_login, redirects
 from orchestrator.cluster.connection import authenticate, check_fit, check_is_ray, check_reachable, this_machine
 from orchestrator.config import workload_loader
 from orchestrator.config.parsing import validate
@@ -157,7 +155,7 @@ def tracking(settings: Settings) -> None:
 
 def server_version(address: str) -> str:
     """Version of MLflow's server. Raises OSError."""
-    uri, credentials = _credentials(address.rstrip("/"))
+    uri, credentials = mlflow_login.credentials(address.rstrip("/"))
     return _answer(f"{uri}/version", None, credentials)[:100].decode(errors="replace").strip()
 
 
@@ -168,10 +166,10 @@ def _check_may_write(settings: Settings, experiment: str) -> None:
     """
     if settings.tracking is None or not settings.tracking.startswith("http"):
         return
-    uri, credentials = _credentials(settings.tracking.rstrip("/"))
+    uri, credentials = mlflow_login.credentials(settings.tracking.rstrip("/"))
     if not credentials:
         return
-    user = os.environ.get("MLFLOW_TRACKING_USERNAME", "this user")
+    user = mlflow_login.user()
     named = f"{uri}/api/2.0/mlflow/experiments/get-by-name?{urlencode({'experiment_name': experiment})}"
     with suppress(OSError, ValueError, KeyError):  # other errors appear when the run is opened
         try:
@@ -189,13 +187,14 @@ def _check_may_write(settings: Settings, experiment: str) -> None:
 def _answer(url: str, data: bytes | None, credentials: Mapping[str, str]) -> bytes:
     """Answer of an API path of MLflow, to a POST if there is ``data``. Raises OSError."""
     headers = {"Content-Type": "application/json", **credentials}
-    return redirects.read(urllib.request.Request(url, data=data, headers=headers), SERVER_SECONDS)
+    request = urllib.request.Request(url, data=data, headers=headers)
+    return redirects.read(request, SERVER_SECONDS, mlflow_login.encryption())
 
 
 def _ask_server(address: str) -> None:
     uri = address
     try:
-        uri, credentials = _credentials(address)
+        uri, credentials = mlflow_login.credentials(address)
         # An API path: /health answers 200 even where the host check refuses every client.
         _answer(f"{uri}/api/2.0/mlflow/experiments/search", b'{"max_results": 1}', credentials)
     except urllib.error.HTTPError as error:
@@ -216,17 +215,3 @@ def _ask_server(address: str) -> None:
             f"No MLflow answers at {uri} ({reason})", code=UNAVAILABLE,
             fix="Start the server, correct MLFLOW_TRACKING_URI or --tracking, or unset it for the embedded store",
         ) from None  # fmt: skip
-
-
-def _credentials(address: str) -> tuple[str, dict[str, str]]:
-    """The address without its login, and the header that MLflow's client would send."""
-    parts = urlsplit(address)
-    uri = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-    user = parts.username or os.environ.get("MLFLOW_TRACKING_USERNAME")
-    password = parts.password or os.environ.get("MLFLOW_TRACKING_PASSWORD")
-    if user and password:
-        pair = f"{unquote(user)}:{unquote(password)}".encode()
-        return uri, {"Authorization": f"Basic {base64.b64encode(pair).decode()}"}
-    if token := os.environ.get("MLFLOW_TRACKING_TOKEN"):
-        return uri, {"Authorization": f"Bearer {token}"}
-    return uri, {}

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import http.client
+import ssl
 import urllib.request
 from typing import IO
 from urllib.parse import urlsplit
@@ -42,9 +43,10 @@ class SameOrigin(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def read(request: urllib.request.Request | str, seconds: float) -> bytes:
+def read(request: urllib.request.Request | str, seconds: float, encryption: ssl.SSLContext | None = None) -> bytes:
     """The body of the answer. Raises OSError, of which HTTPError and RedirectRefused are kinds."""
-    with urllib.request.build_opener(SameOrigin).open(request, timeout=seconds) as answer:
+    https = urllib.request.HTTPSHandler(context=encryption)
+    with urllib.request.build_opener(SameOrigin, https).open(request, timeout=seconds) as answer:
         body: bytes = answer.read()
     return body
 
