@@ -11,7 +11,7 @@ import torch
 from workloads.contract import Runtime
 from workloads.recommender.dataset import RecommenderData
 from workloads.recommender.model import Choose
-from workloads.sampling.negatives import Key, random_bits
+from workloads.sampling.negatives import Key, permutation, random_bits
 from workloads.sampling.sampler import Sampler, View, counters
 from workloads.schedule import passes_of, steps_per_pass
 from workloads.seeding import derive, generator
@@ -179,7 +179,9 @@ def _keys(passes: Sequence[tuple[int, int]], stream: str, rows: torch.Tensor, co
 
 @lru_cache(maxsize=1)  # short virtual epochs share their pass
 def _order(seed: int, number: int, n: int, device: torch.device) -> torch.Tensor:
-    return torch.randperm(n, generator=generator(seed, "order", number, device=device), device=device)
+    if device.type == "cpu":
+        return torch.randperm(n, generator=generator(seed, "order", number))
+    return permutation(derive(seed, "order", number), n, device)
 
 
 def choice(draws: Draws, batch: Batch, epoch: int, n_users: int) -> Choose | None:

@@ -33,6 +33,16 @@ def random_bits(key: Key, counters: torch.Tensor) -> torch.Tensor:
     return z.bitwise_right_shift_(32).bitwise_and_(0xFFFFFFFF)
 
 
+def permutation(key: int, n: int, device: torch.device) -> torch.Tensor:
+    """A random permutation of n numbers, (n,) int64, the same on every device.
+
+    ``torch.randperm`` on CUDA depends on the number of multiprocessors from about 900,000 numbers on.
+    """
+    upper, lower = random_bits(key, torch.arange(2 * n, device=device)).view(2, n)
+    order: torch.Tensor = ((upper << 31) | (lower >> 1)).sort(stable=True).indices
+    return order
+
+
 def _signed(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 

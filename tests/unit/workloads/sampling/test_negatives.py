@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workloads.sampling import negatives, pairs
-from workloads.sampling.negatives import Unobserved, random_bits, subset, uniform
+from workloads.sampling.negatives import Unobserved, permutation, random_bits, subset, uniform
 
 
 def csr(positives: list[set[int]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -27,6 +27,20 @@ def test_random_bits_are_splitmix64() -> None:
         16408922859458223821,
     ]
     assert random_bits(1234567, torch.arange(1, 6)).tolist() == [value >> 32 for value in published]
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 100_000])
+def test_a_permutation_has_every_number_once(n: int) -> None:
+    found = permutation(5, n, torch.device("cpu"))
+    assert found.sort().values.tolist() == list(range(n))
+    assert n < 7 or not torch.equal(found, permutation(6, n, torch.device("cpu")))
+
+
+def test_permutations_are_uniform() -> None:
+    drawn = torch.stack([permutation(key, 3, torch.device("cpu")) for key in range(6000)])
+    counts = (drawn @ torch.tensor([9, 3, 1])).unique(return_counts=True)[1]
+    assert len(counts) == 6
+    assert ((counts - 1000).square() / 1000).sum() < 20.5  # chi-square, 5 degrees of freedom, p = .001
 
 
 def test_random_bits_of_large_keys_and_counters() -> None:
