@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Split: TypeAlias = Literal["validation", "test"]
-Precision: TypeAlias = Literal["fp32", "bf16"]
+Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
 Direction: TypeAlias = Literal["max", "min"]
 
 Metrics: TypeAlias = Mapping[str, float]
@@ -38,7 +38,7 @@ MID_RUN: dict[str, Any] = {"mid_run": True}
 RESERVED = (
     *("epochs", "patience", "evaluate_every", "checkpoint_every", "steps_per_epoch", "refit", "objective", "precision"),
     *("accumulate", "decide_at", "workers", "min_workers", "gpus_per_worker", "cpus_per_worker", "max_gpus"),
-    *("seed", "workload"),
+    *("seed", "workload", "deterministic"),
 )
 """Names of the engine's own settings, which no parameter may have."""
 

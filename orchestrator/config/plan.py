@@ -33,7 +33,14 @@ class Plan(BaseModel):
         description="What to select by: METRIC, METRIC:min or METRIC:max of the validation split; of several (A,B) "
         "the first selects epochs. Unset: those of the workload.",
     )
-    precision: Precision = Field("fp32", description="Arithmetic of the forward pass: fp32 or bf16.")
+    precision: Precision = Field(
+        "fp32",
+        description="Arithmetic: fp32; tf32, matrix products and convolutions of training on CUDA; bf16, the forward "
+        "pass. Evaluation is fp32 with tf32.",
+    )
+    deterministic: bool = Field(
+        False, description="Deterministic algorithms only; an operation without one ends the run."
+    )
     accumulate: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         1, description="Micro-batches that one global batch is split into; auto: as few as fit into the memory."
     )

@@ -207,5 +207,6 @@ def digest(value: Any) -> str:
 
 
 def _plan(plan: Plan) -> dict[str, Any]:
-    # ``objective`` is a newer setting; unset, it must not change the fingerprints of old runs.
-    return plan.model_dump(exclude={"checkpoint_every"} | (set() if plan.objective else {"objective"}))
+    # Newer settings: unset, they must not change the fingerprints of old runs.
+    unset = {name for name in ("objective", "deterministic") if not getattr(plan, name)}
+    return plan.model_dump(exclude={"checkpoint_every"} | unset)

@@ -155,7 +155,7 @@ def run_epochs(
     first = 0 if resume is None and validate and is_pretrained(workload) else progress.epoch + 1
     for epoch in range(first, plan.epochs + 1):
         started = spent()
-        metrics = named(prefix, workload, "train_epoch", workload.train_epoch(epoch)) if epoch else {}
+        metrics = named(prefix, workload, "train_epoch", _train(workload, plan, epoch)) if epoch else {}
         if bad := _not_finite(metrics):  # a diverged model may fail to evaluate
             raise Diverged(epoch, *bad, rows=tuple(rows))
         seen: dict[str, float] = {}
@@ -192,6 +192,13 @@ def run_epochs(
                 saved_epoch = epoch
         if ended or stopping:
             return
+
+
+def _train(workload: Workload, plan: Plan, epoch: int) -> Metrics | Evaluation:
+    from workloads.precision import training_precision  # imports PyTorch
+
+    with training_precision(plan.precision):
+        return workload.train_epoch(epoch)
 
 
 def is_pretrained(workload: object) -> bool:

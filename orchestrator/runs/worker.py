@@ -52,6 +52,9 @@ def experiment(
     on_sealed: Callable[[Workload, Row, Evaluation | None], None] = lambda workload, row, evaluation: None,
 ) -> Experiment:
     """The experiment of ``spec`` on this process' device. ``accumulate`` is the number of micro-batches."""
+    from workloads.precision import use_deterministic_algorithms  # imports PyTorch
+
+    use_deterministic_algorithms(spec.plan.deterministic)
     params = workload_loader.params(spec.workload)(**spec.params)
     workload_class = workload_loader.code(spec.workload)
 

@@ -341,8 +341,11 @@ class PackRunner:
         pack = self._packs.get(members) or cast(Packable, type(members[0])).pack(members)
         epochs = [cast(int, trial.epoch) for trial in trials]
         evaluated = [k for k, trial in enumerate(trials) if trial.experiment.plan.evaluates(epochs[k])]
+        from workloads.precision import training_precision  # imports PyTorch
+
         started = time.monotonic()
-        trained = pack.train_epoch(epochs)
+        with training_precision(trials[0].experiment.plan.precision):
+            trained = pack.train_epoch(epochs)
         between = time.monotonic()
         evaluations = pack.evaluate(evaluated, "validation") if evaluated else []
         ended = time.monotonic()

@@ -68,6 +68,8 @@ class SimCLR:
         self.data = prepare(images, params.split_seed, runtime.holdout, runtime.device)
         train, validation, test = map(len, (self.data.train, self.data.validation, self.data.test))
         check_parts(params.dataset, params.batch_size, train, validation, test, runtime.holdout)
+        # Batches have one shape. Measuring which convolution is fastest makes the choice depend on the machine.
+        torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
         self.settings = loss_settings(params.dataset, params.of_loss(), len(self.data.classes))
         view = params.view_size or self.data.size
         self.recipe = Recipe(view, self.data.size, scale=(params.crop, 1.0), strength=params.strength, blur=params.blur)

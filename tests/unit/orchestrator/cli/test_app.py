@@ -84,7 +84,10 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
         (f"{RUN} dim=0", ("Parameter dim is not valid: got '0'; allowed: greater than or equal to 1",)),
         (f"{RUN} backbone=lightgnc", ("got 'lightgnc'; allowed: 'mf' or 'lightgcn'", "Did you mean 'lightgcn'?")),
         (f"{RUN} epochs=0", ("Plan setting epochs is not valid: got '0'",)),
-        (f"{RUN} precision=fp16", ("Plan setting precision is not valid: got 'fp16'; allowed: 'fp32' or 'bf16'",)),
+        (
+            f"{RUN} precision=fp16",
+            ("Plan setting precision is not valid: got 'fp16'; allowed: 'fp32', 'tf32' or 'bf16'",),
+        ),
         (f"{RUN} layers=2", ("layers=2 has no effect with backbone=mf",)),
         (f"{RUN} batch_size=1001 accumulate=2", ("got 1001; allowed: a multiple of 2", "Use batch_size=1000")),
         (f"run recommender {NONE} --workers 3", ("3 worker(s)", "got 1024", "Use batch_size=1023")),

@@ -107,7 +107,7 @@ def test_placement_is_no_identity(values: dict[str, Any]) -> None:
 
 OTHER = {
     "epochs": 8, "patience": 1, "evaluate_every": 2, "steps_per_epoch": 5, "refit": False, "precision": "bf16",
-    "accumulate": 2, "decide_at": [1], "objective": ["loss:min"],
+    "accumulate": 2, "decide_at": [1], "objective": ["loss:min"], "deterministic": True,
 }  # fmt: skip
 
 

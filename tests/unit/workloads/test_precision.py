@@ -1,0 +1,73 @@
+"""TF32 in training alone, and deterministic algorithms by a key of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from orchestrator.config.plan import Plan
+from orchestrator.config.spec import ExperimentSpec
+from orchestrator.engine.loop import run_epochs
+from orchestrator.runs import worker
+from tests.support.toy import Params, Toy
+from workloads.contract import Evaluation, Metrics, Runtime, Split
+from workloads.precision import training_precision
+
+CPU = torch.device("cpu")
+
+
+def tf32() -> tuple[bool, bool]:
+    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+
+class Watched(Toy):
+    """Notes whether TF32 is allowed."""
+
+    def train_epoch(self, epoch: int) -> Metrics:
+        self.seen = [*getattr(self, "seen", []), ("train", tf32())]
+        return super().train_epoch(epoch)
+
+    def evaluate(self, split: Split) -> Evaluation:
+        self.seen.append((split, tf32()))
+        return super().evaluate(split)
+
+
+@pytest.mark.parametrize(("precision", "allowed"), [("fp32", False), ("tf32", True), ("bf16", False)])
+def test_tf32_is_for_training_alone(precision: str, allowed: bool) -> None:
+    toy = Watched(Params(), Runtime(device=CPU, data=Path(), seed=0, epochs=2))
+    plan = Plan(epochs=2, precision=precision, refit=False)
+    for _ in run_epochs(toy, plan):
+        pass
+    assert toy.seen == [("train", (allowed,) * 2), ("validation", (False,) * 2)] * 2
+
+
+def test_an_error_leaves_float32() -> None:
+    with pytest.raises(ValueError, match="stop"), training_precision("tf32"):
+        raise ValueError("stop")
+    assert tf32() == (False, False)
+
+
+@pytest.fixture
+def _as_before() -> Iterator[None]:
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("_as_before", "toy_workload")
+def test_deterministic_is_of_the_trial_and_not_of_the_process() -> None:
+    spec = ExperimentSpec(workload="toy", params={}, plan=Plan(refit=False, deterministic=True))
+    worker.experiment(spec, Path(), CPU)
+    assert torch.are_deterministic_algorithms_enabled()
+    worker.experiment(spec.model_copy(update={"plan": Plan(refit=False)}), Path(), CPU)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_only_a_plan_that_says_so_has_another_fingerprint() -> None:
+    def fingerprint(**plan: object) -> str:
+        return ExperimentSpec(workload="toy", params={}, plan=Plan(**plan)).fingerprint()  # type: ignore[arg-type]
+
+    assert fingerprint() == fingerprint(deterministic=False) != fingerprint(deterministic=True)
+    assert len({fingerprint(precision=each) for each in ("fp32", "tf32", "bf16")}) == 3

@@ -1,0 +1,39 @@
+"""Arithmetic of matrix products and convolutions on CUDA: full float32, except in training with TF32."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from workloads.contract import Precision
+
+
+@contextmanager
+def training_precision(precision: Precision) -> Iterator[None]:
+    """TF32 in the block for ``tf32``, else full float32 (10 and 23 bits of mantissa); float32 again after it.
+
+    PyTorch's own default is TF32 in convolutions.
+    """
+    _set_tf32(precision == "tf32")
+    try:
+        yield
+    finally:
+        _set_tf32(False)
+
+
+def _set_tf32(allowed: bool) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cudnn.allow_tf32 = allowed
+
+
+def use_deterministic_algorithms(deterministic: bool) -> None:
+    """Have this process use deterministic algorithms only; an operation without one then raises RuntimeError.
+
+    cuBLAS reads its setting when it is first used, so on CUDA this has to come before the first matrix product.
+    """
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(deterministic)
