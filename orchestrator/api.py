@@ -34,6 +34,7 @@ def run(
     config: options.Config = None,
     preset: options.Preset = None,
     trial_timeout: options.TrialTimeout = None,
+    profile: options.Profile = None,
     seed: options.Seed = None,
     local: options.Local = True,
     workers: options.Workers = None,
@@ -66,7 +67,7 @@ def run(
     named = request.by_name(given, python=True)
     console = Console()
     spec = request.experiment(workload, settings, overrides=settings_of_the_workload, say=console.say, **named)
-    chosen = driver.Options(local=local, register=register, name=name, trial_timeout=trial_timeout)
+    chosen = driver.Options(local=local, register=register, name=name, trial_timeout=trial_timeout, profile=profile)
     return driver.run(spec, settings, chosen, console)
 
 

@@ -45,7 +45,8 @@ def run_command(given: Given, words: Words, as_json: Json) -> None:
             return
         from orchestrator.runs import driver
 
-        options = driver.Options(**{name: given[name] for name in ("local", "register", "name", "trial_timeout")})
+        names = ("local", "register", "name", "trial_timeout", "profile")
+        options = driver.Options(**{name: given[name] for name in names})
         result = driver.run(spec, settings, options, console)
     show_result(result, as_json)
 

@@ -76,6 +76,9 @@ MaxFailures = Annotated[
 TrialTimeout = Annotated[
     float | None, typer.Option("--trial-timeout", help="Seconds without a report until a trial or run has failed.")
 ]
+Profile = Annotated[
+    int | None, typer.Option("--profile", metavar="STEPS", help="Trace so many steps before training, as an artifact.")
+]
 MoreTrials = Annotated[
     int, typer.Option("--more-trials", help="With --resume: additional trials; a new winner opens test again.")
 ]

@@ -19,7 +19,7 @@ from orchestrator.engine.loop import Progress, Row, better
 from orchestrator.errors import DONE, Interrupted, UserError, unknown
 from orchestrator.provenance import record as provenance
 from orchestrator.registry import models as registry
-from orchestrator.runs import description, model_upload, reports, worker
+from orchestrator.runs import description, model_upload, profiling, reports, worker
 from orchestrator.runs.driver_status import DriverStatus
 from orchestrator.runs.live_view import run_view
 from orchestrator.runs.session import Result, Session, adopt
@@ -56,12 +56,16 @@ class Options:
     """Checkpoints to keep: after a sweep only the winner's or all trials'; after a run its own; or none."""
     trial_timeout: float | None = None
     """Seconds without a report after which a run's workers are killed."""
+    profile: int | None = None
+    """Steps of a run to trace before it trains."""
 
     def __post_init__(self) -> None:
         if self.keep not in KEEP_CHOICES:
             raise unknown("word for --keep", self.keep, KEEP_CHOICES)
         if self.register is not None:
             registry.check_name(self.register)
+        if self.profile is not None and not 1 <= self.profile <= 1000:
+            raise UserError("--profile is not valid", got=self.profile, allowed="1 to 1000 steps")
         if self.trial_timeout is not None:
             if self.trial_timeout <= 0:
                 raise UserError(
@@ -138,17 +142,22 @@ def _drive(
         if options.local:
             with usage_log.holding("run", spec.resources):
                 device = worker.take_device(spec.resources)
-                complete = in_process(spec, folder.path, device, session, progress.rows)
+                complete = in_process(spec, folder.path, device, session, progress.rows, profile=options.profile)
         else:
             from orchestrator.runs.group_driver import train
 
             elastic = spec.resources.min_workers is not None
             holding = partial(_elastic, session, usage_log) if elastic else partial(usage_log.holding, "run")
-            complete = train(spec, folder, settings, session, progress.rows, holding, options.trial_timeout)
+            complete = train(
+                spec, folder, settings, session, progress.rows, holding, options.trial_timeout, options.profile
+            )
         if not complete:
             raise Interrupted(f"orchestrator run --resume {folder.id}")
         result = finish(session, spec, options.register, folder.path)
+        if shown := profiling.sentence(folder.path):
+            console.say(shown)
         if session.tracker:
+            session.tracker.files(folder.id, profiling.files(folder.path))
             note = description.of_run(folder.id, spec, folder.path, options.register)
             session.tracker.tag(folder.id, {description.NOTE: note})
         if options.keep == "none":
@@ -178,6 +187,7 @@ def in_process(
     *,
     resume: Path | None = None,
     selected: Progress | None = None,
+    profile: int | None = None,
 ) -> bool:
     """Run ``spec`` in this process with its outcome in ``folder``. Returns False when it was stopped.
 
@@ -193,6 +203,7 @@ def in_process(
             stop=session.interrupts.stop_requested,
             resume=resume,
             selected=selected,
+            profile=profile,
         )
     except UserError:
         raise

@@ -44,6 +44,7 @@ def train(
     rows: Callable[[list[Row]], None],
     holding: Holding,
     timeout: float | None = None,
+    profile: int | None = None,
 ) -> bool:
     """Run ``spec`` on a Ray Train group and pass its rows to ``rows``.
 
@@ -56,7 +57,9 @@ def train(
         check_fit(nodes, spec.resources)
         check_storage(settings.storage)
         with sharing(folder.id, settings, spec.resources, 1, session.console.say):
-            return follow(spec, folder.path, settings.data, session, rows, holding=holding, timeout=timeout)
+            return follow(
+                spec, folder.path, settings.data, session, rows, holding=holding, timeout=timeout, profile=profile
+            )
 
 
 def follow(
@@ -70,6 +73,7 @@ def follow(
     selected: Progress | None = None,
     holding: Holding = lambda resources: nullcontext(),
     timeout: float | None = None,
+    profile: int | None = None,
 ) -> bool:
     """As :func:`train`, on the connected cluster and with the outcome in ``folder``.
 
@@ -99,7 +103,7 @@ def follow(
         begun = True
         try:
             with holding(resources):
-                failure = _watch(spec, folder, data, session, rows, resources, resume, selected, timeout)
+                failure = _watch(spec, folder, data, session, rows, resources, resume, selected, timeout, profile)
         except (TrainingFailedError, RayError) as error:
             check_writable(session.settings.storage)  # an unwritable storage is the cause then
             small = needs_less_memory(error)
@@ -135,6 +139,7 @@ def _watch(
     resume: Path | None,
     selected: Progress | None,
     timeout: float | None,
+    profile: int | None,
 ) -> Exception | None:
     """Start a group and pass its rows on until it has ended. Returns the value of ``Group.result``."""
     home = folder / TRAIN
@@ -150,6 +155,7 @@ def _watch(
         outcome=folder,
         resume=resume,
         selected=selected,
+        profile=profile,
     )
     with (home / INBOX).open() as inbox:
         ended = False

@@ -13,7 +13,7 @@ from orchestrator.engine import checkpoint
 from orchestrator.engine.experiment import Experiment
 from orchestrator.engine.loop import Diverged, EpochReport, Progress
 from orchestrator.errors import UserError, one_line
-from orchestrator.runs import heartbeat, micro_batches, reports, worker
+from orchestrator.runs import heartbeat, micro_batches, profiling, reports, worker
 from orchestrator.storage import remote
 from orchestrator.storage.object_sync import RemoteFolder, download
 from orchestrator.storage.settings import Settings
@@ -52,6 +52,7 @@ def start(
     outcome: Path | None = None,
     resume: Path | None = None,
     selected: Progress | None = None,
+    profile: int | None = None,
 ) -> Group:
     """Start ``spec`` on a group of workers. Its reports are appended to ``home / INBOX``, one per line.
 
@@ -80,6 +81,7 @@ def start(
             "outcome": str(outcome) if outcome else None,
             "resume": str(resume) if resume else None,
             "selected": selected.to_json() if selected else None,
+            "profile": profile,
         },
         torch_config=TorchConfig(timeout_s=timeouts.collective),
         scaling_config=ScalingConfig(
@@ -117,10 +119,12 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
     if hung := heartbeat.announce(home, rank=rank):
         return hung
     device = worker.take_device(spec.resources)
+    if spec.resources.gpus_per_worker:
+        device = ray.train.torch.get_device()
     work = worker.experiment(
         spec,
         Path(config["data"]),
-        ray.train.torch.get_device() if spec.resources.gpus_per_worker else device,
+        device,
         final=config["outcome"] is not None,
         accumulate=config["accumulate"],
         rank=rank,
@@ -134,6 +138,11 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
     parts = (home.name, *worker.WRITTEN) if config["outcome"] else ()
     with RemoteFolder(Path(config["outcome"] or home), parts, reads=rank > 0):
         try:
+            if config["profile"] and not work.agree(bool(profiling.files(Path(config["outcome"])))):
+                group = {"rank": rank, "world_size": world_size, "agree": distributed.broadcast}
+                build = worker.builder(Path(config["data"]), device, accumulate=config["accumulate"], **group)
+                target = Path(config["outcome"]) if rank == 0 else None
+                profiling.trace(build, spec, config["profile"], device, target)
             latest = checkpoint.latest(home) or resume
             if remote.behind(home):
                 latest = _as_rank_0(latest)

@@ -17,7 +17,7 @@ from orchestrator.engine.experiment import Experiment, Outcome
 from orchestrator.engine.loop import Diverged, EpochReport, Progress, Row
 from orchestrator.errors import UserError, one_line
 from orchestrator.registry import servable as servables
-from orchestrator.runs import micro_batches
+from orchestrator.runs import micro_batches, profiling
 from orchestrator.storage import disk, names
 from workloads import memory
 from workloads.contract import Columns, Evaluation, Runtime, Servable, Workload
@@ -34,7 +34,7 @@ UNITS = names.VALIDATION_UNITS
 """Validation values of each user, query or pair at the selected epoch. Promotion gates compare them."""
 
 OUTCOME, TEST_UNITS, MODEL, TABLES = names.OUTCOME, names.TEST_UNITS, "model", names.TABLES
-WRITTEN = (OUTCOME, TEST_UNITS, UNITS, MODEL, TABLES, names.SEALED)
+WRITTEN = (OUTCOME, TEST_UNITS, UNITS, MODEL, TABLES, names.SEALED, profiling.FOLDER)
 """Files and folders that :func:`write_outcome` and :func:`write_sealed` write."""
 
 
@@ -77,6 +77,11 @@ def experiment(
     return Experiment(build, spec.plan, spec.identity, final=final, agree=agree, stop=stop, on_sealed=on_sealed)
 
 
+def builder(data: Path, device: torch.device, **group: Any) -> profiling.Build:
+    """A function that builds the workload of a spec as :func:`experiment` does."""
+    return lambda spec: experiment(spec, data, device, **group).build(holdout=spec.plan.refit != "only")
+
+
 def execute(
     spec: ExperimentSpec,
     folder: Path,
@@ -87,8 +92,14 @@ def execute(
     stop: Callable[[], bool] = lambda: False,
     resume: Path | None = None,
     selected: Progress | None = None,
+    profile: int | None = None,
 ) -> bool:
-    """Run :func:`reports` and pass each report to ``deliver``. Returns False when ``stop`` ended it."""
+    """Run :func:`reports` and pass each report to ``deliver``. Returns False when ``stop`` ended it.
+
+    ``profile`` steps are traced before it begins.
+    """
+    if profile and not profiling.files(folder):
+        profiling.trace(builder(data, device), spec, profile, device, folder)
     for report in reports(spec, folder, data, device, stop=stop, resume=resume, selected=selected):
         deliver(report)
     return outcome_of(folder) is not None

@@ -1,0 +1,118 @@
+"""``--profile STEPS``: a trace of some steps of training, and what they spend their time on."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.config.spec import ExperimentSpec
+from orchestrator.storage import disk
+from workloads.contract import Workload
+
+if TYPE_CHECKING:
+    import torch
+    from torch.autograd.profiler_util import FunctionEvent
+
+FOLDER = "profile"
+TRACE = "trace.json.gz"
+"""Chrome's format: for chrome://tracing and https://ui.perfetto.dev."""
+
+SUMMARY = "summary.json"
+LARGEST = 3
+
+Build = Callable[[ExperimentSpec], Workload]
+"""Creates a new workload of a spec on this process' device."""
+
+
+def trace(build: Build, spec: ExperimentSpec, steps: int, device: torch.device, folder: Path | None) -> None:
+    """Train twice ``steps`` steps of a new workload, the second time under PyTorch's profiler.
+
+    The workload is discarded. A workload that does not know virtual epochs trains whole ones. With a process group
+    every rank calls this; ``folder`` is None on all but one. Nothing is done where the trace exists.
+    """
+    from torch.profiler import ProfilerActivity, profile
+
+    from workloads.precision import training_precision
+
+    plan = spec.plan.model_copy(update={"epochs": max(2, spec.plan.epochs), "steps_per_epoch": steps})
+    workload = build(spec.model_copy(update={"plan": plan}))
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    with training_precision(plan.precision):
+        workload.train_epoch(1)
+        with profile(activities=activities) as profiler:
+            started = time.perf_counter()
+            workload.train_epoch(2)
+            _finish(device)
+            seconds = time.perf_counter() - started
+    if folder is None:
+        return
+    with disk.writing(folder):
+        (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(folder / FOLDER / TRACE))
+        found = {"steps": steps, "seconds": seconds, **summary(profiler.events(), seconds, device.type == "cuda")}
+        (folder / FOLDER / SUMMARY).write_text(json.dumps(found, indent=1))
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
+def summary(events: Iterable[FunctionEvent], seconds: float, cuda: bool) -> dict[str, Any]:
+    """Shares of ``seconds``: ``waiting`` (no operation runs: data and Python), ``collectives``, and the ``largest``.
+
+    On CUDA also ``syncs``, the number of times that the host waited for the device, and the share of time in which the
+    device was ``idle``. The largest are kernels there, else operations without those that they call.
+    """
+    from torch.autograd import DeviceType  # type: ignore[attr-defined]
+
+    on_host = [event for event in events if event.device_type == DeviceType.CPU and not event.is_user_annotation]
+    on_device = [event for event in events if event.device_type == DeviceType.CUDA]
+    main = Counter(event.thread for event in on_host).most_common(1)[0][0] if on_host else 0
+    busy = _covered([event for event in on_host if event.thread == main])
+    collectives = [event for event in on_host if event.name.startswith(("c10d::", "gloo:", "nccl:", "record_param"))]
+    times: Counter[str] = Counter()
+    for event in on_device if cuda else on_host:
+        times[event.name] += event.time_range.end - event.time_range.start if cuda else event.self_cpu_time_total
+    found: dict[str, Any] = {
+        "waiting": max(0.0, 1 - busy / seconds),
+        "collectives": min(1.0, _covered(collectives) / seconds),
+        "largest": [[name, microseconds / 1e6 / seconds] for name, microseconds in times.most_common(LARGEST)],
+    }
+    if cuda:
+        found["syncs"] = sum("Synchronize" in event.name for event in on_host)
+        found["idle"] = max(0.0, 1 - _covered(on_device) / seconds)
+    return found
+
+
+def _covered(events: Iterable[FunctionEvent]) -> float:
+    """Seconds in which at least one of the events ran."""
+    covered = end = 0.0
+    for start, stop in sorted((event.time_range.start, event.time_range.end) for event in events):
+        covered += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return covered / 1e6
+
+
+def sentence(folder: Path) -> str | None:
+    """What the trace in ``folder`` shows, in one sentence; None without one."""
+    file = folder / FOLDER / SUMMARY
+    if not file.exists():
+        return None
+    found = json.loads(file.read_text())
+    parts = [f"waiting for data and Python {found['waiting']:.0%}", f"collectives {found['collectives']:.0%}"]
+    if "idle" in found:
+        parts += [f"{found['syncs']} host syncs", f"device idle {found['idle']:.0%}"]
+    largest = ", ".join(f"{name} {share:.0%}" for name, share in found["largest"])
+    return f"Profile of {found['steps']} steps in {found['seconds']:.3g} s: {', '.join(parts)}; largest: {largest}"
+
+
+def files(folder: Path) -> list[Path]:
+    """The trace and its summary, where they exist."""
+    return [file for name in (TRACE, SUMMARY) if (file := folder / FOLDER / name).exists()]

@@ -1,0 +1,62 @@
+"""``--profile``: a trace of real steps as an artifact, one sentence, and training as without it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch.autograd import DeviceType
+
+import orchestrator
+from orchestrator.errors import UserError
+from orchestrator.runs import profiling
+
+
+def test_a_run_is_traced_and_trains_as_without(home: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    settings: dict[str, Any] = {"local": True, "tracking": "none", "epochs": 1, "batch_size": 512}
+    plain = orchestrator.run("recommender", **settings)
+    traced = orchestrator.run("recommender", profile=3, **settings)
+    assert traced.metrics == plain.metrics
+    said = capsys.readouterr().out
+    assert "Profile of 3 steps in " in said
+    assert "collectives 0%; largest: aten::" in said
+    with gzip.open(traced.folder / "profile" / "trace.json.gz") as file:
+        events = json.load(file)["traceEvents"]
+    assert sum(event["name"] == "aten::index_select" for event in events) > 3
+    found = json.loads((traced.folder / "profile" / "summary.json").read_text())
+    assert 0 <= found["waiting"] < 1
+    assert sum(share for _, share in found["largest"]) <= 1
+
+
+@pytest.mark.parametrize("steps", [0, 1001])
+def test_how_many(steps: int, home: Any) -> None:
+    with pytest.raises(UserError, match=f"--profile is not valid: got {steps}; allowed: 1 to 1000 steps"):
+        orchestrator.run("recommender", local=True, tracking="none", profile=steps)
+
+
+def event(name: str, start: float, end: float, device: DeviceType = DeviceType.CPU, thread: int = 1) -> Any:
+    return SimpleNamespace(
+        name=name, device_type=device, thread=thread, is_user_annotation=False, self_cpu_time_total=end - start,
+        time_range=SimpleNamespace(start=start, end=end, elapsed_us=lambda: end - start),
+    )  # fmt: skip
+
+
+def test_shares_of_a_second_on_a_gpu() -> None:
+    us = 1e5  # a tenth of a second
+    events = [
+        event("aten::mm", 0, 2 * us), event("cudaLaunchKernel", us, 2 * us),
+        event("cudaStreamSynchronize", 4 * us, 5 * us), event("c10d::allreduce_", 5 * us, 7 * us),
+        event("aten::copy_", 0, 9 * us, thread=2),
+        event("gemm", us, 4 * us, DeviceType.CUDA), event("relu", 3 * us, 5 * us, DeviceType.CUDA),
+    ]  # fmt: skip
+    found = profiling.summary(events, 1.0, cuda=True)
+    assert found["waiting"] == pytest.approx(0.5)  # 2 + 1 + 2 tenths are operations of the main thread
+    assert found["collectives"] == pytest.approx(0.2)
+    assert found["idle"] == pytest.approx(0.6)
+    assert found["syncs"] == 1
+    assert found["largest"] == [["gemm", pytest.approx(0.3)], ["relu", pytest.approx(0.2)]]
+    on_cpu = profiling.summary(events[:2], 1.0, cuda=False)
+    assert set(on_cpu) == {"waiting", "collectives", "largest"}
