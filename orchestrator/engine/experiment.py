@@ -61,6 +61,7 @@ class Experiment:
     plan: Plan
     identity: Mapping[str, str]
     final: bool = True
+    rank: int = 0
     agree: Callable[[Any], Any] = lambda value: value
     stop: Callable[[], bool] = lambda: False
     every_epoch: bool = False
@@ -130,7 +131,7 @@ class Experiment:
 
     def _select(self, state: Mapping[str, Any]) -> Generator[EpochReport, None, EpochReport]:
         self._phase = "select"
-        self._best = state.get("best")
+        self._best = state.get("best") if self.rank == 0 else None
         workload = self._workload = self.build(holdout=True)
         for report in self._run(workload, self.plan, state, validate=True, prefix="train"):
             yield self._seen(report)
@@ -182,7 +183,8 @@ class Experiment:
     def _keep_best(self, workload: Workload, evaluation: Evaluation) -> None:
         self._units = evaluation.units
         if not self.plan.refit:  # a refit does not need the best weights
-            self._best = _copy(workload.state_dict())
+            state = workload.state_dict()  # a collective: every rank calls it
+            self._best = _copy(state) if self.rank == 0 else None
 
     @property
     def _makes_final_model(self) -> bool:
@@ -197,8 +199,9 @@ class Experiment:
         if self._phase == "refit":
             seconds += self._selected.train_seconds if self._selected else 0.0
         elif progress.best_epoch != progress.epoch:
-            assert self._best is not None
-            workload.load_state_dict(self._best)
+            best = self.agree(self._best)  # one rank has kept it
+            assert best is not None
+            workload.load_state_dict(best)
             epochs = progress.best_epoch
         test = workload.evaluate("test")
         metrics = dict(selected.best_metrics) | named("test", workload, "evaluate", test)

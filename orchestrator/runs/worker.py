@@ -74,7 +74,9 @@ def experiment(
         )
         return workload_class(params, runtime)
 
-    return Experiment(build, spec.plan, spec.identity, final=final, agree=agree, stop=stop, on_sealed=on_sealed)
+    return Experiment(
+        build, spec.plan, spec.identity, final=final, rank=rank, agree=agree, stop=stop, on_sealed=on_sealed
+    )
 
 
 def builder(data: Path, device: torch.device, **group: Any) -> profiling.Build:

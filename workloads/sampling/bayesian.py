@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import torch
 
 from workloads.sampling.dynamic import largest, rows_at_once
-from workloads.sampling.lists import Lists
+from workloads.sampling.lists import Lists, occurrences
 from workloads.sampling.negatives import Unobserved, random_bits
 from workloads.sampling.sampler import FromCandidates, View
 from workloads.sorting import ascending
@@ -99,7 +99,7 @@ class ScoreECDF:
             # A candidate that is one of them is compared as such: another way to its score may round differently.
             same = scores.gather(1, own.clamp_min(0).T).T
             scores[places, items] = math.inf
-            left = size - torch.bincount(places, minlength=len(users))
+            left = size - occurrences(places, len(users))
             result[:, part] = _at_most(scores, torch.where(own >= 0, same, x[:, part])) / (left + 1)
         return result.view(shape)
 

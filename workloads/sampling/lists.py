@@ -5,6 +5,14 @@ from __future__ import annotations
 import torch
 
 
+def occurrences(places: torch.Tensor, n: int) -> torch.Tensor:
+    """How often each of 0 to n - 1 is among ``places`` (m,); (n,) int64."""
+    if places.device.type == "cpu":
+        return torch.bincount(places, minlength=n)
+    # On CUDA bincount waits for the largest place.
+    return places.new_zeros(n).index_add_(0, places, torch.ones_like(places))
+
+
 class Lists:
     """``members[indptr[i]:indptr[i + 1]]`` of list i, ascending and distinct; operations are batched."""
 

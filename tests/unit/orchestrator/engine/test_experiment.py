@@ -91,6 +91,23 @@ def test_without_a_refit_test_is_opened_on_the_best_epochs_state() -> None:
     assert outcome.test.units["error"][0] == error_on_test(by_hand)
 
 
+def test_one_rank_keeps_the_best_state_for_all() -> None:
+    sent: list[Any] = []
+
+    def send(value: Any) -> Any:
+        sent.append(value)
+        return value
+
+    first = Bench().experiment(refit=False, rank=0, agree=send)
+    expected = finish(first)
+    assert expected.epochs < EPOCHS
+    received = iter(sent)
+    second = Bench().experiment(refit=False, rank=1, agree=lambda value: next(received))
+    assert finish(second).metrics == expected.metrics
+    assert first._best is not None
+    assert second._best is None
+
+
 def test_the_last_epoch_may_be_the_best() -> None:
     outcome = finish(Bench().experiment(False, plan={"epochs": BEST_EPOCH}))
     assert outcome.metrics["test/error"] == error_on_test(toy(epochs=BEST_EPOCH))
