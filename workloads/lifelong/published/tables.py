@@ -79,7 +79,7 @@ ABLATION = replace(
         "memory at random": _method(**{**_L2R, "memory": "random"}),
         "no alignment": _method(**{**_L2R, "compatible": "frozen"}),
         "embedding alignment": _method(**{**_L2R, "compatible": "embedding"}),
-        "everything embedded anew": _method(**{**_L2R, "compatible": "no"}),
+        "everything embedded again": _method(**{**_L2R, "compatible": "no"}),
     },
     reference="L2R",
 )
