@@ -29,11 +29,24 @@ def _set_tf32(allowed: bool) -> None:
     torch.backends.cudnn.allow_tf32 = allowed
 
 
+def use_full_float32() -> None:
+    """Have this process compute in full float32 outside of :func:`training_precision`, as in evaluation."""
+    _set_tf32(False)
+
+
+_chosen_here = False
+"""Whether deterministic algorithms were chosen by this module. A user's own choice is kept."""
+
+
 def use_deterministic_algorithms(deterministic: bool) -> None:
     """Have this process use deterministic algorithms only; an operation without one then raises RuntimeError.
 
     cuBLAS reads its setting when it is first used, so on CUDA this has to come before the first matrix product.
     """
+    global _chosen_here
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(deterministic)
+        torch.use_deterministic_algorithms(True)
+    elif _chosen_here:
+        torch.use_deterministic_algorithms(False)
+    _chosen_here = deterministic

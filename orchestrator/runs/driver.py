@@ -322,8 +322,8 @@ def finish(session: Session, spec: ExperimentSpec, register: str | None, folder:
     train_seconds = float(outcome["train_seconds"])
     if spec.plan.accumulate == "auto":
         session.folder.update(accumulate=outcome["accumulate"])
-        size = spec.params["batch_size"] // outcome["accumulate"]
-        console.say(f"accumulate=auto: {outcome['accumulate']} micro-batch(es) of {size}")
+        count = outcome["accumulate"]
+        console.say(f"accumulate=auto: {count} micro-batch{'es' * (count > 1)} for each batch")
     _say_metrics(console, spec, outcome)
     if untouched:
         console.say(

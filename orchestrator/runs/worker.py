@@ -44,19 +44,24 @@ def experiment(
     device: torch.device,
     *,
     final: bool = True,
-    accumulate: int = 1,
+    accumulate: int | None = None,
     rank: int = 0,
     world_size: int = 1,
     agree: Callable[[Any], Any] = lambda value: value,
     stop: Callable[[], bool] = lambda: False,
     on_sealed: Callable[[Workload, Row, Evaluation | None], None] = lambda workload, row, evaluation: None,
 ) -> Experiment:
-    """The experiment of ``spec`` on this process' device. ``accumulate`` is the number of micro-batches."""
+    """The experiment of ``spec`` on this process' device.
+
+    ``accumulate`` is the number of micro-batches; unset, the plan's, of which ``auto`` begins with 1.
+    """
     from workloads.precision import use_deterministic_algorithms  # imports PyTorch
 
     use_deterministic_algorithms(spec.plan.deterministic)
     params = workload_loader.params(spec.workload)(**spec.params)
     workload_class = workload_loader.code(spec.workload)
+    if accumulate is None:
+        accumulate = 1 if spec.plan.accumulate == "auto" else spec.plan.accumulate
 
     def build(holdout: bool) -> Workload:
         runtime = Runtime(
@@ -100,8 +105,13 @@ def execute(
 
     ``profile`` steps are traced before it begins.
     """
-    if profile and not profiling.files(folder):
-        profiling.trace(builder(data, device), spec, profile, device, folder)
+    while profile and not profiling.files(folder):
+        try:
+            build = builder(data, device, accumulate=micro_batches.chosen(spec, folder))
+            profiling.trace(build, spec, profile, device, folder)
+        except Exception as error:
+            if not micro_batches.increase(spec, folder, error):
+                raise
     for report in reports(spec, folder, data, device, stop=stop, resume=resume, selected=selected):
         deliver(report)
     return outcome_of(folder) is not None
@@ -185,6 +195,9 @@ def take_device(resources: Resources) -> torch.device:
     torch.set_num_threads(max(1, min(torch.get_num_threads(), int(resources.cpus_per_worker))))
     if not resources.gpus_per_worker:
         return torch.device("cpu")
+    from workloads.precision import use_full_float32
+
+    use_full_float32()
     device = torch.device("cuda", torch.cuda.current_device())
     if resources.gpus_per_worker < 1:
         memory.limit_to_share(resources.gpus_per_worker, device)

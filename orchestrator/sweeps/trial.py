@@ -98,25 +98,25 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
         self._pace = ReportPace(config.get("pace"))
         if hung:
             return
-        try:
-            self._spec = ExperimentSpec.model_validate(config["spec"])
-            self._data = Path(config["data"])
-            self._open()
-        except Exception as error:
-            self._stream = _raising(error)  # reported by the first step, like later errors
+        self._spec = ExperimentSpec.model_validate(config["spec"])
+        self._data = Path(config["data"])
+        self._open()
 
     def _open(self) -> None:
-        """Begin the stream, from the last checkpoint if there is one."""
+        """Begin the stream, from the last checkpoint if there is one. An error is raised by the stream."""
         spec = self._spec
         self._forget()
-        device = worker.take_device(spec.resources)
-        accumulate = micro_batches.chosen(spec, self._folder)
-        self._experiment = worker.experiment(
-            spec, self._data, device, final=False, accumulate=accumulate, stop=this_node()
-        )
-        self._experiment.report_seconds = self._pace.seconds
-        latest = checkpoint.latest(self._folder)
-        self._stream = self._experiment.stream(checkpoint.read(latest, spec.identity) if latest else None)
+        try:
+            device = worker.take_device(spec.resources)
+            accumulate = micro_batches.chosen(spec, self._folder)
+            self._experiment = worker.experiment(
+                spec, self._data, device, final=False, accumulate=accumulate, stop=this_node()
+            )
+            self._experiment.report_seconds = self._pace.seconds
+            latest = checkpoint.latest(self._folder)
+            self._stream = self._experiment.stream(checkpoint.read(latest, spec.identity) if latest else None)
+        except Exception as error:
+            self._stream = _raising(error)
 
     def _forget(self) -> None:
         """Drop the last experiment before another is built, so that its memory is free."""

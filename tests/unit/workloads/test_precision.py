@@ -61,8 +61,12 @@ def test_deterministic_is_of_the_trial_and_not_of_the_process() -> None:
     spec = ExperimentSpec(workload="toy", params={}, plan=Plan(refit=False, deterministic=True))
     worker.experiment(spec, Path(), CPU)
     assert torch.are_deterministic_algorithms_enabled()
-    worker.experiment(spec.model_copy(update={"plan": Plan(refit=False)}), Path(), CPU)
+    plain = spec.model_copy(update={"plan": Plan(refit=False)})
+    worker.experiment(plain, Path(), CPU)
     assert not torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    worker.experiment(plain, Path(), CPU)
+    assert torch.are_deterministic_algorithms_enabled(), "the user's own choice"
 
 
 def test_only_a_plan_that_says_so_has_another_fingerprint() -> None:

@@ -74,7 +74,7 @@ def test_a_run_goes_on_with_the_same_result(home: Path, capsys: pytest.CaptureFi
     plain = orchestrator.run("toy", local=True, tracking="none", epochs=4)
     small = orchestrator.run("toy", local=True, tracking="none", epochs=4, accumulate="auto", fits=2, name="small")
     assert small.metrics == plain.metrics
-    assert "accumulate=auto: 4 micro-batch(es) of 2" in capsys.readouterr().out
+    assert "accumulate=auto: 4 micro-batches for each batch" in capsys.readouterr().out
     assert json.loads((small.folder / "outcome.json").read_text())["accumulate"] == 4
     assert json.loads((small.folder / "record.json").read_text())["accumulate"] == 4
 
