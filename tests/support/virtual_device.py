@@ -108,11 +108,18 @@ def _pinned(tensor: Tensor) -> bool:
     return getattr(tensor, "_pinned", False)
 
 
+def _frames() -> Iterator[FrameType]:
+    """Frames of the stack, innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 def _place() -> str:
     """Function of the innermost frame in the workloads, else line of the innermost in the project."""
-    frame: FrameType | None = sys._getframe(1)
     other = "?"
-    while frame is not None:
+    for frame in _frames():
         code = frame.f_code
         if code.co_filename.startswith(_WORKLOADS):
             # A comprehension has a frame of its own up to Python 3.11 and none from 3.12: name its function.
@@ -121,18 +128,7 @@ def _place() -> str:
         ours = code.co_filename.startswith(f"{ROOT}/") and "site-packages" not in code.co_filename
         if other == "?" and ours and not code.co_filename.startswith(_SUPPORT):
             other = f"{code.co_filename.removeprefix(f'{ROOT}/')}:{frame.f_lineno}"
-        frame = frame.f_back
     return other
-
-
-def _called_from(name: str) -> bool:
-    """Whether a frame of the file ``name`` is on the stack."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename.endswith(name):
-            return True
-        frame = frame.f_back
-    return False
 
 
 @functools.cache
@@ -269,7 +265,8 @@ def _patch_tensors(patch: Callable[[Any, str, Any], None], log: Log) -> None:
         if not _on_device(self):
             if not (non_blocking and _pinned(self)):
                 log.uploads["to the device", _place()] += 1
-        elif _called_from("clip_grad.py"):  # asks for the device in C++, which does not know of ours
+        elif any(frame.f_code.co_filename.endswith("clip_grad.py") for frame in _frames()):
+            # It asks for the device in C++, which does not know of ours, and copies to that one.
             return self
         elif not non_blocking:
             log.syncs["to the host", _place()] += 1
