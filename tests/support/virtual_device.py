@@ -90,7 +90,7 @@ def device_of(value: Any) -> torch.device:
     """Virtual device of a tensor or generator."""
     if isinstance(value, Generator):
         # Operations receive another Python object of the same generator.
-        return CUDA if value._cdata in _GENERATORS else CPU
+        return CUDA if value._cdata in _GENERATORS else CPU  # type: ignore[attr-defined]
     device: torch.device = getattr(value, "_virtual", CPU)
     return device
 
@@ -138,11 +138,11 @@ def _written(func: Any) -> list[tuple[int, str]]:
     return [(i, each.name) for i, each in arguments if each.alias_info is not None and each.alias_info.is_write]
 
 
-class _Mode(TorchDispatchMode):
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Checks each operation and marks its outputs."""
 
     def __init__(self, log: Log) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._log = log
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -216,7 +216,7 @@ class _Generator(Generator):
     def __new__(cls, device: Any = "cpu") -> _Generator:
         generator = super().__new__(cls, "cpu")  # type: ignore[call-arg]
         if torch.device(device).type == "cuda":
-            _GENERATORS[generator._cdata] = generator
+            _GENERATORS[generator._cdata] = generator  # type: ignore[attr-defined]
         return generator
 
     def __init__(self, device: Any = "cpu") -> None:
@@ -270,8 +270,7 @@ def _patch_tensors(patch: Callable[[Any, str, Any], None], log: Log) -> None:
             return self
         elif not non_blocking:
             log.syncs["to the host", _place()] += 1
-        with contextlib.nullcontext() if self.requires_grad else torch.no_grad():
-            copied: Tensor = Base.clone(self)
+        copied: Tensor = Base.clone(self)
         copied._virtual = device  # type: ignore[attr-defined]
         return copied
 
@@ -309,14 +308,10 @@ def _patch_tensors(patch: Callable[[Any, str, Any], None], log: Log) -> None:
         copied._pinned = True  # type: ignore[attr-defined]
         return copied
 
-    def marked(get: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
-        def read(self: Tensor) -> Any:
-            found = get(self)
-            if isinstance(found, Tensor):
-                found._virtual = device_of(self)  # type: ignore[attr-defined]
-            return found
-
-        return read
+    def get_data(self: Tensor) -> Tensor:
+        data: Any = Base.data.__get__(self)
+        data._virtual = device_of(self)
+        return data  # type: ignore[no-any-return]
 
     def set_data(self: Tensor, value: Tensor) -> None:
         Base.data.__set__(self, value)
@@ -346,9 +341,7 @@ def _patch_tensors(patch: Callable[[Any, str, Any], None], log: Log) -> None:
     patch(Tensor, "device", property(lambda self: CUDA if _on_device(self) else real_device(self)))
     patch(Tensor, "is_cuda", property(_on_device))
     patch(Tensor, "is_cpu", property(lambda self: not _on_device(self)))
-    patch(Tensor, "data", property(marked(Base.data.__get__), set_data))
-    # A gradient may be a view of a bucket that DDP has made in C++.
-    patch(Tensor, "grad", property(marked(Base.grad.__get__), Base.grad.__set__, Base.grad.__delete__))
+    patch(Tensor, "data", property(get_data, set_data))
     patch(Tensor, "to", to)
     patch(Tensor, "cuda", lambda self, device=None, non_blocking=False, **kwargs: moved(self, CUDA, non_blocking))
     patch(Tensor, "cpu", lambda self, *args, **kwargs: moved(self, CPU))

@@ -81,7 +81,8 @@ def test_what_cuda_allows(log: Log) -> None:
     assert mixed.is_cuda
     assert there(2).uniform_(generator=torch.Generator("cuda")).device == CUDA
     assert torch.multinomial(there(2), 1, generator=torch.Generator("cuda")).device == CUDA
-    assert torch.nn.functional.one_hot(there(2).long(), 3).tolist() == [[0, 1, 0]] * 2
+    assert nn.functional.one_hot(there(2).long()).tolist() == [[0, 1]] * 2
+    assert torch._C._nn.one_hot(there(2).long(), 3).device == CUDA, "of zeros that C++ makes and then writes to"
     assert there(3).cpu().device == CPU
     assert there(3).to("cpu", torch.float64).dtype == torch.float64
     torch.cuda.set_device(0)
@@ -182,6 +183,8 @@ def test_what_does_not_wait(log: Log) -> None:
     torch.empty(2, pin_memory=True).copy_(given, non_blocking=True)
     given[index] = 0.0
     given[mask] = 0.0
+    given.index_put_((mask,), torch.tensor(0.0))
+    nn.functional.one_hot(given.long(), 3)
     assert not log.syncs
     assert not log.uploads
 
