@@ -283,7 +283,7 @@ def _patch_tensors(patch: Callable[[Any, str, Any], None], log: Log) -> None:
         if dtype is not None or rest or (copy and out is self):
             where = device_of(out)
             out = Base.to(out, dtype=dtype or out.dtype, copy=copy and out is self, **rest)
-            out._virtual = where  # type: ignore[attr-defined]
+            out._virtual = where
         return out
 
     def on_host(name: str) -> Callable[..., Any]:
