@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.support.device_cases import CASES, SYNCS, counted, train
-from tests.support.virtual_device import CPU, CUDA, DeviceError, Log, device_of, virtual_cuda
+from tests.support.device_cases import CASES, PACK, SYNCS, counted, train, train_pack
+from tests.support.virtual_device import CPU, CUDA, ROOT, DeviceError, Log, device_of, virtual_cuda
 from workloads import distributed, normalisation
 from workloads.sampling.lists import Lists
 from workloads.testing_distributed import run_on_ranks
@@ -42,40 +46,77 @@ def there(*shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "operation",
+    ("operation", "message"),
     [
-        lambda: there(2) + torch.ones(2),
-        lambda: torch.cat([there(2), torch.ones(2)]),
-        lambda: there(2, 2) @ torch.ones(2, 2),
-        lambda: torch.stack([there(), torch.ones(())]),
-        lambda: nn.Linear(2, 2)(there(2, 2)),
-        lambda: torch.ones(3)[torch.tensor([0], device="cuda")],
-        lambda: there(3).index_put_((torch.tensor([0, 1]),), torch.ones(2)),
-        lambda: there(2).numpy(),
-        lambda: there(2).pin_memory(),
-        lambda: torch.rand(2, device="cuda", generator=torch.Generator()),
-        lambda: torch.rand(2, generator=torch.Generator("cuda")),
-        lambda: there(2).uniform_(generator=torch.Generator()),
+        (lambda: there(2) + torch.ones(2), "add: tensors of shape [(2,)] are on the CPU"),
+        (lambda: torch.ones(2) * there(), "mul: tensors of shape [(2,)] are on the CPU"),
+        (lambda: torch.zeros(()).add_(there()), "add_: the tensor that is written to is on the CPU"),
+        (lambda: torch.cat([there(2), torch.ones(2)]), "cat"),
+        (lambda: torch.stack([there(), torch.ones(())]), "stack"),
+        (lambda: there(2, 2) @ torch.ones(2, 2), "mm"),
+        (lambda: nn.Linear(2, 2)(there(2, 2)), "addmm"),
+        (lambda: there(2).where(torch.tensor([True, False]), there(2)), "where"),
+        (lambda: torch.ones(3)[torch.tensor([0], device="cuda")], "index: the tensor is on the CPU"),
+        (lambda: there(3).index_put_((torch.tensor([0, 1]),), torch.ones(2)), "index_put_: the values are on the CPU"),
+        (lambda: torch._foreach_add([there(2)], [torch.ones(2)]), "_foreach_add"),
+        (lambda: there(2).numpy(), "numpy of a CUDA tensor"),
+        (lambda: np.asarray(there(2)), "__array__ of a CUDA tensor"),
+        (lambda: there(2).pin_memory(), "only dense CPU tensors can be pinned"),
+        (lambda: torch.rand(2, device="cuda", generator=torch.Generator()), "rand: generator on cpu"),
+        (lambda: torch.rand(2, generator=torch.Generator("cuda")), "rand: generator on cuda:0"),
+        (lambda: there(2).uniform_(generator=torch.Generator()), "uniform_: the generator is on cpu"),
+        (lambda: torch.ones(2).uniform_(generator=torch.Generator("cuda")), "uniform_: the generator is on cuda:0"),
+        (lambda: torch.multinomial(there(2), 1, generator=torch.Generator()), "multinomial: the generator is on cpu"),
     ],
 )
-def test_what_cuda_refuses(operation: Callable[[], Any], log: Log) -> None:
-    with pytest.raises(DeviceError):
+def test_what_cuda_refuses(operation: Callable[[], Any], message: str, log: Log) -> None:
+    with pytest.raises(DeviceError, match=re.escape(message)):
         operation()
 
 
 def test_what_cuda_allows(log: Log) -> None:
     mixed = (there(2) * torch.tensor(3.0) + 1).to(torch.bfloat16)
     assert mixed.device == CUDA
+    assert mixed.dtype == torch.bfloat16
     assert mixed.is_cuda
     assert there(2).uniform_(generator=torch.Generator("cuda")).device == CUDA
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).to("cuda")
+    assert torch.multinomial(there(2), 1, generator=torch.Generator("cuda")).device == CUDA
+    assert nn.functional.one_hot(there(2).long()).tolist() == [[0, 1]] * 2
+    assert torch._C._nn.one_hot(there(2).long(), 3).device == CUDA, "of zeros that C++ makes and then writes to"
+    assert there(3).cpu().device == CPU
+    assert there(3).to("cpu", torch.float64).dtype == torch.float64
+    torch.cuda.set_device(0)
+    assert torch.cuda.current_device() == 0
+    with torch.autocast("cuda", torch.bfloat16):
+        assert (there(2, 2) @ there(2, 2)).dtype == torch.bfloat16
+
+
+def test_what_is_compiled_runs(log: Log) -> None:
+    @torch.compile(dynamic=True)
+    def twice(x: Tensor) -> Tensor:
+        return x * 2
+
+    assert twice(there(2)).device == CUDA
+    assert torch.compile(nn.Linear(2, 2).to(CUDA))(there(2)).device == CUDA
+
+
+def test_a_step_does_not_wait(log: Log) -> None:
+    """Not the gradients, some of which C++ makes, nor their clipping, nor the optimiser."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).to("cuda", torch.float32)
     optimizer = torch.optim.AdamW(model.parameters())
-    model(there(3, 2)).sum().backward()
+    log.clear()
+    outputs = model(there(3, 2))
+    (outputs.sum() + outputs.unbind()[0].sum()).backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     assert {device_of(parameter.grad) for parameter in model.parameters()} == {CUDA}
-    assert not log.syncs, "clipping and the optimiser do not wait"
-    assert there(3).cpu().device == CPU
+    assert not log.syncs
+    assert not log.uploads
+
+
+def test_a_module_is_converted(log: Log) -> None:
+    model = nn.Linear(2, 2).to(torch.float64).to("cuda")
+    assert {(each.dtype, each.device) for each in model.parameters()} == {(torch.float64, CUDA)}
 
 
 @pytest.mark.parametrize(
@@ -85,32 +126,67 @@ def test_what_cuda_allows(log: Log) -> None:
         (lambda x: bool(x.sum() > 0), "item"),
         (lambda x: x.nonzero(), "nonzero"),
         (lambda x: x[x > 0], "boolean mask"),
+        (lambda x: x.masked_select(x > 0), "masked_select"),
+        (lambda x: x.index_put_((x > 0,), x + 1), "boolean mask"),
+        (lambda x: x.index_put_((x > 0,), x.sum()), "boolean mask"),
         (lambda x: x.long().bincount(), "bincount"),
         (lambda x: x.unique(), "unique"),
         (lambda x: torch.repeat_interleave(x, x.long()), "repeat_interleave"),
+        (lambda x: torch.equal(x, x), "equal"),
+        (lambda x: torch.linalg.cholesky(x.diag()), "linalg check"),
         (lambda x: x.cpu(), "to the host"),
         (lambda x: x.to("cpu"), "to the host"),
         (lambda x: torch.empty(2).copy_(x), "copy to the host"),
+        (lambda x: torch.tensor([x[0], x[1]]), "tensor of device values"),
         (lambda x: x.tolist(), "tolist"),
+        (lambda x: torch.cuda.synchronize(), "synchronize"),
     ],
 )
-def test_what_waits_is_counted(operation: Callable[[Tensor], Any], kind: str, log: Log) -> None:
+def test_what_waits_is_counted_by_its_line(operation: Callable[[Tensor], Any], kind: str, log: Log) -> None:
     given = there(2)
     log.clear()
     operation(given)
-    assert dict(log.syncs) == {(kind, "?"): 1}
+    assert dict(log.syncs) == {(kind, line_of(operation)): 1}
+
+
+@pytest.mark.parametrize(
+    ("operation", "kind"),
+    [
+        (lambda x: torch.ones(2).to("cuda"), "to the device"),
+        (lambda x: torch.ones(2).to("cuda", non_blocking=True), "to the device"),  # from pageable memory it does wait
+        (lambda x: torch.ones(2).pin_memory().to("cuda"), "to the device"),
+        (lambda x: torch.tensor([1.0, 2.0], device="cuda"), "tensor"),
+        (lambda x: x.new_tensor([1.0]), "new_tensor"),
+        (lambda x: x.copy_(torch.ones(2)), "copy"),
+        (lambda x: x[torch.tensor([0])], "index"),
+    ],
+)
+def test_a_blocking_copy_to_the_device_is_counted(operation: Callable[[Tensor], Any], kind: str, log: Log) -> None:
+    given = there(2)
+    log.clear()
+    operation(given)
+    assert dict(log.uploads) == {(kind, line_of(operation)): 1}
+    assert not log.syncs
+
+
+def line_of(operation: Callable[..., Any]) -> str:
+    return f"{Path(__file__).relative_to(ROOT)}:{operation.__code__.co_firstlineno}"
 
 
 def test_what_does_not_wait(log: Log) -> None:
-    given, index = there(2), torch.tensor([0], device="cuda")
+    given, index, mask = there(2), torch.tensor([0], device="cuda"), there(2) > 0
     log.clear()
     torch.repeat_interleave(given, given.long(), output_size=2)
     torch.ones(2).pin_memory().to("cuda", non_blocking=True)
+    torch.empty(8, pin_memory=True)[2:4].to("cuda", non_blocking=True)
+    given.copy_(torch.ones(2).pin_memory(), non_blocking=True)
+    torch.empty(2, pin_memory=True).copy_(given, non_blocking=True)
     given[index] = 0.0
+    given[mask] = 0.0
+    given.index_put_((mask,), torch.tensor(0.0))
+    nn.functional.one_hot(given.long(), 3)
     assert not log.syncs
     assert not log.uploads
-    torch.ones(2).to("cuda", non_blocking=True)  # from pageable memory it does wait
-    assert dict(log.uploads) == {("to the device", "?"): 1}
 
 
 def test_the_place_is_the_workloads_function(log: Log) -> None:
@@ -119,17 +195,32 @@ def test_the_place_is_the_workloads_function(log: Log) -> None:
     assert log.syncs["repeat_interleave", "sampling/lists.py:expand"] == 1
 
 
+def test_refused_operations_can_be_listed_instead() -> None:
+    with virtual_cuda(strict=False) as log:
+        operation: Callable[[], Any] = lambda: there(2) + torch.ones(2)  # noqa: E731
+        assert operation().tolist() == [2.0, 2.0]
+        ((message, place),) = log.errors
+    assert message.startswith("add: ")
+    assert place == line_of(operation)
+
+
 def test_nothing_of_it_is_left() -> None:
-    before = {name: getattr(torch, name) for name in ("ones", "Generator", "autocast", "compile")}
-    methods = dict(vars(Tensor))
+    patched = (torch, torch.cuda, torch.amp, torch.random, nn.functional, Tensor, nn.Parameter, torch.optim.Optimizer)
     with virtual_cuda():
+        pass  # what it imports is there from now on
+    before = [dict(vars(owner)) for owner in patched]
+    with suppress(DeviceError), virtual_cuda():
         assert torch.cuda.is_available()
-    assert {name: getattr(torch, name) for name in before} == before
-    assert dict(vars(Tensor)) == methods
+        there(2).numpy()
+        pytest.fail("an error takes the patches back as well")
+    assert [dict(vars(owner)) for owner in patched] == before
     assert torch.ones(2).device == CPU
+    assert torch.ones(2).numpy().sum() == 2
 
 
 # The workloads on it
+
+HINT = "fewer: run python -m tests.support.device_cases and commit syncs.toml; more: keep the values on the device"
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -145,13 +236,27 @@ def test_a_workload_mixes_no_devices_and_waits_no_more_than_before(name: str, lo
     resumed.train_epoch(built.runtime.epochs)
     assert resumed.servable().weights
     listed = tomllib.loads(SYNCS.read_text())[name]
-    assert waits == listed, "if fewer: python -m tests.support.device_cases; if more: keep the values on the device"
+    assert waits == listed, HINT
+
+
+def test_a_pack_mixes_no_devices_and_waits_no_more_than_before(log: Log) -> None:
+    pack, members = train_pack(log)
+    assert counted(log) == tomllib.loads(SYNCS.read_text())[PACK], HINT
+    pack.evaluate(range(len(members)), "validation")
+    members[0].train_epoch(3)
+    through_plain_data(members[1].state_dict())
+
+
+def test_every_case_and_nothing_else_is_listed() -> None:
+    assert tomllib.loads(SYNCS.read_text()).keys() == {*CASES, PACK}, HINT
 
 
 # Two ranks
 
+COLLECTIVE = ["bcl-in-batch", "simclr-hcl-blur", "bi-encoder-bcl-max", "ranker-cross", "vera", "lifelong"]
 
-@pytest.mark.parametrize("name", ["lightgcn-bf16", "bcl-in-batch", "simclr-bcl-lars", "ranker-cross", "vera"])
+
+@pytest.mark.parametrize("name", COLLECTIVE)
 def test_collectives_follow_nccls_rules(name: str) -> None:
     """Tensors on the device and contiguous, the same collectives on both ranks."""
     first, second = run_on_ranks(_collectives, name)
@@ -195,3 +300,10 @@ def _collectives(rank: int, name: str) -> list[tuple[str, tuple[int, ...]]]:
 def _check(tensor: Tensor, collective: str) -> None:
     if device_of(tensor) != CUDA or not tensor.is_contiguous():
         raise DeviceError(f"{collective} of {tuple(tensor.shape)} on {device_of(tensor)}, strides {tensor.stride()}")
+
+
+@pytest.mark.parametrize("tensor", [lambda: torch.ones(2, 3), lambda: there(2, 3).T, lambda: there(4)[::2]])
+def test_a_tensor_that_nccl_refuses_is_found(tensor: Callable[[], Tensor], log: Log) -> None:
+    _check(there(2, 3), "all_reduce")
+    with pytest.raises(DeviceError, match="all_reduce of"):
+        _check(tensor(), "all_reduce")
