@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import torch
 
 from workloads.sampling.dynamic import largest, rows_at_once
-from workloads.sampling.lists import Lists, occurrences
+from workloads.sampling.lists import Lists
 from workloads.sampling.negatives import Unobserved, random_bits
 from workloads.sampling.sampler import FromCandidates, View
 from workloads.sorting import ascending
@@ -76,7 +76,7 @@ class ScoreECDF:
 
         The scores of a pair are computed and sorted once for all of its negatives.
         """
-        members, columns = self._members(view)
+        members, columns, repeated = self._members(view)
         table = view.item_table if members is None else view.item_table.index_select(0, members)
         shape = x.shape
         pairs = len(view.owners)
@@ -90,33 +90,56 @@ class ScoreECDF:
             users = view.owners[part]
             own = items_of[:, part]
             scores = view.table.index_select(0, users) @ table.T
-            places, items = self._observed.expand(users)
             if columns is not None:
                 own = columns[own]
-                items = columns.index_select(0, items)
-                places = places[items >= 0]
-                items = items[items >= 0]
             # A candidate that is one of them is compared as such: another way to its score may round differently.
-            same = scores.gather(1, own.clamp_min(0).T).T
-            scores[places, items] = math.inf
-            left = size - occurrences(places, len(users))
-            result[:, part] = _at_most(scores, torch.where(own >= 0, same, x[:, part])) / (left + 1)
+            same = scores.gather(1, own.clamp_max(size - 1).T).T
+            left = self._leave_out(scores, users, columns, repeated)
+            result[:, part] = _at_most(scores, torch.where(own < size, same, x[:, part])) / (left + 1)
         return result.view(shape)
 
-    def _members(self, view: View) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """The items of the population and each item's place among them or -1; None where they are all items."""
+    def _leave_out(
+        self,
+        scores: torch.Tensor,
+        users: torch.Tensor,
+        columns: torch.Tensor | None,
+        repeated: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Set the scores (B, n) of the users' own items and of repeated ones to infinity. Returns how many are left."""
+        if scores.device.type == "cpu":
+            places, items = self._observed.expand(users)
+            if columns is not None:
+                items = columns.index_select(0, items)
+                places = places[items < scores.shape[1]]
+                items = items[items < scores.shape[1]]
+            scores[places, items] = math.inf
+            return scores.shape[1] - torch.bincount(places, minlength=len(users))
+        out = self._observed.mask(users, scores.shape[1], columns)
+        out = out if repeated is None else out | repeated
+        scores.masked_fill_(out, math.inf)
+        return scores.shape[1] - out.sum(1)
+
+    def _members(self, view: View) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+        """The items of the population (n,), each item's place among them or n, and which of them are repeated (n,).
+
+        None and None where they are all items; None where none is repeated.
+        """
         if self._population == "exact" or (self._population == "sampled" and self._size == self._n_items):
-            return None, None
-        if self._population == "batch":
+            return None, None, None
+        repeated = None
+        if self._population == "batch" and view.batch.device.type == "cpu":
             members = view.batch.unique() - view.n_users  # type: ignore[no-untyped-call]
+        elif self._population == "batch":  # on CUDA unique waits for the number of items
+            members = view.batch.flatten().sort().values - view.n_users
+            repeated = members == torch.cat([members.new_full((1,), -1), members[:-1]])
         else:
             numbers = torch.arange(self._size + 1, device=view.users.device)
             bounds = numbers * self._n_items // self._size
             bits = random_bits(view.key, view.step * self._size + numbers[:-1])
             members = bounds[:-1] + ((bits * bounds.diff()) >> 32)
-        columns = members.new_full((self._n_items,), -1)
-        columns[members] = torch.arange(len(members), device=members.device)
-        return members, columns
+        numbers = torch.arange(len(members), device=members.device)
+        columns = members.new_full((self._n_items,), len(members)).scatter_reduce_(0, members, numbers, "amin")
+        return members, columns, repeated
 
 
 def _at_most(scores: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
-
-
-def occurrences(places: torch.Tensor, n: int) -> torch.Tensor:
-    """How often each of 0 to n - 1 is among ``places`` (m,); (n,) int64."""
-    if places.device.type == "cpu":
-        return torch.bincount(places, minlength=n)
-    # On CUDA bincount waits for the largest place.
-    return places.new_zeros(n).index_add_(0, places, torch.ones_like(places))
 
 
 class Lists:
@@ -29,7 +23,8 @@ class Lists:
 
     def positions(self, lists: torch.Tensor, members: torch.Tensor) -> torch.Tensor:
         """The position (from 0) of each of ``members`` (B,) in its list, which must contain it."""
-        owners = torch.repeat_interleave(torch.arange(len(self.counts), device=lists.device), self.counts)
+        numbers = torch.arange(len(self.counts), device=lists.device)
+        owners = torch.repeat_interleave(numbers, self.counts, output_size=len(self.members))
         keys = owners * self._span + self.members
         return torch.searchsorted(keys, lists * self._span + members) - self.indptr.index_select(0, lists)
 
@@ -52,12 +47,32 @@ class Lists:
     def having(self, lists: torch.Tensor, members: torch.Tensor) -> torch.Tensor:
         """Whether each of the lists (B,) contains each of the members (n,), boolean, (B, n)."""
         n = len(members)
-        columns = members.new_full((self._span,), n)  # the last column is that of all other members
+        columns = members.new_full((self._span,), n)
         columns[members] = torch.arange(n, device=members.device)  # of equal members one stands for all
-        present = torch.zeros(len(lists), n + 1, dtype=torch.bool, device=members.device)
-        places, owned = self.expand(lists)
-        present[places, columns.index_select(0, owned)] = True
-        return present.index_select(1, columns.index_select(0, members))
+        return self.mask(lists, n, columns).index_select(1, columns.index_select(0, members))
+
+    def mask(self, lists: torch.Tensor, n: int, columns: torch.Tensor | None = None) -> torch.Tensor:
+        """The members of each of the lists (B,) as flags in n columns, boolean, (B, n).
+
+        ``columns``: the column of each possible member; n for one without. None: the member itself.
+        """
+        flags = torch.zeros(len(lists), n + 1, dtype=torch.bool, device=lists.device)
+        if lists.device.type == "cpu":
+            places, owned = self.expand(lists)
+            flags[places, owned if columns is None else columns.index_select(0, owned)] = True
+            return flags[:, :n]
+        # On CUDA the number of all members would have to be waited for: each list is as long as the longest.
+        ranks = torch.arange(self.longest, device=lists.device)
+        at = (self.indptr.index_select(0, lists).unsqueeze(1) + ranks).clamp_max(max(0, len(self.members) - 1))
+        owned = self.members.index_select(0, at.flatten()).view(at.shape) if self.longest else at
+        owned = owned if columns is None else columns.index_select(0, owned.flatten()).view(at.shape)
+        there = ranks < self.counts.index_select(0, lists).unsqueeze(1)
+        return flags.scatter_(1, torch.where(there, owned, n), True)[:, :n]
+
+    @cached_property
+    def longest(self) -> int:
+        """Number of members of the longest list."""
+        return int(self.counts.max()) if len(self.counts) else 0
 
     def expand(self, lists: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """All members of the given lists, one list after the other.

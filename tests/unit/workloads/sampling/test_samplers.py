@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from tests.support.virtual_device import CUDA, Log, virtual_cuda
+from workloads.sampling import dynamic
 from workloads.sampling.bayesian import (
     BNS,
     ScoreECDF,
@@ -34,9 +36,13 @@ POSITIVES = [{0, 7, 29}, {3}, set(range(25)), {1, 2, 4, 8, 16}, set(range(1, 30)
 @pytest.fixture
 def world() -> tuple[Unobserved, Lists, torch.Tensor]:
     """Unobserved items, observed items and a table of embeddings."""
-    indptr = torch.tensor([0] + [len(items) for items in POSITIVES]).cumsum(0)
-    items = torch.tensor([item for owned in POSITIVES for item in sorted(owned)])
-    table = torch.randn(N_USERS + N_ITEMS, DIM, generator=torch.Generator().manual_seed(0))
+    return world_on(torch.device("cpu"))
+
+
+def world_on(device: torch.device) -> tuple[Unobserved, Lists, torch.Tensor]:
+    indptr = torch.tensor([0] + [len(items) for items in POSITIVES]).cumsum(0).to(device)
+    items = torch.tensor([item for owned in POSITIVES for item in sorted(owned)]).to(device)
+    table = torch.randn(N_USERS + N_ITEMS, DIM, generator=torch.Generator().manual_seed(0)).to(device)
     return Unobserved(indptr, items, N_ITEMS), Lists(indptr, items, N_ITEMS), table
 
 
@@ -130,6 +136,39 @@ def test_aobpr_has_the_published_distribution(world: Any) -> None:
         shares = np.append(weights[order], weights[rest].sum())
         assert counts.sum() == cells.sum()
         assert chi_square(cells, shares / shares.sum()) < quantile
+
+
+@pytest.mark.parametrize("name", ["exact", "sampled", "batch", "aobpr", "in batch"])
+def test_a_gpu_chooses_what_a_cpu_chooses_without_waiting(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By other operations: on CUDA, one whose result has a size of its own makes the host wait."""
+    monkeypatch.setitem(dynamic._AT_ONCE, "cuda", 7 * N_ITEMS)  # several blocks
+    pairs = 40
+
+    def chosen(device: torch.device, log: Log | None = None) -> torch.Tensor:
+        unobserved, observed, _ = world_on(device)
+        assert observed.longest == 29  # known before the first step
+        on_host = world_on(torch.device("cpu"))
+        seen = view(DNS(on_host[0], 5), on_host[2], pairs)
+        tensors = {each.name: getattr(seen, each.name) for each in fields(seen)}
+        seen = View(**{key: one.to(device) if isinstance(one, torch.Tensor) else one for key, one in tensors.items()})
+        if log:
+            log.clear()
+        if name == "aobpr":
+            found = AOBPR(unobserved, observed, 3.0).choose(seen)
+        elif name == "in batch":
+            found = observed.having(seen.users, seen.items - N_USERS)
+        else:
+            places = ScoreECDF(observed, N_ITEMS, name, 8)  # type: ignore[arg-type]
+            found = places(seen, seen.scores(seen.candidates))
+        if log:
+            assert not log.syncs
+            assert not log.uploads
+        return found.cpu()
+
+    expected = chosen(torch.device("cpu"))
+    with virtual_cuda() as log:
+        found = chosen(CUDA, log)
+        assert found.tolist() == expected.tolist()
 
 
 def slow_place(scores: np.ndarray[Any, Any], user: int, x: float, population: Any) -> float:
