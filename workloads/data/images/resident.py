@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from workloads.data.images.splits import split
 from workloads.data.images.types import Images, Pixels
 from workloads.memory import available_bytes, bounded_cache
+from workloads.transfer import to_device
 
 _DEVICE_SHARE = 0.5  # of what this process may still allocate on the device, for one dataset
 
@@ -42,7 +43,7 @@ class Part:
         """Images (B, 3, S, S) uint8 on the device, by their places in the part, (B,) int64 on the host."""
         rows = self.rows[index]
         if self.resident:
-            return self.images[rows.to(self.images.device, non_blocking=True)]
+            return self.images[to_device(rows, self.images.device)]
         return self.images[rows].pin_memory().to(self.labels.device, non_blocking=True)
 
     def stream(self, batches: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
