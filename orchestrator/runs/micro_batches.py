@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 from orchestrator.config.spec import ExperimentSpec
@@ -23,6 +24,13 @@ def chosen(spec: ExperimentSpec, folder: Path) -> int:
         return spec.plan.accumulate
     file = folder / FILE
     return int(json.loads(file.read_text())) if file.exists() else 1
+
+
+def carry(trial: Path, *folders: Path) -> None:
+    """Begin in ``folders`` with the number that a trial has found, if any."""
+    for folder in folders if (trial / FILE).exists() else ():
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(trial / FILE, folder / FILE)
 
 
 def increase(spec: ExperimentSpec, folder: Path, error: BaseException) -> bool:

@@ -18,7 +18,7 @@ from orchestrator.engine import checkpoint
 from orchestrator.engine.loop import Progress
 from orchestrator.errors import DONE, PARTIAL, Interrupted, RunFailed
 from orchestrator.report import markdown, trials
-from orchestrator.runs import description, worker
+from orchestrator.runs import description, micro_batches, worker
 from orchestrator.runs.driver import Options, discard_checkpoints
 from orchestrator.runs.session import Result, Session
 from orchestrator.search import winners
@@ -26,7 +26,7 @@ from orchestrator.search.ranking import front
 from orchestrator.search.study import Study
 from orchestrator.search.winners import WINNER
 from orchestrator.storage import sync_state
-from orchestrator.storage.names import HISTORY
+from orchestrator.storage.names import HISTORY, TRAIN
 from orchestrator.sweeps.failure_limit import FailureLimit
 from orchestrator.sweeps.trial_manager import TrialManager
 
@@ -103,6 +103,7 @@ def _prepare_folder(session: Session, number: int, trained: Path) -> int:
     (folder / winners.MARK).write_text(json.dumps(number))
     if (trained / worker.UNITS).exists():
         shutil.copyfile(trained / worker.UNITS, folder / worker.UNITS)
+    micro_batches.carry(trained, folder, folder / TRAIN)  # where a group has it
     return earlier
 
 

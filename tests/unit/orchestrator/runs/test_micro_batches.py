@@ -79,6 +79,15 @@ def test_a_run_goes_on_with_the_same_result(home: Path, capsys: pytest.CaptureFi
     assert json.loads((small.folder / "record.json").read_text())["accumulate"] == 4
 
 
+def test_a_winner_begins_with_its_trials_number(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def space(trial):\n    return {'lr': trial.suggest_float('lr', 0.1, 0.2)}\n")
+    found = orchestrator.sweep(
+        "toy", local=True, tracking="none", epochs=4, accumulate="auto", fits=2, space=f"{tmp_path}/mine.py:space",
+        trials=2, scheduler="none", refit=False,
+    )  # fmt: skip
+    assert json.loads((found.folder / "winner" / "outcome.json").read_text())["accumulate"] == 4
+
+
 def test_a_batch_of_one_that_does_not_fit_fails(home: Path) -> None:
     with pytest.raises(RunFailed, match=r"out of memory \(CUDA out of memory.*accumulate=auto, a smaller batch_size"):
         orchestrator.run("toy", local=True, tracking="none", epochs=4, accumulate="auto", fits=0)
