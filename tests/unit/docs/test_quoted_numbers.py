@@ -178,8 +178,8 @@ def test_a_disturbed_contestant_is_not_quoted() -> None:
     cores = {name: [0.1] for name in samples}
     quiet = {**about, "busy_cores": cores}
     row = "| on Ray, every report sent | 0.2 s | Tune function + MLflow callback 1.5 s | 0.13 |"
-    assert "0.2 s on Ray" in trial_cost.sentence(quiet)
+    assert "on Ray takes 0.2 s" in trial_cost.sentence(quiet)
     assert row in trial_cost.table(quiet)
     busy = {**about, "busy_cores": {**cores, trial_cost.TUNE: [0.9]}}
-    assert "costs" not in trial_cost.sentence(busy)
+    assert "takes" not in trial_cost.sentence(busy)
     assert row not in trial_cost.table(busy)
