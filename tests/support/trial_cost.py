@@ -58,7 +58,8 @@ def sentence(result: Mapping[str, Any]) -> str:
     ours, tune, nested = (_seconds(found[name]) for name in (RAY, TUNE, NESTED))
     return (
         "<!-- from: trial_overhead.json -->\n"
-        f"A trial on Ray takes {ours} more than its training. A Tune function with MLflow's callback takes {tune}, and a\n"
+        f"A trial on Ray takes {ours} more than its training. "
+        f"A Tune function with MLflow's callback takes {tune}, and a\n"
         f"trial that starts a TorchTrainer {nested} (`python benchmarks/trial_overhead.py`)."
     )
 
