@@ -130,6 +130,7 @@ def test_sigterm_and_ctrl_c_stop_cleanly_and_it_resumes(words: list[str], home: 
         assert steps == list(range(1, steps[-1] + 1)), f"{key}: a row was lost or doubled"
 
 
+@pytest.mark.faults
 @pytest.mark.usefixtures("database")
 def test_a_second_signal_while_it_saves_ends_it_at_once(home: Path, start: Start) -> None:
     """Its epoch, and with it the saving, takes longer than any test."""

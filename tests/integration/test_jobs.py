@@ -263,6 +263,7 @@ def test_leave_a_job_find_it_again_and_stop_it(head: Head) -> None:
     assert set(store.query("select status from runs")) == {("KILLED",)}
 
 
+@pytest.mark.faults
 def test_a_job_that_ray_kills_before_it_has_saved_was_interrupted(head: Head) -> None:
     """A plain job has 3 s to end; this one's epoch takes longer than any test."""
     store = Store(head.root / "home")

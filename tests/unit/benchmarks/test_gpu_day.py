@@ -25,6 +25,7 @@ for part in sys.argv[2:]:
 """
 
 
+@pytest.mark.faults  # a minute on a busy machine
 def test_every_part_leaves_its_rows(tmp_path: Path) -> None:
     parts = ["2", "3", "4", "5", "6", "9"]
     command = [sys.executable, "-c", BLOCKED, str(tmp_path), *parts]

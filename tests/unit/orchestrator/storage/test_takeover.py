@@ -69,7 +69,7 @@ def unconditional(tmp_path: Path) -> str:
     return f"file://{tmp_path}/bucket"
 
 
-@pytest.fixture(params=["s3", "unconditional"])
+@pytest.fixture(params=[pytest.param("s3", marks=pytest.mark.faults), "unconditional"])
 def store(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue(request.param))
 

@@ -78,6 +78,7 @@ def test_a_journal_survives_any_number_of_deaths_half_lines_included(
     assert metrics(database) == expected(rows(1, 6))
 
 
+@pytest.mark.faults
 def test_a_server_that_is_killed_and_comes_back_gets_every_value_once(
     server: Server, open_tracker: Callable[..., Tracker], tmp_path: Path
 ) -> None:
