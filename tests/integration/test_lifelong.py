@@ -44,6 +44,7 @@ def found(settings: Settings, model: str, queries: Path, **params: Any) -> int:
     return len(pd.read_parquet(target))
 
 
+@pytest.mark.faults  # long
 def test_every_session_is_a_version_and_its_index_goes_with_it(
     database: Path, tmp_path: Path, queries: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.commands import Command, Store, typed
 
 WORDS = (
@@ -31,6 +33,7 @@ def kept(home: Path, name: str) -> dict[str, Any]:
     return told
 
 
+@pytest.mark.faults
 def test_a_table_goes_on_after_ctrl_c_and_is_not_run_twice(home: Path, database: Path) -> None:
     name = "thesis-4.2-synthetic-RNS-DNS-quick"
     first = Command(home, *WORDS)

@@ -39,6 +39,7 @@ def told(executor: Any) -> list[tuple[Any, ...]]:
     return [(t.state.name, t.params, t.values, t.intermediate_values) for t in executor.driver.study.trials]
 
 
+@pytest.mark.faults  # long
 def test_many_trials_do_not_wait_and_lose_no_value(simulated: Any, tmp_path: Path) -> None:
     usual = run(simulated, tmp_path, 128, 256, rationed=False)
     rationed = run(simulated, tmp_path, 128, 256, rationed=True)

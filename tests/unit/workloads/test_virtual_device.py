@@ -224,8 +224,13 @@ def test_nothing_of_it_is_left() -> None:
 
 HINT = "fewer: run python -m tests.support.device_cases and commit syncs.toml; more: keep the values on the device"
 
+# In make test, the others in make test-faults.
+QUICK = {"mf", "bcl-bns-sampled", "sgd-batched", "simclr-bcl-lars", "bi-encoder", "ranker-cross", "vera", "lifelong"}
 
-@pytest.mark.parametrize("name", CASES)
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.faults) for name in CASES]
+)
 def test_a_workload_mixes_no_devices_and_waits_no_more_than_before(name: str, log: Log) -> None:
     case = CASES[name]
     built = train(case, log)
@@ -258,6 +263,7 @@ def test_every_case_and_nothing_else_is_listed() -> None:
 COLLECTIVE = ["bcl-in-batch", "simclr-hcl-blur", "bi-encoder-bcl-max", "ranker-cross", "vera", "lifelong"]
 
 
+@pytest.mark.faults  # long
 @pytest.mark.parametrize("name", COLLECTIVE)
 def test_collectives_follow_nccls_rules(name: str) -> None:
     """Tensors on the device and contiguous, the same collectives on both ranks."""
