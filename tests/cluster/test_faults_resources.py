@@ -78,7 +78,8 @@ def test_a_trial_that_is_out_of_memory_fails_alone(user: User) -> None:
     assert sweep.end() == 4, sweep.text()
     rows = trials(user.home)
     assert [row["state"] for row in rows] == ["complete", "fail", "complete", "complete"]
-    assert rows[1]["cause"].startswith("out of memory: fewer trials at once (--concurrency) or a smaller batch_size")
+    advice = "accumulate=auto, a smaller batch_size or fewer trials at once (--concurrency) may fit"
+    assert rows[1]["cause"] == f"out of memory: {advice}"
     assert user.store.tag("orchestrator.cause") == [rows[1]["cause"]]
     user.store.check()
 

@@ -80,5 +80,5 @@ def test_trials_share_the_devices_and_keep_to_their_part(home: Path, start: Star
     assert f"{4 * GPUS} trials at once" in sweep.text()
     rows = trials(home)
     assert [row["state"] for row in rows] == ["complete", "fail", *["complete"] * 6]
-    assert "it does not fit into its share of the GPU's memory (--gpus-per-worker, batch_size)" in rows[1]["cause"]
+    assert "accumulate=auto, a smaller batch_size or a larger --gpus-per-worker" in rows[1]["cause"]
     Store(home).check()
