@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 UNIT = $(BIN)/python -m pytest tests/unit -n 2 --dist worksteal
 INTEGRATION = $(BIN)/python -m pytest tests/integration -n 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-unit test-integration test-docs test-faults test-cluster test-deploy test-lower test-versions test-gpu lint format docs \
+.PHONY: demo test test-unit test-integration test-docs test-faults test-cluster test-deploy test-lower test-versions test-gpu dist lint format docs \
 	setup clean
 
 demo: $(READY)
@@ -82,6 +82,12 @@ $(OVER)/%/.ready: $(READY)
 test-lower: $(LOWER)/.ready
 	ATEN_CPU_CAPABILITY=$${ATEN_CPU_CAPABILITY:-default} $(LOWER)/bin/python -m pytest tests/unit -n 2
 	$(LOWER)/bin/python -m pytest $(SUBSET)
+
+# A wheel and an sdist in build/dist.
+dist: $(READY)
+	rm -rf build/dist
+	$(BIN)/python -m build --outdir build/dist
+	$(BIN)/python -m twine check --strict build/dist/*
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -16,7 +16,16 @@ ray start --block --disable-usage-stats "${role[@]}" "--temp-dir=$session" \
     "--dashboard-agent-listen-port=$((first + 5))" "--dashboard-agent-grpc-port=$((first + 6))" \
     "--runtime-env-agent-port=$((first + 7))" --min-worker-port=0 --max-worker-port=0 &
 ray=$!
-trap 'kill -TERM "$ray" 2>/dev/null' TERM INT
+# A cancelled job has 30 seconds (KillWait): what Ray has not ended by itself in 20 is ended here.
+end() {
+    kill -TERM "$ray" 2>/dev/null
+    for _ in $(seq 20); do
+        sleep 1
+        kill -0 "$ray" 2>/dev/null || return
+    done
+    pkill -KILL -f "$session/"
+}
+trap end TERM INT
 while kill -0 "$ray" 2>/dev/null; do wait "$ray"; done
 wait "$ray"
 code=$?
