@@ -98,7 +98,7 @@ class Job:
         """No process and no running run; no folder either, but for that of a ``lost`` node."""
         self.until(lambda: not self.processes())
         assert {path.name for path in Path("/tmp").glob(f"ray-{self.id}-*")} <= {f"ray-{self.id}-{lost}"}
-        assert self.store.query("select count(*) from runs where status = 'RUNNING'") == [(0,)]
+        assert self.store.query("select run_uuid from runs where status = 'RUNNING'") == []
 
     def check_whole(self) -> None:
         """All four trials are complete, with every epoch once."""
@@ -147,7 +147,7 @@ def test_a_node_is_lost(submit: Callable[..., Job]) -> None:
         job.check_whole()
         job.check_nothing_is_left(lost="1")
     finally:
-        slurm("scontrol", "update", "NodeName=n2", "State=RESUME")
+        subprocess.run(["scontrol", "update", "NodeName=n2", "State=RESUME"], check=False)  # it may have come back
 
 
 def test_scancel_leaves_nothing_and_the_next_job_resumes(submit: Callable[..., Job]) -> None:
@@ -163,7 +163,7 @@ def test_scancel_leaves_nothing_and_the_next_job_resumes(submit: Callable[..., J
 
 def test_an_array_runs_each_line(submit: Callable[..., Job], tmp_path: Path) -> None:
     words = " ".join([*SWEEP, "epochs=2", "refit=false"])
-    (tmp_path / "sweeps.txt").write_text(f"first {words}\nsecond {words} lr=0.1 'seed=7'\n".replace(" lr=0.1", ""))
+    (tmp_path / "sweeps.txt").write_text(f"first {words}\nsecond {words} --seed '7'\n")
     job = submit(str(tmp_path / "sweeps.txt"), script="array.sbatch", options=("--array=1-2", "--nodes=1"))
     job.until(lambda: not slurm("squeue", "--noheader", f"--jobs={job.id}"))
     for name in ("first", "second"):
