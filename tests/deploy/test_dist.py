@@ -18,6 +18,11 @@ MEGABYTES = 1000
 """What the client may weigh, in place of the 7 GB of everything."""
 
 
+def clean() -> dict[str, str]:
+    """This environment without what leads to this checkout or to a service."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "RAY_", "MLFLOW_"))}
+
+
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder with the executables of an environment that has the wheel alone."""
@@ -26,16 +31,13 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("client")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     pip = [folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-    subprocess.run([*pip, "-c", ROOT / "constraints.txt", wheel], check=True)
+    subprocess.run([*pip, "-c", ROOT / "constraints.txt", wheel], check=True, env=clean())
     return folder / "bin"
 
 
 def call(client: Path, home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "RAY_", "MLFLOW_"))
-    }
     return subprocess.run(
-        [client / "orchestrator", *words], env=environment | {"ORCHESTRATOR_HOME": str(home)},
+        [client / "orchestrator", *words], env=clean() | {"ORCHESTRATOR_HOME": str(home)},
         capture_output=True, text=True, cwd=home, timeout=300,
     )  # fmt: skip
 
