@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 UNIT = $(BIN)/python -m pytest tests/unit -n 2 --dist worksteal
 INTEGRATION = $(BIN)/python -m pytest tests/integration -n 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-unit test-integration test-docs test-faults test-cluster test-lower test-versions test-gpu lint format docs \
+.PHONY: demo test test-unit test-integration test-docs test-faults test-cluster test-deploy test-lower test-versions test-gpu dist lint format docs \
 	setup clean
 
 demo: $(READY)
@@ -37,6 +37,11 @@ test-faults: $(READY)
 # apt-get install postgresql chromium).
 test-cluster: $(READY)
 	$(BIN)/python -m pytest tests/cluster -m cluster -rP --show-capture=stdout
+
+# The files of deploy/ on real containers (Docker with compose: builds two images, 8 GB) and on a real Slurm of two nodes;
+# each is skipped where it is not there. Not in CI.
+test-deploy: $(READY)
+	$(BIN)/python -m pytest tests/deploy -m deploy -rs
 
 test-unit: $(READY)
 	$(UNIT)
@@ -77,6 +82,12 @@ $(OVER)/%/.ready: $(READY)
 test-lower: $(LOWER)/.ready
 	ATEN_CPU_CAPABILITY=$${ATEN_CPU_CAPABILITY:-default} $(LOWER)/bin/python -m pytest tests/unit -n 2
 	$(LOWER)/bin/python -m pytest $(SUBSET)
+
+# A wheel and an sdist in build/dist.
+dist: $(READY)
+	rm -rf build/dist
+	$(BIN)/python -m build --outdir build/dist
+	$(BIN)/python -m twine check --strict build/dist/*
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import re
 from collections.abc import Iterable, Mapping
 
@@ -53,6 +54,27 @@ def _rebuild(cls: type[UserError], text: str, fields: Mapping[str, object]) -> U
     error = cls.__new__(cls, text)  # the constructor of a subclass may take other arguments
     vars(error).update(fields)
     return error
+
+
+TRAINING_MODULES = frozenset(
+    {
+        *("torch", "torchvision", "transformers", "tokenizers", "safetensors", "numba", "pandas", "matplotlib"),
+        *("cmaes", "scipy", "PIL", "bm25s", "Stemmer"),
+    }
+)
+"""Modules that only an installation with the extra ``train`` has."""
+
+
+def missing_module(error: ModuleNotFoundError, what: str) -> UserError | None:
+    """What to install if ``error`` is the lack of a module of the extra ``train``, else None."""
+    name = (error.name or "").partition(".")[0]
+    if name not in TRAINING_MODULES or importlib.util.find_spec(name):
+        return None
+    return UserError(
+        f"{what} needs {name}, which is not installed here: this is the client",
+        fix="Run it on the cluster (orchestrator submit -- ...) or install ray-experiment-orchestrator[train]",
+        code=UNAVAILABLE,
+    )
 
 
 class RunFailed(Exception):

@@ -30,6 +30,8 @@ class Planning:
 
     probe: bool
     as_json: bool
+    slurm: int | None = None
+    """GPUs of a Slurm node, if options of sbatch are to be printed."""
 
 
 PLANNING: ContextVar[Planning | None] = ContextVar("planning", default=None)
@@ -42,7 +44,7 @@ def planned(spec: ExperimentSpec | SweepSpec, settings: Settings, local: bool) -
         return False
     from orchestrator.sweeps import estimate
 
-    estimate.show(spec, settings, local=local, probe=planning.probe, as_json=planning.as_json)
+    estimate.show(spec, settings, local=local, probe=planning.probe, as_json=planning.as_json, slurm=planning.slurm)
     return True
 
 

@@ -31,6 +31,10 @@ from workloads.data.datasets import DATASETS
 Level = Literal["ok", "note", "warning", "problem"]
 
 DISTRIBUTION = "ray-experiment-orchestrator"
+TRAINING = "train"
+"""The extra without which an installation is a client."""
+
+MAIN = ("ray", "mlflow", "optuna", "torch")
 GIB = 2**30
 LOW_SPACE = 2 * GIB
 LOW_SHARED_MEMORY = GIB
@@ -109,17 +113,23 @@ def _packages(_: Settings) -> Iterator[Check]:
     level: Level = "ok" if python in bounds else "problem"
     yield Check("python", level, f"{python} (needs {bounds})", "Create the environment with such a Python")
     needs = [Requirement(text) for text in requires(DISTRIBUTION) or ()]
-    needs = [need for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+    extras = ("", TRAINING) if _installed("torch") else ("",)
+    needs = [
+        need for need in needs if need.marker is None or any(need.marker.evaluate({"extra": extra}) for extra in extras)
+    ]
     installed = {need.name: _installed(need.name) for need in needs}
     wrong = [
         need for need in needs if not (at := installed[need.name]) or not need.specifier.contains(at, prereleases=True)
     ]
     for need in wrong:
         text = f"{need.name} {installed[need.name] or 'is not installed'} (needs {need.specifier})"
-        yield Check("packages", "problem", text, f"pip install '{need}'")
+        yield Check("packages", "problem", text, f"pip install '{need.name}{need.specifier}'")
     if not wrong:
-        main = ", ".join(f"{name} {installed[name]}" for name in ("ray", "mlflow", "optuna", "torch"))
+        main = ", ".join(f"{name} {installed[name]}" for name in MAIN if name in installed)
         yield Check("packages", "ok", f"{main}; all {len(needs)} within their bounds")
+    if TRAINING not in extras:
+        fix = f"To train: pip install '{DISTRIBUTION}[{TRAINING}]'"
+        yield Check("packages", "note", "this is the client: it submits, lists and promotes", fix)
 
 
 def _installed(name: str) -> str | None:
@@ -130,6 +140,8 @@ def _installed(name: str) -> str | None:
 
 
 def _gpu(_: Settings) -> Iterator[Check]:
+    if _installed("torch") is None:
+        return
     try:
         torch = _probe(TORCH_PROBE)
     except RuntimeError as error:

@@ -19,6 +19,7 @@ from orchestrator.errors import (
     RunFailed,
     UserError,
     mask,
+    missing_module,
     one_line,
     unknown,
 )
@@ -55,6 +56,8 @@ def _ended(error: BaseException) -> int:
         case SystemExit(__context__=BrokenPipeError()) | BrokenPipeError():  # from typer and rich, or from print
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has closed the pipe
             return DONE
+        case ModuleNotFoundError() if missing := missing_module(error, "This command"):
+            return _say(f"error: {missing}", missing.code)
         case Exception() if not os.environ.get("ORCHESTRATOR_TRACEBACK"):
             where = "a bug of orchestrator; ORCHESTRATOR_TRACEBACK=1 shows where"
             return _say(f"failed: {type(error).__name__}: {one_line(error)} ({where})", FAILED)

@@ -82,19 +82,22 @@ def stop(settings: Settings, reference: str, *, address: str | None) -> None:
 def find(settings: Settings, reference: str, address: str | None) -> RunFolder | tuple[Dashboard, Job]:
     """Find the folder or job of ``reference``: an id of a run, sweep, MLflow run or job, or ``latest``.
 
-    With an ``address``, ``latest`` is the newest job of that cluster. Raises UserError: exit 2 for an unknown id, 3
-    when the named cluster does not answer.
+    With an ``address``, ``latest`` is the newest job of that cluster; with one in the environment it is the newest of
+    its jobs and the runs in the storage. Raises UserError: exit 2 for an unknown id, 3 when the named cluster does not
+    answer.
     """
-    newest_job = reference == "latest" and address is not None
-    if not newest_job and (folder := records.find_here(settings.storage, reference)):
-        return folder
     from orchestrator.jobs.dashboard import Dashboard, configured_address, dashboard_address
 
-    where = f"the jobs at {dashboard_address(address)}"
     named = address or configured_address()
+    folder = None if reference == "latest" and address else records.find_here(settings.storage, reference)
+    if folder and not (reference == "latest" and named):
+        return folder
+    where = f"the jobs at {dashboard_address(address)}"
     try:
         dashboard = Dashboard(address)
         job = next(iter(dashboard.jobs()), None) if reference == "latest" else dashboard.job(reference)
+        if folder and (job is None or (job.started or "") < str(folder.record["started"])):
+            return folder
         if job is not None:
             return dashboard, job
     except UserError as error:

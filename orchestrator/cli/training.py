@@ -98,11 +98,13 @@ def sweep_command(given: Given, words: Words, as_json: Json) -> None:
 def plan(
     words: Annotated[list[str] | None, typer.Argument(metavar="run|sweep ...", show_default=False)] = None,
     probe: Annotated[bool, typer.Option("--probe", help="Train two epochs to measure the time.")] = False,
+    slurm: Annotated[bool, typer.Option("--slurm", help="Print the options of sbatch that it needs.")] = False,
+    gpus_per_node: Annotated[int, typer.Option(min=0, help="GPUs of a node, for --slurm; 0: none.")] = 8,
     as_json: Json = False,
 ) -> None:
     """Estimate the cost of a run or sweep; start nothing.
 
-    Shows trials and devices, with --probe also hours and storage.
+    Shows trials and devices, with --probe also hours and storage. With --slurm prints a header for sbatch.
 
     Example: orchestrator plan sweep recommender dataset=ml-100k --trials 64 --probe
     """
@@ -113,7 +115,7 @@ def plan(
         )  # fmt: skip
     if any(word.partition("=")[0] == "--resume" for word in words):
         raise UserError("plan does not work with --resume", got="--resume", fix="Leave it out")
-    token = PLANNING.set(Planning(probe, as_json))
+    token = PLANNING.set(Planning(probe, as_json, gpus_per_node if slurm else None))
     try:
         app(words, standalone_mode=False)
     finally:

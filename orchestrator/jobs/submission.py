@@ -70,10 +70,19 @@ def submit(
         )
     code = DONE
     if wait:
+        runs: list[str] = []
+
+        def show(line: str) -> None:
+            runs.extend(re.findall(r"^(?:Run|Sweep) ([\w.-]+):", line))
+            console.say(line)
+
         try:
-            job = dashboard.follow(job, console.say)
+            job = dashboard.follow(job, show)
             code = FAILED if job.exit_code is None else job.exit_code
             console.say(end_of(job))
+            if job.status == "lost" and words[0] in ("run", "sweep"):
+                console.say("Finished epochs and trials are saved. Continue on this cluster or another with:")
+                console.say(f"  orchestrator submit -- {words[0]} --resume {(*runs, 'latest')[0]}")
         except KeyboardInterrupt:
             code = INTERRUPTED
             console.say(f"\nStopped following; {job.id} is still running.")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import UNAVAILABLE, UserError, one_line
+from orchestrator.errors import UNAVAILABLE, UserError, missing_module, one_line
 from orchestrator.tracking import store
 from orchestrator.tracking.mlflow_globals import PICKLES
 
@@ -112,7 +112,10 @@ def fetched(client: Any, model: str, version: Any, name: str = "") -> Iterator[P
 
 
 def measure(folder: Path) -> Measured:
-    """Load the model in ``folder`` in a clean process and predict its input example. Raises Unusable."""
+    """Load the model in ``folder`` in a clean process and predict its input example.
+
+    Raises Unusable, and UserError (exit 3) when this environment is a client without the modules that the model needs.
+    """
     with tempfile.TemporaryDirectory(prefix="clean-") as scratch:
         result = Path(scratch) / "result.json"
         words = [sys.executable, "-I", "-B", str(PROBE), str(folder), str(result), str(CALLS), str(CALLS_SECONDS)]
@@ -130,6 +133,9 @@ def measure(folder: Path) -> Measured:
             raise Unusable(f"it ends the process that loads it: exit code {done.returncode}, {_last_line(log)}")
         values = json.loads(result.read_text())
     if "error" in values:
+        missing = ModuleNotFoundError(name=values["missing"])
+        if of_client := missing_module(missing, "The check that the model loads and predicts"):
+            raise of_client
         raise Unusable(f"it does not load and predict: {values['error'].splitlines()[0][:SHOWN]}")
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     return Measured(size / 1e6, values["load_seconds"], values["milliseconds"])

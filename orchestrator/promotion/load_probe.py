@@ -39,7 +39,8 @@ def main(folder: str, target: str, calls: str, seconds: str) -> None:
     try:
         result = measure(folder, int(calls), float(seconds))
     except Exception as error:  # a model's code can raise anything
-        result = {"error": f"{type(error).__name__}: {error}"}
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        result = {"error": f"{type(error).__name__}: {error}", "missing": missing}
     Path(target).write_text(json.dumps(result))
 
 

@@ -19,6 +19,7 @@ from orchestrator.runs import reports, worker
 from orchestrator.search import pbt, samplers, spaces
 from orchestrator.storage.settings import Settings
 from orchestrator.sweeps import pack_plan
+from orchestrator.sweeps.slurm import header
 
 if TYPE_CHECKING:
     import torch
@@ -111,8 +112,23 @@ class Forecast:
         return f"{text}, about {self.epochs_expected - self.refit_epochs}{refit} expected"
 
 
-def show(spec: ExperimentSpec | SweepSpec, settings: Settings, *, local: bool, probe: bool, as_json: bool) -> None:
-    """Print the forecast of ``spec``. Raises UserError (exit 3) with the arithmetic when it cannot run here at all."""
+def show(
+    spec: ExperimentSpec | SweepSpec,
+    settings: Settings,
+    *,
+    local: bool,
+    probe: bool,
+    as_json: bool,
+    slurm: int | None = None,
+) -> None:
+    """Print the forecast of ``spec``, or with ``slurm`` GPUs a node the options of sbatch.
+
+    Raises UserError (exit 3) with the arithmetic when it cannot run here at all.
+    """
+    if slurm is not None:
+        wall = plan(spec, [], measure(spec, settings), local=True).wall_seconds_expected if probe else None
+        print(header(spec, slurm, wall))
+        return
     preflight.services(settings, spec.resources, ray=not local)
     if local or not settings.ray_address:
         here = connection.this_machine()
@@ -177,7 +193,7 @@ def plan(
         workers=resources.workers,
         cpus=resources.cpus_per_worker,
         gpus=resources.gpus_per_worker,
-        nodes=1 if local else len(nodes),
+        nodes=1 if local else sum(node["CPU"] > 0 for node in nodes),
         at_once=sum(capacities),
         processes=len(capacities),
         fitting=fitting,

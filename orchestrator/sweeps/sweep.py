@@ -263,7 +263,7 @@ def _on_ray(spec: SweepSpec, session: Session, study: Study, manager: TrialManag
     settings = session.settings
     with cluster(settings.ray_address) as nodes, session.on_cluster(), stop_with_node(session.interrupts):
         capacities = pack_plan.capacities(spec, check_fit(nodes, spec.resources))
-        session.console.say(_at_once(spec, capacities, len(nodes)))
+        session.console.say(_at_once(spec, capacities, sum(node["CPU"] > 0 for node in nodes)))
         check_storage(settings.storage)
         _check_shared(spec, settings, len(nodes))
         manager.share(sum(capacities) / len(capacities))

@@ -234,6 +234,7 @@ def test_a_killed_entrypoint_is_lost(head: Head, stand_in: Path) -> None:
     done = head.call("submit", "--working-dir", str(stand_in), "--", "run", "die")
     assert done.returncode == 1
     assert "is lost (exit code 1)" in done.stdout
+    assert "orchestrator submit -- run --resume latest" in done.stdout
 
 
 def test_leave_a_job_find_it_again_and_stop_it(head: Head) -> None:

@@ -15,7 +15,7 @@ FOLDERS = {
     "search_spaces": "one module a workload: Optuna-native `space(trial) -> params`",
 }
 REST = {
-    "deploy": "images, compose, KubeRay, Ray's launcher",
+    "deploy": "images, compose, KubeRay, Slurm, Ray's launcher",
     "docs": "this project's documentation; `make docs` builds the site",
     "tests": "unit/ mirrors the code; integration/ (real Ray, MLflow, signals), cluster/ (three nodes), gpu/",
     "examples": "linreg/: a workload in a package of its own, to be copied",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -18,10 +19,15 @@ KUBERAY = DEPLOY / "kuberay"
 BUILDS = (
     "base",
     "sweep",
+    "overlays/cpu",
+    "overlays/cpu/sweep",
     "overlays/single-gpu",
     "overlays/single-gpu/sweep",
     "overlays/team",
     "overlays/team/sweep",
+    "overlays/gpu-nodes",
+    "overlays/gpu-nodes/sweep",
+    "overlays/rdma",
 )
 """Every folder that `kubectl apply -k` may be given."""
 
@@ -52,7 +58,7 @@ def build(name: str) -> list[Manifest]:
             if path.is_dir()
             else list(yaml.load_all(path.read_text(), yaml.CSafeLoader))
         )
-    found = copy.deepcopy(found)  # YAML's anchors are one object
+    found = json.loads(json.dumps(found))  # a copy in which YAML's anchors are objects of their own
     for patch in plan.get("patches", ()):
         operations = jsonpatch.JsonPatch(load(patch["patch"]))
         meant = [manifest for manifest in found if _is(manifest, patch["target"])]

@@ -17,11 +17,14 @@ from tests.unit.deploy.manifests import (
     BUILDS,
     DEPLOY,
     EXAMPLE,
+    KUBERAY,
     README,
     ROOT,
     SERVICES,
     build,
+    compose,
     containers,
+    load,
     one,
     ray_clusters,
     variables,
@@ -102,7 +105,7 @@ def test_mlflow_answers_to_the_name_that_the_nodes_call_it(where: str) -> None:
 
 
 def test_kubernetes_names_of_mlflow_are_those_of_its_namespace() -> None:
-    namespace = one("base", "Namespace")["metadata"]["name"]
+    namespace = load((KUBERAY / "base/namespace.yaml").read_text())["metadata"]["name"]
     allowed = MLFLOW_IN_KUBERNETES["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")
     assert {f"mlflow.{namespace}:5000", f"mlflow.{namespace}.svc.cluster.local:5000"} <= set(allowed)
     for name in BUILDS:
@@ -121,6 +124,7 @@ def test_what_is_set_is_read_by_somebody() -> None:
         (package / name).read_text() for name in ("environment_variables.py", "cli/__init__.py", "utils/cli_args.py")
     )
     names = {name for service in SERVICES.values() for name in service["environment"]}
+    expanded = {"BUCKET", "ARTIFACTS_BUCKET"}  # by Kubernetes, in another value
     names |= {
         variable["name"] for name in BUILDS for each in containers(build(name)) for variable in each.get("env", ())
     }
@@ -128,13 +132,15 @@ def test_what_is_set_is_read_by_somebody() -> None:
     for dockerfile in (DEPLOY / "docker").glob("*.Dockerfile"):
         names |= set(re.findall(r"^(?:ENV| {4})\s*(\w+)=", dockerfile.read_text(), re.MULTILINE))
     ours = {variable for variable, _ in NAMES.values()} | {"ORCHESTRATOR_CACHE"}
-    for name in names:
+    for name in names - expanded:
         if name.startswith("ORCHESTRATOR_"):
             assert name in ours
         elif name.startswith("MLFLOW_"):
             assert re.search(rf"[\"']{name}[\"']", read), name
         else:
-            assert name.startswith(("AWS_", "RAY_", "RUSTFS_", "POSTGRES_", "PG")), name
+            assert name.startswith(("AWS_", "RAY_", "RUSTFS_", "POSTGRES_", "PG", "NCCL_")) or name == "MPLCONFIGDIR", (
+                name
+            )
 
 
 def test_nodes_get_the_same_wherever_they_run() -> None:
@@ -145,7 +151,12 @@ def test_nodes_get_the_same_wherever_they_run() -> None:
         assert NAMES[name][0] == variable
         assert f"{variable}=" in image
     (data,) = re.findall(r"ORCHESTRATOR_DATA=(\S+)", image)
-    assert SERVICES["ray-worker"]["volumes"] == [f"datasets:{data}"]
+    writable = [mount["mountPath"] for mount in NODE_IN_KUBERNETES["volumeMounts"] if mount["mountPath"] != "/dev/shm"]
+    volumes = SERVICES["ray-worker"]["volumes"]
+    assert [volume.removeprefix("datasets:") for volume in volumes] == writable
+    for name in ("ORCHESTRATOR_HOME", "ORCHESTRATOR_CACHE", "MPLCONFIGDIR"):
+        (place,) = re.findall(rf"{name}=(\S+)", image)
+        assert any(f"{place}/".startswith(f"{root}/") for root in writable), f"{place} is in the read-only root"
     assert data in {mount["mountPath"] for mount in NODE_IN_KUBERNETES["volumeMounts"]}
     assert any(option.endswith(f":{data}") for option in _docker_options("cluster.yaml"))
 
@@ -156,6 +167,27 @@ def test_nodes_are_no_administrators_of_mlflow() -> None:
     assert account == variables(DEPLOY / "nodes/nodes.env.example")["MLFLOW_TRACKING_USERNAME"] != "admin"
     assert "admin_username = admin\n" in (DEPLOY / "docker/auth.ini").read_text()
     assert not any("ADMIN" in name or name.startswith("PG") for name in SERVICES["ray-head"]["environment"])
+
+
+def test_nodes_cannot_write_where_mlflow_keeps_its_models() -> None:
+    """A registered model is code: only MLflow has the key of its artifacts; in compose only it reaches their store."""
+    for name, service in SERVICES.items():
+        of_artifacts = "ARTIFACTS" in str(compose()["services"][name]["environment"])
+        assert of_artifacts == (name in {"mlflow", "artifacts", "artifacts-bucket"}), name
+        assert ("private" in service.get("networks", ())) == (of_artifacts or name == "postgres"), name
+    assert compose()["networks"]["private"] == {"internal": True}
+    for build_name in BUILDS:
+        for container in containers(build(build_name)):
+            keys = [
+                variable["valueFrom"]["secretKeyRef"]
+                for variable in container.get("env", ())
+                if "valueFrom" in variable
+            ]
+            of_artifacts = any(key["key"].startswith("ARTIFACTS_") for key in keys)
+            assert not of_artifacts or container["name"] in {"mlflow", "artifacts"}, container["name"]
+            if container["name"] == "mlflow":
+                assert "envFrom" not in container
+    assert not any("ARTIFACTS" in name for name in variables(DEPLOY / "nodes/nodes.env.example"))
 
 
 def test_ports_of_the_cluster_agree() -> None:
@@ -179,12 +211,16 @@ def test_the_page_names_what_is_there() -> None:
 
 
 def test_every_key_of_a_secret_is_put_into_it() -> None:
-    line = next(part for part in README.split("secret generic ") if part.startswith("mlflow-server"))
-    for variable in MLFLOW_SERVER["env"]:
-        if "valueFrom" in variable:
-            key = variable["valueFrom"]["secretKeyRef"]["key"]
-            assert re.search(rf"\b{key}\b", line.partition("kubectl")[0])
-            assert key in EXAMPLE or key == "MLFLOW_ARTIFACTS_DESTINATION"
+    given = README.split("secret generic mlflow-server ")[1].partition("kubectl")[0]
+    held = {
+        "mlflow-server": {key for names in re.findall(r"\^\(([\w|]+)\)=", given) for key in names.split("|")},
+        "training": set(variables(DEPLOY / "nodes/nodes.env.example")) - {"MLFLOW_TRACKING_URI"},
+    }
+    assert held["mlflow-server"] <= set(EXAMPLE)
+    for container in containers(build("base")):
+        for variable in container.get("env", ()):
+            if source := variable.get("valueFrom"):
+                assert source["secretKeyRef"]["key"] in held[source["secretKeyRef"]["name"]], variable["name"]
 
 
 def _secrets() -> set[str]:

@@ -12,9 +12,10 @@ import yaml
 from ray.scripts import scripts as ray_commands
 
 from orchestrator.cli.app import app
-from orchestrator.cluster import connection
+from orchestrator.cluster import connection, preflight
 from orchestrator.config.spec import Resources, SweepSpec
 from orchestrator.errors import UserError
+from orchestrator.jobs import durable
 from orchestrator.storage.records import NAME
 from orchestrator.sweeps import sweep
 from tests.unit.deploy.manifests import BUILDS, DEPLOY, README, SERVICES, one, ray_clusters
@@ -55,8 +56,8 @@ def shapes() -> dict[str, list[connection.Node]]:
     return found
 
 
-def asked(words: list[str], monkeypatch: pytest.MonkeyPatch) -> SweepSpec:
-    """The sweep that a command line asks for, on a cluster that is elsewhere; nothing is started."""
+def asked(words: list[str], nodes: list[connection.Node], monkeypatch: pytest.MonkeyPatch) -> SweepSpec:
+    """The sweep that a command line asks for, on a cluster of these nodes; nothing is started."""
     caught = []
 
     def instead(spec: SweepSpec, *_: Any) -> None:
@@ -64,6 +65,7 @@ def asked(words: list[str], monkeypatch: pytest.MonkeyPatch) -> SweepSpec:
         raise typer.Exit(0)
 
     monkeypatch.setattr(sweep, "sweep", instead)
+    monkeypatch.setattr(preflight, "cluster_gpus", lambda _: sum(node["GPU"] for node in nodes))
     monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")
     app(words, standalone_mode=False)
     (spec,) = caught
@@ -72,9 +74,8 @@ def asked(words: list[str], monkeypatch: pytest.MonkeyPatch) -> SweepSpec:
 
 def entrypoint(name: str) -> tuple[str, list[str]]:
     """The name that a RayJob's sweep has, and the words of our command."""
-    python, script, run, *words = shlex.split(one(name, "RayJob")["spec"]["entrypoint"])
-    assert (python, script) == ("python", "/opt/orchestrator/durable.py")
-    assert (DEPLOY / "docker/durable.py").is_file()
+    python, option, module, run, *words = shlex.split(one(name, "RayJob")["spec"]["entrypoint"])
+    assert (python, option, module) == ("python", "-m", durable.__name__)
     return run, words
 
 
@@ -83,16 +84,15 @@ def test_ray_knows_every_word_of_ray_start(words: tuple[str, ...]) -> None:
     ray_commands.start.make_context("ray start", list(words))
 
 
-@pytest.mark.parametrize("name", ["sweep", "overlays/single-gpu/sweep", "overlays/team/sweep"])
+@pytest.mark.parametrize("name", [name for name in BUILDS if name.endswith("sweep")])
 def test_a_sweep_s_command_is_ours_and_fits_its_cluster(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run, words = entrypoint(name)
     assert NAME.fullmatch(run)
-    assert "--name" not in words, "durable.py adds it"
-    spec = asked(words, monkeypatch)
+    assert "--name" not in words, "orchestrator.jobs.durable adds it"
     nodes = shapes()[name]
-    at_once = connection.check_fit(nodes, spec.resources)
-    assert at_once == sum(4 * node["GPU"] for node in nodes), "GPUs lie idle"
-    assert spec.resources.gpus_per_worker > 0
+    at_once = connection.check_fit(nodes, asked(words, nodes, monkeypatch).resources)
+    device = "CPU" if "cpu" in name else "GPU"
+    assert at_once == sum(node[device] for node in nodes), "devices lie idle"
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -104,10 +104,10 @@ def test_what_does_not_fit_is_refused() -> None:
         connection.check_fit(nodes["overlays/single-gpu"], Resources(cpus_per_worker=5))
 
 
-def test_a_cluster_that_stays_is_never_without_a_gpu() -> None:
+def test_a_cluster_that_stays_is_never_without_a_worker() -> None:
     """A sweep sizes itself by the nodes that are there, and one that finds none is refused."""
     for name, nodes in shapes().items():
-        assert connection.check_fit(nodes, Resources(gpus_per_worker=1)) >= 1, name
+        assert connection.check_fit(nodes, Resources(gpus_per_worker="cpu" not in name)) >= 1, name
     for name in BUILDS:
         for spec in ray_clusters(name):
             for group in spec["workerGroupSpecs"]:
@@ -127,9 +127,9 @@ def test_the_page_s_commands_are_ours(line: str) -> None:
 
 @pytest.mark.parametrize("line", [line for line in COMMANDS if "-- sweep " in line])
 def test_the_page_s_sweeps_fit_every_cluster(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = asked(shlex.split(line, comments=True)[shlex.split(line).index("--") + 1 :], monkeypatch)
+    words = shlex.split(line, comments=True)[shlex.split(line).index("--") + 1 :]
     for name, nodes in shapes().items():
-        assert connection.check_fit(nodes, spec.resources) >= 1, name
+        assert connection.check_fit(nodes, asked(words, nodes, monkeypatch).resources) >= 1, name
 
 
 def _parse(words: list[str]) -> None:

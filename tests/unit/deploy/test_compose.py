@@ -13,7 +13,7 @@ import pytest
 from tests.unit.deploy.manifests import DEPLOY, EXAMPLE, GIVEN, SERVICES, VARIABLE, Manifest, compose, filled, misspelt
 
 FILES = ("compose.yaml", "compose.gpu.yaml")
-FREE = frozenset({"environment", "services", "volumes", "depends_on", "ulimits"})
+FREE = frozenset({"environment", "services", "volumes", "networks", "args", "depends_on", "ulimits"})
 """Maps whose keys are ours."""
 
 SECRET = re.compile(r"PASSWORD|SECRET|TOKEN|ACCESS_KEY")
@@ -54,9 +54,9 @@ def test_a_variable_that_was_forgotten_is_named(name: str) -> None:
         filled(compose(), {other: value for other, value in GIVEN.items() if other != name})
 
 
-def test_only_the_endpoint_may_be_empty_which_is_aws() -> None:
-    assert filled(compose(), {**GIVEN, "S3_ENDPOINT": ""})
-    for name in set(GIVEN) - {"S3_ENDPOINT", "COMPOSE_PROFILES"}:
+def test_only_the_endpoints_may_be_empty_which_is_aws() -> None:
+    assert filled(compose(), {**GIVEN, "S3_ENDPOINT": "", "ARTIFACTS_ENDPOINT": ""})
+    for name in set(GIVEN) - {"S3_ENDPOINT", "ARTIFACTS_ENDPOINT", "COMPOSE_PROFILES"}:
         with pytest.raises(KeyError):
             filled(compose(), {**GIVEN, name: ""})
 
@@ -70,6 +70,15 @@ def test_secrets_come_from_the_environment_and_the_example_holds_none() -> None:
         assert not SECRET.search(words), "a process's words can be read by everybody"
     for name, value in EXAMPLE.items():
         assert not (SECRET.search(name) or name.endswith("_KEY")) or not value, f"{name} has a value in .env.example"
+
+
+def test_each_service_has_limits_and_a_read_only_root() -> None:
+    for name, service in SERVICES.items():
+        assert service["read_only"] is True, name
+        assert service["pids_limit"] > 0, name
+        assert "mem_limit" in service, name
+        for place in service.get("tmpfs", ()):
+            assert place.startswith("/"), name
 
 
 def test_images_are_pinned() -> None:
@@ -99,17 +108,21 @@ def test_what_runs_on_is_asked_by_its_own_name_whether_it_works() -> None:
 
 def test_each_waits_for_what_it_needs() -> None:
     needs = {name: service.get("depends_on", {}) for name, service in SERVICES.items()}
-    assert needs["buckets"] == {"s3": {"condition": "service_healthy", "required": False}}
+    assert needs["runs-bucket"] == {"s3": {"condition": "service_healthy", "required": False}}
+    assert needs["artifacts-bucket"] == {"artifacts": {"condition": "service_healthy", "required": False}}
     assert needs["mlflow"] == {
         "postgres": {"condition": "service_healthy"},
-        "buckets": {"condition": "service_completed_successfully"},
+        "artifacts-bucket": {"condition": "service_completed_successfully"},
     }
-    assert needs["ray-head"] == {"mlflow": {"condition": "service_healthy"}}
+    assert needs["ray-head"] == {
+        "mlflow": {"condition": "service_healthy"},
+        "runs-bucket": {"condition": "service_completed_successfully"},
+    }
     assert needs["ray-worker"] == {"ray-head": {"condition": "service_healthy"}}
 
 
 def test_the_store_of_the_stack_can_be_left_away() -> None:
-    assert [name for name, service in SERVICES.items() if service.get("profiles")] == ["s3"]
+    assert [name for name, service in SERVICES.items() if service.get("profiles")] == ["s3", "artifacts"]
     assert EXAMPLE["COMPOSE_PROFILES"] == "s3"
 
 

@@ -1,4 +1,4 @@
-"""What runs in the images beside our package: retries, health, buckets, the account of the training nodes."""
+"""What the deployments run in addition to the commands: retries, health, buckets, the account of the training nodes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ exit {code}
 
     def durable(self, *words: str) -> int:
         done = subprocess.run(
-            [sys.executable, SCRIPTS / "durable.py", *words], env=self._environment, timeout=HANG_SECONDS
+            [sys.executable, "-m", "orchestrator.jobs.durable", *words], env=self._environment, timeout=HANG_SECONDS
         )
         return done.returncode
 
@@ -79,7 +79,7 @@ BEGIN, GO_ON = "sweep recommender --trials 2 --name mf", "sweep --resume mf"
         pytest.param("finished", 0, 1, [], 0, id="what has finished is left alone"),
         pytest.param("partial", 4, 1, [], 0, id="so is a sweep with some failed trials"),
         pytest.param(None, 2, 4, [BEGIN], 0, id="which no retry would mend"),
-        pytest.param(None, 3, 0, [], 1, id="a storage that is away begins nothing anew"),
+        pytest.param(None, 3, 0, [], 1, id="a storage that is away begins nothing"),
     ],
 )
 def test_durable(tmp_path: Path, standing: str | None, status_code: int, code: int, then: list[str], ends: int) -> None:

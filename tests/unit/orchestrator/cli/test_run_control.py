@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,7 @@ from orchestrator.cli import run_control
 from orchestrator.errors import UserError
 from orchestrator.jobs import dashboard
 from orchestrator.jobs import submission as jobs
-from orchestrator.jobs.job_state import EXIT_RECORD, Lines, read, recorded
+from orchestrator.jobs.job_state import EXIT_RECORD, Job, Lines, read, recorded
 from orchestrator.storage import records
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings, resolve
@@ -31,6 +32,7 @@ from tests.support.waiting import HANG_SECONDS
 DRIVER = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from orchestrator.storage import records
 folder = records.create(Path(sys.argv[1]), sys.argv[2], "recommender", {}, "orchestrator run recommender")
 for epoch in range(1, 4):
@@ -172,6 +174,21 @@ def test_resume_is_offered_where_it_helps(
     folder = _ended(settings, status, code)
     assert run_control.status(settings, "latest", wait=True, address=None, as_json=True) == code
     assert (_told(capsys)["resume"] == f"orchestrator run --resume {folder.id}") is resumable
+
+
+@pytest.mark.parametrize(("started", "found"), [("2020-01-01T00:00:00", "run"), ("2099-01-01T00:00:00", "job")])
+def test_with_an_address_in_the_environment_latest_is_the_newest_of_both(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, started: str, found: str
+) -> None:
+    folder = _ended(settings, "finished", 0)
+    job = Job("raysubmit_1", "running", None, "orchestrator run toy", started=started)
+    monkeypatch.setattr(dashboard, "Dashboard", lambda _: SimpleNamespace(jobs=lambda: [job]))
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:9")
+    target = run_control.find(settings, "latest", None)
+    assert (target.id if isinstance(target, records.RunFolder) else target[1].id) == {"run": folder.id, "job": job.id}[
+        found
+    ]
+    assert run_control.find(settings, folder.id, None) is not target
 
 
 def test_logs_follow_until_the_driver_ends(

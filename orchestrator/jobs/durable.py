@@ -1,10 +1,12 @@
-"""A run or sweep under one name to its end, over any number of attempts: the entrypoint of a job that is retried.
+"""Begin or resume a run or sweep under one name: the entrypoint of a job that is retried or requeued.
 
-    python durable.py NAME sweep recommender dataset=synthetic --trials 32
+    python -m orchestrator.jobs.durable NAME sweep recommender dataset=synthetic --trials 32
 
-The first attempt begins it, each later one goes on where the one before was lost. A retry may find the lease of its
-dead predecessor still valid, or a twin at work: it waits for the end of either.
+The first attempt begins it, each later one resumes it. If another process drives it, or the lease of a lost driver has
+not expired yet, an attempt waits for the end of either.
 """
+
+from __future__ import annotations
 
 import json
 import os
@@ -17,8 +19,8 @@ from orchestrator.errors import DONE, PARTIAL, USAGE
 from orchestrator.storage.records import SETTLED
 
 
-def standing(name: str) -> dict[str, Any] | None:
-    """How NAME stands once no one drives it; None where there is none. Exits when the storage does not say."""
+def status(name: str) -> dict[str, Any] | None:
+    """``orchestrator status NAME`` once it has no driver; None if there is no such run. Exits without an answer."""
     # The command leaves its exit code in the log of a Ray job; this one is not the job's.
     environment = {key: value for key, value in os.environ.items() if key != "RAY_JOB_CONFIG_JSON_ENV_VAR"}
     command = ["orchestrator", "status", name, "--wait", "--json"]
@@ -26,19 +28,19 @@ def standing(name: str) -> dict[str, Any] | None:
     if answer.stdout.strip():
         values: dict[str, Any] = json.loads(answer.stdout)
         return values
-    if answer.returncode == USAGE:  # unknown
+    if answer.returncode == USAGE:  # no such run
         return None
     sys.exit(answer.stderr or answer.returncode)
 
 
 def main(name: str, verb: str, *words: str) -> int:
     """The attempt's exit code; that of a sweep with some failed trials is 0, since a retry would change nothing."""
-    before = standing(name)
+    before = status(name)
     if before and before["status"] in SETTLED:
         print(f"{name} is {before['status']} already")
         return DONE
     command = ["orchestrator", verb, "--resume", name] if before else ["orchestrator", verb, *words, "--name", name]
-    for stop in (signal.SIGINT, signal.SIGTERM):  # it reaches the command too, which saves and ends
+    for stop in (signal.SIGINT, signal.SIGTERM):  # the command gets it too: it saves and ends
         signal.signal(stop, lambda *_: None)
     code = subprocess.call(command)
     return DONE if code == PARTIAL else code

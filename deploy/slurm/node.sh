@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Ray on one node of the job, started by orchestrator.sbatch: the head on the first, with the driver next to it.
+set -uo pipefail
+first=$((RAY_PORTS + SLURM_NODEID % 6 * 8)) # two nodes may be one machine
+session=/tmp/ray-$SLURM_JOB_ID-$SLURM_NODEID
+role=("--address=$RAY_ADDRESS")
+if [ "$SLURM_NODEID" = 0 ]; then
+    role=(
+        --head "--port=$RAY_PORTS" "--node-ip-address=${RAY_ADDRESS%:*}"
+        --dashboard-host=127.0.0.1 "--dashboard-port=$((first + 1))" "--ray-client-server-port=$((first + 2))"
+    )
+fi
+ray start --block --disable-usage-stats "${role[@]}" "--temp-dir=$session" \
+    "--num-cpus=${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}" "--num-gpus=${SLURM_GPUS_ON_NODE:-0}" \
+    "--node-manager-port=$((first + 3))" "--object-manager-port=$((first + 4))" \
+    "--dashboard-agent-listen-port=$((first + 5))" "--dashboard-agent-grpc-port=$((first + 6))" \
+    "--runtime-env-agent-port=$((first + 7))" --min-worker-port=0 --max-worker-port=0 &
+ray=$!
+# A cancelled job has 30 seconds (KillWait): what Ray has not ended by itself in 20 is ended here.
+end() {
+    kill -TERM "$ray" 2>/dev/null
+    for _ in $(seq 20); do
+        sleep 1
+        kill -0 "$ray" 2>/dev/null || return
+    done
+    pkill -KILL -f "$session/"
+}
+trap end TERM INT
+while kill -0 "$ray" 2>/dev/null; do wait "$ray"; done
+wait "$ray"
+code=$?
+rm -rf "$session"
+exit "$code"

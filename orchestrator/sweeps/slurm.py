@@ -1,0 +1,48 @@
+"""The options of ``sbatch`` that a run or sweep needs (``orchestrator plan --slurm``, ``deploy/slurm``)."""
+
+from __future__ import annotations
+
+import math
+
+from orchestrator.cluster import preflight
+from orchestrator.config.spec import ExperimentSpec, SweepSpec
+
+CPU_PROCESSES = 8
+"""Trials at once of a sweep on CPUs, unless --concurrency says otherwise."""
+
+ENDING_SECONDS = 900
+"""Added to a time budget: the nodes start, the winner is refitted and logged."""
+
+
+def header(spec: ExperimentSpec | SweepSpec, gpus_per_node: int, wall_seconds: float | None = None) -> str:
+    """Lines of ``#SBATCH`` for nodes of ``gpus_per_node`` GPUs (0: train on CPUs).
+
+    A sweep without --concurrency gets one node, which is filled. ``wall_seconds``: the expected time, if measured.
+    """
+    resources = spec.resources
+    uses_gpu = gpus_per_node > 0 and preflight.uses_gpu(spec.workload, _params(spec))
+    gpus = (resources.gpus_per_worker or 1) * resources.workers if uses_gpu else 0
+    processes = _processes(spec, max(1, int(gpus_per_node / gpus)) if gpus else CPU_PROCESSES)
+    nodes = math.ceil(processes * gpus / gpus_per_node) if gpus else 1
+    workers = math.ceil(processes * resources.workers / nodes)
+    lines = [f"--nodes={nodes}"]
+    if gpus:
+        lines.append(f"--gpus-per-node={math.ceil(processes * gpus / nodes)}")
+    lines.append(f"--cpus-per-task={math.ceil(workers * resources.cpus_per_worker) + 1}")  # one is the driver's
+    budget = spec.search.time_budget if isinstance(spec, SweepSpec) else None
+    if seconds := budget or (wall_seconds and 1.5 * wall_seconds):
+        minutes = math.ceil((seconds + ENDING_SECONDS) / 60)
+        lines.append(f"--time={minutes // 60:02d}:{minutes % 60:02d}:00")
+    text = "\n".join(f"#SBATCH {line}" for line in lines)
+    return text if seconds else f"{text}\n# --time is not known without --time-budget or --probe"
+
+
+def _processes(spec: ExperimentSpec | SweepSpec, room: int) -> int:
+    """Trials at once: those requested, else as many as have ``room``."""
+    if not isinstance(spec, SweepSpec):
+        return 1
+    return min(spec.search.trials * spec.search.seeds, spec.search.concurrency or room)
+
+
+def _params(spec: ExperimentSpec | SweepSpec) -> dict[str, object]:
+    return dict(spec.fixed if isinstance(spec, SweepSpec) else spec.params)

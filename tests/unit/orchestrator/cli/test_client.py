@@ -1,0 +1,85 @@
+"""The client: an installation without PyTorch, pandas and the like. ``make test-deploy`` installs a real one."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from orchestrator.errors import TRAINING_MODULES
+from orchestrator.promotion import isolated_check
+from tests.support.waiting import HANG_SECONDS
+
+ROOT = Path(__file__).resolve().parents[4]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+WITHOUT = f"""
+import importlib.util, sys
+
+class Without:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {set(TRAINING_MODULES)}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Without())
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name in {set(TRAINING_MODULES)} else found(name, package)
+from orchestrator.cli.app import main
+main()
+"""
+
+
+def client(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT, *words], capture_output=True, text=True, cwd=ROOT, timeout=HANG_SECONDS
+    )
+
+
+def test_each_module_is_of_a_package_of_the_extra() -> None:
+    def names(requirements: list[str]) -> set[str]:
+        return {canonicalize_name(Requirement(each).name) for each in requirements}
+
+    packages = {module: set(map(canonicalize_name, found)) for module, found in packages_distributions().items()}
+    extra = names(PROJECT["optional-dependencies"]["train"]) - {"ray", "mlflow"}
+    assert {package for module in TRAINING_MODULES for package in packages[module]} == extra
+    assert not extra & names(PROJECT["dependencies"])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["ls"], 0, ""),
+        (["workloads", "recommender"], 0, "Set them with key=value"),
+        (["status", "latest"], 2, "error: There is no run"),
+        (["jobs", "--address", "http://127.0.0.1:9"], 3, "error: No Ray dashboard answers"),
+        (["submit", "--address", "http://127.0.0.1:9", "--", "doctor"], 3, "error: No Ray dashboard answers"),
+        (["promote", "mf", "--to", "champion"], 2, "error: There is no registered model yet"),
+        (["run", "recommender", "epochs=1", "--local"], 3, "error: This command needs torch"),
+    ],
+)
+def test_a_verb_works_or_names_what_it_needs(words: list[str], code: int, says: str, home: Path) -> None:
+    done = client(*words)
+    assert done.returncode == code, done.stderr
+    assert says in done.stdout + done.stderr
+    assert "a bug of orchestrator" not in done.stderr
+
+
+def test_no_gate_is_decided_by_a_module_that_the_client_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that does not load here is not refused: nothing is known about it."""
+    probe = tmp_path / "probe.py"
+    probe.write_text(
+        "import json, sys\nopen(sys.argv[2], 'w').write(json.dumps({'error': 'No module', 'missing': 'torch.nn'}))"
+    )
+    monkeypatch.setattr(isolated_check, "PROBE", probe)
+    with pytest.raises(isolated_check.Unusable):  # it is installed here: the model's own fault
+        isolated_check.measure(tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    words = "The check that the model loads and predicts needs torch, which is not installed here"
+    with pytest.raises(isolated_check.UserError, match=re.escape(words)):
+        isolated_check.measure(tmp_path)
