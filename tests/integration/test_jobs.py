@@ -181,6 +181,7 @@ def test_an_argument_error_comes_through_as_2(head: Head) -> None:
     assert "error: " in done.stdout
 
 
+@pytest.mark.faults  # long
 def test_plain_ray_job_submit_has_the_true_code_too(head: Head) -> None:
     code = head.root / "checkout"
     for package in ("orchestrator", "workloads", "search_spaces"):

@@ -125,6 +125,7 @@ def test_a_sweep_is_repeated_with_its_space(
     assert "search space: recorded as" in capsys.readouterr().out
 
 
+@pytest.mark.faults  # long
 def test_a_sweep_that_took_more_trials_is_repeated_with_all_of_them(
     swept: Result, settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -250,6 +250,7 @@ def test_few_units_are_judged_by_every_sign() -> None:
     assert "over 400 units (paired bootstrap)" in better(evidence("1"), evidence("2", noise(1, 0.1))).note
 
 
+@pytest.mark.faults  # long
 @pytest.mark.parametrize("units", [2, 5, 8])
 def test_few_units_let_an_equal_model_pass_no_more_often_than_they_say(units: int) -> None:
     """300 draws without a difference at .95: three standard errors of .0126 above .05."""

@@ -282,6 +282,7 @@ def test_one_id_of_two_workloads_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         all_published()
 
 
+@pytest.mark.faults  # long
 @pytest.mark.parametrize("name", [name for name, one in all_published().items() if isinstance(one, Computation)])
 def test_every_computation_gives_plain_numbers(name: str, settings: Settings) -> None:
     told, code = ask(name, settings, quick=True)

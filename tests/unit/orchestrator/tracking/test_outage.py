@@ -102,6 +102,7 @@ def test_a_server_that_is_killed_and_comes_back_gets_every_value_once(
     assert not (tmp_path / JOURNAL).exists()
 
 
+@pytest.mark.faults
 def test_a_server_takes_a_run_up_again(server: Server, open_tracker: Callable[..., Tracker]) -> None:
     key = f"{OWNER}/0"
     for first, last in ((1, 40), (31, 60)):
@@ -114,6 +115,7 @@ def test_a_server_takes_a_run_up_again(server: Server, open_tracker: Callable[..
     assert statuses(server.database)[key] == "FINISHED"
 
 
+@pytest.mark.faults
 def test_a_server_that_hangs_makes_no_run_twice(
     server: Server, open_tracker: Callable[..., Tracker], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,6 +146,7 @@ def test_to_look_at_the_data_takes_no_pytorch() -> None:
     assert subprocess.run([sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)"]).returncode == 0
 
 
+@pytest.mark.faults  # long
 def test_trials_of_many_shapes_in_one_process_stay_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch compiles a function for so many modules and no more: what earlier trials left must not count."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))

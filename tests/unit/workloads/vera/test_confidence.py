@@ -26,6 +26,7 @@ def ranked(scores: list[list[float]], alpha: float = 1.0, beta: float = 1.0) -> 
     return Ranked(block, Evidence(torch.full_like(block, alpha), torch.full_like(block, beta)))
 
 
+@pytest.mark.faults  # long
 def test_c_recovers_the_known_probabilities() -> None:
     """The planted probabilities are .3, .5, .75 and .95; whoever knows their mean alone errs by .225."""
     with pytest.MonkeyPatch.context() as patch:
