@@ -10,14 +10,20 @@ if [ "$SLURM_NODEID" = 0 ]; then
         --dashboard-host=127.0.0.1 "--dashboard-port=$((first + 1))" "--ray-client-server-port=$((first + 2))"
     )
 fi
-ray start --block --disable-usage-stats "${role[@]}" "--temp-dir=$session" \
+limits=() # Ray sees the memory of the machine, not that of the job
+[ -z "${SLURM_MEM_PER_NODE:-}" ] || limits=(
+    "--memory=$((SLURM_MEM_PER_NODE * 1048576 / 10 * 7))" "--object-store-memory=$((SLURM_MEM_PER_NODE * 1048576 / 10 * 2))"
+)
+ray start --block --disable-usage-stats "${role[@]}" "${limits[@]}" "--temp-dir=$session" \
     "--num-cpus=${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}" "--num-gpus=${SLURM_GPUS_ON_NODE:-0}" \
     "--node-manager-port=$((first + 3))" "--object-manager-port=$((first + 4))" \
     "--dashboard-agent-listen-port=$((first + 5))" "--dashboard-agent-grpc-port=$((first + 6))" \
     "--runtime-env-agent-port=$((first + 7))" --min-worker-port=0 --max-worker-port=0 &
 ray=$!
 # A cancelled job has 30 seconds (KillWait): what Ray has not ended by itself in 20 is ended here.
+ended=
 end() {
+    ended=yes
     kill -TERM "$ray" 2>/dev/null
     for _ in $(seq 20); do
         sleep 1
@@ -30,4 +36,8 @@ while kill -0 "$ray" 2>/dev/null; do wait "$ray"; done
 wait "$ray"
 code=$?
 rm -rf "$session"
+# With --no-kill Slurm keeps a job whose first node is lost, and with it the driver: the next node sends it back.
+if [ -z "$ended" ] && [ "$SLURM_NODEID" = 1 ] && ! ray health-check --address "$RAY_ADDRESS" >/dev/null 2>&1; then
+    scontrol requeue "$SLURM_TASK"
+fi
 exit "$code"
