@@ -58,8 +58,8 @@ def _rebuild(cls: type[UserError], text: str, fields: Mapping[str, object]) -> U
 
 TRAINING_MODULES = frozenset(
     {
-        *("torch", "torchvision", "transformers", "tokenizers", "safetensors", "numba", "pandas", "matplotlib"),
-        *("cmaes", "scipy", "PIL", "bm25s", "Stemmer"),
+        *("torch", "torchvision", "transformers", "tokenizers", "numba", "matplotlib", "cmaes", "scipy"),
+        *("PIL", "bm25s", "Stemmer"),
     }
 )
 """Modules that only an installation with the extra ``train`` has."""

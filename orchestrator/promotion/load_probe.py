@@ -32,6 +32,13 @@ def measure(folder: str, calls: int, seconds: float) -> dict[str, Any]:
     return {"load_seconds": loaded, "milliseconds": 1000 * statistics.median(times), "calls": len(times)}
 
 
+def missing_module(error: BaseException | None) -> str | None:
+    """The module whose lack caused ``error``; MLflow wraps what a model's code raises."""
+    while error and not isinstance(error, ModuleNotFoundError):
+        error = error.__cause__ or error.__context__
+    return error.name if isinstance(error, ModuleNotFoundError) else None
+
+
 def main(folder: str, target: str, calls: str, seconds: str) -> None:
     """Measure and write the result."""
     for name in ("orchestrator", "workloads", "search_spaces"):
@@ -39,8 +46,7 @@ def main(folder: str, target: str, calls: str, seconds: str) -> None:
     try:
         result = measure(folder, int(calls), float(seconds))
     except Exception as error:  # a model's code can raise anything
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        result = {"error": f"{type(error).__name__}: {error}", "missing": missing}
+        result = {"error": f"{type(error).__name__}: {error}", "missing": missing_module(error)}
     Path(target).write_text(json.dumps(result))
 
 

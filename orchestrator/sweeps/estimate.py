@@ -126,8 +126,10 @@ def show(
     Raises UserError (exit 3) with the arithmetic when it cannot run here at all.
     """
     if slurm is not None:
-        wall = plan(spec, [], measure(spec, settings), local=True).wall_seconds_expected if probe else None
-        print(header(spec, slurm, wall))
+        measured = measure(spec, settings) if probe else None
+        alone = plan(spec, [], measured, local=True)
+        refit = alone.refit_epochs * measured.alone_seconds if measured else 0.0
+        print(header(spec, slurm, alone.wall_seconds_expected, refit))
         return
     preflight.services(settings, spec.resources, ray=not local)
     if local or not settings.ray_address:

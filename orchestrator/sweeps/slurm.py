@@ -14,10 +14,16 @@ ENDING_SECONDS = 900
 """Added to a time budget: the nodes start, the winner is refitted and logged."""
 
 
-def header(spec: ExperimentSpec | SweepSpec, gpus_per_node: int, wall_seconds: float | None = None) -> str:
+def header(
+    spec: ExperimentSpec | SweepSpec,
+    gpus_per_node: int,
+    wall_seconds: float | None = None,
+    refit_seconds: float = 0.0,
+) -> str:
     """Lines of ``#SBATCH`` for nodes of ``gpus_per_node`` GPUs (0: train on CPUs).
 
-    A sweep without --concurrency gets one node, which is filled. ``wall_seconds``: the expected time, if measured.
+    A sweep without --concurrency gets one node, which is filled. ``wall_seconds``: the expected time of one trial after
+    the other, if measured here, ``refit_seconds`` of which are the refit's.
     """
     resources = spec.resources
     uses_gpu = gpus_per_node > 0 and preflight.uses_gpu(spec.workload, _params(spec))
@@ -30,7 +36,8 @@ def header(spec: ExperimentSpec | SweepSpec, gpus_per_node: int, wall_seconds: f
         lines.append(f"--gpus-per-node={math.ceil(processes * gpus / nodes)}")
     lines.append(f"--cpus-per-task={math.ceil(workers * resources.cpus_per_worker) + 1}")  # one is the driver's
     budget = spec.search.time_budget if isinstance(spec, SweepSpec) else None
-    if seconds := budget or (wall_seconds and 1.5 * wall_seconds):
+    expected = wall_seconds and (wall_seconds - refit_seconds) / processes + refit_seconds
+    if seconds := budget or (expected and 1.5 * expected):
         minutes = math.ceil((seconds + ENDING_SECONDS) / 60)
         lines.append(f"--time={minutes // 60:02d}:{minutes % 60:02d}:00")
     text = "\n".join(f"#SBATCH {line}" for line in lines)

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from orchestrator.errors import TRAINING_MODULES
-from orchestrator.promotion import isolated_check
+from orchestrator.promotion import isolated_check, load_probe
 from tests.support.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -68,6 +68,13 @@ def test_a_verb_works_or_names_what_it_needs(words: list[str], code: int, says: 
     assert done.returncode == code, done.stderr
     assert says in done.stdout + done.stderr
     assert "a bug of orchestrator" not in done.stderr
+
+
+def test_the_cause_is_found_below_what_mlflow_raises() -> None:
+    wrapped = RuntimeError("Failed to import the model's code")
+    wrapped.__cause__ = ModuleNotFoundError("No module named 'torch'", name="torch")
+    assert load_probe.missing_module(wrapped) == "torch"
+    assert load_probe.missing_module(RuntimeError("other")) is None
 
 
 def test_no_gate_is_decided_by_a_module_that_the_client_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,6 @@ from tests.support.waiting import HANG_SECONDS
 DRIVER = """
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from orchestrator.storage import records
 folder = records.create(Path(sys.argv[1]), sys.argv[2], "recommender", {}, "orchestrator run recommender")
 for epoch in range(1, 4):

@@ -58,6 +58,12 @@ def test_a_run_of_sixteen_workers() -> None:
     assert "--time is not known" in header(spec, 8)
 
 
+def test_the_time_is_that_of_trials_at_once() -> None:
+    """800 s of eight trials, of which eight run at once, and a refit of 60 s: 1.5 x 160 s, and 15 minutes."""
+    text = header(sweep({}, trials=8), 8, wall_seconds=860, refit_seconds=60)
+    assert options(text)[-1] == "time=00:19:00"
+
+
 def test_as_typed(home: Any, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "--slurm", "--gpus-per-node", "4", "sweep", "recommender", "--trials", "8", "--time-budget", "60"]
     assert exit_codes.guarded(lambda: app.app(words, standalone_mode=False)) == 0
