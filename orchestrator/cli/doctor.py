@@ -218,7 +218,7 @@ def _token() -> Check:
 
 def _mlflow(settings: Settings) -> Iterator[Check]:
     uri = settings.tracking
-    installed = version("mlflow")
+    installed = version("mlflow-skinny")  # of the client too; MLflow itself has the same number
     if uri is None:
         yield Check("mlflow", "ok", f"{installed}; tracking is off")
         return
