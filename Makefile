@@ -86,6 +86,7 @@ test-lower: $(LOWER)/.ready
 # A wheel and an sdist in build/dist.
 dist: $(READY)
 	rm -rf build/dist
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt build twine
 	$(BIN)/python -m build --outdir build/dist
 	$(BIN)/python -m twine check --strict build/dist/*
 
