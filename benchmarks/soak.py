@@ -152,15 +152,16 @@ def judge(looks: list[Look], left: int) -> list[str]:
     trouble = [f"{left} placement groups are left"] if left else []
     if abs(last.processes - first.processes) > PROCESSES:
         trouble.append(f"processes: {first.processes} -> {last.processes}")
-    # An actor has no title of its own for a moment between two trials: one look may miss it.
-    known = {name for look in looks if look.trials <= first.trials for name in look.resident}
-    if new := set(last.resident) - known:
-        trouble.append(f"new processes: {sorted(new)} in addition to {sorted(known)}")
-    for name in sorted(set(first.resident) & set(last.resident)):
-        if abs(last.resident[name] / first.resident[name] - 1) > MEMORY:
-            trouble.append(f"{name}: {mib(first.resident[name])} -> {mib(last.resident[name])}")
-        if abs(last.handles[name] - first.handles[name]) > HANDLES:
-            trouble.append(f"{name}: {first.handles[name]} -> {last.handles[name]} file handles")
+    if (actors := len(last.resident) - 1) > AT_ONCE:
+        trouble.append(f"{actors} actors for {AT_ONCE} trials at a time")
+    # Tune may end an actor and start another one: a process is compared with its second look, when it has started.
+    for name in sorted(last.resident):
+        later = [look for look in looks if name in look.resident][1:]
+        base = next((look for look in later if look.trials >= FIRST), last)
+        if abs(last.resident[name] / base.resident[name] - 1) > MEMORY:
+            trouble.append(f"{name}: {mib(base.resident[name])} -> {mib(last.resident[name])}")
+        if abs(last.handles[name] - base.handles[name]) > HANDLES:
+            trouble.append(f"{name}: {base.handles[name]} -> {last.handles[name]} file handles")
     return trouble
 
 
