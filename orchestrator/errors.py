@@ -62,17 +62,17 @@ TRAINING_MODULES = frozenset(
         *("PIL", "bm25s", "Stemmer"),
     }
 )
-"""Modules that submitting, listing and stopping do without."""
+"""Modules that only an installation with the extra ``train`` has."""
 
 
 def missing_module(error: ModuleNotFoundError, what: str) -> UserError | None:
-    """What to install if ``error`` is the lack of a module that only training needs, else None."""
+    """What to install if ``error`` is the lack of a module of the extra ``train``, else None."""
     name = (error.name or "").partition(".")[0]
     if name not in TRAINING_MODULES or importlib.util.find_spec(name):
         return None
     return UserError(
-        f"{what} needs {name}, which is not installed here",
-        fix="Run it on the cluster (orchestrator submit -- ...), or install it",
+        f"{what} needs {name}, which is not installed here: this is the client",
+        fix="Run it on the cluster (orchestrator submit -- ...) or install ray-experiment-orchestrator[train]",
         code=UNAVAILABLE,
     )
 

@@ -31,6 +31,9 @@ from workloads.data.datasets import DATASETS
 Level = Literal["ok", "note", "warning", "problem"]
 
 DISTRIBUTION = "ray-experiment-orchestrator"
+TRAINING = "train"
+"""The extra without which an installation is a client."""
+
 MAIN = ("ray", "mlflow", "optuna", "torch")
 GIB = 2**30
 LOW_SPACE = 2 * GIB
@@ -110,7 +113,10 @@ def _packages(_: Settings) -> Iterator[Check]:
     level: Level = "ok" if python in bounds else "problem"
     yield Check("python", level, f"{python} (needs {bounds})", "Create the environment with such a Python")
     needs = [Requirement(text) for text in requires(DISTRIBUTION) or ()]
-    needs = [need for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+    extras = ("", TRAINING) if _installed("torch") else ("",)
+    needs = [
+        need for need in needs if need.marker is None or any(need.marker.evaluate({"extra": extra}) for extra in extras)
+    ]
     installed = {need.name: _installed(need.name) for need in needs}
     wrong = [
         need for need in needs if not (at := installed[need.name]) or not need.specifier.contains(at, prereleases=True)
@@ -121,6 +127,9 @@ def _packages(_: Settings) -> Iterator[Check]:
     if not wrong:
         main = ", ".join(f"{name} {installed[name]}" for name in MAIN if name in installed)
         yield Check("packages", "ok", f"{main}; all {len(needs)} within their bounds")
+    if TRAINING not in extras:
+        fix = f"To train: pip install '{DISTRIBUTION}[{TRAINING}]'"
+        yield Check("packages", "note", "this is the client: it submits, lists and promotes", fix)
 
 
 def _installed(name: str) -> str | None:

@@ -88,7 +88,7 @@ def test_nothing_is_installed_in_a_version_of_its_own() -> None:
 
 def test_the_training_image_has_all_that_the_project_needs() -> None:
     install = next(
-        value for _, value in instructions(DEPLOY / "docker/ray.Dockerfile") if "requirements.py gpu" in value
+        value for _, value in instructions(DEPLOY / "docker/ray.Dockerfile") if "requirements.py train" in value
     )
     extras = re.findall(r"requirements\.py (.*?) >", install)[-1].split()
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""A client: an installation without PyTorch and the like submits, lists and stops, and names what it lacks."""
+"""The client: an installation without PyTorch, pandas and the like. ``make test-deploy`` installs a real one."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from orchestrator.errors import TRAINING_MODULES
 from orchestrator.promotion import isolated_check, load_probe
@@ -36,6 +39,16 @@ def client(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", WITHOUT, *words], capture_output=True, text=True, cwd=ROOT, timeout=HANG_SECONDS
     )
+
+
+def test_each_module_is_of_a_package_of_the_extra() -> None:
+    def names(requirements: list[str]) -> set[str]:
+        return {canonicalize_name(Requirement(each).name) for each in requirements}
+
+    packages = {module: set(map(canonicalize_name, found)) for module, found in packages_distributions().items()}
+    extra = names(PROJECT["optional-dependencies"]["train"]) - {"ray", "mlflow"}
+    assert {package for module in TRAINING_MODULES for package in packages[module]} == extra
+    assert not extra & names(PROJECT["dependencies"])
 
 
 @pytest.mark.parametrize(

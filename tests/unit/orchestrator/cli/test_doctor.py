@@ -161,6 +161,7 @@ def test_no_address_shows_its_secret(text: str, shown: str) -> None:
 
 def test_packages_are_held_against_their_bounds(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     bounds = ["numpy>=2,<99", "pydantic>=99", "no-such-package>=1", 'no-such-tool>=1; extra == "dev"']
+    bounds += ['scipy>=99; extra == "train"']
     monkeypatch.setattr(doctor, "requires", lambda _: bounds)
     python, *packages = found(doctor._packages, settings)
     assert python[0] == "ok"
@@ -168,9 +169,18 @@ def test_packages_are_held_against_their_bounds(settings: Settings, monkeypatch:
     assert packages == [
         ("problem", f"pydantic {version('pydantic')} (needs >=99). pip install 'pydantic>=99'"),
         ("problem", "no-such-package is not installed (needs >=1). pip install 'no-such-package>=1'"),
+        ("problem", f"scipy {version('scipy')} (needs >=99). pip install 'scipy>=99'"),
     ]
     monkeypatch.undo()
     assert {level for level, _ in found(doctor._packages, settings)} == {"ok"}
+
+
+def test_the_client_is_no_damaged_installation(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds = ["numpy>=2", 'torch>=99; extra == "train"']
+    monkeypatch.setattr(doctor, "requires", lambda _: bounds)
+    monkeypatch.setattr(doctor, "_installed", lambda name: None if name == "torch" else "2.1")
+    assert [level for level, _ in found(doctor._packages, settings)] == ["ok", "ok", "note"]
+    assert list(doctor._gpu(settings)) == []
 
 
 def test_gpus_as_pytorch_tells_them(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
