@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.console import show
 from orchestrator.errors import UserError, unknown
-from orchestrator.report import statistics
+from orchestrator.report import power, statistics
+from orchestrator.report.power import Power
 from orchestrator.report.samples import Entry, entries
 from orchestrator.report.statistics import Difference, Summary, TestName
 from orchestrator.storage.records import RunFolder
@@ -27,7 +29,8 @@ class Row:
     """The values of one metric in one group.
 
     ``difference`` is relative to the reference group, None for the reference itself; ``p`` is corrected by Holm over
-    the comparisons of the metric.
+    the comparisons of the metric. ``seeds_error`` is the standard error of the difference over seeds, on the same
+    units; ``units_error`` that over units, with the same seeds, None unless every seed has values of the same units.
     """
 
     metric: str
@@ -36,6 +39,9 @@ class Row:
     summary: Summary
     difference: Difference | None
     p: float | None
+    power: Power | None = None
+    seeds_error: float | None = None
+    units_error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -157,12 +163,36 @@ def _rows(groups: Mapping[Key, Sequence[Entry]], metric: str, reference: Key, te
     }
     tested = {group: d.p for group, d in differences.items() if d.p is not None}
     corrected = dict(zip(tested, statistics.holm(list(tested.values()))))
+    summaries = {group: statistics.summary([e.metrics[metric] for e in samples]) for group, samples in groups.items()}
+    pooled = power.pooled_spread(summaries.values())
     rows = []
     for group, samples in groups.items():
         values = tuple(entry.metrics[metric] for entry in samples)
-        summary = statistics.summary(values)
-        rows.append(Row(metric, group, values, summary, differences.get(group), corrected.get(group)))
+        row = Row(metric, group, values, summaries[group], differences.get(group), corrected.get(group))
+        if group != reference:
+            row = replace(
+                row,
+                power=power.power(summaries[group], summaries[reference], pooled),
+                seeds_error=_seeds_error(summaries[group], summaries[reference]),
+                units_error=_units_error(samples, groups[reference], metric),
+            )
+        rows.append(row)
     return rows
+
+
+def _seeds_error(a: Summary, b: Summary) -> float | None:
+    if a.spread is None or b.spread is None:
+        return None
+    return math.sqrt(a.spread**2 / a.n + b.spread**2 / b.n)
+
+
+def _units_error(a: Sequence[Entry], b: Sequence[Entry], metric: str) -> float | None:
+    """Standard error over units of the difference of two groups' means over their seeds."""
+    pairs = [_common_units(entry, b[0], metric) for entry in (*a, *b)]
+    values = [pair[0] for pair in pairs if pair is not None]
+    if len(values) < len(pairs):
+        return None
+    return statistics.standard_error(sum(values[: len(a)]) / len(a) - sum(values[len(a) :]) / len(b))
 
 
 def _difference(a: Sequence[Entry], b: Sequence[Entry], metric: str, test: TestName) -> Difference:
@@ -195,6 +225,16 @@ def _notes(
         )
         if chosen_here and len(groups) > 2:
             notes.append("The reference is the best group, chosen by these very values: its p values are too small.")
+    if any(row.power for row in rows):
+        notes.append(
+            f"detects: the difference found with probability {power.POWER:g} by Welch's t-test with these seeds; seeds "
+            f"needed: in each group, to find the observed difference. Level {power.LEVEL:g}, not corrected."
+        )
+    if any(row.units_error is not None for row in rows):
+        notes.append(
+            "se (seeds) and se (units): standard errors of the difference for other seeds on the same units, and for "
+            "other units with the same seeds."
+        )
     if any(test.startswith("paired") for test in tests):
         notes.append("The paired test is over the units of one seed each: it does not hold for other seeds.")
     within = [

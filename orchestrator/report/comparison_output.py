@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator.console import aligned, show
 from orchestrator.report import markdown
 from orchestrator.report.comparison import Comparison, Row, brief, compare
+from orchestrator.report.power import MOST
 from orchestrator.storage.records import RunFolder
 
 if TYPE_CHECKING:
@@ -42,6 +43,10 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
                 "p": d.p if d else None,
                 "p_holm": row.p,
                 "test": (d.test or d.why) if d else "reference",
+                "se_seeds": row.seeds_error,
+                "se_units": row.units_error,
+                "detects": row.power.detectable if row.power else None,
+                "seeds_needed": row.power.needed if row.power else None,
             }
         )
     return rows
@@ -88,14 +93,35 @@ def cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     compared = any(row.difference for row in comparison.rows)
     columns += ["difference", "95% interval", "p (Holm)"] if compared else []
     columns += ["test"] if len(tests) > 1 else []
+    more = [name for name, cell in _PRECISION.items() if any(cell(row) for row in comparison.rows)]
+    columns += more
     rows = []
     for row in comparison.rows:
         line = [*([row.metric] if several else []), *map(brief, row.group), str(row.summary.n), show(row.summary.mean)]
         line.append("n < 2" if row.summary.spread is None else f"{row.summary.spread:.2g}")
         line += _difference(row) if compared else []
         line += [row.difference.test or "" if row.difference else ""] if len(tests) > 1 else []
+        line += [_PRECISION[name](row) for name in more]
         rows.append(line)
     return columns, rows
+
+
+def _rounded(value: float | None) -> str:
+    return "" if value is None else f"{value:.2g}"
+
+
+def _needed(row: Row) -> str:
+    if row.power is None:
+        return ""
+    return str(row.power.needed) if row.power.needed <= MOST else f"> {MOST}"
+
+
+_PRECISION: Mapping[str, Callable[[Row], str]] = {
+    "se (seeds)": lambda row: _rounded(row.seeds_error if row.units_error is not None else None),
+    "se (units)": lambda row: _rounded(row.units_error),
+    "detects": lambda row: _rounded(row.power.detectable if row.power else None),
+    "seeds needed": _needed,
+}
 
 
 def report(folders: Sequence[RunFolder]) -> str:

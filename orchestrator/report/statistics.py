@@ -113,6 +113,15 @@ def over_units(a: Any, b: Any) -> Difference:
     return Difference(value, lower_bound(means, tail), None if below is None else -below, p, test)
 
 
+def standard_error(values: Any) -> float | None:
+    """Standard error of the mean of one value a unit, without those that are not finite. None for fewer than two."""
+    import numpy as np
+
+    values = np.asarray(values, dtype=np.float64)
+    values = values[np.isfinite(values)]
+    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
+
+
 def subset_means(values: Any) -> Any:
     """The means of all non-empty subsets of n values, ascending, (2^n - 1,).
 

@@ -241,3 +241,29 @@ def test_each_metric_of_several(runs: list[RunFolder]) -> None:
     assert [row.metric for row in found.rows] == ["error"] * 3 + ["x"] * 3
     flat: dict[str, Any] = next(r for r in comparison_output.records(found) if r["metric"] == "x" and r["lr"] == "0.2")
     assert (flat["test"], flat["p"]) == ("no spread", None)
+
+
+def test_precision_is_given_over_seeds_and_over_units_apart(tmp_path: Path) -> None:
+    """Seeds shift every unit by the same amount here, so units of the difference vary by their own noise alone."""
+    rng = np.random.default_rng(0)
+    hard = rng.normal(5, 3, 400)
+    noise = {lr: rng.normal(0, 0.5, 400) for lr in (0.1, 0.2)}
+    errors = {0.1: (5.0, 5.2, 5.1), 0.2: (5.6, 5.4, 5.8)}
+    folders = [
+        run(tmp_path, f"{lr}-{seed}", error, seed=seed, lr=lr, units=hard + noise[lr] + error)
+        for lr, of in errors.items()
+        for seed, error in enumerate(of)
+    ]
+    found = compare(folders)
+    (row,) = (row for row in found.rows if row.difference)
+    assert row.seeds_error == pytest.approx((0.1**2 / 3 + 0.2**2 / 3) ** 0.5)
+    assert row.units_error == pytest.approx(np.std(noise[0.2] - noise[0.1], ddof=1) / 20, rel=1e-6)
+    assert row.power is not None
+    assert row.power.detectable is not None
+    assert row.power.needed == 4
+    columns, _ = comparison_output.cells(found)
+    assert columns[-4:] == ["se (seeds)", "se (units)", "detects", "seeds needed"]
+    other = run(tmp_path, "other", 5.7, seed=4, lr=0.2)  # has no units
+    (row,) = (row for row in compare([*folders, other]).rows if row.difference)
+    assert row.units_error is None
+    assert row.power is not None
