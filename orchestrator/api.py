@@ -89,6 +89,7 @@ def sweep(
     pack: options.Pack = None,
     time_budget: options.TimeBudget = None,
     max_device_hours: options.MaxDeviceHours = None,
+    constraint: options.Constraint = (),
     max_failures: options.MaxFailures = None,
     trial_timeout: options.TrialTimeout = None,
     seed: options.Seed = None,

@@ -74,7 +74,7 @@ def split_words(words: list[str] | None) -> tuple[str | None, list[str]]:
     return workload, words
 
 
-DEFAULTS: Given = {"local": False, "warm_start": None}
+DEFAULTS: Given = {"local": False, "warm_start": None, "constraint": None}
 """Defaults of the commands that differ from those in notebooks."""
 
 

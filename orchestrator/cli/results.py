@@ -53,14 +53,47 @@ def logs(
 
 
 @app.command()
-def stop(reference: Reference = "latest", address: Address = None, storage: Storage = None) -> None:
-    """Stop a run, a sweep or a job cleanly; it can be resumed.
+def stop(
+    reference: Annotated[
+        str, typer.Argument(metavar="ID", help="Id of a run, a sweep, a trial (SWEEP/7) or a job, or latest.")
+    ] = "latest",
+    verdict: Annotated[
+        Literal["pruned", "failed"], typer.Option("--as", help="How a trial ends; a failed one has no value.")
+    ] = "pruned",
+    address: Address = None,
+    storage: Storage = None,
+) -> None:
+    """Stop a run, a sweep or a job cleanly; it can be resumed. Or end one trial of a sweep.
 
     Example: orchestrator stop latest
     """
     from orchestrator.cli import run_control
 
-    run_control.stop(resolved(storage=storage), reference, address=address)
+    run_control.stop(resolved(storage=storage), reference, verdict, address=address)
+
+
+@app.command()
+def add(
+    sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="Id of a sweep, or latest.")],
+    words: Annotated[list[str], typer.Argument(metavar="key=value ...", help="Searched parameters of the trial.")],
+    as_json: Json = False,
+    storage: Storage = None,
+) -> None:
+    """Add a trial to a running sweep.
+
+    The sampler suggests the parameters that are not given.
+
+    Example: orchestrator add latest lr=0.001
+    """
+    from orchestrator.config.parsing import read_overrides
+    from orchestrator.storage import records
+    from orchestrator.sweeps import steering
+
+    settings = resolved(storage=storage)
+    folder = records.find(settings.storage, sweep, "sweep")
+    params = steering.add(folder, settings, read_overrides(words))
+    shown = "  ".join(f"{name}={value}" for name, value in params.items())
+    out({"sweep": folder.id, "params": params}, f"{folder.id} takes one more trial: {shown}", as_json)
 
 
 @app.command()

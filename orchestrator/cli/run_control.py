@@ -23,6 +23,7 @@ from orchestrator.storage.settings import Settings
 if TYPE_CHECKING:
     from orchestrator.jobs.dashboard import Dashboard
     from orchestrator.jobs.job_state import Job
+    from orchestrator.sweeps.steering import Verdict
 
 POLL_SECONDS = 0.5
 
@@ -63,8 +64,18 @@ def logs(settings: Settings, reference: str, *, follow: bool, address: str | Non
         lines.close()
 
 
-def stop(settings: Settings, reference: str, *, address: str | None) -> None:
-    """Stop a run, sweep or job cleanly. One that is not running is reported, which is no error. Raises UserError."""
+def stop(settings: Settings, reference: str, verdict: Verdict = "pruned", *, address: str | None) -> None:
+    """Stop a run, sweep or job cleanly, or a trial (``SWEEP/7``), which ends by ``verdict``. Raises UserError.
+
+    A run, sweep or job that is not running is reported, which is no error.
+    """
+    sweep, slash, number = reference.rpartition("/")
+    if slash and number.isdecimal():
+        from orchestrator.sweeps import steering
+
+        steering.stop(records.find(settings.storage, sweep, "sweep"), int(number), verdict)
+        print(f"Trial {number} of {sweep} ends at its next report, as {verdict}")
+        return
     target = find(settings, reference, address)
     if isinstance(target, RunFolder):
         _stop_run(target)

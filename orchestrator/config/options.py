@@ -69,6 +69,9 @@ TimeBudget = Annotated[float | None, typer.Option("--time-budget", help="Seconds
 MaxDeviceHours = Annotated[
     float | None, typer.Option("--max-device-hours", help="GPU hours (else CPU hours) for the search.")
 ]
+Constraint = Annotated[
+    Sequence[str], typer.Option("--constraint", metavar="METRIC<=N", help="Trials that violate it do not win.")
+]
 MaxFailures = Annotated[
     int | None,
     typer.Option("--max-failures", help="Failed trials that stop it.  [default: the first 5, or 10 of the first 20]"),

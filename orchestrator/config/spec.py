@@ -149,6 +149,9 @@ class Search(BaseModel):
     max_device_hours: float | None = Field(
         None, gt=0, description="Device hours of the search (GPUs, else CPUs): no trial starts that would exceed them."
     )
+    constraint: tuple[str, ...] = Field(
+        (), description="METRIC<=NUMBER or METRIC>=NUMBER: a trial that violates one does not win."
+    )
     max_failures: int | None = Field(
         None, ge=1,
         description="Failed trials that stop the sweep; unset: if the first 5 to end fail with one cause, or half of "
@@ -169,9 +172,9 @@ class SweepSpec(BaseModel):
     search: Search = Search()
 
     def fingerprint(self) -> str:
-        search = self.search.model_dump(include={"space", "sampler", "scheduler", "seeds"})
-        if self.search.seeds == 1:  # a newer setting, which must not change the fingerprints of old sweeps
-            del search["seeds"]
+        search = self.search.model_dump(include={"space", "sampler", "scheduler", "seeds", "constraint"})
+        # Newer settings: unset, they must not change the fingerprints of old sweeps.
+        search = {name: value for name, value in search.items() if value not in ((), 1)}
         return digest(
             {
                 "workload": self.workload,

@@ -124,6 +124,11 @@ class Experiment:
         """Units of the validation split at the best epoch so far."""
         return self._units
 
+    def parameters(self) -> int:
+        """Number of values in the weights of the model that would be served."""
+        workload, _ = self._now()
+        return sum(tensor.numel() for tensor in workload.servable().weights.values())
+
     @property
     def order(self) -> int:
         """Epochs over all phases at the last yield. Checkpoints are named by it, in the order of writing."""

@@ -16,6 +16,7 @@ from orchestrator.errors import UserError
 from orchestrator.provenance.record import ENVIRONMENT
 from orchestrator.report.statistics import summary
 from orchestrator.search import curves
+from orchestrator.search.constraints import violated
 from orchestrator.search.curves import Curve
 from orchestrator.search.ranking import ranked
 from orchestrator.storage.records import RunFolder
@@ -71,6 +72,7 @@ def environment(folder: RunFolder) -> dict[str, Any]:
 def rows(trials: Iterable[FrozenTrial], objectives: Sequence[Objective], seeds: int) -> list[dict[str, Any]]:
     """One flat row a trial: the first objective as ``value``, all objectives as ``values``, the searched parameters.
 
+    ``violates`` names the violated constraints of a search that has some.
     With repeated seeds ``seeds`` has the first objective's value of each seed, ``spread`` the standard deviation.
     """
     flat = []
@@ -84,6 +86,8 @@ def rows(trials: Iterable[FrozenTrial], objectives: Sequence[Objective], seeds: 
         }
         if len(objectives) > 1:
             row["values"] = list(trial.values) if complete else None
+        if trial.constraints:
+            row["violates"] = ", ".join(violated(trial)) or None
         if seeds > 1:
             each = [seed["values"][0] for seed in over_seeds(trial)]
             row |= {"seeds": each, "spread": summary(each).spread if each else None}

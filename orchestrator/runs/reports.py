@@ -14,6 +14,7 @@ from orchestrator.config.objectives import Unreported
 from orchestrator.engine.loop import Diverged, EpochReport, Row
 from orchestrator.errors import UNAVAILABLE, RunFailed, UserError, one_line
 from orchestrator.runs.heartbeat import TrialTimeout
+from orchestrator.search.constraints import PARAMETERS
 from orchestrator.storage.records import RunFolder
 from workloads.data.errors import DataError
 
@@ -51,10 +52,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
-def payload(report: EpochReport) -> dict[str, Any]:
-    """A report as a plain dict, to be sent to another process."""
+def payload(report: EpochReport, parameters: int | None = None) -> dict[str, Any]:
+    """A report as a plain dict, to be sent to another process. ``parameters`` are those of the model, if counted."""
     progress = report.progress
     return {
+        PARAMETERS: parameters,
         "rows": [row.to_json() for row in report.rows],
         "epoch": progress.epoch,
         "best_epoch": progress.best_epoch,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from orchestrator.search.constraints import violated
 from workloads.contract import Objective
 
 if TYPE_CHECKING:
@@ -12,13 +13,18 @@ if TYPE_CHECKING:
 
 
 def ranked(trials: Iterable[FrozenTrial], objective: Objective) -> list[FrozenTrial]:
-    """The complete trials, the best by ``objective`` (their first value) first. Ties go to the earlier trial."""
+    """The complete trials that violate no constraint, the best by ``objective`` (their first value) first.
+
+    Ties go to the earlier trial.
+    """
     sign = _sign(objective)
     return sorted(_complete(trials), key=lambda trial: (-sign * float(trial.values[0]), trial.number))
 
 
 def front(trials: Iterable[FrozenTrial], objectives: Sequence[Objective]) -> list[FrozenTrial]:
-    """The Pareto front: the complete trials that no other one dominates, best in the first objective first.
+    """The Pareto front: of the complete trials that violate no constraint those that no other one dominates.
+
+    The best in the first objective is the first.
 
     A trial dominates another if it is at least as good in every objective and better in one.
     """
@@ -43,4 +49,4 @@ def _sign(objective: Objective) -> float:
 
 
 def _complete(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
-    return [trial for trial in trials if trial.state.name == "COMPLETE"]
+    return [trial for trial in trials if trial.state.name == "COMPLETE" and not violated(trial)]

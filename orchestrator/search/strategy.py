@@ -11,6 +11,7 @@ from orchestrator.config.plan import Plan
 from orchestrator.config.spec import Resources, Search
 from orchestrator.errors import UserError
 from orchestrator.search import spaces
+from orchestrator.search.constraints import PARAMETERS, Constraint
 from workloads.contract import Objective
 
 POPULATION = 4
@@ -32,6 +33,9 @@ def settle(
     searched = list(survey.distributions)
     if search.sampler == "cmaes" and len(searched) < 2:
         raise UserError("CMA-ES needs at least two searched parameters", got=", ".join(searched))
+    constraints = [Constraint.parse(text) for text in search.constraint]
+    if resources.workers > 1 and any(constraint.metric == PARAMETERS for constraint in constraints):
+        raise UserError(f"{PARAMETERS} of trials of several workers are not counted", fix="Leave the constraint out")
     if len(objectives) > 1:
         search = _several(search, objectives, given)
     if search.scheduler == "pbt":
@@ -72,6 +76,7 @@ def _population(
         "keep for themselves": resources.workers > 1,
         f"a population needs at least {POPULATION} trials, not {search.trials}": search.trials < POPULATION,
         "members meet at the same epochs, so none may stop early (patience=0)": plan.patience > 0,
+        "a population selects by one metric (no --constraint)": bool(search.constraint),
         "the winner is a schedule of parameters, which a refit cannot repeat (refit=false)": bool(plan.refit),
         "a configuration changes on the way, so seeds cannot be repeated (--seeds 1)": search.seeds > 1,
         f"the first population is drawn at random (--sampler random), not by {search.sampler}": (

@@ -27,6 +27,7 @@ from orchestrator.config.spec import SweepSpec
 from orchestrator.engine.loop import Row
 from orchestrator.errors import UserError, one_line
 from orchestrator.search import grid, samplers, spaces
+from orchestrator.search.constraints import PARAMETERS, SECONDS, Constraint, violated
 from orchestrator.search.ranking import ranked
 from orchestrator.storage import disk
 from orchestrator.storage.names import STUDY
@@ -38,6 +39,12 @@ Verdict = Literal["go on", "paused", "pruned", "complete", "failed"]
 
 AHEAD_FROM = 8
 """Number of trials at once from which the next suggestion is computed ahead. It lacks one result more."""
+
+STOP = "stop"
+"""Attribute of a trial that is to stop: how it ends."""
+
+STOPPED = "it was stopped by a request"
+"""Cause of a trial that is to stop as failed."""
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -100,6 +107,8 @@ class Study:
         self._more: deque[Trial] = deque()  # further seeds of trials whose first seed is complete
         self._interrupted = deque(t for t in self.trials if t.state == TrialState.RUNNING)
         self._ahead: optuna.Trial | None = None
+        self._to_stop = {t.number: str(t.user_attrs[STOP]) for t in self.trials if STOP in t.user_attrs}
+        self._constraints = [Constraint.parse(text) for text in spec.search.constraint]
 
     @property
     def trials(self) -> list[FrozenTrial]:
@@ -114,8 +123,8 @@ class Study:
 
     @property
     def target(self) -> int:
-        """Total number of trials: the requested ones, and one for each retry."""
-        return self.spec.search.trials + sum("retry_of" in trial.user_attrs for trial in self.trials)
+        """Total number of trials: the requested ones, and one for each retry and each added trial."""
+        return self.spec.search.trials + sum(map(_is_additional, self.trials))
 
     def next(self, fresh: bool = True) -> Trial | None:
         """The next seed run: interrupted ones first, then further seeds, retries and new trials.
@@ -188,6 +197,8 @@ class Study:
         trial = self._open[seed_run]
         if seed_run % self.spec.search.seeds == 0:  # further seeds are not pruned
             self._state_rungs(trial, rows)
+        if (number := self.trial_of(seed_run)[0]) in self._to_stop and not ended:
+            return self._stopped(seed_run, self._to_stop[number], attributes)
         if ended:
             return self._ended(seed_run, best, attributes)
         if (
@@ -217,11 +228,39 @@ class Study:
         attributes = self.optuna_study.get_trials(deepcopy=False)[self.trial_of(seed_run)[0]].user_attrs
         return str(attributes.get("cause", "unknown"))
 
+    def violations(self, seed_run: int) -> list[str]:
+        """The constraints that the trial of a seed run violates. Empty before the end of its last seed."""
+        return violated(self.optuna_study.get_trials(deepcopy=False)[self.trial_of(seed_run)[0]])
+
     def cut(self, seed_run: int, cause: str) -> None:
         """Fail a trial for good: it is not ranked, resumed or retried."""
         trial = self._open.setdefault(seed_run, self._optuna_trial(self.trial_of(seed_run)[0]))
         trial.set_user_attr("cut", True)
         self.fail(seed_run, cause)
+
+    def applied(self, request: str) -> bool:
+        """Whether a request was applied or refused."""
+        if f"request {request}" in self.optuna_study.user_attrs:
+            return True
+        return any(trial.user_attrs.get("request") == request for trial in self.trials)
+
+    def refuse(self, request: str, reason: str) -> None:
+        """Record that a request cannot be applied."""
+        self.optuna_study.set_user_attr(f"request {request}", reason)
+
+    def add(self, params: Mapping[str, Any], request: str) -> int:
+        """Enqueue a trial with ``params``; the sampler suggests what they lack. Returns its number."""
+        self.optuna_study.enqueue_trial(dict(params), user_attrs={"request": request})
+        return len(self.optuna_study.get_trials(deepcopy=False)) - 1
+
+    def stop_trial(self, number: int, verdict: str, request: str) -> bool:
+        """Stop a running trial at its next report, as ``pruned`` or ``failed``. Returns whether it has not ended."""
+        running = any(trial.number == number and trial.state == TrialState.RUNNING for trial in self.trials)
+        if running:
+            self._optuna_trial(number).set_user_attr(STOP, verdict)
+            self._to_stop[number] = verdict
+        self.optuna_study.set_user_attr(f"request {request}", verdict if running else "it was not running")
+        return running
 
     def failed(self) -> list[FrozenTrial]:
         """The failed trials, without those that were cut or retried."""
@@ -262,7 +301,7 @@ class Study:
             return None
         number = len(self.optuna_study.get_trials(deepcopy=False))
         if self._grid is not None and not waiting:
-            self.optuna_study.enqueue_trial(self._grid[sum("retry_of" not in t.user_attrs for t in trials)])
+            self.optuna_study.enqueue_trial(self._grid[sum(not _is_additional(trial) for trial in trials)])
         self._prepare_sampler(number)
         return self.optuna_study.ask()
 
@@ -300,6 +339,17 @@ class Study:
             self._open[seed_run] = trial
             self._more.append(Trial(seed_run, trial.number, seed, trial.number, params))
 
+    def _stopped(self, seed_run: int, verdict: str, attributes: Mapping[str, Any]) -> Verdict:
+        """End a trial as it was requested."""
+        if verdict == "failed":
+            self.cut(seed_run, STOPPED)
+            return "failed"
+        trial = self._open[seed_run]
+        self._more = deque(more for more in self._more if more.number != trial.number)
+        self._close(trial, attributes)
+        self.optuna_study.tell(trial, state=TrialState.PRUNED)
+        return "pruned"
+
     def _state_rungs(self, trial: optuna.Trial, rows: Sequence[Row]) -> None:
         if len(self.objectives) > 1:  # Optuna does not support intermediate values then
             return
@@ -318,9 +368,13 @@ class Study:
             return self.fail(seed_run, str(error))
         trial = self._open[seed_run]
         values = [best, *others]
+        try:
+            violations = self._violations(attributes)
+        except UserError as error:
+            return self.fail(seed_run, str(error))
         if self.spec.search.seeds == 1:
             self._close(trial, attributes)
-            self.optuna_study.tell(trial, values)
+            self._tell(trial, values, violations)
             return "complete"
         _, seed = self.trial_of(seed_run)
         trial.set_user_attr(f"seed_{seed}", {"values": values, **attributes})
@@ -337,8 +391,23 @@ class Study:
         if len(results) < self.spec.search.seeds:
             return
         values = [fmean(column) for column in zip(*(result["values"] for result in results))]
-        self._close(trial, _over_seeds(results) | {"best_value": values[0]})
-        self.optuna_study.tell(trial, values)
+        mean = _over_seeds(results)
+        self._close(trial, mean | {"best_value": values[0]})
+        measured = {PARAMETERS: results[0].get(PARAMETERS), SECONDS: mean[SECONDS] / len(results)}
+        self._tell(trial, values, self._violations(mean | measured))
+
+    def _violations(self, attributes: Mapping[str, Any]) -> dict[str, float]:
+        """By how much a result violates each constraint. Raises UserError for a metric that it does not have."""
+        if not self._constraints:
+            return {}
+        measured = {name: attributes[name] for name in (PARAMETERS, SECONDS) if attributes.get(name) is not None}
+        metrics = {**attributes["best_metrics"], **measured}
+        return {str(constraint): constraint.violation(metrics) for constraint in self._constraints}
+
+    def _tell(self, trial: optuna.Trial, values: Sequence[float], violations: Mapping[str, float]) -> None:
+        for constraint, violation in violations.items():
+            trial.set_constraint(constraint, violation)
+        self.optuna_study.tell(trial, list(values))
 
     def _close(self, trial: optuna.Trial, attributes: Mapping[str, Any]) -> None:
         self._open = {other: t for other, t in self._open.items() if t.number != trial.number}
@@ -347,6 +416,11 @@ class Study:
 
     def _optuna_trial(self, number: int) -> optuna.Trial:
         return optuna.Trial(self.optuna_study, number)  # in a journal of one study a trial's id is its number
+
+
+def _is_additional(trial: FrozenTrial) -> bool:
+    """Whether a trial is not one of those that the sweep was asked for: a retry, or added while it ran."""
+    return "retry_of" in trial.user_attrs or "request" in trial.user_attrs
 
 
 def _over_seeds(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.provenance import private_files
-from orchestrator.storage import generations, lease, remote, sync_state
+from orchestrator.storage import generations, lease, remote, requests, sync_state
 from orchestrator.storage.lease import RENEW_SECONDS, Lease, Overtaken
 from orchestrator.storage.remote import Remote
 
@@ -159,7 +159,7 @@ class FolderSync:
             self._has_older = False
 
     def _heed(self) -> None:
-        """Renew the lease and check for stop requests."""
+        """Renew the lease, check for stop requests and fetch other requests."""
         stop_file = self._root / STOP
         storage = remote.behind(self._root)
         while not self._lost and not self._ended.wait(RENEW_SECONDS if self._lease else LISTEN_SECONDS):
@@ -172,6 +172,8 @@ class FolderSync:
                 stopped = storage is not None and not stop_file.exists() and storage.find(STOP) is not None
                 if stopped and not self._closing.is_set():
                     stop_file.touch()
+                if storage is not None and self._lease:
+                    requests.fetch(self._root, storage)
 
 
 class StopWatcher:

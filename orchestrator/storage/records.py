@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -34,7 +34,7 @@ from orchestrator.errors import (
     one_line,
 )
 from orchestrator.provenance import private_files
-from orchestrator.storage import conditional, disk, generations, lease, remote, sync_state, takeover
+from orchestrator.storage import conditional, disk, generations, lease, remote, requests, sync_state, takeover
 from orchestrator.storage.lease import Lease
 from orchestrator.storage.names import RECORD
 from orchestrator.storage.object_sync import STOP, FolderSync, StopWatcher
@@ -144,6 +144,16 @@ class RunFolder:
         try:
             location.write(STOP, b"")
         except OSError as error:
+            raise remote.unusable(location.uri, error) from None
+
+    def request(self, values: Mapping[str, Any]) -> None:
+        """Send a request to the driver, or to the next one. Raises UserError (exit 3) if it cannot be written."""
+        location = remote.behind(self.path)
+        try:
+            with self._writing() if location is None or lease.driven_here(self.path) else nullcontext():
+                requests.send(self.path, values)
+        except OSError as error:
+            assert location is not None
             raise remote.unusable(location.uri, error) from None
 
     @contextmanager

@@ -173,7 +173,8 @@ class _Trial:
         assert self.report is not None
         rows = tuple(self.rows)
         self.rows = []
-        return reports.payload(replace(self.report, rows=rows))
+        counts = self.config["count_parameters"] and self.report.ended
+        return reports.payload(replace(self.report, rows=rows), self.experiment.parameters() if counts else None)
 
 
 class PackRunner:

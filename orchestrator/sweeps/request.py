@@ -29,7 +29,8 @@ def by_name(given: Mapping[str, Any], *, python: bool = False) -> dict[str, Any]
     arguments["resources"] = {name: given[name] for name in RESOURCES}
     if "trials" in given:
         pack = given["pack"]
-        search = {name: given[name] for name in Search.model_fields} | {"warm_start": tuple(given["warm_start"] or ())}
+        search = {name: given[name] for name in Search.model_fields}
+        search |= {name: tuple(given[name] or ()) for name in ("warm_start", "constraint")}
         search["pack"] = int(pack) if isinstance(pack, str) and pack.isdigit() else pack
         arguments["search"] = {name: value for name, value in search.items() if value not in (None, ())}
     return arguments

@@ -18,11 +18,13 @@ from orchestrator.runs.driver_status import DriverStatus
 from orchestrator.runs.live_view import RunningTrial, settings_text, sweep_view
 from orchestrator.runs.session import Session
 from orchestrator.runs.train import Timeouts
+from orchestrator.search.constraints import PARAMETERS, Constraint
 from orchestrator.search.curves import Curves
 from orchestrator.search.pbt import MEMBER_CHECKPOINTS_KEPT, Population
 from orchestrator.search.progress import search_progress
-from orchestrator.search.study import Study, Trial, Verdict
+from orchestrator.search.study import STOPPED, Study, Trial, Verdict
 from orchestrator.storage.usage_log import UsageLog
+from orchestrator.sweeps import steering
 from orchestrator.sweeps.budget import Budget
 from orchestrator.sweeps.driver_load import DriverLoad
 from orchestrator.sweeps.failure_limit import FailureLimit
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 
 MAX_NAME = 100
 """Maximum length of a trial's name in MLflow."""
+
+REQUEST_SECONDS = 1.0
+"""Interval at which the driver looks for requests to add or stop trials."""
 
 SHOWN = 3
 """Number of running trials in a line of progress."""
@@ -63,6 +68,10 @@ class TrialManager:
         self.budget = Budget(spec, session.folder)
         self.failures = FailureLimit(spec.search.max_failures)
         self.load = DriverLoad()
+        self._requests: set[str] = set()
+        self._next_requests = 0.0
+        constraints = map(Constraint.parse, spec.search.constraint)
+        self._count_parameters = any(constraint.metric == PARAMETERS for constraint in constraints)
 
     def share(self, trials: float) -> None:
         """Charge each trial its part of the devices: on average ``trials`` of them share those of one."""
@@ -80,6 +89,7 @@ class TrialManager:
     def _next(self) -> dict[str, Any] | None:
         if self.stopping():
             return None
+        self._heed_requests()
         trial = self._study.next(fresh=self.budget.allows_another())
         if trial is None:
             return None
@@ -95,6 +105,7 @@ class TrialManager:
             "timeouts": list(Timeouts.of(self._session.settings)),
             "keep": MEMBER_CHECKPOINTS_KEPT if population else worker.CHECKPOINTS_KEPT,
             "save_at_rungs": population,
+            "count_parameters": self._count_parameters,
             "pace": self.load.pace(self._spec.search.trial_timeout),
         }
 
@@ -145,6 +156,7 @@ class TrialManager:
             return True
         self.usage_log.beat()
         self._warn()
+        self._heed_requests()
         rows = list(reports.rows_from_json(payload.get("rows", [])))
         number, seed = self._study.trial_of(seed_run)
         self._curves.add(number, rows, seed)
@@ -163,6 +175,8 @@ class TrialManager:
         attributes = {
             name: payload[name] for name in ("epoch", "best_epoch", "best_value", "best_metrics", "train_seconds")
         }
+        if self._count_parameters:
+            attributes[PARAMETERS] = payload[PARAMETERS]
         verdict = self._study.report(seed_run, rows, payload["best_value"], bool(payload["ended"]), attributes)
         if verdict == "go on":
             return False
@@ -170,6 +184,8 @@ class TrialManager:
             self._stop_clock(seed_run)
             return True
         detail = f"{self._study.objective.metric} {show(payload['best_value'])}"
+        if violations := self._study.violations(seed_run):
+            detail += f", violates {', '.join(violations)}"
         self._ended(seed_run, verdict, self._study.cause(seed_run) if verdict == "failed" else detail)
         return True
 
@@ -271,7 +287,8 @@ class TrialManager:
         self._stop_clock(seed_run)
         self._begun.discard(seed_run)
         self._done = sum(trial.state.is_finished() for trial in self._study.trials)
-        self.failures.count(self._study.trial_of(seed_run)[0], detail if verdict == "failed" else None)
+        failed = verdict == "failed" and not detail.startswith(STOPPED)
+        self.failures.count(self._study.trial_of(seed_run)[0], detail if failed else None)
         if verdict == "failed":
             self._trouble = f"{self._name(seed_run)}: {detail}"
         tracker = self._session.tracker
@@ -285,6 +302,14 @@ class TrialManager:
         params = f"  {running.params}" if running else ""
         self._session.console.say(f"{self._name(seed_run)} {verdict:<8} {detail}{params}")
         self._session.console.progress(self._done, self._study.target, "trial")
+
+    def _heed_requests(self) -> None:
+        """Apply new requests to add or stop trials, at most once in :data:`REQUEST_SECONDS`."""
+        if isinstance(self._study, Population) or time.monotonic() < self._next_requests:
+            return
+        self._next_requests = time.monotonic() + REQUEST_SECONDS
+        for name, values in steering.unapplied(self._study, self._session.folder, self._requests):
+            self._session.console.say(steering.apply(self._study, name, values))
 
     def _warn(self) -> None:
         if self.budget.warns():

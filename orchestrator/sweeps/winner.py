@@ -113,6 +113,9 @@ def _too_many(failures: FailureLimit, sweep: str) -> str:
 
 
 def _why_none(study: Study) -> str:
+    infeasible = sum(trial.state.name == "COMPLETE" for trial in study.trials)
+    if infeasible:  # else one of them would be the best
+        return f"none of the {infeasible} complete trials meets {' and '.join(study.spec.search.constraint)}"
     causes = [str(t.user_attrs["cause"]) for t in study.trials if "cause" in t.user_attrs]
     if not causes:
         return "no trial ran to its end"
@@ -201,12 +204,14 @@ def _train_seconds(trial: FrozenTrial) -> float:
 def _ranking(rows: list[dict[str, Any]], study: Study) -> tuple[str, list[str], list[list[Any]]]:
     """Title, columns and cells of the table of the best trials."""
     sign = -1.0 if study.objective.direction == "max" else 1.0
-    ranked = sorted(rows, key=lambda r: (r["state"] != "complete", sign * (r["value"] or 0.0)))[:SHOWN]
+    ranked = sorted(
+        rows, key=lambda r: (r["state"] != "complete", bool(r.get("violates")), sign * (r["value"] or 0.0))
+    )[:SHOWN]
     names = sorted({name for row in rows for name in row if name.startswith("params.")})
     if len(study.objectives) > 1:
         unbeaten = {trial.number for trial in front(study.trials, study.objectives)}
         ranked = [{**row, "pareto": "front" if row["trial"] in unbeaten else None} for row in ranked]
-    extra = [name for name in ("values", "pareto", "spread") if any(name in row for row in ranked)]
+    extra = [name for name in ("values", "pareto", "spread", "violates") if any(name in row for row in ranked)]
     columns = ["trial", "state", "value", *extra, "epochs", *names]
     title = f"{study.objective.metric} on validation" + (f", best {SHOWN} of {len(rows)}" if len(rows) > SHOWN else "")
     cells = [[row.get(name) for name in columns] for row in ranked]

@@ -53,6 +53,7 @@ class FakeManager:
             "data": str(self.folder),
             "keep": 2,
             "save_at_rungs": True,
+            "count_parameters": False,
         }
 
     def result(self, unit: int, payload: Mapping[str, Any]) -> bool:

@@ -61,6 +61,12 @@ def test_what_was_asked_for_stays() -> None:
             assert (found.scheduler, found.sampler, found.trials) == (scheduler, sampler, 3)
 
 
+def test_constraints_are_checked() -> None:
+    refused("constraint is not valid", "METRIC<=NUMBER", search={"constraint": ("size<10",)})
+    refused("several workers", search={"constraint": ("parameters<=10",)}, workers=2)
+    assert settle({"constraint": ("size<=10",)}, workers=2)[0].constraint == ("size<=10",)
+
+
 # PBT
 
 PBT: dict[str, Any] = {"scheduler": "pbt", "trials": 4}
@@ -76,6 +82,7 @@ def test_a_population_is_drawn_at_random_and_not_refitted() -> None:
     ("asked", "reason"),
     [
         ({"workers": 2}, "which trials of several workers (workers=2) keep for themselves"),
+        ({"search": PBT | {"constraint": ("size<=10",)}}, "a population selects by one metric"),
         ({"search": PBT | {"trials": 3}}, "a population needs at least 4 trials, not 3"),
         ({"plan": {"patience": 2}}, "none may stop early (patience=0)"),
         ({"plan": {"refit": True}}, "which a refit cannot repeat (refit=false)"),

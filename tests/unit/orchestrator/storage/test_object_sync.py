@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import UNAVAILABLE, UserError
-from orchestrator.storage import lease, object_sync, records, remote, sync_state
+from orchestrator.storage import lease, object_sync, records, remote, requests, sync_state
 from orchestrator.storage.object_sync import FolderSync, RemoteFolder, StopWatcher, download
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.remote import Remote
@@ -399,6 +399,23 @@ def test_a_stop_reaches_a_driver_elsewhere(
     until(lambda: "stop" not in stored(bucket))
     assert not there.stop_file.exists()
     other.close()
+
+
+def test_a_request_reaches_a_driver_elsewhere_and_the_next_one(
+    machine: Callable[[str], Path], bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_sync, "RENEW_SECONDS", 0.05)
+    folder = create(machine("one"))
+    following = start(folder)
+    until(lambda: is_known(bucket))
+    records.find(machine("two"), "run").request({"stop": 7})
+    until(lambda: requests.read(folder.path))
+    folder.release("interrupted", 130)
+    following.close()
+    records.find(machine("two"), "run").request({"stop": 8})  # it has no driver now
+    there = records.find(machine("three"), "run").fetch()
+    assert [values for _, values in requests.read(there.path)] == [{"stop": 7}, {"stop": 8}]
+
 
 
 def test_while_it_is_away_what_is_here_is_told(machine: Callable[[str], Path], away: list[bool]) -> None:

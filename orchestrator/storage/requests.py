@@ -1,0 +1,54 @@
+"""Requests to the driver of a run: files in its folder, which every machine with access to the storage can add.
+
+They stay there. The driver records which ones it has applied, and a request to a run without a driver waits for the
+next one.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from orchestrator.provenance import private_files
+from orchestrator.storage import lease, remote
+from orchestrator.storage.remote import Remote
+
+FOLDER = "requests"
+
+
+def send(folder: Path, values: Mapping[str, Any]) -> str:
+    """Add a request to the run in ``folder``. Returns its id. Raises OSError if the storage cannot be written."""
+    name = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
+    content = json.dumps(values).encode()
+    location = remote.behind(folder)
+    if location is not None and not lease.driven_here(folder):
+        (location / FOLDER).write(f"{name}.json", content)
+        return name
+    private_files.make_folder(folder / FOLDER)
+    partial = folder / FOLDER / f".{name}.partial"
+    partial.write_bytes(content)
+    partial.replace(folder / FOLDER / f"{name}.json")
+    return name
+
+
+def read(folder: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Id and values of every request to the run in ``folder``, the oldest first. Damaged files are skipped."""
+    requests = []
+    for file in sorted((folder / FOLDER).glob("*.json")):
+        with suppress(OSError, ValueError):
+            values = json.loads(file.read_bytes())
+            if isinstance(values, dict):
+                requests.append((file.stem, values))
+    return requests
+
+
+def fetch(folder: Path, storage: Remote) -> None:
+    """Copy new requests from the storage of the run in ``folder``. Raises OSError if it cannot be read."""
+    for name in (storage / FOLDER).files():
+        if name.endswith(".json") and not (folder / FOLDER / name).exists():
+            (storage / FOLDER).fetch(name, folder / FOLDER / name)

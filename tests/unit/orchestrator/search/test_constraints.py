@@ -1,0 +1,124 @@
+"""Constraints: what violates one does not win, and samplers know it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import UserError
+from orchestrator.report import trials
+from orchestrator.search.constraints import Constraint, violated
+from orchestrator.search.ranking import front
+from orchestrator.search.study import Study
+from tests.support.searching import ERROR, attributes, begin, complete, rows, states, study, sweep
+from workloads.contract import Objective
+
+
+@pytest.mark.parametrize(
+    ("text", "metric", "bound", "at_least"),
+    [
+        ("ece<=0.05", "ece", 0.05, False),
+        (" recall_at_20 >= .3 ", "recall_at_20", 0.3, True),
+        ("validation/x<=5e6", "x", 5e6, False),
+        ("x>=-inf", "x", float("-inf"), True),
+    ],
+)
+def test_a_constraint_is_read(text: str, metric: str, bound: float, at_least: bool) -> None:
+    assert Constraint.parse(text) == Constraint(metric, bound, at_least)
+    assert Constraint.parse(str(Constraint.parse(text))) == Constraint.parse(text)
+
+
+@pytest.mark.parametrize("text", ["", "x", "x<5", "x==5", "<=5", "x<=", "x<=five", "x<=nan", "x<=5<=6", "5<=x"])
+def test_what_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match=r"constraint is not valid.*METRIC<=NUMBER"):
+        Constraint.parse(text)
+
+
+def ended(running: Study, error: float, **others: float) -> int:
+    trial = begin(running)
+    complete(running, trial.seed_run, error, **others)
+    return trial.number
+
+
+def test_the_best_that_violates_none_wins(tmp_path: Path) -> None:
+    running = study(tmp_path, constraint=("size<=10", "recall>=0.5"))
+    ended(running, 0.1, size=11, recall=0.9)
+    ended(running, 0.2, size=9, recall=0.4)
+    ended(running, 0.4, size=10, recall=0.5)
+    ended(running, 0.3, size=5, recall=0.6)
+    best = running.best()
+    assert best is not None
+    assert best.number == 3
+    assert [violated(trial) for trial in running.trials] == [["size<=10"], ["recall>=0.5"], [], []]
+    assert [row["violates"] for row in trials.rows(running.trials, [ERROR], 1)] == [
+        "size<=10", "recall>=0.5", None, None,
+    ]  # fmt: skip
+    again = study(tmp_path, constraint=("size<=10", "recall>=0.5")).best()
+    assert again is not None
+    assert again.number == 3, "the journal has it"
+
+
+def test_without_a_feasible_trial_none_is_best(tmp_path: Path) -> None:
+    running = study(tmp_path, constraint=("size<=10",))
+    ended(running, 0.1, size=11)
+    assert running.best() is None
+
+
+def test_a_metric_that_validation_lacks_fails_the_trial(tmp_path: Path) -> None:
+    running = study(tmp_path, constraint=("sice<=10",))
+    trial = begin(running)
+    assert complete(running, trial.seed_run, 0.1, size=9) == "failed"
+    assert "size" in running.cause(trial.seed_run), "the nearest is named"
+
+
+def test_seconds_and_parameters_can_be_constrained(tmp_path: Path) -> None:
+    running = study(tmp_path, constraint=("train_seconds<=2", "parameters<=100"))
+    for error, seconds, parameters in ((0.1, 3.0, 50), (0.2, 1.0, 200), (0.3, 1.0, 50)):
+        trial = begin(running)
+        about = attributes(error) | {"train_seconds": seconds, "parameters": parameters}
+        running.report(trial.seed_run, rows((27, error)), error, True, about)
+    best = running.best()
+    assert best is not None
+    assert best.number == 2
+
+
+def test_repeated_seeds_meet_it_on_average(tmp_path: Path) -> None:
+    running = study(tmp_path, seeds=2, constraint=("size<=10", "train_seconds<=1"))
+    for sizes in ((8, 13), (8, 12)):
+        for _ in range(2):
+            trial = begin(running)
+            complete(running, trial.seed_run, 0.1 if sizes[1] == 13 else 0.2, size=sizes[trial.seed])
+    best = running.best()
+    assert best is not None
+    assert best.number == 1, "its mean is 10"
+
+
+def test_what_violates_one_is_not_on_the_front(tmp_path: Path) -> None:
+    several = [ERROR, Objective("size", "min")]
+    running = study(tmp_path, several, constraint=("size>=2",))
+    for error, size in ((0.1, 5.0), (0.5, 1.0), (0.3, 3.0)):
+        ended(running, error, size=size)
+    assert [trial.number for trial in front(running.trials, several)] == [0, 2]
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp"])
+def test_samplers_learn_it(sampler: str, tmp_path: Path) -> None:
+    """The best values lie far above lr = .5, where the constraint is violated; suggestions stay near the border."""
+
+    def feasible(name: str, *constraint: str) -> int:
+        running = study(tmp_path / name, sampler=sampler, trials=30, constraint=constraint)
+        while trial := running.next():
+            lr = trial.params["lr"]
+            complete(running, trial.seed_run, 1 - lr, lr_seen=lr)
+        assert states(running) == ["COMPLETE"] * 30
+        return sum(trial.params["lr"] <= 0.6 for trial in running.trials[-15:])
+
+    assert feasible("with", "lr_seen<=0.5") >= feasible("without") + 4
+
+
+def test_a_sweep_without_constraints_has_its_fingerprint_of_before() -> None:
+    changed: dict[str, Any] = {"constraint": ("size<=10",)}
+    assert sweep().fingerprint() != sweep(**changed).fingerprint()
+    assert sweep().fingerprint() == "ab10408e090389d0"

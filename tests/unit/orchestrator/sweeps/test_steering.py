@@ -1,0 +1,212 @@
+"""Requests to a sweep: only what fits is taken, each once, and a killed driver forgets none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+from orchestrator.errors import UserError
+from orchestrator.search.study import STOPPED
+from orchestrator.storage import requests
+from orchestrator.storage.settings import Settings, resolve
+from orchestrator.sweeps import steering
+from tests.support import finished
+from tests.support.searching import at_rung, attributes, begin, complete, rows, states, study
+
+pytestmark = pytest.mark.usefixtures("toy_workload")
+
+REQUEST = "00001-a"
+
+
+# Which values are taken
+
+
+@pytest.mark.parametrize(
+    ("distribution", "value", "taken"),
+    [
+        (FloatDistribution(0.1, 2), 1, 1.0),
+        (FloatDistribution(0.1, 2), 0.1, 0.1),
+        (FloatDistribution(0, 1, step=0.25), 0.75, 0.75),
+        (IntDistribution(1, 64, log=True), 64, 64),
+        (IntDistribution(2, 10, step=4), 6.0, 6),
+        (CategoricalDistribution([None, False, "a", 2]), None, None),
+        (CategoricalDistribution([None, False, "a", 2]), False, False),
+        (CategoricalDistribution([1, True]), True, True),
+        (FloatDistribution(0.1, 2), "1e-1", 0.1),
+        (IntDistribution(1, 64), "64", 64),
+        (CategoricalDistribution([False, True]), "true", True),
+        (CategoricalDistribution([8, 16]), "16", 16),
+    ],
+)
+def test_a_value_of_the_space_is_taken(distribution: Any, value: Any, taken: Any) -> None:
+    found = steering.contained(distribution, value)
+    assert (found, type(found)) == (taken, type(taken))
+
+
+@pytest.mark.parametrize(
+    ("distribution", "value"),
+    [
+        (FloatDistribution(0.1, 2), 0.05),
+        (FloatDistribution(0.1, 2), float("nan")),
+        (FloatDistribution(0.1, 2), "one"),
+        (FloatDistribution(0.1, 2), True),
+        (FloatDistribution(0, 1, step=0.25), 0.8),
+        (IntDistribution(1, 64), 2.5),
+        (IntDistribution(2, 10, step=4), 8),
+        (CategoricalDistribution([0, 1]), False),
+        (CategoricalDistribution(["a"]), "b"),
+    ],
+)
+def test_another_one_is_not(distribution: Any, value: Any) -> None:
+    assert steering.contained(distribution, value) is steering._OUTSIDE
+
+
+# What the command refuses
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
+    return resolve({})
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Any:
+    """A sweep of the toy that has not ended: trial 0 is complete, 1 has failed."""
+    return finished.sweep(tmp_path / "storage", "s", [[0.1], None], settled=False, fixed={"momentum": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({}, "No parameter is given"),
+        ({"lr": 9.0}, r"lr is outside the search space: got 9\.0; allowed: float"),
+        ({"rl": 0.1}, "Unknown searched parameter: got 'rl'.*lr"),
+        ({"momentum": 0.9}, "momentum is fixed in this sweep"),
+    ],
+)
+def test_parameters_that_do_not_fit_are_refused(
+    params: dict[str, Any], message: str, running: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steering.spaces, "load", lambda *_: lambda trial: {"lr": trial.suggest_float("lr", 0.01, 0.2)})
+    with pytest.raises(UserError, match=message):
+        steering.add(running, settings, params)
+    assert requests.read(running.path) == []
+
+
+def test_what_fits_is_requested(running: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steering.spaces, "load", lambda *_: lambda trial: {"lr": trial.suggest_float("lr", 0.01, 0.2)})
+    assert steering.add(running, settings, {"lr": "1e-1"}) == {"lr": 0.1}
+    assert [values for _, values in requests.read(running.path)] == [{"add": {"lr": 0.1}}]
+
+
+def test_a_finished_sweep_takes_none(tmp_path: Path, settings: Settings) -> None:
+    folder = finished.sweep(tmp_path / "storage", "s", [[0.1]])
+    with pytest.raises(UserError, match=r"s has finished.*--more-trials"):
+        steering.add(folder, settings, {"lr": 0.1})
+
+
+def test_only_a_running_trial_can_be_stopped(running: Any) -> None:
+    with pytest.raises(UserError, match="Trial 0 of s has ended: got complete"):
+        steering.stop(running, 0, "pruned")
+    with pytest.raises(UserError, match=r"s has no trial 7.*0 to 1"):
+        steering.stop(running, 7, "pruned")
+
+
+# What the driver does
+
+
+def test_an_added_trial_comes_next_and_counts_extra(tmp_path: Path) -> None:
+    search = study(tmp_path, trials=2)
+    assert begin(search).number == 0
+    assert search.add({"lr": 0.125}, REQUEST) == 1
+    added = begin(search)
+    assert (added.number, added.params["lr"]) == (1, 0.125)
+    assert added.params["kind"] in ("a", "b"), "the sampler suggests the others"
+    assert begin(search).number == 2
+    assert search.next() is None
+    assert search.target == 3
+
+
+def test_a_request_is_applied_once_over_restarts(tmp_path: Path) -> None:
+    first = study(tmp_path, trials=1)
+    first.add({"lr": 0.125}, REQUEST)
+    second = study(tmp_path, trials=1)  # the first was killed before it removed the request
+    assert second.applied(REQUEST)
+    assert not second.applied("00002-b")
+    assert begin(second).params["lr"] == 0.125
+
+
+def test_a_grid_goes_on_at_its_point(tmp_path: Path) -> None:
+    def space(trial: Any) -> dict[str, Any]:
+        return {"dim": trial.suggest_int("dim", 1, 3)}
+
+    search = study(tmp_path, space=space, sampler="grid", trials=3)
+    seen = [begin(search).params["dim"]]
+    search.add({"dim": 2}, REQUEST)
+    while trial := search.next():
+        seen.append(trial.params["dim"])
+    assert seen == [1, 2, 2, 3]
+
+
+@pytest.mark.parametrize(("verdict", "state"), [("pruned", "PRUNED"), ("failed", "FAIL")])
+def test_a_trial_is_stopped_at_its_next_report(verdict: str, state: str, tmp_path: Path) -> None:
+    search = study(tmp_path, decide_at=(3,), trials=2)
+    number = begin(search).number
+    assert search.stop_trial(number, verdict, REQUEST)
+    assert at_rung(search, number, 3, 0.5) == verdict
+    assert states(search) == [state]
+    assert search.trials[0].intermediate_values == {3: 0.5}
+    assert search.failed() == [], "it is not tried again"
+    assert search.trials[0].user_attrs.get("cause") == (STOPPED if verdict == "failed" else None)
+    assert search.best() is None
+    assert search.applied(REQUEST)
+
+
+def test_a_stop_survives_the_driver(tmp_path: Path) -> None:
+    search = study(tmp_path, trials=1)
+    search.stop_trial(begin(search).number, "pruned", REQUEST)
+    again = study(tmp_path, trials=1)
+    assert at_rung(again, begin(again).number, 3, 0.5) == "pruned"
+
+
+def test_all_seeds_of_a_trial_stop(tmp_path: Path) -> None:
+    search = study(tmp_path, seeds=3, trials=1)
+    complete(search, begin(search).seed_run, 0.5)
+    second = begin(search)
+    search.stop_trial(0, "pruned", REQUEST)
+    assert search.report(second.seed_run, rows((3, 0.4)), 0.4, False, attributes(0.4)) == "pruned"
+    assert search.next() is None
+    assert search.running() == []
+
+
+def test_a_trial_that_ends_at_that_report_is_complete(tmp_path: Path) -> None:
+    search = study(tmp_path, trials=1)
+    number = begin(search).number
+    search.stop_trial(number, "pruned", REQUEST)
+    assert complete(search, number, 0.5) == "complete"
+    assert not search.stop_trial(number, "pruned", "00002-b")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"stop": "1", "verdict": "pruned"}, {"stop": True, "verdict": "pruned"}, {"stop": 0, "verdict": "won"},
+     {"add": 5}, {"add": {"lr": "high"}}, {"add": {}}],
+)  # fmt: skip
+def test_a_damaged_request_is_refused_for_good(values: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(steering.spaces, "load", lambda *_: lambda trial: {"lr": trial.suggest_float("lr", 0, 1)})
+    search = study(tmp_path)
+    begin(search)
+    assert steering.apply(search, REQUEST, values).startswith("A request was refused: ")
+    assert search.applied(REQUEST)
+    assert len(search.trials) == 1
+
+
+def test_requests_are_read_in_order_and_half_written_ones_are_not(tmp_path: Path) -> None:
+    names = [requests.send(tmp_path, {"stop": number}) for number in range(3)]
+    (tmp_path / requests.FOLDER / "00.json").write_text("{")
+    (tmp_path / requests.FOLDER / ".x.partial").write_text("{}")
+    assert requests.read(tmp_path) == [(name, {"stop": number}) for number, name in enumerate(names)]
