@@ -125,7 +125,7 @@ def sync_after(command: Command, server: Server, home: Path, start: Start) -> se
     assert command.end() == 0, command.text()
     ended, store = time.time(), Store(server.database.parent)
     (folder,) = home.glob("storage/*")
-    (told,) = said_of_mlflow(command)
+    *_, told = said_of_mlflow(command)  # on a slow machine also that MLflow does not answer
     assert f"orchestrator sync {folder.name}" in told
     assert json.loads((folder / "record.json").read_text())["status"] == "finished"
 

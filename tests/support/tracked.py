@@ -65,7 +65,8 @@ class Server:
         os.killpg(self._process.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        os.killpg(self._process.pid, signal.SIGKILL)
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
 
