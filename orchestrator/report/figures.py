@@ -11,6 +11,7 @@ from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.trial import FrozenTrial, TrialState
 
 from orchestrator.report import plots, trials
+from orchestrator.search import curves as curves_of
 from orchestrator.search.ranking import front
 from orchestrator.storage.records import RunFolder
 
@@ -41,6 +42,8 @@ def of_sweep(folder: RunFolder) -> dict[str, Figure | str]:
     drawn["learning"] = (
         plots.learning(curves, (number, 0), objectives[0]) if curves else "No learning curves: no epoch was recorded."
     )
+    if over_seeds := curves_of.over_seeds(curves, number):
+        drawn["seeds"] = plots.seeds(over_seeds, objectives[0])
     names = varied(complete)
     drawn["parallel"] = (
         plots.parallel(complete, names, objectives[0], number)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from orchestrator.runs.plot_style import BLUE, GREY, INK, ORANGE, PAPER, WIDTH, canvas, styled
-from orchestrator.search.curves import Curve
+from orchestrator.search.curves import Curve, SeedPoint
 from workloads.contract import Objective
 
 if TYPE_CHECKING:
@@ -55,6 +55,22 @@ def learning(curves: Mapping[Any, Curve], best: Any, objective: Objective) -> Fi
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if axes.get_legend_handles_labels()[0] and len(curves) > 1:
         axes.legend()
+    return figure
+
+
+@styled
+def seeds(curve: Sequence[SeedPoint], objective: Objective) -> Figure:
+    """Mean of the winner's seeds by epoch, with a band of one sample standard deviation."""
+    figure, axes = canvas(3.2)
+    epochs = [point.epoch for point in curve]
+    low = [point.mean - point.spread for point in curve]
+    high = [point.mean + point.spread for point in curve]
+    axes.fill_between(epochs, low, high, color=ORANGE, alpha=0.25, linewidth=0, label="standard deviation")
+    most = max(point.n for point in curve)
+    axes.plot(epochs, [point.mean for point in curve], color=ORANGE, linewidth=2.2, label=f"mean of {most} seeds")
+    axes.set(xlabel="epoch", ylabel=label(objective))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend()
     return figure
 
 

@@ -12,7 +12,7 @@ from orchestrator.storage.names import TRIALS
 from orchestrator.storage.records import RunFolder
 
 PAGE = "report.html"
-IMAGES = ("history", "learning", "parallel", "importance", "pareto")
+IMAGES = ("history", "learning", "seeds", "parallel", "importance", "pareto")
 FILES = ("trials.csv", TRIALS, "best.json", PAGE, *(f"{name}.png" for name in IMAGES))
 
 Rows = Sequence[Mapping[str, Any]]

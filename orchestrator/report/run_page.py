@@ -29,6 +29,7 @@ CAPTIONS = {
     "pareto": "Pareto front: where no complete trial is better in every objective",
     "history": "Optimization history",
     "learning": "Learning curves",
+    "seeds": "The winner's seeds",
     "parallel": "Parallel coordinates of the complete trials: darker blue is better, the winner is orange",
     "importance": "Parameter importance",
 }

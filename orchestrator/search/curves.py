@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 
 from orchestrator.engine.loop import Row
 from orchestrator.storage import disk
@@ -51,3 +53,25 @@ def read(folder: Path, name: str) -> dict[tuple[int, int], Curve]:
                 row = json.loads(line)
                 curves[row["trial"], row["seed"]][row["epoch"]] = float(row[name])
     return {key: sorted(curve.items()) for key, curve in curves.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class SeedPoint:
+    """Mean and sample standard deviation of ``n`` seeds at an epoch."""
+
+    epoch: int
+    n: int
+    mean: float
+    spread: float
+
+
+def over_seeds(curves: Mapping[tuple[int, int], Curve], trial: int) -> list[SeedPoint]:
+    """The curve of a trial over its seeds, at the epochs that at least two of them have reached."""
+    values: dict[int, list[float]] = defaultdict(list)
+    for (number, _), curve in curves.items():
+        if number == trial:
+            for epoch, value in curve:
+                values[epoch].append(value)
+    return [
+        SeedPoint(epoch, len(each), fmean(each), stdev(each)) for epoch, each in sorted(values.items()) if len(each) > 1
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,13 +16,13 @@ from optuna.trial import FrozenTrial
 from orchestrator.config.spec import ExperimentSpec, SweepSpec
 from orchestrator.console import show
 from orchestrator.engine import checkpoint
-from orchestrator.engine.loop import Progress
+from orchestrator.engine.loop import Progress, Row
 from orchestrator.errors import DONE, PARTIAL, Interrupted, RunFailed
 from orchestrator.report import markdown, trials
 from orchestrator.runs import description, micro_batches, worker
 from orchestrator.runs.driver import Options, discard_checkpoints
 from orchestrator.runs.session import Result, Session
-from orchestrator.search import winners
+from orchestrator.search import curves, winners
 from orchestrator.search.ranking import front
 from orchestrator.search.study import Study
 from orchestrator.search.winners import WINNER
@@ -164,6 +165,7 @@ def finalize(
             }
             | {f"best.{k}": str(best.user_attrs["params"][k]) for k in best.params},
         )
+        session.tracker.log(session.folder.id, _seed_curve(session, spec, study, best.number))
         session.tracker.files(session.folder.id, [folder / name for name in report.FILES])
     if options.keep != "all":  # the winner has a folder of its own
         session.discard(folder / "trials")
@@ -189,6 +191,18 @@ def finalize(
     )  # fmt: skip
     session.settle("partial" if failed else "finished", code, run_id=full.run_id, result=full.to_json())
     return full
+
+
+def _seed_curve(session: Session, spec: SweepSpec, study: Study, number: int) -> list[Row]:
+    """Mean and spread of the winner's seeds by epoch, at its steps on the sweep's MLflow run."""
+    before = (len(winners.recorded(session.folder)) - 1) * spec.plan.epochs
+    metric = study.objective.metric
+    curve = curves.over_seeds(curves.read(session.folder.path, f"validation/{metric}"), number)
+    now = time.time()
+    return [
+        Row(before + point.epoch, now, {f"seeds/{metric}": point.mean, f"seeds/{metric}_sd": point.spread})
+        for point in curve
+    ]
 
 
 def _train_seconds(trial: FrozenTrial) -> float:

@@ -131,6 +131,8 @@ def test_repeated_seeds_survive_their_drivers_death(home: Path, start: Start) ->
     for row in trials(home):
         assert row["state"] == "complete"
         assert row["value"] == pytest.approx(sum(row["seeds"]) / 3)
+    (steps,) = Store(home).steps("seeds/error").values()
+    assert steps == list(range(1, 9)), "the winner's seeds on the sweep's run, an epoch each"
 
 
 # Budgets

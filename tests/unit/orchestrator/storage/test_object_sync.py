@@ -417,7 +417,6 @@ def test_a_request_reaches_a_driver_elsewhere_and_the_next_one(
     assert [values for _, values in requests.read(there.path)] == [{"stop": 7}, {"stop": 8}]
 
 
-
 def test_while_it_is_away_what_is_here_is_told(machine: Callable[[str], Path], away: list[bool]) -> None:
     folder = create(machine("one"))
     following = start(folder)
