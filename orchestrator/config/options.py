@@ -59,7 +59,8 @@ Seeds = Annotated[
     int | None, typer.Option("--seeds", help="Runs of each configuration; the best mean wins.  [default: 1]")
 ]
 WarmStart = Annotated[
-    Sequence[str], typer.Option("--warm-start", metavar="SWEEP", help="Learn from an earlier sweep; repeatable.")
+    Sequence[str],
+    typer.Option("--warm-start", metavar="SWEEP|published", help="Learn from an earlier sweep; repeatable."),
 ]
 Concurrency = Annotated[int | None, typer.Option("--concurrency", help="Trials at once.")]
 Pack = Annotated[

@@ -36,6 +36,8 @@ def settle(
     constraints = [Constraint.parse(text) for text in search.constraint]
     if resources.workers > 1 and any(constraint.metric == PARAMETERS for constraint in constraints):
         raise UserError(f"{PARAMETERS} of trials of several workers are not counted", fix="Leave the constraint out")
+    if search.sampler == "grid" and "published" in search.warm_start:
+        raise UserError("A grid takes every point, in its own order (no --warm-start published)")
     if len(objectives) > 1:
         search = _several(search, objectives, given)
     if search.scheduler == "pbt":

@@ -12,11 +12,15 @@ from optuna.trial import FrozenTrial, TrialState
 from orchestrator.cluster import preflight
 from orchestrator.config.spec import SweepSpec
 from orchestrator.errors import UserError
-from orchestrator.search.study import open_study
+from orchestrator.search import points
+from orchestrator.search.study import Study, open_study
 from orchestrator.storage import records
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings
 from workloads.contract import Objective
+
+PUBLISHED = "published"
+"""What ``--warm-start`` takes in addition to sweeps: the workload's presets and defaults."""
 
 
 def lessons(
@@ -29,6 +33,8 @@ def lessons(
     usable: list[FrozenTrial] = []
     lines = []
     for reference in spec.search.warm_start:
+        if reference == PUBLISHED:
+            continue
         source = records.find(settings.storage, reference, "sweep")
         _check(source, spec, settings)
         trials = [t for t in open_study(source.path).get_trials(deepcopy=False) if "warm_from" not in t.user_attrs]
@@ -41,6 +47,16 @@ def lessons(
         usable += learnt
         lines.append(f"Learnt from {len(learnt)} of {len(trials)} trials of {source.id}")
     return usable, lines
+
+
+def enqueue_published(spec: SweepSpec, study: Study) -> str:
+    """Make the published settings the first trials of ``study``. Returns a line that names them."""
+    chosen = list(points.published(spec).items())[: spec.search.trials]
+    for name, point in chosen:
+        study.optuna_study.enqueue_trial(point, user_attrs={"published": name})
+    if not chosen:
+        return f"No published setting of {spec.workload} lies in this search space"
+    return f"The first trials are published settings: {', '.join(name for name, _ in chosen)}"
 
 
 def lesson(
@@ -60,7 +76,9 @@ def lesson(
         return None
     had = trial.user_attrs.get("params", {})
     params = {name: had[name] for name in distributions if name in had} | trial.params
-    if not all(name in distributions and _within(value, distributions[name]) for name, value in params.items()):
+    if not all(
+        name in distributions and points.is_within(value, distributions[name]) for name, value in params.items()
+    ):
         return None
     return optuna.trial.create_trial(
         state=trial.state,
@@ -86,11 +104,3 @@ def _check(source: RunFolder, spec: SweepSpec, settings: Settings) -> None:
 def defaults(spec: SweepSpec) -> dict[str, Any]:
     """Default parameters of the sweep's workload, with the fixed ones replaced."""
     return {**preflight.parameters(spec.workload, {}), **spec.fixed}
-
-
-def _within(value: Any, distribution: BaseDistribution) -> bool:
-    try:
-        optuna.create_trial(params={"x": value}, distributions={"x": distribution}, value=0.0)
-    except (ValueError, TypeError):  # out of bounds, not on a step, not a choice, or not a number
-        return False
-    return True

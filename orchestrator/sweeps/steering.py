@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any, Literal
 
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-
-from orchestrator.config import workload_loader
-from orchestrator.config.parsing import validate
 from orchestrator.config.spec import SweepSpec
-from orchestrator.errors import UserError, unknown
+from orchestrator.errors import UserError
 from orchestrator.report import trials
-from orchestrator.search import spaces, trusted_spaces
+from orchestrator.search import trusted_spaces
+from orchestrator.search.points import checked
 from orchestrator.search.study import Study
 from orchestrator.storage import requests
 from orchestrator.storage.records import SETTLED, RunFolder
@@ -21,8 +17,6 @@ from orchestrator.storage.settings import Settings
 
 Verdict = Literal["pruned", "failed"]
 VERDICTS: tuple[Verdict, ...] = ("pruned", "failed")
-
-_OUTSIDE = object()
 
 
 def add(folder: RunFolder, settings: Settings, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,6 +28,8 @@ def add(folder: RunFolder, settings: Settings, params: Mapping[str, Any]) -> dic
     if folder.status() in SETTLED:
         more = f"orchestrator sweep --resume {folder.id} --more-trials 1"
         raise UserError(f"{folder.id} has finished", fix=f"Continue it, and add while it runs: {more}")
+    if not params:
+        raise UserError("No parameter is given", fix=f"Such as: orchestrator add {folder.id} lr=0.001")
     trusted_spaces.check(spec.search.space, settings.home, folder.id)
     accepted = checked(spec, params)
     folder.request({"add": accepted})
@@ -49,53 +45,6 @@ def stop(folder: RunFolder, number: int, verdict: Verdict) -> None:
     if states[number] not in ("running", "waiting"):
         raise UserError(f"Trial {number} of {folder.id} has ended", got=states[number])
     folder.request({"stop": number, "verdict": verdict})
-
-
-def checked(spec: SweepSpec, params: Mapping[str, Any]) -> dict[str, Any]:
-    """``params`` as the values of the search space. Raises UserError for those that it does not contain."""
-    import optuna
-
-    if not params:
-        raise UserError("No parameter is given", fix="Such as: orchestrator add SWEEP lr=0.001")
-    space = spaces.load(spec.workload, spec.search.space)
-    model = workload_loader.params(spec.workload)
-    survey = spaces.probe(space, spec.fixed, model, spec.seed)
-    accepted = {}
-    for name, value in params.items():
-        if name in spec.fixed:
-            raise UserError(f"{name} is fixed in this sweep", got=value, allowed=spec.fixed[name])
-        if name not in survey.distributions:
-            raise unknown("searched parameter", name, survey.distributions)
-        values = (contained(distribution, value) for distribution in survey.distributions[name])
-        accepted[name] = next((value for value in values if value is not _OUTSIDE), _OUTSIDE)
-        if accepted[name] is _OUTSIDE:
-            raise UserError(f"{name} is outside the search space", got=value, allowed=survey.text()[name])
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=spec.seed))
-    study.enqueue_trial(accepted)
-    validate(model, spaces.suggest(space, study.ask(), spec.fixed), "parameter")
-    return accepted
-
-
-def contained(distribution: BaseDistribution, value: Any) -> Any:
-    """``value``, or the one that its text stands for, with the type that ``distribution`` has.
-
-    A sentinel if the distribution does not contain it.
-    """
-    if isinstance(distribution, CategoricalDistribution):
-        return next((choice for choice in distribution.choices if _equal(choice, value)), _OUTSIDE)
-    assert isinstance(distribution, IntDistribution | FloatDistribution)
-    if isinstance(value, str):
-        with suppress(ValueError):
-            value = float(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return _OUTSIDE
-    if not distribution.low <= value <= distribution.high:
-        return _OUTSIDE
-    if distribution.step is not None:
-        steps = (value - distribution.low) / distribution.step
-        if abs(steps - round(steps)) > 1e-8:
-            return _OUTSIDE
-    return int(value) if isinstance(distribution, IntDistribution) else float(value)
 
 
 def apply(study: Study, request: str, values: Mapping[str, Any]) -> str:
@@ -129,9 +78,3 @@ def _steered(folder: RunFolder) -> SweepSpec:
     if spec.search.scheduler == "pbt":
         raise UserError("The members of a population cannot be added or stopped one by one", got=folder.id)
     return spec
-
-
-def _equal(choice: Any, value: Any) -> bool:
-    if isinstance(value, str):
-        return value in (choice, str(choice), str(choice).lower())
-    return bool(choice == value) and isinstance(choice, bool) == isinstance(value, bool)

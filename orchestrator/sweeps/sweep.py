@@ -22,6 +22,7 @@ from orchestrator.runs.session import Result, Session, adopt
 from orchestrator.search import grid, samplers, spaces, strategy, trusted_spaces, warm_start
 from orchestrator.search.pbt import Population
 from orchestrator.search.study import JOURNAL, Study
+from orchestrator.search.warm_start import PUBLISHED
 from orchestrator.search.winners import WINNER
 from orchestrator.storage import records
 from orchestrator.storage.records import RunFolder
@@ -54,7 +55,10 @@ def sweep(spec: SweepSpec, settings: Settings, options: Options, console: Consol
     preflight.services(settings, spec.resources, ray=not options.local, workload=spec.workload)
     if spec.search.warm_start:
         # Resolved to ids now: `latest` changes when this sweep gets its folder.
-        sources = tuple(records.find(settings.storage, source, "sweep").id for source in spec.search.warm_start)
+        sources = tuple(
+            source if source == PUBLISHED else records.find(settings.storage, source, "sweep").id
+            for source in spec.search.warm_start
+        )
         spec = spec.model_copy(update={"search": spec.search.model_copy(update={"warm_start": sources})})
         warm_start.lessons(spec, settings, objectives.of(spec.workload, spec.plan), _distributions(_survey(spec)))
     folder = records.create(
@@ -216,6 +220,8 @@ def _study(spec: SweepSpec, folder: RunFolder, session: Session, again: ResumeOp
         study.learn(learnt)
         for line in lines:
             session.console.say(line)
+        if PUBLISHED in spec.search.warm_start:
+            session.console.say(warm_start.enqueue_published(spec, study))
     if again.retry_failed:
         count = study.retry_failed()
         session.console.say(f"{count} failed trial{'s' * (count != 1)} will be tried again")

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from orchestrator.errors import UserError
+from orchestrator.search import points
 from orchestrator.search.study import STOPPED
 from orchestrator.storage import requests
 from orchestrator.storage.settings import Settings, resolve
@@ -19,49 +19,6 @@ from tests.support.searching import at_rung, attributes, begin, complete, rows, 
 pytestmark = pytest.mark.usefixtures("toy_workload")
 
 REQUEST = "00001-a"
-
-
-# Which values are taken
-
-
-@pytest.mark.parametrize(
-    ("distribution", "value", "taken"),
-    [
-        (FloatDistribution(0.1, 2), 1, 1.0),
-        (FloatDistribution(0.1, 2), 0.1, 0.1),
-        (FloatDistribution(0, 1, step=0.25), 0.75, 0.75),
-        (IntDistribution(1, 64, log=True), 64, 64),
-        (IntDistribution(2, 10, step=4), 6.0, 6),
-        (CategoricalDistribution([None, False, "a", 2]), None, None),
-        (CategoricalDistribution([None, False, "a", 2]), False, False),
-        (CategoricalDistribution([1, True]), True, True),
-        (FloatDistribution(0.1, 2), "1e-1", 0.1),
-        (IntDistribution(1, 64), "64", 64),
-        (CategoricalDistribution([False, True]), "true", True),
-        (CategoricalDistribution([8, 16]), "16", 16),
-    ],
-)
-def test_a_value_of_the_space_is_taken(distribution: Any, value: Any, taken: Any) -> None:
-    found = steering.contained(distribution, value)
-    assert (found, type(found)) == (taken, type(taken))
-
-
-@pytest.mark.parametrize(
-    ("distribution", "value"),
-    [
-        (FloatDistribution(0.1, 2), 0.05),
-        (FloatDistribution(0.1, 2), float("nan")),
-        (FloatDistribution(0.1, 2), "one"),
-        (FloatDistribution(0.1, 2), True),
-        (FloatDistribution(0, 1, step=0.25), 0.8),
-        (IntDistribution(1, 64), 2.5),
-        (IntDistribution(2, 10, step=4), 8),
-        (CategoricalDistribution([0, 1]), False),
-        (CategoricalDistribution(["a"]), "b"),
-    ],
-)
-def test_another_one_is_not(distribution: Any, value: Any) -> None:
-    assert steering.contained(distribution, value) is steering._OUTSIDE
 
 
 # What the command refuses
@@ -91,14 +48,14 @@ def running(tmp_path: Path) -> Any:
 def test_parameters_that_do_not_fit_are_refused(
     params: dict[str, Any], message: str, running: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steering.spaces, "load", lambda *_: lambda trial: {"lr": trial.suggest_float("lr", 0.01, 0.2)})
+    monkeypatch.setattr(points.spaces, "load", lambda *_: lambda trial: {"lr": trial.suggest_float("lr", 0.01, 0.2)})
     with pytest.raises(UserError, match=message):
         steering.add(running, settings, params)
     assert requests.read(running.path) == []
 
 
 def test_what_fits_is_requested(running: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steering.spaces, "load", lambda *_: lambda trial: {"lr": trial.suggest_float("lr", 0.01, 0.2)})
+    monkeypatch.setattr(points.spaces, "load", lambda *_: lambda trial: {"lr": trial.suggest_float("lr", 0.01, 0.2)})
     assert steering.add(running, settings, {"lr": "1e-1"}) == {"lr": 0.1}
     assert [values for _, values in requests.read(running.path)] == [{"add": {"lr": 0.1}}]
 
@@ -194,10 +151,10 @@ def test_a_trial_that_ends_at_that_report_is_complete(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "values",
     [{}, {"stop": "1", "verdict": "pruned"}, {"stop": True, "verdict": "pruned"}, {"stop": 0, "verdict": "won"},
-     {"add": 5}, {"add": {"lr": "high"}}, {"add": {}}],
+     {"add": 5}, {"add": {"lr": "high"}}],
 )  # fmt: skip
 def test_a_damaged_request_is_refused_for_good(values: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(steering.spaces, "load", lambda *_: lambda trial: {"lr": trial.suggest_float("lr", 0, 1)})
+    monkeypatch.setattr(points.spaces, "load", lambda *_: lambda trial: {"lr": trial.suggest_float("lr", 0, 1)})
     search = study(tmp_path)
     begin(search)
     assert steering.apply(search, REQUEST, values).startswith("A request was refused: ")
