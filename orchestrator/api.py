@@ -84,6 +84,7 @@ def sweep(
     sampler: options.Sampler = None,
     scheduler: options.Scheduler = None,
     seeds: options.Seeds = None,
+    select: options.Select = None,
     warm_start: options.WarmStart = (),
     concurrency: options.Concurrency = None,
     pack: options.Pack = None,

@@ -58,6 +58,10 @@ Scheduler = Annotated[
 Seeds = Annotated[
     int | None, typer.Option("--seeds", help="Runs of each configuration; the best mean wins.  [default: 1]")
 ]
+Select = Annotated[
+    str | None,
+    typer.Option("--select", help="best, or cheapest of those that cannot be separated from it.  [default: best]"),
+]
 WarmStart = Annotated[
     Sequence[str],
     typer.Option("--warm-start", metavar="SWEEP|published", help="Learn from an earlier sweep; repeatable."),

@@ -137,6 +137,9 @@ class Search(BaseModel):
         "by that of strong ones; none runs all to the end.",
     )
     seeds: int = Field(1, ge=1, le=100, description="Runs of each configuration; the best mean wins.")
+    select: Literal["best", "cheapest"] = Field(
+        "best", description="The winner: the best trial, or the cheapest of those that cannot be separated from it."
+    )
     concurrency: int | None = Field(None, ge=1, description="Trials at once; unset: as many as fit.")
     pack: Literal["auto", "off"] | Annotated[int, Field(ge=1, le=1024)] = Field(
         "auto", description="Trials of one shape trained in one process: auto (where it is faster), off, or a number."
@@ -172,9 +175,9 @@ class SweepSpec(BaseModel):
     search: Search = Search()
 
     def fingerprint(self) -> str:
-        search = self.search.model_dump(include={"space", "sampler", "scheduler", "seeds", "constraint"})
+        search = self.search.model_dump(include={"space", "sampler", "scheduler", "seeds", "constraint", "select"})
         # Newer settings: unset, they must not change the fingerprints of old sweeps.
-        search = {name: value for name, value in search.items() if value not in ((), 1)}
+        search = {name: value for name, value in search.items() if value not in ((), 1, "best")}
         return digest(
             {
                 "workload": self.workload,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
+from orchestrator.config import objectives
 from orchestrator.config.plan import Plan
 from orchestrator.engine.checkpoint import Checkpoint
 from orchestrator.engine.loop import End, EpochReport, Progress, Row, named, run_epochs
@@ -139,8 +140,16 @@ class Experiment:
         self._best = state.get("best") if self.rank == 0 else None
         workload = self._workload = self.build(holdout=True)
         for report in self._run(workload, self.plan, state, validate=True, prefix="train"):
-            yield self._seen(report)
+            seen = self._seen(report)
+            yield seen if self.final or not report.ended else replace(seen, units=self._objective_units())
         return report
+
+    def _objective_units(self) -> Columns | None:
+        """Ids of the units of the best epoch and their values of the objective. None where it has none."""
+        workload, _ = self._now()
+        metric = objectives.chosen(workload.objective, self.plan.objective)[0].metric
+        names = ("id", metric)
+        return {name: self._units[name] for name in names} if all(name in self._units for name in names) else None
 
     def _refit(self, state: Mapping[str, Any]) -> Generator[EpochReport, None, EpochReport]:
         self._phase = "refit"

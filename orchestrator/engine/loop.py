@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from orchestrator.config import objectives
 from orchestrator.config.plan import Plan
-from workloads.contract import Evaluation, Metrics, Objective, Pretrained, Workload
+from workloads.contract import Columns, Evaluation, Metrics, Objective, Pretrained, Workload
 
 REPORT_SECONDS = 1.0
 CHECKPOINT_SECONDS = 5.0
@@ -89,14 +89,16 @@ class EpochReport:
     """A report: all rows since the last one, and what is due now.
 
     At the yield the workload's state is that of ``progress.epoch``: the generator does no work between a yield and the
-    following ``next()``. Only ``ended`` marks completion. A stream that stops without it, and without an exception, was
-    interrupted or pruned.
+    following ``next()``. ``units`` are ids and objective of the best epoch's units, in the last report of a sweep's
+    trial. Only ``ended`` marks completion. A stream that stops without it, and without an exception, was interrupted or
+    pruned.
     """
 
     rows: tuple[Row, ...]
     progress: Progress
     checkpoint_due: bool
     ended: End | None
+    units: Columns | None = None
 
     @property
     def epoch(self) -> int:

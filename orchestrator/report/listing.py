@@ -44,8 +44,9 @@ def best(folder: RunFolder, top: int) -> list[dict[str, Any]]:
     """The ``top`` best complete trials of a sweep, running or finished, the winner first.
 
     Each has its parameters, values on validation (with repeated ``seeds`` their mean and ``spread``) and the command
-    that repeats it. The winner of a finished sweep also has test metrics and its model. Raises UserError when no trial
-    is complete.
+    that repeats it. The winner has the ``contenders``, the trials that cannot be separated from the best one, which is
+    the first (None where no noise is known); of a finished sweep it also has test metrics and its model. Raises
+    UserError when no trial is complete.
     """
     objectives = trials.objectives(folder)
     all_trials = trials.own(trials.study(folder))
@@ -54,6 +55,8 @@ def best(folder: RunFolder, top: int) -> list[dict[str, Any]]:
         raise UserError(f"{folder.id} has no complete trial", fix=f"See: orchestrator status {folder.id}")
     others = [trial for trial in ranked(all_trials, objectives[0]) if trial.number != winner.number]
     rows = {row["trial"]: row for row in trial_rows(folder)}
+    found = trials.selection(folder)
+    contenders = found and found.contenders
     best_trials = []
     for trial in [winner, *others][:top]:
         row = rows[trial.number]
@@ -63,6 +66,7 @@ def best(folder: RunFolder, top: int) -> list[dict[str, Any]]:
                 "trial": trial.number,
                 "params": trial.user_attrs["params"],
                 "validation": {o.metric: value for o, value in zip(objectives, trial.values)},
+                "contenders": list(contenders) if contenders and trial.number == winner.number else None,
                 "spread": row.get("spread"),
                 "seeds": row.get("seeds"),
                 "epochs": trial.user_attrs.get("epoch"),
@@ -114,6 +118,7 @@ def _in_full(row: Mapping[str, Any]) -> str:
         "sweep": row["sweep"],
         "trial": row["trial"],
         "validation": "  ".join(f"{name} {show(value)}" for name, value in row["validation"].items()) + over,
+        "contenders": ", ".join(f"trial {number}" for number in row.get("contenders") or ()),
         "test": "  ".join(f"{name} {show(value)}" for name, value in test.items()),
         "params": "  ".join(f"{name}={show(value)}" for name, value in row["params"].items()),
         "model": row.get("model_uri"),

@@ -207,7 +207,9 @@ def _trials(folder: RunFolder, rows: Rows) -> Section:
     values = [[_cell(row.get(name)) for name in names] for row in rows]
     table = Table([name.removeprefix("params.") for name in names], values, marked[0] if marked else None)
     note = "Values are of the validation split; for a trial that was stopped early its best value until then."
-    return Section("Trials", tables=[table], notes=[note])
+    selection = trials.selection(folder)
+    contenders = selection.text() if selection else ""
+    return Section("Trials", tables=[table], notes=[note, *([f"{contenders}."] if contenders else [])])
 
 
 def _failures(rows: Rows) -> list[Section]:

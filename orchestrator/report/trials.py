@@ -15,10 +15,11 @@ from orchestrator.config.spec import SweepSpec
 from orchestrator.errors import UserError
 from orchestrator.provenance.record import ENVIRONMENT
 from orchestrator.report.statistics import summary
-from orchestrator.search import curves
+from orchestrator.search import curves, unit_values
 from orchestrator.search.constraints import violated
 from orchestrator.search.curves import Curve
 from orchestrator.search.ranking import ranked
+from orchestrator.search.selection import Selection, candidates, select
 from orchestrator.storage.records import RunFolder
 from workloads.contract import Objective
 
@@ -119,6 +120,13 @@ def best(folder: RunFolder, trials: Iterable[FrozenTrial], objective: Objective)
     order = ranked(trials, objective)
     settled = (folder.record.get("result") or {}).get("best_trial")
     return next((trial for trial in order if trial.number == settled), order[0] if order else None)
+
+
+def selection(folder: RunFolder) -> Selection | None:
+    """The best trial of a sweep and those that cannot be separated from it. None if no trial is complete."""
+    objective = objectives(folder)[0]
+    found = candidates(own(study(folder)), objective, unit_values.read(folder.path))
+    return select(found, objective)
 
 
 def command(folder: RunFolder, trial: FrozenTrial) -> str:

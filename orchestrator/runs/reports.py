@@ -14,6 +14,7 @@ from orchestrator.config.objectives import Unreported
 from orchestrator.engine.loop import Diverged, EpochReport, Row
 from orchestrator.errors import UNAVAILABLE, RunFailed, UserError, one_line
 from orchestrator.runs.heartbeat import TrialTimeout
+from orchestrator.search import unit_values
 from orchestrator.search.constraints import PARAMETERS
 from orchestrator.storage.records import RunFolder
 from workloads.data.errors import DataError
@@ -56,6 +57,7 @@ def payload(report: EpochReport, parameters: int | None = None) -> dict[str, Any
     """A report as a plain dict, to be sent to another process. ``parameters`` are those of the model, if counted."""
     progress = report.progress
     return {
+        "units": unit_values.encode(report.units, progress.best_value) if report.units else None,
         PARAMETERS: parameters,
         "rows": [row.to_json() for row in report.rows],
         "epoch": progress.epoch,

@@ -26,9 +26,10 @@ from orchestrator.config import objectives
 from orchestrator.config.spec import SweepSpec
 from orchestrator.engine.loop import Row
 from orchestrator.errors import UserError, one_line
-from orchestrator.search import grid, samplers, spaces
+from orchestrator.search import grid, samplers, spaces, unit_values
 from orchestrator.search.constraints import PARAMETERS, SECONDS, Constraint, violated
 from orchestrator.search.ranking import ranked
+from orchestrator.search.selection import Selection, candidates, select
 from orchestrator.storage import disk
 from orchestrator.storage.names import STUDY
 from workloads.contract import Objective
@@ -292,6 +293,19 @@ class Study:
     def best(self) -> FrozenTrial | None:
         """The best complete trial by the first objective."""
         return next(iter(ranked(self.trials, self.objective)), None)
+
+    def winner(self) -> FrozenTrial | None:
+        """The trial to be refitted and tested: the best, or with ``select="cheapest"`` the cheapest contender."""
+        best, found = self.best(), self.selection()
+        if best is None or found is None or found.contenders is None or self.spec.search.select == "best":
+            return best
+        contenders = [trial for trial in self.trials if trial.number in found.contenders]
+        return min(contenders, key=lambda trial: (trial.user_attrs["train_seconds"], trial.number))
+
+    def selection(self) -> Selection | None:
+        """The best trial and its contenders. None if no trial is complete."""
+        units = unit_values.read(self.folder)
+        return select(candidates(self.trials, self.objective, units), self.objective)
 
     def _ask(self) -> optuna.Trial | None:
         """A new trial or a retry. None when all trials exist."""

@@ -18,6 +18,7 @@ from orchestrator.runs.driver_status import DriverStatus
 from orchestrator.runs.live_view import RunningTrial, settings_text, sweep_view
 from orchestrator.runs.session import Session
 from orchestrator.runs.train import Timeouts
+from orchestrator.search import unit_values
 from orchestrator.search.constraints import PARAMETERS, Constraint
 from orchestrator.search.curves import Curves
 from orchestrator.search.pbt import MEMBER_CHECKPOINTS_KEPT, Population
@@ -172,6 +173,8 @@ class TrialManager:
                 return True
             self._ended(seed_run, self._study.fail(seed_run, cause), cause)
             return True
+        if payload.get("units"):
+            unit_values.write(self._session.folder.path, number, seed, payload["units"])
         attributes = {
             name: payload[name] for name in ("epoch", "best_epoch", "best_value", "best_metrics", "train_seconds")
         }

@@ -60,13 +60,15 @@ def select_winner(session: Session, spec: SweepSpec, study: Study, manager: Tria
         raise Interrupted(f"orchestrator sweep --resume {session.folder.id}")
     if manager.failures.is_reached() and (study.unfinished() or not study.exhausted()):
         raise RunFailed(session.folder.id, _too_many(manager.failures, session.folder.id), str(session.folder.log))
-    best = study.best()
+    best = study.winner()
     if best is None:
         raise RunFailed(session.folder.id, _why_none(study), str(session.folder.log))
     mean = " (mean over seeds)" if spec.search.seeds > 1 else ""
     session.console.say(
         f"Best: trial {best.number}, {study.objective.metric} {show(best.values[0])} on validation{mean}"
     )
+    if (selection := study.selection()) and (contenders := selection.text()):
+        session.console.say(contenders)
     attributes = best.user_attrs
     winner = manager.experiment(attributes.get("seed_of", best.number), attributes["params"])
     trained = study.home(best.number * spec.search.seeds)
@@ -139,7 +141,8 @@ def finalize(
     folder = session.folder.path
     every_trial = study.trials
     failed = len(study.failed())
-    best = study.best()
+    best = study.winner()
+    selection = study.selection()
     assert best is not None
     rows = trials.rows(every_trial, study.objectives, spec.search.seeds)
     report.write_trials(rows, folder)
@@ -147,6 +150,7 @@ def finalize(
     opened = winners.settled(session.folder)
     report.write_page(session.folder, rows, {**result.to_json(), "status": status, "best_trial": best.number})
     (folder / "best.json").write_text(json.dumps({"trial": best.number, "params": best.user_attrs["params"]}, indent=1))
+    contenders = selection.text() if selection else ""
     table = _ranking(rows, study)
     if session.tracker:
         earlier = winners.steps(session.folder, spec.plan.epochs)
@@ -161,6 +165,7 @@ def finalize(
             | {
                 description.NOTE: _note(session, spec, study, winner, options)
                 + f"\n\n{_trials_note(*table)}"
+                + (f"\n\n{contenders}." if contenders else "")
                 + (f"\n\nWinners, the current one last: {earlier}." if earlier else "")
             }
             | {f"best.{k}": str(best.user_attrs["params"][k]) for k in best.params},
@@ -235,7 +240,7 @@ def _ranking(rows: list[dict[str, Any]], study: Study) -> tuple[str, list[str], 
 def _note(session: Session, spec: SweepSpec, study: Study, winner: ExperimentSpec, options: Options) -> str:
     states = Counter(trial.state.name.lower() for trial in study.trials)
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    best = study.best()
+    best = study.winner()
     assert best is not None
     chosen = {"trial": best.number, "params": {name: best.user_attrs["params"][name] for name in best.params}}
     folder = session.folder.path / WINNER

@@ -1,0 +1,203 @@
+"""Selection with noise: the set of contenders holds the best as often as it says, and separates what can be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator.search import selection, unit_values
+from orchestrator.search.selection import LEVEL, Candidate, select
+from orchestrator.search.unit_values import MOST, UnitValues
+from tests.support.searching import ERROR, attributes, begin, complete, rows, study
+from workloads.contract import Objective
+
+GAIN = Objective("gain", "max")
+SIMULATIONS = 200
+LEAST = 1 - LEVEL - 2.6 * (LEVEL * (1 - LEVEL) / SIMULATIONS) ** 0.5
+"""What a coverage of 1 - LEVEL falls below in one of 200 tests."""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "RESAMPLES", 500)
+
+
+def measured(matrix: Any, seeds: list[tuple[float, ...]] | None = None, total: int | None = None) -> list[Candidate]:
+    """Candidates with the values of units ``matrix``, (trials, units), the best first."""
+    units = [UnitValues(total or matrix.shape[1], "ids", row) for row in matrix]
+    found = [
+        Candidate(trial, float(np.mean(seeds[trial])) if seeds else float(row.mean()), (0.0,), units[trial])
+        for trial, row in enumerate(matrix)
+    ]
+    found = [Candidate(c.trial, c.value, seeds[c.trial] if seeds else (c.value,), c.units) for c in found]
+    return sorted(found, key=lambda one: -one.value)
+
+
+@pytest.mark.parametrize("gaps", ["equal", "close", "far"])
+def test_the_best_is_a_contender_as_often_as_promised_over_units(gaps: str) -> None:
+    """Users differ much more than configurations, and each configuration suits some users better."""
+    rng = np.random.default_rng(1)
+    truth = {"equal": np.zeros(8), "close": -np.arange(8) * 0.01, "far": -np.arange(8) * 0.2}[gaps]
+    inside, sizes = 0, []
+    for _ in range(SIMULATIONS):
+        users = rng.normal(0, 1, 200)
+        found = select(measured(truth[:, None] + users + rng.normal(0, 0.2, (8, 200))), GAIN)
+        assert found is not None
+        assert found.contenders is not None
+        inside += 0 in found.contenders
+        sizes.append(len(found.contenders))
+    assert inside / SIMULATIONS >= LEAST
+    assert {"equal": np.mean(sizes) > 6, "close": 2 < np.mean(sizes) < 7, "far": np.mean(sizes) < 1.1}[gaps]
+
+
+@pytest.mark.parametrize("units", [True, False])
+def test_the_best_is_a_contender_as_often_as_promised_over_seeds(units: bool) -> None:
+    rng = np.random.default_rng(2)
+    truth, inside = -np.arange(6) * 0.02, 0
+    for _ in range(SIMULATIONS):
+        seeds = [tuple(row) for row in truth[:, None] + rng.normal(0, 0.03, (6, 3))]
+        means = np.array([np.mean(each) for each in seeds])
+        found = measured(means[:, None] + rng.normal(0, 1, 100) + rng.normal(0, 0.01, (6, 100)), seeds)
+        if not units:
+            found = [Candidate(one.trial, one.value, one.seeds, None) for one in found]
+        result = select(found, GAIN)
+        assert result is not None
+        assert result.contenders is not None
+        assert (result.units_error is not None) == units
+        inside += 0 in result.contenders
+    assert inside / SIMULATIONS >= LEAST
+
+
+def test_noise_that_all_trials_share_separates_nothing_less() -> None:
+    """Hard and easy users are the same for both: the difference is certain though each mean is not."""
+    users = np.random.default_rng(0).normal(0, 10, 100)
+    noise = np.random.default_rng(1).normal(0, 0.01, (2, 100))
+    result = select(measured(users + noise + np.array([[0.1], [0.0]])), GAIN)
+    assert result is not None
+    assert result.contenders == (0,)
+    assert result.units_error == pytest.approx(0.001, rel=0.3)
+
+
+def test_errors_are_those_of_all_units_not_of_the_kept_ones() -> None:
+    matrix = np.random.default_rng(0).normal(0, 1, (3, 400))
+    few, many = (select(measured(matrix, total=total), GAIN) for total in (400, 40_000))
+    assert few is not None
+    assert many is not None
+    assert few.units_error == pytest.approx(10 * (many.units_error or 0))
+
+
+def test_the_estimate_is_shrunk_by_the_noise() -> None:
+    rng = np.random.default_rng(3)
+    errors, shrunk = [], []
+    for _ in range(SIMULATIONS):
+        truth = rng.normal(0, 0.1, 20)
+        matrix = truth[:, None] + rng.normal(0, 1, (20, 100))
+        found = measured(matrix)
+        result = select(found, GAIN)
+        assert result is not None
+        assert result.estimate is not None
+        errors.append(found[0].value - truth[result.best])
+        shrunk.append(result.estimate - truth[result.best])
+    assert np.mean(errors) > 0.08, "the best of noisy values is too good"
+    assert abs(np.mean(shrunk)) < np.mean(errors) / 2
+
+
+def test_without_noise_known_nothing_is_said() -> None:
+    values = [Candidate(trial, 1.0 - trial, (1.0 - trial,), None) for trial in range(3)]
+    result = select(values, GAIN)
+    assert result is not None
+    assert (result.best, result.contenders, result.estimate, result.text()) == (0, None, None, "")
+    assert select([], GAIN) is None
+
+
+def test_equal_values_without_noise_between_them_are_both_contenders() -> None:
+    matrix = np.random.default_rng(0).normal(0, 1, (1, 50)).repeat(2, axis=0)
+    result = select(measured(matrix), GAIN)
+    assert result is not None
+    assert result.contenders == (0, 1)
+    worse = select(measured(np.concatenate([matrix, matrix[:1] - 1])), GAIN)
+    assert worse is not None
+    assert worse.contenders == (0, 1)
+
+
+def test_one_trial_is_the_only_contender() -> None:
+    result = select(measured(np.random.default_rng(0).normal(0, 1, (1, 50))), GAIN)
+    assert result is not None
+    assert result.contenders == (0,)
+
+
+def test_trials_on_other_units_are_not_paired() -> None:
+    found = measured(np.random.default_rng(0).normal(0, 1, (2, 50)))
+    other = Candidate(2, -9.0, (-9.0,), UnitValues(50, "others", np.zeros(50)))
+    result = select([*found, other], GAIN)
+    assert result is not None
+    assert result.contenders is None
+
+
+# From the journal and the file of units
+
+
+def test_a_study_knows_its_contenders(tmp_path: Path) -> None:
+    """Lower is better; the second trial is as good as the first for all that 60 users say, the third is not."""
+    rng = np.random.default_rng(0)
+    users = rng.normal(5, 1, 60)
+    running = study(tmp_path, select="cheapest")
+    for number, (shift, seconds) in enumerate([(0.0, 9.0), (0.001, 3.0), (2.0, 1.0)]):
+        values = users + shift + rng.normal(0, 0.05, 60)
+        trial = begin(running)
+        about = attributes(float(values.mean())) | {"train_seconds": seconds}
+        running.report(trial.seed_run, rows((27, about["best_value"])), about["best_value"], True, about)
+        encoded = unit_values.encode({"id": np.arange(60), "error": values}, about["best_value"])
+        assert encoded is not None
+        unit_values.write(tmp_path, number, 0, encoded)
+    with (tmp_path / unit_values.UNITS).open("a") as stream:
+        stream.write('{"trial": 0, "seed"')  # a killed driver's last line
+    found = running.selection()
+    assert found is not None
+    assert set(found.contenders or ()) == {0, 1}
+    best, winner = running.best(), running.winner()
+    assert best is not None
+    assert winner is not None
+    assert (best.number, winner.number) == (found.best, 1)
+    assert "cannot be separated from trial" in found.text()
+    assert study(tmp_path).winner() is not None
+
+
+def test_repeated_seeds_are_averaged_by_unit(tmp_path: Path) -> None:
+    running = study(tmp_path, seeds=2, trials=2)
+    for _ in range(4):
+        trial = begin(running)
+        value = 1.0 + trial.number + 0.1 * trial.seed
+        encoded = unit_values.encode({"id": np.arange(3), "error": value + np.array([-0.5, 0.0, 0.5])}, value)
+        assert encoded is not None
+        unit_values.write(tmp_path, trial.number, trial.seed, encoded)
+        complete(running, trial.seed_run, value)
+    one, _ = selection.candidates(running.trials, ERROR, unit_values.read(tmp_path))
+    assert one.seeds == (1.0, 1.1)
+    assert one.units is not None
+    assert one.units.values.tolist() == pytest.approx([0.55, 1.05, 1.55])
+
+
+@pytest.mark.parametrize(
+    ("values", "value"),
+    [([1.0, 2.0], 9.0), ([1.0], 1.0), ([1.0, float("nan")], 1.0), ([1.0, 2.0], None)],
+)
+def test_units_that_say_nothing_of_the_value_are_not_kept(values: list[float], value: float | None) -> None:
+    assert unit_values.encode({"id": np.arange(len(values)), "error": np.array(values)}, value) is None
+
+
+def test_the_same_units_of_each_trial_are_kept(tmp_path: Path) -> None:
+    ids = np.array([f"user {number}" for number in range(MOST + 100)])
+    for trial in range(2):
+        values = np.arange(len(ids), dtype=np.float64) + trial
+        encoded = unit_values.encode({"id": ids, "error": values}, float(values.mean()))
+        assert encoded is not None
+        unit_values.write(tmp_path, trial, 0, encoded)
+    one, two = unit_values.read(tmp_path).values()
+    assert one.values.shape == (MOST,)
+    assert one.total == len(ids)
+    assert one.ids == two.ids
+    assert np.array_equal(two.values - one.values, np.ones(MOST))
