@@ -126,9 +126,10 @@ class Experiment:
         return self._units
 
     def parameters(self) -> int:
-        """Number of values in the weights of the model that would be served."""
+        """Number of real values in the weights of the model that would be served: not its ids or histories."""
         workload, _ = self._now()
-        return sum(tensor.numel() for tensor in workload.servable().weights.values())
+        weights = workload.servable().weights.values()
+        return sum(tensor.numel() for tensor in weights if tensor.is_floating_point())
 
     @property
     def order(self) -> int:

@@ -52,7 +52,8 @@ def best(folder: RunFolder, top: int) -> list[dict[str, Any]]:
     all_trials = trials.own(trials.study(folder))
     winner = trials.best(folder, all_trials, objectives[0])
     if winner is None:
-        raise UserError(f"{folder.id} has no complete trial", fix=f"See: orchestrator status {folder.id}")
+        needed = " that meets its constraints" if any(trial.constraints for trial in all_trials) else ""
+        raise UserError(f"{folder.id} has no complete trial{needed}", fix=f"See: orchestrator status {folder.id}")
     others = [trial for trial in ranked(all_trials, objectives[0]) if trial.number != winner.number]
     rows = {row["trial"]: row for row in trial_rows(folder)}
     found = trials.selection(folder)

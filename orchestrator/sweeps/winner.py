@@ -64,8 +64,10 @@ def select_winner(session: Session, spec: SweepSpec, study: Study, manager: Tria
     if best is None:
         raise RunFailed(session.folder.id, _why_none(study), str(session.folder.log))
     mean = " (mean over seeds)" if spec.search.seeds > 1 else ""
+    first = study.best()
+    which = "Best" if first is None or first.number == best.number else "Cheapest contender"
     session.console.say(
-        f"Best: trial {best.number}, {study.objective.metric} {show(best.values[0])} on validation{mean}"
+        f"{which}: trial {best.number}, {study.objective.metric} {show(best.values[0])} on validation{mean}"
     )
     if (selection := study.selection()) and (contenders := selection.text()):
         session.console.say(contenders)

@@ -190,6 +190,18 @@ def test_a_trial_never_opens_test_and_never_refits(refit: bool) -> None:
     assert (last.ended, experiment.outcome, len(bench.built), bench.calls("test")) == ("epochs", None, 1, 0)
 
 
+def test_a_trials_last_report_has_the_units_of_its_best_epoch_and_the_size_of_its_model() -> None:
+    trial = Bench().experiment(True, final=False)
+    *earlier, last = list(trial.stream())
+    assert last.ended
+    assert last.progress.best_epoch == BEST_EPOCH
+    assert last.units is not None
+    assert list(last.units) == ["id", "error"]
+    assert float(last.units["error"].mean()) == pytest.approx(last.progress.best_value)
+    assert all(report.units is None for report in earlier)
+    assert trial.parameters() == 1
+
+
 def test_the_curves_of_selection_and_refit_have_different_names() -> None:
     names = [
         {name for report in Bench().experiment(refit).stream() for row in report.rows for name in row.metrics}
