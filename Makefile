@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 UNIT = $(BIN)/python -m pytest tests/unit -n 2 --dist worksteal
 INTEGRATION = $(BIN)/python -m pytest tests/integration -n 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-unit test-integration test-docs test-faults test-cluster test-deploy test-lower test-versions test-gpu dist lint format docs \
+.PHONY: demo test test-unit test-integration test-docs test-faults test-long test-cluster test-deploy test-lower test-versions test-gpu dist lint format docs \
 	setup clean
 
 demo: $(READY)
@@ -30,13 +30,17 @@ test: $(READY)
 
 # Processes and servers are killed, stopped or taken away for a while, and all goes on: many minutes.
 test-faults: $(READY)
-	$(BIN)/python -m pytest tests -m "faults and not cluster" -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests -m "faults and not cluster and not long" -n 2 --dist loadfile
+
+# Variants of tests of test-faults and test-cluster: longer outages, the other of two faults. Not in CI.
+test-long: $(READY)
+	$(BIN)/python -m pytest tests -m long
 
 # On the topology of deploy/, without containers: PostgreSQL, MLflow with passwords, a Ray head and two workers.
 # At most 20 minutes; the end reports what each fault cost. PostgreSQL and Chromium must be installed (Debian:
 # apt-get install postgresql chromium).
 test-cluster: $(READY)
-	$(BIN)/python -m pytest tests/cluster -m cluster -rP --show-capture=stdout
+	$(BIN)/python -m pytest tests/cluster -m "cluster and not long" -rP --show-capture=stdout
 
 # The files of deploy/ on real containers (Docker with compose: builds two images, 8 GB) and on a real Slurm of two nodes;
 # each is skipped where it is not there. Not in CI.

@@ -84,6 +84,8 @@ def sweep(
     sampler: options.Sampler = None,
     scheduler: options.Scheduler = None,
     seeds: options.Seeds = None,
+    finalists: options.Finalists = None,
+    finalist_seeds: options.FinalistSeeds = None,
     select: options.Select = None,
     warm_start: options.WarmStart = (),
     concurrency: options.Concurrency = None,

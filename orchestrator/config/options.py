@@ -58,6 +58,12 @@ Scheduler = Annotated[
 Seeds = Annotated[
     int | None, typer.Option("--seeds", help="Runs of each configuration; the best mean wins.  [default: 1]")
 ]
+Finalists = Annotated[
+    int | None, typer.Option("--finalists", help="Best trials that are repeated with further seeds at the end.")
+]
+FinalistSeeds = Annotated[
+    int | None, typer.Option("--finalist-seeds", help="Seeds of each finalist in all.  [default: 3]")
+]
 Select = Annotated[
     str | None,
     typer.Option("--select", help="best, or cheapest of those that cannot be separated from it.  [default: best]"),

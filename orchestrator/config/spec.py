@@ -137,6 +137,8 @@ class Search(BaseModel):
         "by that of strong ones; none runs all to the end.",
     )
     seeds: int = Field(1, ge=1, le=100, description="Runs of each configuration; the best mean wins.")
+    finalists: int | None = Field(None, ge=2, le=100, description="Best trials that are repeated when the search ends.")
+    finalist_seeds: int = Field(3, ge=2, le=100, description="Seeds of each finalist in all.")
     select: Literal["best", "cheapest"] = Field(
         "best", description="The winner: the best trial, or the cheapest of those that cannot be separated from it."
     )
@@ -161,6 +163,11 @@ class Search(BaseModel):
         "the first 20 fail.",
     )  # fmt: skip
 
+    @property
+    def repeats(self) -> int:
+        """Number of the finalists' further runs."""
+        return (self.finalists or 0) * (self.finalist_seeds - 1)
+
 
 class SweepSpec(BaseModel):
     """A sweep: the fixed parameters, and how the others are searched."""
@@ -175,9 +182,13 @@ class SweepSpec(BaseModel):
     search: Search = Search()
 
     def fingerprint(self) -> str:
-        search = self.search.model_dump(include={"space", "sampler", "scheduler", "seeds", "constraint", "select"})
+        search = self.search.model_dump(
+            include={"space", "sampler", "scheduler", "seeds", "constraint", "select", "finalists"}
+        )
         # Newer settings: unset, they must not change the fingerprints of old sweeps.
-        search = {name: value for name, value in search.items() if value not in ((), 1, "best")}
+        search = {name: value for name, value in search.items() if value not in ((), 1, "best", None)}
+        if self.search.finalists:
+            search["finalist_seeds"] = self.search.finalist_seeds
         return digest(
             {
                 "workload": self.workload,

@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from orchestrator.report import plots, trials
 from orchestrator.search import curves as curves_of
-from orchestrator.search.ranking import front
+from orchestrator.search.ranking import front, repeats
 from orchestrator.storage.records import RunFolder
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def of_sweep(folder: RunFolder) -> dict[str, Figure | str]:
     drawn["learning"] = (
         plots.learning(curves, (number, 0), objectives[0]) if curves else "No learning curves: no epoch was recorded."
     )
-    if over_seeds := curves_of.over_seeds(curves, number):
+    if over_seeds := curves_of.over_seeds(curves, _with_repeats(all_trials, winner)):
         drawn["seeds"] = plots.seeds(over_seeds, objectives[0])
     names = varied(complete)
     drawn["parallel"] = (
@@ -57,6 +57,10 @@ def of_sweep(folder: RunFolder) -> dict[str, Figure | str]:
         else plots.importance(shares, f"share (PED-ANOVA, {len(complete)} complete trials)")
     )
     return drawn
+
+
+def _with_repeats(all_trials: Sequence[FrozenTrial], winner: FrozenTrial | None) -> set[int]:
+    return set() if winner is None else {winner.number, *(trial.number for trial in repeats(all_trials, winner))}
 
 
 def varied(complete: Sequence[FrozenTrial]) -> list[str]:

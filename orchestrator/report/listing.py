@@ -11,8 +11,9 @@ from typing import Any
 from orchestrator.console import aligned, duration, show
 from orchestrator.errors import UserError, unknown
 from orchestrator.report import trials
+from orchestrator.report.statistics import summary
 from orchestrator.search.progress import search_progress
-from orchestrator.search.ranking import ranked
+from orchestrator.search.ranking import ranked, repeats
 from orchestrator.storage import records
 from orchestrator.storage.names import TRIALS
 from orchestrator.storage.records import SETTLED, Kind, RunFolder
@@ -61,12 +62,17 @@ def best(folder: RunFolder, top: int) -> list[dict[str, Any]]:
     best_trials = []
     for trial in [winner, *others][:top]:
         row = rows[trial.number]
+        values = {o.metric: value for o, value in zip(objectives, trial.values)}
+        if further := repeats(all_trials, trial):  # of a finalist
+            seeds = [trial.values[0], *(repeat.values[0] for repeat in further)]
+            row = {**row, "seeds": seeds, "spread": summary(seeds).spread}
+            values[objectives[0].metric] = summary(seeds).mean
         best_trials.append(
             {
                 "sweep": folder.id,
                 "trial": trial.number,
                 "params": trial.user_attrs["params"],
-                "validation": {o.metric: value for o, value in zip(objectives, trial.values)},
+                "validation": values,
                 "contenders": list(contenders) if contenders and trial.number == winner.number else None,
                 "spread": row.get("spread"),
                 "seeds": row.get("seeds"),

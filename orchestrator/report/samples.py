@@ -87,11 +87,12 @@ def _run(folder: RunFolder, split: Split) -> Entry:
 
 def _winner(folder: RunFolder, split: Split) -> Iterator[Entry]:
     """The winner's entries: on validation one for each seed of its trial, on test one for its final model."""
-    best = trials.best(folder, trials.own(trials.study(folder)), trials.objectives(folder)[0])
+    every = trials.own(trials.study(folder))
+    best = trials.best(folder, every, trials.objectives(folder)[0])
     if best is None:
         return
     if split == "validation":
-        for number, metrics in enumerate(_over_seeds(best)):
+        for number, metrics in enumerate(_over_seeds(best, every)):
             units = None if number else _units(folder.path / "winner", split)  # values of units: first seed only
             yield _trial(folder, split, best, number, metrics, units)
     else:
@@ -99,8 +100,9 @@ def _winner(folder: RunFolder, split: Split) -> Iterator[Entry]:
 
 
 def _trials(folder: RunFolder) -> Iterator[Entry]:
-    for trial in ranked(trials.own(trials.study(folder)), trials.objectives(folder)[0]):
-        for number, metrics in enumerate(_over_seeds(trial)):
+    every = trials.own(trials.study(folder))
+    for trial in ranked(every, trials.objectives(folder)[0]):
+        for number, metrics in enumerate(_over_seeds(trial, every)):
             yield _trial(folder, "validation", trial, number, metrics, None)
 
 
@@ -132,9 +134,11 @@ def _entry(
     )  # fmt: skip
 
 
-def _over_seeds(trial: Any) -> list[dict[str, float]]:
+def _over_seeds(trial: Any, every: list[Any]) -> list[dict[str, float]]:
     """The validation metrics of each seed of a complete trial, without the prefix of the split."""
-    return [_of(result["best_metrics"], "validation") for result in trials.over_seeds(trial) or [trial.user_attrs]]
+    return [
+        _of(result["best_metrics"], "validation") for result in trials.over_seeds(trial, every) or [trial.user_attrs]
+    ]
 
 
 def _settled(folder: RunFolder, split: Split) -> dict[str, float]:

@@ -18,7 +18,7 @@ from orchestrator.report.statistics import summary
 from orchestrator.search import curves, unit_values
 from orchestrator.search.constraints import violated
 from orchestrator.search.curves import Curve
-from orchestrator.search.ranking import ranked
+from orchestrator.search.ranking import REPEAT, ranked, repeats
 from orchestrator.search.selection import Selection, candidates, select
 from orchestrator.storage.records import RunFolder
 from workloads.contract import Objective
@@ -87,6 +87,8 @@ def rows(trials: Iterable[FrozenTrial], objectives: Sequence[Objective], seeds: 
         }
         if len(objectives) > 1:
             row["values"] = list(trial.values) if complete else None
+        if REPEAT in attributes:
+            row[REPEAT] = attributes[REPEAT]
         if trial.constraints:
             row["violates"] = ", ".join(violated(trial)) or None
         if seeds > 1:
@@ -103,10 +105,12 @@ def rows(trials: Iterable[FrozenTrial], objectives: Sequence[Objective], seeds: 
     return flat
 
 
-def over_seeds(trial: FrozenTrial) -> list[dict[str, Any]]:
-    """The results of the finished seeds of a configuration; empty with one seed."""
+def over_seeds(trial: FrozenTrial, trials: Iterable[FrozenTrial] = ()) -> list[dict[str, Any]]:
+    """The results of the finished seeds of a configuration, among ``trials`` the repeats of a finalist; else empty."""
     names = (f"seed_{number}" for number in range(len(trial.user_attrs)))
-    return [trial.user_attrs[name] for name in names if name in trial.user_attrs]
+    own = [trial.user_attrs[name] for name in names if name in trial.user_attrs]
+    further = repeats(trials, trial)
+    return own or [each.user_attrs for each in (trial, *further)] if further or own else []
 
 
 def learning_curves(folder: Path, trials: list[FrozenTrial], metric: str) -> dict[tuple[int, int], Curve]:

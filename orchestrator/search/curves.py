@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,11 +65,11 @@ class SeedPoint:
     spread: float
 
 
-def over_seeds(curves: Mapping[tuple[int, int], Curve], trial: int) -> list[SeedPoint]:
-    """The curve of a trial over its seeds, at the epochs that at least two of them have reached."""
+def over_seeds(curves: Mapping[tuple[int, int], Curve], trials: Collection[int]) -> list[SeedPoint]:
+    """The curve of a trial over its seeds, or of a finalist and its repeats, at the epochs that two or more reached."""
     values: dict[int, list[float]] = defaultdict(list)
     for (number, _), curve in curves.items():
-        if number == trial:
+        if number in trials:
             for epoch, value in curve:
                 values[epoch].append(value)
     return [

@@ -45,7 +45,7 @@ class Population(Study):
         self.changeable, self._distributions = changeable, distributions
         self._due: deque[int] = deque()
 
-    def next(self, fresh: bool = True) -> Trial | None:
+    def next(self, fresh: bool = True, final: bool = True) -> Trial | None:
         """A new member until the population is complete, then the members that continue after a meeting."""
         trial = super().next(fresh)
         while trial is not None and self._waits(trial.number):  # the member of a dead driver waits for a meeting
@@ -57,7 +57,7 @@ class Population(Study):
             self._meet()
         return self._begin(self._optuna_trial(self._due.popleft())) if self._due else None
 
-    def exhausted(self, fresh: bool = True) -> bool:
+    def exhausted(self, fresh: bool = True, final: bool = True) -> bool:
         return super().exhausted(fresh) and not self.unfinished()
 
     def report(

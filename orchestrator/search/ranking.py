@@ -12,6 +12,15 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 
+REPEAT = "repeat_of"
+"""Attribute of a trial that repeats a finalist: its number. A repeat never wins; its values count for the finalist."""
+
+
+def repeats(trials: Iterable[FrozenTrial], trial: FrozenTrial) -> list[FrozenTrial]:
+    """The complete repeats of a finalist with other seeds."""
+    return [t for t in trials if t.state.name == "COMPLETE" and t.user_attrs.get(REPEAT) == trial.number]
+
+
 def ranked(trials: Iterable[FrozenTrial], objective: Objective) -> list[FrozenTrial]:
     """The complete trials that violate no constraint, the best by ``objective`` (their first value) first.
 
@@ -49,4 +58,8 @@ def _sign(objective: Objective) -> float:
 
 
 def _complete(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
-    return [trial for trial in trials if trial.state.name == "COMPLETE" and not violated(trial)]
+    return [trial for trial in trials if _may_win(trial)]
+
+
+def _may_win(trial: FrozenTrial) -> bool:
+    return trial.state.name == "COMPLETE" and REPEAT not in trial.user_attrs and not violated(trial)

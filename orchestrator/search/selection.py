@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.search.ranking import ranked
+from orchestrator.search.ranking import ranked, repeats
 from orchestrator.search.unit_values import UnitValues
 from workloads.contract import Objective
 
@@ -45,10 +45,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Selection:
-    """The trial with the best value, and what is known of its uncertainty.
+    """The best trial, and what is known of its uncertainty.
 
-    ``contenders`` cannot be separated from the best trial, which is the first of them. ``estimate`` is the best trial's
-    value shrunk towards the median of the trials: what is to be expected on other units and seeds. ``units_error`` and
+    It has the best ``estimate``: its value shrunk towards the median of the trials by its noise, which is what is to be
+    expected on other units and seeds. Where all trials have equally many seeds, it has the best value.
+    ``contenders`` cannot be separated from it; it is the first of them. ``units_error`` and
     ``seeds_error`` are the standard errors of one trial's value over units, with the part that all trials share
     removed, and over seeds. All are None where no noise is known.
     """
@@ -73,15 +74,22 @@ class Selection:
 def candidates(
     trials: Sequence[FrozenTrial], objective: Objective, units: Mapping[tuple[int, int], UnitValues]
 ) -> list[Candidate]:
-    """The complete trials that violate no constraint, best first."""
+    """The complete trials that violate no constraint, by the value of their first run, best first.
+
+    The repeats of a finalist are among its seeds.
+    """
     found = []
     for trial in ranked(trials, objective)[:MOST]:
         names = [name for name in trial.user_attrs if name.startswith("seed_") and name != "seed_of"]
         values = tuple(trial.user_attrs[name]["values"][0] for name in names) or (trial.values[0],)
-        each = [units[trial.number, seed] for seed in range(len(values)) if (trial.number, seed) in units]
-        found.append(
-            Candidate(trial.number, trial.values[0], values, _mean(each) if len(each) == len(values) else None)
-        )
+        keys = [(trial.number, seed) for seed in range(len(values))]
+        value = trial.values[0]
+        if further := repeats(trials, trial):
+            values = (*values, *(repeat.values[0] for repeat in further))
+            keys += [(repeat.number, 0) for repeat in further]
+            value = math.fsum(values) / len(values)
+        each = [units[key] for key in keys if key in units]
+        found.append(Candidate(trial.number, value, values, _mean(each) if len(each) == len(keys) else None))
     return found
 
 
@@ -112,12 +120,15 @@ def select(found: Sequence[Candidate], objective: Objective) -> Selection | None
     inside = [i for i in range(len(found)) if _is_contender(i, values, errors, noise)]
     centred = matrix - matrix.mean(axis=0) - matrix.mean(axis=1, keepdims=True) + matrix.mean()
     over_units = float((centred**2).sum() / max(1, (matrix.shape[0] - 1) * (matrix.shape[1] - 1)) / total)
+    estimates = _shrunk(values, over_units + over_seeds)
+    # Where the noise explains all differences, the estimates are equal: then more seeds, then the value, decide.
+    first = max(range(len(found)), key=lambda i: (estimates[i], counts[i], values[i]))
     return Selection(
-        found[0].trial,
-        tuple(found[i].trial for i in dict.fromkeys([0, *inside])),
-        sign * _shrunk(values, over_units + over_seeds),
+        found[first].trial,
+        tuple(found[i].trial for i in dict.fromkeys([first, *inside])),
+        sign * float(estimates[first]),
         None if paired is None else math.sqrt(over_units),
-        None if spread is None else math.sqrt(over_seeds[0]),
+        None if spread is None else math.sqrt(over_seeds[first]),
     )
 
 
@@ -180,11 +191,12 @@ def _is_contender(i: int, values: Any, errors: Any, noise: Any) -> bool:
     return bool(((values[others] - values[i]) / errors[i][others]).max() <= quantile)
 
 
-def _shrunk(values: Any, noise: Any) -> float:
-    """The first value shrunk towards the median: a normal prior whose spread is robust to failed configurations."""
+def _shrunk(values: Any, noise: Any) -> Any:
+    """The values shrunk towards their median: a normal prior whose spread is robust to failed configurations."""
     import numpy as np
 
     middle = float(np.median(values))
     scale = 1.4826 * float(np.median(np.abs(values - middle)))
     between = max(0.0, scale**2 - float(np.median(noise)))
-    return middle + float((values[0] - middle) * between / (between + noise[0])) if noise[0] else float(values[0])
+    total = between + np.asarray(noise)
+    return middle + (values - middle) * np.divide(between, total, out=np.ones_like(values), where=total > 0)

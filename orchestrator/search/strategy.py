@@ -36,6 +36,8 @@ def settle(
     constraints = [Constraint.parse(text) for text in search.constraint]
     if resources.workers > 1 and any(constraint.metric == PARAMETERS for constraint in constraints):
         raise UserError(f"{PARAMETERS} of trials of several workers are not counted", fix="Leave the constraint out")
+    if search.finalists:
+        _check_finalists(search, objectives)
     if search.sampler == "grid" and "published" in search.warm_start:
         raise UserError("A grid takes every point, in its own order (no --warm-start published)")
     if len(objectives) > 1:
@@ -52,6 +54,17 @@ def settle(
     if plan.refit is None:
         plan = plan.model_copy(update={"refit": objectives[0].refit})
     return search, plan
+
+
+def _check_finalists(search: Search, objectives: tuple[Objective, ...]) -> None:
+    reasons = {
+        f"every trial has several seeds (--seeds {search.seeds})": search.seeds > 1,
+        "a population has no trials to repeat (--scheduler pbt)": search.scheduler == "pbt",
+        "they are selected by one objective": len(objectives) > 1,
+    }
+    for reason, refused in reasons.items():
+        if refused:
+            raise UserError(f"Finalists cannot be used here: {reason}", got=f"--finalists {search.finalists}")
 
 
 def _several(search: Search, objectives: tuple[Objective, ...], given: set[str]) -> Search:

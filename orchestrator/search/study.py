@@ -28,7 +28,7 @@ from orchestrator.engine.loop import Row
 from orchestrator.errors import UserError, one_line
 from orchestrator.search import grid, samplers, spaces, unit_values
 from orchestrator.search.constraints import PARAMETERS, SECONDS, Constraint, violated
-from orchestrator.search.ranking import ranked
+from orchestrator.search.ranking import REPEAT, ranked, repeats
 from orchestrator.search.selection import Selection, candidates, select
 from orchestrator.storage import disk
 from orchestrator.storage.names import STUDY
@@ -40,6 +40,9 @@ Verdict = Literal["go on", "paused", "pruned", "complete", "failed"]
 
 AHEAD_FROM = 8
 """Number of trials at once from which the next suggestion is computed ahead. It lacks one result more."""
+
+FINALISTS = "finalists"
+"""Attribute of the study: the number of trials after which its finalists were last chosen."""
 
 STOP = "stop"
 """Attribute of a trial that is to stop: how it ends."""
@@ -55,6 +58,7 @@ class Trial:
     """A seed run to be started or continued.
 
     ``origin`` is the trial number that its seed derives from: its own, or that of the failed trial it repeats.
+    ``repeat_of`` is the finalist that it repeats with another seed, if it does.
     """
 
     seed_run: int
@@ -62,6 +66,7 @@ class Trial:
     seed: int
     origin: int
     params: dict[str, Any]
+    repeat_of: int | None = None
 
 
 def open_study(
@@ -127,20 +132,23 @@ class Study:
         """Total number of trials: the requested ones, and one for each retry and each added trial."""
         return self.spec.search.trials + sum(map(_is_additional, self.trials))
 
-    def next(self, fresh: bool = True) -> Trial | None:
-        """The next seed run: interrupted ones first, then further seeds, retries and new trials.
+    def next(self, fresh: bool = True, final: bool = True) -> Trial | None:
+        """The next seed run: interrupted ones first, then further seeds, retries and new trials, then finalists.
 
         None when none can start now; :meth:`exhausted` says whether one can later. With ``fresh=False`` only started
-        trials continue.
+        trials continue, and, unless ``final`` is False too, the finalists are repeated.
         """
         if self._interrupted:
             interrupted = self._interrupted.popleft()
             if (continued := self._take_up(interrupted)) is not None:
                 return continued
-            return self.next(fresh)
+            return self.next(fresh, final)
         if self._more:
             return self._more.popleft()
-        trial = (self._ahead or self._ask()) if fresh else None
+        trial = (self._ahead or self._ask()) if fresh or (final and self._repeats_wait()) else None
+        if trial is None and final and not self._open and self._finalists_due():
+            self._repeat_finalists()
+            return self.next(fresh, final)
         if trial is None:
             return None
         self._ahead = None
@@ -157,15 +165,17 @@ class Study:
             if self._ahead is not None:
                 spaces.suggest(self._space, self._ahead, self.spec.fixed)
 
-    def exhausted(self, fresh: bool = True) -> bool:
-        """Whether no further seed run can start. ``fresh`` as in :meth:`next`."""
+    def exhausted(self, fresh: bool = True, final: bool = True) -> bool:
+        """Whether no further seed run can start. ``fresh`` and ``final`` as in :meth:`next`."""
         seeds = self.spec.search.seeds
         more_seeds = seeds > 1 and any(seed_run % seeds == 0 for seed_run in self._open)
         if self._interrupted or self._more or more_seeds or (fresh and self._ahead):
             return False
+        if final and self._finalists_due():
+            return False
         trials = self.trials
         complete = len(trials) >= self.target and all(trial.state != TrialState.WAITING for trial in trials)
-        return complete or not fresh
+        return complete or not (fresh or (final and self._repeats_wait()))
 
     def running(self) -> list[int]:
         """The running seed runs."""
@@ -207,6 +217,7 @@ class Study:
             and rows
             and rows[-1].epoch in self.spec.plan.decide_at
             and len(self.objectives) == 1
+            and REPEAT not in trial.user_attrs
             and trial.should_prune()
         ):
             self._close(trial, attributes)
@@ -277,6 +288,7 @@ class Study:
         for trial in again:
             first = trial.user_attrs.get("seed_of", trial.number)
             about = {"retry_of": trial.number, "seed_of": first, "params": trial.user_attrs["params"]}
+            about |= {name: trial.user_attrs[name] for name in (REPEAT,) if name in trial.user_attrs}
             self.optuna_study.enqueue_trial(trial.params, user_attrs=about)
         return len(again)
 
@@ -296,11 +308,43 @@ class Study:
 
     def winner(self) -> FrozenTrial | None:
         """The trial to be refitted and tested: the best, or with ``select="cheapest"`` the cheapest contender."""
-        best, found = self.best(), self.selection()
-        if best is None or found is None or found.contenders is None or self.spec.search.select == "best":
-            return best
-        contenders = [trial for trial in self.trials if trial.number in found.contenders]
-        return min(contenders, key=lambda trial: (trial.user_attrs["train_seconds"], trial.number))
+        found = self.selection()
+        if found is None:
+            return None
+        of_number = {trial.number: trial for trial in self.trials}
+        if found.contenders is None or self.spec.search.select == "best":
+            return of_number[found.best]
+        return min(
+            (of_number[number] for number in found.contenders),
+            key=lambda trial: (trial.user_attrs["train_seconds"], trial.number),
+        )
+
+    def result(self, trial: FrozenTrial) -> dict[str, Any]:
+        """``epoch``, ``best_epoch``, ``best_value`` and ``best_metrics`` of a complete trial over all of its seeds."""
+        runs = [{"best_value": each.values[0], **each.user_attrs} for each in (trial, *repeats(self.trials, trial))]
+        if len(runs) == 1:
+            return dict(trial.user_attrs)
+        return _over_seeds(runs) | {"best_value": fmean(run["best_value"] for run in runs)}
+
+    def _finalists_due(self) -> bool:
+        """Whether the search is to be followed by repeats of the finalists that are not enqueued yet."""
+        return bool(self.spec.search.finalists) and self.optuna_study.user_attrs.get(FINALISTS) != self._searched()
+
+    def _searched(self) -> int:
+        """Number of trials that are no repeats."""
+        return sum(REPEAT not in trial.user_attrs for trial in self.trials)
+
+    def _repeats_wait(self) -> bool:
+        return any(trial.state == TrialState.WAITING and REPEAT in trial.user_attrs for trial in self.trials)
+
+    def _repeat_finalists(self) -> None:
+        """Enqueue the runs that the best trials lack to have all of their seeds."""
+        for trial in ranked(self.trials, self.objective)[: self.spec.search.finalists]:
+            have = 1 + sum(each.user_attrs.get(REPEAT) == trial.number for each in self.trials)
+            for _ in range(have, self.spec.search.finalist_seeds):
+                about = {REPEAT: trial.number, "params": trial.user_attrs["params"]}
+                self.optuna_study.enqueue_trial(trial.params, user_attrs=about)
+        self.optuna_study.set_user_attr(FINALISTS, self._searched())
 
     def selection(self) -> Selection | None:
         """The best trial and its contenders. None if no trial is complete."""
@@ -345,7 +389,8 @@ class Study:
         seed_run = trial.number * self.spec.search.seeds
         self._open[seed_run] = trial
         params = about.get("params", suggested)
-        return Trial(seed_run, trial.number, 0, about.get("seed_of", trial.number), dict(params))
+        origin = about.get("seed_of", trial.number)
+        return Trial(seed_run, trial.number, 0, origin, dict(params), about.get(REPEAT))
 
     def _queue(self, trial: optuna.Trial, seeds: Sequence[int], params: dict[str, Any]) -> None:
         for seed in seeds:
@@ -433,8 +478,8 @@ class Study:
 
 
 def _is_additional(trial: FrozenTrial) -> bool:
-    """Whether a trial is not one of those that the sweep was asked for: a retry, or added while it ran."""
-    return "retry_of" in trial.user_attrs or "request" in trial.user_attrs
+    """Whether a trial is not one of those that the sweep was asked for: a retry, added while it ran, or a repeat."""
+    return any(name in trial.user_attrs for name in ("retry_of", "request", REPEAT))
 
 
 def _over_seeds(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -49,13 +49,16 @@ class Budget:
         """Device seconds so far, running trials included."""
         return self._spent + sum(map(self._running, self._since))
 
-    def allows_another(self) -> bool:
-        """Whether a trial of average cost fits in addition to what the running trials will still need."""
+    def allows_another(self, reserved: int = 0) -> bool:
+        """Whether a trial of average cost fits in addition to what the running trials will still need.
+
+        ``reserved``: number of further trials that must fit as well.
+        """
         if self._limit is None:
             return True
         usual = fmean(self._costs.values()) if self._costs else 0.0
         left = sum(max(0.0, usual - self._running(seed_run)) for seed_run in self._since)
-        return self.used + left + usual < self._limit
+        return self.used + left + usual * (1 + reserved) < self._limit
 
     def is_spent(self) -> bool:
         return self._limit is not None and self.used >= self._limit

@@ -171,6 +171,9 @@ def plan(
         expected = math.ceil(trials * epochs * share + trials * survivors(spec) * (seeds - 1) * epochs)
         epochs = trials * seeds * epochs
         begun = trials * (1 + survivors(spec) * (seeds - 1))
+        expected += spec.search.repeats * spec.plan.epochs
+        epochs += spec.search.repeats * spec.plan.epochs
+        begun += spec.search.repeats
         if spec.search.scheduler == "pbt":  # a member begins again after each meeting
             begun = trials * (1 + len(samplers.rungs(spec.plan.epochs, "pbt")))
             kept = pbt.MEMBER_CHECKPOINTS_KEPT

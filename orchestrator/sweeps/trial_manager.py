@@ -91,7 +91,7 @@ class TrialManager:
         if self.stopping():
             return None
         self._heed_requests()
-        trial = self._study.next(fresh=self.budget.allows_another())
+        trial = self._study.next(**self._room())
         if trial is None:
             return None
         spec = self.experiment(trial.origin, trial.params, trial.seed)
@@ -112,7 +112,7 @@ class TrialManager:
 
     def ask_ahead(self) -> None:
         """Compute the next trial's parameters before a device is free. Call it while no report waits."""
-        if not self.stopping() and self.budget.allows_another():
+        if not self.stopping() and self._room()["fresh"]:
             with self.load.serving():
                 self._study.ask_ahead()
 
@@ -135,13 +135,19 @@ class TrialManager:
             driver_utilisation=self.load.utilisation(),
         )
 
+    def _room(self) -> dict[str, bool]:
+        """Whether the budget allows a new trial, which leaves enough for the finalists, and a finalist's repeat."""
+        reserved = self._spec.search.repeats
+        return {"fresh": self.budget.allows_another(reserved), "final": self.budget.allows_another()}
+
     @property
     def exhausted(self) -> bool:
         """Whether no further trial will start."""
         if self.stopping():
             return True
         # A running trial may end early and leave enough of the budget for another one.
-        return self._study.exhausted(fresh=bool(self._running) or self.budget.allows_another())
+        room = self._room()
+        return self._study.exhausted(**{name: bool(self._running) or allowed for name, allowed in room.items()})
 
     def experiment(self, origin: int, params: Mapping[str, Any], seed: int = 0) -> ExperimentSpec:
         return self._spec.trial(origin, preflight.parameters(self._spec.workload, params), seed)
@@ -273,6 +279,7 @@ class TrialManager:
                     "orchestrator.kind": "trial",
                     "orchestrator.number": str(trial.number),
                     "orchestrator.seed": str(trial.seed),
+                    **({"orchestrator.repeat_of": str(trial.repeat_of)} if trial.repeat_of is not None else {}),
                     "orchestrator.repeat": shown.command(),
                     "orchestrator.spec": shown.model_dump_json(),
                 },

@@ -23,7 +23,7 @@ from orchestrator.runs import description, micro_batches, worker
 from orchestrator.runs.driver import Options, discard_checkpoints
 from orchestrator.runs.session import Result, Session
 from orchestrator.search import curves, winners
-from orchestrator.search.ranking import front
+from orchestrator.search.ranking import front, repeats
 from orchestrator.search.study import Study
 from orchestrator.search.winners import WINNER
 from orchestrator.storage import sync_state
@@ -63,11 +63,12 @@ def select_winner(session: Session, spec: SweepSpec, study: Study, manager: Tria
     best = study.winner()
     if best is None:
         raise RunFailed(session.folder.id, _why_none(study), str(session.folder.log))
-    mean = " (mean over seeds)" if spec.search.seeds > 1 else ""
+    result = study.result(best)
+    mean = " (mean over seeds)" if spec.search.seeds > 1 or result["best_value"] != best.values[0] else ""
     first = study.best()
     which = "Best" if first is None or first.number == best.number else "Cheapest contender"
     session.console.say(
-        f"{which}: trial {best.number}, {study.objective.metric} {show(best.values[0])} on validation{mean}"
+        f"{which}: trial {best.number}, {study.objective.metric} {show(result['best_value'])} on validation{mean}"
     )
     if (selection := study.selection()) and (contenders := selection.text()):
         session.console.say(contenders)
@@ -86,10 +87,10 @@ def select_winner(session: Session, spec: SweepSpec, study: Study, manager: Tria
     if not spec.plan.refit:
         return Winner(winner, before, checkpoint=checkpoint.latest(trained))
     selected = Progress(
-        epoch=attributes["epoch"],
-        best_epoch=attributes["best_epoch"],
-        best_value=attributes["best_value"],
-        best_metrics=attributes["best_metrics"],
+        epoch=result["epoch"],
+        best_epoch=result["best_epoch"],
+        best_value=result["best_value"],
+        best_metrics=result["best_metrics"],
     )
     return Winner(winner, before, selected)
 
@@ -172,7 +173,7 @@ def finalize(
             }
             | {f"best.{k}": str(best.user_attrs["params"][k]) for k in best.params},
         )
-        session.tracker.log(session.folder.id, _seed_curve(session, spec, study, best.number))
+        session.tracker.log(session.folder.id, _seed_curve(session, spec, study, best))
         session.tracker.files(session.folder.id, [folder / name for name in report.FILES])
     if options.keep != "all":  # the winner has a folder of its own
         session.discard(folder / "trials")
@@ -200,11 +201,12 @@ def finalize(
     return full
 
 
-def _seed_curve(session: Session, spec: SweepSpec, study: Study, number: int) -> list[Row]:
+def _seed_curve(session: Session, spec: SweepSpec, study: Study, best: FrozenTrial) -> list[Row]:
     """Mean and spread of the winner's seeds by epoch, at its steps on the sweep's MLflow run."""
     before = (len(winners.recorded(session.folder)) - 1) * spec.plan.epochs
     metric = study.objective.metric
-    curve = curves.over_seeds(curves.read(session.folder.path, f"validation/{metric}"), number)
+    numbers = {best.number, *(trial.number for trial in repeats(study.trials, best))}
+    curve = curves.over_seeds(curves.read(session.folder.path, f"validation/{metric}"), numbers)
     now = time.time()
     return [
         Row(before + point.epoch, now, {f"seeds/{metric}": point.mean, f"seeds/{metric}_sd": point.spread})
@@ -232,7 +234,9 @@ def _ranking(rows: list[dict[str, Any]], study: Study) -> tuple[str, list[str], 
     if len(study.objectives) > 1:
         unbeaten = {trial.number for trial in front(study.trials, study.objectives)}
         ranked = [{**row, "pareto": "front" if row["trial"] in unbeaten else None} for row in ranked]
-    extra = [name for name in ("values", "pareto", "spread", "violates") if any(name in row for row in ranked)]
+    extra = [
+        name for name in ("values", "pareto", "spread", "violates", "repeat_of") if any(name in row for row in ranked)
+    ]
     columns = ["trial", "state", "value", *extra, "epochs", *names]
     title = f"{study.objective.metric} on validation" + (f", best {SHOWN} of {len(rows)}" if len(rows) > SHOWN else "")
     cells = [[row.get(name) for name in columns] for row in ranked]

@@ -116,7 +116,13 @@ def give_room(folder: Path) -> None:
     (folder / "filler").unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("words", [["run", "toy"], [*SEARCH, "--trials", "1"]], ids=["run", "sweep"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(["run", "toy"], id="run", marks=pytest.mark.long),
+        pytest.param([*SEARCH, "--trials", "1"], id="sweep"),
+    ],
+)
 def test_a_storage_that_takes_no_more(words: list[str], user: User) -> None:
     with small(user.home / "storage") as storage:
         first = user.submit(*words, *PACE)
@@ -138,7 +144,9 @@ def test_a_storage_that_takes_no_more(words: list[str], user: User) -> None:
         assert children == [list(range(1, EPOCHS + 1))], "a row was lost or doubled"
 
 
-@pytest.mark.parametrize("full", [fill, make_read_only], ids=["full", "read-only"])
+@pytest.mark.parametrize(
+    "full", [pytest.param(fill, id="full"), pytest.param(make_read_only, id="read-only", marks=pytest.mark.long)]
+)
 def test_mlflows_artifacts_take_no_more(full: Callable[[Path], None], user: User) -> None:
     """Values and model are kept, the place that refuses is named, and all is delivered when there is room."""
     server = user.topology.mlflow

@@ -59,7 +59,8 @@ def start(home: Path, database: Path, address: str) -> Iterator[Start]:
     "address",
     [
         pytest.param("one node", marks=pytest.mark.versions),
-        *(pytest.param(asked, marks=pytest.mark.faults) for asked in ("dashboard", "two nodes")),
+        pytest.param("dashboard", marks=pytest.mark.faults),
+        pytest.param("two nodes", marks=[pytest.mark.faults, pytest.mark.long]),
     ],
     indirect=True,
 )

@@ -49,7 +49,9 @@ def kept_rows(home: Path) -> int:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize(("away", "epochs"), [(5, 20), (30, 150)], ids=["5s", "30s"])
+@pytest.mark.parametrize(
+    ("away", "epochs"), [pytest.param(5, 20, id="5s"), pytest.param(30, 150, id="30s", marks=pytest.mark.long)]
+)
 def test_training_never_waits_for_mlflow(
     away: int, epochs: int, server: Server, home: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -183,7 +183,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint_on_another_machine(
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("seconds", [4, pytest.param(30, marks=pytest.mark.faults)])
+@pytest.mark.parametrize("seconds", [4, pytest.param(30, marks=[pytest.mark.faults, pytest.mark.long])])
 def test_trials_do_not_notice_that_the_endpoint_is_away(
     seconds: float, home: Path, server: Server, door: Door, prefix: str, start: Start
 ) -> None:

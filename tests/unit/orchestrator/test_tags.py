@@ -28,6 +28,7 @@ TAGS = {
     "orchestrator.reads_test",
     "orchestrator.refit",
     "orchestrator.repeat",
+    "orchestrator.repeat_of",
     "orchestrator.reproduced",
     "orchestrator.reproduces",
     "orchestrator.seed",

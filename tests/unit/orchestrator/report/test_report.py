@@ -239,9 +239,9 @@ def test_the_winners_seeds_are_drawn_with_their_spread(tmp_path: Path) -> None:
     for trial, seed, values in ((0, 0, (9.0, 9.0)), (1, 0, (1.0, 2.0)), (1, 1, (3.0, 2.0, 1.0))):
         rows = [Row(epoch, 0.0, {"validation/error": value}) for epoch, value in enumerate(values, 1)]
         written.add(trial, rows, seed)
-    found = curves.over_seeds(curves.read(folder.path, "validation/error"), 1)
+    found = curves.over_seeds(curves.read(folder.path, "validation/error"), {1})
     assert [(point.epoch, point.n, point.mean) for point in found] == [(1, 2, 2.0), (2, 2, 2.0)]
     assert [point.spread for point in found] == [pytest.approx(2**0.5), 0.0]
-    assert curves.over_seeds(curves.read(folder.path, "validation/error"), 0) == []
+    assert curves.over_seeds(curves.read(folder.path, "validation/error"), {0}) == []
     assert isinstance(figures.of_sweep(folder)["seeds"], Figure)
     assert run_page.CAPTIONS["seeds"] in " ".join(Reader(page(folder)).texts["figcaption"])

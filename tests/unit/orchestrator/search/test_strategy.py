@@ -67,6 +67,18 @@ def test_constraints_are_checked() -> None:
     assert settle({"constraint": ("size<=10",)}, workers=2)[0].constraint == ("size<=10",)
 
 
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"search": {"finalists": 2, "seeds": 3}}, "every trial has several seeds (--seeds 3)"),
+        ({"search": {"finalists": 2, "scheduler": "pbt", "trials": 8}}, "a population has no trials to repeat"),
+        ({"search": {"finalists": 2}, "objectives": (ERROR, X)}, "they are selected by one objective"),
+    ],
+)
+def test_finalists_need_trials_of_one_seed(asked: dict[str, Any], reason: str) -> None:
+    refused("Finalists cannot be used here", reason, **asked)
+
+
 # PBT
 
 PBT: dict[str, Any] = {"scheduler": "pbt", "trials": 4}

@@ -1,0 +1,139 @@
+"""Finalists: the best trials are repeated once the search is over, and the mean of their seeds decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.report import trials
+from orchestrator.search.ranking import REPEAT, repeats
+from orchestrator.search.study import Study
+from tests.support.searching import ERROR, at_rung, begin, complete, states, study, sweep
+
+
+def searched(folder: Path, *values: float, **asked: Any) -> Study:
+    running = study(folder, **{"trials": len(values), "finalists": 2, "finalist_seeds": 3} | asked)
+    for value in values:
+        complete(running, begin(running).seed_run, value, best_epoch=10)
+    return running
+
+
+def test_the_best_are_repeated_with_their_parameters_and_other_seeds(tmp_path: Path) -> None:
+    running = searched(tmp_path, 0.3, 0.1, 0.2)
+    assert not running.exhausted()
+    further = [begin(running) for _ in range(4)]
+    assert [trial.repeat_of for trial in further] == [1, 1, 2, 2]
+    assert [trial.params for trial in further] == [running.trials[n].user_attrs["params"] for n in (1, 1, 2, 2)]
+    seeds = {running.spec.trial(trial.origin, trial.params).seed for trial in further}
+    assert len(seeds | {running.spec.trial(n, {}).seed for n in range(3)}) == 7
+    assert running.next() is None
+    assert running.exhausted()
+
+
+def test_they_wait_for_the_last_trial(tmp_path: Path) -> None:
+    running = study(tmp_path, trials=2, finalists=2, finalist_seeds=2)
+    first, last = begin(running), begin(running)
+    complete(running, first.seed_run, 0.1)
+    assert running.next() is None
+    assert not running.exhausted()
+    complete(running, last.seed_run, 0.2)
+    assert begin(running).repeat_of == 0
+
+
+def test_the_mean_over_seeds_decides(tmp_path: Path) -> None:
+    """The luckiest trial is worse on other seeds."""
+    running = searched(tmp_path, 0.10, 0.12, 0.3, 0.4, 0.5)
+    best = running.best()
+    assert best is not None
+    assert best.number == 0
+    for value in (0.18, 0.17, 0.11, 0.12):
+        complete(running, begin(running).seed_run, value, best_epoch=20)
+    winner, found = running.winner(), running.selection()
+    assert winner is not None
+    assert found is not None
+    assert (winner.number, found.best) == (1, 1)
+    assert set(found.contenders or ()) == {0, 1}, "with three seeds each they are close"
+    result = running.result(winner)
+    assert result["best_value"] == pytest.approx((0.12 + 0.11 + 0.12) / 3)
+    assert result["best_epoch"] == 20, "the median"
+    assert result["best_metrics"]["validation/error"] == pytest.approx(result["best_value"])
+    rows = trials.rows(running.trials, [ERROR], 1)
+    assert [row.get(REPEAT) for row in rows] == [None] * 5 + [0, 0, 1, 1]
+    assert len(trials.over_seeds(winner, running.trials)) == 3
+
+
+def test_a_repeat_is_never_pruned_and_never_wins(tmp_path: Path) -> None:
+    running = searched(tmp_path, 0.1, 0.2, 0.3, scheduler="asha", decide_at=(3, 9))
+    further = begin(running)
+    assert at_rung(running, further.seed_run, 3, 99.0) == "go on"
+    complete(running, further.seed_run, 0.01)
+    best = running.best()
+    assert best is not None
+    assert best.number == 0
+
+
+def test_a_killed_driver_repeats_none_twice(tmp_path: Path) -> None:
+    first = searched(tmp_path, 0.3, 0.1, 0.2)
+    complete(first, begin(first).seed_run, 0.1)
+    begin(first)
+    second = study(tmp_path, trials=3, finalists=2, finalist_seeds=3)
+    left = []
+    while trial := second.next():
+        left.append(trial)
+        complete(second, trial.seed_run, 0.2)
+    assert [trial.repeat_of for trial in left] == [1, 2, 2]
+    assert len(second.trials) == 7
+    assert len(repeats(second.trials, second.trials[1])) == 2
+
+
+def test_more_trials_may_bring_another_finalist(tmp_path: Path) -> None:
+    first = searched(tmp_path, 0.3, 0.1, finalist_seeds=2)
+    while trial := first.next():
+        complete(first, trial.seed_run, 0.2)
+    second = study(tmp_path, trials=3, finalists=2, finalist_seeds=2)
+    complete(second, begin(second).seed_run, 0.15)
+    assert begin(second).repeat_of == 4
+    assert second.next() is None
+    assert [trial.user_attrs.get(REPEAT) for trial in second.trials] == [None, None, 1, 0, None, 4]
+
+
+def test_a_failed_repeat_is_one_seed_less(tmp_path: Path) -> None:
+    running = searched(tmp_path, 0.1, 0.2, finalist_seeds=2)
+    running.fail(begin(running).seed_run, "train/loss is nan at epoch 2")
+    complete(running, begin(running).seed_run, 0.2)
+    assert running.exhausted()
+    assert states(running) == ["COMPLETE"] * 2 + ["FAIL", "COMPLETE"]
+    assert running.retry_failed() == 1
+    assert begin(running).repeat_of == 0
+
+
+def test_without_a_complete_trial_there_are_none(tmp_path: Path) -> None:
+    running = study(tmp_path, trials=1, finalists=2)
+    running.fail(begin(running).seed_run, "train/loss is nan at epoch 2")
+    assert running.next() is None
+    assert running.exhausted()
+    assert running.winner() is None
+
+
+def test_the_budgets_last_part_is_theirs(tmp_path: Path) -> None:
+    """No new trial fits, but repeats do."""
+    running = study(tmp_path, trials=9, finalists=2, finalist_seeds=2)
+    for value in (0.2, 0.1):
+        complete(running, begin(running).seed_run, value)
+    assert running.next(fresh=False, final=False) is None
+    assert running.exhausted(fresh=False, final=False)
+    assert not running.exhausted(fresh=False)
+    for _ in range(2):
+        trial = running.next(fresh=False)
+        assert trial is not None
+        assert trial.repeat_of is not None
+        complete(running, trial.seed_run, 0.1)
+    assert running.next(fresh=False) is None
+    assert running.exhausted(fresh=False)
+
+
+def test_a_sweep_without_finalists_has_its_fingerprint_of_before() -> None:
+    assert sweep(finalist_seeds=5).fingerprint() == sweep().fingerprint()
+    assert len({sweep(finalists=2, finalist_seeds=seeds).fingerprint() for seeds in (2, 3)}) == 2
