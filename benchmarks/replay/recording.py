@@ -9,7 +9,7 @@ best ones, with S further seeds.
 | ``params`` | JSON | the searched parameters of each trial |
 | ``units`` | (T, E, U) float16 | the objective of each unit of the validation split, by epoch |
 | ``test`` | (T,) float32 | the objective on the test split, of the epoch that is best on validation |
-| ``seconds`` | (T,) float32 | median seconds of an epoch, with its evaluation on validation |
+| ``seconds`` | (T,) float32 | median CPU seconds of an epoch, with its evaluation on validation |
 | ``repeated`` | (R,) int64 | the trials with further seeds |
 | ``repeat_units`` | (R, S, U) float16 | units at the best epoch of each further seed |
 | ``repeat_test`` | (R, S) float32 | test value at the best epoch of each further seed |
