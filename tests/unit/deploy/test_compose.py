@@ -72,6 +72,13 @@ def test_secrets_come_from_the_environment_and_the_example_holds_none() -> None:
         assert not (SECRET.search(name) or name.endswith("_KEY")) or not value, f"{name} has a value in .env.example"
 
 
+def test_services_that_an_override_of_the_builds_patches_keep_their_names() -> None:
+    """Anyone behind a proxy lays a file over this one, which names the services that are built."""
+    built = {name for name, service in SERVICES.items() if "build" in service}
+    assert built == {"mlflow", "ray-head", "ray-worker", "buckets"}
+    assert SERVICES["artifacts-bucket"]["image"] == SERVICES["buckets"]["image"] == SERVICES["mlflow"]["image"]
+
+
 def test_each_service_has_limits_and_a_read_only_root() -> None:
     for name, service in SERVICES.items():
         assert service["read_only"] is True, name
@@ -108,7 +115,7 @@ def test_what_runs_on_is_asked_by_its_own_name_whether_it_works() -> None:
 
 def test_each_waits_for_what_it_needs() -> None:
     needs = {name: service.get("depends_on", {}) for name, service in SERVICES.items()}
-    assert needs["runs-bucket"] == {"s3": {"condition": "service_healthy", "required": False}}
+    assert needs["buckets"] == {"s3": {"condition": "service_healthy", "required": False}}
     assert needs["artifacts-bucket"] == {"artifacts": {"condition": "service_healthy", "required": False}}
     assert needs["mlflow"] == {
         "postgres": {"condition": "service_healthy"},
@@ -116,7 +123,7 @@ def test_each_waits_for_what_it_needs() -> None:
     }
     assert needs["ray-head"] == {
         "mlflow": {"condition": "service_healthy"},
-        "runs-bucket": {"condition": "service_completed_successfully"},
+        "buckets": {"condition": "service_completed_successfully"},
     }
     assert needs["ray-worker"] == {"ray-head": {"condition": "service_healthy"}}
 
