@@ -129,13 +129,18 @@ def make_token() -> None:
 
 def nodes() -> list[Node]:
     """CPU and GPU totals of each live node."""
+    return list(nodes_by_id().values())
+
+
+def nodes_by_id() -> dict[str, Node]:
+    """As :func:`nodes`, by Ray's id of each node."""
     import ray
 
-    return [
-        {kind: float(node["Resources"].get(kind, 0)) for kind in ("CPU", "GPU")}
+    return {
+        node["NodeID"]: {kind: float(node["Resources"].get(kind, 0)) for kind in ("CPU", "GPU")}
         for node in ray.nodes()
         if node["Alive"]
-    ]
+    }
 
 
 def this_machine() -> list[Node]:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from orchestrator.cluster.connection import Node, slots
 from orchestrator.config.spec import Resources
 
 LIMIT = 2
 """Losses after which a device is excluded. The first one may be the program's fault."""
 
-DEVICE = re.compile(r"GPU (\S+) of node (\w+)")
+ROUND_SECONDS = 10.0
+"""Interval of the attempts to take a lost device that another process still holds."""
+
+DEVICES = re.compile(r"GPU (\S+) of node (\w+)")
 
 
 def this_device() -> str:
@@ -37,58 +42,74 @@ class _Holder:
 class LostDevices:
     """The devices that trials of a sweep have lost.
 
-    Ray cannot exclude a GPU. So actors take the free GPUs of its node one after the other until one of them gets the
-    lost device. That actor keeps it, and the others end.
+    Ray cannot exclude a GPU. So actors request all GPUs of its node at once, one each. The one that gets the lost
+    device keeps it, and the others end as soon as they have answered. A process of several GPUs cannot say which of
+    them it has lost: each of them counts.
+
+    ``nodes`` are the resources of the cluster's nodes by their ids.
     """
 
-    def __init__(self, resources: Resources, say: Callable[[str], None]) -> None:
-        self._resources, self._say = resources, say
-        self._losses: Counter[str] = Counter()
-        self._wanted: dict[str, list[ray.actor.ActorHandle]] = {}
-        self._asked: dict[str, ray.ObjectRef] = {}
+    def __init__(self, resources: Resources, nodes: Mapping[str, Node], say: Callable[[str], None]) -> None:
+        self._resources, self._nodes, self._say = resources, nodes, say
+        self._losses: Counter[tuple[str, str]] = Counter()
+        """Losses of each device, as (node, number)."""
+        self._wanted: set[tuple[str, str]] = set()
+        """Excluded devices that no actor holds yet."""
+        self._asked: dict[ray.ObjectRef, tuple[str, ray.actor.ActorHandle]] = {}
+        """The actors that have not answered, with their nodes."""
         self._held: list[ray.actor.ActorHandle] = []
+        self._next_round = 0.0
 
-    def room(self, slots: int) -> int:
-        """Number of trials at once, or processes of packs, that fit on the remaining devices; at most ``slots``."""
-        left_out = sum(losses >= LIMIT for losses in self._losses.values())
-        return max(0, slots - left_out * max(1, int(1 / (self._resources.gpus_per_worker or 1) + 1e-9)))
+    def room(self, most: int) -> int:
+        """Number of trials at once, or processes of packs, that fit on the remaining devices; at most ``most``."""
+        excluded = Counter(node for (node, _), losses in self._losses.items() if losses >= LIMIT)
+        left = [{**node, "GPU": node["GPU"] - excluded[name]} for name, node in self._nodes.items()]
+        return min(most, slots(left, self._resources))
 
     def report(self, cause: str) -> None:
-        """Count the loss of the device that ``cause`` names, if it names one."""
-        if not (match := DEVICE.search(cause)):
+        """Count the loss of the devices that ``cause`` names, if it names any."""
+        if not (match := DEVICES.search(cause)):
             return
-        device = match[0]
-        self._losses[device] += 1
-        if self._losses[device] == LIMIT:
-            self._say(f"{device} was lost {LIMIT} times: it is left out for the rest of the sweep")
-            self._wanted[device] = []
-            self._ask(device)
+        for number in match[1].split(","):
+            device = (match[2], number)
+            self._losses[device] += 1
+            if self._losses[device] == LIMIT:
+                self._say(
+                    f"GPU {number} of node {match[2]} was lost {LIMIT} times: it is left out for the rest of the sweep"
+                )
+                self._wanted.add(device)
+        self._next_round = 0.0  # the process that held it has ended
+        self.look()
 
     def look(self) -> None:
         """Continue to take devices. Called regularly by the loop that waits for reports."""
-        for device, answer in list(self._asked.items()):
-            if not ray.wait([answer], timeout=0)[0]:
-                continue
-            with suppress(ray.exceptions.RayError):  # the actor or its node is gone: start another one
-                if ray.get(answer) == device:
-                    *others, keeper = self._wanted.pop(device)
-                    self._held.append(keeper)
-                    _end(others)
-                    del self._asked[device]
+        answers = list(self._asked)
+        for answer in ray.wait(answers, num_returns=len(answers), timeout=0)[0] if answers else ():
+            node, holder = self._asked.pop(answer)
+            with suppress(ray.exceptions.RayError):  # the actor or its node is gone
+                match = DEVICES.fullmatch(ray.get(answer))
+                if match and (device := (node, match[1])) in self._wanted:
+                    self._wanted.remove(device)
+                    self._held.append(holder)
                     continue
-            self._ask(device)
+            ray.kill(holder)
+        wanted = {node for node, _ in self._wanted}
+        for answer, (node, holder) in list(self._asked.items()):
+            if node not in wanted:
+                ray.kill(holder)
+                del self._asked[answer]
+        if wanted and time.monotonic() >= self._next_round:
+            self._next_round = time.monotonic() + ROUND_SECONDS
+            for node in wanted - {node for node, _ in self._asked.values()}:
+                self._request_all(node)
 
     def close(self) -> None:
         """Release all devices."""
-        _end([*self._held, *(holder for holders in self._wanted.values() for holder in holders)])
+        for holder in [*self._held, *(holder for _, holder in self._asked.values())]:
+            ray.kill(holder)
 
-    def _ask(self, device: str) -> None:
-        node = NodeAffinitySchedulingStrategy(DEVICE.fullmatch(device)[2], soft=False)  # type: ignore[index]
-        holder = ray.remote(_Holder).options(num_cpus=0, num_gpus=1, scheduling_strategy=node).remote()
-        self._wanted[device].append(holder)
-        self._asked[device] = holder.device.remote()
-
-
-def _end(holders: list[ray.actor.ActorHandle]) -> None:
-    for holder in holders:
-        ray.kill(holder)
+    def _request_all(self, node: str) -> None:
+        here = NodeAffinitySchedulingStrategy(node, soft=False)
+        for _ in range(int(self._nodes.get(node, {}).get("GPU", 0))):
+            holder = ray.remote(_Holder).options(num_cpus=0, num_gpus=1, scheduling_strategy=here).remote()
+            self._asked[holder.device.remote()] = (node, holder)

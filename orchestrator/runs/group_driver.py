@@ -10,6 +10,7 @@ from typing import IO
 
 from orchestrator.cluster.connection import check_fit, check_storage, cluster
 from orchestrator.cluster.fair_share import sharing
+from orchestrator.cluster.lost_devices import LostDevices
 from orchestrator.config.spec import ExperimentSpec, Resources
 from orchestrator.console import duration
 from orchestrator.engine.loop import Diverged, Progress, Row
@@ -74,12 +75,14 @@ def follow(
     holding: Holding = lambda resources: nullcontext(),
     timeout: float | None = None,
     profile: int | None = None,
+    devices: LostDevices | None = None,
 ) -> bool:
     """As :func:`train`, on the connected cluster and with the outcome in ``folder``.
 
     ``resume`` is a checkpoint to start from when the folder has none, ``selected`` a selection that only needs its
     refit. When a node is being taken away or an elastic run can grow, the group saves and ends, and a new group
-    continues. After a lost process a new group continues from the last checkpoint. An error of a worker ends the run.
+    continues. After a lost process a new group continues from the last checkpoint; ``devices`` counts lost
+    accelerators. An error of a worker ends the run.
     """
     from ray.exceptions import RayError
     from ray.train import TrainingFailedError
@@ -97,13 +100,15 @@ def follow(
         return True
     while True:
         remove_groups(home)  # left by a killed driver
-        resources = wait_for_room(spec.resources, _patience(session, begun))
+        resources = wait_for_room(spec.resources, _patience(session, begun, devices))
         if resources is None:
             return False
         begun = True
         try:
             with holding(resources):
-                failure = _watch(spec, folder, data, session, rows, resources, resume, selected, timeout, profile)
+                failure = _watch(
+                    spec, folder, data, session, rows, resources, resume, selected, timeout, profile, devices
+                )
         except (TrainingFailedError, RayError) as error:
             check_writable(session.settings.storage)  # an unwritable storage is the cause then
             small = needs_less_memory(error)
@@ -112,6 +117,8 @@ def follow(
                 session.console.say(f"Out of memory; going on with {parts} micro-batches of a batch")
                 continue
             lost += 1
+            if devices:
+                devices.report(cause(error))
             if not lost_a_process(error) or lost > RETRIES:
                 raise RunFailed(session.folder.id, cause(error), str(session.folder.log)) from error
             session.console.say(f"A worker was lost ({cause(error)}); going on from the last checkpoint")
@@ -140,6 +147,7 @@ def _watch(
     selected: Progress | None,
     timeout: float | None,
     profile: int | None,
+    devices: LostDevices | None,
 ) -> Exception | None:
     """Start a group and pass its rows on until it has ended. Returns the value of ``Group.result``."""
     home = folder / TRAIN
@@ -166,6 +174,8 @@ def _watch(
                 return Stopped()
             if deliver(inbox, rows):
                 watch.heard(0)
+            if devices:
+                devices.look()
             if watch.silent():
                 watch.end(0)
                 heartbeat.kill(home, timeout or 0.0)
@@ -183,16 +193,19 @@ def deliver(inbox: IO[str], rows: Callable[[list[Row]], None]) -> int:
     return len(payloads)
 
 
-def _patience(session: Session, begun: bool) -> Callable[[], bool]:
+def _patience(session: Session, begun: bool, devices: LostDevices | None) -> Callable[[], bool]:
     """Return a function that says whether to keep waiting for workers.
 
-    It prints once what the run waits for. A run that has lost its workers fails after ``LOST_SECONDS``.
+    It prints once what the run waits for, and takes lost devices. A run that has lost its workers fails after
+    ``LOST_SECONDS``.
     """
     began = time.monotonic()
     announced = False
 
     def waiting() -> bool:
         nonlocal announced
+        if devices:
+            devices.look()
         waited = time.monotonic() - began
         if not announced and waited > PATIENCE_SECONDS:
             announced = True

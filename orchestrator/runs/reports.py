@@ -27,6 +27,10 @@ OUT_OF_MEMORY = "out of memory"
 """Prefix of every such cause."""
 
 
+LOST = "lost"
+"""Key of the cause in the payload of a trial that goes on after it has lost a process."""
+
+
 class DeviceLost(Exception):
     """The process has lost its accelerator: every further call on the device fails until a new process starts."""
 
@@ -36,12 +40,17 @@ def check_device(error: Exception) -> None:
     if isinstance(error, DeviceLost):
         raise error
     if _is(error, "torch", "AcceleratorError") and OUT_OF_MEMORY not in str(error):
-        device = ""
-        if sys.modules.get("ray"):  # in-process training needs no Ray, and may have none installed
-            from orchestrator.cluster.lost_devices import this_device
+        raise device_lost(error) from error
 
-            device = f" ({name})" if (name := this_device()) else ""
-        raise DeviceLost(f"the accelerator was lost{device}: {one_line(error)}") from error
+
+def device_lost(error: Exception) -> DeviceLost:
+    """The loss of this process' accelerator, which ``error`` has shown. Its message names the device."""
+    device = ""
+    if sys.modules.get("ray"):  # in-process training needs no Ray, and may have none installed
+        from orchestrator.cluster.lost_devices import this_device
+
+        device = f" ({name})" if (name := this_device()) else ""
+    return DeviceLost(f"the accelerator was lost{device}: {one_line(error)}")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -129,7 +138,7 @@ def describe(error: Exception, trace: str = "") -> str:
 
     An error from another process has lost its traceback. ``trace`` is the text that came with it, if any.
     """
-    if isinstance(error, UserError | Diverged | DataError | TrialTimeout):
+    if isinstance(error, UserError | Diverged | DataError | TrialTimeout | DeviceLost):
         return one_line(error)
     if _is(error, "ray", "OutOfMemoryError"):
         return death_cause(str(error))

@@ -255,6 +255,10 @@ def needs_less_memory(error: BaseException) -> BaseException | None:
     return next(filter(reports.is_out_of_memory, failures), None)
 
 
+def _ends_a_process(failure: BaseException) -> bool:
+    return hasattr(failure, "health_check_failure") or isinstance(_unwrapped(failure), reports.DeviceLost)
+
+
 def _unwrapped(failure: BaseException) -> BaseException:
     """A worker's error without the wrappers of Train and Ray."""
     return getattr(failure, "_base_exc", None) or getattr(failure, "cause", None) or failure
@@ -265,7 +269,7 @@ def cause(error: BaseException) -> str:
     failures = getattr(error, "worker_failures", None)
     if failures:
         # When a worker dies, the others report a lost connection, which is not the cause.
-        rank, first = min(failures.items(), key=lambda each: (not hasattr(each[1], "health_check_failure"), each[0]))
+        rank, first = min(failures.items(), key=lambda each: (not _ends_a_process(each[1]), each[0]))
         if lost := getattr(first, "health_check_failure", None):
             return f"worker {rank}: {reports.death_cause(str(lost))}"
         inner = _unwrapped(first)

@@ -18,6 +18,7 @@ from orchestrator.engine.loop import Diverged, EpochReport, Progress, Row
 from orchestrator.errors import UserError, one_line
 from orchestrator.registry import servable as servables
 from orchestrator.runs import micro_batches, profiling
+from orchestrator.runs.reports import device_lost
 from orchestrator.storage import disk, names
 from workloads import memory
 from workloads.contract import Columns, Evaluation, Runtime, Servable, Workload
@@ -188,7 +189,8 @@ def take_device(resources: Resources) -> torch.device:
     """Device of this process: its GPU, or the CPU with its share of the threads.
 
     Processes on one machine share its cores: one spinning thread too many costs a factor of ten. Processes on one GPU
-    are limited to their part of its memory, so that one that needs more fails alone.
+    are limited to their part of its memory, so that one that needs more fails alone. Raises DeviceLost when the GPU
+    does not start: another one may.
     """
     import torch
 
@@ -198,10 +200,15 @@ def take_device(resources: Resources) -> torch.device:
     from workloads.precision import use_full_float32
 
     use_full_float32()
-    device = torch.device("cuda", torch.cuda.current_device())
-    if resources.gpus_per_worker < 1:
-        memory.limit_to_share(resources.gpus_per_worker, device)
-    memory.release(device)
+    try:
+        device = torch.device("cuda", torch.cuda.current_device())
+        if resources.gpus_per_worker < 1:
+            memory.limit_to_share(resources.gpus_per_worker, device)
+        memory.release(device)
+    except RuntimeError as error:
+        if "no NVIDIA driver" in str(error):  # of the machine, not of one device
+            raise
+        raise device_lost(error) from error
     return device
 
 

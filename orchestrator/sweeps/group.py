@@ -34,8 +34,9 @@ TOKEN = {"memory": 1}
 class GroupTrial(tune.Trainable):  # type: ignore[misc]
     """Trainable whose ``step`` is one report of the group, as in :class:`~orchestrator.sweeps.trial.TrialActor`.
 
-    A group that loses a process restarts from the last checkpoint, up to ``train.RETRIES`` times. An error that a
-    worker raises is part of the result and is not retried. An exception means that this process must be replaced.
+    A group that loses a process reports that, and restarts from the last checkpoint, up to ``train.RETRIES`` times. An
+    error that a worker raises is part of the result and is not retried. An exception means that this process must be
+    replaced.
     """
 
     _group: Group | None
@@ -88,13 +89,17 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
             try:
                 return self._ending(self._group.result())
             except (TrainingFailedError, RayError) as error:
-                small = train.needs_less_memory(error)
-                more = small is not None and micro_batches.increase(self._spec, self._home, small)
-                self._deaths += not more
-                if not more and (not train.lost_a_process(error) or self._deaths > train.RETRIES):
-                    return reports.failure_payload(error, cause=train.cause(error))
                 self._inbox.close()
                 self._group = None
+                small = train.needs_less_memory(error)
+                if small is not None and micro_batches.increase(self._spec, self._home, small):
+                    continue
+                cause = train.cause(error)
+                if not train.lost_a_process(error):
+                    return reports.failure_payload(error, cause=cause)
+                self._deaths += 1
+                last = reports.failure_payload(error, cause=cause) if self._deaths > train.RETRIES else self._last
+                return {**last, "rows": [], reports.LOST: cause}
 
     def _waiting(self) -> Callable[[], bool]:
         """Whether to keep waiting for resources. Before the first group there is no time limit."""

@@ -259,7 +259,7 @@ def _in_process(spec: SweepSpec, session: Session, study: Study, manager: TrialM
 
 
 def _on_ray(spec: SweepSpec, session: Session, study: Study, manager: TrialManager) -> Winner:
-    from orchestrator.cluster.connection import check_fit, check_storage, cluster
+    from orchestrator.cluster.connection import check_fit, check_storage, cluster, nodes_by_id
     from orchestrator.cluster.lost_devices import LostDevices
     from orchestrator.cluster.preemption import stop_with_node
     from orchestrator.sweeps import pack as pack_placement
@@ -276,7 +276,7 @@ def _on_ray(spec: SweepSpec, session: Session, study: Study, manager: TrialManag
         manager.load.trains_elsewhere(sum(capacities))
         with (
             sharing(folder.id, settings, spec.resources, len(capacities), session.console.say) as share,
-            closing(LostDevices(spec.resources, session.console.say)) as devices,
+            closing(LostDevices(spec.resources, nodes_by_id(), session.console.say)) as devices,
         ):
             slot_limit = _on_working_devices(share, devices, len(capacities), manager)
             try:
@@ -299,6 +299,7 @@ def _on_ray(spec: SweepSpec, session: Session, study: Study, manager: TrialManag
                     winner.selected,
                     session,
                     follow.rows,
+                    devices,
                 )
     if not complete:
         raise Interrupted(f"orchestrator sweep --resume {session.folder.id}")

@@ -13,6 +13,7 @@ from ray import tune
 from ray.tune.search import ConcurrencyLimiter, Searcher, SearchGenerator
 
 from orchestrator.cluster.fair_share import SlotLimit
+from orchestrator.cluster.lost_devices import LostDevices
 from orchestrator.cluster.preemption import RAY_DIED, this_node
 from orchestrator.cluster.ray_compat import deaths_are_retried
 from orchestrator.cluster.train_group import bundle, remove_groups
@@ -156,6 +157,8 @@ class _ReportStopper(_Unsaved, tune.Stopper):  # type: ignore[misc]
             result.pop(bulky, None)
         seed_run = self._state.seed_runs[trial_id]
         self._state.starting.discard(seed_run)
+        if cause := payload.get(messages.LOST):
+            self._state.lost(cause)
         stop = self._state.manager.result(seed_run, payload)
         self._state.watch.end(seed_run) if stop else self._state.watch.heard(seed_run)
         return stop
@@ -234,14 +237,16 @@ def run_winner(
     selected: Progress | None,
     session: Session,
     rows: Callable[[list[Row]], None],
+    devices: LostDevices,
 ) -> bool:
     """Refit or test the winner with the resources of a trial: in a Ray task or a Train group.
 
-    Returns False when it was stopped.
+    A lost process is replaced, up to three times; ``devices`` counts lost accelerators. Returns False when it was
+    stopped.
     """
     folder.mkdir(exist_ok=True)
     if spec.resources.workers > 1:
-        return follow(spec, folder, data, session, rows, resume=resume, selected=selected)
+        return follow(spec, folder, data, session, rows, resume=resume, selected=selected, devices=devices)
     need = bundle(spec.resources)
     # Ray's retries would skip as many reports as were already sent, so a lost task is started again here.
     task = ray.remote(_winner_task).options(
@@ -252,19 +257,21 @@ def run_winner(
         ended = True
         reports = task.remote(spec, folder, data, resume, selected, session.folder.stop_file)
         try:
-            for payload in _arriving(reports, session):
+            for payload in _arriving(reports, session, devices):
                 ended = payload["ended"] is not None  # None: its node was taken away
                 rows(list(messages.rows_from_json(payload["rows"])))
-        except ray.exceptions.RayTaskError as error:  # an error of the task: a retry would raise it again
-            raise messages.failed_there(session.folder, error) from error
         except ray.exceptions.LocalRayletDiedError:  # no task can start: a resume goes on
             session.interrupts.stop(RAY_DIED)
             return False
         except ray.exceptions.RayError as error:
+            device_lost = isinstance(getattr(error, "cause", None), messages.DeviceLost)
+            if isinstance(error, ray.exceptions.RayTaskError) and not device_lost:  # a retry would raise it again
+                raise messages.failed_there(session.folder, error) from error
             lost += 1
+            cause = messages.death_cause(str(error))
+            devices.report(cause)
             if lost > RETRIES:
-                cause = f"{messages.death_cause(str(error))} {lost} times"
-                raise RunFailed(session.folder.id, cause, str(session.folder.log)) from error
+                raise RunFailed(session.folder.id, f"{cause} {lost} times", str(session.folder.log)) from error
         else:
             if session.interrupts.stop_requested():
                 return worker.outcome_of(folder) is not None
@@ -273,11 +280,12 @@ def run_winner(
                 return True
 
 
-def _arriving(reports: Any, session: Session) -> Iterator[dict[str, Any]]:
+def _arriving(reports: Any, session: Session, devices: LostDevices) -> Iterator[dict[str, Any]]:
     """Yield the results of a streaming task as they arrive. A stop may be requested in between."""
     while True:
         ready, _ = ray.wait([reports], timeout=0.2)
         session.interrupts.stop_requested()
+        devices.look()
         if ready:
             try:
                 reference = next(reports)
@@ -295,7 +303,12 @@ def _winner_task(
             download(resume, checkpoint.META)
         stop_requested = worker.stop_when(stop_file)
         node_leaves = this_node()
-        for report in worker.reports(
-            spec, folder, data, device, stop=lambda: stop_requested() or node_leaves(), resume=resume, selected=selected
-        ):
-            yield messages.payload(report)
+        try:
+            for report in worker.reports(
+                spec, folder, data, device,
+                stop=lambda: stop_requested() or node_leaves(), resume=resume, selected=selected,
+            ):  # fmt: skip
+                yield messages.payload(report)
+        except Exception as error:
+            messages.check_device(error)
+            raise

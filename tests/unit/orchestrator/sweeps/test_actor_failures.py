@@ -20,7 +20,7 @@ from orchestrator.config.spec import Resources
 from orchestrator.engine import checkpoint
 from orchestrator.engine.checkpoint import Checkpoint
 from orchestrator.errors import UNAVAILABLE, UserError
-from orchestrator.runs import reports, train
+from orchestrator.runs import reports, train, worker
 from orchestrator.storage import disk
 from orchestrator.sweeps import actor_failures
 from orchestrator.sweeps.sweep import _on_working_devices
@@ -96,14 +96,60 @@ def test_without_ray_a_lost_accelerator_is_told_all_the_same(monkeypatch: pytest
 
 
 def test_devices_that_were_lost_are_not_used_and_without_any_the_sweep_stops() -> None:
-    devices, manager = LostDevices(Resources(gpus_per_worker=1), print), SimpleNamespace(refusal=None)
+    manager = SimpleNamespace(refusal=None)
+    devices = LostDevices(Resources(gpus_per_worker=1), {"a": {"CPU": 8.0, "GPU": 2.0}}, print)
     hold = _on_working_devices(lambda wanted: wanted, devices, 2, cast(Any, manager))
     assert hold(2) == 2
-    devices._losses.update({"GPU 0 of node a": LIMIT, "GPU 1 of node a": LIMIT - 1})
+    devices._losses.update({("a", "0"): LIMIT, ("a", "1"): LIMIT - 1})
     assert (hold(2), manager.refusal) == (1, None)
-    devices._losses.update({"GPU 1 of node a": 1})
+    devices._losses.update({("a", "1"): 1})
     hold(2)
     assert manager.refusal.code == UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("gpus", "workers", "rooms"),
+    [
+        (1, 1, [8, 7, 6, 6]),
+        (0.5, 1, [16, 14, 12, 12]),
+        (2, 1, [4, 3, 3, 3]),  # three are left of the node: a pair and one more
+        (1, 4, [2, 1, 1, 1]),
+    ],
+)
+def test_room_is_what_fits_on_the_devices_that_are_left(gpus: float, workers: int, rooms: list[int]) -> None:
+    resources = Resources(gpus_per_worker=gpus, workers=workers, cpus_per_worker=0.1)
+    nodes = {name: {"CPU": 8.0, "GPU": 4.0} for name in "ab"}
+    devices = LostDevices(resources, nodes, print)
+    losses = ("a", "0"), ("a", "1"), ("b", "0")
+    room = [devices.room(99)]
+    for device, times in zip(losses, (LIMIT, LIMIT, LIMIT - 1), strict=True):
+        devices._losses[device] += times
+        room.append(devices.room(99))
+    assert room == rooms
+    assert devices.room(1) == 1, "a limit on trials at once is not lowered by devices that it leaves free"
+
+
+def test_a_device_that_does_not_start_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not an error of the workload, and none that ends the sweep: another device may start."""
+
+    def broken() -> int:
+        raise error
+
+    monkeypatch.setattr(torch.cuda, "current_device", broken)
+    error = RuntimeError("Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized")
+    with pytest.raises(reports.DeviceLost, match="the accelerator was lost: Unexpected error") as caught:
+        worker.take_device(Resources(gpus_per_worker=1))
+    assert train.lost_a_process(WorkerGroupError("failed", {0: caught.value}))
+    error = RuntimeError("Found no NVIDIA driver on your system")
+    with pytest.raises(RuntimeError, match="no NVIDIA driver"):
+        worker.take_device(Resources(gpus_per_worker=1))
+
+
+def test_a_groups_lost_device_is_its_cause() -> None:
+    """Of two ranks the other one reports a lost connection."""
+    lost = reports.DeviceLost("the accelerator was lost (GPU 3 of node ab): CUDA error: an illegal access")
+    group = WorkerGroupError("lost", {0: ConnectionError("Connection closed by peer"), 1: lost})
+    assert train.cause(group) == f"worker 1: {lost}"
 
 
 # Storage

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError
+from ray.train import WorkerGroupError
 
 from orchestrator.config.spec import Resources
+from orchestrator.runs import reports
+from orchestrator.runs.train import RETRIES
 from orchestrator.sweeps import group
 from orchestrator.sweeps.group import GroupTrial
 
@@ -42,22 +45,37 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 class Lost:
-    """A group that has lost a worker at once."""
+    """A group that has lost a worker, or ``error``, at once."""
+
+    error: Exception = ActorDiedError()
 
     def ended(self, timeout: float) -> bool:
         return True
 
     def result(self) -> Any:
-        raise ActorDiedError()
+        raise self.error
 
 
 def test_while_it_waits_for_lost_workers_it_is_heard(trial: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With --trial-timeout a busy cluster would otherwise end it as one that hangs."""
     started: list[int] = []
     monkeypatch.setattr(group.train, "start", lambda *a, **k: started.append(1) or Lost())
-    assert trial.step() == {"epoch": 3, "rows": []}
-    assert started == [1], "a first group waits for its room as long as it takes"
+    lost = trial.step()
+    assert (lost["epoch"], lost["rows"], started) == (3, [], [1]), "a first group waits as long as it takes"
     assert trial.step() == {"epoch": 3, "rows": []}
     trial._stop_file.touch()
     assert trial.step() == {"epoch": 3, "rows": []}
     assert started == [1]
+
+
+def test_a_lost_device_is_reported_each_time_and_the_last_one_fails_the_trial(
+    trial: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the sweep can leave a device out while the trial goes on."""
+    text = "the accelerator was lost (GPU 3 of node ab): CUDA error: an illegal access"
+    monkeypatch.setattr(Lost, "error", WorkerGroupError("lost", {0: reports.DeviceLost(text)}))
+    monkeypatch.setattr(group, "wait_for_room", lambda resources, waiting: resources)
+    monkeypatch.setattr(group.train, "start", lambda *a, **k: Lost())
+    payloads = [trial.step() for _ in range(RETRIES + 1)]
+    assert {payload[reports.LOST] for payload in payloads} == {f"worker 0: {text}"}
+    assert [payload.get("error") for payload in payloads] == [*[None] * RETRIES, f"worker 0: {text}"]

@@ -11,14 +11,18 @@ from typing import Any
 import pytest
 import ray
 
+from orchestrator.cluster import lost_devices
 from orchestrator.cluster.fair_share import SlotLimit
-from orchestrator.config.spec import Search, SweepSpec
+from orchestrator.cluster.lost_devices import LIMIT, LostDevices, _Holder
+from orchestrator.config.spec import Resources, Search, SweepSpec
 from orchestrator.errors import RunFailed
+from orchestrator.runs import worker
 from orchestrator.runs.report_pace import ReportPace
 from orchestrator.runs.reports import DeviceLost
 from orchestrator.runs.train import RETRIES
 from orchestrator.sweeps import pack as pack_placement
-from orchestrator.sweeps.pack import PackActor, run_packs
+from orchestrator.sweeps.pack import run_packs
+from orchestrator.sweeps.sweep import _on_working_devices
 
 EPOCHS = 6
 FOLDER = SimpleNamespace(id="s", log="s/log.txt")
@@ -71,7 +75,8 @@ class Answer:
 class Cluster:
     """In Ray's place: an answer is computed when it is fetched; who holds a fatal trial dies, or never answers.
 
-    A ``broken`` error is what every step raises that has trials.
+    A ``broken`` error is what every step raises that has trials. With ``gpus`` each process waits for one of them;
+    what trains on the ``bad`` one loses it.
     """
 
     exceptions = ray.exceptions
@@ -82,35 +87,52 @@ class Cluster:
         hanging: Sequence[int] = (),
         stillborn: bool = False,
         broken: Exception | None = None,
+        gpus: Sequence[str] = (),
+        bad: str = "",
     ) -> None:
         self.fatal, self.hanging, self.stillborn, self.broken = set(fatal), set(hanging), stillborn, broken
         self.started, self.dead = 0, set[int]()
         self.answered = Counter[int]()
         self.now = 0.0
+        self.free, self.bad, self.with_gpus = list(gpus), bad, bool(gpus)
+        self.queue: list[Any] = []
+        self.trained_on = Counter[str]()
+        """Processes with trials by device."""
 
-    def remote(self, cls: type[PackActor]) -> Any:
+    def remote(self, cls: type) -> Any:
         cluster = self
 
         class Handle:
+            gpu = ""
+
             def __init__(self, *args: Any) -> None:
-                self.actor, self.step = cls(*args), self
+                self.actor, self.step, self.device = cls(*args), self, self
                 cluster.started += 1
                 self.number = cluster.started
+                cluster.queue.append(self)
+                cluster.place()
 
-            def remote(self, begin: Sequence[Any], drop: Sequence[int], stopping: bool) -> Any:
+            def remote(self, begin: Sequence[Any] = (), drop: Sequence[int] = (), stopping: bool = False) -> Any:
                 return Answer(self, list(begin), list(drop), stopping)
 
         class Options:
             remote = Handle
 
             def options(self, **need: float) -> Any:
-                assert need == {"num_cpus": 1, "num_gpus": 0}
+                assert need["num_gpus"] == cluster.with_gpus
                 return self
 
         return Options()
 
+    def place(self) -> None:
+        while self.free and self.queue:
+            self.queue.pop(0).gpu = self.free.pop(0)
+
     def wait(self, answers: Sequence[Answer], num_returns: int, timeout: float) -> tuple[list[Answer], list[Answer]]:
-        there = [answer for answer in answers if not answer.seed_runs & self.hanging]
+        placed = [answer for answer in answers if answer.handle.gpu or not self.with_gpus]
+        if not timeout:
+            return placed, []
+        there = [answer for answer in placed if not answer.seed_runs & self.hanging]
         if there:  # in turns
             first = min(there, key=lambda answer: self.answered[answer.handle.number])
             self.answered[first.handle.number] += 1
@@ -119,6 +141,11 @@ class Cluster:
         return [], list(answers)
 
     def get(self, answer: Answer) -> Any:
+        if isinstance(answer.handle.actor, _Holder):
+            return answer.handle.gpu
+        self.trained_on[answer.handle.gpu] += bool(answer.begin)
+        if self.bad and answer.handle.gpu == self.bad and answer.seed_runs:
+            raise DeviceLost(f"the accelerator was lost ({self.bad}): an illegal access")
         if self.stillborn or answer.handle.number in self.dead or answer.seed_runs & self.fatal:
             raise ray.exceptions.ActorDiedError()
         if self.broken and answer.seed_runs:
@@ -128,12 +155,17 @@ class Cluster:
 
     def kill(self, handle: Any) -> None:
         self.dead.add(handle.number)
+        self.free += [handle.gpu] if handle.gpu else []
+        self.queue = [waiting for waiting in self.queue if waiting is not handle]
+        self.place()
 
     def monotonic(self) -> float:
         return self.now
 
 
 class Book:
+    refusal: Exception | None = None
+
     def __init__(self, trials: int, stop_after: int | None = None) -> None:
         self.trials, self.stop_after, self.given = trials, stop_after, 0
         self.complete: list[int] = []
@@ -174,15 +206,22 @@ def drive(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cluster]:
         *capacities: int,
         timeout: float | None = None,
         slot_limit: SlotLimit = lambda wanted: wanted,
+        lost: Callable[[str], None] = lambda cause: None,
         **faults: Any,
     ) -> Cluster:
         cluster = Cluster(**faults)
         Runner.saved, Runner.seen = {}, []
-        monkeypatch.setattr(pack_placement, "ray", cluster)
-        monkeypatch.setattr(pack_placement, "time", cluster)
+        for module in (pack_placement, lost_devices):
+            monkeypatch.setattr(module, "ray", cluster)
+            monkeypatch.setattr(module, "time", cluster)
         monkeypatch.setattr(pack_placement, "PackRunner", Runner)
-        spec = SweepSpec(workload="recommender", search=Search(trials=book.trials, trial_timeout=timeout))
-        run_packs(spec, FOLDER, book, capacities or [3], slot_limit)  # type: ignore[arg-type]
+        monkeypatch.setattr(worker, "take_device", lambda resources: None)
+        search, resources = (
+            Search(trials=book.trials, trial_timeout=timeout),
+            Resources(gpus_per_worker=cluster.with_gpus),
+        )
+        spec = SweepSpec(workload="recommender", search=search, resources=resources)
+        run_packs(spec, FOLDER, book, capacities or [3], slot_limit, lost)  # type: ignore[arg-type]
         return cluster
 
     return drive
@@ -240,6 +279,21 @@ def test_a_trial_that_loses_its_processs_accelerator_fails_alone(
     assert list(book.failed) == [1]
     assert "the accelerator was lost: CUDA error" in book.failed[1]
     assert cluster.started == len(cluster.dead) > RETRIES, "a process went on without its accelerator"
+
+
+def test_a_device_that_is_lost_twice_is_left_out_and_the_sweep_goes_on(drive: Callable[..., Cluster]) -> None:
+    node = "ab" * 28
+    bad, lines, book = f"GPU 1 of node {node}", list[str](), Book(9)
+    devices = LostDevices(Resources(gpus_per_worker=1), {node: {"CPU": 8.0, "GPU": 3.0}}, lines.append)
+    limit = _on_working_devices(lambda wanted: wanted, devices, 3, book)  # type: ignore[arg-type]
+    gpus = [f"GPU {number} of node {node}" for number in range(3)]
+    cluster = drive(book, 1, 1, 1, slot_limit=limit, lost=devices.report, gpus=gpus, bad=bad)
+    assert lines == [f"{bad} was lost {LIMIT} times: it is left out for the rest of the sweep"]
+    assert (sorted(book.complete), book.failed, book.refusal) == (list(range(9)), {}, None)
+    assert cluster.trained_on[bad] == LIMIT
+    assert len(devices._held) == 1
+    devices.close()
+    assert len(cluster.dead) == cluster.started, "a process was left"
 
 
 def test_a_trial_that_hangs_fails_alone(drive: Callable[..., Cluster]) -> None:

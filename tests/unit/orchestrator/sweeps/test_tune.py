@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,11 +10,13 @@ from typing import Any
 
 import pytest
 import ray
+import torch
 
+from orchestrator.cluster.lost_devices import LostDevices
 from orchestrator.cluster.preemption import RAY_DIED, Preempted
 from orchestrator.config.plan import Plan
-from orchestrator.config.spec import ExperimentSpec
-from orchestrator.runs import heartbeat
+from orchestrator.config.spec import ExperimentSpec, Resources
+from orchestrator.runs import heartbeat, reports
 from orchestrator.runs.heartbeat import GIVEN_UP, PROCESS, TrialMonitor, TrialTimeout
 from orchestrator.sweeps import trial
 from orchestrator.sweeps.trial import TrialActor
@@ -26,6 +29,8 @@ from orchestrator.sweeps.tune import (
     run_winner,
 )
 from tests.support.toy import Toy
+
+NO_DEVICES = LostDevices(Resources(), {}, print)
 
 
 class Book:
@@ -88,6 +93,16 @@ def test_a_process_that_dies_while_it_is_prepared_is_replaced_three_times(state:
     assert state.manager.lost == [(7, "its process did not start")]  # type: ignore[attr-defined]
 
 
+def test_a_loss_that_a_trial_survives_is_counted(state: _SweepState) -> None:
+    losses: list[str] = []
+    state.lost = losses.append
+    _StudySearcher(state).suggest("a")
+    stopper = _ReportStopper(state)
+    for more in ({}, {reports.LOST: "the accelerator was lost (GPU 0 of node ab)"}, {}):
+        stopper("a", {"epoch": 1, **more})
+    assert losses == ["the accelerator was lost (GPU 0 of node ab)"]
+
+
 def test_what_was_killed_for_its_silence_has_that_for_a_cause(state: _SweepState, tmp_path: Path) -> None:
     search = _StudySearcher(state)
     search.suggest("a")
@@ -140,8 +155,40 @@ def test_a_winner_whose_node_is_dead_is_left_to_a_resume(tmp_path: Path, monkeyp
     monkeypatch.setattr(ray, "remote", lambda task: options)
     monkeypatch.setattr("orchestrator.sweeps.tune._arriving", dead)
     spec = ExperimentSpec(workload="toy", params={}, plan=Plan(epochs=2), seed=0)
-    assert not run_winner(spec, tmp_path / "winner", tmp_path, None, None, session, print)
+    assert not run_winner(spec, tmp_path / "winner", tmp_path, None, None, session, print, NO_DEVICES)
     assert said == [RAY_DIED]
+
+
+def test_a_winner_that_loses_its_device_goes_on_on_another(
+    toy_workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task as it runs in a process; the loss is counted, so that a device that is lost twice is left out."""
+    epochs = iter(range(1, 100))
+
+    def lost(toy: Toy, epoch: int) -> Any:
+        if next(epochs) in (2, 3):
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+        return trained(toy, epoch)
+
+    def arriving(reports: Iterator[Any], *parts: Any) -> Iterator[Any]:
+        try:
+            yield from reports
+        except Exception as error:
+            raise ray.exceptions.RayTaskError("_winner_task", traceback.format_exc(), error) from error
+
+    trained = Toy.train_epoch
+    monkeypatch.setattr(Toy, "train_epoch", lost)
+    monkeypatch.setattr(ray, "remote", lambda task: SimpleNamespace(options=lambda **k: SimpleNamespace(remote=task)))
+    monkeypatch.setattr("orchestrator.sweeps.tune._arriving", arriving)
+    losses: list[str] = []
+    session: Any = SimpleNamespace(
+        folder=SimpleNamespace(stop_file=tmp_path / "stop", id="s", log="log"),
+        interrupts=SimpleNamespace(stop_requested=lambda: False),
+    )
+    spec = ExperimentSpec(workload="toy", params={}, plan=Plan(epochs=2, refit="only"), seed=0)
+    devices: Any = SimpleNamespace(report=losses.append, look=lambda: None)
+    assert run_winner(spec, tmp_path / "winner", tmp_path, None, None, session, lambda rows: None, devices)
+    assert losses == ["the accelerator was lost: CUDA error: an illegal memory access was encountered"] * 2
 
 
 # The actor
