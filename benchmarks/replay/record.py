@@ -1,8 +1,9 @@
-"""Record many trials of the recommender at every epoch (``recording.py`` has the format), in one process of one thread.
+"""Record many trials of the recommender at a tenth of their epochs (``recording.py`` has the format), on one thread.
 
-    python -m benchmarks.replay.record dns --trials 1000
+    python -m benchmarks.replay.record dns
 
-Trials are drawn at random from the space. An interrupted recording begins again.
+Trials are drawn at random from the space. A model is evaluated ten times, among them at every epoch at which a
+scheduler decides. An interrupted recording begins again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ import torch
 
 from benchmarks.harness import commit, data_root
 from benchmarks.replay.recording import Recording
-from orchestrator.search import spaces
 from search_spaces import recommender as presets
 from workloads.contract import Runtime
 from workloads.recommender.dataset import History
@@ -33,23 +33,35 @@ CUTOFF = 20
 BLOCK = 2**22
 """Scores ranked at once."""
 
+VALUES = 10
+"""Number of models of a trial that are evaluated."""
+
 
 @dataclass(frozen=True)
 class Search:
-    """What is recorded: a dataset, a space, fixed parameters, and the epochs of a trial."""
+    """What is recorded: a dataset, a space, fixed parameters, and the epochs and number of the trials."""
 
     dataset: str
     space: Callable[[optuna.Trial], dict[str, Any]]
     epochs: int
-    fixed: dict[str, Any] = field(default_factory=dict)
+    fixed: dict[str, Any]
+    trials: int = 1000
 
 
-def _sgd(trial: optuna.Trial) -> dict[str, Any]:
+def _bce(trial: optuna.Trial) -> dict[str, Any]:
     return {**presets.sgd(trial), "dim": trial.suggest_categorical("dim", [16, 32, 64])}
 
 
-def _sgd_dns(trial: optuna.Trial) -> dict[str, Any]:
+def _dns(trial: optuna.Trial) -> dict[str, Any]:
     return {**presets.sgd(trial), "candidates": trial.suggest_int("candidates", 1, 15)}
+
+
+def _gbpr(trial: optuna.Trial) -> dict[str, Any]:
+    return {
+        **presets.sgd(trial),
+        "rho": trial.suggest_float("rho", 0.0, 1.0),
+        "group": trial.suggest_int("group", 2, 5),
+    }
 
 
 def _lightgcn(trial: optuna.Trial) -> dict[str, Any]:
@@ -62,10 +74,10 @@ def _lightgcn(trial: optuna.Trial) -> dict[str, Any]:
 
 
 SEARCHES = {
-    "bpr": Search("ml-100k", _sgd, 50),
-    "dns": Search("ml-100k", _sgd_dns, 50, {"sampler": "dns"}),
-    "lastfm": Search("lastfm", _sgd_dns, 25, {"sampler": "dns"}),
-    "lightgcn": Search("ml-100k", _lightgcn, 30, {"backbone": "lightgcn"}),
+    "dns": Search("ml-100k", _dns, 50, {"sampler": "dns"}),
+    "bce": Search("ml-100k", _bce, 50, {"loss": "bce"}),
+    "gbpr": Search("lastfm", _gbpr, 50, {"loss": "gbpr"}),
+    "lightgcn": Search("ml-100k", _lightgcn, 30, {"backbone": "lightgcn"}, 200),
 }
 
 
@@ -100,22 +112,23 @@ class Recorder:
         self._rankings: dict[str, Ranking] = {}
 
     def trial(self, params: dict[str, Any], seed: int) -> tuple[np.ndarray[Any, Any], float, float]:
-        """Units (E, U), the test value at the best epoch, and the median CPU seconds of an epoch (one thread)."""
-        runtime = Runtime(
-            device=torch.device("cpu"), data=data_root(), seed=seed, epochs=self.search.epochs, holdout=True
-        )
-        workload = Recommender(Params(dataset=self.search.dataset, **self.search.fixed, **params), runtime)
+        """Units (K, U), the test value of the best of the K models, and the median CPU seconds between two of them."""
+        search = self.search
+        runtime = Runtime(device=torch.device("cpu"), data=data_root(), seed=seed, epochs=search.epochs, holdout=True)
+        workload = Recommender(Params(dataset=search.dataset, **search.fixed, **params), runtime)
         if not self._rankings:
             targets = {split: workload.ranking_targets(split) for split in ("validation", "test")}
             self._rankings = {
                 split: Ranking(*pair, workload.data.n_users, workload.data.n_items) for split, pair in targets.items()
             }
             _check(workload, self._rankings["validation"])
+        every = search.epochs // VALUES
         units, seconds = [], []
         best, kept = -1.0, workload.embeddings()
-        for epoch in range(1, self.search.epochs + 1):
+        for last in range(every, search.epochs + 1, every):
             started = time.thread_time()
-            workload.train_epoch(epoch)
+            for epoch in range(last - every + 1, last + 1):
+                workload.train_epoch(epoch)
             users, items = workload.embeddings()
             units.append(self._rankings["validation"](users, items))
             seconds.append(time.thread_time() - started)
@@ -128,59 +141,68 @@ class Recorder:
 def _check(workload: Recommender, ranking: Ranking) -> None:
     """That the values are those of the workload."""
     own = workload.evaluate("validation").units
-    found = ranking(*workload.embeddings())
-    if not np.allclose(np.asarray(own["ndcg_at_20"]), found, atol=1e-5):
+    values = ranking(*workload.embeddings())
+    if not np.allclose(np.asarray(own["ndcg_at_20"]), values, atol=1e-5):
         raise SystemExit("the recorder's NDCG@20 is not the workload's")
 
 
 def record(name: str, trials: int, repeated: int, seeds: int, say: Callable[[str], None] = print) -> Recording:
-    """A recording of ``trials``, the best ``repeated`` of them with ``seeds`` further seeds."""
+    """A recording of ``trials``. Some have ``seeds`` further seeds: the best ``repeated``, and half as many at random."""
     recorder = Recorder(name)
     search = recorder.search
-    draws = spaces.draws(search.space, search.fixed, 0, trials)
-    searched = [{key: value for key, value in draw.items() if key not in search.fixed} for draw in draws]
+    survey = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    drawn = []
+    for _ in range(trials):
+        trial = survey.ask()
+        drawn.append((search.space(trial), dict(trial.params)))
+    distributions = {key: optuna.distributions.distribution_to_json(d) for key, d in trial.distributions.items()}
     started = time.monotonic()
     runs = []
-    for number, params in enumerate(searched):
+    for number, (params, _) in enumerate(drawn):
         runs.append(recorder.trial(params, seed=number))
         if number % 50 == 49:
             say(f"{number + 1} of {trials} trials, {time.monotonic() - started:.0f} s")
     best = np.array([units.astype(np.float32).mean(axis=1).max() for units, _, _ in runs])
-    order = np.sort(np.argsort(-best)[:repeated])
-    again = [[recorder.trial(searched[i], seed=int(i) + 1_000_003 * k) for k in range(1, seeds + 1)] for i in order]
-    epochs = [[int(units.astype(np.float32).mean(axis=1).argmax()) for units, _, _ in each] for each in again]
+    order = np.argsort(-best)
+    others = np.random.default_rng(0).permutation(order[repeated:])[: repeated // 2]
+    again = np.sort(np.concatenate([order[:repeated], others]))
+    further = [[recorder.trial(drawn[i][0], seed=int(i) + 1_000_003 * k) for k in range(1, seeds + 1)] for i in again]
     say(f"all, {time.monotonic() - started:.0f} s")
     return Recording(
         {
             "search": name,
             "dataset": search.dataset,
             "fixed": search.fixed,
-            "epochs": search.epochs,
+            "every": search.epochs // VALUES,
             "metric": "ndcg_at_20",
+            "distributions": distributions,
             "commit": commit(),
         },
-        searched,
+        [searched for _, searched in drawn],
         np.stack([units for units, _, _ in runs]),
         np.array([test for _, test, _ in runs], dtype=np.float32),
         np.array([seconds for _, _, seconds in runs], dtype=np.float32),
-        order,
-        np.array([[run[0][e] for run, e in zip(each, at)] for each, at in zip(again, epochs)]),
-        np.array([[run[1] for run in each] for each in again], dtype=np.float32),
+        again,
+        np.stack([np.stack([units for units, _, _ in each]) for each in further]),
+        np.array([[test for _, test, _ in each] for each in further], dtype=np.float32),
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("search", choices=SEARCHES)
-    parser.add_argument("--trials", type=int, default=1000)
-    parser.add_argument("--repeated", type=int, default=200, help="Trials, the best ones, with further seeds.")
+    parser.add_argument("--trials", type=int, help="Default: 1,000, of lightgcn 200.")
+    parser.add_argument("--repeated", type=int, help="Best trials with further seeds. Default: a tenth.")
     parser.add_argument("--seeds", type=int, default=2, help="Further seeds of each of them.")
     parser.add_argument("--out", type=Path, default=Path(".cache/recordings"))
-    asked = parser.parse_args()
+    options = parser.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     torch.set_num_threads(1)
     os.environ.setdefault("NUMBA_NUM_THREADS", "1")
-    made = record(asked.search, asked.trials, asked.repeated, asked.seeds, partial(print, flush=True))
-    made.write(asked.out / f"{asked.search}.npz")
+    trials = options.trials or SEARCHES[options.search].trials
+    repeated = options.repeated or max(2, trials // 10)
+    recording = record(options.search, trials, repeated, options.seeds, partial(print, flush=True))
+    recording.write(options.out / f"{options.search}.npz")
 
 
 if __name__ == "__main__":

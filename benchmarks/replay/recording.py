@@ -1,18 +1,18 @@
-"""A recording: the values of many trials at every epoch, of which schedulers and selectors are replayed.
+"""A recording: the values of many trials at several epochs, from which schedulers and selectors are replayed.
 
-A file in NumPy's ``.npz`` format. T trials are recorded for E epochs on U units of the validation split; R of them, the
-best ones, with S further seeds.
+A file in NumPy's ``.npz`` format. T trials are recorded at K epochs, ``every`` epochs apart, the last one included, on U
+units of the validation split. R of them, the best ones and some at random, are trained with S further seeds.
 
 | array | shape, type | content |
 |---|---|---|
-| ``about`` | JSON | workload, fixed parameters, metric, dataset, commit |
+| ``about`` | JSON | dataset, fixed parameters, metric, ``every``, distributions of the searched parameters, commit |
 | ``params`` | JSON | the searched parameters of each trial |
-| ``units`` | (T, E, U) float16 | the objective of each unit of the validation split, by epoch |
-| ``test`` | (T,) float32 | the objective on the test split, of the epoch that is best on validation |
-| ``seconds`` | (T,) float32 | median CPU seconds of an epoch, with its evaluation on validation |
+| ``units`` | (T, K, U) float16 | the objective of each unit of the validation split |
+| ``test`` | (T,) float32 | the objective on the test split, of the model that is best on validation (not refitted) |
+| ``seconds`` | (T,) float32 | median CPU seconds between two values, evaluation on validation included |
 | ``repeated`` | (R,) int64 | the trials with further seeds |
-| ``repeat_units`` | (R, S, U) float16 | units at the best epoch of each further seed |
-| ``repeat_test`` | (R, S) float32 | test value at the best epoch of each further seed |
+| ``repeat_units`` | (R, S, K, U) float16 | as ``units``, of each further seed |
+| ``repeat_test`` | (R, S) float32 | as ``test``, of each further seed |
 
 The test split is evaluated for every trial, which the product never does. A recording leaves no run that could be
 selected, compared or promoted.
@@ -50,22 +50,21 @@ class Recording:
         return np.stack([trial.astype(np.float32).mean(axis=1) for trial in self.units])
 
     @cached_property
-    def best_epochs(self) -> Array:
-        """(T,): index of each trial's best epoch."""
+    def best(self) -> Array:
+        """(T,): index of each trial's best value."""
         return np.asarray(self.values.argmax(axis=1))
 
-    def first(self, trials: int, epochs: int, units: int) -> Recording:
-        """The part with the first ``trials``, every so many ``epochs`` and the first ``units``."""
-        every = self.units.shape[1] // epochs
+    def first(self, trials: int, units: int) -> Recording:
+        """The part with the first ``trials`` and the first ``units``. ``test`` remains that of all units."""
         kept = self.repeated < trials
         return Recording(
-            self.about | {"part": True, "every": every},
+            self.about | {"part": True},
             self.params[:trials],
-            self.units[:trials, every - 1 :: every, :units],
+            self.units[:trials, :, :units],
             self.test[:trials],
-            self.seconds[:trials] * every,
+            self.seconds[:trials],
             self.repeated[kept],
-            self.repeat_units[kept, :, :units],
+            self.repeat_units[kept, ..., :units],
             self.repeat_test[kept],
         )
 
@@ -75,13 +74,13 @@ class Recording:
         texts = {name: np.array(json.dumps(getattr(self, name))) for name in ("about", "params")}
         arrays = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
         arrays.pop("values", None)
-        arrays.pop("best_epochs", None)
+        arrays.pop("best", None)
         np.savez_compressed(file, **texts, **arrays)
 
 
 def read(file: Path) -> Recording:
     """The recording in ``file``."""
     with np.load(file, allow_pickle=False) as arrays:
-        found = dict(arrays)
-    texts = {name: json.loads(str(found.pop(name))) for name in ("about", "params")}
-    return Recording(**texts, **found)
+        content = dict(arrays)
+    texts = {name: json.loads(str(content.pop(name))) for name in ("about", "params")}
+    return Recording(**texts, **content)
