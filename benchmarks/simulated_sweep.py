@@ -23,7 +23,7 @@ from posting import PostedTrial  # noqa: E402
 from orchestrator.config.plan import Plan  # noqa: E402
 from orchestrator.config.spec import Search, SweepSpec  # noqa: E402
 from orchestrator.runs.report_pace import ReportPace  # noqa: E402
-from orchestrator.search import samplers, spaces  # noqa: E402
+from orchestrator.search import schedulers, spaces  # noqa: E402
 from orchestrator.search.study import Study  # noqa: E402
 from orchestrator.storage import records, settings  # noqa: E402
 from orchestrator.storage.records import RunFolder  # noqa: E402
@@ -71,7 +71,7 @@ class Driver:
 
 def spec(trials: int, sampler: str = "tpe", epochs: int = EPOCHS) -> SweepSpec:
     """The sweep of nine parameters that every measurement uses."""
-    plan = Plan(epochs=epochs, refit=True, decide_at=samplers.rungs(epochs, "asha"))
+    plan = Plan(epochs=epochs, refit=True, decide_at=schedulers.rungs(epochs, "asha"))
     search = Search(trials=trials, sampler=sampler, scheduler="asha", space=SPACE)  # type: ignore[arg-type]
     return SweepSpec(workload="idle", plan=plan, seed=1, search=search)
 

@@ -147,7 +147,7 @@ def _check(workload: Recommender, ranking: Ranking) -> None:
 
 
 def record(name: str, trials: int, repeated: int, seeds: int, say: Callable[[str], None] = print) -> Recording:
-    """A recording of ``trials``. Some have ``seeds`` further seeds: the best ``repeated``, and half as many at random."""
+    """A recording of ``trials``: the best ``repeated``, and half as many others, with ``seeds`` further seeds."""
     recorder = Recorder(name)
     search = recorder.search
     survey = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))

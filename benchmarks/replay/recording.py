@@ -1,7 +1,7 @@
 """A recording: the values of many trials at several epochs, from which schedulers and selectors are replayed.
 
-A file in NumPy's ``.npz`` format. T trials are recorded at K epochs, ``every`` epochs apart, the last one included, on U
-units of the validation split. R of them, the best ones and some at random, are trained with S further seeds.
+A file in NumPy's ``.npz`` format. T trials are recorded at K epochs, ``every`` epochs apart, the last one included, on
+U units of the validation split. R of them, the best ones and some at random, are trained with S further seeds.
 
 | array | shape, type | content |
 |---|---|---|

@@ -26,9 +26,10 @@ from orchestrator.config import objectives
 from orchestrator.config.spec import SweepSpec
 from orchestrator.engine.loop import Row
 from orchestrator.errors import UserError, one_line
-from orchestrator.search import grid, samplers, spaces, unit_values
+from orchestrator.search import grid, samplers, schedulers, spaces, unit_values
 from orchestrator.search.constraints import PARAMETERS, SECONDS, Constraint, violated
 from orchestrator.search.ranking import REPEAT, ranked, repeats
+from orchestrator.search.rungs import Rungs
 from orchestrator.search.selection import Selection, candidates, select
 from orchestrator.storage import disk
 from orchestrator.storage.names import STUDY
@@ -69,9 +70,7 @@ class Trial:
     repeat_of: int | None = None
 
 
-def open_study(
-    folder: Path, directions: Sequence[str] | None = None, pruner: optuna.pruners.BasePruner | None = None
-) -> optuna.Study:
+def open_study(folder: Path, directions: Sequence[str] | None = None) -> optuna.Study:
     """The Optuna study in ``folder``, created if ``directions`` are given. Raises UserError when it cannot be read."""
     journal = folder / JOURNAL
     collects = gc.isenabled()
@@ -79,9 +78,8 @@ def open_study(
     try:
         storage = JournalStorage(JournalFileBackend(str(journal)))
         if directions is None or optuna.get_all_study_names(storage):
-            return optuna.load_study(study_name=None, storage=storage, pruner=pruner)
-        # Hyperband draws brackets by the study's name, so it must be the same in all sweeps.
-        return optuna.create_study(storage=storage, study_name="sweep", directions=list(directions), pruner=pruner)
+            return optuna.load_study(study_name=None, storage=storage)
+        return optuna.create_study(storage=storage, study_name="sweep", directions=list(directions))
     except Exception as error:
         raise UserError(
             f"The sweep's journal {journal} cannot be read: {one_line(error)}", fix="Restore it, or start a new sweep"
@@ -106,14 +104,15 @@ class Study:
         disk.drop_half_line(folder / JOURNAL)
         (folder / f"{JOURNAL}.lock").unlink(missing_ok=True)  # Optuna would wait 30 s for it
         directions = ["maximize" if o.direction == "max" else "minimize" for o in self.objectives]
-        pruner = samplers.pruner(spec.search.scheduler, spec.plan.decide_at, spec.plan.epochs)
-        self.optuna_study = open_study(folder, directions, pruner)
+        self.optuna_study = open_study(folder, directions)
         self._grid = grid.points(space, spec.fixed) if spec.search.sampler == "grid" else None
         self._open: dict[int, optuna.Trial] = {}
         self._more: deque[Trial] = deque()  # further seeds of trials whose first seed is complete
         self._interrupted = deque(t for t in self.trials if t.state == TrialState.RUNNING)
         self._ahead: optuna.Trial | None = None
         self._to_stop = {t.number: str(t.user_attrs[STOP]) for t in self.trials if STOP in t.user_attrs}
+        scheduler = schedulers.scheduler(spec.search.scheduler, spec.plan.epochs)
+        self._rungs = Rungs(self.trials, self.objective, spec.plan.decide_at, scheduler)
         self._constraints = [Constraint.parse(text) for text in spec.search.constraint]
 
     @property
@@ -207,7 +206,7 @@ class Study:
         """Handle the values of a seed run and decide whether it continues. ``best`` is its best value so far."""
         trial = self._open[seed_run]
         if seed_run % self.spec.search.seeds == 0:  # further seeds are not pruned
-            self._state_rungs(trial, rows)
+            self._record_rungs(trial, rows)
         if (number := self.trial_of(seed_run)[0]) in self._to_stop and not ended:
             return self._stopped(seed_run, self._to_stop[number], attributes)
         if ended:
@@ -216,9 +215,8 @@ class Study:
             seed_run % self.spec.search.seeds == 0
             and rows
             and rows[-1].epoch in self.spec.plan.decide_at
-            and len(self.objectives) == 1
             and REPEAT not in trial.user_attrs
-            and trial.should_prune()
+            and self._rungs.prunes(trial, rows[-1].epoch)
         ):
             self._close(trial, attributes)
             self.optuna_study.tell(trial, state=TrialState.PRUNED)
@@ -409,14 +407,9 @@ class Study:
         self.optuna_study.tell(trial, state=TrialState.PRUNED)
         return "pruned"
 
-    def _state_rungs(self, trial: optuna.Trial, rows: Sequence[Row]) -> None:
-        if len(self.objectives) > 1:  # Optuna does not support intermediate values then
-            return
-        name = f"validation/{self.objective.metric}"
-        reported = self.optuna_study.get_trials(deepcopy=False)[trial.number].intermediate_values
-        for row in rows:
-            if name in row.metrics and row.epoch in self.spec.plan.decide_at and row.epoch not in reported:
-                trial.report(row.metrics[name], row.epoch)
+    def _record_rungs(self, trial: optuna.Trial, rows: Sequence[Row]) -> None:
+        if len(self.objectives) == 1:  # Optuna does not support intermediate values of several
+            self._rungs.record(trial, rows)
 
     def _ended(self, seed_run: int, best: float | None, attributes: Mapping[str, Any]) -> Verdict:
         if best is None or not math.isfinite(best):
@@ -467,6 +460,7 @@ class Study:
         for constraint, violation in violations.items():
             trial.set_constraint(constraint, violation)
         self.optuna_study.tell(trial, list(values))
+        self._rungs.complete(trial.number)
 
     def _close(self, trial: optuna.Trial, attributes: Mapping[str, Any]) -> None:
         self._open = {other: t for other, t in self._open.items() if t.number != trial.number}

@@ -16,7 +16,7 @@ from orchestrator.config.spec import ExperimentSpec, SweepSpec
 from orchestrator.console import Console, duration
 from orchestrator.errors import RunFailed, UserError
 from orchestrator.runs import reports, worker
-from orchestrator.search import pbt, samplers, spaces
+from orchestrator.search import pbt, schedulers, spaces
 from orchestrator.storage.settings import Settings
 from orchestrator.sweeps import pack_plan
 from orchestrator.sweeps.slurm import header
@@ -175,7 +175,7 @@ def plan(
         epochs += spec.search.repeats * spec.plan.epochs
         begun += spec.search.repeats
         if spec.search.scheduler == "pbt":  # a member begins again after each meeting
-            begun = trials * (1 + len(samplers.rungs(spec.plan.epochs, "pbt")))
+            begun = trials * (1 + len(schedulers.rungs(spec.plan.epochs, "pbt")))
             kept = pbt.MEMBER_CHECKPOINTS_KEPT
     settle = spec.plan.epochs if refit else 0
     at_most_hours = expected_hours = wall = storage = None
@@ -224,8 +224,7 @@ def _together(spec: ExperimentSpec | SweepSpec, nodes: list[connection.Node], lo
 def survivors(spec: SweepSpec) -> float:
     """The share of the trials that reach their last epoch."""
     if spec.search.scheduler in ("asha", "hyperband"):
-        brackets = samplers.brackets(spec.plan.epochs, spec.search.scheduler)
-        return float(sum(part * samplers.REDUCTION ** -len(rungs) for part, rungs in brackets))
+        return float(sum(part * schedulers.REDUCTION ** -len(rungs) for part, rungs in _brackets(spec)))
     return 0.5 if spec.search.scheduler == "median" else 1.0
 
 
@@ -236,11 +235,18 @@ def expected_share(spec: SweepSpec) -> float:
     if spec.search.scheduler in ("none", "pbt"):
         return 1.0
     share = 0.0
-    for part, rungs in samplers.brackets(spec.plan.epochs, spec.search.scheduler):
+    for part, rungs in _brackets(spec):
         bounds = [0, *rungs, spec.plan.epochs]
-        kept = [samplers.REDUCTION**-index for index in range(len(rungs) + 1)]
+        kept = [schedulers.REDUCTION**-index for index in range(len(rungs) + 1)]
         share += part * sum(k * (end - start) for k, start, end in zip(kept, bounds, bounds[1:]))
     return share / spec.plan.epochs
+
+
+def _brackets(spec: SweepSpec) -> list[tuple[float, tuple[int, ...]]]:
+    """The share of trials in each bracket, and its rungs."""
+    brackets = schedulers.brackets(spec.plan.epochs, spec.search.scheduler)
+    total = sum(size for size, _ in brackets)
+    return [(size / total, rungs) for size, rungs in brackets]
 
 
 def measure(spec: ExperimentSpec | SweepSpec, settings: Settings, together: int = 1) -> Probe:

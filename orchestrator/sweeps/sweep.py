@@ -19,7 +19,7 @@ from orchestrator.provenance import record as provenance
 from orchestrator.runs import description, reports, worker
 from orchestrator.runs.driver import Options, ProgressReporter, finish, in_process
 from orchestrator.runs.session import Result, Session, adopt
-from orchestrator.search import grid, samplers, spaces, strategy, trusted_spaces, warm_start
+from orchestrator.search import grid, schedulers, spaces, strategy, trusted_spaces, warm_start
 from orchestrator.search.pbt import Population
 from orchestrator.search.study import JOURNAL, Study
 from orchestrator.search.warm_start import PUBLISHED
@@ -166,7 +166,7 @@ def _drive(
     again: ResumeOptions,
     resuming: bool,
 ) -> Result:
-    decide_at = samplers.rungs(spec.plan.epochs, spec.search.scheduler)
+    decide_at = schedulers.rungs(spec.plan.epochs, spec.search.scheduler)
     spec = spec.model_copy(update={"plan": spec.plan.model_copy(update={"decide_at": decide_at})})
     defaults = warm_start.defaults(spec)
     fingerprint = preflight.dataset(spec.workload, defaults, settings.data)

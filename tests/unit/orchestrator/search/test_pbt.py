@@ -17,7 +17,7 @@ from orchestrator.engine.checkpoint import Checkpoint
 from orchestrator.errors import UserError
 from orchestrator.search import pbt
 from orchestrator.search.pbt import Population, pairs, perturb
-from orchestrator.search.samplers import rungs
+from orchestrator.search.schedulers import rungs
 from orchestrator.search.study import Trial
 from tests.support.searching import ERROR, attributes, begin, rows, states, sweep
 

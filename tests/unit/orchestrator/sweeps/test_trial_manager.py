@@ -21,7 +21,7 @@ from orchestrator.errors import UNAVAILABLE, UserError
 from orchestrator.runs import reports
 from orchestrator.runs.driver_status import DriverStatus
 from orchestrator.search.pbt import Population
-from orchestrator.search.samplers import rungs
+from orchestrator.search.schedulers import rungs
 from orchestrator.search.study import Study
 from orchestrator.storage import records, usage_log
 from orchestrator.sweeps import budget as budget_module

@@ -11,7 +11,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from orchestrator.search.samplers import REDUCTION, rungs
+from orchestrator.search.schedulers import REDUCTION, rungs
 from orchestrator.search.study import Study
 from tests.support.searching import at_rung, attributes, begin, complete, rows, states, study
 from workloads.contract import Objective
@@ -156,3 +156,51 @@ def test_a_resumed_trial_that_states_its_rung_again_changes_nothing(tmp_path: Pa
         pass
     assert second.report(leader, rows((1, 0.9), (2, 0.5), (3, 0.1)), 0.1, False, {}) == "go on"
     assert second.trials[leader].intermediate_values == {3: 0.1}
+
+
+@pytest.mark.parametrize("scheduler", ["asha", "hyperband", "median"])
+def test_a_decision_outlives_the_driver_that_made_it(scheduler: Any, tmp_path: Path) -> None:
+    """The driver dies between a decision and the trial's end; until the resume, other trials change the picture."""
+    decide_at = rungs(27, scheduler)
+    options: dict[str, Any] = {"decide_at": decide_at, "scheduler": scheduler, "trials": 20}
+    first = study(tmp_path, **options)
+    for _ in range(5):
+        number = begin(first).number
+        for rung in decide_at:
+            at_rung(first, number, rung, 0.1)
+        complete(first, number, 0.1)
+    weak = begin(first).number
+
+    class Died(BaseException): ...
+
+    def die(*args: Any, **keywords: Any) -> None:
+        raise Died
+
+    first.optuna_study.tell = die  # type: ignore[method-assign]
+    rung, verdict = decide_at[0], "go on"
+    for rung in decide_at:
+        try:
+            at_rung(first, weak, rung, 99.0)
+        except Died:
+            verdict = "pruned"
+            break
+    assert verdict == "pruned"
+    second = study(tmp_path, **options)
+    assert begin(second).number == weak
+    assert at_rung(second, weak, rung, 99.0) == "pruned"
+
+
+def test_a_trial_that_went_on_at_a_rung_is_not_stopped_there_after_a_resume(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"decide_at": rungs(27, "median"), "scheduler": "median", "trials": 20}
+    first = study(tmp_path, **options)
+    slow = begin(first).number
+    assert at_rung(first, slow, 2, 9.0) == "go on"
+    for _ in range(5):  # five trials are complete now, and better
+        number = begin(first).number
+        for rung in rungs(27, "median"):
+            at_rung(first, number, rung, 0.1)
+        complete(first, number, 0.1)
+    second = study(tmp_path, **options)
+    assert begin(second).number == slow
+    assert at_rung(second, slow, 2, 9.0) == "go on"
+    assert at_rung(second, slow, 4, 9.0) == "pruned"
