@@ -154,6 +154,7 @@ class Experiment:
 
     def _refit(self, state: Mapping[str, Any]) -> Generator[EpochReport, None, EpochReport]:
         self._phase = "refit"
+        self._workload = None  # the selection's, before another one is built
         workload = self._workload = self.build(holdout=False)
         epochs = self._selected.best_epoch if self._selected else self.plan.epochs
         plan = self.plan.model_copy(update={"epochs": epochs, "patience": 0, "decide_at": ()})

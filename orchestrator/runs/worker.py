@@ -65,6 +65,8 @@ def experiment(
         accumulate = 1 if spec.plan.accumulate == "auto" else spec.plan.accumulate
 
     def build(holdout: bool) -> Workload:
+        if not holdout:  # what the selection has used
+            memory.release(device)
         runtime = Runtime(
             device=device,
             data=data,

@@ -7,6 +7,7 @@ packs, or that has no peer of its shape, trains by itself.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -193,6 +194,8 @@ class PackRunner:
         self._waiting: dict[int, Mapping[str, Any]] = {}
         self._limits: dict[Any, int] = {}
         """Most members of a pack, by workload and shape, where larger ones have failed."""
+        self._dropped = False
+        """Whether a trial was dropped since memory was last released."""
         self._reported = time.monotonic()
         self.pace = ReportPace()
 
@@ -218,6 +221,11 @@ class PackRunner:
         self._waiting.pop(seed_run, None)
         if trial := self._trials.pop(seed_run, None):
             trial.carried.finish()
+            workload = trial.member.workload
+            self._packs = {
+                members: pack for members, pack in self._packs.items() if all(each is not workload for each in members)
+            }
+            self._dropped = True
 
     def step(self) -> list[tuple[int, dict[str, Any]]]:
         """Train all trials until one reaches a rung or its end, or a report is due.
@@ -239,24 +247,31 @@ class PackRunner:
         return payloads
 
     def _admit(self) -> None:
-        """Start the waiting trials that fit."""
+        """Start the waiting trials that fit. One that does not fit alone is tried twice."""
         for seed_run, config in list(self._waiting.items()):
-            if not self._has_room():
-                return
-            try:
-                trial = self._open(config)
-            except Exception as error:
-                reports.check_device(error)
-                if not self._trials or not reports.is_out_of_memory(error):
-                    del self._waiting[seed_run]
-                    self._failed.append((seed_run, reports.failure_payload(error)))
-                    continue
-            else:
-                del self._waiting[seed_run]
-                self._trials[seed_run] = trial
-                continue
-            memory.release(self._device)  # here: until the handler has ended, the error refers to what was built
-            return
+            for last in (False, True):
+                if self._dropped and not (self._trials and self._has_room()):  # not before each: it takes a while
+                    memory.release(self._device)
+                    self._dropped = False
+                if not self._has_room():
+                    return
+                failure = None
+                try:
+                    self._trials[seed_run] = self._open(config)
+                except Exception as error:
+                    reports.check_device(error)
+                    failure = reports.failure_payload(error)
+                    last |= not reports.is_out_of_memory(error)
+                if failure is None or last:
+                    break
+                # Here: until the handler has ended, the error refers to what was built.
+                gc.collect()
+                memory.release(self._device)
+                if self._trials:
+                    return
+            del self._waiting[seed_run]
+            if failure:
+                self._failed.append((seed_run, failure))
 
     def _has_room(self) -> bool:
         """Whether one more member of the present shape fits into the device's memory."""

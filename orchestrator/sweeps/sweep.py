@@ -30,6 +30,7 @@ from orchestrator.storage.settings import Settings
 from orchestrator.sweeps import pack_plan
 from orchestrator.sweeps.trial_manager import TrialManager
 from orchestrator.sweeps.winner import Winner, finalize, select_winner
+from workloads import memory
 from workloads.data import skipped_images_warning
 
 if TYPE_CHECKING:
@@ -240,6 +241,7 @@ def _in_process(spec: SweepSpec, session: Session, study: Study, manager: TrialM
         raise RunFailed(session.folder.id, cause, str(session.folder.log)) from error
     finally:
         manager.close()
+    memory.release(device)
     winner = select_winner(session, spec, study, manager)
     follow = ProgressReporter(session, winner.spec, winner.before, winner.selected)
     session.console.view(follow.view)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import threading
 import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
@@ -185,6 +189,34 @@ class Toy:
             params={},
             requirements=("numpy",),
         )
+
+
+class Counted:
+    """Mixin of workloads that count, at the start of each, how many others still exist."""
+
+    existing: ClassVar[weakref.WeakSet[Any]] = weakref.WeakSet()
+    counts: ClassVar[list[int]] = []
+
+    def __init__(self, *args: Any) -> None:
+        self.counts.append(len(self.existing))
+        super().__init__(*args)
+        self.existing.add(self)
+
+    @classmethod
+    @contextmanager
+    def without_collector(cls) -> Iterator[list[int]]:
+        """Gives the counts. Cycles are not collected meanwhile, so what counts is still referred to."""
+        cls.existing.clear()
+        cls.counts.clear()
+        gc.disable()
+        try:
+            yield cls.counts
+        finally:
+            gc.enable()
+
+
+class CountedToy(Counted, Toy):
+    """A toy that counts the others."""
 
 
 class PretrainedToy(Toy):

@@ -16,7 +16,7 @@ from orchestrator.engine import checkpoint
 from orchestrator.engine.experiment import Experiment, Outcome
 from orchestrator.engine.loop import Diverged, EpochReport, Row
 from orchestrator.runs import worker
-from tests.support.toy import BEST_EPOCH, TEST_OPTIMUM, Params, PretrainedToy, Toy
+from tests.support.toy import BEST_EPOCH, TEST_OPTIMUM, CountedToy, Params, PretrainedToy, Toy
 from workloads.contract import Evaluation, Objective, Runtime, Workload
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -342,6 +342,13 @@ def test_a_selection_made_elsewhere_is_refitted_as_if_it_were_its_own() -> None:
     assert winner.outcome is not None
     assert winner.outcome.metrics == whole.metrics
     assert [workload.runtime.holdout for workload in bench.built] == [False]
+
+
+def test_the_selected_workload_is_gone_when_the_refit_is_built() -> None:
+    """Both may not fit into a device's memory."""
+    with CountedToy.without_collector() as counts:
+        finish(Experiment(lambda holdout: toy(CountedToy, holdout=holdout), Plan(epochs=2, refit=True), IDENTITY))
+        assert counts == [0, 0]
 
 
 def test_the_kept_best_state_does_not_change_with_training() -> None:

@@ -17,7 +17,7 @@ from orchestrator.runs import worker
 from orchestrator.storage.settings import resolve
 from orchestrator.sweeps import estimate, pack_plan
 from orchestrator.sweeps.pack_plan import PackRunner, capacities, pack_size, run_together
-from tests.support.toy import Toy
+from tests.support.toy import Counted, Toy
 from workloads import catalog, memory
 from workloads.contract import Evaluation, Metrics, Split
 
@@ -74,6 +74,8 @@ def packable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     entries = {
         "toy": catalog.Entry("tests.support.toy:Params", f"{__name__}:PackableToy", "To be packed."),
         "pretrained": catalog.Entry("tests.support.toy:Params", f"{__name__}:PretrainedPackableToy", "Trained before."),
+        "counted": catalog.Entry("tests.support.toy:Params", f"{__name__}:CountedToy", "Counts the others."),
+        "cyclic": catalog.Entry("tests.support.toy:Params", f"{__name__}:CyclicToy", "Refers to itself."),
         "plain": catalog.Entry("tests.support.toy:Params", "tests.support.toy:Toy", "Not to be packed."),
     }
     for name, entry in entries.items():
@@ -233,6 +235,44 @@ def test_a_trial_that_does_not_fit_alone_fails(tmp_path: Path, monkeypatch: pyte
     assert seed_run == 0
     assert payload["error"].startswith("out of memory (CUDA out of memory): accumulate=auto")
     assert not len(runner)
+
+
+class CountedToy(Counted, PackableToy):
+    """One that counts the others."""
+
+
+class CyclicToy(CountedToy):
+    """One that is alone in the memory, and refers to itself."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.myself = self
+        if self.counts[-1]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_ended_trials_are_gone_when_the_next_one_is_built(size: int, tmp_path: Path) -> None:
+    book = Book(tmp_path, [spec_of(number, {}, workload="counted") for number in range(3 * size)])
+    with Counted.without_collector() as counts:
+        together(book, size)
+        assert counts == [*range(size)] * 3
+        assert not Counted.existing, "the winner of a local sweep comes next"
+
+
+def test_members_of_a_pack_that_does_not_fit_are_gone_when_they_are_built_again(tmp_path: Path) -> None:
+    book = Book(tmp_path, [spec_of(number, {}, workload="counted", momentum=0.8) for number in range(4)])
+    with Counted.without_collector() as counts:
+        together(book, 4)
+        assert counts == [*range(4)] * 2
+
+
+def test_a_trial_that_fits_alone_does_not_fail_of_the_last_ones_cycles(tmp_path: Path) -> None:
+    book = Book(tmp_path, [spec_of(number, {}, workload="cyclic") for number in range(3)])
+    with Counted.without_collector() as counts:
+        together(book, 1)
+        assert counts == [0, 1, 0, 1, 0], "each is tried once more, without the last one"
+    assert [book.told[number][-1].get("ended") for number in range(3)] == ["epochs"] * 3
 
 
 def test_room_is_what_a_pack_of_one_more_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

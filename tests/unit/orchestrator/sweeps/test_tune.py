@@ -28,7 +28,8 @@ from orchestrator.sweeps.tune import (
     _SweepState,
     run_winner,
 )
-from tests.support.toy import Toy
+from tests.support.toy import CountedToy, Toy
+from workloads import catalog
 
 NO_DEVICES = LostDevices(Resources(), {}, print)
 
@@ -262,6 +263,26 @@ def test_a_trial_whose_node_is_taken_away_saves_and_leaves(
     assert [epoch for payload in said for epoch, _, _ in payload["rows"]] == list(range(1, 9))
     assert said[-1]["ended"] == "epochs"
     other.cleanup()
+
+
+def test_a_trial_is_gone_when_the_next_one_is_built(
+    actor: TrialActor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when it is built again itself, in smaller micro-batches."""
+    entry = catalog.Entry("tests.support.toy:Params", "tests.support.toy:CountedToy", "Counts the others.")
+    monkeypatch.setitem(catalog.BUILT_IN, "toy", entry)
+    catalog.catalog.cache_clear()
+    fits = config(tmp_path / "1", fits=4, batch_size=8)
+    fits["spec"]["plan"]["accumulate"] = "auto"
+    with CountedToy.without_collector() as counts:
+        actor.setup(config(tmp_path / "0"))
+        for home in (fits, config(tmp_path / "2")):
+            while not actor.step()["done"]:
+                pass
+            actor.reset_config(home)
+        actor.step()
+        assert counts == [0] * 4
+    actor.cleanup()
 
 
 def test_a_trial_that_was_given_up_is_not_begun_again(
