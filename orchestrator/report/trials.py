@@ -15,11 +15,11 @@ from orchestrator.config.spec import SweepSpec
 from orchestrator.errors import UserError
 from orchestrator.provenance.record import ENVIRONMENT
 from orchestrator.report.statistics import summary
-from orchestrator.search import curves, unit_values
+from orchestrator.search import curves
 from orchestrator.search.constraints import violated
 from orchestrator.search.curves import Curve
 from orchestrator.search.ranking import REPEAT, ranked, repeats
-from orchestrator.search.selection import Selection, candidates, select
+from orchestrator.search.selection import Selection, of_sweep
 from orchestrator.storage.records import RunFolder
 from workloads.contract import Objective
 
@@ -128,9 +128,7 @@ def best(folder: RunFolder, trials: Iterable[FrozenTrial], objective: Objective)
 
 def selection(folder: RunFolder) -> Selection | None:
     """The best trial of a sweep and those that cannot be separated from it. None if no trial is complete."""
-    objective = objectives(folder)[0]
-    found = candidates(own(study(folder)), objective, unit_values.read(folder.path))
-    return select(found, objective)
+    return of_sweep(folder.path, own(study(folder)), objectives(folder)[0])
 
 
 def command(folder: RunFolder, trial: FrozenTrial) -> str:

@@ -9,6 +9,10 @@ value of trial ``i`` for unit ``u``, averaged over its ``n[i]`` seeds, the diffe
 where ``s²`` is pooled within the trials that have several seeds. A trial is a *contender* if it cannot be separated
 from the best: the set of contenders contains the best one with probability 1 - :data:`LEVEL` (Gupta 1965, with the
 quantiles of the largest studentised difference by bootstrap over units).
+
+The winner has the best *estimate*: its value, shrunk towards the median of all trials by its own noise (the mean of a
+normal prior). A trial's noise over units is the variance of ``x[i, u] - x[i, .] - x[., u] + x[., .]``, without the part
+that all trials share (Grubbs 1948).
 """
 
 from __future__ import annotations
@@ -17,20 +21,29 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.search import unit_values
 from orchestrator.search.ranking import ranked, repeats
 from orchestrator.search.unit_values import UnitValues
 from workloads.contract import Objective
 
 if TYPE_CHECKING:
-    import numpy as np
     from optuna.trial import FrozenTrial
 
 LEVEL = 0.05
 RESAMPLES = 2000
 MOST = 100
 """Number of trials, the best ones, that are compared."""
+
+PRIOR_UNITS = 30
+"""Weight, in units, of the typical variance when that of one trial is estimated: a few units say little of it."""
+
+NO_NOISE = (
+    "No trial can be separated from another: validation has no values of two or more units that average to the "
+    "objective, and no trial has several seeds (--seeds, --finalists)"
+)
 
 
 @dataclass(frozen=True)
@@ -42,33 +55,80 @@ class Candidate:
     seeds: tuple[float, ...]
     units: UnitValues | None
 
+    @property
+    def ids(self) -> tuple[int, str] | None:
+        """What two candidates have in common if their units are the same. None without units."""
+        return (self.units.total, self.units.ids) if self.units else None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What is to be expected of a trial on other units and seeds, from its value and its noise.
+
+    ``units_error`` and ``seeds_error`` are the standard errors of its value over units, with the part that all trials
+    share removed, and over seeds. Each is None where it is not known.
+    """
+
+    trial: int
+    value: float
+    units_error: float | None
+    seeds_error: float | None
+
+    def text(self) -> str:
+        """``estimate 0.2031 (se 0.0012 over units, 0.0008 over seeds)``."""
+        errors = {"units": self.units_error, "seeds": self.seeds_error}
+        shown = ", ".join(f"{error:.2g} over {name}" for name, error in errors.items() if error is not None)
+        return f"estimate {self.value:.4g} (se {shown})"
+
 
 @dataclass(frozen=True)
 class Selection:
     """The best trial, and what is known of its uncertainty.
 
-    It has the best ``estimate``: its value shrunk towards the median of the trials by its noise, which is what is to be
-    expected on other units and seeds. Where all trials have equally many seeds, it has the best value.
-    ``contenders`` cannot be separated from it; it is the first of them. ``units_error`` and
-    ``seeds_error`` are the standard errors of one trial's value over units, with the part that all trials share
-    removed, and over seeds. All are None where no noise is known.
+    ``estimates`` are of all candidates, the best first; empty where no noise is known. ``contenders`` cannot be
+    separated from the best one, which is the first of them; None where that is not known. ``left_out`` are trials that
+    cannot be contenders, since they have no values of the units that the others have.
     """
 
     best: int
     contenders: tuple[int, ...] | None = None
-    estimate: float | None = None
-    units_error: float | None = None
-    seeds_error: float | None = None
+    estimates: tuple[Estimate, ...] = ()
+    left_out: tuple[int, ...] = ()
+
+    def estimate(self, trial: int) -> Estimate | None:
+        """The estimate of a trial. None where no noise is known."""
+        return next((one for one in self.estimates if one.trial == trial), None)
 
     def text(self) -> str:
-        """Which other trials are contenders, in a sentence. Empty where no noise is known."""
+        """Which other trials are contenders and which are left out, in a sentence; or why that is not known."""
+        if not self.estimates:
+            return NO_NOISE
+        out = f"trial{'s' * (len(self.left_out) > 1)} {', '.join(map(str, self.left_out))}"
         if self.contenders is None:
-            return ""
-        names = {"units": self.units_error, "seeds": self.seeds_error}
-        noise = " and ".join(name for name, error in names.items() if error is not None)
+            return f"No trial can be separated from trial {self.best}: it lacks values of the units that others have"
+        first = self.estimates[0]
+        errors = {"units": first.units_error, "seeds": first.seeds_error}
+        noise = " and ".join(name for name, error in errors.items() if error is not None)
         others = ", ".join(map(str, self.contenders[1:]))
         level = f"{100 * (1 - LEVEL):.0f}%, noise over {noise}"
-        return f"Trials that cannot be separated from trial {self.best} ({level}): {others or 'none'}"
+        return f"Trials that cannot be separated from trial {self.best} ({level}): {others or 'none'}" + (
+            f"; not compared, for lack of values of the same units: {out}" if self.left_out else ""
+        )
+
+
+def of_sweep(folder: Path, trials: Sequence[FrozenTrial], objective: Objective) -> Selection | None:
+    """The selection among a sweep's ``trials``. It is computed once for each state of the trials.
+
+    None if no trial is complete.
+    """
+    complete = tuple((trial.number, *trial.values) for trial in trials if trial.state.name == "COMPLETE")
+    state = (objective, unit_values.size(folder), complete)
+    if folder not in _latest or _latest[folder][0] != state:
+        _latest[folder] = (state, select(candidates(trials, objective, unit_values.read(folder)), objective))
+    return _latest[folder][1]
+
+
+_latest: dict[Path, tuple[Any, Selection | None]] = {}
 
 
 def candidates(
@@ -79,7 +139,7 @@ def candidates(
     The repeats of a finalist are among its seeds.
     """
     found = []
-    for trial in ranked(trials, objective)[:MOST]:
+    for trial in ranked(trials, objective):
         names = [name for name in trial.user_attrs if name.startswith("seed_") and name != "seed_of"]
         values = tuple(trial.user_attrs[name]["values"][0] for name in names) or (trial.values[0],)
         keys = [(trial.number, seed) for seed in range(len(values))]
@@ -99,37 +159,42 @@ def select(found: Sequence[Candidate], objective: Objective) -> Selection | None
         return None
     import numpy as np
 
-    sign = 1.0 if objective.direction == "max" else -1.0
-    counts = np.array([len(one.seeds) for one in found])
+    kinds = Counter(one.ids for one in found[:MOST] if one.ids)
+    ids = kinds.most_common(1)[0][0] if kinds else None
+    compared = [i for i, one in enumerate(found[:MOST]) if one.ids == ids]
+    left_out = tuple(one.trial for one in found[:MOST] if one.ids != ids)
     spread = _seed_spread(found)
-    paired = _paired(found)
-    if spread is None and paired is None:
+    if spread is None and ids is None:
         return Selection(found[0].trial)
+    sign = 1.0 if objective.direction == "max" else -1.0
     values = sign * np.array([one.value for one in found])
+    counts = np.array([len(one.seeds) for one in found])
     over_seeds = np.zeros(len(found)) if spread is None else spread[0] ** 2 / counts
-    total, matrix = paired if paired else (1, np.zeros((len(found), 2)))
-    matrix = sign * matrix
-    covariance = np.atleast_2d(np.cov(matrix)) / total
-    variances = np.diag(covariance)
-    errors = np.sqrt(
-        np.maximum(
-            variances[:, None] + variances[None, :] - 2 * covariance + over_seeds[:, None] + over_seeds[None, :], 0
+    over_units = np.zeros(len(found))
+    total, matrix = 1, np.zeros((len(compared), 2))
+    if ids is not None:
+        total = ids[0]
+        matrix = sign * np.stack([found[i].units.values for i in compared])  # type: ignore[union-attr]
+        own = _own_variances(matrix) / total
+        over_units += np.median(own)  # of those without units as well
+        over_units[compared] = own
+    estimates, order = _shrunk(values, over_units + over_seeds, counts)
+    first = int(order[0])
+    inside = []
+    if first in compared:
+        chance = _contenders(values[compared], matrix, total, over_seeds[compared], spread[1] if spread else 0)
+        inside = [found[i].trial for i, is_one in zip(compared, chance) if is_one]
+    ordered = tuple(
+        Estimate(
+            found[i].trial,
+            sign * float(estimates[i]),
+            float(np.sqrt(over_units[i])) if ids and i in compared else None,
+            float(np.sqrt(over_seeds[i])) if spread else None,
         )
+        for i in order
     )
-    noise = _resampled(matrix, total, over_seeds, spread[1] if spread else 0)
-    inside = [i for i in range(len(found)) if _is_contender(i, values, errors, noise)]
-    centred = matrix - matrix.mean(axis=0) - matrix.mean(axis=1, keepdims=True) + matrix.mean()
-    over_units = float((centred**2).sum() / max(1, (matrix.shape[0] - 1) * (matrix.shape[1] - 1)) / total)
-    estimates = _shrunk(values, over_units + over_seeds)
-    # Where the noise explains all differences, the estimates are equal: then more seeds, then the value, decide.
-    first = max(range(len(found)), key=lambda i: (estimates[i], counts[i], values[i]))
-    return Selection(
-        found[first].trial,
-        tuple(found[i].trial for i in dict.fromkeys([first, *inside])),
-        sign * float(estimates[first]),
-        None if paired is None else math.sqrt(over_units),
-        None if spread is None else math.sqrt(over_seeds[first]),
-    )
+    contenders = tuple(dict.fromkeys([found[first].trial, *inside])) if inside else None
+    return Selection(found[first].trial, contenders, ordered, left_out)
 
 
 def _mean(each: Sequence[UnitValues]) -> UnitValues | None:
@@ -151,14 +216,35 @@ def _seed_spread(found: Sequence[Candidate]) -> tuple[float, int] | None:
     return math.sqrt(squares / freedom), freedom
 
 
-def _paired(found: Sequence[Candidate]) -> tuple[int, np.ndarray[Any, Any]] | None:
-    """Number of all units, and the values (candidates, units). None unless every candidate has the same units."""
+def _own_variances(matrix: Any) -> Any:
+    """The variance over units of each trial, (trials,), without the part that all trials share.
+
+    ``matrix``: (trials, units). Two trials have equal variances, since only their difference is seen.
+    """
     import numpy as np
 
-    kinds = Counter((one.units.total, one.units.ids) if one.units else None for one in found)
-    if len(kinds) > 1 or None in kinds:
-        return None
-    return found[0].units.total, np.stack([one.units.values for one in found if one.units])  # type: ignore[union-attr]
+    trials, units = matrix.shape
+    if trials == 1:
+        return np.zeros(1)
+    centred = matrix - matrix.mean(axis=0) - matrix.mean(axis=1, keepdims=True) + matrix.mean()
+    squares = (centred**2).sum(axis=1) / (units - 1)
+    typical = squares.sum() / (trials - 1)
+    if trials == 2:
+        return np.full(2, typical)
+    own = np.maximum(trials / (trials - 2) * (squares - typical / trials), 0.0)
+    known = units * (trials - 2) / trials
+    return (known * own + PRIOR_UNITS * np.median(own)) / (known + PRIOR_UNITS)
+
+
+def _contenders(values: Any, matrix: Any, total: int, over_seeds: Any, freedom: int) -> list[bool]:
+    """Whether each trial cannot be separated from the best one. ``matrix`` has their values of units."""
+    import numpy as np
+
+    covariance = np.atleast_2d(np.cov(matrix)) / total
+    variances = np.diag(covariance) + over_seeds
+    errors = np.sqrt(np.maximum(variances[:, None] + variances[None, :] - 2 * covariance, 0))
+    noise = _resampled(matrix, total, over_seeds, freedom)
+    return [_is_contender(i, values, errors, noise) for i in range(len(values))]
 
 
 def _resampled(matrix: Any, total: int, over_seeds: Any, freedom: int) -> Any:
@@ -191,12 +277,19 @@ def _is_contender(i: int, values: Any, errors: Any, noise: Any) -> bool:
     return bool(((values[others] - values[i]) / errors[i][others]).max() <= quantile)
 
 
-def _shrunk(values: Any, noise: Any) -> Any:
-    """The values shrunk towards their median: a normal prior whose spread is robust to failed configurations."""
+def _shrunk(values: Any, noise: Any, counts: Any) -> tuple[Any, list[int]]:
+    """The values shrunk towards their median by their ``noise`` (variances), and their order, the best first.
+
+    The spread of the prior is that of the better half: failed configurations do not widen it, and a trial that is far
+    better than all others is hardly shrunk. Where the noise explains all differences, the estimates are equal. Then
+    more seeds decide, then the value in units of its noise, then the value.
+    """
     import numpy as np
 
     middle = float(np.median(values))
-    scale = 1.4826 * float(np.median(np.abs(values - middle)))
-    between = max(0.0, scale**2 - float(np.median(noise)))
-    total = between + np.asarray(noise)
-    return middle + (values - middle) * np.divide(between, total, out=np.ones_like(values), where=total > 0)
+    better = values > middle
+    between = max(0.0, float(((values - middle) ** 2 - noise)[better].mean())) if better.any() else 0.0
+    total = between + noise
+    estimates = middle + (values - middle) * np.divide(between, total, out=np.ones_like(values), where=total > 0)
+    ratios = np.divide(values - middle, noise, out=np.zeros_like(values), where=noise > 0)
+    return estimates, [int(i) for i in np.lexsort((-values, -ratios, -counts, -estimates))]

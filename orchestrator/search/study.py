@@ -26,11 +26,11 @@ from orchestrator.config import objectives
 from orchestrator.config.spec import SweepSpec
 from orchestrator.engine.loop import Row
 from orchestrator.errors import UserError, one_line
-from orchestrator.search import grid, samplers, schedulers, spaces, unit_values
+from orchestrator.search import grid, samplers, schedulers, selection, spaces
 from orchestrator.search.constraints import PARAMETERS, SECONDS, Constraint, violated
 from orchestrator.search.ranking import REPEAT, ranked, repeats
 from orchestrator.search.rungs import Rungs
-from orchestrator.search.selection import Selection, candidates, select
+from orchestrator.search.selection import Selection
 from orchestrator.storage import disk
 from orchestrator.storage.names import STUDY
 from workloads.contract import Objective
@@ -346,8 +346,7 @@ class Study:
 
     def selection(self) -> Selection | None:
         """The best trial and its contenders. None if no trial is complete."""
-        units = unit_values.read(self.folder)
-        return select(candidates(self.trials, self.objective, units), self.objective)
+        return selection.of_sweep(self.folder, self.trials, self.objective)
 
     def _ask(self) -> optuna.Trial | None:
         """A new trial or a retry. None when all trials exist."""

@@ -63,6 +63,13 @@ def write(folder: Path, trial: int, seed: int, encoded: Encoded) -> None:
             stream.write(line)
 
 
+def size(folder: Path) -> int:
+    """Size of the file in bytes. It grows with each seed run."""
+    with suppress(OSError):
+        return (folder / UNITS).stat().st_size
+    return 0
+
+
 def read(folder: Path) -> dict[tuple[int, int], UnitValues]:
     """The values by (trial, seed); of repeated lines the last one counts. Damaged lines are skipped."""
     import numpy as np
