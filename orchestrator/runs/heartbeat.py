@@ -61,8 +61,13 @@ def announce(folder: Path, allowance: float = 0.0, rank: int = 0) -> TrialTimeou
     return None
 
 
+def give_up(folder: Path, cause: str) -> None:
+    """Keep every further process from running the trial in ``folder``, which fails with ``cause``."""
+    (folder / GIVEN_UP).write_text(cause)
+
+
 def given_up(folder: Path) -> TrialTimeout | None:
-    """The timeout of the trial in ``folder``, or None if it has none."""
+    """Why the trial in ``folder`` was given up, or None if it was not."""
     try:
         cause = (folder / GIVEN_UP).read_text()
     except FileNotFoundError:
@@ -171,7 +176,7 @@ def kill(folder: Path, timeout: float) -> None:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    (folder / GIVEN_UP).write_text(f"no report for {timeout:g} s")
+    give_up(folder, f"no report for {timeout:g} s")
     for file in (folder / PROCESS, *folder.glob(_of_rank(PROCESS, "*"))):
         process = json.loads(file.read_text())
         there = NodeAffinitySchedulingStrategy(process["node"], soft=False)

@@ -54,12 +54,17 @@ def device_lost(error: Exception) -> DeviceLost:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation on the device or on the host has failed."""
-    if isinstance(error, MemoryError) or _is(error, "torch", "OutOfMemoryError"):
+    """Whether an allocation on the device or on the host has failed, or Ray has killed the process for its memory."""
+    if isinstance(error, MemoryError) or _is(error, "torch", "OutOfMemoryError") or killed_for_memory(error):
         return True
     if _is(error, "torch", "AcceleratorError"):
         return OUT_OF_MEMORY in str(error)
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def killed_for_memory(error: BaseException) -> bool:
+    """Whether the error is the death of a process that Ray's memory monitor has killed."""
+    return _is(error, "ray", "RayError") and death_cause(str(error)).startswith(OUT_OF_MEMORY)
 
 
 def payload(report: EpochReport, parameters: int | None = None) -> dict[str, Any]:
@@ -140,7 +145,7 @@ def describe(error: Exception, trace: str = "") -> str:
     """
     if isinstance(error, UserError | Diverged | DataError | TrialTimeout | DeviceLost):
         return one_line(error)
-    if _is(error, "ray", "OutOfMemoryError"):
+    if killed_for_memory(error):
         return death_cause(str(error))
     if is_out_of_memory(error):
         message = f" ({one_line(error)})" if str(error) else ""
@@ -162,8 +167,14 @@ def death_cause(message: str) -> str:
     if "running low on memory" in message:
         used = re.search(r"was (\S+) used / (\S+) limit", message)
         node = f" ({used[1]} of the node's {used[2]} were used)" if used else ""
-        return f"{OUT_OF_MEMORY}{node}: its process was killed by Ray's memory monitor"
+        advice = "accumulate=auto, a smaller batch_size, precision=bf16 or fewer trials at once (--concurrency) may fit"
+        return f"{OUT_OF_MEMORY}{node}, killed by Ray's memory monitor: {advice}"
     return "its process died"
+
+
+def repeated(cause: str, times: int) -> str:
+    """The cause of a process' death with the number of deaths. One of memory ends with its advice, without a number."""
+    return cause if cause.startswith(OUT_OF_MEMORY) else f"{cause} {times} time{'s' * (times > 1)}"
 
 
 def _is(error: BaseException, module: str, name: str) -> bool:

@@ -183,7 +183,7 @@ def _as_rank_0(latest: Path | None) -> Path | None:
         try:
             download(chosen, checkpoint.META)
         except UserError as error:
-            raise RuntimeError(one_line(error)) from None  # only on this rank: the group must restart
+            raise ConnectionError(one_line(error)) from None  # only on this rank: the group must restart
     return chosen
 
 
@@ -236,15 +236,17 @@ def _forward(inbox: Path) -> Any:
 
 
 def lost_a_process(error: TrainingFailedError | RayError) -> bool:
-    """Whether a process of the group has died, so that a retry may succeed. False for an error of the workload."""
+    """Whether a process of the group has died, so that a retry may succeed. False for errors of workload and memory."""
     from ray.exceptions import RayError, RayTaskError
     from ray.train import WorkerGroupError
 
     if not isinstance(error, WorkerGroupError):
         return True  # the controller died, or workers did not start
-    failures = [getattr(each, "health_check_failure", each) for each in error.worker_failures.values()]
-    return any(
-        isinstance(each, RayError | ConnectionError | reports.DeviceLost) and not isinstance(each, RayTaskError)
+    failures = [_unwrapped(each) for each in error.worker_failures.values()]
+    # One error of the workload is enough: the other workers then report a lost connection.
+    return bool(failures) and all(
+        isinstance(each, RayError | ConnectionError | reports.DeviceLost)
+        and not (isinstance(each, RayTaskError) or reports.is_out_of_memory(each))
         for each in failures
     )
 
@@ -260,19 +262,25 @@ def _ends_a_process(failure: BaseException) -> bool:
 
 
 def _unwrapped(failure: BaseException) -> BaseException:
-    """A worker's error without the wrappers of Train and Ray."""
-    return getattr(failure, "_base_exc", None) or getattr(failure, "cause", None) or failure
+    """A worker's error, or how it died, without the wrappers of Train and Ray."""
+    lost = getattr(failure, "health_check_failure", failure)
+    return getattr(lost, "cause", None) or lost
+
+
+def _consequence(failure: tuple[int, BaseException]) -> tuple[bool, bool, int]:
+    """Sort key of a rank's failure: deaths, then errors of its own, then connections lost in consequence of them."""
+    rank, error = failure
+    return not _ends_a_process(error), isinstance(_unwrapped(error), ConnectionError), rank
 
 
 def cause(error: BaseException) -> str:
     """The error of the first failed worker, without Ray's wrapper."""
     failures = getattr(error, "worker_failures", None)
     if failures:
-        # When a worker dies, the others report a lost connection, which is not the cause.
-        rank, first = min(failures.items(), key=lambda each: (not _ends_a_process(each[1]), each[0]))
-        if lost := getattr(first, "health_check_failure", None):
-            return f"worker {rank}: {reports.death_cause(str(lost))}"
+        rank, first = min(failures.items(), key=_consequence)
         inner = _unwrapped(first)
+        if hasattr(first, "health_check_failure"):
+            return f"worker {rank}: {reports.death_cause(str(inner))}"
         # Train puts the tracebacks into its message and merges those of equal errors.
         trace = re.search(rf"\[Rank (?:\d+,)*{rank}\b.*?(?=\n\[Rank |\Z)", str(error), re.DOTALL)
         text = reports.describe(inner, trace[0] if trace else "") if isinstance(inner, Exception) else one_line(inner)

@@ -28,5 +28,4 @@ def cause(trial: Any) -> str:
         return "its process did not start"
     # Tune writes all failures of a trial to one file, each after a numbered line.
     last = re.split(r"^Failure # .*\n", Path(trial.error_file).read_text(), flags=re.MULTILINE)[-1]
-    times = trial.num_failures
-    return f"{reports.death_cause(last)} {times} time{'s' * (times > 1)}"
+    return reports.repeated(reports.death_cause(last), trial.num_failures)

@@ -243,7 +243,7 @@ class _Packs:
         self._deaths.update(trials.keys())
         for seed_run, config in trials.items():
             if self._deaths[seed_run] > RETRIES:
-                self._manager.died(seed_run, f"{cause} {self._deaths[seed_run]} times")
+                self._manager.died(seed_run, reports.repeated(cause, self._deaths[seed_run]))
             elif self._deaths[seed_run] > TOGETHER_AGAIN:
                 self._isolated.append(config)
             else:

@@ -22,8 +22,8 @@ from orchestrator.engine import checkpoint
 from orchestrator.engine.loop import Progress, Row
 from orchestrator.errors import RunFailed
 from orchestrator.runs import heartbeat as watch
+from orchestrator.runs import micro_batches, worker
 from orchestrator.runs import reports as messages
-from orchestrator.runs import worker
 from orchestrator.runs.group_driver import follow
 from orchestrator.runs.heartbeat import TrialMonitor
 from orchestrator.runs.session import Session
@@ -182,8 +182,15 @@ class _ProcessCallback(_Unsaved, tune.Callback):  # type: ignore[misc]
         self._state.trials[trial.trial_id] = trial
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._state.lost(actor_failures.cause(trial))
-        self._state.watch.lost(self._state.seed_runs[trial.trial_id])
+        seed_run = self._state.seed_runs[trial.trial_id]
+        cause = actor_failures.cause(trial)
+        self._state.lost(cause)
+        self._state.watch.lost(seed_run)
+        if cause.startswith(messages.OUT_OF_MEMORY):  # the same settings would need the same memory
+            home = self._state.home(seed_run)
+            spec = ExperimentSpec.model_validate(self._state.configs[seed_run]["spec"])
+            if not micro_batches.increase(spec, home, MemoryError()):
+                watch.give_up(home, cause)  # the next process reports it and does not train
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         self._state.manager.ask_ahead()
@@ -270,8 +277,13 @@ def run_winner(
             lost += 1
             cause = messages.death_cause(str(error))
             devices.report(cause)
+            if messages.killed_for_memory(error):
+                if micro_batches.increase(spec, folder, error):
+                    continue
+                lost = RETRIES + 1
             if lost > RETRIES:
-                raise RunFailed(session.folder.id, f"{cause} {lost} times", str(session.folder.log)) from error
+                cause = messages.repeated(cause, lost)
+                raise RunFailed(session.folder.id, cause, str(session.folder.log)) from error
         else:
             if session.interrupts.stop_requested():
                 return worker.outcome_of(folder) is not None

@@ -11,6 +11,7 @@ import psutil
 import pytest
 import ray
 from ray.cluster_utils import Cluster
+from ray.exceptions import OutOfMemoryError
 from ray.util import placement_group_table
 
 from tests.support.commands import ROOT, THIRD_PARTY
@@ -18,6 +19,23 @@ from tests.support.waiting import HANG_SECONDS
 
 IDLE = ("IDLE", "DashboardAgent", "RuntimeEnvAgent", "_AutoscalingCoordinatorActor")
 """Processes that are Ray's own, or wait for work."""
+
+
+KILLED = OutOfMemoryError(
+    "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.2, ID: 943f) was "
+    "1.54GB used / 1.76GB limit (0.877912)\nOOM kill reason: ...\n"
+)  # as Ray 2.60 says it
+TOLD = (
+    "out of memory (1.54GB of the node's 1.76GB were used), killed by Ray's memory monitor: accumulate=auto, a smaller "
+    "batch_size, precision=bf16 or fewer trials at once (--concurrency) may fit"
+)
+
+
+class Lost(Exception):
+    """A worker that did not answer, as Ray Train wraps it (test_ray_compat.py compares it with Train's own)."""
+
+    def __init__(self, failure: Exception) -> None:
+        self.health_check_failure = failure
 
 
 @contextmanager

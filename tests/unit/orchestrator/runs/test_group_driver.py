@@ -9,12 +9,15 @@ from typing import Any, cast
 
 import pytest
 import torch
+from ray.exceptions import ActorDiedError, RayTaskError
+from ray.train import WorkerGroupError
 
 from orchestrator.config.spec import ExperimentSpec
 from orchestrator.engine.loop import Diverged, EpochReport, Progress, Row
 from orchestrator.runs import group_driver, reports, train
 from orchestrator.runs.session import Session
 from orchestrator.storage.names import TRAIN
+from tests.support.clusters import Lost
 
 
 def payload(epoch: int) -> dict[str, Any]:
@@ -79,11 +82,34 @@ def test_last_words_hold_all_that_was_not_yet_told() -> None:
 
 
 def test_the_cause_of_a_lost_group_is_its_workers_own_error() -> None:
-    from ray.train import WorkerGroupError
-
     text = (
         '[Rank 0,2 Error Snippet]:\n  File "/somewhere/pair.py", line 5, in read\n'
         '[Rank 1 Error Snippet]:\n  File "/somewhere/layers.py", line 7, in pick\nValueError: it is missing'
     )  # as Train writes it
-    error = WorkerGroupError(text, {1: ValueError("the third layer is missing")})
-    assert train.cause(error) == "worker 1: ValueError: the third layer is missing (layers.py:7)"
+    for others in ({}, {0: ConnectionError("closed by peer"), 2: ConnectionError("closed by peer")}):
+        error = WorkerGroupError(text, {**others, 1: ValueError("the third layer is missing")})
+        assert train.cause(error) == "worker 1: ValueError: the third layer is missing (layers.py:7)"
+
+
+CLOSED = ConnectionError("Connection closed by peer")
+WRONG = ValueError("the third layer is missing")
+
+
+@pytest.mark.parametrize(
+    ("failures", "lost"),
+    [
+        ({1: Lost(ActorDiedError())}, True),
+        ({0: CLOSED, 1: Lost(ActorDiedError())}, True),
+        ({0: CLOSED}, True),
+        ({0: CLOSED, 1: reports.DeviceLost("the accelerator was lost")}, True),
+        ({1: WRONG}, False),
+        ({0: CLOSED, 1: WRONG}, False),
+        ({0: Lost(ActorDiedError()), 1: WRONG}, False),
+        ({1: RayTaskError("poll", "trace", WRONG)}, False),
+        ({}, False),
+    ],
+)
+def test_only_a_group_without_an_error_of_the_workload_is_tried_again(
+    failures: dict[int, Exception], lost: bool
+) -> None:
+    assert train.lost_a_process(WorkerGroupError("lost", failures)) is lost

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from ray.exceptions import ActorDiedError, OutOfMemoryError, RayActorError, RayTaskError
+from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 from ray.train import WorkerGroupError
 
 from orchestrator.cluster.lost_devices import LIMIT, LostDevices
@@ -24,21 +24,8 @@ from orchestrator.runs import reports, train, worker
 from orchestrator.storage import disk
 from orchestrator.sweeps import actor_failures
 from orchestrator.sweeps.sweep import _on_working_devices
+from tests.support.clusters import KILLED, TOLD, Lost
 from tests.support.toy import hog
-
-KILLED = OutOfMemoryError(
-    "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.2, ID: 943f) was "
-    "1.54GB used / 1.76GB limit (0.877912)\nOOM kill reason: ...\n"
-)  # as Ray 2.60 says it
-TOLD = "out of memory (1.54GB of the node's 1.76GB were used): its process was killed by Ray's memory monitor"
-
-
-class Lost(Exception):
-    """A worker that did not answer, as Ray Train wraps it (test_ray_compat.py holds it to Train's own)."""
-
-    def __init__(self, failure: Exception) -> None:
-        self.health_check_failure = failure
-
 
 # Memory
 
@@ -60,9 +47,11 @@ def test_so_does_pytorch_on_a_cpu() -> None:
 def test_what_the_memory_monitor_killed() -> None:
     assert reports.death_cause(str(KILLED)) == reports.describe(KILLED) == TOLD
     assert reports.death_cause(str(ActorDiedError())) == "its process died"
-    alone = RuntimeError("[...] Connection closed by peer [127.0.0.1]:10475.")
+    alone = ConnectionError("[...] Connection closed by peer [127.0.0.1]:10475.")
     group = WorkerGroupError("lost", {0: alone, 1: Lost(KILLED)})
     assert train.cause(group) == f"worker 1: {TOLD}"
+    assert train.needs_less_memory(group) is KILLED
+    assert not train.lost_a_process(group), "the same settings need the same memory"
 
 
 @pytest.mark.parametrize("last", [KILLED, actor_failures.Died(str(KILLED))], ids=["starting", "training"])
@@ -70,7 +59,7 @@ def test_the_last_death_of_a_trial_is_its_cause(last: Exception, tmp_path: Path)
     (tmp_path / "error.txt").write_text(
         f"Failure # 1 (occurred at noon)\n{ActorDiedError()}\nFailure # 2 (occurred at one)\n{last}\n"
     )  # as Tune writes it
-    assert actor_failures.cause(SimpleNamespace(error_file=tmp_path / "error.txt", num_failures=2)) == f"{TOLD} 2 times"
+    assert actor_failures.cause(SimpleNamespace(error_file=tmp_path / "error.txt", num_failures=2)) == TOLD
     (tmp_path / "error.txt").write_text(f"Failure # 1 (occurred at noon)\n{ActorDiedError()}\n")
     trial = SimpleNamespace(error_file=tmp_path / "error.txt", num_failures=1)
     assert actor_failures.cause(trial) == "its process died 1 time"

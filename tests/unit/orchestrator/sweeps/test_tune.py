@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,8 @@ from orchestrator.cluster.lost_devices import LostDevices
 from orchestrator.cluster.preemption import RAY_DIED, Preempted
 from orchestrator.config.plan import Plan
 from orchestrator.config.spec import ExperimentSpec, Resources
-from orchestrator.runs import heartbeat, reports
+from orchestrator.errors import RunFailed
+from orchestrator.runs import heartbeat, micro_batches, reports
 from orchestrator.runs.heartbeat import GIVEN_UP, PROCESS, TrialMonitor, TrialTimeout
 from orchestrator.sweeps import trial
 from orchestrator.sweeps.trial import TrialActor
@@ -28,6 +30,7 @@ from orchestrator.sweeps.tune import (
     _SweepState,
     run_winner,
 )
+from tests.support.clusters import KILLED, TOLD
 from tests.support.toy import CountedToy, Toy
 from workloads import catalog
 
@@ -202,8 +205,9 @@ def actor(toy_workload: str, monkeypatch: pytest.MonkeyPatch) -> TrialActor:
     return TrialActor.__new__(TrialActor)
 
 
-def config(home: Path, **params: Any) -> dict[str, Any]:
-    spec = ExperimentSpec(workload="toy", params=params, plan=Plan(epochs=8, refit=True, decide_at=(3,)))
+def config(home: Path, accumulate: Any = 1, **params: Any) -> dict[str, Any]:
+    plan = Plan(epochs=8, refit=True, decide_at=(3,), accumulate=accumulate)
+    spec = ExperimentSpec(workload="toy", params={"batch_size": 8} | params, plan=plan)
     home.mkdir()
     return {
         "spec": spec.model_dump(mode="json"), "folder": str(home), "data": str(home), "keep": 2, "save_at_rungs": False,
@@ -283,6 +287,45 @@ def test_a_trial_is_gone_when_the_next_one_is_built(
         actor.step()
         assert counts == [0] * 4
     actor.cleanup()
+
+
+@pytest.mark.parametrize("accumulate", [1, "auto"])
+def test_a_trial_that_the_memory_monitor_killed_is_not_begun_with_the_same_settings(
+    accumulate: Any, state: _SweepState, toy_workload: str, tmp_path: Path
+) -> None:
+    begun = config(tmp_path / "0", accumulate=accumulate, hang_at=1)
+    state.configs[7], state.seed_runs["a"] = begun, 7
+    (tmp_path / "error.txt").write_text(f"Failure # 1 (occurred at noon)\n{KILLED}\n")
+    killed = SimpleNamespace(trial_id="a", num_failures=1, error_file=tmp_path / "error.txt")
+    _ProcessCallback(state).on_trial_recover(1, [], killed)
+    if accumulate == "auto":
+        assert heartbeat.given_up(tmp_path / "0") is None
+        assert micro_batches.chosen(ExperimentSpec.model_validate(begun["spec"]), tmp_path / "0") == 2
+        return
+    again = TrialActor.__new__(TrialActor)
+    again.setup(begun)
+    assert again.step()["error"] == TOLD
+    again.cleanup()
+
+
+def test_a_winner_that_the_memory_monitor_killed_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*args: Any) -> Iterator[Any]:
+        raise KILLED
+
+    started: list[Any] = []
+    session: Any = SimpleNamespace(folder=SimpleNamespace(stop_file=None, id="s", log=tmp_path / "log"))
+    options = SimpleNamespace(options=lambda **kinds: SimpleNamespace(remote=lambda *args: started.append(args)))
+    monkeypatch.setattr(ray, "remote", lambda task: options)
+    monkeypatch.setattr("orchestrator.sweeps.tune._arriving", killed)
+    spec = ExperimentSpec(workload="toy", params={"batch_size": 4}, plan=Plan(epochs=2), seed=0)
+    for accumulate, starts in ((1, 1), ("auto", 3)):  # in 1, 2 and 4 micro-batches
+        started.clear()
+        tried = spec.model_copy(update={"plan": Plan(epochs=2, accumulate=accumulate)})
+        with pytest.raises(RunFailed, match=re.escape(TOLD)):
+            run_winner(tried, tmp_path / "winner", tmp_path, None, None, session, print, NO_DEVICES)
+        assert len(started) == starts
 
 
 def test_a_trial_that_was_given_up_is_not_begun_again(
