@@ -34,6 +34,7 @@ from workloads import memory
 from workloads.data import skipped_images_warning
 
 if TYPE_CHECKING:
+    from orchestrator.cluster.connection import Node
     from orchestrator.cluster.lost_devices import LostDevices
 
 
@@ -271,7 +272,7 @@ def _on_ray(spec: SweepSpec, session: Session, study: Study, manager: TrialManag
     settings = session.settings
     with cluster(settings.ray_address) as nodes, session.on_cluster(), stop_with_node(session.interrupts):
         capacities = pack_plan.capacities(spec, check_fit(nodes, spec.resources))
-        session.console.say(_at_once(spec, capacities, sum(node["CPU"] > 0 for node in nodes)))
+        session.console.say(_at_once(spec, capacities, nodes))
         check_storage(settings.storage)
         _check_shared(spec, settings, len(nodes))
         manager.share(sum(capacities) / len(capacities))
@@ -323,16 +324,17 @@ def _on_working_devices(share: SlotLimit, devices: LostDevices, slots: int, mana
     return slot_limit
 
 
-def _at_once(spec: SweepSpec, capacities: Sequence[int], nodes: int) -> str:
-    """A sentence on how many trials run at once, and why not more."""
+def _at_once(spec: SweepSpec, capacities: Sequence[int], nodes: Sequence[Node]) -> str:
+    """A sentence on how many trials run at once, and why not more. A node without CPUs trains nothing."""
     count = sum(capacities)
+    training = sum(node["CPU"] > 0 for node in nodes)
     processes = len(capacities)
     requested = spec.search.concurrency
     together = f" in {processes} process{'es' * (processes > 1)}" if count > processes else ""
     fewer = requested is not None and count < min(requested, spec.search.trials * spec.search.seeds)
     why = f" (not {requested}: no more fit)" if fewer else ""
     why = f" (at most {spec.resources.max_gpus} GPUs)" if processes == spec.resources.most else why
-    return f"{count} trial{'s' * (count > 1)} at once{together} on {nodes} node{'s' * (nodes > 1)}{why}"
+    return f"{count} trial{'s' * (count > 1)} at once{together} on {training} node{'s' * (training > 1)}{why}"
 
 
 def _check_shared(spec: SweepSpec, settings: Settings, nodes: int) -> None:

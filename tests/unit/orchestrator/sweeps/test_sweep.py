@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from orchestrator.cluster.interrupts import Interrupts
-from orchestrator.config.spec import Search
+from orchestrator.config.spec import Search, SweepSpec
 from orchestrator.console import Console
 from orchestrator.errors import DONE, FAILED, PARTIAL, USAGE, Interrupted, RunFailed, UserError
 from orchestrator.provenance import record as provenance
@@ -567,3 +567,16 @@ def test_checkpoints_after_a_sweep(
     assert (result.folder / "trials").exists() is trials
     assert bool(list((result.folder / "winner").glob("**/checkpoint-*"))) is winner
     assert (result.folder / "winner" / "outcome.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("capacities", "cpus", "says"),
+    [
+        ([1], [0, 4], "1 trial at once on 1 node"),
+        ([1, 1], [0, 1, 1], "2 trials at once on 2 nodes"),
+        ([2, 2], [0, 4, 4], "4 trials at once in 2 processes on 2 nodes"),
+    ],
+)
+def test_a_head_that_trains_nothing_is_no_node_of_the_trials(capacities: list[int], cpus: list[int], says: str) -> None:
+    spec = SweepSpec(workload="toy", search=Search(trials=9))
+    assert sweeps._at_once(spec, capacities, [{"CPU": count, "GPU": 0} for count in cpus]) == says
