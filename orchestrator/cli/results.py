@@ -49,7 +49,7 @@ def logs(
     """
     from orchestrator.cli import run_control
 
-    run_control.logs(resolved(storage=storage), reference, follow=follow, address=address)
+    raise typer.Exit(run_control.logs(resolved(storage=storage), reference, follow=follow, address=address))
 
 
 @app.command()

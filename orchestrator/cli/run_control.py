@@ -40,28 +40,34 @@ def status(settings: Settings, reference: str, *, wait: bool, address: str | Non
             with suppress(UserError):
                 values["search"] = listing.progress(target)
     else:
+        from orchestrator.jobs.submission import resume_command
+
         dashboard, job = target
         job = dashboard.wait(job) if wait else job
-        values = {"kind": "job", **asdict(job), "dashboard": dashboard.address}
+        values = {"kind": "job", **asdict(job), "dashboard": dashboard.address, "resume": resume_command(job)}
     print(json.dumps(values) if as_json else _text(values))
     return int(values["exit_code"]) if wait else DONE
 
 
-def logs(settings: Settings, reference: str, *, follow: bool, address: str | None) -> None:
-    """Print the log; with ``follow`` print new lines until the end. Raises UserError."""
+def logs(settings: Settings, reference: str, *, follow: bool, address: str | None) -> int:
+    """Print the log; with ``follow`` print new lines until the end. Return 1 for a job that is lost meanwhile, else 0.
+
+    Raises UserError.
+    """
+    from orchestrator.jobs import submission
     from orchestrator.jobs.job_state import Lines
 
     target = find(settings, reference, address)
     if isinstance(target, RunFolder):
         _print_log(settings, target, follow)
-        return
+        return DONE
     dashboard, job = target
     if follow:
-        dashboard.follow(job, _print)
-    else:
-        lines = Lines(_print)
-        lines.feed(dashboard.log(job.id), 0)
-        lines.close()
+        return FAILED if submission.follow(dashboard, job, _print).status == "lost" else DONE
+    lines = Lines(_print)
+    lines.feed(dashboard.log(job.id), 0)
+    lines.close()
+    return DONE
 
 
 def stop(settings: Settings, reference: str, verdict: Verdict = "pruned", *, address: str | None) -> None:

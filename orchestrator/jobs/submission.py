@@ -6,10 +6,11 @@ import json
 import re
 import secrets
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 from orchestrator.console import Console
@@ -23,6 +24,9 @@ from orchestrator.provenance.source import Source
 from orchestrator.storage.settings import NAMES, Settings, resolve
 
 VERBS = ("run", "sweep", "promote", "rollback", "predict", "reproduce", "workloads", "data", "doctor", "sync")
+
+NAMED = re.compile(r"(?:Run|Sweep) ([\w.-]+):")
+"""A log's line that names the run or sweep."""
 
 SHOWN = 5
 """How many of the secret files that are not sent are named in the output."""
@@ -70,19 +74,11 @@ def submit(
         )
     code = DONE
     if wait:
-        runs: list[str] = []
-
-        def show(line: str) -> None:
-            runs.extend(re.findall(r"^(?:Run|Sweep) ([\w.-]+):", line))
-            console.say(line)
-
         try:
-            job = dashboard.follow(job, show)
+            job = follow(dashboard, job, console.say)
             code = FAILED if job.exit_code is None else job.exit_code
-            console.say(end_of(job))
-            if job.status == "lost" and words[0] in ("run", "sweep"):
-                console.say("Finished epochs and trials are saved. Continue on this cluster or another with:")
-                console.say(f"  orchestrator submit -- {words[0]} --resume {(*runs, 'latest')[0]}")
+            if job.status != "lost":  # else it was reported
+                console.say(end_of(job))
         except KeyboardInterrupt:
             code = INTERRUPTED
             console.say(f"\nStopped following; {job.id} is still running.")
@@ -96,6 +92,39 @@ def submit(
     if as_json:
         print(json.dumps({"id": job.id, "status": job.status, "exit_code": job.exit_code}), flush=True)
     return code
+
+
+def follow(dashboard: Dashboard, job: Job, say: Callable[[str], None]) -> Job:
+    """Show the job's log until it has ended, and how to continue if it is lost; return its final state."""
+    log: list[str] = []
+
+    def show(line: str) -> None:
+        if NAMED.match(line):
+            log.append(line)
+        say(line)
+
+    job = dashboard.follow(job, show)
+    if job.status == "lost":
+        say(end_of(job))
+        if command := resume_command(job, log):
+            say("Finished epochs and trials are saved. Continue on this cluster or another with:")
+            say(f"  {command}")
+    return job
+
+
+def resume_command(job: Job, log: Iterable[str] = ()) -> str | None:
+    """The command that continues the run or sweep of a lost job, else None.
+
+    Its name is that of --name or --resume, else the first that the lines of ``log`` name, else ``latest``.
+    """
+    command = re.match(r"(?:\S+ -m )?orchestrator (run|sweep)\b(.*)", job.command)
+    if job.status != "lost" or command is None:
+        return None
+    words = shlex.split(command[2])
+    given = dict(pairwise(words)) | dict(word.split("=", 1) for word in words if "=" in word)
+    names = [given.get("--name"), given.get("--resume"), *(match[1] for match in map(NAMED.match, log) if match)]
+    name = next((name for name in names if name and name != "latest"), "latest")
+    return f"orchestrator submit -- {command[1]} --resume {shlex.quote(name)}"
 
 
 def list_jobs(*, address: str | None = None, as_json: bool = False) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -295,6 +296,22 @@ def test_a_port_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(UserError, match="timed out") as caught:
             dashboard.Dashboard(f"127.0.0.1:{silent.getsockname()[1]}")
     assert caught.value.code == 3
+
+
+@pytest.mark.parametrize(("state", "code"), [("lost", 1), ("failed", 0)])
+def test_a_follower_of_a_lost_job_names_its_resume_command(
+    state: str, code: int, settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``test_jobs.py`` has the same with a real cluster that goes away."""
+    ended = Job("j", state, 1, "orchestrator sweep toy --name mf", message="No Ray dashboard answers")
+    cluster = SimpleNamespace(address="http://head:8265", follow=lambda job, show: ended, wait=lambda job: ended)
+    monkeypatch.setattr(run_control, "find", lambda *_: (cluster, replace(ended, status="running", exit_code=None)))
+    assert run_control.logs(settings, "j", follow=True, address=None) == code
+    followed = capsys.readouterr().out
+    assert run_control.status(settings, "j", wait=True, address=None, as_json=False) == 1
+    waited = capsys.readouterr().out
+    for text in (followed, waited):
+        assert ("orchestrator submit -- sweep --resume mf" in text) is (state == "lost"), text
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +85,26 @@ def test_another_priority_is_refused_before_anything_is_sent(sent: dict[str, Any
 def test_a_job_of_somebody_elses_has_none() -> None:
     job = read(Details({}))
     assert (job.queue, job.priority) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("command", "log", "resume"),
+    [
+        ("orchestrator sweep toy --name mf --trials 2", [], "sweep --resume mf"),
+        ("orchestrator run toy --name=mf", ["Run other: toy"], "run --resume mf"),
+        ("orchestrator run --resume mf", [], "run --resume mf"),
+        ("orchestrator sweep --resume latest", ["Sweep toy-1: toy"], "sweep --resume toy-1"),
+        ("python -m orchestrator run toy 'note=a b'", [], "run --resume latest"),
+    ],
+)
+def test_a_lost_job_is_continued_by_the_name_of_its_run(command: str, log: list[str], resume: str) -> None:
+    job = Job("j", "lost", 1, command)
+    assert submission.resume_command(job, log) == f"orchestrator submit -- {resume}"
+    assert submission.resume_command(replace(job, status="failed"), log) is None
+
+
+@pytest.mark.parametrize(
+    "command", ["orchestrator promote run --to champion", "python train.py run", "orchestrator data"]
+)
+def test_other_jobs_are_not_resumed(command: str) -> None:
+    assert submission.resume_command(Job("j", "lost", 1, command)) is None
