@@ -10,12 +10,13 @@ if [ "$SLURM_NODEID" = 0 ]; then
         --dashboard-host=127.0.0.1 "--dashboard-port=$((first + 1))" "--ray-client-server-port=$((first + 2))"
     )
 fi
-limits=() # Ray sees the memory of the machine, not that of the job
-[ -z "${SLURM_MEM_PER_NODE:-}" ] || limits=(
-    "--memory=$((SLURM_MEM_PER_NODE * 1048576 / 10 * 7))" "--object-store-memory=$((SLURM_MEM_PER_NODE * 1048576 / 10 * 2))"
-)
+cpus=${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}
+# MiB of --mem or --mem-per-cpu. Ray sees the memory of the machine, not that of the job; 0 is all that the machine has.
+memory=${SLURM_MEM_PER_NODE:-$((${SLURM_MEM_PER_CPU:-0} * cpus))}
+limits=()
+[ "$memory" = 0 ] || limits=("--memory=$((memory * 1048576 / 10 * 7))" "--object-store-memory=$((memory * 1048576 / 10 * 2))")
 ray start --block --disable-usage-stats "${role[@]}" "${limits[@]}" "--temp-dir=$session" \
-    "--num-cpus=${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}" "--num-gpus=${SLURM_GPUS_ON_NODE:-0}" \
+    "--num-cpus=$cpus" "--num-gpus=${SLURM_GPUS_ON_NODE:-0}" \
     "--node-manager-port=$((first + 3))" "--object-manager-port=$((first + 4))" \
     "--dashboard-agent-listen-port=$((first + 5))" "--dashboard-agent-grpc-port=$((first + 6))" \
     "--runtime-env-agent-port=$((first + 7))" --min-worker-port=0 --max-worker-port=0 &

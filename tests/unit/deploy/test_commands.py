@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,10 +21,11 @@ from orchestrator.jobs import durable
 from orchestrator.storage.records import NAME
 from orchestrator.sweeps import sweep
 from tests.unit.deploy.manifests import BUILDS, DEPLOY, README, SERVICES, one, ray_clusters
+from tests.unit.deploy.test_slurm import ray_start as slurm_ray_start
 
 
 def ray_starts() -> Iterator[list[str]]:
-    """The words of every `ray start`, KubeRay's parameters among them."""
+    """The words of every `ray start`, KubeRay's parameters and those of Slurm's nodes among them."""
     for service in SERVICES.values():
         if service.get("command", ())[:2] == ["ray", "start"]:
             yield service["command"][2:]
@@ -35,6 +38,9 @@ def ray_starts() -> Iterator[list[str]]:
         for spec in ray_clusters(name):
             for group in [spec["headGroupSpec"], *spec["workerGroupSpecs"]]:
                 yield [f"--{key}={value}" for key, value in group["rayStartParams"].items()]
+    with tempfile.TemporaryDirectory() as folder:
+        for node in ("0", "1"):
+            yield slurm_ray_start(Path(folder), SLURM_NODEID=node, SLURM_MEM_PER_NODE="8000")
 
 
 def shapes() -> dict[str, list[connection.Node]]:
