@@ -43,9 +43,9 @@ test-cluster: $(READY)
 	$(BIN)/python -m pytest tests/cluster -m "cluster and not long" -rP --show-capture=stdout
 
 # The files of deploy/ on real containers (Docker with compose: builds two images, 8 GB) and on a real Slurm of two nodes;
-# each is skipped where it is not there. Not in CI.
+# each is skipped where it is not there. Not in CI. What passed, when and on what is written to the record.
 test-deploy: $(READY)
-	$(BIN)/python -m pytest tests/deploy -m deploy -rs
+	ORCHESTRATOR_DEPLOY_RECORD=docs/deploy-last-run.txt $(BIN)/python -m pytest tests/deploy -m deploy -rA
 
 test-unit: $(READY)
 	$(UNIT)
@@ -87,12 +87,17 @@ test-lower: $(LOWER)/.ready
 	ATEN_CPU_CAPABILITY=$${ATEN_CPU_CAPABILITY:-default} $(LOWER)/bin/python -m pytest tests/unit -n 2
 	$(LOWER)/bin/python -m pytest $(SUBSET)
 
-# A wheel and an sdist in build/dist.
-dist: $(READY)
+# A wheel and an sdist in build/dist, from a small environment of their own: a laptop needs no more for the client.
+TOOLS = .venv-dist
+dist: $(TOOLS)/.ready
 	rm -rf build/dist
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt build twine
-	$(BIN)/python -m build --outdir build/dist
-	$(BIN)/python -m twine check --strict build/dist/*
+	$(TOOLS)/bin/python -m build --outdir build/dist
+	$(TOOLS)/bin/python -m twine check --strict build/dist/*
+
+$(TOOLS)/.ready: constraints.txt
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt build twine
+	@touch $@
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -130,4 +135,4 @@ $(LOWER)/.ready: pyproject.toml constraints-lower.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(LOWER) .cache .pytest_cache .mypy_cache .ruff_cache build *.egg-info
+	rm -rf $(VENV) $(LOWER) $(OVER) $(TOOLS) .cache .pytest_cache .mypy_cache .ruff_cache build *.egg-info

@@ -65,14 +65,20 @@ TRAINING_MODULES = frozenset(
 """Modules that only an installation with the extra ``train`` has."""
 
 
-def missing_module(error: ModuleNotFoundError, what: str) -> UserError | None:
-    """What to install if ``error`` is the lack of a module of the extra ``train``, else None."""
+def missing_module(error: ModuleNotFoundError, what: str, *, submit: bool) -> UserError | None:
+    """What to do if ``error`` is the lack of a module of the extra ``train``, else None. See :func:`of_client`."""
     name = (error.name or "").partition(".")[0]
     if name not in TRAINING_MODULES or importlib.util.find_spec(name):
         return None
+    return of_client(f"{what} needs {name}", submit=submit)
+
+
+def of_client(what: str, *, submit: bool) -> UserError:
+    """The error that ``what`` is not installed with the client. ``submit``: whether it can be run as a job instead."""
+    install = "install ray-experiment-orchestrator[train]"
     return UserError(
-        f"{what} needs {name}, which is not installed here: this is the client",
-        fix="Run it on the cluster (orchestrator submit -- ...) or install ray-experiment-orchestrator[train]",
+        f"{what}, which is not installed here: this is the client",
+        fix=f"Run it on the cluster (orchestrator submit -- ...) or {install}" if submit else install.capitalize(),
         code=UNAVAILABLE,
     )
 

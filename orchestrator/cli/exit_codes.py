@@ -56,12 +56,19 @@ def _ended(error: BaseException) -> int:
         case SystemExit(__context__=BrokenPipeError()) | BrokenPipeError():  # from typer and rich, or from print
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has closed the pipe
             return DONE
-        case ModuleNotFoundError() if missing := missing_module(error, "This command"):
+        case ModuleNotFoundError() if missing := missing_module(error, "This command", submit=_submittable()):
             return _say(f"error: {missing}", missing.code)
         case Exception() if not os.environ.get("ORCHESTRATOR_TRACEBACK"):
             where = "a bug of orchestrator; ORCHESTRATOR_TRACEBACK=1 shows where"
             return _say(f"failed: {type(error).__name__}: {one_line(error)} ({where})", FAILED)
     raise error
+
+
+def _submittable() -> bool:
+    """Whether the verb of the command line can be submitted as a job."""
+    from orchestrator.jobs.submission import VERBS
+
+    return sys.argv[1:2] != [] and sys.argv[1] in VERBS
 
 
 def _say(text: str, code: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import socket
@@ -11,7 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from orchestrator.errors import UNAVAILABLE, UserError, mask
+from orchestrator.errors import UNAVAILABLE, UserError, mask, of_client
 from orchestrator.storage.settings import Settings
 from orchestrator.tracking import store
 
@@ -19,13 +20,15 @@ from orchestrator.tracking import store
 def serve(settings: Settings, host: str, port: int) -> None:
     """Serve MLflow's UI on the configured store until Ctrl-C; for a tracking server, only print its address.
 
-    Raises UserError (exit 3) when the port cannot be opened or the server does not start.
+    Raises UserError (exit 3) when the port cannot be opened, the server does not start, or this is a client.
     """
     if settings.tracking is None:
         raise UserError("There is no UI with tracking off", fix="Leave out --tracking, or name a store")
     if settings.tracking.startswith("http"):
         print(mask(settings.tracking))
         return
+    if importlib.util.find_spec("flask") is None:  # the client's mlflow-skinny has the server's modules without it
+        raise of_client("The UI needs MLflow's server", submit=False)
     artifacts = store.ensure(settings.tracking)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

@@ -134,7 +134,7 @@ def measure(folder: Path) -> Measured:
         values = json.loads(result.read_text())
     if "error" in values:
         missing = ModuleNotFoundError(name=values["missing"])
-        if of_client := missing_module(missing, "The check that the model loads and predicts"):
+        if of_client := missing_module(missing, "The check that the model loads and predicts", submit=True):
             raise of_client
         raise Unusable(f"it does not load and predict: {values['error'].splitlines()[0][:SHOWN]}")
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

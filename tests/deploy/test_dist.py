@@ -1,4 +1,4 @@
-"""The wheel of ``make dist``, installed as a client in a clean environment: what works there, and what it weighs."""
+"""Wheel and sdist of ``make dist``, each installed as a client in a clean environment: what works, what it weighs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import os
 import subprocess
 import sys
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support import ray_head, tracked
 from tests.unit.deploy.manifests import ROOT
 
-pytestmark = pytest.mark.deploy
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(3600)]
+DIST = ROOT / "build" / "dist"
 MEGABYTES = 1000
 """What the client may weigh, in place of the 7 GB of everything."""
 
@@ -26,8 +29,8 @@ def clean() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder with the executables of an environment that has the wheel alone."""
-    subprocess.run(["make", "dist", f"VENV={Path(sys.executable).parents[1]}"], cwd=ROOT, check=True)
-    (wheel,) = (ROOT / "build" / "dist").glob("*.whl")
+    subprocess.run(["make", "dist", f"PYTHON={sys.executable}"], cwd=ROOT, check=True, env=clean())
+    (wheel,) = DIST.glob("*.whl")
     folder = tmp_path_factory.mktemp("client")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     pip = [folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
@@ -35,10 +38,10 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     return folder / "bin"
 
 
-def call(client: Path, home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def call(client: Path, home: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [client / "orchestrator", *words], env=clean() | {"ORCHESTRATOR_HOME": str(home)},
-        capture_output=True, text=True, cwd=home, timeout=300,
+        [client / "orchestrator", *words], env=clean() | {"ORCHESTRATOR_HOME": str(home)} | environment,
+        capture_output=True, text=True, cwd=home, timeout=600,
     )  # fmt: skip
 
 
@@ -60,6 +63,11 @@ def test_it_is_small_and_knows_its_version(client: Path, tmp_path: Path) -> None
         (["jobs", "--address", "http://127.0.0.1:9"], 3, "No Ray dashboard answers"),
         (["submit", "--address", "http://127.0.0.1:9", "--", "doctor"], 3, "No Ray dashboard answers"),
         (["promote", "mf", "--to", "champion", "--tracking", "http://127.0.0.1:9"], 3, "http://127.0.0.1:9"),
+        (["status", "latest"], 2, "There is no run, sweep or job yet"),
+        (["logs", "latest"], 2, "There is no run, sweep or job yet"),
+        (["stop", "latest"], 2, "There is no run, sweep or job yet"),
+        (["report", "latest"], 2, "There is no run or sweep yet"),
+        (["ui"], 3, "this is the client. Install ray-experiment-orchestrator[train]"),
         (["run", "recommender", "epochs=1", "--local"], 3, "which is not installed here: this is the client"),
         (["sweep", "recommender", "--trials", "1"], 3, "which is not installed here: this is the client"),
     ],
@@ -71,3 +79,58 @@ def test_a_verb_works_or_names_what_it_needs(
     assert done.returncode == code, done.stdout + done.stderr
     assert says in done.stdout + done.stderr
     assert "a bug of orchestrator" not in done.stderr
+
+
+def test_the_sdist_installs_the_same(client: Path, tmp_path: Path) -> None:
+    (sdist,), (wheel,) = DIST.glob("*.tar.gz"), DIST.glob("*.whl")
+    pip = [client / "python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
+    subprocess.run([*pip, "--no-compile", "--target", tmp_path / "sdist", sdist], check=True, env=clean())
+    files = {str(path.relative_to(tmp_path / "sdist")) for path in (tmp_path / "sdist").rglob("*") if path.is_file()}
+    packages = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert packages == {name for name in files if ".dist-info/" not in name and not name.startswith("bin/")}
+    done = subprocess.run(
+        [client / "python", "-m", "orchestrator", "--version"], env=clean() | {"PYTHONPATH": str(tmp_path / "sdist")},
+        capture_output=True, text=True, cwd=tmp_path, check=True,
+    )  # fmt: skip
+    assert done.stdout.startswith("orchestrator ")
+
+
+def test_a_model_from_a_submitted_run_to_a_prediction(client: Path, tmp_path: Path, initialised_store: Path) -> None:
+    """The cluster and MLflow's server are of the tests' environment, which trains; the client does the rest."""
+    folder = tmp_path / "server"
+    folder.mkdir()
+    server = tracked.Server(folder, initialised_store)
+    try:
+        with ray_head.running(initialised_store) as head:
+            address = {name: value for name, value in head.environment.items() if name.startswith("RAY_")}
+            address["MLFLOW_TRACKING_URI"] = server.wait()
+
+            def orchestrator(*words: str, code: int = 0) -> str:
+                done = call(client, head.root / "home", *words, **address)
+                assert done.returncode == code, done.stdout + done.stderr
+                return done.stdout + done.stderr
+
+            train = [
+                "run",
+                "recommender",
+                "dataset=synthetic",
+                "epochs=2",
+                "--local",
+                "--name",
+                "mf",
+                "--register",
+                "mf",
+            ]
+            job = orchestrator("submit", "--", *train).split()[1]
+            assert "finished" in orchestrator("jobs")
+            assert "exit_code:  0" in orchestrator("status", job)
+            assert "Run mf:" in orchestrator("logs", job)
+            assert "Nothing to stop" in orchestrator("stop", job)
+            assert "finished" in orchestrator("status", "mf")
+            orchestrator("promote", "mf", "--to", "champion")
+            (head.root / "home" / "users.csv").write_text("user\n3\n")
+            assert "item" in orchestrator("predict", "mf@champion", "--input", "users.csv")
+            report = orchestrator("report", "mf", code=3)
+            assert "needs matplotlib, which is not installed here: this is the client. Install" in report
+    finally:
+        server.kill()

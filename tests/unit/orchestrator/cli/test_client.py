@@ -13,26 +13,33 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from orchestrator.cli import exit_codes
 from orchestrator.errors import TRAINING_MODULES
 from orchestrator.promotion import isolated_check, load_probe
 from tests.support.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[4]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+LACKS = {*TRAINING_MODULES, "flask"}  # the latter with MLflow's server
 WITHOUT = f"""
 import importlib.util, sys
 
 class Without:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {set(TRAINING_MODULES)}:
+        if name.partition(".")[0] in {LACKS}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Without())
 found = importlib.util.find_spec
-importlib.util.find_spec = lambda name, package=None: None if name in {set(TRAINING_MODULES)} else found(name, package)
+importlib.util.find_spec = lambda name, package=None: None if name in {LACKS} else found(name, package)
 from orchestrator.cli.app import main
 main()
 """
+
+
+CLIENT = "which is not installed here: this is the client."
+ON_THE_CLUSTER = "Run it on the cluster (orchestrator submit -- ...) or install"
+INSTALL = "Install ray-experiment-orchestrator[train]."
 
 
 def client(*words: str) -> subprocess.CompletedProcess[str]:
@@ -60,7 +67,8 @@ def test_each_module_is_of_a_package_of_the_extra() -> None:
         (["jobs", "--address", "http://127.0.0.1:9"], 3, "error: No Ray dashboard answers"),
         (["submit", "--address", "http://127.0.0.1:9", "--", "doctor"], 3, "error: No Ray dashboard answers"),
         (["promote", "mf", "--to", "champion"], 2, "error: There is no registered model yet"),
-        (["run", "recommender", "epochs=1", "--local"], 3, "error: This command needs torch"),
+        (["run", "recommender", "epochs=1", "--local"], 3, f"This command needs torch, {CLIENT} {ON_THE_CLUSTER}"),
+        (["ui"], 3, f"error: The UI needs MLflow's server, {CLIENT} {INSTALL}"),
     ],
 )
 def test_a_verb_works_or_names_what_it_needs(words: list[str], code: int, says: str, home: Path) -> None:
@@ -75,6 +83,21 @@ def test_the_cause_is_found_below_what_mlflow_raises() -> None:
     wrapped.__cause__ = ModuleNotFoundError("No module named 'torch'", name="torch")
     assert load_probe.missing_module(wrapped) == "torch"
     assert load_probe.missing_module(RuntimeError("other")) is None
+
+
+@pytest.mark.parametrize(
+    ("verb", "says"), [("report", INSTALL), ("sweep", ON_THE_CLUSTER), ("promote", ON_THE_CLUSTER)]
+)
+def test_a_job_is_offered_for_verbs_that_can_be_submitted(
+    verb: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> None:
+        raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib.pyplot")
+
+    monkeypatch.setattr(sys, "argv", ["orchestrator", verb, "latest"])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert exit_codes.guarded(fails) == 3
+    assert f"error: This command needs matplotlib, {CLIENT} {says}" in capsys.readouterr().err
 
 
 def test_no_gate_is_decided_by_a_module_that_the_client_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
