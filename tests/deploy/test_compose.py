@@ -27,7 +27,7 @@ import pytest
 from tests.support.ports import free_ports
 from tests.unit.deploy.manifests import DEPLOY, EXAMPLE, ROOT
 
-pytestmark = pytest.mark.deploy
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(3600)]
 SECONDS = 1800.0
 SWEEP = ["recommender", "dataset=synthetic", "epochs=300", "--space", "mf", "--scheduler", "none", "--pack", "off"]
 

@@ -12,18 +12,21 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from tests.support import tracked
 from tests.support.commands import ROOT, SPACES, THIRD_PARTY, Store, trials
 from tests.unit.deploy.manifests import DEPLOY
 
-pytestmark = pytest.mark.deploy
-SECONDS = 400.0
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(3600)]
+SECONDS = 900.0
 EPOCHS = 40
 SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--scheduler", "none", "--trials", "4", "--cpus-per-worker", "1"]
 PACE = [f"epochs={EPOCHS}", "slow=0.5", "refit=false"]
@@ -45,11 +48,17 @@ class Job:
     """A submitted job, its output and what it left on the machine."""
 
     def __init__(
-        self, home: Path, *words: str, script: str = "orchestrator.sbatch", options: Sequence[str] = ()
+        self,
+        home: Path,
+        *words: str,
+        script: str = "orchestrator.sbatch",
+        options: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.home, self.store = home, Store(home)
         foreign = ("RAY_", "ORCHESTRATOR_", "MLFLOW_")
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)} | {
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+        own = {
             "ORCHESTRATOR_HOME": str(home),
             "PYTHONPATH": f"{THIRD_PARTY}{os.pathsep}{ROOT}",
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -58,7 +67,7 @@ class Job:
         said = subprocess.run(
             ["sbatch", "--parsable", "--nodes=2", "--cpus-per-task=1", "--time=20", f"--output={home}/out.txt",
              *options, DEPLOY / "slurm" / script, *words],
-            cwd=home, env=environment, capture_output=True, text=True, check=True,
+            cwd=home, env={**inherited, **own, **(environment or {})}, capture_output=True, text=True, check=True,
         )  # fmt: skip
         self.id = said.stdout.strip()
 
@@ -79,6 +88,11 @@ class Job:
         self.until(lambda: self.state() not in ("PENDING", "RUNNING", "COMPLETING"))
         return self.state()
 
+    def start_again(self, *changes: str) -> None:
+        """Start the requeued job now, with ``changes`` of its options; Slurm would wait two minutes."""
+        self.until(lambda: self.state() == "PENDING")
+        slurm("scontrol", "update", f"JobId={self.id}", "StartTime=now", *changes)
+
     def training(self) -> bool:
         """Whether every trial has reported."""
         return len([key for key in self.store.steps() if "/" in key]) == 4
@@ -94,6 +108,18 @@ class Job:
             if environment.get("SLURM_JOB_ID") == self.id and node in (None, int(environment.get("SLURM_NODEID", -1))):
                 found.append(process)
         return found
+
+    def dashboard(self, token: str | None = None) -> int:
+        """The HTTP status that Ray's dashboard answers with, asked with the job's token unless another is given."""
+        environment = next(each.environ() for each in self.processes() if "RAY_API_SERVER_ADDRESS" in each.environ())
+        request = urllib.request.Request(f"{environment['RAY_API_SERVER_ADDRESS']}/api/version")
+        if token != "":
+            request.add_header("Authorization", f"Bearer {token or environment['RAY_AUTH_TOKEN']}")
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
 
     def check_nothing_is_left(self, lost: str | None = None) -> None:
         """No process and no running run; no folder either, but for that of a ``lost`` node."""
@@ -123,15 +149,40 @@ def submit(tmp_path: Path) -> Iterator[Callable[..., Job]]:
 
 
 def test_the_warning_before_the_time_limit_saves_and_requeues(submit: Callable[..., Job]) -> None:
-    """The signal is sent by hand: Slurm sends it itself at --signal's seconds before the end."""
+    """The signal is sent by hand, in the midst of training. The dashboard answers to the job's token alone."""
     job = submit("toy", *SWEEP, *PACE)
     job.until(job.training)
+    assert [job.dashboard(), job.dashboard(token="wrong"), job.dashboard(token="")] == [200, 403, 401]
     slurm("scancel", "--signal=USR1", "--batch", job.id)
     job.until(lambda: job.state() == "PENDING")
     job.check_nothing_is_left()
     assert "the time limit is near: saving" in job.text()
     assert 0 < sum(map(len, job.store.steps().values())) < 4 * EPOCHS, job.text()
-    slurm("scontrol", "update", f"JobId={job.id}", "StartTime=now")  # Slurm waits two minutes
+    job.start_again()
+    assert job.end() == "COMPLETED", job.text()
+    job.check_whole()
+    job.check_nothing_is_left()
+
+
+def test_a_real_time_limit(submit: Callable[..., Job]) -> None:
+    """Slurm itself warns; the trials take longer than the limit allows, whatever the machine's pace."""
+    slow = [word if not word.startswith("slow") else "slow=2" for word in PACE]
+    job = submit("toy", *SWEEP, *slow, options=("--time=2", "--signal=B:USR1@60"))
+    job.until(lambda: job.state() == "PENDING" and "the time limit is near: saving" in job.text())
+    job.check_nothing_is_left()
+    job.start_again("TimeLimit=30")
+    assert job.end() == "COMPLETED", job.text()
+    assert int(re.findall(r"Restarts=(\d+)", slurm("scontrol", "show", "job", job.id))[0]) == 1
+    job.check_whole()
+    job.check_nothing_is_left()
+
+
+def test_preemption(submit: Callable[..., Job]) -> None:
+    """``scontrol requeue`` does to a job what ``PreemptMode=REQUEUE`` does: SIGTERM, and SIGKILL after KillWait."""
+    job = submit("toy", *SWEEP, *PACE)
+    job.until(job.training)
+    slurm("scontrol", "requeue", job.id)
+    job.start_again()
     assert job.end() == "COMPLETED", job.text()
     job.check_whole()
     job.check_nothing_is_left()
@@ -151,6 +202,28 @@ def test_a_node_is_lost(submit: Callable[..., Job]) -> None:
         subprocess.run(["scontrol", "update", "NodeName=n2", "State=RESUME"], check=False)  # it may have come back
 
 
+def test_the_first_node_is_lost(submit: Callable[..., Job]) -> None:
+    """The driver and Ray's head go with it: the second node sends the job back, which resumes once a node is there."""
+    job = submit("toy", *SWEEP, *PACE)
+    job.until(job.training)
+    (daemon,) = (each for each in psutil.process_iter() if {"slurmd", "n1"} <= {Path(w).name for w in each.cmdline()})
+    command = daemon.cmdline()
+    lost = job.processes(node=0)
+    steps = {step for each in lost for step in each.parents() if step.name().startswith("slurmstepd")}
+    try:
+        for process in (daemon, *steps, *lost):  # Slurm's own first: no one reports an end
+            process.kill()
+        slurm("scontrol", "update", "NodeName=n1", "State=DOWN", "Reason=test")
+        job.until(lambda: job.state() == "PENDING")
+    finally:
+        subprocess.run(command, check=True)
+        subprocess.run(["scontrol", "update", "NodeName=n1", "State=RESUME"], check=False)  # it may have come back
+    job.start_again()
+    assert job.end() == "COMPLETED", job.text()
+    job.check_whole()
+    job.check_nothing_is_left()
+
+
 def test_scancel_leaves_nothing_and_the_next_job_resumes(submit: Callable[..., Job]) -> None:
     job = submit("toy", *SWEEP, *PACE)
     job.until(job.training)
@@ -162,14 +235,42 @@ def test_scancel_leaves_nothing_and_the_next_job_resumes(submit: Callable[..., J
     again.check_whole()
 
 
-def test_an_array_runs_each_line(submit: Callable[..., Job], tmp_path: Path) -> None:
+@pytest.fixture
+def server(tmp_path: Path, initialised_store: Path) -> Iterator[str]:
+    """The address of an MLflow server, which several jobs at once need."""
+    folder = tmp_path / "server"
+    folder.mkdir()
+    started = tracked.Server(folder, initialised_store)
+    yield started.wait()
+    started.kill()
+
+
+def test_an_array_runs_each_line(submit: Callable[..., Job], tmp_path: Path, server: str) -> None:
     words = " ".join([*SWEEP, "epochs=2", "refit=false"])
     (tmp_path / "sweeps.txt").write_text(f"first {words}\nsecond {words} --seed '7'\n")
-    job = submit(str(tmp_path / "sweeps.txt"), script="array.sbatch", options=("--array=1-2", "--nodes=1"))
+    job = submit(
+        str(tmp_path / "sweeps.txt"), script="array.sbatch", options=("--array=1-2", "--nodes=1"),
+        environment={"MLFLOW_TRACKING_URI": server},
+    )  # fmt: skip
     job.until(lambda: not slurm("squeue", "--noheader", f"--jobs={job.id}"))
     for name in ("first", "second"):
         record = json.loads((tmp_path / "storage" / name / "record.json").read_text())
         assert record["status"] == "finished", job.text()
+    store = Store(tmp_path / "server")
+    store.check()
+    assert len(store.query("select run_uuid from runs where status = 'FINISHED'")) == 10
+
+
+def test_a_run_and_the_same_line_again(submit: Callable[..., Job], tmp_path: Path) -> None:
+    words = ["one", "run", "toy", "epochs=3", "refit=false", "--workers", "2", "--cpus-per-worker", "1"]
+    job = submit(*words)
+    assert job.end() == "COMPLETED", job.text()
+    assert json.loads((tmp_path / "storage" / "one" / "record.json").read_text())["status"] == "finished"
+    job.store.check()
+    again = submit(*words)
+    assert again.end() == "COMPLETED", again.text()
+    assert "one is finished already" in again.text()
+    assert len(again.store.query("select run_uuid from runs")) == 1
 
 
 def test_a_command_that_is_wrong_ends_the_job(submit: Callable[..., Job]) -> None:
