@@ -42,7 +42,7 @@ def bert_base(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def mse(trial: optuna.Trial) -> dict[str, Any]:
-    """Regression on the cosine, and the cosine of a score of 0 (note: 0 or -1; RESULTS.md: .1)."""
+    """Regression on the cosine, and the cosine of a score of 0 (note: 0 or -1; docs/results/bi-encoder.md: 0.1)."""
     lowest = trial.suggest_categorical("lowest_cosine", [-1.0, -0.5, 0.0, 0.1])
     return {**_training(trial), "loss": "mse", "lowest_cosine": lowest}
 

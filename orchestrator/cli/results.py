@@ -142,7 +142,9 @@ def top(
     every: Annotated[float, typer.Option("--every", min=0.2, metavar="S", help="Seconds between updates.")] = 2.0,
     as_json: Json = False,
     storage: Storage = None,
-    ray_address: RayAddress = None,
+    ray_address: Annotated[
+        str | None, typer.Option("--ray-address", help="Ray cluster to show.  [default: none]")
+    ] = None,
 ) -> None:
     """Show the cluster and its runs, live on a terminal.
 

@@ -36,7 +36,7 @@ NAMES: dict[str, tuple[str, str]] = {
 class Settings:
     """Resolved settings; ``sources`` tells for each name where its value came from.
 
-    ``storage`` is a folder always: of a URI, the one that mirrors it (see :mod:`orchestrator.remote`).
+    ``storage`` is always a folder; for a URI, its local copy (see :mod:`orchestrator.storage.remote`).
     """
 
     home: Path
