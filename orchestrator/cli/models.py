@@ -33,7 +33,8 @@ def promote(
         str | None, typer.Option("--gates", metavar="FILE", help="Gates.  [default: gates.yaml in the home]")
     ] = None,
     confidence: Annotated[
-        float | None, typer.Option("--confidence", help="Of better and guard.  [default: as in the gates, .95]")
+        float | None,
+        typer.Option("--confidence", help="Confidence of the gates better and guard.  [default: as in the gates, .95]"),
     ] = None,
     reason: Reason = None,
     force: Annotated[bool, typer.Option("--force", help="Skip the gates; needs --reason.")] = False,

@@ -114,7 +114,7 @@ def sync(
 
 
 References = Annotated[list[str], typer.Argument(metavar="ID [ID ...]", help="Ids of runs and sweeps, or latest.")]
-Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where it is written.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Output file.")]
 
 
 @app.command()

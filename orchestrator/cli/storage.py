@@ -17,7 +17,9 @@ app = typer.Typer()
 
 @app.command()
 def clean(
-    older_than: Annotated[float, typer.Option("--older-than", min=0, metavar="DAYS", help="Only older ones.")] = 0.0,
+    older_than: Annotated[
+        float, typer.Option("--older-than", min=0, metavar="DAYS", help="Only data unchanged for DAYS.")
+    ] = 0.0,
     kept: Annotated[bool, typer.Option("--kept", help="Also the checkpoints that sweep --keep all keeps.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Remove it.  [default: only show it]")] = False,
     as_json: Json = False,

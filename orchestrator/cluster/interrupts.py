@@ -135,7 +135,7 @@ class Interrupts:
             self._console.show_cursor()
             os._exit(INTERRUPTED)
         self._pressed = now
-        self.stop("Stopping at the end of this epoch and saving. Once more to end at once.")
+        self.stop("Stopping at the end of this epoch and saving. Press Ctrl-C again to end at once.")
 
     def _wake(self, number: int) -> None:
         if self._signals is not None:

@@ -28,17 +28,25 @@ Preset = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of everything random.  [default: 0]")]
 Local = Annotated[bool, typer.Option("--local", help="In this process, without Ray.")]
-Name = Annotated[str | None, typer.Option("--name", help="Its id.  [default: workload, time and four digits]")]
+Name = Annotated[
+    str | None, typer.Option("--name", help="Id of the run or sweep.  [default: workload, time, four digits]")
+]
 Register = Annotated[str | None, typer.Option("--register", metavar="NAME", help="Register the model under NAME.")]
 Json = Annotated[bool, typer.Option("--json", help="One machine-readable line, last on standard output.")]
-Resume = Annotated[str | None, typer.Option("--resume", metavar="latest|ID", help="Continue an interrupted one.")]
+Resume = Annotated[
+    str | None, typer.Option("--resume", metavar="latest|ID", help="Continue an interrupted run or sweep.")
+]
 Workers = Annotated[
     int | str | None,
-    typer.Option("--workers", metavar="N|MIN:MAX", help="Processes that train one model (DDP); elastic.  [default: 1]"),
+    typer.Option(
+        "--workers", metavar="N|MIN:MAX", help="Processes that train one model (DDP); MIN:MAX is elastic.  [default: 1]"
+    ),
 ]
 Gpus = Annotated[
     float | None,
-    typer.Option("--gpus-per-worker", help="A fraction only with one worker.  [default: 1 if available]"),
+    typer.Option(
+        "--gpus-per-worker", help="GPUs of a worker; a fraction requires one worker.  [default: 1 if available]"
+    ),
 ]
 Cpus = Annotated[float | None, typer.Option("--cpus-per-worker", help="CPUs of a worker.")]
 MaxGpus = Annotated[int | None, typer.Option("--max-gpus", help="GPUs held at once, at most.  [default: all that fit]")]
@@ -85,13 +93,17 @@ Constraint = Annotated[
 ]
 MaxFailures = Annotated[
     int | None,
-    typer.Option("--max-failures", help="Failed trials that stop it.  [default: the first 5, or 10 of the first 20]"),
+    typer.Option(
+        "--max-failures",
+        help="Number of failed trials that stops the sweep.  [default: the first 5 with one cause, or 10 of the first 20]",
+    ),
 ]
 TrialTimeout = Annotated[
-    float | None, typer.Option("--trial-timeout", help="Seconds without a report until a trial or run has failed.")
+    float | None, typer.Option("--trial-timeout", help="Seconds without a report after which a trial or run fails.")
 ]
 Profile = Annotated[
-    int | None, typer.Option("--profile", metavar="STEPS", help="Trace so many steps before training, as an artifact.")
+    int | None,
+    typer.Option("--profile", metavar="STEPS", help="Trace STEPS steps before training; the trace is an artifact."),
 ]
 MoreTrials = Annotated[
     int, typer.Option("--more-trials", help="With --resume: additional trials; a new winner opens test again.")

@@ -1,1 +1,1 @@
-"""One experiment: session, driver, worker and what passes between them."""
+"""One experiment: session, driver, worker, reports."""

@@ -327,8 +327,7 @@ def finish(session: Session, spec: ExperimentSpec, register: str | None, folder:
     _say_metrics(console, spec, outcome)
     if untouched:
         console.say(
-            "Training has made the pretrained weights worse, or no better: on validation no epoch is ahead of epoch 0, "
-            "before training. The model is the untouched one"
+            "No trained epoch beats the pretrained weights (epoch 0) on validation. The model keeps the pretrained weights"
         )
     if register and version:
         console.say(f"Registered: models:/{register}/{version}")

@@ -114,17 +114,17 @@ def follow(
             small = needs_less_memory(error)
             if small and micro_batches.increase(spec, home, small):
                 parts = micro_batches.chosen(spec, home)
-                session.console.say(f"Out of memory; going on with {parts} micro-batches of a batch")
+                session.console.say(f"Out of memory; continuing with {parts} micro-batches of a batch")
                 continue
             lost += 1
             if devices:
                 devices.report(cause(error))
             if not lost_a_process(error) or lost > RETRIES:
                 raise RunFailed(session.folder.id, cause(error), str(session.folder.log)) from error
-            session.console.say(f"A worker was lost ({cause(error)}); going on from the last checkpoint")
+            session.console.say(f"A worker was lost ({cause(error)}); continuing from the last checkpoint")
             continue
         if isinstance(failure, Stopped) and not session.interrupts.stop_requested():
-            session.console.say("The workers have saved, and others go on")
+            session.console.say("The workers have saved; new workers continue")
             continue
         break
     if isinstance(failure, Diverged):
@@ -209,12 +209,12 @@ def _patience(session: Session, begun: bool, devices: LostDevices | None) -> Cal
         waited = time.monotonic() - began
         if not announced and waited > PATIENCE_SECONDS:
             announced = True
-            what = "none is there for those it had" if begun else "the cluster is busy with something else"
+            what = "the lost ones have no replacement yet" if begun else "the cluster is busy with something else"
             session.console.say(f"Waiting for workers: {what}")
         if begun and waited > LOST_SECONDS:
             raise RunFailed(
                 session.folder.id,
-                f"its workers were lost, and no others came within {duration(LOST_SECONDS)}; go on with "
+                f"its workers were lost and no replacement started within {duration(LOST_SECONDS)}; continue with "
                 f"orchestrator {session.folder.record['kind']} --resume {session.folder.id}",
                 str(session.folder.log),
             )

@@ -144,16 +144,16 @@ def sync(settings: Settings, folder: RunFolder) -> str:
     """Upload what an outage has delayed: the journal's values and files, then the model, then the folder's files.
 
     The model is registered as requested; the folder's files go to object storage. Returns a sentence. Raises UserError
-    (exit 3) when MLflow or the storage is still away.
+    (exit 3) when MLflow or the storage still cannot be reached.
     """
     if folder.has_live_driver():
-        raise UserError(f"{folder.id} is still running and delivers by itself", fix="Wait for its end")
+        raise UserError(f"{folder.id} is still running and uploads its own results", fix="Wait for its end")
     with file_lock(folder.path / "sync.lock"):
         try:
             uploaded = _sync_tracking(settings, folder)
         finally:
             stored = _sync_storage(folder)
-    return f"{folder.id}: {'; '.join([*uploaded, *stored]) or 'everything is delivered'}"
+    return f"{folder.id}: {'; '.join([*uploaded, *stored]) or 'everything is uploaded'}"
 
 
 def _sync_storage(folder: RunFolder) -> list[str]:
@@ -173,11 +173,11 @@ def _sync_tracking(settings: Settings, folder: RunFolder) -> list[str]:
     preflight.tracking(settings)
     tracker = open_tracker(settings, folder, resuming=True)
     if tracker is None:
-        raise UserError("Tracking is off, so there is nowhere to deliver to", fix="Name a server with --tracking")
+        raise UserError("Tracking is off, so nothing can be uploaded", fix="Name a server with --tracking")
     problem = tracker.close()
     if journal.exists():
-        raise UserError(problem or f"{journal} could not be delivered", code=UNAVAILABLE)
-    lines = ["delivered"]
+        raise UserError(problem or f"{journal} could not be uploaded", code=UNAVAILABLE)
+    lines = ["uploaded"]
     if owed:
         lines.append(_complete(settings, folder, tracker.run_id(folder.id, timeout=0), owed))
     return [*lines, *([problem] if problem else [])]
@@ -188,19 +188,19 @@ def _complete(settings: Settings, folder: RunFolder, run_id: str, owed: dict[str
     name = owed["register"]
     outcome = folder.path / owed["outcome"]
     if not outcome.resolve().is_relative_to(folder.path.resolve()):
-        raise UserError(f"The model that {folder.id} owes lies outside its folder", got=outcome)
+        raise UserError(f"The pending model of {folder.id} is outside its folder", got=outcome)
     try:
         logged = _log(settings, run_id, outcome, name)
     except registry.Unservable as error:
         raise UserError(
-            f"The values of {folder.id} are delivered, the model is not: its predictor fails on its own example: "
+            f"Metrics of {folder.id} were uploaded, its model was not: its predictor fails on its own example: "
             f"{one_line(error)}",
             code=FAILED,
         ) from error
     except registry.trouble() as error:
         raise UserError(
-            f"The values of {folder.id} are delivered, the model is not: {one_line(error)}",
-            fix="Try again when MLflow takes it", code=UNAVAILABLE,
+            f"Metrics of {folder.id} were uploaded, its model was not: {one_line(error)}",
+            fix="Try again when MLflow accepts it", code=UNAVAILABLE,
         ) from None  # fmt: skip
     shutil.rmtree(folder.path / owed["outcome"] / SEALED, ignore_errors=True)
     result = folder.record.get("result") or {}

@@ -1,1 +1,1 @@
-"""What a sweep tries: the study in its journal, samplers, schedulers, search spaces."""
+"""The Optuna study in its journal, samplers, schedulers, search spaces."""

@@ -147,7 +147,7 @@ def _check_plain(values: Mapping[str, Any]) -> None:
             json.dumps(value)
         except TypeError:
             raise UserError(
-                f"Parameter {name} from the search space is no plain value",
+                f"Parameter {name} from the search space is not a plain value",
                 got=type(value).__name__,
                 allowed="numbers, text, lists and dicts of them",
             ) from None

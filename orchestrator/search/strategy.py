@@ -49,7 +49,7 @@ def settle(
     if search.trial_timeout is not None and local:
         raise UserError(
             "--trial-timeout kills the process of a trial, and --local has only its own",
-            fix="Leave one of the two away",
+            fix="Leave out one of the two",
         )
     if plan.refit is None:
         plan = plan.model_copy(update={"refit": objectives[0].refit})

@@ -42,7 +42,7 @@ def lessons(
         if not learnt:
             raise UserError(
                 f"{source.id} has no trial that lies in this search space and has this objective",
-                fix="Leave --warm-start away",
+                fix="Leave out --warm-start",
             )
         usable += learnt
         lines.append(f"Learnt from {len(learnt)} of {len(trials)} trials of {source.id}")

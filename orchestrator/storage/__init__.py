@@ -1,1 +1,1 @@
-"""Where runs lie: folders, checkpoints, accounts, copies on object stores."""
+"""Run folders, leases, usage log, synchronisation with object stores."""

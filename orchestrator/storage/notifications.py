@@ -145,7 +145,7 @@ def check(target: str) -> str:
         good = False
     if not good:
         raise UserError(
-            "The setting notify is not one that works",
+            "The setting notify is not valid",
             allowed="http(s)://HOST/PATH without a user, or 'cmd: PROGRAM WORDS' in quotes",
         )
     return target

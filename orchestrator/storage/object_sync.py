@@ -268,7 +268,7 @@ def download(folder: Path, mark: str, parts: Sequence[str] = ()) -> None:
             return
         if time.monotonic() > deadline:
             raise UserError(
-                f"What another node has stored at {location.uri} cannot be had", got=trouble, code=UNAVAILABLE,
+                f"Files that another node stored at {location.uri} cannot be downloaded", got=trouble, code=UNAVAILABLE,
                 fix="Resume it when the storage answers",
             )  # fmt: skip
         time.sleep(1.0)

@@ -208,7 +208,7 @@ class RunFolder:
         further = int(theirs.get("holds", 0)) > int(self.record.get("holds", 0))
         ended = theirs.get("status") in SETTLED and self.record["status"] not in SETTLED
         if generations.generation(name) > generations.generation(self.path.name) or further or ended:
-            raise UserError(f"{self.id} has gone on elsewhere meanwhile", fix="Try again")
+            raise UserError(f"{self.id} was continued on another machine meanwhile", fix="Try again")
         return theirs
 
     def _move(self, claim: Lease | None, number: int, lock: IO[str]) -> IO[str]:
@@ -270,10 +270,10 @@ def create(
 ) -> RunFolder:
     """Make the folder of a new run or sweep, held by this process; its id is ``name``, or made up.
 
-    Raises UserError for a name that is in use or cannot be one, and (exit 3) when the storage cannot be written.
+    Raises UserError for a name that is in use or not valid, and (exit 3) when the storage cannot be written.
     """
     if name is not None and not NAME.fullmatch(name):
-        raise UserError("The name cannot be one", got=repr(name), allowed="letters, digits, . _ - (at most 100)")
+        raise UserError("The name is not valid", got=repr(name), allowed="letters, digits, . _ - (at most 100)")
     if name is not None and (sync_state.has(storage, name) or generations.of_run(storage, name)):
         raise _in_use(name, kind)
     try:
@@ -354,7 +354,9 @@ def find(storage: Path, reference: str, kind: Kind | None = None) -> RunFolder:
         named = open_folder(generations.current(storage, reference))
         if kind not in (None, named.record["kind"]):
             is_a = named.record["kind"]
-            raise UserError(f"{reference} is a {is_a}, no {kind}", fix=f"Try: orchestrator {is_a} --resume {reference}")
+            raise UserError(
+                f"{reference} is a {is_a}, not a {kind}", fix=f"Try: orchestrator {is_a} --resume {reference}"
+            )
         return named
     names = []
     for folder in folders(storage, kind):

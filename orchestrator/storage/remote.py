@@ -171,14 +171,14 @@ def normal(uri: str) -> str:
     parts = urlsplit(uri.strip())
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise UserError(
-            "The storage's address is to be an address alone",
+            "The storage address may contain only scheme, bucket and prefix",
             got=f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}, with more around it",
             allowed="s3://BUCKET/PREFIX",
             fix="Credentials and endpoint come from the environment: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL_S3",
         )
     text = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
     if not parts.netloc or len(_slug(text)) > 200:
-        raise UserError("The storage's address cannot be one", got=repr(uri), allowed="s3://BUCKET/PREFIX")
+        raise UserError("The storage address is not valid", got=repr(uri), allowed="s3://BUCKET/PREFIX")
     return text
 
 

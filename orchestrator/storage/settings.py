@@ -115,7 +115,7 @@ def _tracking(uri: str | None) -> str:
     schemes = ("http://", "https://", "sqlite:///", "postgresql://", "postgresql+psycopg2://", "mysql", "mssql")
     if not uri.startswith(schemes):
         raise UserError(
-            "The tracking address is not one that works",
+            "The tracking address is not supported",
             got=repr(uri),
             allowed="http(s)://HOST:PORT, sqlite:///FILE, a database URI, or none",
             fix="Files (mlruns, file:) are refused by MLflow since 3.7; leave it unset for the embedded store",
@@ -137,7 +137,7 @@ def _without_login(uri: str) -> str:
         if "@" not in uri:
             return uri
         raise UserError(
-            "The tracking address is not one", got=repr(uri), allowed="http(s)://USER:PASSWORD@HOST:PORT",
+            "The tracking address is not valid", got=repr(uri), allowed="http(s)://USER:PASSWORD@HOST:PORT",
             fix="Write a slash in a password as %2F, or put it into MLFLOW_TRACKING_PASSWORD",
         ) from None  # fmt: skip
     for variable, value in (("MLFLOW_TRACKING_USERNAME", parts.username), ("MLFLOW_TRACKING_PASSWORD", parts.password)):

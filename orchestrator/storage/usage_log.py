@@ -178,7 +178,7 @@ def moment(text: str) -> float:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
         raise UserError(
-            "This is no date", got=repr(text), allowed="2026-11-21, or 2026-11-21T09:30", fix="Correct --since"
+            "The date is not valid", got=repr(text), allowed="2026-11-21, or 2026-11-21T09:30", fix="Correct --since"
         ) from None
 
 

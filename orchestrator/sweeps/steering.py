@@ -56,7 +56,7 @@ def apply(study: Study, request: str, values: Mapping[str, Any]) -> str:
             return f"Trial {number} was added: {'  '.join(f'{name}={value}' for name, value in params.items())}"
         stopped, verdict = values.get("stop"), values.get("verdict")
         if type(stopped) is not int or verdict not in VERDICTS:
-            raise ValueError("it is neither to add nor to stop a trial")
+            raise ValueError("the request neither adds nor stops a trial")
     except (UserError, ValueError, TypeError) as error:
         study.refuse(request, str(error))
         return f"A request was refused: {error}"

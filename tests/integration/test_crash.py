@@ -141,7 +141,7 @@ def test_a_second_signal_while_it_saves_ends_it_at_once(home: Path, start: Start
     run.until(lambda: not store.query("select run_uuid from runs where status = 'RUNNING'"))
     (folder,) = records.folders(home / "storage")
     assert (folder.record["status"], folder.record["exit_code"], folder.status()) == ("interrupted", 130, "running")
-    run.until(lambda: "Once more to end at once" in run.text())
+    run.until(lambda: "Press Ctrl-C again" in run.text())
     time.sleep(ONE_PRESS_SECONDS)
     run.terminate()
     assert run.end() == 130

@@ -138,7 +138,7 @@ def sync_after(command: Command, server: Server, home: Path, start: Start) -> se
 
     server.start()
     server.wait()
-    for said in ("delivered; registered as models:/kept/1", "everything is delivered"):
+    for said in ("uploaded; registered as models:/kept/1", "everything is uploaded"):
         sync = start("sync", "latest")
         assert sync.end() == 0, sync.text()
         assert sync.text().strip() == f"{folder.name}: {said}"

@@ -1,4 +1,4 @@
-"""Random views of images, batched on tensors: each sample its own draw, no per-image Python."""
+"""Random image augmentation in batches, with separate draws for each image."""
 
 from workloads.augment.recipe import MEAN, STD, Draws, Recipe, normalise
 

@@ -1,7 +1,7 @@
-"""Datasets by name: present, intact, converted once and shared. Light to import; numbers load when asked for.
+"""Datasets by name: download, verification, cached conversion.
 
-A folder a kind of dataset: ``interactions``, ``images``, sentence ``pairs``, ``retrieval`` collections, ``questions``
-about graphs.
+Imports neither torch nor numpy until a dataset is read. One folder for each kind of dataset: ``interactions``,
+``images``, sentence ``pairs``, ``retrieval`` collections, ``questions`` about graphs.
 """
 
 from workloads.data.cache import cache_dir, default_data_root

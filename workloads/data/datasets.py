@@ -108,7 +108,7 @@ def check_kind(name: str, *kinds: str) -> str:
             kind = dataset(name).kind
         except DataError:
             layouts = "; or ".join(KINDS[kind].layout for kind in kinds)
-            raise DataError("what is there is no dataset", file=Path(name), expected=layouts) from None
+            raise DataError("the path is not a dataset", file=Path(name), expected=layouts) from None
     if kind not in kinds:
         expected = f"{' or '.join(kinds)}: {', '.join(fitting)}, or the path of your own"
         raise DataError(f"dataset {name!r} holds another kind of data", got=kind, expected=expected)
@@ -236,7 +236,7 @@ def occupations(name: str, root: Path) -> Any:
     if entry.occupations is None:
         having = ", ".join(entry.name for entry in DATASETS.values() if entry.occupations)
         raise DataError(
-            f"dataset {name} does not tell its users' occupations", got=name, expected=f"one of {having}",
+            f"dataset {name} has no occupations of its users", got=name, expected=f"one of {having}",
             fix="Set another bns_prior, or one of these datasets",
         )  # fmt: skip
     for source in entry.extras:

@@ -34,10 +34,10 @@ def download(source: SourceFile, folder: Path) -> Path:
                     break
             if not source.accepts(size, checksum.hexdigest()):
                 raise DataError(
-                    f"what {source.url} sends is not the file of the dataset",
+                    f"the file from {source.url} is not the dataset's",
                     got=f"{'at least ' * (0 < source.size < size)}{size} bytes, sha256 {checksum.hexdigest()}",
                     expected=f"{source.size or 'some'} bytes" + f", sha256 {source.sha256}" * bool(source.sha256),
-                    fix="Nothing was changed; try again, and if it stays so the source has changed",
+                    fix="Nothing was changed. Try again; if it happens again, the source has changed",
                 )
     except OSError as error:
         raise DataError(
@@ -62,10 +62,10 @@ def _member(source: SourceFile, folder: Path) -> Iterator[bytes]:
                     yield chunk
         except (zipfile.BadZipFile, KeyError) as error:
             raise DataError(
-                f"what {source.url} sends is not the archive of the dataset",
+                f"the file from {source.url} is not the dataset's archive",
                 got=str(error),
                 expected=f"a ZIP archive with {source.member}",
-                fix="Nothing was changed; try again, and if it stays so the source has changed",
+                fix="Nothing was changed. Try again; if it happens again, the source has changed",
             ) from error
 
 

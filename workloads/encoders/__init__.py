@@ -1,1 +1,1 @@
-"""Encoders: a text or an image becomes a vector."""
+"""Text and image encoders."""

@@ -117,7 +117,7 @@ def _unreachable(name: str, error: Exception) -> DataError:
     close = get_close_matches(name, (MINILM, BERT_BASE, TINY), n=1)
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
     return DataError(
-        f"encoder {name!r} is neither on this machine nor to be had from the Hugging Face hub ({reason})",
+        f"encoder {name!r} is not on this machine and cannot be downloaded from the Hugging Face hub ({reason})",
         expected=_EXPECTED,
         fix=f"Did you mean {close[0]!r}?" if close else None,
     )

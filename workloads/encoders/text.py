@@ -218,8 +218,8 @@ def _set_dropout(folder: Path | None, config: PretrainedConfig, dropout: float |
     own = [name for name in _DROPOUTS if hasattr(config, name)]
     if not own:
         got = f"dropout={dropout:g} for model type {config.model_type}"
-        fix = "Leave dropout away"
-        raise DataError("the encoder has no dropout that could be set", file=folder, got=got, fix=fix)
+        fix = "Leave out dropout"
+        raise DataError("the encoder has no dropout to set", file=folder, got=got, fix=fix)
     for name in own:
         setattr(config, name, dropout)
 

@@ -1,1 +1,1 @@
-"""Lifelong first-stage retrieval: documents arrive in sessions, and the index is only ever appended to (L2R)."""
+"""First-stage retrieval with documents arriving in sessions and an append-only index (L2R)."""

@@ -1,1 +1,1 @@
-"""Losses, one file by the shape of what they take, one function a formula: tensors in, never a model."""
+"""Loss functions: one per formula, from tensors to tensors."""

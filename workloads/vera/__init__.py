@@ -1,1 +1,1 @@
-"""Retrieval that knows when it fails: ranking and confidence learnt apart, in stages (VERA)."""
+"""Retrieval with a calibrated confidence, trained in stages (VERA)."""

@@ -41,7 +41,7 @@ def test_the_name_of_a_run(name: str) -> None:
             records.create(storage, "run", "toy", {}, "orchestrator run toy", name).release("finished", 0)
             assert [path.name for path in storage.iterdir()] == [name]
         else:
-            with pytest.raises(UserError, match="cannot be one"):
+            with pytest.raises(UserError, match="is not valid"):
                 records.create(storage, "run", "toy", {}, "orchestrator run toy", name)
             assert list(storage.iterdir()) == []
         assert [path.name for path in Path(scratch).iterdir()] == ["storage"]

@@ -164,7 +164,7 @@ def test_a_link_in_a_folder_is_not_followed(outcome: Path, name: str, tmp_path: 
 @pytest.mark.parametrize("place", ["../../theirs", "/etc"])
 def test_what_a_record_owes_lies_in_its_folder(place: str, theirs: Path, settings: Settings) -> None:
     folder = records.find(settings.storage, "theirs")
-    with pytest.raises(UserError, match="lies outside its folder"):
+    with pytest.raises(UserError, match="is outside its folder"):
         model_upload._complete(settings, folder, "run", {"outcome": place, "register": None})
 
 

@@ -86,7 +86,7 @@ def _text(file: Path) -> dict[str, Any]:
         for number, line in enumerate(text.splitlines(), 1):
             if b"\x00" in line or line.decode(errors="ignore").encode() != line:
                 got = repr(line[:_SHOWN])
-                raise DataError("the line is no UTF-8 text", file=file, line=number, got=got) from None
+                raise DataError("the line is not UTF-8 text", file=file, line=number, got=got) from None
         raise DataError("the table cannot be parsed", file=file, got=str(error)) from None
     if uneven:
         row = uneven[0]
@@ -106,7 +106,7 @@ def _parquet(file: Path) -> dict[str, Any]:
         roles = _roles(file, names, ", ".join(names)[:_SHOWN] or "none")
         table = parquet.read_table(file, columns=list(roles.values()), use_threads=False)
     except pa.ArrowInvalid as error:
-        raise DataError("it is no Parquet file, or damaged", file=file, got=str(error)[:_SHOWN]) from None
+        raise DataError("the file is not Parquet, or is damaged", file=file, got=str(error)[:_SHOWN]) from None
     return {role: table.column(name).combine_chunks() for role, name in roles.items()}
 
 

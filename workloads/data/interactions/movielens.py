@@ -73,7 +73,7 @@ def _occupations(folder: Path, file: str, separator: str, n_users: int) -> NDArr
     for number, (line, columns) in enumerate(zip(lines, fields), 1):
         if len(columns) != 5 or columns[0] != str(number):
             raise DataError(
-                "the line is no user", file=users, line=number, got=repr(line[:60]),
+                "the line is not a user", file=users, line=number, got=repr(line[:60]),
                 expected=f"5 fields, the first of them {number}",
             )  # fmt: skip
     if len(fields) != n_users:

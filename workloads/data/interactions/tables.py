@@ -43,7 +43,7 @@ def own_interactions(name: str) -> Dataset:
     if not path.is_absolute():
         expected = "an absolute path"
         fix = f"Use {absolute(name)}"
-        raise DataError("a relative path is another file elsewhere", got=repr(name), expected=expected, fix=fix)
+        raise DataError("a dataset path must be absolute", got=repr(name), expected=expected, fix=fix)
     if path.is_dir():
         return _own(name, path, _parts(path))
     if not path.name.endswith(FORMS):

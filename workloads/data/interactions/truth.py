@@ -29,6 +29,6 @@ def untrusted(data: Interactions) -> NDArray[np.bool_]:
         ValueError: there are no ratings.
     """
     if data.train_ratings is None:
-        raise ValueError("the dataset has no ratings, which tell the interactions that are not to be trusted")
+        raise ValueError("the dataset has no ratings, so untrusted interactions are unknown")
     mask: NDArray[np.bool_] = data.train_ratings <= 1  # noise has rating 0
     return mask

@@ -98,7 +98,7 @@ def _names(file: Path) -> list[str]:
         try:
             names: list[str] = parquet.read_schema(file).names
         except pa.ArrowException as error:
-            raise DataError("it is no Parquet file, or damaged", file=file, got=str(error)[:_SHOWN]) from None
+            raise DataError("the file is not Parquet, or is damaged", file=file, got=str(error)[:_SHOWN]) from None
         return names
     first = content(file).partition(b"\n")[0].decode(errors="replace").removeprefix("\ufeff").rstrip("\r")
     return next((names for _, names in _rows(file, first)), [])
@@ -176,7 +176,7 @@ def _text(file: Path, header: bool, may_hide: bool) -> _Columns:
     try:
         text = content(file).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError("the file is no UTF-8 text", file=file, got=str(error)) from None
+        raise DataError("the file is not UTF-8 text", file=file, got=str(error)) from None
     rows = list(_rows(file, text))
     names = rows.pop(0)[1] if header and rows else [*COLUMNS, _SCORES[0]]
     score = _score_of(file, names, may_hide)

@@ -100,7 +100,7 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
         ),
         (f"{RUN} dataset=ml-100k", ("100k_train.csv", "is missing", "orchestrator data fetch ml-100k")),
         ("data fetch ml100k", ("Unknown dataset: got 'ml100k'", "Did you mean 'ml-100k'?")),
-        ("run recommender --tracking mlruns", ("not one that works: got 'mlruns'; allowed: http(s)://",)),
+        ("run recommender --tracking mlruns", ("not supported: got 'mlruns'; allowed: http(s)://",)),
         (f"{SWEEP} --sampler tep", ("got 'tep'; allowed: 'tpe', 'gp', 'cmaes', 'random' or 'grid'", "'tpe'?")),
         (f"{SWEEP} --scheduler median5", ("got 'median5'; allowed: 'asha', 'hyperband', 'median', 'pbt' or 'none'",)),
         (f"{SWEEP} --sampler grid", ("A grid needs steps, and lr has none", "Give it step=")),
@@ -109,7 +109,7 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
         (f"{SWEEP} --max-device-hours 0", ("Search setting max_device_hours is not valid: got 0",)),
         (f"{SWEEP} --time-budget 0", ("Search setting time_budget is not valid: got 0",)),
         (f"{SWEEP} --trial-timeout 0", ("Search setting trial_timeout is not valid: got 0",)),
-        (f"{SWEEP} --trial-timeout 5", ("--trial-timeout", "--local", "Leave one of the two away")),
+        (f"{SWEEP} --trial-timeout 5", ("--trial-timeout", "--local", "Leave out one of the two")),
         (f"{SWEEP} --more-trials 3", ("--more-trials and --retry-failed continue a sweep", "--resume ID")),
         (f"{SWEEP} --retry-failed", ("--more-trials and --retry-failed continue a sweep",)),
         (
@@ -118,9 +118,9 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
         ),
         (
             f"{RUN} sampler=bns bns_prior=occupation",
-            ("synthetic does not tell its users' occupations", "Set another bns_prior"),
+            ("synthetic has no occupations of its users", "Set another bns_prior"),
         ),
-        (f"{SWEEP} sampler=bns bns_prior=occupation", ("synthetic does not tell its users' occupations",)),
+        (f"{SWEEP} sampler=bns bns_prior=occupation", ("synthetic has no occupations of its users",)),
         ("run vera refit=true", ("a refit trains on the validation part", "Set refit=false")),
         ("sweep lifelong epochs=3 --trials 2", ("epochs=3 are too few for 5 sessions", "Set epochs=5 or more")),
         ("run text_ranker refit=true --local", ("where bm25_weight would be chosen", "or refit=false")),
@@ -129,8 +129,8 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
         (f"{SWEEP} objective=recall_at_20", ("The objective recall_at_20 needs a direction", "recall_at_20:max")),
         (f"{RUN} objective=recall_at_20:up", ("The objective recall_at_20 needs a direction: got 'recall_at_20:up'",)),
         (f"{SWEEP} objective=ndcg_at_20,recall_at_20:max --scheduler asha", ("stops trials by one objective",)),
-        (f"{RUN} --name latest", ("The name cannot be one: got 'latest'",)),
-        (f"{SWEEP} --name a/b", ("The name cannot be one: got 'a/b'",)),
+        (f"{RUN} --name latest", ("The name is not valid: got 'latest'",)),
+        (f"{SWEEP} --name a/b", ("The name is not valid: got 'a/b'",)),
         (f"{SWEEP} --trials 0", ("Search setting trials is not valid: got 0",)),
         (f"{SWEEP} --space spce", ("Unknown search space of recommender: got 'spce'", "Did you mean 'space'?")),
         (f"{SWEEP} --space none.py:space", ("search space's file does not exist", "none.py")),
@@ -327,7 +327,7 @@ def test_nothing_to_resume(verb: str, refused: Callable[..., str]) -> None:
 
 def test_a_run_resumed_as_a_sweep(refused: Callable[..., str]) -> None:
     folder = interrupted()
-    refused(f"sweep --resume {folder.id}", 2, f"is a run, no sweep. Try: orchestrator run --resume {folder.id}")
+    refused(f"sweep --resume {folder.id}", 2, f"is a run, not a sweep. Try: orchestrator run --resume {folder.id}")
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_report_of_one_and_of_several(
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("best r0.1-0", "r0.1-0 is a run, no sweep"),
+        ("best r0.1-0", "r0.1-0 is a run, not a sweep"),
         ("best z", "Unknown sweep"),
         ("ls --status runing", "Did you mean 'running'?"),
         ("ls --kind job", "Invalid value for '--kind'"),
@@ -92,7 +92,7 @@ def test_report_of_one_and_of_several(
         ("compare r0.1-0 --metric eror", "Did you mean 'error'?"),
         ("compare r0.1-0 --format pdf", "Invalid value for '--format'"),
         ("compare r0.1-0 r0.2-0 --baseline 7", "Unknown baseline"),
-        ("accounts --since yesterday", "This is no date"),
+        ("accounts --since yesterday", "The date is not valid"),
         ("report s --output /nowhere/report.html", "/nowhere/report.html cannot be written"),
     ],
 )

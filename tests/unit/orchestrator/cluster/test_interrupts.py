@@ -142,7 +142,7 @@ def test_once_stops_and_twice_ends(
             assert heard.stop_requested()
             assert (tmp_path / "stop").exists()
         assert ended == []
-        assert capsys.readouterr().out.count("Once more to end at once") == 1
+        assert capsys.readouterr().out.count("Press Ctrl-C again") == 1
         clock[0] += interrupts.ONE_PRESS_SECONDS
         signal.raise_signal(signal.SIGTERM)
         assert ended == [INTERRUPTED]
@@ -352,7 +352,7 @@ def test_a_press_in_the_middle_of_a_line_is_no_failure(tmp_path: Path) -> None:
         until(in_a_line)
         output, errors = process.communicate()
     assert process.returncode == 0, errors
-    assert f"{output}{errors}".count("Once more to end at once") == 1
+    assert f"{output}{errors}".count("Press Ctrl-C again") == 1
 
 
 def waiting_in(pipe: IO[str]) -> int:

@@ -172,7 +172,7 @@ def test_ctrl_c_on_the_way_in_is_a_clean_stop(
         assert running.interrupts.stop_requested()
         running.settle("interrupted", INTERRUPTED)
     assert ended(folder)[:2] == ("interrupted", INTERRUPTED)
-    assert "Once more to end at once" in capsys.readouterr().out
+    assert "Press Ctrl-C again" in capsys.readouterr().out
 
 
 def test_the_mlflow_run_of_a_way_in_that_failed_is_not_left_running(

@@ -213,5 +213,5 @@ def test_a_value_that_is_rarely_wrong_is_found() -> None:
 
 
 def test_what_the_study_could_not_write_is_refused_before_a_trial_runs() -> None:
-    words = ("Parameter batch_size from the search space is no plain value", "got int64")
+    words = ("Parameter batch_size from the search space is not a plain value", "got int64")
     refused(lambda: spaces.probe(lambda trial: {"batch_size": np.int64(4)}, {}, Params, seed=0), *words)

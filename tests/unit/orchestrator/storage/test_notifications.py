@@ -321,7 +321,7 @@ def alive(pid: int) -> bool:
 )  # fmt: skip
 def test_a_target_that_can_not_work_is_not_repeated(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_NOTIFY", target)
-    with pytest.raises(UserError, match="The setting notify is not one that works; allowed: ") as caught:
+    with pytest.raises(UserError, match="The setting notify is not valid; allowed: ") as caught:
         resolve()
     assert SECRET not in str(caught.value)
     assert caught.value.code == USAGE

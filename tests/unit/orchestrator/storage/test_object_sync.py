@@ -378,7 +378,7 @@ def test_a_copy_that_others_went_past_can_not_be_held(machine: Callable[[str], P
     other = start(there)
     there.release("interrupted", 130)
     other.close()
-    with pytest.raises(UserError, match="has gone on elsewhere meanwhile"):
+    with pytest.raises(UserError, match="was continued on another machine meanwhile"):
         here.acquire()
 
 
@@ -449,7 +449,7 @@ def test_a_worker_elsewhere_sends_what_it_writes_and_the_driver_brings_it(
     assert (here / "units.parquet").read_text() == "u"
     shutil.rmtree(here.parent)
     following.discard("trials")
-    with pytest.raises(UserError, match="cannot be had: got there is no other") as caught:
+    with pytest.raises(UserError, match="cannot be downloaded: got there is no other") as caught:
         download(here, "other")
     assert caught.value.code == UNAVAILABLE
     following.close()

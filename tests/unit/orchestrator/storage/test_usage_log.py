@@ -194,5 +194,5 @@ def test_by_person_and_workload_and_those_before_there_were_accounts(
 
 
 def test_a_wrong_date() -> None:
-    with pytest.raises(UserError, match=r"This is no date: got 'yesterday'; allowed: 2026-11-21"):
+    with pytest.raises(UserError, match=r"The date is not valid: got 'yesterday'; allowed: 2026-11-21"):
         usage_log.moment("yesterday")

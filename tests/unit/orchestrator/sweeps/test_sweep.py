@@ -543,9 +543,9 @@ def test_a_sweep_whose_journal_is_gone(sweep: Sweep, resume: Sweep, settings: Se
     ("name", "words"),
     [
         ("s", ("The name s is in use", "orchestrator sweep --resume s")),
-        ("latest", ("The name cannot be one: got 'latest'",)),
-        ("a/b", ("The name cannot be one: got 'a/b'",)),
-        ("", ("The name cannot be one: got ''",)),
+        ("latest", ("The name is not valid: got 'latest'",)),
+        ("a/b", ("The name is not valid: got 'a/b'",)),
+        ("", ("The name is not valid: got ''",)),
     ],
 )
 def test_a_name_that_can_not_be(name: str, words: tuple[str, ...], sweep: Sweep) -> None:

@@ -153,7 +153,7 @@ def test_a_second_winner_that_is_untouched_has_steps_of_its_own(
     steps = [(EPOCHS, first.metrics["test/error"]), (EPOCHS + 1, 0.125)]
     assert logged(database, "test/error") == steps
     assert tags(database, "s")["orchestrator.untouched"] == "true"
-    assert out.getvalue().count("Training has made the pretrained weights worse") == 1
+    assert out.getvalue().count("No trained epoch beats the pretrained weights") == 1
 
 
 def test_a_second_winner_that_dies_at_its_end_goes_on_at_its_own_steps(

@@ -68,7 +68,7 @@ def test_what_is_of_no_kind_is_told_what_would_do(kind: str, mine: str, tmp_path
     )
     with pytest.raises(DataError) as caught:
         check_kind(str(tmp_path), kind)
-    assert str(caught.value) == f"{tmp_path}: what is there is no dataset; expected {mine}."
+    assert str(caught.value) == f"{tmp_path}: the path is not a dataset; expected {mine}."
     assert check_kind(str(tmp_path / "nothing"), kind) == str(tmp_path / "nothing")
     with pytest.raises(DataError, match="there is nothing at this path"):
         check(str(tmp_path / "nothing"), tmp_path)
@@ -214,7 +214,7 @@ class TestWithoutChecksum:
 
 class TestOccupations:
     def test_a_dataset_that_does_not_tell_them(self, tmp_path: Path) -> None:
-        with pytest.raises(DataError, match=r"does not tell its users' occupations: got synthetic; expected.*ml-100k"):
+        with pytest.raises(DataError, match=r"has no occupations of its users: got synthetic; expected.*ml-100k"):
             occupations("synthetic", tmp_path)
 
     def test_missing_files(self, tmp_path: Path) -> None:

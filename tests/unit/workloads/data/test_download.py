@@ -84,7 +84,7 @@ def test_brings_what_is_missing_or_damaged(
         ("absent", DataUnreachable, "cannot be downloaded.*Not Found"),
         ("cut", DataUnreachable, "broke off 9 bytes before its end"),
         ("hang", DataUnreachable, "cannot be downloaded.*timed out"),
-        ("other", DataError, "is not the file of the dataset.*sha256 .* expected .* sha256"),
+        ("other", DataError, "is not the dataset's.*sha256 .* expected .* sha256"),
     ],
 )
 def test_a_failure_changes_nothing(

@@ -245,7 +245,7 @@ class TestSources:
         (tmp_path / "tokenizer.json").write_text(tokenizer.definition)
         (tmp_path / "model.safetensors").touch()
         for kind, message in (
-            ("mamba", "no dropout that could be set: got dropout=0.3 for model type mamba. Leave dropout away"),
+            ("mamba", "no dropout to set: got dropout=0.3 for model type mamba. Leave out dropout"),
             ("t5", "the model has a decoder too: got model type t5"),
         ):
             transformers.AutoConfig.for_model(kind).save_pretrained(tmp_path)

@@ -256,7 +256,7 @@ def test_a_damaged_table(tmp_path: Path, text: str, line: int, words: tuple[str,
 
 
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"all.csv, line 3: the line is no UTF-8 text"):
+    with pytest.raises(DataError, match=r"all.csv, line 3: the line is not UTF-8 text"):
         read(tmp_path, all_csv=b"user,item\n1,2\n\xff\xfe,3\n")
 
 
@@ -280,7 +280,7 @@ def test_a_damaged_parquet_file(tmp_path: Path, columns: dict[str, Any], words: 
 
 
 def test_a_file_that_is_no_parquet(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="it is no Parquet file, or damaged"):
+    with pytest.raises(DataError, match="the file is not Parquet, or is damaged"):
         read(tmp_path, all_parquet=b"PAR1 nothing PAR1")
 
 
