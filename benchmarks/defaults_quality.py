@@ -1,8 +1,8 @@
 """What the shortest command of a workload gives on its real dataset: defaults, an encoder where there is one to choose.
 
-Each row is ``orchestrator run ROW --local`` in this process, one thread, seed 0; docs/results/defaults.md compares it with
-the best row of each results page. Rows that ``results/defaults_quality.json`` has are not run again; ``--only`` picks rows by the
-beginning of their words.
+Each row is ``orchestrator run ROW --local`` in this process, one thread, seed 0; docs/results/defaults.md compares it
+with the best row of each results page. Rows that ``results/defaults_quality.json`` has are not run again; ``--only``
+picks rows by the beginning of their words.
 """
 
 from __future__ import annotations

@@ -95,7 +95,8 @@ MaxFailures = Annotated[
     int | None,
     typer.Option(
         "--max-failures",
-        help="Number of failed trials that stops the sweep.  [default: the first 5 with one cause, or 10 of the first 20]",
+        help="Number of failed trials that stops the sweep.  "
+        "[default: the first 5 with one cause, or 10 of the first 20]",
     ),
 ]
 TrialTimeout = Annotated[

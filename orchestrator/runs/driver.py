@@ -327,7 +327,8 @@ def finish(session: Session, spec: ExperimentSpec, register: str | None, folder:
     _say_metrics(console, spec, outcome)
     if untouched:
         console.say(
-            "No trained epoch beats the pretrained weights (epoch 0) on validation. The model keeps the pretrained weights"
+            "No trained epoch beats the pretrained weights (epoch 0) on validation. "
+            "The model keeps the pretrained weights"
         )
     if register and version:
         console.say(f"Registered: models:/{register}/{version}")

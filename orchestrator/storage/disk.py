@@ -1,4 +1,4 @@
-"""A storage as a disk has it: whether it can be written, and the line that a killed writer left unfinished."""
+"""Check that storage is writable, and repair journals with an incomplete last line."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from orchestrator.storage import remote
 
 
 def drop_half_line(journal: Path) -> None:
-    """Cut off the line that a killed writer left unfinished: what is appended next would be lost with it."""
+    """Remove the incomplete last line of a killed writer: the next line would be appended to it and lost."""
     if not journal.exists():
         return
     with journal.open("rb+") as file:
         end = file.seek(0, os.SEEK_END)
         while end:
-            start = max(0, end - 65_536)  # from its end: a journal may be long
+            start = max(0, end - 65_536)  # from the end, since a journal may be long
             file.seek(start)
             if whole := file.read(end - start).rfind(b"\n") + 1:
                 end = start + whole
@@ -38,7 +38,7 @@ def is_full(error: BaseException | None) -> TypeGuard[OSError]:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Whatever keeps the body from writing below ``folder`` is a UserError (exit 3) that names it."""
+    """Convert write errors below ``folder`` to UserError (exit 3)."""
     from safetensors import SafetensorError
 
     try:
@@ -48,7 +48,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def check_writable(storage: Path) -> None:
-    """Raises UserError (exit 3) unless a file can be written and removed below ``storage``, and where it is stored."""
+    """Raise UserError (exit 3) unless a file can be written and removed in ``storage`` and in its object storage."""
     probe = storage / f".probe-{os.getpid()}-{time.monotonic_ns()}"
     try:
         private_files.make_folder(storage)

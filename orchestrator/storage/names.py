@@ -1,36 +1,36 @@
-"""What the files of a run's folder are called: who writes, reads, stores or removes one takes its name from here."""
+"""Names of the files in a run's folder."""
 
 from __future__ import annotations
 
 RECORD = "record.json"
-"""What was asked, who drives it, how it ended: what makes a folder a run's."""
+"""The record: the request, the driver, the end. A folder with this file is a run's folder."""
 
 HISTORY = "history.jsonl"
-"""The rows of a run, or of a sweep's winner: a line an epoch."""
+"""Metrics of a run, or of a sweep's winner: one line per epoch."""
 
 STUDY = "study.jsonl"
 """Optuna's journal: a sweep's trials."""
 
 PULSE = "pulse.json"
-"""How a run or sweep stands, as its driver says every two seconds."""
+"""Status of a run or sweep, written every two seconds."""
 
 TRIALS = "trials.json"
-"""The trials of a settled sweep, a row each."""
+"""Trials of a finished sweep, one row each."""
 
 OUTCOME = "outcome.json"
-"""The metrics of what was trained to its end."""
+"""Metrics of the finished training."""
 
 VALIDATION_UNITS, TEST_UNITS = "validation_units.parquet", "test_units.parquet"
-"""The values of each user, query or pair."""
+"""Values of each user, query or pair."""
 
 TABLES = "tables"
-"""The folder of the test evaluation's tables, ``NAME.parquet``, and of their plots where they were logged."""
+"""Folder of the test evaluation's tables, ``NAME.parquet``, and of their plots if they were logged."""
 
 SEALED = "sealed"
-"""The model and its values at the ends that an objective names (of sessions), below ``NNNN``, the epoch."""
+"""Model and test values at the objective's ``test_epochs`` (ends of sessions), in subfolders ``NNNN`` (epoch)."""
 
 TRAIN = "train"
-"""Ray's folder below the run's own: a Train run's name is its resume key."""
+"""Ray's folder in the run's folder. Ray Train resumes by this name."""
 
 HALF_WRITTEN = ".checkpoint-*.partial"
-"""Folders that a killed writer of checkpoints leaves, as a glob."""
+"""Glob of the folders that a killed writer of checkpoints leaves."""

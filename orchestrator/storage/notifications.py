@@ -1,6 +1,7 @@
-"""One webhook or command that hears of starts, ends, failures, budgets and gates; it cannot hurt what it speaks of.
+"""Notifications to a webhook or command about starts, ends, failures, budgets and gates.
 
-Messages leave in a thread of their own, with short timeouts. What no one takes becomes one line in a log.
+A failed delivery never affects the run. Messages are sent in a separate thread, with short timeouts; those that could
+not be delivered become one line in a log.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ COMMAND = "cmd:"
 TRIES = 3
 TRY_SECONDS = 5.0
 PAUSE_SECONDS = 0.5
-"""Before the second try; twice as long before the third."""
+"""Seconds before the second attempt; twice as long before the third."""
 NO_ANSWER = "did not answer in time"
 CLOSE_SECONDS = 3.0
-"""How long the end waits for messages that are still under way."""
+"""Seconds that the end waits for messages that are being sent."""
 
 
 class Notifier:
     """Sends messages to ``target``, a URL or ``cmd: PROGRAM WORDS``; None sends nothing. Nothing here raises.
 
-    ``about`` stands in every message: ``id``, ``kind``, ``workload``.
+    ``about`` is part of every message: ``id``, ``kind``, ``workload``.
     """
 
     def __init__(self, target: str | None, about: Mapping[str, Any]) -> None:
@@ -48,12 +49,12 @@ class Notifier:
         self._cause = NO_ANSWER
         self._closing = threading.Event()
         self._closed = False
-        self._starting = threading.Lock()  # held while a try begins: after the close none does
+        self._starting = threading.Lock()  # held while an attempt begins: after the close none does
         self._child: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
 
     def send(self, event: Kind, status: str, message: str, **more: Any) -> None:
-        """Queue a message; ``more`` are fields that not every event has, and None is left out."""
+        """Queue a message. ``more``: further fields of the event; those that are None are left out."""
         if self._target is None:
             return
         given = {name: value for name, value in more.items() if value is not None}
@@ -67,9 +68,9 @@ class Notifier:
             self._thread.start()
 
     def close(self, seconds: float = CLOSE_SECONDS) -> str | None:
-        """Wait a little for what is under way; returns a line about what was not delivered.
+        """Wait a little for messages that are being sent. Returns a line about undelivered ones.
 
-        A command that still runs is killed, and nothing is started or sent afterwards.
+        A command that still runs is killed. Nothing is started or sent afterwards.
         """
         if self._target is None or self._thread is None:
             return None
@@ -101,9 +102,9 @@ class Notifier:
                     self._check_open()
                     _post(target, body)
                 return True
-            except Exception as error:  # whatever it is, training goes on
+            except Exception as error:  # of any kind: training continues
                 cause, again = _cause(error)
-            if self._closed:  # it was killed, or came too late
+            if self._closed:  # it was killed, or took too long
                 break
             self._cause = cause
             if not again:
@@ -118,7 +119,7 @@ class Notifier:
             self._check_open()
             self._child = subprocess.Popen(
                 words, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True
-            )  # a session of its own: Ctrl-C is not for it
+            )  # in its own session, so that Ctrl-C does not reach it
         try:
             self._child.communicate(body, TRY_SECONDS)
         except subprocess.TimeoutExpired:
@@ -133,7 +134,7 @@ class Notifier:
 
 
 def check(target: str) -> str:
-    """The target as :class:`Notifier` takes it. Raises UserError, which does not repeat it: it may hold a secret."""
+    """The target as :class:`Notifier` expects it. Raises UserError without the target, which may be secret."""
     target = target.strip()
     try:
         if target.startswith(COMMAND):
@@ -152,7 +153,7 @@ def check(target: str) -> str:
 
 
 def describe(target: str) -> str:
-    """The target without what may be secret in it: no path, no argument."""
+    """The target without its path and arguments, which may be secret."""
     if target.startswith(COMMAND):
         return f"the command {os.path.basename(shlex.split(target.removeprefix(COMMAND))[0])}"
     parts = urlsplit(target)
@@ -160,7 +161,7 @@ def describe(target: str) -> str:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirected POST would arrive as a GET, without its message."""
+    """Refuses redirects: a redirected POST would arrive as a GET, without its message."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
@@ -173,7 +174,7 @@ def _post(url: str, body: bytes) -> None:
 
 
 def _cause(error: Exception) -> tuple[str, bool]:
-    """Why a try failed, and whether another may help. Never the error's own words: they may hold the address."""
+    """Why a delivery failed, and whether to retry. Never the error's text, which may contain the address."""
     if isinstance(error, urllib.error.HTTPError):
         return f"answers {error.code}", error.code >= 500 or error.code in (408, 429)
     if isinstance(error, subprocess.CalledProcessError):
@@ -187,7 +188,7 @@ def _cause(error: Exception) -> tuple[str, bool]:
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
-    """A command that hangs, with all that it started."""
+    """Kill a command and everything it started."""
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()

@@ -1,7 +1,7 @@
-"""Run folders: ``<storage>/<id>/`` with a record of what was asked, who runs it, and how it ended.
+"""Run folders: ``<storage>/<id>/`` with a record of the request, the driver and the end.
 
-A folder is held under a file lock while its driver lives, so "is it still running" has a true answer, and two
-drivers cannot resume one id.
+The driver holds a file lock on the folder while it lives. The lock shows whether the run is still running, and keeps
+two drivers from resuming one id.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class RunFolder:
     def acquire(self) -> None:
         """Take the folder for this process.
 
-        Raises UserError when another process drives it, here or elsewhere, and (exit 3) when it cannot be written.
+        Raises UserError if another process drives it, on any machine, and (exit 3) if it cannot be written.
         """
         with ExitStack() as undone, self._writing():
             lock: IO[str] = undone.enter_context((self.path / lease.LOCK).open("a+"))
@@ -94,7 +94,7 @@ class RunFolder:
             claim, stored = self._take_lease()
             if claim:
                 undone.callback(claim.release)
-            # How often it was taken, which is its driver's generation: the copy that counts more is newer.
+            # Number of drivers so far, which is this driver's generation. The copy with the higher number is newer.
             holds = claim.generation if claim else int(self.record.get("holds", 0)) + 1
             if takeover.may_be_shared(self.path, self.record, stored, claim):
                 lock = undone.enter_context(self._move(claim, holds, lock))
@@ -183,9 +183,9 @@ class RunFolder:
                 time.sleep(patience)
 
     def _take_lease(self) -> tuple[Lease | None, Mapping[str, Any]]:
-        """The right to drive what is stored, None where the folder is the storage itself; and the newest record there.
+        """Take the lease and return it with the newest stored record. The lease is None for a plain folder.
 
-        Raises UserError where the run has gone further than this copy knows.
+        Raises UserError if the stored run is further than this copy.
         """
         storage = remote.behind(self.path.parent)
         if storage is None:
@@ -204,7 +204,7 @@ class RunFolder:
             raise
 
     def _check_is_newest(self, name: str, theirs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """``theirs``, the record of the newest folder, ``name``. Raises UserError where it is ahead of what we hold."""
+        """Return ``theirs``, the record of the newest folder, ``name``. Raises UserError if it is newer than ours."""
         further = int(theirs.get("holds", 0)) > int(self.record.get("holds", 0))
         ended = theirs.get("status") in SETTLED and self.record["status"] not in SETTLED
         if generations.generation(name) > generations.generation(self.path.name) or further or ended:
@@ -212,9 +212,9 @@ class RunFolder:
         return theirs
 
     def _move(self, claim: Lease | None, number: int, lock: IO[str]) -> IO[str]:
-        """Go on in a folder of our own, of generation ``number`` or higher. Returns its lock, which is held.
+        """Continue in a new folder of generation ``number`` or higher. Returns its lock, which is held.
 
-        The lock of the folder before is kept: without a record the new one does not count yet.
+        The lock of the old folder is kept: without a record the new folder is not current yet.
         """
         if claim:
             self.path = takeover.rename(self.path, claim)
@@ -253,9 +253,9 @@ class RunFolder:
         )
 
     def status(self) -> str:
-        """The recorded status; a run whose driver died without a word is ``lost`` (and resumable).
+        """The recorded status; a run whose driver died unrecorded is ``lost`` (and can be resumed).
 
-        One whose driver is about to end still runs: it may be saving.
+        A run whose driver is about to end is still running: it may be saving.
         """
         status = str(self.record["status"])
         if status != "running" and self.record.get("ended"):
@@ -268,9 +268,9 @@ class RunFolder:
 def create(
     storage: Path, kind: Kind, workload: str, spec: dict[str, Any], command: str, name: str | None = None
 ) -> RunFolder:
-    """Make the folder of a new run or sweep, held by this process; its id is ``name``, or made up.
+    """Create the folder of a new run or sweep, held by this process. Its id is ``name``, or generated.
 
-    Raises UserError for a name that is in use or not valid, and (exit 3) when the storage cannot be written.
+    Raises UserError for a name that is in use or not valid, and (exit 3) if the storage cannot be written.
     """
     if name is not None and not NAME.fullmatch(name):
         raise UserError("The name is not valid", got=repr(name), allowed="letters, digits, . _ - (at most 100)")
@@ -311,9 +311,9 @@ def create(
 
 
 def ending(error: BaseException) -> tuple[Status, int, dict[str, Any]]:
-    """What an error that ended a run is in its record: status, exit code, and the cause of a failure.
+    """Status, exit code and cause of a failure, as the record has them for the error that ended a run.
 
-    Ours are sentences; of any other one its class is half of what it says.
+    Our own errors are sentences; of others the cause includes the class.
     """
     if isinstance(error, Interrupted | KeyboardInterrupt):
         return "interrupted", INTERRUPTED, {}

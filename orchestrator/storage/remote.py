@@ -1,8 +1,9 @@
-"""Storage that is no folder: the objects below any URI that pyarrow knows, and which local folder stands for it.
+"""Object storage at a URI, and its local mirror folder.
 
-Objects cannot be appended to, locked or renamed, and their endpoint may be away. So a run always lives in a plain
-folder; with a URI for its storage that folder is a mirror, below the home, under a name that says what it mirrors.
-Credentials come from the environment alone (``AWS_ACCESS_KEY_ID``, a profile, an instance's role ...).
+The URI is any that pyarrow supports. Objects cannot be appended to, locked or renamed, and their endpoint may be out of
+reach. So a run is always in a plain folder; with a URI as its storage that folder is a local copy, in the home, under
+a name made from the URI. Credentials come from the environment only (``AWS_ACCESS_KEY_ID``, a profile, the role of an
+instance ...).
 """
 
 from __future__ import annotations

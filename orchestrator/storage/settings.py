@@ -1,4 +1,4 @@
-"""Where things are: flag > environment > file > default, each value with where it came from."""
+"""Settings, resolved from flag, environment, file and default, with the source of each."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ NAMES: dict[str, tuple[str, str]] = {
     "experiment": ("MLFLOW_EXPERIMENT_NAME", "MLflow experiment; unset: the workload's name"),
     "ray_address": ("RAY_ADDRESS", "Ray cluster; unset: a local one, started and stopped with the command"),
     "gates": ("ORCHESTRATOR_GATES", "file of promotion gates; unset: gates.yaml in the home, if it is there"),
-    "queue": ("ORCHESTRATOR_QUEUE", "in whose name it runs: queues share a Ray cluster equally"),
-    "priority": ("ORCHESTRATOR_PRIORITY", "its part of its queue's share: 2 has twice what 1 has"),
+    "queue": ("ORCHESTRATOR_QUEUE", "queue of the run; queues share a Ray cluster equally"),
+    "priority": ("ORCHESTRATOR_PRIORITY", "share within the queue: priority 2 gets twice that of 1"),
     "collective_timeout": ("ORCHESTRATOR_COLLECTIVE_TIMEOUT", "seconds that a worker waits for the others of its run"),
     "start_timeout": ("ORCHESTRATOR_START_TIMEOUT", "seconds that the workers of a run may take to come up"),
-    "notify": ("ORCHESTRATOR_NOTIFY", "webhook, or 'cmd: PROGRAM WORDS', that hears of starts, ends and gates"),
+    "notify": ("ORCHESTRATOR_NOTIFY", "webhook, or 'cmd: PROGRAM WORDS', notified of starts, ends and gates"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Resolved settings; ``sources`` tells for each name where its value came from.
+    """Resolved settings. ``sources`` gives the source of each value by name.
 
     ``storage`` is always a folder; for a URI, its local copy (see :mod:`orchestrator.storage.remote`).
     """
@@ -50,12 +50,12 @@ class Settings:
     priority: int
     collective_timeout: int
     start_timeout: int
-    notify: str | None = field(repr=False)  # a webhook's path is its password
+    notify: str | None = field(repr=False)  # the path of a webhook may be secret
     sources: Mapping[str, Source]
 
     @property
     def remote(self) -> str | None:
-        """The URI that ``storage`` mirrors; None where it is a folder of its own."""
+        """The URI whose local copy ``storage`` is; None for a plain folder."""
         return remote.uri_of(self.storage)
 
     @property
@@ -120,15 +120,15 @@ def _tracking(uri: str | None) -> str:
             allowed="http(s)://HOST:PORT, sqlite:///FILE, a database URI, or none",
             fix="Files (mlruns, file:) are refused by MLflow since 3.7; leave it unset for the embedded store",
         )
-    if uri.startswith("sqlite:///"):  # workers change directory: a relative path would make a store in each
+    if uri.startswith("sqlite:///"):  # workers change directory: with a relative path each would create a store
         return f"sqlite:///{Path(uri.removeprefix('sqlite:///')).expanduser().absolute()}"
     return _without_login(uri) if uri.startswith("http") else uri
 
 
 def _without_login(uri: str) -> str:
-    """A server's address without user and password, which go where MLflow's own client looks for them.
+    """The server's address without user and password, which are put into the environment for MLflow's client.
 
-    The address stands in records, notifications and messages; a login must not.
+    Records, notifications and messages contain the address and must not contain a login.
     """
     try:
         parts = urlsplit(uri)

@@ -1,7 +1,7 @@
-"""The two copies of a run, its folder here and its storage: what differs, what travels, which has gone further.
+"""Differences between a run's folder and its copy in object storage.
 
-``.mirror.json`` in the folder remembers what was delivered, so that only changes travel, and which hold of the run
-was driven from here: a record that counts more holds was driven from elsewhere since.
+``.mirror.json`` in the folder records what was uploaded, so that only changes are sent, and the number of the last
+driver on this machine: a stored record with a higher number (``holds``) was written by a later driver elsewhere.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def deliver(
     parts: Sequence[str] = (),
     before: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Send what has changed since ``delivered``, which is kept up to date; True when something had.
+    """Upload changes since ``delivered``, which is updated. Returns whether there were any.
 
-    ``before`` is called where there is something to send or remove. Raises OSError, and Overtaken where a later driver
-    has stored the record.
+    ``before`` is called if there is something to send or remove. Raises OSError, and Overtaken if a later driver has
+    stored the record.
     """
     files = scan(folder, parts)
     changed = [name for name, stamp in files.items() if delivered.get(name) != stamp]
@@ -86,9 +86,9 @@ def undelivered(folder: Path, delivered: Mapping[str, Stamp], parts: Sequence[st
 
 
 def gather(folder: Path, parts: Sequence[str] = ()) -> Stamps:
-    """Bring what only the storage has below ``folder``: what others of the same run have written. Raises OSError.
+    """Download what other processes of the run stored below ``folder``. Raises OSError.
 
-    ``parts`` are the only files and folders right below it that count; none means all.
+    ``parts`` limits this to files and folders directly below; empty means all.
     """
     location = remote.behind(folder)
     if location is None:
@@ -98,9 +98,9 @@ def gather(folder: Path, parts: Sequence[str] = ()) -> Stamps:
 
 
 def refresh(folder: Path, *, everything: bool) -> None:
-    """Bring a run's copy here up to its storage, unless it was driven last from here. Raises OSError.
+    """Update the local copy from storage, unless this machine drove the run last. Raises OSError.
 
-    Without ``everything`` checkpoints and models are left where they are.
+    Without ``everything``, checkpoints and models are not downloaded.
     """
     location = remote.behind(folder)
     if location is None or lease.driven_here(folder) or (theirs := record(location)) is None:
@@ -115,7 +115,7 @@ def refresh(folder: Path, *, everything: bool) -> None:
     stored = _whole(location.files())
     files = scan(folder)
     for name in files.keys() - stored.keys():
-        if everything or name in delivered:  # a look alone removes no file that exists only here
+        if everything or name in delivered:  # without ``everything`` no file that exists only here is removed
             _drop(folder, name)
     old = {n for n, s in stored.items() if n not in files or (s.size, round(s.time * 1e9)) != files[n]}
     fetched = _fetch(folder, location, {name for name in old if everything or not _is_bulky(name)})
@@ -179,7 +179,7 @@ def has(storage: Path, name: str) -> bool:
 def settle(folder: Path) -> int:
     """Upload the pending files of a run with no live driver. Returns the number uploaded.
 
-    Raises OSError, and UserError where another process drives the run.
+    Raises OSError, and UserError if another process drives the run.
     """
     location = remote.behind(folder)
     if location is None:
@@ -236,7 +236,7 @@ def scan(folder: Path, parts: Sequence[str] = ()) -> Stamps:
             if _travels(relative) and _within(relative, parts):
                 with suppress(OSError):  # removed in the meantime
                     about = os.lstat(os.path.join(where, name))
-                    if not stat.S_ISREG(about.st_mode):  # a link would send files from elsewhere
+                    if not stat.S_ISREG(about.st_mode):  # a link could point outside the folder
                         continue
                     stamps[relative] = (about.st_size, about.st_mtime_ns)
     return stamps

@@ -1,4 +1,4 @@
-"""Device hours: the times at which devices were held, in an event file of each run, and their sums."""
+"""Device hours: an event file of each run with the times at which it held devices, and sums over runs."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ KINDS = ("cpus", "gpus")
 
 
 class UsageLog:
-    """Writes one run's events: ``run``, ``trial 7`` or ``winner`` took its devices, and gave them back.
+    """Log of one run's device allocations and releases, by ``run``, ``trial 7`` or ``winner``.
 
-    What a dead driver left open is closed at the last moment that the file tells of, so that the hours between a
-    crash and its resume are no one's. One driver at a time (it holds the folder); a full disk costs events only.
+    Allocations left open by a dead driver end at its last event, so the hours between a crash and the resume do not
+    count. There is one driver at a time (it holds the folder). With a full disk only events are lost.
     """
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / EVENTS
         self._open: dict[str, dict[str, float]] = {}
-        """What holds devices: since when, and how many of each kind."""
+        """Open allocations: their start, and the number of devices of each kind."""
         self._counting = threading.Lock()
         self._wrote = 0.0
         disk.drop_half_line(self._file)
@@ -46,7 +46,7 @@ class UsageLog:
         self._spent = {kind: sum(start.get(kind, 0) * (end - start["time"]) for start, end in ended) for kind in KINDS}
 
     def start(self, unit: str, resources: Resources) -> None:
-        """``unit`` holds its devices from now on."""
+        """Record that ``unit`` acquired its devices."""
         cpus = resources.workers * resources.cpus_per_worker
         gpus = resources.workers * resources.gpus_per_worker
         now = time.time()
@@ -56,14 +56,14 @@ class UsageLog:
         self._write(now, event="start", unit=unit, cpus=cpus, gpus=gpus)
 
     def stop(self, unit: str) -> None:
-        """``unit`` has given its devices back; of one that holds none, nothing is written."""
+        """Record that ``unit`` released its devices. Does nothing if it holds none."""
         if unit in self._open:
             now = time.time()
             self._settle(unit, now)
             self._write(now, event="stop", unit=unit)
 
     def seconds(self) -> dict[str, float]:
-        """``cpus`` and ``gpus`` times the seconds they were held since the beginning; any thread may ask."""
+        """Device seconds since the beginning, as ``cpus`` and ``gpus``. Thread-safe."""
         now = time.time()
         with self._counting:
             return {
@@ -72,13 +72,13 @@ class UsageLog:
             }
 
     def beat(self) -> None:
-        """What is open is still alive: bounds what a killed driver's hours are off by. At most one line a minute."""
+        """Record that allocations are still live, at most once a minute. Bounds the error after a killed driver."""
         if self._open and time.time() - self._wrote >= BEAT_SECONDS:
             self._write(time.time(), event="beat")
 
     @contextmanager
     def holding(self, unit: str, resources: Resources) -> Iterator[None]:
-        """``unit`` holds its devices within the block."""
+        """Record that ``unit`` holds its devices within the block."""
         self.start(unit, resources)
         try:
             yield
@@ -121,13 +121,13 @@ class Span:
         return self.gpus * (self.end - self.start) / 3600
 
     def after(self, moment: float) -> Span | None:
-        """The part since ``moment``; None when there is none."""
+        """The part of the span since ``moment``; None if there is none."""
         start = max(self.start, moment)
         return Span(self.id, self.unit, start, self.end, self.cpus, self.gpus) if start < self.end else None
 
 
 def spans(folder: RunFolder) -> list[Span]:
-    """Every span of a run or sweep; what is open counts until now, or until its driver was last heard of."""
+    """All spans of a run or sweep; open ones end now or at the driver's last event."""
     events = _read(folder.path / EVENTS)
     closed, last, left = _replay(events)
     end = last
@@ -140,17 +140,17 @@ def spans(folder: RunFolder) -> list[Span]:
 
 
 def mean_devices(folder: RunFolder) -> float:
-    """Devices held on the average while any were: GPUs where there were some, else CPUs."""
+    """Mean number of devices held while any were held: GPUs if there were any, else CPUs."""
     held_spans = spans(folder)
     held = sum(span.end - span.start for span in held_spans) / 3600
     return (sum(s.gpu_hours for s in held_spans) or sum(s.cpu_hours for s in held_spans)) / held if held else 0.0
 
 
 def table(folders: Iterable[RunFolder], by: By, since: float | None = None) -> tuple[list[dict[str, Any]], int]:
-    """One row a trial, sweep (or run), workload, person or day: its name, ``cpu_hours``, ``gpu_hours``, ``runs``.
+    """One row for each trial, sweep (or run), workload, person or day: name, ``cpu_hours``, ``gpu_hours``, ``runs``.
 
-    Days are this machine's. Rows come with the most GPU hours first, then CPU hours; days in their order. Also says
-    how many runs keep no events, as those before the accounts were.
+    Days are in this machine's time zone. Rows are sorted by GPU hours, then CPU hours, highest first; days by date.
+    Also returns the number of runs without an event file, which early versions did not write.
     """
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     runs: dict[str, set[str]] = defaultdict(set)
@@ -173,7 +173,7 @@ def table(folders: Iterable[RunFolder], by: By, since: float | None = None) -> t
 
 
 def moment(text: str) -> float:
-    """A date or time as Unix seconds, this machine's zone where none is named. Raises UserError."""
+    """A date or time as Unix seconds; in this machine's time zone if it has none. Raises UserError."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
@@ -197,7 +197,7 @@ def _name(folder: RunFolder, span: Span, by: By) -> str:
 
 
 def _days(span: Span) -> Iterator[Span]:
-    """A span cut at midnight."""
+    """Split a span at midnight."""
     start = span.start
     while start < span.end:
         midnight = datetime.combine(datetime.fromtimestamp(start).date() + timedelta(days=1), datetime.min.time())
@@ -225,11 +225,11 @@ def _replay(events: list[Event]) -> tuple[list[tuple[str, Event, float]], float,
 
 
 def _read(file: Path) -> list[Event]:
-    """The events; half a line, or one that is damaged, is passed over."""
+    """Read the events; skip incomplete or damaged lines."""
     if not file.exists():
         return []
     lines = file.read_text(errors="replace").splitlines()
-    with suppress(ValueError):  # all at once where none is damaged: a sweep of 5,000 trials has 10,000
+    with suppress(ValueError):  # all at once if none is damaged: a sweep of 5,000 trials has 10,000
         values = json.loads(f"[{','.join(lines)}]")
         if len(values) == len(lines):
             return [event for event in values if _is_event(event)]

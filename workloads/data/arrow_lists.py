@@ -16,12 +16,12 @@ _META = b"lists"
 
 
 def write_lists(path: Path, columns: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-    """Write a list column an array, in one row, so that the file is replaced whole.
+    """Write each array as a list column of one row.
 
     Args:
         path: the caller holds a lock on it.
         columns: Arrow arrays by name.
-        meta: what else there is to know, as JSON.
+        meta: further values, written as JSON.
 
     Raises:
         OSError: the file cannot be written.
@@ -35,7 +35,7 @@ def write_lists(path: Path, columns: Mapping[str, Any], meta: Mapping[str, Any])
 
 
 def read_lists(path: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Map a file of :func:`write_lists`: arrays and meta; None where it is missing, damaged or of another form."""
+    """Memory-map a file of :func:`write_lists`. Returns arrays and meta; None if it is missing or damaged."""
     try:
         with pa.memory_map(str(path)) as source:
             batch = pa.ipc.open_file(source).get_batch(0)
@@ -44,7 +44,7 @@ def read_lists(path: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
         intact = all(_crc32(columns[name]) == crc32 for name, crc32 in kept["crc32"].items())
         return (columns, dict(kept["meta"])) if intact else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException):
-        return None  # whatever a damaged file looks like, it is written again
+        return None  # a damaged file raises many kinds of errors; it is written again
 
 
 def _crc32(values: Any) -> int:

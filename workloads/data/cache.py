@@ -1,4 +1,4 @@
-"""Where datasets and their converted forms live, and how several processes share them safely."""
+"""Folders of datasets and of their converted forms, and the locks by which processes share them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def cache_dir() -> Path:
 
 
 def default_data_root() -> Path:
-    """The folder of datasets, one sub-folder each: ``$ORCHESTRATOR_DATA``, else ``data`` in the cache."""
+    """The data root, with a folder for each dataset: ``$ORCHESTRATOR_DATA``, else ``data`` in the cache."""
     if root := os.environ.get("ORCHESTRATOR_DATA"):
         return Path(root).expanduser()
     return cache_dir() / "data"
@@ -28,10 +28,10 @@ def default_data_root() -> Path:
 
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
-    """Hold the exclusive lock file ``path``: among processes and threads of this machine one at a time.
+    """Hold the lock file ``path``, which one thread of one process on this machine can hold at a time.
 
-    The kernel frees the lock when its holder dies. The empty file stays: removing it would let a process that
-    waits on the old file and one that creates a new file both believe they hold the lock.
+    The kernel releases the lock when its holder dies. The empty file stays: if it were removed, a process that waits
+    for the old file and another that creates a new file would both hold the lock.
 
     Raises:
         OSError: the file cannot be created.
@@ -47,9 +47,9 @@ def file_lock(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Write a file so that ``path`` holds the old content or the whole new one, after a crash too.
+    """Write a file atomically: ``path`` has the old content or the whole new one, also after a crash.
 
-    The caller holds a lock: the bytes are first written to one fixed name next to ``path``.
+    The caller must hold a lock, since the temporary file next to ``path`` has a fixed name.
 
     Raises:
         OSError: the file cannot be written; nothing is left behind.

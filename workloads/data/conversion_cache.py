@@ -1,4 +1,4 @@
-"""What is made of a dataset once per machine: by the first process while others wait, from then on read by all."""
+"""Cache of converted datasets: built once per machine, shared by all processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ T = TypeVar("T")
 
 
 def checked_fingerprint(name: str, root: Path, kind: str, called: str = "") -> str:
-    """The fingerprint of a dataset that is of this kind, present and intact; ``called`` is what a user calls the kind.
+    """Fingerprint of a dataset, after a check that it is of this kind, present and intact.
+
+    ``called`` is the kind's name in messages.
 
     Raises:
         DataError: it is unknown, of another kind, missing or damaged.
@@ -41,24 +43,24 @@ def cache_path(folder: str, name: str, fingerprint: str, ending: str) -> Path:
 def load_or_convert(
     name: str, root: Path, path: Path, mapped: Callable[[Path], Any], write: Callable[[Path, Any], None]
 ) -> Any:
-    """A dataset in the form that ``write`` gives it at ``path``; ``mapped`` is None where that is missing or damaged.
+    """Load the dataset from ``path``, converting it first if the file is missing or damaged.
 
-    A process keeps the last ones that it asked for.
+    ``mapped`` loads the file, or returns None; ``write`` converts. A process keeps the datasets it loaded last.
 
     Raises:
         DataError: as :func:`~workloads.data.datasets.read` and :func:`build_once`.
         CacheUnwritable: the cache cannot be written.
     """
-    if not dataset(name).files:  # generating is as quick as mapping
+    if not dataset(name).files:  # generating is as fast as loading
         return read(name, root)
     return build_once(path, mapped, lambda: write(path, read(name, root)))
 
 
 def build_once(path: Path, kept: Callable[[Path], T | None], make: Callable[[], None]) -> T:
-    """What is kept at ``path``, a file or a folder; where ``kept`` gives None it is missing or damaged, and made.
+    """Load ``path``, a file or a folder, with ``kept``; if that returns None, build it with ``make`` and load again.
 
     Raises:
-        DataError: what has been made cannot be read back.
+        DataError: what was built cannot be loaded.
         CacheUnwritable: the cache cannot be written.
     """
     with _explained(path), file_lock(path.with_name(f"{path.name}.lock")):
@@ -71,7 +73,7 @@ def build_once(path: Path, kept: Callable[[Path], T | None], make: Callable[[], 
 
 
 def cached_arrays(folder: str, identity: str, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """Arrays by name, kept in a folder of the cache under what they are made of.
+    """Arrays by name, cached under a digest of ``identity``.
 
     Raises:
         CacheUnwritable: the cache cannot be written.
@@ -84,7 +86,7 @@ def cached_arrays(folder: str, identity: str, make: Callable[[], Mapping[str, An
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 return dict(arrays)
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):  # ZIP holds a checksum
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):  # ZIP contains a checksum
             return None
 
     def write() -> None:
@@ -97,7 +99,7 @@ def cached_arrays(folder: str, identity: str, make: Callable[[], Mapping[str, An
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """What cannot be written in the cache, as an error that says what to do."""
+    """Convert write errors of the cache to CacheUnwritable."""
     try:
         yield
     except OSError as error:

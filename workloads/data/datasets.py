@@ -1,4 +1,4 @@
-"""The catalogue of datasets, and whether one is present and intact. Imports nothing heavy."""
+"""The catalogue of datasets: lookup, checks, download, fingerprints. Imports neither NumPy nor PyTorch."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ DATASETS: Mapping[str, Dataset] = {
 }
 
 KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (RETRIEVAL, QUESTIONS, PAIRS, IMAGES, INTERACTIONS)}
-"""The kinds of data by name, in the order in which their forms are looked for at a path; interactions are the rest."""
+"""Kinds of data by name, in the order in which a path is tested for them. Interactions are the default."""
 
 
 def dataset(name: str) -> Dataset:
-    """The dataset of that name, or at that absolute path.
+    """The dataset with this name, or at this absolute path.
 
     Raises:
-        DataError: there is none; the message offers the nearest name.
+        DataError: there is none; the message names the nearest.
     """
     if name in DATASETS:
         return DATASETS[name]
@@ -91,17 +91,17 @@ def dataset(name: str) -> Dataset:
 
 
 def check_kind(name: str, *kinds: str) -> str:
-    """``name``, unless it is none, or what it names is there and of none of these kinds. Needs no data root.
+    """Check that ``name`` is a dataset of one of ``kinds``. A missing path is accepted. Needs no data root.
 
     Raises:
-        DataError: it is unknown or of another kind; the message names what would do.
+        DataError: it is unknown or of another kind; the message names the ones that fit.
     """
     fitting = [entry.name for entry in DATASETS.values() if entry.kind in kinds]
     if name not in DATASETS and not is_path(name):
         raise _unknown(name, fitting, " or the path of your own")
     if name in DATASETS:
         kind = DATASETS[name].kind
-    elif not os.path.isabs(name) or not os.path.exists(name):  # who checks or reads it says so
+    elif not os.path.isabs(name) or not os.path.exists(name):  # checking or reading it reports that
         return name
     else:
         try:
@@ -116,7 +116,7 @@ def check_kind(name: str, *kinds: str) -> str:
 
 
 def _unknown(name: str, names: Sequence[str], path: str = "") -> DataError:
-    """What may be said instead of ``name``, with the nearest of it; a ``path`` where that would do, too."""
+    """The error for an unknown name, with the nearest one. ``path`` is added to what is allowed."""
     from difflib import get_close_matches
 
     close = get_close_matches(name, names, n=1, cutoff=0.5)
@@ -125,22 +125,22 @@ def _unknown(name: str, names: Sequence[str], path: str = "") -> DataError:
 
 
 def check(name: str, root: Path) -> None:
-    """Refuse a dataset that is not present and intact under the data root.
+    """Check that a dataset is present and intact.
 
-    A file that has not changed since it was last read costs a ``stat``.
+    A file that has not changed since it was last read costs one ``stat``.
 
     Raises:
-        DataError: the first problem; of a damaged file the line, where parsing finds one.
+        DataError: the first problem; for a damaged file with the line, if parsing finds it.
     """
     for problem in _problems(dataset(name), root, digest):
         raise problem
 
 
 def check_readable(name: str, root: Path, options: ReadOptions | None = None) -> None:
-    """Refuse, before a worker starts, what :func:`check` does not see.
+    """Check before a start that the dataset can be read with these options. Converts it if needed.
 
-    That is: a damaged line or image where there is no checksum, a split or noise that the dataset cannot have, and
-    parts that nothing could be judged by. Such a dataset is converted now, as by its first reader.
+    Finds what :func:`check` cannot: damaged lines or images of a dataset without checksums, a split or noise that the
+    dataset cannot have, parts without evaluable test data.
 
     Raises:
         DataError: the dataset is unknown, missing or damaged, or does not have what the options need.
@@ -151,21 +151,21 @@ def check_readable(name: str, root: Path, options: ReadOptions | None = None) ->
 
 
 def counts(name: str, root: Path) -> Mapping[str, int]:
-    """The numbers that describe a dataset, by its kind. The first call on a machine may convert it."""
+    """Counts that describe a dataset of its kind. The first call on a machine may convert it."""
     return KINDS[dataset(name).kind].counts(name, root)
 
 
 def skipped_images_warning(params: Mapping[str, Any], root: Path) -> str | None:
-    """A sentence about the examples of a run's dataset that are left out; None without one."""
+    """A sentence about images of the run's dataset that are skipped; None if there are none."""
     name = params.get("dataset")
     return None if name is None else skipped_warning(dataset(name), params, root)
 
 
 def verify(name: str, root: Path) -> list[str]:
-    """Every problem of a dataset, a sentence each; empty when it is intact. Reads every byte.
+    """All problems of a dataset, one sentence each; empty if it is intact. Reads every byte.
 
     Raises:
-        DataError: there is no dataset of that name.
+        DataError: there is no dataset of this name.
     """
     entry = dataset(name)
     problems = list(_problems(entry, root, sha256))
@@ -175,7 +175,7 @@ def verify(name: str, root: Path) -> list[str]:
 
 
 def fetch(name: str, root: Path) -> list[Path]:
-    """Download what is missing or damaged from the official source; the paths that were fetched.
+    """Download missing or damaged files from the official source. Returns their paths.
 
     Raises:
         DataUnreachable: no network, or the source does not answer.
@@ -195,7 +195,7 @@ def fetch(name: str, root: Path) -> list[Path]:
 
 
 def fingerprint(name: str, root: Path) -> str:
-    """SHA-256 in hex of what the dataset holds: every file's bytes and its reader's or generator's version.
+    """SHA-256 in hex of a dataset: the bytes of every file, and the version of its reader or generator.
 
     Raises:
         DataError: unknown name, or a file is missing or unreadable.
@@ -212,7 +212,7 @@ def fingerprint(name: str, root: Path) -> str:
 
 
 def read(name: str, root: Path) -> Any:
-    """What the dataset's reader makes of its files, whatever their checksums.
+    """Read the dataset, ignoring checksums.
 
     Raises:
         DataError: unknown name, or a file that is missing, unreadable or damaged.
@@ -227,7 +227,7 @@ def read(name: str, root: Path) -> Any:
 
 
 def occupations(name: str, root: Path) -> Any:
-    """The group of each user, int32 (n_users,), numbered from 0: what BNS-4 takes its prior from.
+    """Group of each user, for BNS-4's prior: int32 (n_users,), from 0.
 
     Raises:
         DataError: unknown name, a dataset without occupations, or their file is missing or damaged.
@@ -246,14 +246,14 @@ def occupations(name: str, root: Path) -> Any:
 
 
 def install(entry: Dataset) -> str:
-    """The command that brings the packages which a dataset needs."""
+    """The command that installs the packages a dataset needs."""
     return f"pip install {' '.join(entry.needs)}"
 
 
 def _importable(package: str) -> bool:
     try:
         return find_spec(package) is not None
-    except ValueError:  # it is loaded, and does not say from where
+    except ValueError:  # a module that is loaded without a spec
         return True
 
 
@@ -270,12 +270,12 @@ def _problems(entry: Dataset, root: Path, digest_of: Callable[[Path], str]) -> I
     # A pair in both parts is found in the second file although the first may be the damaged one.
     elsewhere = fault is not None and fault.file not in {problem.file for problem in problems}
     for problem in problems:
-        # A line says more than a checksum.
+        # An error with a line is more useful than one about a checksum.
         yield fault if fault is not None and (elsewhere or fault.file == problem.file) else problem
 
 
 def _damage(entry: Dataset, source: SourceFile, root: Path, digest_of: Callable[[Path], str]) -> DataError | None:
-    """What is wrong with one file by its size and checksum."""
+    """Size or checksum error of a file."""
     path = plain_or_gz(entry.folder_in(root) / source.path)
     try:
         size = path.stat().st_size
@@ -284,7 +284,7 @@ def _damage(entry: Dataset, source: SourceFile, root: Path, digest_of: Callable[
         actual = digest_of(path)
     except OSError as error:
         return _unreadable(entry, path, root, error)
-    plain = path.name == Path(source.path).name  # of a compressed one the content's size is not looked up
+    plain = path.name == Path(source.path).name  # the size of compressed content is not known without reading
     if source.accepts(size if plain else source.size or size, actual):
         return None
     got = f"{size} bytes, sha256 {actual}"
@@ -298,7 +298,7 @@ def _damage(entry: Dataset, source: SourceFile, root: Path, digest_of: Callable[
 
 
 def _parse_fault(entry: Dataset, root: Path) -> DataError | None:
-    """Where the reader stumbles, if all files are there and it does."""
+    """First parse error, if all files are present."""
     if all(plain_or_gz(entry.folder_in(root) / source.path).is_file() for source in entry.files):
         try:
             read(entry.name, root)

@@ -1,4 +1,4 @@
-"""SHA-256 of files, remembered in the cache so that an unchanged file is read once and not at every start."""
+"""SHA-256 of files, cached so that an unchanged file is read only once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SETTLED_NS = 2_000_000_000
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file's content, in hex; of a .gz that of what is in it, of a folder that of all files below it.
+    """SHA-256 of a file, in hex; for a .gz file of its decompressed content, for a folder of all files in it.
 
     Raises:
         OSError: a file cannot be read.
@@ -30,12 +30,10 @@ def sha256(path: Path) -> str:
 
 
 def digest(path: Path) -> str:
-    """:func:`sha256`, read from the cache where size and times of the file are those of the last reading.
-
-    Of a folder those of every file below it.
+    """:func:`sha256`, from the cache if size and times of the file, or of all files of the folder, have not changed.
 
     Raises:
-        OSError: the file cannot be read. A cache that cannot be written only costs the memory of it.
+        OSError: the file cannot be read. If the cache cannot be written, the digest is computed again next time.
     """
     path = path.resolve()
     stamp, changed_ns = _stamp(path)
@@ -55,7 +53,7 @@ def digest(path: Path) -> str:
 
 
 def _stamp(path: Path) -> tuple[str, int]:
-    """What changes with a file, or with any below a folder, and when that was last, in nanoseconds."""
+    """Sizes and times of a file or of all files in a folder, and the latest time, in nanoseconds."""
     if path.is_dir():
         files = _below(path)
         stamps = [_stamp(file) for file in files]

@@ -1,4 +1,4 @@
-"""One file from its official URL, verified before it takes its place."""
+"""Download a file from its official URL and verify it before it replaces the old one."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _CHUNK_BYTES = 1 << 16
 
 
 def download(source: SourceFile, folder: Path) -> Path:
-    """Fetch one file into the dataset's folder and return its path. Until it is verified nothing is replaced.
+    """Download a file into the dataset's folder and return its path. Replaces nothing before it is verified.
 
     Raises:
-        DataUnreachable: no network, no answer, or the transfer broke off.
+        DataUnreachable: no network, no answer, or an interrupted transfer.
         DataError: the bytes are not the expected ones, or the folder cannot be written.
     """
     target = folder / source.path
@@ -30,7 +30,7 @@ def download(source: SourceFile, folder: Path) -> Path:
                 checksum.update(chunk)
                 size += len(chunk)
                 file.write(chunk)
-                if 0 < source.size < size:  # enough to know that it is not the file
+                if 0 < source.size < size:  # longer than the file
                     break
             if not source.accepts(size, checksum.hexdigest()):
                 raise DataError(
@@ -49,7 +49,7 @@ def download(source: SourceFile, folder: Path) -> Path:
 
 
 def _member(source: SourceFile, folder: Path) -> Iterator[bytes]:
-    """One file of an archive, which is downloaded for it."""
+    """Download one file of an archive."""
     import tempfile
     import zipfile
 
@@ -70,7 +70,7 @@ def _member(source: SourceFile, folder: Path) -> Iterator[bytes]:
 
 
 def _chunks(url: str, folder: Path) -> Iterator[bytes]:
-    # Imported here: urllib.request costs a start-up that most commands do not owe.
+    # Imported here: urllib.request is slow to import, and most commands do not need it.
     import http.client
     import urllib.error
     import urllib.request

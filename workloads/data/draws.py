@@ -1,4 +1,4 @@
-"""Random numbers of generated datasets from the raw stream of PCG64: the same on every machine."""
+"""Random numbers for generated datasets, from the raw stream of PCG64: the same on every machine."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def uniform(bits: np.random.PCG64, *shape: int) -> NDArray[np.float64]:
 
 
 def below(bits: np.random.PCG64, limit: int) -> int:
-    """A number from 0 to ``limit - 1``."""
+    """Random integer from 0 to ``limit - 1``."""
     return int(bits.random_raw() % limit)
 
 
 def distinct(bits: np.random.PCG64, limit: int, count: int) -> list[int]:
-    """``count`` different numbers below ``limit``, in any order."""
+    """``count`` different integers below ``limit``, in any order."""
     draws = sorted((int(draw), number) for number, draw in enumerate(bits.random_raw(limit)))
     return [number for _, number in draws[:count]]

@@ -1,4 +1,4 @@
-"""What is wrong with a dataset, in one sentence: where, what, got, expected, what to do."""
+"""Errors about datasets, in one sentence: where, what, got, expected, fix."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 
 class DataError(ValueError):
-    """Data that is unknown, missing or damaged; ``str(error)`` is the whole message for the user.
+    """Error about a dataset; ``str(error)`` is the whole message.
 
-    ``file`` and ``line`` (from 1, the header is line 1) say where, ``got`` and ``expected`` what differs and
-    ``fix`` what to do about it.
+    ``file`` and ``line`` (from 1, including the header) give the place, ``got`` and ``expected`` the difference,
+    ``fix`` the remedy.
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class DataError(ValueError):
         super().__init__(text if text.endswith((".", "?")) else f"{text}.")
 
     def advise(self, fix: str) -> DataError:
-        """The same fault with what to do about it."""
+        """The same error with a fix."""
         return type(self)(self.what, file=self.file, line=self.line, got=self.got, expected=self.expected, fix=fix)
 
 
 class DataUnreachable(DataError):
-    """The official source of a dataset could not be reached, or broke off."""
+    """The official source of a dataset could not be reached, or the transfer was interrupted."""
 
 
 class CacheUnwritable(DataError):

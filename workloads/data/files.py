@@ -1,4 +1,4 @@
-"""Dataset files, plain as the source ships them or compressed with gzip."""
+"""Dataset files, plain or compressed with gzip."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from workloads.data.errors import DataError
 
 
 def plain_or_gz(path: Path) -> Path:
-    """The file, or ``<path>.gz`` where only that one is there."""
+    """``path``, or ``<path>.gz`` if only that exists."""
     compressed = path.with_name(f"{path.name}.gz")
     return compressed if not path.exists() and compressed.exists() else path
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[BufferedReader | gzip.GzipFile]:
-    """Read a file's content, of a name that ends in .gz the decompressed one.
+    """Open a file for reading; if its name ends in .gz, its decompressed content.
 
     Raises:
         OSError: the file cannot be read or decompressed.
@@ -38,13 +38,13 @@ def opened(path: Path) -> Iterator[BufferedReader | gzip.GzipFile]:
 
 
 def content(path: Path) -> bytes:
-    """All of :func:`opened`."""
+    """The whole content of :func:`opened`."""
     with opened(path) as file:
         return file.read()
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a text file that hold something, without their ends, and their numbers from 1.
+    """The non-empty lines of a text file, without line ends, with their numbers from 1.
 
     Raises:
         DataError: a line is not UTF-8.

@@ -1,4 +1,4 @@
-"""What a dataset is: its files at their official source and the functions that read them; what a kind of data is."""
+"""Types that describe a dataset: its files, its source, its reader, and its kind of data."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One file: its path in the dataset's folder, and what is known of its content.
+    """One file of a dataset: its path in the dataset's folder, size, checksum and source.
 
-    The file may also lie there compressed, as ``<path>.gz``. ``size`` in bytes and ``sha256`` in hex are those of the
-    content; 0 and empty where no one vouches for them, so that only reading shows damage. ``also`` holds the digests
-    of the same text with other line ends. ``url`` is the official address, empty where there is none; with
-    ``member`` it is that of a ZIP archive which holds the file under that name. With ``folder`` the path is that of a
-    folder, and all files below it are meant.
+    The file may also be compressed, as ``<path>.gz``. ``size`` (bytes) and ``sha256`` (hex) are of the decompressed
+    content; 0 and empty if unknown, so that damage shows only on reading. ``also``: digests of the same text with
+    other line ends. ``url``: the official address, empty if there is none; with ``member`` it is the address of a ZIP
+    archive that contains the file under that name. With ``folder``, the path is a folder and stands for all its files.
     """
 
     path: str
@@ -28,7 +27,7 @@ class SourceFile:
     folder: bool = False
 
     def accepts(self, size: int, sha256: str) -> bool:
-        """Whether content of this size and digest can be the file's."""
+        """Whether size and digest match the file's."""
         if self.sha256:
             return sha256 in (self.sha256, *self.also)
         return size > 0 and self.size in (0, size)
@@ -36,19 +35,18 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A dataset by name. Its files lie in ``<data root>/<folder>/``; a generated one has none.
+    """A dataset. Its files are in ``<data root>/<folder>/``; a generated dataset has none.
 
     ``kind`` names what ``reader`` returns (``interactions``:
     :class:`~workloads.data.interactions.types.Interactions`). ``reader`` takes the dataset's folder, raises
-    :class:`~workloads.data.errors.DataError` with file and line where the content is damaged, and does not
-    look at checksums. ``version`` changes whenever the reader makes something else of the same files; for a
-    generated dataset it holds all parameters.
+    :class:`~workloads.data.errors.DataError` with file and line if the content is damaged, and does not check
+    checksums. ``version`` changes whenever the reader's result for the same files does; for a generated dataset it
+    contains all parameters.
 
-    ``extras`` are files that training does without, and ``occupations`` reads from them a group 0, 1, ... of each
-    user. ``obtain`` says where to get files that have no public address, or who fetches what has no files here.
-    ``needs`` are the packages, beyond those of every installation, that it cannot be read without.
-    ``clean_from`` is the lowest rating of the source's own test part that the split ``clean`` keeps; without it
-    ``clean`` draws from the highest ratings.
+    ``extras`` are files that training does not need; ``occupations`` reads from them a group 0, 1, ... for each user.
+    ``obtain`` says where to get files without a public address. ``needs``: optional packages that reading requires.
+    ``clean_from``: lowest rating of the source's own test part that the split ``clean`` keeps; without it ``clean``
+    draws from the highest ratings.
     """
 
     name: str
@@ -65,24 +63,24 @@ class Dataset:
     clean_from: float | None = None
 
     def folder_in(self, root: Path) -> Path:
-        """The folder of its files."""
+        """Folder of the dataset's files."""
         return root / (self.folder or self.name)
 
     @property
     def verified(self) -> bool:
-        """Whether a checksum is known for every file, so that damage shows without reading."""
+        """Whether a checksum is known for every file, so that damage shows without parsing."""
         return all(source.sha256 for source in self.files)
 
 
 def own_dataset(name: str, kind: str, folder: Path, files: Iterable[str], reader: Callable[[Path], Any]) -> Dataset:
-    """A user's own, by its absolute path; ``files`` lie in ``folder``."""
+    """A user's own dataset, named by its absolute path, with ``files`` in ``folder``."""
     sources = tuple(SourceFile(file) for file in files)
     return Dataset(name, "a user's own", kind, reader, sources, folder=str(folder))
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Parameters of a run that say how its dataset is read; None where the run does not have the parameter."""
+    """A run's parameters for reading its dataset; None if the workload does not have the parameter."""
 
     split: str | None = None
     size: int | None = None
@@ -93,12 +91,12 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of data: what a user's own files look like, and how a dataset of the kind is checked and counted.
+    """A kind of data: the layout of users' own files, and the checks and counts of its datasets.
 
-    ``layout`` describes a user's own data. ``own`` are its forms at an absolute path: whether a path has that form,
-    and the dataset there. ``check`` refuses, before a worker starts, what checksums do not show; it raises
-    :class:`~workloads.data.errors.DataError`. ``counts`` are the numbers that describe a dataset, such as its users,
-    none where they would cost too much. Both import NumPy only when called.
+    ``layout`` describes users' own data in words. ``own``: pairs of a test whether a path has a layout, and a function
+    that returns the dataset there. ``check`` finds, before a worker starts, errors that checksums do not show; it
+    raises :class:`~workloads.data.errors.DataError`. ``counts`` returns numbers such as that of users, or none if they
+    would take too long. Both import NumPy only when called.
     """
 
     name: str

@@ -1,1 +1,1 @@
-"""Image datasets: sources, decoding and splits. Light to import; only ``resident`` needs PyTorch."""
+"""Image datasets: sources, decoding, splits. Only ``resident`` imports PyTorch."""

@@ -1,6 +1,6 @@
-"""CIFAR-10, CIFAR-100, STL-10 and Tiny ImageNet, read out of the archives that their sources ship.
+"""Read CIFAR-10, CIFAR-100, STL-10 and Tiny ImageNet from their archives.
 
-The files are those that torchvision downloads and keeps; nothing has to be unpacked.
+The archives are those that torchvision downloads. They need not be unpacked.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _COPIED_BYTES = 1 << 20
 
 
 def read_cifar(folder: Path, archive: str, train: tuple[str, ...], test: str, meta: str, label: str) -> ImageSource:
-    """CIFAR's Python version: batches of rows of 3,072 bytes, a plane a channel.
+    """Read the Python version of CIFAR: batches of rows of 3,072 bytes, one plane per channel.
 
     Args:
-        train: members of the archive that make up the train part.
-        test: the member that is the test part.
-        meta: the member with the names of the classes.
-        label: what the labels are called: ``label``, or ``fine_label``.
+        train: members of the archive with the train part.
+        test: the member with the test part.
+        meta: the member with the class names.
+        label: key of the labels: ``label`` or ``fine_label``.
 
     Raises:
         DataError: the archive is damaged.
@@ -53,7 +53,7 @@ def read_cifar(folder: Path, archive: str, train: tuple[str, ...], test: str, me
 
 
 def read_stl10(folder: Path) -> ImageSource:
-    """STL-10 (Coates et al., AISTATS 2011): its 5,000 labelled and 100,000 unlabelled images train.
+    """Read STL-10 (Coates et al., AISTATS 2011). Train has the 5,000 labelled and 100,000 unlabelled images.
 
     Raises:
         DataError: the archive is damaged.
@@ -78,7 +78,7 @@ def read_stl10(folder: Path) -> ImageSource:
 
 
 def read_tiny_imagenet(folder: Path) -> ImageSource:
-    """Tiny ImageNet (Le and Yang, 2015): its validation part is the test part, since its own has no labels.
+    """Read Tiny ImageNet (Le and Yang, 2015). Its validation part is our test part, since its test part has no labels.
 
     Raises:
         DataError: the archive is damaged.
@@ -105,7 +105,7 @@ def read_tiny_imagenet(folder: Path) -> ImageSource:
 
 
 class _Plain(pickle.Unpickler):
-    """Reads arrays, text and numbers, and refuses whatever else a pickle may name."""
+    """Unpickler restricted to arrays, text and numbers."""
 
     _ALLOWED = frozenset(
         {("numpy", "ndarray"), ("numpy", "dtype")}
@@ -119,7 +119,7 @@ class _Plain(pickle.Unpickler):
 
 
 def _mapped(file: IO[bytes]) -> Any:
-    """The bytes of a member, mapped from a file that vanishes with the array."""
+    """Bytes of a member, memory-mapped from a temporary file that is removed with the array."""
     import numpy as np
 
     cache_dir().mkdir(parents=True, exist_ok=True)
@@ -138,14 +138,14 @@ def _members(archive: Path, names: list[str]) -> Iterator[bytes]:
 
 @contextmanager
 def _archive(path: Path) -> Iterator[Iterator[tuple[str, IO[bytes]]]]:
-    """The files of a compressed tar archive by name, in its order."""
+    """Files of a compressed tar archive by name, in the archive's order."""
     with _explained(path), tarfile.open(path, "r|gz") as opened:
         yield ((member.name, file) for member in opened if (file := opened.extractfile(member)) is not None)
 
 
 @contextmanager
 def _explained(archive: Path) -> Iterator[None]:
-    """What a damaged archive raises, as an error that names it."""
+    """Convert the errors of a damaged archive to DataError."""
     try:
         yield
     except (tarfile.TarError, zipfile.BadZipFile, pickle.UnpicklingError, EOFError, LookupError, ValueError) as error:

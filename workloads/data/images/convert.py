@@ -1,4 +1,4 @@
-"""Images decoded into arrays, several at a time, with an account of those that could not be."""
+"""Decode images into arrays in several threads, and list those that cannot be decoded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workloads.data.errors import DataError
 from workloads.data.images.decode import Undecodable, decode, square
 from workloads.data.images.types import Corrupt, Images, ImageSource, Listing, Pixels
 
-_BLOCK = 64  # images that a thread decodes in one go
+_BLOCK = 64  # images in one task of a thread
 
 
 def convert(
@@ -29,13 +29,13 @@ def convert(
 
     Args:
         source: the images.
-        size: height and width to bring them to; None for their own, which must then be one square.
-        corrupt: whether an image that cannot be decoded is an error.
-        allocate: gives the array for a part, ``train`` or ``test``, of a shape.
+        size: height and width of the result; None keeps the images' own, which must all be the same square.
+        corrupt: ``refuse`` or ``skip`` images that cannot be decoded.
+        allocate: returns the array for a part, ``train`` or ``test``, with a shape.
 
     Raises:
-        DataError: an image cannot be decoded and is not to be skipped, none can, or they are of several sizes though
-            none was given.
+        DataError: an image cannot be decoded and is not skipped, no image can be decoded, or sizes differ while
+            ``size`` is None.
     """
     side = size or _own_size(source.train)
     parts: dict[str, Pixels] = {}
@@ -66,7 +66,7 @@ def _named(listing: Listing, faults: dict[int, str]) -> list[str]:
 
 
 def _own_size(listing: Listing) -> int:
-    """The side of the first image that can be decoded."""
+    """Side of the first image that can be decoded."""
     for index, content in enumerate(listing.contents()):
         try:
             width, height = decode(content).size
@@ -86,13 +86,13 @@ def _several_sizes(listing: Listing, index: int, width: int, height: int, expect
 
 
 def _decoded(listing: Listing, images: NDArray[np.uint8], own: bool) -> Iterator[dict[int, str]]:
-    """Fill ``images`` by several threads (PIL decodes outside of the interpreter's lock), yielding faults by place."""
+    """Fill ``images`` in several threads (PIL releases the GIL). Yields position and error of each failure."""
     workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with ThreadPoolExecutor(workers) as pool:
         waiting: deque[Future[dict[int, str]]] = deque()
         for first, block in _blocks(listing.contents()):
             waiting.append(pool.submit(_decode_block, listing, images, own, first, block))
-            if len(waiting) > 2 * workers:  # so few are in memory at once
+            if len(waiting) > 2 * workers:  # at most this many are in memory at once
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

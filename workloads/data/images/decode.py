@@ -1,4 +1,4 @@
-"""An image file's content as pixels: every mode that PIL reads becomes RGB, every shape a square."""
+"""Decode image files to square RGB arrays, from every mode that PIL reads."""
 
 from __future__ import annotations
 
@@ -23,18 +23,16 @@ _MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")
 
 
 class Undecodable(ValueError):
-    """An image that cannot be decoded; the text says why."""
+    """An image that cannot be decoded. The text is the reason."""
 
 
 def decode(content: Content) -> Image.Image:
-    """The image in RGB.
+    """Decode to RGB. Gray is replicated, palettes and CMYK converted, transparency composited on white.
 
-    Gray is repeated, a palette looked up, CMYK converted, and what is transparent lies on white. The orientation that a
-    camera noted is not applied, as by torchvision.
+    The orientation in the metadata is not applied, as in torchvision.
 
     Raises:
-        Undecodable: the content is no image, is cut off or without its end, or has pixels that are no 8 or 16 bit
-            colours.
+        Undecodable: the content is not an image, is truncated, or has pixels other than 8 or 16 bit colours.
     """
     if isinstance(content, np.ndarray):
         return Image.fromarray(content)
@@ -51,17 +49,17 @@ def decode(content: Content) -> Image.Image:
         raise Undecodable("it is in no format that is known") from None
     except (Undecodable, MemoryError):
         raise
-    except Exception as error:  # PIL's readers of some fifty formats raise what they like
+    except Exception as error:  # PIL's readers of some fifty formats raise errors of many types
         raise Undecodable(str(error) or type(error).__name__) from None
 
 
 def _ends(content: bytes) -> bool:
-    """Whether a JPEG's scans are followed by its end. Without one libjpeg makes up what is missing, and says nothing.
+    """Whether the JPEG has its end marker. libjpeg fills in a truncated one silently.
 
-    From marker to marker: a segment tells its length, a scan's data last until the next marker. What comes after the
-    end, and a thumbnail within a segment, are not looked at.
+    Goes from marker to marker: a segment contains its length, the data of a scan last until the next marker. Ignores
+    what follows the end, and thumbnails within segments.
     """
-    if content.endswith(b"\xff\xd9"):  # as nearly all do
+    if content.endswith(b"\xff\xd9"):  # true of nearly all
         return True
     position = 2  # behind the start of the image
     while marker := _MARKER.search(content, position):
@@ -72,7 +70,7 @@ def _ends(content: bytes) -> bool:
 
 
 def square(image: Image.Image, size: int) -> NDArray[np.uint8]:
-    """The middle of an RGB image in (3, size, size): its shorter side resized, the longer one cut off equally."""
+    """Centre crop resized to (3, size, size)."""
     if image.size != (size, size):
         image = ImageOps.fit(image, (size, size), method=Image.Resampling.BILINEAR)
     return np.asarray(image).transpose(2, 0, 1)

@@ -1,7 +1,7 @@
 """A folder with a sub-folder of image files for each class, as torchvision's ImageFolder reads it.
 
-Either the classes lie in the folder itself, or in its parts ``train`` and ``test``; or ``val``, where ``test`` is
-missing or has no class of train: it is then the test part, as ImageNet's in the literature, whose own has no labels.
+The class folders are in the folder itself, or in its parts ``train`` and ``test``. If ``test`` is missing or has no
+class of train, ``val`` is the test part, as is usual for ImageNet, whose own test part has no labels.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from workloads.data.errors import DataError
 from workloads.data.images.types import ImageSource, Listing, empty_listing
 
 ENDS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""Of the names of image files; torchvision's list."""
+"""Endings of image files; torchvision's list."""
 
 _TESTS = ("test", "val")
 
 
 def parts(folder: Path) -> tuple[str, ...]:
-    """The parts that the folder has; none where the classes lie in itself."""
+    """The parts of the folder; empty if the class folders are in the folder itself."""
     tests = [test for test in _TESTS if (folder / test).is_dir()]
     if not tests or not (folder / "train").is_dir():
         return ()
@@ -29,8 +29,8 @@ def parts(folder: Path) -> tuple[str, ...]:
 
 
 def is_class_folders(folder: Path) -> bool:
-    """Whether at least half of the classes that a folder, or its train part, would have hold images: right in them or
-    one folder deeper. Pictures somewhere below a folder of other things, such as ``train.csv``, do not make it one."""
+    """Whether at least half of the class folders in a folder, or in its train part, contain images, directly or one
+    folder deeper. Images elsewhere in a folder of other data, such as ``train.csv``, do not count."""
     divided = parts(folder)
     try:
         if not divided and any(folder.glob("train.*")):
@@ -43,7 +43,7 @@ def is_class_folders(folder: Path) -> bool:
 
 
 def read_folders(folder: Path) -> ImageSource:
-    """List the image files below each class; other files are left alone.
+    """List the image files of each class. Ignores other files.
 
     Raises:
         DataError: there is no class, a class without images, or one that only the test part has.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def is_images(path: Path) -> bool:
-    """Whether a table of images, two of them, or class folders lie at a path."""
+    """Whether a path has class folders or one or two tables of images."""
     if path.is_dir():
         tables = all((path / file).is_file() for file in (TRAIN, TEST)) and holds_images(path / TRAIN)
         return tables or is_class_folders(path)
@@ -35,7 +35,7 @@ def own_images(name: str, path: Path) -> Dataset:
 
 
 def check(dataset: Dataset, root: Path, options: ReadOptions) -> None:
-    """Decode a dataset without checksums now, as its first reader would."""
+    """Decode a dataset that has no checksums."""
     if dataset.verified:
         return
     from workloads.data.images.load import load_images
@@ -44,9 +44,9 @@ def check(dataset: Dataset, root: Path, options: ReadOptions) -> None:
 
 
 def skipped_warning(dataset: Dataset, params: Mapping[str, Any], root: Path) -> str | None:
-    """A sentence about the images that ``dataset_corrupt=skip`` leaves out; None without one.
+    """A sentence about the images that ``dataset_corrupt=skip`` skips; None if there are none.
 
-    A dataset of known checksums has none that cannot be decoded.
+    In a dataset with checksums every image can be decoded.
     """
     if params.get("dataset_corrupt") != "skip" or dataset.verified:
         return None
@@ -63,5 +63,5 @@ IMAGES = Kind(
     "a folder with a sub-folder of image files for each class, or with such folders in train and test (or "
     "val); Parquet with the columns image and label, one table or train.parquet and test.parquet",
     own=((is_images, own_images),),
-    check=check,  # and no counts: images would be decoded for them
+    check=check,  # no counts: all images would have to be decoded
 )

@@ -1,4 +1,4 @@
-"""From a dataset's name to its images: decoded once per machine, memory-mapped from then on."""
+"""Load images by dataset name: decoded once per machine, then memory-mapped."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from workloads.data.images.types import Corrupt, Images, ImageSource, Pixels
 from workloads.memory import bounded_cache
 
 FORMAT = 2
-"""Version of the layout and of what is decoded; it is part of the cache's folder names."""
+"""Version of the layout and of the decoding, in the names of cache folders."""
 
 _INDEX = "index.json"
-_CHECKED_BYTES = 4 << 30  # of a larger file only the size is checked when it is mapped
+_CHECKED_BYTES = 4 << 30  # of larger files only the size is checked on loading
 
 
 def load_images(name: str, root: Path, size: int | None = None, corrupt: Corrupt = "refuse") -> Images:
@@ -32,10 +32,10 @@ def load_images(name: str, root: Path, size: int | None = None, corrupt: Corrupt
     A damaged cache is rebuilt.
 
     Args:
-        name: of the catalogue, or an absolute path.
+        name: a name of the catalogue, or an absolute path.
         root: the data root.
-        size: height and width to bring the images to, the middle of those that are not square; None for the images'
-            own, which must then be one square.
+        size: height and width of the result, centre-cropped if not square; None keeps the images' own, which must all
+            be the same square.
         corrupt: ``refuse`` a dataset with an image that cannot be decoded, or ``skip`` such images.
 
     Raises:
@@ -52,13 +52,13 @@ def load_images(name: str, root: Path, size: int | None = None, corrupt: Corrupt
 
 @bounded_cache
 def _load(name: str, root: Path, size: int | None, corrupt: Corrupt, folder: Path) -> Images:
-    if not dataset(name).files:  # a generated one is small, and made as quickly as mapped
+    if not dataset(name).files:  # a generated one is small, and generating is as fast as loading
         return convert(read(name, root), size, corrupt, lambda _part, shape: np.zeros(shape, np.uint8))
     return build_once(folder, _mapped, lambda: _write(folder, read(name, root), size, corrupt))
 
 
 def _write(folder: Path, source: ImageSource, size: int | None, corrupt: Corrupt) -> None:
-    """Decode into a folder that takes its place when it is whole, an ``.npy`` file an array.
+    """Decode into a folder that is renamed when complete, one ``.npy`` file per array.
 
     Raises:
         OSError: it cannot be written; nothing is left behind.
@@ -87,20 +87,20 @@ def _write(folder: Path, source: ImageSource, size: int | None, corrupt: Corrupt
 
 
 def _allocated(folder: Path, part: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """A mapped file for the images of a part."""
+    """Create a memory-mapped file for the images of a part."""
     file = folder / f"{part}.npy"
-    if not shape[0]:  # nothing cannot be mapped
+    if not shape[0]:  # an empty file cannot be mapped
         np.save(file, np.empty(shape, np.uint8))
         return np.empty(shape, np.uint8)
     mapped: NDArray[np.uint8] = np.lib.format.open_memmap(file, "w+", np.uint8, shape)
-    if hasattr(os, "posix_fallocate"):  # a full disk is an error here and would kill the process when it is written to
+    if hasattr(os, "posix_fallocate"):  # a full disk raises here; on writing it would kill the process
         with file.open("r+b") as opened:
             os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
     return mapped
 
 
 def _mapped(folder: Path) -> Images | None:
-    """Map what :func:`_write` wrote; None where it is missing or damaged."""
+    """Memory-map the files of :func:`_write`; None if they are missing or damaged."""
     try:
         index = json.loads((folder / _INDEX).read_text())
         for name, (size, crc32) in index["files"].items():
@@ -110,12 +110,12 @@ def _mapped(folder: Path) -> Images | None:
         train, test = (_pixels(folder, part) for part in ("train", "test"))
         return Images(train, test, tuple(index["classes"]), tuple(index["skipped"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # whatever a damaged one looks like, it is written again
+        return None  # a damaged one raises many kinds of errors; it is written again
 
 
 def _pixels(folder: Path, part: str) -> Pixels:
     labels, rows = (np.load(folder / f"{part}-{name}.npy") for name in ("labels", "rows"))
-    # Copied on write, though no one writes: PyTorch warns of arrays that are read-only.
+    # Copy-on-write, although nothing writes: PyTorch warns about read-only arrays.
     return Pixels(np.load(folder / f"{part}.npy", mmap_mode="c" if len(labels) else None), labels, rows)
 
 

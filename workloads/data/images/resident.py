@@ -1,4 +1,4 @@
-"""A dataset of images split and, where it fits, on its device, shared by the trials of a process."""
+"""A split dataset of images, on the device if it fits, shared by the trials of a process."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from workloads.data.images.types import Images, Pixels
 from workloads.memory import available_bytes, bounded_cache
 from workloads.transfer import to_device
 
-_DEVICE_SHARE = 0.5  # of what this process may still allocate on the device, for one dataset
+_DEVICE_SHARE = 0.5  # of the free device memory, for one dataset
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some images of a dataset.
+    """A part of a dataset: train, validation or test.
 
-    ``images`` (N, 3, S, S) uint8: those of the source, on the device, or memory-mapped on the host. ``rows`` (n,)
-    int64, on the host: which of them make up the part. ``labels`` (n,) int64, on the device: their classes, -1 where
-    none is known.
+    ``images`` (N, 3, S, S) uint8: all images of the source, on the device, or memory-mapped on the host. ``rows`` (n,)
+    int64, on the host: the images of the part. ``labels`` (n,) int64, on the device: their classes, -1 if unknown.
     """
 
     images: torch.Tensor
@@ -36,18 +35,18 @@ class Part:
 
     @property
     def resident(self) -> bool:
-        """Whether the images lie where the labels do."""
+        """Whether the images are on the device of the labels."""
         return self.images.device == self.labels.device
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
-        """Images (B, 3, S, S) uint8 on the device, by their places in the part, (B,) int64 on the host."""
+        """Images at positions ``index`` of the part, (B,) int64 on the host: (B, 3, S, S) uint8 on the device."""
         rows = self.rows[index]
         if self.resident:
             return self.images[to_device(rows, self.images.device)]
         return self.images[rows].pin_memory().to(self.labels.device, non_blocking=True)
 
     def stream(self, batches: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """:meth:`take` of one batch after the other; from the host the next is gathered while one is used."""
+        """:meth:`take` for each batch; from the host, the next batch is gathered while one is used."""
         if self.resident:
             yield from map(self.take, batches)
             return
@@ -65,8 +64,8 @@ class Part:
 class ImageData:
     """One dataset, split and device.
 
-    ``train``: what is learnt from; images without a label are nowhere else. ``size``: height and width of the images.
-    ``skipped``: those left out because they cannot be decoded, by name.
+    ``train`` alone may have images without labels. ``size``: height and width. ``skipped``: names of the images that
+    cannot be decoded.
     """
 
     train: Part
@@ -79,16 +78,16 @@ class ImageData:
 
 @bounded_cache
 def prepare(data: Images, split_seed: int, holdout: bool, device: torch.device) -> ImageData:
-    """Split, and move to the device what fits there; all splits of a dataset share its images.
+    """Split, and move to the device what fits. All splits of a dataset share its images.
 
     Args:
         data: the source's images.
         split_seed: of the validation part, a stratified tenth of the labelled training images.
-        holdout: False leaves the validation part in train; it is then empty by itself.
-        device: where the images are kept if they fit, and handed to.
+        holdout: False keeps the validation images in train; the validation part is then empty.
+        device: device of the batches, and of all images if they fit.
 
     Raises:
-        workloads.data.DataError: nothing can be held out for validation.
+        workloads.data.DataError: no image can be held out for validation.
     """
     images, test_images = _on_device(data, device)
     parts = split(data, split_seed, holdout)
@@ -112,7 +111,7 @@ def prepare(data: Images, split_seed: int, holdout: bool, device: torch.device) 
 
 @bounded_cache
 def _on_device(data: Images, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """The images of both parts, where they fit on the device; a CPU's are those in the cache's files."""
+    """The images of both parts, on the device if they fit; on a CPU they stay in the cache's files."""
     images = torch.from_numpy(data.train.images), torch.from_numpy(data.test.images)
     if device.type != "cuda":
         return images

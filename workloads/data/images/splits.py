@@ -1,4 +1,4 @@
-"""Which images train, select and judge: stratified by class, seeded, and known before anything is on a device."""
+"""Stratified, seeded splits of images, computed without a device."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ VALIDATION_FRACTION = 0.1
 """Share of each class' labelled training images that is held out for validation."""
 
 TEST_FRACTION = 0.2
-"""Share of each class that is the test part of a source without one, whatever the seed of the validation split."""
+"""Share of each class in the test part of a source without one. Does not depend on the seed of the validation split."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Places of images, ascending int64: ``train`` and ``validation`` among those of the source's train part.
+    """Positions of images, ascending int64: ``train`` and ``validation`` in the source's train part.
 
-    ``test``: among its test part, or where it has none (``carved``) among train, too.
+    ``test``: positions in its test part, or, if it has none (``carved``), in the train part too.
     """
 
     train: NDArray[np.int64]
@@ -32,10 +32,10 @@ class Parts:
 
 
 def split(data: Images, split_seed: int, holdout: bool) -> Parts:
-    """Split what could be decoded; images without a label train, whatever the split.
+    """Split the decoded images. Images without a label are always in train.
 
     Raises:
-        workloads.data.DataError: nothing can be held out for validation.
+        workloads.data.DataError: no image can be held out for validation.
     """
     rows = data.train.rows
     test = data.test.rows
@@ -52,7 +52,7 @@ def split(data: Images, split_seed: int, holdout: bool) -> Parts:
 
 
 def _stratified(labels: NDArray[np.int64], n_classes: int, fraction: float, seed: int) -> NDArray[np.bool_]:
-    """Which images to hold out: a share of each class, at least one where there are two, of the labelled ones."""
+    """Images to hold out: a share of each class' labelled images, at least one if there are two."""
     labelled = np.flatnonzero(labels >= 0)
     pairs = np.stack([labels[labelled], labelled], axis=1)
     mask = np.zeros(len(labels), np.bool_)

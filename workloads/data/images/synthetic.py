@@ -27,8 +27,8 @@ CLASSES = tuple(f"{texture} {shape}" for shape in SHAPES for texture in TEXTURES
 class Planted:
     """Parameters of the generator: ``train`` and ``test`` images of ``size`` x ``size``, classes in turn.
 
-    ``radius``: smallest and largest of a shape, as a share of the image's side. ``tint`` and ``noise``: largest change
-    of a value of 0 to 255, for all pixels of the shape or the ground, and for each by itself.
+    ``radius``: smallest and largest radius of a shape, as a share of the image's side. ``tint`` and ``noise``: largest
+    change of a value of 0 to 255, for all pixels of the shape or the background, and for each pixel separately.
     """
 
     train: int = 1024
@@ -43,8 +43,8 @@ class Planted:
 def generate(planted: Planted) -> ImageSource:
     """Draw the images.
 
-    Every draw comes from the raw stream of PCG64 and nothing but correctly rounded arithmetic is applied, so the result
-    is the same on every machine and with every version of NumPy.
+    All draws come from the raw stream of PCG64, and only correctly rounded arithmetic is used, so the result is the
+    same on every machine and with every version of NumPy.
     """
     import numpy as np
 
@@ -75,7 +75,7 @@ def _inside(bits: np.random.PCG64, planted: Planted, labels: NDArray[np.int64]) 
     least, most = planted.radius
     radius = size * (least + (most - least) * uniform(bits, count, 1, 1))
     centre = radius + (size - 2 * radius) * uniform(bits, 2, count, 1, 1)
-    # A turn of up to a quarter to either side, by the tangent of half of it: no sine that differs between machines.
+    # Rotation of up to 90 degrees to either side, by the tangent of half the angle: sines differ between machines.
     half = 2 * uniform(bits, count, 1, 1) - 1
     cosine = (1 - half * half) / (1 + half * half)
     sine = 2 * half / (1 + half * half)

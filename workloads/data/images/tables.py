@@ -1,8 +1,8 @@
 """Encoded images in Parquet: columns ``image`` and ``label``, and ``label_name`` where the classes have names.
 
-``image`` holds the bytes of an image file, or, as in the tables of the Hugging Face Hub, a struct with the field
-``bytes``; ``label`` is an integer from 0, or the name of the class itself. The classes are the labels that the train
-part has, in their order: a number that no image has is none.
+``image`` is the bytes of an image file or, as in the tables of the Hugging Face Hub, a struct with the field
+``bytes``; ``label`` is an integer from 0 or the name of the class. The classes are the sorted labels of the train part:
+a number that no image has is not a class.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ IMAGE, LABEL, LABEL_NAME = "image", "label", "label_name"
 TRAIN, TEST = "train.parquet", "test.parquet"
 
 LARGEST = 2**16 - 1
-"""Of the numbers that are labels; what is larger counts or identifies something else."""
+"""Largest number that is a label. A column with larger numbers is a count or an id."""
 
 _ROWS_AT_ONCE = 1024
 
@@ -41,11 +41,11 @@ def holds_images(file: Path) -> bool:
 
 
 def read_image_tables(folder: Path, files: tuple[str, ...] = (TRAIN, TEST)) -> ImageSource:
-    """Read the labels of a table, or of a train and a test part; the images are read when they are asked for.
+    """Read the labels of a table, or of a train and a test part. Images are read on demand.
 
     Raises:
-        DataError: a table is damaged, has not the columns, has an image without a label or no image at all; or the test
-            part has labels of another type than train, or a class that train does not have.
+        DataError: a table is damaged, lacks a column, has an image without a label or no image at all; or the test part
+            has labels of another type than train, or a class that train does not have.
     """
     import numpy as np
 
@@ -63,7 +63,7 @@ def read_image_tables(folder: Path, files: tuple[str, ...] = (TRAIN, TEST)) -> I
 
 
 def _check_known(file: Path, table: dict[str, Any], textual: bool, numbers: dict[Any, int], train: Path) -> None:
-    """Refuse a test part whose labels are none of the train part's."""
+    """Raise DataError if the test part has labels that the train part does not have."""
     if table["textual"] != textual:
         got, expected = ("names", "integers") if table["textual"] else ("integers", "names")
         raise DataError(
@@ -82,7 +82,7 @@ def _listing(file: Path, labels: NDArray[np.int64]) -> Listing:
 
 
 def _columns(file: Path) -> dict[str, Any]:
-    """The ``labels`` of a table and the ``names`` of their classes, row by row, and whether labels are ``textual``."""
+    """The ``labels`` of a table and the ``names`` of their classes, by row, and whether labels are ``textual``."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

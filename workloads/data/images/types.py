@@ -1,4 +1,4 @@
-"""Images before they are decoded (names, labels, contents one after the other), and as arrays."""
+"""Types of image datasets: before decoding (names, labels, a stream of contents), and as arrays."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 Corrupt: TypeAlias = Literal["refuse", "skip"]
 
 UNLABELLED = -1
-"""The label of an image of which no class is known."""
+"""The label of an image without a known class."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The images of one part. ``labels`` (n,) int64; ``name(i)`` is what image i is called in a message.
+    """The images of one part. ``labels`` (n,) int64; ``name(i)`` is the name of image i in messages.
 
-    ``contents()`` yields the n of them in order, and can be called again.
+    ``contents()`` yields all n in order, and can be called repeatedly.
     """
 
     labels: NDArray[np.int64]
@@ -46,9 +46,9 @@ class ImageSource:
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """One part: ``images`` (n, 3, S, S) uint8, ``labels`` (n,) int64, -1 where no class is known.
+    """One part: ``images`` (n, 3, S, S) uint8, ``labels`` (n,) int64, -1 if unknown.
 
-    ``rows``: the places of the images that could be decoded, ascending; what lies at the others is no image.
+    ``rows``: positions of the images that could be decoded, ascending. Other positions have undefined content.
     """
 
     images: NDArray[np.uint8]
@@ -60,7 +60,7 @@ class Pixels:
 class Images:
     """A dataset of square RGB images. ``skipped`` names the images that could not be decoded, with the reason.
 
-    Where the source has no test part ``test`` is empty. The arrays are shared by all trials of a process.
+    ``test`` is empty if the source has no test part. All trials of a process share the arrays.
     """
 
     train: Pixels
@@ -75,14 +75,14 @@ class Images:
 
 
 def empty_listing() -> Listing:
-    """A part that the source does not have."""
+    """An empty part, for one that the source does not have."""
     import numpy as np
 
     return Listing(np.empty(0, np.int64), str, tuple)
 
 
 def of_arrays(pixels: NDArray[np.uint8], labels: Any, name: str) -> Listing:
-    """Decoded images (n, H, W, 3), uint8, and their labels."""
+    """A listing of decoded images (n, H, W, 3), uint8, and their labels."""
     import numpy as np
 
     return Listing(np.asarray(labels, np.int64), lambda index: f"{name} {index}", lambda: pixels)

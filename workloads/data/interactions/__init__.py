@@ -1,1 +1,1 @@
-"""Who interacted with what: formats, generated sets, splits and variants."""
+"""Interactions of users with items: formats, generated sets, splits, variants."""

@@ -11,14 +11,14 @@ from workloads.data.cache import replacing
 from workloads.data.interactions.types import Interactions
 
 FORMAT = 2
-"""Version of the layout; it is part of the cache's file names."""
+"""Version of the layout, in the names of cache files."""
 
 _META = b"interactions"
 _NUMBERS = {"int32", "int64", "float32"}
 
 
 def write_interactions(path: Path, interactions: Interactions) -> None:
-    """Write a list column an array, in one row: arrays of any lengths in one file that is replaced whole.
+    """Write each array as a list column of one row, so that one file has arrays of any lengths.
 
     Raises:
         OSError: the file cannot be written.
@@ -28,7 +28,7 @@ def write_interactions(path: Path, interactions: Interactions) -> None:
     lists: dict[str, Any] = {}
     layout: dict[str, Any] = {}
     for name, array in interactions.arrays().items():
-        kind = array.dtype.name if array.dtype.name in _NUMBERS else "uint8"  # truth values and text go as bytes
+        kind = array.dtype.name if array.dtype.name in _NUMBERS else "uint8"  # booleans and text are written as bytes
         data = array.tobytes()
         size = array.size if kind in _NUMBERS else len(data)
         values = pa.Array.from_buffers(pa.type_for_alias(kind), size, [None, pa.py_buffer(data)])
@@ -42,7 +42,7 @@ def write_interactions(path: Path, interactions: Interactions) -> None:
 
 
 def read_interactions(path: Path) -> Interactions | None:
-    """Map a file of :func:`write_interactions`; None where it is missing or a checksum differs."""
+    """Memory-map a file of :func:`write_interactions`; None if it is missing or a checksum differs."""
     import numpy as np
     import pyarrow as pa
 
@@ -52,7 +52,7 @@ def read_interactions(path: Path) -> Interactions | None:
         meta = json.loads(batch.schema.metadata[_META])
         arrays: dict[str, Any] = {}
         for name, layout in meta["arrays"].items():
-            # Not Arrow's own to_numpy: that imports pandas.
+            # Not Arrow's to_numpy, which imports pandas.
             listed = batch.column(name).values
             values = listed.buffers()[1].slice(0, listed.nbytes)
             if zlib.crc32(values) != layout["crc32"]:
@@ -60,4 +60,4 @@ def read_interactions(path: Path) -> Interactions | None:
             arrays[name] = np.frombuffer(values, layout["dtype"]).reshape(layout["shape"])
         return Interactions(meta["n_users"], meta["n_items"], **arrays)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException):
-        return None  # whatever a damaged file looks like, it is written again
+        return None  # a damaged file raises many kinds of errors; it is written again

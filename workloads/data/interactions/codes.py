@@ -1,4 +1,4 @@
-"""Pairs of user and item as single integers, ordered by user, then item."""
+"""Encode pairs of user and item as integers, ordered by user, then item."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 def encode(pairs: NDArray[np.integer[Any]], n_items: int) -> NDArray[np.int64]:
-    """One integer a row of ``pairs`` (n, 2): user * n_items + item."""
+    """One integer for each row of ``pairs`` (n, 2): user * n_items + item."""
     return pairs[:, 0].astype(np.int64) * n_items + pairs[:, 1]
 
 
@@ -19,7 +19,7 @@ def decode(codes: NDArray[np.int64], n_items: int) -> NDArray[np.int32]:
 
 
 def distinct(*codes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """What is in any of the arrays, once and ascending."""
+    """Union of the arrays, ascending."""
     # Not np.unique: its hash table takes ten times as long as sorting.
     ordered = np.sort(np.concatenate(codes))
     return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered

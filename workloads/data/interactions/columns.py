@@ -1,4 +1,4 @@
-"""The columns of a table of interactions, CSV or Parquet, found by name; what is wrong is named by its line."""
+"""Read the columns of a table of interactions, CSV or Parquet, by name. Errors name the line."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FORMS = (".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
-"""Ends of the names of tables."""
+"""File name endings of tables."""
 
 _EXPECTED = "columns user and item and, where there are any, rating and timestamp"
 _SHOWN = 60
-_LONGEST = 255  # bytes of an id
+_LONGEST = 255  # longest id, in bytes
 _ROLES = {
     **dict.fromkeys(("user", "user_id", "userid"), "user"),
     **dict.fromkeys(("item", "item_id", "itemid"), "item"),
@@ -36,17 +36,16 @@ class Columns(NamedTuple):
     timestamp: NDArray[np.int64] | None
 
     def fault(self, row: int, what: str, got: str, expected: str) -> DataError:
-        """An error of a row from 0."""
+        """The error for a row, counted from 0."""
         return _fault(self.file, row, what, got, expected)
 
 
 def read_columns(file: Path) -> Columns:
-    """Read a table; columns of other names are left out.
+    """Read a table. Ignores columns with other names.
 
     Raises:
-        DataError: naming file and line (of Parquet the row) of a missing column, a line of another number of fields,
-            an id that is missing or neither an integer nor text, a rating or a time that is no number; or there is
-            no row.
+        DataError: a column is missing, a line has another number of fields, an id is missing or neither an integer nor
+            text, a rating or time is not a number, or there is no row. It names file and line (in Parquet the row).
     """
     columns = _parquet(file) if file.suffix == ".parquet" else _text(file)
     if not len(columns["user"]):
@@ -56,7 +55,7 @@ def read_columns(file: Path) -> Columns:
 
 
 def _text(file: Path) -> dict[str, Any]:
-    """The columns of a CSV or TSV by role, as text."""
+    """Columns of a CSV or TSV file by role, as text."""
     import csv as lines
 
     import pyarrow as pa
@@ -71,7 +70,7 @@ def _text(file: Path) -> dict[str, Any]:
     try:
         table = csv.read_csv(
             pa.py_buffer(text),
-            # One thread: only so are rows numbered.
+            # One thread: with more, Arrow does not number the rows.
             read_options=csv.ReadOptions(use_threads=False),
             parse_options=csv.ParseOptions(
                 delimiter=separator,
@@ -111,7 +110,7 @@ def _parquet(file: Path) -> dict[str, Any]:
 
 
 def _roles(file: Path, names: list[str], got: str) -> dict[str, str]:
-    """The column of each role; the first where several would do."""
+    """The column of each role; the first if several match."""
     roles: dict[str, str] = {}
     for name in names:
         if role := _ROLES.get(name.strip().lower()):
@@ -125,7 +124,7 @@ def _roles(file: Path, names: list[str], got: str) -> dict[str, str]:
 
 
 def _ids(file: Path, role: str, column: Any) -> Any:
-    """As int64 or large_string, without gaps."""
+    """Ids as int64 or large_string, without nulls."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -189,7 +188,7 @@ def _numbers(file: Path, role: str, column: Any, kind: str) -> NDArray[Any]:
             numbers: NDArray[Any] = column.cast(pa.type_for_alias(kind)).to_numpy(zero_copy_only=False)
             return numbers
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        # Only now value by value: which of them was it?
+        # Find the value that failed.
         row = next((at for at, value in enumerate(column) if not _casts(value, kind)), 0)
     raise _fault(file, row, f"column {role} holds no number", repr(column[row].as_py()), expected)
 

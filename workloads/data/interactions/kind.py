@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check(dataset: Dataset, root: Path, options: ReadOptions) -> None:
-    """Refuse a split or noise that the dataset cannot have, and parts that nothing could be judged by."""
+    """Check that the dataset supports split and noise, and that its parts have evaluable data."""
     if dataset.verified and options.split != "clean" and not options.noise:
         return
     from workloads.data.interactions.load import load_interactions
@@ -36,7 +36,7 @@ INTERACTIONS = Kind(
     "interactions",
     "a table with the columns user and item (.parquet, .csv, .tsv); a folder with two of them, train "
     "and test, or with train.txt and test.txt, a user's items a line",
-    own=(),  # what has no other form
+    own=(),  # any path of no other kind
     check=check,
     counts=counts,
 )

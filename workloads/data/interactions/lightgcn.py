@@ -1,7 +1,7 @@
-"""Gowalla, Yelp2018 and LastFM in the text formats of LightGCN: a line a user, or a line an interaction.
+"""Gowalla, Yelp2018 and LastFM in the text formats of LightGCN: one line per user, or per interaction.
 
-He et al., "LightGCN", SIGIR 2020; LastFM is that of its PyTorch version (HetRec 2011). Their numbering is kept:
-LastFM counts 1,892 users, of whom 12 have friends only.
+He et al., "LightGCN", SIGIR 2020; LastFM is the one of its PyTorch version (HetRec 2011). Users and items keep
+their numbers: LastFM has 1,892 users, 12 of them without interactions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _EXPECTED = "integers between spaces: user item item ..."
-_DIGITS = 9  # that an id may have
+_DIGITS = 9  # of an id
 
 _URL = "https://raw.githubusercontent.com/gusye1234/LightGCN-PyTorch"
 _PINNED = f"{_URL}/ef7aae37fc51973feabfc7e534720ea51f9eedf6/data/lastfm"
@@ -34,7 +34,7 @@ _LASTFM = RatingColumns(
 
 
 def read_lastfm(folder: Path) -> Interactions:
-    """Read ``data1.txt`` (train) and ``test1.txt``. How often something was played is not a rating and is left out.
+    """Read ``data1.txt`` (train) and ``test1.txt``. Play counts are not ratings and are ignored.
 
     Raises:
         DataError: a file is damaged, or a pair is in both.
@@ -49,18 +49,17 @@ def read_lastfm(folder: Path) -> Interactions:
 
 
 def read_item_lists(folder: Path, sizes: tuple[int, int] | None = None, rows: tuple[int, ...] = ()) -> Interactions:
-    """Read ``train.txt`` and ``test.txt``, a line ``user item item ...`` a user, ids from 0.
+    """Read ``train.txt`` and ``test.txt``, with a line ``user item item ...`` for each user, ids from 0.
 
-    An item that a line names twice counts once; one that both parts name for a user stays in train alone.
+    Repeated items of a line count once. Pairs in both parts are removed from test.
 
     Args:
-        folder: where they lie.
-        sizes: number of users and items; without them one more than the largest ids.
-        rows: how many interactions each file names, where that is known.
+        folder: the folder of the files.
+        sizes: number of users and items; by default the largest ids plus one.
+        rows: number of interactions in each file, if known.
 
     Raises:
-        DataError: a file is empty, holds something else than such lines, an id out of range, or another number of
-            interactions.
+        DataError: a file is empty, has other lines, an id out of range, or another number of interactions.
     """
     import numpy as np
 
@@ -79,7 +78,7 @@ def read_item_lists(folder: Path, sizes: tuple[int, int] | None = None, rows: tu
 
 
 def _item_lists(file: Path, sizes: tuple[int, int] | None) -> NDArray[np.int64]:
-    """The pairs of a file, in its order."""
+    """Pairs of a file, in the file's order."""
     import numpy as np
 
     text = content(file)
@@ -112,7 +111,7 @@ def _item_lists(file: Path, sizes: tuple[int, int] | None) -> NDArray[np.int64]:
 
 
 def _refuse(file: Path, text: bytes, at: int, what: str, expected: str = _EXPECTED) -> NoReturn:
-    """Name the line of a character, and what stands there."""
+    """Raise DataError with the line of a character and its text."""
     word = text[at : at + 40].split(maxsplit=1)[0].decode(errors="backslashreplace")
     raise DataError(what, file=file, line=text.count(b"\n", 0, at) + 1, got=repr(word), expected=expected)
 

@@ -1,4 +1,4 @@
-"""From a dataset's name to its interactions: converted once per machine, mapped once per process."""
+"""Load interactions by dataset name: converted once per machine, memory-mapped once per process."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 def load_interactions(name: str, root: Path, split: Split = "official", noise: float = 0.0) -> Interactions:
     """The interactions of a dataset under the data root, after :func:`~workloads.data.datasets.check`.
 
-    The first process converts the files to Arrow in the cache while others wait; from then on the arrays are
-    memory-mapped, and later calls in one process return the same object. A damaged cache file is rebuilt.
+    The first process converts the files to Arrow in the cache while others wait. Then the arrays are memory-mapped, and
+    later calls in one process return the same object. A damaged cache file is rebuilt.
 
     Args:
-        name: of the catalogue, or an absolute path.
+        name: a name of the catalogue, or an absolute path.
         root: the data root.
         split: see :func:`~workloads.data.interactions.variants.resplit`.
-        noise: interactions to inject, as a share of train; see
+        noise: number of interactions to inject, as a share of train; see
             :func:`~workloads.data.interactions.variants.with_noise`.
 
     Raises:
@@ -41,7 +41,7 @@ def load_interactions(name: str, root: Path, split: Split = "official", noise: f
 
 @bounded_cache
 def _variant(name: str, data: Interactions, split: Split, noise: float) -> Interactions:
-    # Here: they need NumPy, which most commands do not.
+    # Imported here: they need NumPy, which most commands do not.
     from workloads.data.interactions.variants import resplit, with_noise
 
     data = resplit(data, split, clean_from=dataset(name).clean_from)

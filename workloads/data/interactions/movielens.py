@@ -2,9 +2,9 @@
 
 Harper and Konstan, "The MovieLens Datasets", ACM TiiS 5(4), 2015. ``ml-100k`` is the split of Liu and Wang,
 "Bayesian Negative Sampling for Recommendation", ICDE 2023 (80,000 and 20,000 ratings, per user at random), which
-numbers users and items by their first appearance in ``u.data``; ``ml-100k-raw`` and ``ml-1m`` are what GroupLens
-ships: ids, ratings and times, no split. An id without a rating keeps its number (ml-1m: 3,952 items, 3,706 rated),
-as in the counts of the source document.
+numbers users and items by their first appearance in ``u.data``; ``ml-100k-raw`` and ``ml-1m`` are the files of
+GroupLens: ids, ratings and times, without a split. Ids without a rating keep their numbers (ml-1m: 3,952 items, 3,706
+rated), as in the counts of the source document.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def read_ml_100k(folder: Path) -> Interactions:
 
 
 def read_unsplit(folder: Path, file: str, columns: RatingColumns) -> Interactions:
-    """Read a file of ratings with times: all of it is train.
+    """Read a file of ratings with times. All of it is train.
 
     Raises:
         DataError: the file is damaged.
@@ -64,7 +64,7 @@ def read_unsplit(folder: Path, file: str, columns: RatingColumns) -> Interaction
 
 
 def _occupations(folder: Path, file: str, separator: str, n_users: int) -> NDArray[np.int32]:
-    """The occupation of each user, numbered in the order of their names; users in the order of their ids."""
+    """Occupation of each user, in the order of user ids. Occupations are numbered alphabetically."""
     import numpy as np
 
     users = plain_or_gz(folder / file)
@@ -86,7 +86,7 @@ _occupations_raw = partial(_occupations, file="u.user", separator="|", n_users=_
 
 
 def _occupations_split(folder: Path) -> NDArray[np.int32]:
-    """Of the split's users, who are numbered by first appearance in ``u.data``."""
+    """Occupations of the split's users, who are numbered by first appearance in ``u.data``."""
     import numpy as np
 
     first = np.unique(read_ratings(folder / "u.data", _100K).pairs[:, 0], return_index=True)[1]

@@ -1,4 +1,4 @@
-"""Rating tables as text: read fast, and where one is damaged, the line and what is wrong with it."""
+"""Read rating tables from text, fast. Errors name the line and its problem."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _MISSING = {"", "nan", "na", "n/a", "null", "none"}
-_SHOWN = 60  # characters of a damaged line that a message repeats
+_SHOWN = 60  # characters of a damaged line in a message
 
 
 @dataclass(frozen=True, slots=True)
 class RatingColumns:
-    """The form of a table: its columns in their order, number of ids from ``first`` on, the scale, the layout.
+    """Form of a table: its columns in order, the numbers of ids (from ``first``), the rating scale, the layout.
 
-    ``timestamp`` is empty where there is no fourth column; without ``header`` the first line is a rating.
+    ``timestamp`` is empty if there is no fourth column. Without ``header``, the first line is a rating.
     """
 
     user: str
@@ -40,21 +40,21 @@ class RatingColumns:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns."""
+        """Names of the columns."""
         return (self.user, self.item, self.rating, *([self.timestamp] if self.timestamp else []))
 
     @property
     def row(self) -> str:
-        """What a line looks like, and with a header the first one is."""
+        """Form of a line; the first line if there is a header."""
         return self.separator.replace("\t", "<tab>").join(self.names)
 
     def line(self, row: int) -> int:
-        """The line of a row from 0, counted from 1."""
+        """Line number, from 1, of a row, from 0."""
         return row + 1 + self.header
 
 
 class Ratings(NamedTuple):
-    """A table in the order of its file: pairs (n, 2) int32 of ids from 0, ratings (n,) float32, times (n,) int64."""
+    """A table in file order: pairs (n, 2) int32 of ids from 0, ratings (n,) float32, times (n,) int64."""
 
     pairs: NDArray[np.int32]
     ratings: NDArray[np.float32]
@@ -65,9 +65,9 @@ def read_ratings(file: Path, columns: RatingColumns, rows: int = 0) -> Ratings:
     """Read a table of ratings, ``file`` or ``<file>.gz``.
 
     Raises:
-        DataError: naming file and line of a wrong header, a truncated line, an id that is missing, no
-            integer, negative or out of range, a rating that is no number or off the scale, a time that is no integer,
-            or a pair that occurs twice; or the file does not have ``rows`` rows, where that number is known.
+        DataError: a wrong header, a truncated line, an id that is missing, not an integer, negative or out of range, a
+            rating that is not a number or off the scale, a time that is not an integer, a pair that occurs twice, or
+            another number of rows than ``rows``. It names file and line.
     """
     import numpy as np
     import pyarrow as pa
@@ -103,10 +103,10 @@ def read_ratings(file: Path, columns: RatingColumns, rows: int = 0) -> Ratings:
 
 
 def check_disjoint(train_file: Path, train: Ratings, test_file: Path, test: Ratings, columns: RatingColumns) -> None:
-    """Refuse a split in which a pair stands in both parts.
+    """Check that no pair is in both parts.
 
     Raises:
-        DataError: naming the first such line of the test file, and its line in the train file.
+        DataError: with the first such line of the test file, and its line in the train file.
     """
     import numpy as np
 
@@ -127,7 +127,7 @@ def check_disjoint(train_file: Path, train: Ratings, test_file: Path, test: Rati
 
 
 def drop_shared(train: Ratings, test: Ratings, columns: RatingColumns) -> Ratings:
-    """The test part without the pairs that are in the train part too: what is known cannot be found."""
+    """Remove test pairs that are also in train."""
     import numpy as np
 
     from workloads.data.interactions.codes import encode
@@ -155,7 +155,7 @@ def _check_values(
         row = int(valid.argmin())
         fields = (str(users[row]), str(items[row]), f"{ratings[row]:g}", "0")
         fault = _fault(file, columns.line(row), fields[: len(columns.names)], columns)
-        assert fault is not None  # the same bounds, value by value
+        assert fault is not None  # the same bounds for each value
         raise fault
 
 
@@ -181,7 +181,7 @@ def _check_unique(file: Path, pairs: NDArray[np.int32], columns: RatingColumns) 
 
 
 def _raise_first_fault(file: Path, columns: RatingColumns, otherwise: str) -> NoReturn:
-    """Find the line that Arrow's parser stumbled over and say it in the user's words."""
+    """Raise the first error of a damaged table."""
     for row, line in enumerate(content(file).splitlines()[columns.header :]):
         text = line.decode(errors="backslashreplace")
         fault = _fault(file, columns.line(row), tuple(text.split(columns.separator)), columns)
@@ -191,7 +191,7 @@ def _raise_first_fault(file: Path, columns: RatingColumns, otherwise: str) -> No
 
 
 def _fault(file: Path, line: int, fields: tuple[str, ...], columns: RatingColumns) -> DataError | None:
-    """The first thing wrong with a line, or None."""
+    """First error of a line, or None."""
     names = columns.names
     if len(fields) != len(names):
         what = "the line is truncated" if len(fields) < len(names) else "the line has too many fields"

@@ -1,4 +1,4 @@
-"""Seeded validation splits and the users' item lists, vectorised over the users."""
+"""Seeded validation splits and the users' item lists, vectorised over users."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 
 from workloads.data.errors import DataError
 
-_USER_BITS = 28  # of the 64 that order the draws user by user; the draws keep the other 36
+_USER_BITS = 28  # of 64 bits, for the user; the random draw has the other 36
 
 
 def hold_out(pairs: NDArray[np.integer[Any]], n_users: int, fraction: float = 0.1, seed: int = 0) -> NDArray[np.bool_]:
-    """Choose each user's validation interactions at random: a boolean mask (n,), True is held out.
+    """Choose each user's validation interactions at random. Returns a boolean mask (n,), True is held out.
 
-    A user with n interactions gives round(fraction n) of them (halves up), at least one where n >= 2, and
-    always keeps one. The choice belongs to the set of pairs and the seed: the order of the rows does not
-    matter, and neither does the machine (the raw stream of PCG64 is fixed by NumPy's compatibility policy).
+    Of a user's n interactions round(fraction n) are held out (halves up), at least one if n >= 2, and never all. The
+    choice depends on the set of pairs and the seed only, not on the order of rows or the machine (NumPy's compatibility
+    policy fixes the raw stream of PCG64).
 
     Args:
-        pairs: (n, 2) rows [user, item], each pair once.
-        n_users: number of users; ids are below it.
+        pairs: (n, 2) rows [user, item], without duplicates.
+        n_users: number of users.
         fraction: share of each user's interactions, in (0, 1).
         seed: non-negative.
 
@@ -49,10 +49,10 @@ def hold_out(pairs: NDArray[np.integer[Any]], n_users: int, fraction: float = 0.
 
 
 def check_parts(train: NDArray[np.integer[Any]], test: NDArray[np.integer[Any]], files: Sequence[Path] = ()) -> None:
-    """Refuse interactions that leave nothing to be judged by; ``files`` are those of train and test, or of both.
+    """Check that validation and test have evaluable data. ``files``: those of train and test, or of both.
 
     Raises:
-        DataError: the test part is empty, or no user has two interactions of which one could be held out.
+        DataError: the test part is empty, or no user has two interactions, of which one could be held out.
     """
     if not len(test):
         raise DataError(
@@ -71,7 +71,7 @@ def check_parts(train: NDArray[np.integer[Any]], test: NDArray[np.integer[Any]],
 
 
 def user_csr(pairs: NDArray[np.integer[Any]], n_users: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """The users' item lists in compressed sparse rows.
+    """Users' item lists as compressed sparse rows.
 
     Returns:
         indptr (n_users + 1,) int64 and indices (n,) int32: the items of user u, ascending, are
@@ -86,7 +86,7 @@ def user_csr(pairs: NDArray[np.integer[Any]], n_users: int) -> tuple[NDArray[np.
 
 
 def _codes(pairs: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-    """One integer a pair, ordered by user, then item."""
+    """One integer per pair, ordered by user, then item."""
     return (pairs[:, 0].astype(np.int64) << 32) | pairs[:, 1].astype(np.int64)
 
 

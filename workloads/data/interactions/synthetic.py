@@ -1,9 +1,8 @@
-"""Generated interactions with planted preferences: what a user truly likes is known, seen or not.
+"""Generated interactions with planted preferences: the items that a user truly likes are known.
 
-The usual picture of implicit feedback as missing not at random (Schnabel et al., "Recommendations as
-Treatments", ICML 2016): a user likes the items that fit best in a low-rank taste space; of those only the
-exposed ones are observed, and a popular item is exposed more often. A liked item that was not exposed is a
-false negative.
+Implicit feedback missing not at random (Schnabel et al., "Recommendations as Treatments", ICML 2016): a user likes the
+items with the highest affinity in a low-rank space. Only exposed items are observed, and popular items are exposed more
+often. A liked item that was not exposed is a false negative.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ if TYPE_CHECKING:
 class Planted:
     """Parameters of the generator.
 
-    ``rank``: dimension of the taste space. ``liked``: smallest and largest share of the items that a user
-    likes. ``exposure``: probability that the most popular item is seen; it falls with the item's popularity
-    rank r as exposure / (1 + r / (half n_items)), so ``half`` is the share of the catalogue at which it has
-    halved. ``test``: share of each user's observed items that go to the test part.
+    ``rank``: dimension of the affinity space. ``liked``: smallest and largest share of the items that a user likes.
+    ``exposure``: probability that the most popular item is exposed; at popularity rank r it is
+    exposure / (1 + r / (half n_items)), so ``half`` is the share of the catalogue at which it is halved. ``test``:
+    share of each user's observed items in the test part.
     """
 
     n_users: int = 600
@@ -41,10 +40,10 @@ class Planted:
 
 
 def generate(planted: Planted) -> Interactions:
-    """Draw the tastes, the liked sets, the exposure and the split.
+    """Draw affinities, liked sets, exposure and split.
 
-    Every draw comes from the raw stream of PCG64 and the affinities are sums of integers, so the result is
-    the same on every machine and with every version of NumPy. The rows are ordered by user, then item.
+    All draws come from the raw stream of PCG64 and affinities are sums of integers, so the result is the same on every
+    machine and with every version of NumPy. Rows are ordered by user, then item.
     """
     import numpy as np
 

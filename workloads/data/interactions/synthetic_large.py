@@ -1,7 +1,7 @@
-"""Generated interactions of Gowalla's size, for benchmarks: who likes what follows from groups and popularity.
+"""Generated interactions of Gowalla's size, for benchmarks: drawn by groups and popularity.
 
-Users and items belong to one group each; a user takes most items from its own group, popular ones more often, and
-few users take many. The truth is not kept: it would hold a thousand times as many pairs.
+Each user and item has one group. Most items of a user are from its own group, popular ones more often, and few users
+have many. The truth is not stored: it would have a thousand times as many pairs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Sizes:
     """Parameters of the generator.
 
     ``own``: probability that an interaction is with an item of the user's group. ``test``: share of each user's
-    interactions that go to the test part. A user has at least ``least`` interactions (Gowalla is a 10-core).
+    interactions in the test part. A user has at least ``least`` interactions (Gowalla is a 10-core).
     """
 
     n_users: int = 30_000
@@ -38,13 +38,13 @@ class Sizes:
 
 
 def generate_large(sizes: Sizes) -> Interactions:
-    """Draw exactly so many pairs without replacement and split them. The rows are ordered by user, then item.
+    """Draw this number of pairs without replacement and split them. Rows are ordered by user, then item.
 
-    The draws come from the raw stream of PCG64; no function of more than correctly rounded arithmetic is applied to
-    them, so the result is the same on every machine.
+    All draws come from the raw stream of PCG64, and only correctly rounded arithmetic is used, so the result is the
+    same on every machine.
 
     Raises:
-        ValueError: users would have less than the least, or one of them more than half of the items.
+        ValueError: a user would have fewer items than ``least``, or more than half of all.
     """
     import numpy as np
 
@@ -54,10 +54,10 @@ def generate_large(sizes: Sizes) -> Interactions:
     bits = np.random.PCG64(sizes.seed)
     n_users = sizes.n_users
     n_items = sizes.n_items
-    # A user's further share is 1 / u^(1/2) of a uniform u, whose tail is a power law with finite mean.
+    # The rest of a user's items is proportional to 1 / u^(1/2), u uniform: a power law with finite mean.
     share = 1 / np.sqrt(uniform(bits, n_users) + 1e-3) - 1 / np.sqrt(1 + 1e-3)
     rest = sizes.n_interactions - sizes.least * n_users
-    # fsum, because the order in which NumPy adds is not the same everywhere.
+    # fsum, since NumPy's order of addition differs between machines.
     counts = sizes.least + np.floor(share * (rest / math.fsum(share))).astype(np.int64)
     counts[: sizes.n_interactions - int(counts.sum())] += 1
     if rest < 0 or counts.max() > n_items // 2:
@@ -79,7 +79,7 @@ def _items(bits: np.random.PCG64, users: NDArray[np.int64], sizes: Sizes) -> NDA
     import numpy as np
 
     u = uniform(bits, len(users))
-    items = (sizes.n_items * u * u).astype(np.int64)  # of density 1 / sqrt(i): the head is seen most
+    items = (sizes.n_items * u * u).astype(np.int64)  # with density 1 / sqrt(i): the first items are the most popular
     group = users % sizes.n_groups
     near = items - items % sizes.n_groups + group
     return np.where((uniform(bits, len(users)) < sizes.own) & (near < sizes.n_items), near, items)

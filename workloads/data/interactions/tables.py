@@ -1,4 +1,4 @@
-"""A user's own interactions, by path: one table, or a folder with a train and a test part."""
+"""Users' own interactions at a path: one table, or a folder with a train and a test part."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _INTEGER = r"^(0|-?[1-9][0-9]{0,17})$"
 
 
 def is_path(name: str) -> bool:
-    """Whether a dataset's name is meant as a path."""
-    if "\0" in name:  # no path either
+    """Whether the name of a dataset is a path."""
+    if "\0" in name:  # not a path either
         return False
     return os.sep in name or name.startswith("~") or name.endswith(FORMS)
 
 
 def absolute(name: str) -> str:
-    """A path as it reads from any folder; a name of the catalogue as it is."""
+    """The absolute path; a name of the catalogue unchanged."""
     return os.path.abspath(os.path.expanduser(name)) if is_path(name) else name
 
 
 def own_interactions(name: str) -> Dataset:
-    """The dataset that lies at an absolute path.
+    """The dataset at an absolute path.
 
     Raises:
         DataError: the path is relative, or there is neither a table nor a folder with two parts.
@@ -71,9 +71,9 @@ def _own(name: str, folder: Path, files: tuple[str, ...]) -> Dataset:
 def read_tables(folder: Path, files: tuple[str, ...]) -> Interactions:
     """Read one table, all of it train, or the parts train and test.
 
-    Ids of users and items are integers or texts. They are numbered in their sorted order, so that the order of the
-    rows does not matter; ids of the test part alone have numbers too. Texts that are all integers are read as integers.
-    Of rows with the same user and item the last one counts.
+    Ids of users and items are integers or text. They are numbered in sorted order, those of both parts together, so
+    that the order of rows does not matter. Text that is always an integer is read as integers. Of rows with the same
+    user and item the last one counts.
 
     Raises:
         DataError: as :func:`~workloads.data.interactions.columns.read_columns`; or a pair of the test part is also in
@@ -101,7 +101,7 @@ def read_tables(folder: Path, files: tuple[str, ...]) -> Interactions:
     return Interactions(
         len(user_ids),
         len(item_ids),
-        # Without a test part it is an empty one.
+        # Without a file, the test part is empty.
         **{f"train{name}": parts[0] for name, parts in arrays.items()},
         **{f"test{name}": parts[1] if len(parts) == 2 else parts[0][:0] for name, parts in arrays.items()},
         user_ids=_unless_counted(user_ids),
@@ -110,7 +110,7 @@ def read_tables(folder: Path, files: tuple[str, ...]) -> Interactions:
 
 
 def _number(role: str, columns: list[tuple[Path, Any]]) -> tuple[list[NDArray[np.int64]], NDArray[Any]]:
-    """Each column's ids as numbers from 0, and the id of each number, ascending."""
+    """Ids of each column as numbers from 0, and the id of each number, ascending."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -145,7 +145,7 @@ def _check_disjoint(tables: list[Columns], codes: list[NDArray[np.int64]]) -> No
 
 
 def _last(codes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The rows that are the last of their code, ascending."""
+    """The last row of each code, ascending."""
     import numpy as np
 
     order = np.argsort(codes, kind="stable")
@@ -155,7 +155,7 @@ def _last(codes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _unless_counted(ids: NDArray[Any]) -> NDArray[Any] | None:
-    """None for 0, 1, ..., which need no names."""
+    """The ids; None if they are 0, 1, ..."""
     import numpy as np
 
     return None if ids.dtype.kind == "i" and np.array_equal(ids, np.arange(len(ids))) else ids

@@ -1,4 +1,4 @@
-"""What is false among positives and negatives, by the planted truth, the injected noise or the ratings."""
+"""False positives and untrusted interactions, by planted truth, injected noise or ratings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from workloads.data.interactions.types import Interactions
 
 
 def false_positives(data: Interactions) -> NDArray[np.bool_]:
-    """Which interactions of train, (n,), are none: injected noise, or, where the truth is known, not liked.
+    """Mask (n,) of false interactions in train: injected noise, or, if the truth is known, items that are not liked.
 
     Raises:
         ValueError: neither is known.
@@ -23,7 +23,7 @@ def false_positives(data: Interactions) -> NDArray[np.bool_]:
 
 
 def untrusted(data: Interactions) -> NDArray[np.bool_]:
-    """Which interactions of train, (n,), a credence should be low for: rated 1, or injected noise (thesis 3.5.2).
+    """Mask (n,) of train interactions that should get a low credence: rated 1, or injected noise (thesis 3.5.2).
 
     Raises:
         ValueError: there are no ratings.

@@ -1,4 +1,4 @@
-"""Who interacted with what: the data of every recommender."""
+"""The type of interaction datasets, the data of every recommender."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 class Interactions:
     """Implicit feedback of ``n_users`` users on ``n_items`` items, split in train and test.
 
-    ``train`` and ``test`` are int32 of shape (n, 2), one [user, item] a row, ids from 0, no pair twice and
-    none in both. A user or an item without a row in ``train`` keeps its number: it is a candidate like the others
-    and is ranked by what the model starts with. Row by row, where the source has them: the ratings, float32, and the
-    times, int64, in seconds since 1970. ``noise`` is boolean, row by row of ``train``: what was injected and no one
-    did; such a row has rating and time 0. ``truth`` is boolean of shape (n_users, n_items): the items a user truly
-    likes, known for generated data only; what it holds beyond ``train`` are the false negatives.
+    ``train`` and ``test`` are int32 (n, 2) with rows [user, item], ids from 0, without duplicates and without common
+    pairs. Users and items without a row in ``train`` keep their numbers: they are candidates, ranked by the initial
+    model. Ratings (float32) and times (int64, seconds since 1970) are by row, None if the source has none. ``noise``,
+    boolean by row of ``train``, marks injected interactions, which have rating and time 0. ``truth``, boolean
+    (n_users, n_items), is the items that a user truly likes, for generated data only; those not in ``train`` are the
+    false negatives.
 
-    ``user_ids`` and ``item_ids`` are what number 0, 1, ... is called in the source: int64, or text as UTF-8 bytes of
-    one width (dtype ``S``). None where the source itself numbers from 0.
+    ``user_ids`` and ``item_ids`` are the source's ids of numbers 0, 1, ...: int64, or text as UTF-8 bytes of one width
+    (dtype ``S``). None if the source numbers from 0.
 
-    The arrays are shared by all trials of a process, so they are read-only: copy them to tensors.
+    All trials of a process share the arrays, so they are read-only: copy them to tensors.
     """
 
     n_users: int

@@ -1,4 +1,4 @@
-"""What is made of a dataset before training: another split, injected noise. Seeded, the same on every machine."""
+"""Other splits and injected noise. Seeded, the same on every machine."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from workloads.data.interactions.types import Interactions
 Split: TypeAlias = Literal["official", "random", "clean"]
 
 TEST_FRACTION = 0.2
-"""Share of all interactions that a random test part holds."""
+"""Share of all interactions in a random test part."""
 
 CLEAN_FRACTION = 0.5
-"""Share of the interactions of highest rating that a clean test part holds."""
+"""Share of the interactions with the highest rating in a clean test part."""
 
 HIGHEST_SHARE = 0.02
-"""Of all interactions, below which the highest rating is none of a scale: MovieLens has 21% of fives."""
+"""Smallest share of all interactions with the highest rating; below it, ratings are not on a scale. In MovieLens 21%
+are fives."""
 
 TEST_SEED = 0
-"""Of every drawn test part: all runs are judged on the same one."""
+"""Seed of every drawn test part, so that all runs are evaluated on the same one."""
 
 
 def resplit(data: Interactions, split: Split, seed: int = TEST_SEED, clean_from: float | None = None) -> Interactions:
-    """The same interactions in another split. The draw belongs to the set of pairs and the seed, not to their order.
+    """Split the interactions differently. The draw depends on the set of pairs and the seed, not on their order.
 
     Args:
-        data: the dataset in its own split; without one its test part is empty.
+        data: the dataset in its own split; if it has none, its test part is empty.
         split: ``official`` keeps the dataset's split, or draws a random one if it has none. ``random``: 20% of all
             interactions, of any user, are the test part. ``clean``: half of the interactions with the highest rating
-            are the test part and all others train, so that the test items are certainly liked.
-        seed: of the draw.
-        clean_from: for ``clean``, keep train and take from the source's own test part the ratings from this one on;
-            what lies below is left out.
+            are the test part and all others train, so that test items are certainly liked.
+        seed: seed of the draw.
+        clean_from: for ``clean``, keep train, and keep of the source's own test part the ratings from this one on.
 
     Raises:
-        DataError: ``clean`` without ratings, or where next to none are the highest.
+        DataError: ``clean`` without ratings, or with almost none that are the highest.
     """
     if split == "official" and len(data.test):
         return data
@@ -71,14 +71,14 @@ def resplit(data: Interactions, split: Split, seed: int = TEST_SEED, clean_from:
 
 
 def with_noise(data: Interactions, rate: float, seed: int = TEST_SEED) -> Interactions:
-    """Add round(rate n) interactions that never happened to the n of train, and mark them in ``noise``.
+    """Add round(rate n) false interactions to the n of train, and mark them in ``noise``.
 
-    Each is drawn uniformly from the pairs that are in neither part (and, where the truth is known, not liked
-    either), without replacement. Their ratings and times are 0. What is held out for validation is drawn from all
-    of train, as by somebody who does not know which are noise.
+    They are drawn uniformly, without replacement, from the pairs that are in neither part (and, if the truth is known,
+    not liked). Their ratings and times are 0. Validation is drawn from all of train, since in practice noise is not
+    marked.
 
     Raises:
-        DataError: there are not as many such pairs.
+        DataError: there are too few such pairs.
     """
     count = round(rate * len(data.train))
     taken = distinct(encode(_pairs(data), data.n_items), *([] if data.truth is None else [np.flatnonzero(data.truth)]))
@@ -90,7 +90,7 @@ def with_noise(data: Interactions, rate: float, seed: int = TEST_SEED) -> Intera
             expected=f"{count} ({rate:g} of train)", fix=f"Set dataset_noise to at most {most:g}",
         )  # fmt: skip
     places = _distinct(count, free, seed)
-    # The r-th code that is not taken: r, and one more for each taken code before it.
+    # The r-th free code is r plus the number of taken codes before it.
     codes = places + np.searchsorted(taken - np.arange(len(taken)), places, side="right")
     return replace(
         data,
@@ -102,7 +102,7 @@ def with_noise(data: Interactions, rate: float, seed: int = TEST_SEED) -> Intera
 
 
 def _drawn(pairs: NDArray[np.int32], fraction: float, seed: int) -> NDArray[np.bool_]:
-    """A mask (n,) of round(fraction n) pairs, halves up; at least one where n >= 2, never all."""
+    """Random mask (n,) of round(fraction n) pairs, halves up; at least one if n >= 2, never all."""
     n = len(pairs)
     count = int(np.clip(np.floor(fraction * n + 0.5), min(n - 1, 1), n - 1)) if n else 0
     by_pair = np.lexsort((pairs[:, 1], pairs[:, 0]))
@@ -113,7 +113,7 @@ def _drawn(pairs: NDArray[np.int32], fraction: float, seed: int) -> NDArray[np.b
 
 
 def _divided(data: Interactions, test: NDArray[np.bool_]) -> Interactions:
-    """All interactions, those of the mask as the test part, both parts in their order."""
+    """All interactions, with those of the mask as the test part, in their order."""
     columns: dict[str, Any] = {}
     for name in ("", "_ratings", "_times"):
         parts = getattr(data, f"train{name}"), getattr(data, f"test{name}")
@@ -124,13 +124,13 @@ def _divided(data: Interactions, test: NDArray[np.bool_]) -> Interactions:
 
 
 def _distinct(count: int, below: int, seed: int) -> NDArray[np.int64]:
-    """A set of so many integers in [0, below), drawn one after the other, ascending."""
+    """``count`` different integers in [0, below), ascending."""
     bits = np.random.PCG64(seed)
     drawn = np.empty(0, np.int64)
     while len(drawn) < count:
         more = (bits.random_raw(2 * count) % np.uint64(below)).astype(np.int64)
         values, first = np.unique(np.concatenate([drawn, more]), return_index=True)
-        drawn = values[np.argsort(first)][:count]  # in the order drawn, so that the first ones stay
+        drawn = values[np.argsort(first)][:count]  # in drawing order, so that the first ones are kept
     return np.sort(drawn)
 
 

@@ -1,8 +1,8 @@
-"""Yahoo!-R3: what 5,400 users rated on their own, and ten songs each that were drawn for them at random.
+"""Yahoo!-R3: ratings of 5,400 users for songs of their choice, and for ten random songs each.
 
 Marlin and Zemel, "Collaborative Prediction and Ranking with Non-Random Missing Data", RecSys 2009; the Webscope
-collection's R3. Of the 15,400 users of the train file only the first 5,400 took part in the survey, and only they are
-kept, as in the source document. A song of the survey that its user had rated before stays in train alone.
+collection's R3. Of the 15,400 users of the train file only the first 5,400 took part in the survey; the others are
+removed, as in the source document. Songs of the survey that the user had rated before are removed from test.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Pairs of sentences and how similar they are: formats, a generated set, splits."""
+"""Sentence pairs with similarity scores: formats, a generated set, splits."""

@@ -10,7 +10,7 @@ from workloads.data.source import Dataset, Kind, ReadOptions
 
 
 def check(dataset: Dataset, root: Path, options: ReadOptions) -> None:
-    """Refuse a dataset with hidden test scores, or without the parts that the split needs."""
+    """Check that test scores are not hidden and that the dataset has the parts that the split needs."""
     from workloads.data.pairs.load import load_pairs
 
     load_pairs(dataset.name, root, "dev" if options.split == "dev" else "official")

@@ -1,4 +1,4 @@
-"""From a dataset's name to its sentence pairs in three parts: the source's own, or carved from train by a seed."""
+"""Load sentence pairs by dataset name, in three parts: the source's own, or drawn from train by a seed."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from workloads.data.pairs.types import KIND, Pairs, SentencePairs
 from workloads.memory import bounded_cache
 
 PairSplit: TypeAlias = Literal["official", "dev"]
-"""The source's own parts, or its dev part as the test part, with a new validation part carved from train."""
+"""The source's own parts, or its dev part as the test part and a validation part drawn from train."""
 
 VALIDATION, TEST = 0.1, 0.2
-"""Shares that are carved where the source has no such part."""
+"""Shares of parts that the source does not have."""
 
 
 def load_pairs(name: str, root: Path, split: PairSplit = "official", *, seed: int = 0) -> SentencePairs:
-    """A dataset with all three parts. One that the source does not have is carved from train.
+    """Load a dataset in three parts. Parts that the source does not have are drawn from train.
 
-    Which part a pair comes to hangs on the seed and its two texts alone, so that equal pairs are never torn apart.
-    Later calls in one process return the same object.
+    The part of a pair depends only on the seed and its two texts, so equal pairs are in the same part. Later calls in
+    one process return the same object.
 
     Args:
-        name: of the catalogue, or an absolute path.
+        name: a name of the catalogue, or an absolute path.
         root: the data root.
         split: see :data:`PairSplit`.
-        seed: of the parts that are carved.
+        seed: seed of the drawn parts.
 
     Raises:
         DataError: the dataset is unknown, of another kind, missing or damaged, its test scores are hidden, or a part
@@ -64,7 +64,7 @@ def _load(name: str, root: Path, fingerprint: str, split: PairSplit, seed: int) 
 
 
 def _carve(pairs: Pairs, share: float, part: str, seed: int) -> tuple[Pairs, Pairs]:
-    """The pairs that stay and those that are carved. A pair's part depends on the seed and its two texts alone."""
+    """The remaining pairs and the drawn ones. A pair's part depends only on the seed and its two texts."""
     import numpy as np
 
     texts = (f"{seed}\0{part}\0{first}\0{second}".encode() for first, second in zip(pairs.first, pairs.second))

@@ -18,7 +18,7 @@ from workloads.data.pairs.types import HIDDEN, HIGHEST, KIND, Pairs, SentencePai
 from workloads.data.source import Dataset, SourceFile
 
 FORMS = (".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
-"""Ends of the names of tables."""
+"""File name endings of tables."""
 
 COLUMNS = ("sentence1", "sentence2")
 _SCORES = ("score", "label", "similarity_score")
@@ -26,7 +26,7 @@ _PARTS = {"train": ("train",), "validation": ("validation", "dev"), "test": ("te
 _SHOWN = 60
 
 _Columns: TypeAlias = tuple[Sequence[int], list[str], list[str], list[Any]]
-"""Lines, or rows of Parquet, from 1; the first sentences, the second ones, and their scores as they stand there."""
+"""Line numbers (Parquet: rows) from 1, first sentences, second sentences, and scores as text."""
 
 
 def is_pairs(path: Path) -> bool:
@@ -41,7 +41,7 @@ def is_pairs(path: Path) -> bool:
 
 
 def own_pairs(name: str, path: Path) -> Dataset:
-    """The dataset of a user's pairs: a table, or a folder with train and, where there are any, dev and test."""
+    """The dataset of a user's pairs: a table, or a folder with train and optionally dev and test."""
     folder = path if path.is_dir() else path.parent
     files = {part: _part(path, part) for part in _PARTS} if path.is_dir() else {"train": path}
     named = {part: file.name for part, file in files.items() if file is not None}
@@ -49,13 +49,13 @@ def own_pairs(name: str, path: Path) -> Dataset:
 
 
 def read_tables(folder: Path, files: dict[str, str], header: bool) -> SentencePairs:
-    """Read the parts, of which ``files`` names one each.
+    """Read the parts, one from each of ``files``.
 
-    A test part without a column of scores, or without any score, has hidden ones.
+    The scores of a test part without a score column, or without any score, are hidden.
 
     Raises:
-        DataError: naming file and line (of Parquet the row) of a missing column, a line with another number of
-            fields, a field that is too long, a sentence that is empty, or a score that is no number from 0 to 5.
+        DataError: a missing column, a line with another number of fields, a field that is too long, an empty sentence,
+            or a score that is not a number from 0 to 5. It names file and line (Parquet: the row).
     """
     return SentencePairs(
         **{part: _pairs(plain_or_gz(folder / file), header, part == "test") for part, file in files.items()}
@@ -63,7 +63,7 @@ def read_tables(folder: Path, files: dict[str, str], header: bool) -> SentencePa
 
 
 def read_glue(_folder: Path) -> SentencePairs:
-    """GLUE's copy, from the cache of the package ``datasets`` or, where a network allows it, from the hub.
+    """Read GLUE's copy, from the cache of the package ``datasets`` or from the hub.
 
     Raises:
         DataError: the package cannot get the data.
@@ -73,7 +73,7 @@ def read_glue(_folder: Path) -> SentencePairs:
 
     try:
         glue = load_dataset("nyu-mll/glue", "stsb")
-    except Exception as error:  # of that package and of what it speaks HTTP with
+    except Exception as error:  # of that package or of its HTTP library
         got = (str(error).splitlines() or [type(error).__name__])[0]
         fix = "Load it once where there is a network, or use dataset=stsb"
         raise DataError("GLUE's STS-B is not in the cache of the package datasets", got=got, fix=fix) from None
@@ -90,7 +90,7 @@ def _part(folder: Path, part: str) -> Path | None:
 
 
 def _names(file: Path) -> list[str]:
-    """The columns that a table says it has."""
+    """Column names of a table."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -105,9 +105,9 @@ def _names(file: Path) -> list[str]:
 
 
 def _rows(file: Path, text: str) -> Iterator[tuple[int, list[str]]]:
-    """The rows of a table of text that hold something, each with the line that it begins in.
+    """The non-empty rows of a text table, each with its first line number.
 
-    Of a CSV a field is in quotes where it needs them; in a TSV a quote is a character like any other, as in GLUE's.
+    CSV fields may be quoted. In a TSV a quote is an ordinary character, as in GLUE's files.
     """
     import csv
     import io
@@ -149,7 +149,7 @@ def _pairs(file: Path, header: bool, may_hide: bool) -> Pairs:
 
 
 def _fault(file: Path, row: int, what: str, got: str, expected: str) -> DataError:
-    """An error in a line, or in a row of Parquet, both from 1."""
+    """The error for a line, or for a row of Parquet, from 1."""
     if file.suffix == ".parquet":
         return DataError(f"in row {row} {what}", file=file, got=got, expected=expected)
     return DataError(what, file=file, line=row, got=got, expected=expected)
@@ -191,7 +191,7 @@ def _text(file: Path, header: bool, may_hide: bool) -> _Columns:
 
 
 def _score_of(file: Path, names: list[str], may_hide: bool) -> str | None:
-    """The column of scores; None where there is none and there may be none."""
+    """The score column; None if it is missing and may be."""
     column = next((name for name in _SCORES if name in names), None)
     if (column is None and not may_hide) or not set(COLUMNS) <= set(names):
         expected = f"{', '.join(COLUMNS)} and one of {', '.join(_SCORES)}"

@@ -1,8 +1,8 @@
-"""Generated sentence pairs with a planted similarity: how many of their concepts two sentences share.
+"""Generated sentence pairs with a planted similarity: the share of concepts that two sentences have in common.
 
-A sentence names some concepts, each in one of several words that mean the same, among words that mean nothing. Of a
-pair the score is 5 times the share of concepts that are in both, in whichever words: counting common words errs, and
-who learns which words mean the same does not.
+A sentence names some concepts, each by one of several synonyms, among filler words. The score of a pair is 5 times the
+share of concepts that are in both, by any synonym. So counting common words gives wrong scores, and a model that learns
+the synonyms gives right ones.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Planted:
     """Parameters of the generator.
 
-    ``concepts`` there are, of ``words`` words each; a sentence has ``named`` of them and up to ``filler`` words out of
-    ``common`` that mean nothing.
+    There are ``concepts`` with ``words`` synonyms each. A sentence names ``named`` of them and has up to ``filler`` of
+    ``common`` filler words.
     """
 
     train: int = 640
@@ -38,7 +38,7 @@ class Planted:
 
 
 def generate(planted: Planted) -> SentencePairs:
-    """Draw the parts. Every draw comes from the raw stream of PCG64: the same on every machine."""
+    """Draw the parts. All draws come from the raw stream of PCG64: the same on every machine."""
     import numpy as np
 
     bits = np.random.PCG64(planted.seed)

@@ -1,4 +1,4 @@
-"""What a dataset of sentence pairs holds: two texts and how similar they are, in parts."""
+"""Types of sentence pair datasets: two texts and a similarity score, in parts."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
 
 KIND = "sentence_pairs"
 ALIASES = {"glue/stsb": "glue-stsb"}
-"""Other names of datasets of pairs, which elsewhere would be paths."""
+"""Other names of datasets of pairs, which would otherwise be paths."""
 
 HIGHEST = 5.0
 """Scores are from 0, unrelated, to 5, the same meaning."""
 
 HIDDEN = -1.0
-"""What stands for a score that the source keeps to itself."""
+"""Stands for a score that the source does not publish."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
-    """n pairs: two texts each, and scores (n,) float32 from 0 to 5, all -1 where the source hides them."""
+    """n pairs: two texts each, and scores (n,) float32 from 0 to 5, all -1 if hidden."""
 
     first: list[str]
     second: list[str]
@@ -33,11 +33,11 @@ class Pairs:
 
     @property
     def hidden(self) -> bool:
-        """Whether the scores are not known."""
+        """Whether the scores are hidden."""
         return bool(len(self) and (self.scores == HIDDEN).all())
 
     def take(self, rows: NDArray[Any]) -> Pairs:
-        """Some of the pairs, by numbers."""
+        """The pairs at these rows."""
         numbers = rows.tolist()
         return Pairs([self.first[one] for one in numbers], [self.second[one] for one in numbers], self.scores[rows])
 
@@ -50,7 +50,7 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SentencePairs:
-    """A dataset's parts; one that the source does not have is None."""
+    """The parts of a dataset; None for those that the source does not have."""
 
     train: Pairs
     validation: Pairs | None = None

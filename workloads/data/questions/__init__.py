@@ -1,1 +1,1 @@
-"""Questions over knowledge graphs: formats, a generated set, the triples around a topic."""
+"""Questions over knowledge graphs: formats, a generated set, neighbourhoods of topics."""

@@ -10,7 +10,7 @@ from workloads.data.source import Dataset, Kind, ReadOptions
 
 
 def check(dataset: Dataset, root: Path, options: ReadOptions) -> None:
-    """Read questions without checksums now, as their first reader would."""
+    """Read questions that have no checksums."""
     if dataset.verified:
         return
     from workloads.data.questions.load import load_questions

@@ -1,8 +1,8 @@
-"""Questions over knowledge graphs: what they ask, where they start, and which triple answers them.
+"""Read questions over knowledge graphs: text, topic, and the triple with the answer.
 
-PathQuestion (Zhou, Huang and Zhu, COLING 2018), and a user's own questions in the same files: ``questions.jsonl``, a
-question a line, and a ``<kb>.tsv`` for each knowledge graph, ``subject relation object`` a line, between tabs. Every
-file may lie there compressed, as ``<name>.gz``.
+PathQuestion (Zhou, Huang and Zhu, COLING 2018), and users' own questions in the same format: ``questions.jsonl`` with
+one question per line, and a ``<kb>.tsv`` for each knowledge graph with one line ``subject relation object`` per triple,
+separated by tabs. Files may be compressed, as ``<name>.gz``.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ def is_questions(folder: Path) -> bool:
 
 
 def own_questions(name: str, folder: Path) -> Dataset:
-    """A user's own, by its absolute path."""
+    """A user's own dataset, named by its absolute path."""
     files = (SourceFile(QUESTIONS), *(SourceFile(table) for table in _tables(folder)))
     return _of_files(name, "a user's own", str(folder), files)
 
 
 def read_questions(folder: Path, tables: tuple[str, ...]) -> GraphQuestions:
-    """Read questions and graphs. A triple that stands twice in a graph counts once.
+    """Read questions and graphs. Repeated triples of a graph count once.
 
     Raises:
-        DataError: a line that is no question or no triple, an unknown graph or part, an id that occurs twice, or a
-            topic or an answer that the graph does not have, with file and line.
+        DataError: a line that is not a question or triple, an unknown graph or part, a repeated id, or a topic or
+            answer that is not in the graph. It names file and line.
     """
     graphs = {table.removesuffix(TABLE): list(_triples(plain_or_gz(folder / table))) for table in tables}
     file = plain_or_gz(folder / QUESTIONS)
@@ -50,10 +50,10 @@ def read_questions(folder: Path, tables: tuple[str, ...]) -> GraphQuestions:
 
 
 def numbered(questions: Sequence[Question], graphs: Mapping[str, Graph], file: Path | None = None) -> GraphQuestions:
-    """The same by numbers.
+    """Number questions, entities and relations.
 
     Raises:
-        DataError: a topic or an answer is not in the graph, an id occurs twice, or there is no question.
+        DataError: a topic or answer is not in the graph, an id is repeated, or there is no question.
     """
     import numpy as np
 
@@ -148,7 +148,7 @@ def _triples(file: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _tables(folder: Path) -> list[str]:
-    """The graphs' files, without the end of a compressed one."""
+    """File names of the graphs, without ``.gz``."""
     if not folder.is_dir():
         return []
     names = (path.name.removesuffix(".gz") for path in folder.iterdir() if path.is_file())

@@ -1,4 +1,4 @@
-"""From a dataset's name to its questions over a graph: converted once per machine, mapped once per process."""
+"""Load questions by dataset name: converted once per machine, memory-mapped once per process."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from workloads.data.conversion_cache import cache_path, checked_fingerprint, loa
 from workloads.data.questions.types import KIND, GraphQuestions
 
 FORMAT = 1
-"""Version of the layout; it is part of the cache's file names."""
+"""Version of the layout, in the names of cache files."""
 
 _TEXTS = ("ids", "texts", "entities", "relations", "types")
 _NUMBERS = ("triples", "graphs", "topic", "hops", "answer", "part", "type", "family")
 
 
 def load_questions(name: str, root: Path) -> GraphQuestions:
-    """The questions of that name under the data root, after :func:`~workloads.data.datasets.check`.
+    """The questions with this name in the data root, after :func:`~workloads.data.datasets.check`.
 
-    The first process converts the files to Arrow in the cache while others wait; from then on numbers are
-    memory-mapped, and later calls in one process return the same object. A damaged cache file is rebuilt.
+    The first process converts the files to Arrow in the cache while others wait. Then arrays are memory-mapped, and
+    later calls in one process return the same object. A damaged cache file is rebuilt.
 
     Raises:
         DataError: the dataset is unknown, of another kind, missing or damaged.

@@ -1,4 +1,4 @@
-"""The triples around the topic of a question: its candidates, and how each of them is reached."""
+"""The triples around the topic of a question, its candidates, with the paths to them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from workloads.data.questions.types import GraphQuestions
 
 @dataclass(frozen=True, eq=False)
 class Neighbourhoods:
-    """For L different (topic, hops) the triples around, those reached first before the others, then random ones.
+    """Triples around each of L different (topic, hops), nearest first, then random ones.
 
-    List l has the rows ``indptr[l]`` to ``indptr[l + 1]``: ``triples`` (n,) numbers; ``steps`` (n,) how many it takes
-    to cross the triple, 0 for a random one that is not around; ``forward`` (n,) whether it is crossed from subject to
-    object; ``via`` (n, H - 1) the relations crossed before it, as ``2 * relation + forward``, -1 for none.
-    ``list_of`` (Q,) is each question's.
+    List l has the rows ``indptr[l]`` to ``indptr[l + 1]``: ``triples`` (n,) numbers; ``steps`` (n,) from the topic to
+    the far end of the triple, 0 for a random one; ``forward`` (n,) whether the step is from subject to object; ``via``
+    (n, H - 1) the relations before it on the path, as ``2 * relation + forward``, -1 for none. ``list_of`` (Q,) is the
+    list of each question.
     """
 
     list_of: NDArray[np.int64]
@@ -32,8 +32,8 @@ class Neighbourhoods:
 def neighbourhoods(data: GraphQuestions, fill: int, seed: int) -> Neighbourhoods:
     """All triples within ``hops`` steps of the topic in either direction, filled up to ``fill`` with random ones.
 
-    None is left out, however many there are. The random ones are of the same graph and not around; the draw belongs to
-    the seed and the list alone. Of several shortest ways to a triple the first in the graph's order counts.
+    All are included, without a limit. Random ones are from the same graph, not around the topic; the draw depends only
+    on seed and list. Of several shortest paths to a triple the first in the graph's order counts.
     """
     keys, list_of = np.unique(np.stack([data.topic, data.hops], 1), axis=0, return_inverse=True)
     walker = _Walker(data)
@@ -59,7 +59,7 @@ class _Rows(NamedTuple):
 
 
 class _Walker:
-    """Breadth-first search from an entity, a step at once."""
+    """Breadth-first search from an entity, one level at a time."""
 
     def __init__(self, data: GraphQuestions) -> None:
         self.subject, self.relation, self.object = data.triples.astype(np.int64).T
@@ -74,7 +74,7 @@ class _Walker:
         self.counts = counts
 
     def around(self, topic: int, hops: int) -> _Rows:
-        """What is within ``hops`` steps."""
+        """The triples within ``hops`` steps."""
         crossed = np.zeros(len(self.subject), np.bool_)
         seen = np.zeros(len(self.starts), np.bool_)
         seen[topic] = True
@@ -104,7 +104,7 @@ class _Walker:
 
 
 def _elsewhere(data: GraphQuestions, around: _Rows, count: int, bits: np.random.Generator) -> _Rows:
-    """Random triples of the graph that are not around, as many as there are."""
+    """Up to ``count`` random triples of the graph that are not around."""
     graph = int(np.searchsorted(data.graphs, around.triples[0], side="right"))
     others = np.setdiff1d(np.arange(data.graphs[graph - 1], data.graphs[graph]), around.triples, assume_unique=True)
     drawn = bits.permutation(others)[:count]

@@ -1,8 +1,8 @@
-"""Generated questions over a graph whose probability of an answer is known: what calibration is measured against.
+"""Generated questions over a graph with known answer probabilities, to measure calibration.
 
-A question starts from a topic, and says a relation and how sure one can be. With the probability that its first word
-stands for, the answer is the topic's triple of that relation; otherwise it is any other of the topic's triples. No
-ranking can do better than to put the named one first, and then it is right with exactly that probability.
+A question names a topic, a relation and a certainty. With the probability that its first word stands for, the answer is
+the topic's triple with that relation; otherwise it is another random triple of the topic. The best ranking puts the
+named triple first, and is then right with exactly that probability.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from workloads.data.questions.types import KIND, PARTS, GraphQuestions, Question
 from workloads.data.source import Dataset
 
 SURE = {"surely": 0.95, "probably": 0.75, "maybe": 0.5, "hardly": 0.3}
-"""The first words, and how probable the named triple is."""
+"""The first words, and the probability of the named triple."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planted:
     """Parameters of the generator.
 
-    Each of ``topics`` has a triple of every one of ``relations``, to one of ``objects``, and a question for each of
-    :data:`SURE`. Of every ``of`` topics in a row the last but one is dev and the last is test.
+    Each of ``topics`` has a triple with each of ``relations``, to one of ``objects``, and a question for each of
+    :data:`SURE`. Of every ``of`` topics in a row the last but one is in dev and the last in test.
     """
 
     topics: int = 300
@@ -34,7 +34,7 @@ class Planted:
 
 
 def generate(planted: Planted) -> GraphQuestions:
-    """Draw graph and questions. Every draw comes from the raw stream of PCG64: the same on every machine."""
+    """Draw graph and questions. All draws come from the raw stream of PCG64: the same on every machine."""
     import numpy as np
 
     bits = np.random.PCG64(planted.seed)

@@ -1,4 +1,4 @@
-"""Questions over knowledge graphs, by names as they stand in files, and by numbers."""
+"""Types of question datasets: with names, as in the files, and numbered."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ PARTS = ("train", "dev", "test")
 class GraphQuestions:
     """Q questions and T triples of one or several graphs, all numbered from 0 in the order of the files.
 
-    ``entities`` and ``relations`` are names; an entity of one graph is none of another's. ``triples`` (T, 3) int32 are
-    rows [subject, relation, object]; those of graph g are ``graphs[g]`` to ``graphs[g + 1]``. Of each question:
-    ``topic`` (Q,) the entity it starts from, ``hops`` (Q,) how many steps it goes, ``answer`` (Q,) the triple it ends
-    with, ``part`` (Q,) its place in :data:`PARTS`, ``type`` (Q,) of ``types``, and ``family`` (Q,), equal for questions
-    that say the same in other words. ``odds``, of generated ones, are rows [question, triple] and the probability that
-    the triple is the answer.
+    ``entities`` and ``relations`` are names; graphs have no common entities. ``triples`` (T, 3) int32 has rows
+    [subject, relation, object]; graph g has ``graphs[g]`` to ``graphs[g + 1]``. For each question: ``topic`` (Q,), the
+    entity where it starts, ``hops`` (Q,), its number of steps, ``answer`` (Q,), its last triple, ``part`` (Q,), the
+    index in :data:`PARTS`, ``type`` (Q,), the index in ``types``, and ``family`` (Q,), equal for paraphrases. ``odds``,
+    for generated questions, has rows [question, triple] with the probability that the triple is the answer.
     """
 
     ids: Sequence[str]
@@ -47,7 +46,7 @@ class GraphQuestions:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question as it stands in a file, by names; ``line`` says where, from 1."""
+    """A question in a file, with names; ``line`` is its line number, from 1."""
 
     id: str
     text: str
@@ -61,4 +60,4 @@ class Question:
 
 
 Graph: TypeAlias = Sequence[tuple[str, str, str]]
-"""The triples of a graph, by names."""
+"""The triples of a graph, with names."""

@@ -1,1 +1,1 @@
-"""Collections of documents, queries and judgements: formats, a generated set, BM25."""
+"""Retrieval collections (documents, queries, judgements): formats, a generated set, BM25."""

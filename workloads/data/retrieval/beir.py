@@ -1,8 +1,8 @@
 """Retrieval collections in the layout of BEIR: ``corpus.jsonl``, ``queries.jsonl`` and judgements as TSV.
 
-Thakur et al., NeurIPS 2021. The judgements are in ``qrels/train.tsv``, ``qrels/dev.tsv`` and ``qrels/test.tsv``, as
-many as there are, or, where the source has no split, in ``qrels.tsv``; each file begins with the line
-``query-id corpus-id score``, between tabs. Every file may lie there compressed, as ``<name>.gz``.
+Thakur et al., NeurIPS 2021. The judgements are in one or more of ``qrels/train.tsv``, ``qrels/dev.tsv`` and
+``qrels/test.tsv``, or, if the source has no split, in ``qrels.tsv``. Each begins with the line
+``query-id corpus-id score``, separated by tabs. Files may be compressed, as ``<name>.gz``.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _HEADER = ("query-id", "corpus-id", "score")
 
 
 def collection(name: str, summary: str, folder: str, files: tuple[SourceFile, ...], obtain: str = "") -> Dataset:
-    """A dataset in this layout; what of ``files`` is neither documents nor queries are judgements."""
+    """A dataset in this layout. ``files`` that are neither documents nor queries are judgements."""
     judgements = tuple(file.path for file in files if file.path not in (CORPUS, QUERIES))
     reader = partial(read_beir, files=judgements)
     return Dataset(name, summary, "retrieval", reader, files, folder=folder, obtain=obtain)
 
 
 def judgement_files(folder: Path) -> list[str]:
-    """The files of judgements that the folder holds."""
+    """The judgement files in the folder."""
     split = [file for file in SPLIT_JUDGEMENTS.values() if plain_or_gz(folder / file).is_file()]
     return split or [file for file in (JUDGEMENTS,) if plain_or_gz(folder / file).is_file()]
 
@@ -48,7 +48,7 @@ def is_beir(folder: Path) -> bool:
 
 
 def own_beir(name: str, folder: Path) -> Dataset:
-    """A user's own collection, by its absolute path."""
+    """A user's own collection, named by its absolute path."""
     files = [CORPUS, QUERIES, *judgement_files(folder)]
     return collection(name, "a user's own", str(folder), tuple(SourceFile(file) for file in files))
 
@@ -56,16 +56,16 @@ def own_beir(name: str, folder: Path) -> Dataset:
 def read_beir(folder: Path, files: tuple[str, ...]) -> Retrieval:
     """Read a collection.
 
-    Judgements of unknown documents or queries are left out and named in ``unknown``. A grade below 0 is 0, as for
-    trec_eval; 1.0 is 1. A pair that is judged twice alike counts once.
+    Judgements of unknown documents or queries are removed and listed in ``unknown``. Grades below 0 become 0, as in
+    trec_eval; 1.0 becomes 1. Equal judgements of one pair count once.
 
     Args:
-        folder: where it lies.
-        files: of judgements, below the folder.
+        folder: the folder of the collection.
+        files: judgement files, relative to the folder.
 
     Raises:
-        DataError: a line that is no document, query or judgement, an id that occurs twice, a pair with two grades, a
-            query that is judged in two parts, or a test part in which nothing is relevant.
+        DataError: a line that is not a document, query or judgement, a repeated id, a pair with two grades, a query
+            with judgements in two parts, or a test part without relevant documents.
     """
     doc_ids, docs = _texts(plain_or_gz(folder / CORPUS), titled=True)
     query_ids, queries = _texts(plain_or_gz(folder / QUERIES), titled=False)
@@ -77,14 +77,14 @@ def read_beir(folder: Path, files: tuple[str, ...]) -> Retrieval:
 
 
 def check_test(file: Path, data: Retrieval) -> None:
-    """Refuse a test part that nothing could be measured on: without it another one would be drawn.
+    """Check that the test part has relevant documents. Otherwise another part would be drawn in its place.
 
     Args:
-        file: of its judgements.
-        data: what was read of it and of the other parts.
+        file: the file of its judgements.
+        data: the collection with all parts.
 
     Raises:
-        DataError: no query of it has a document of a grade above 0.
+        DataError: no query of the part has a document with a grade above 0.
     """
     tested = data.parts == PARTS.index("test")
     if not (tested & data.answered).any():
@@ -97,7 +97,7 @@ def check_test(file: Path, data: Retrieval) -> None:
 
 
 def _texts(file: Path, *, titled: bool) -> tuple[list[str], list[str]]:
-    """Ids and texts of a file of JSON objects, a line each."""
+    """Ids and texts of a file with a JSON object per line."""
     ids: dict[str, int] = {}
     texts = []
     for number, line in lines(file):
@@ -141,7 +141,7 @@ def _rows(file: Path) -> Iterator[Row]:
 
 
 def _grade(cell: str) -> int:
-    """An integer from 0, which may be written as 1.0. Raises ValueError."""
+    """A grade as an integer from 0; it may be written as 1.0. Raises ValueError."""
     if not float(cell).is_integer():
         raise ValueError(cell)
     return max(0, int(float(cell)))

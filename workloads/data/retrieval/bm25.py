@@ -1,7 +1,7 @@
-"""BM25's candidates for queries: what a ranker ranks again, and where its hard negatives come from.
+"""BM25 candidates of queries, for reranking and for hard negatives.
 
-bm25s (Lù, 2024) with Lucene's form of BM25, that library's constants k1 = 1.5 and b = .75, its list of 33 English stop
-words and Snowball's English stemmer. It is imported when it is called.
+Uses bm25s (Lù, 2024) with Lucene's form of BM25, that library's constants k1 = 1.5 and b = .75, its list of 33 English
+stop words and Snowball's English stemmer. It is imported on first use.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from workloads.data.retrieval.types import Retrieval
 
 VERSION = 1
-"""Of the candidates; part of the cache's file names."""
+"""Version of the candidates, in the names of cache files."""
 
 K1, B = 1.5, 0.75
-"""How slowly a term's count saturates, and how much a document's length weighs."""
+"""Saturation of term counts (k1), and weight of the document length (b)."""
 
 
 class Candidates(NamedTuple):
-    """The documents of highest score of each of Q queries, best first, ties by document number.
+    """The documents with the highest scores of each of Q queries, best first, ties by document number.
 
-    ``docs`` (Q, K), int32, is -1 and ``scores`` (Q, K), float32, -inf past a list's end: a document without a term of
-    the query is no candidate, so that a list may be short, or empty.
+    After the end of a list, ``docs`` (Q, K) int32 is -1 and ``scores`` (Q, K) float32 is -inf. Documents without a term
+    of the query are not candidates, so a list may be short or empty.
     """
 
     docs: NDArray[np.int32]
@@ -39,7 +39,7 @@ class Candidates(NamedTuple):
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """Candidates of each query, (Q,)."""
+        """Number of candidates of each query, (Q,)."""
         counts: NDArray[np.int64] = (self.docs >= 0).sum(1)
         return counts
 
@@ -56,7 +56,7 @@ def search(docs: Sequence[str], queries: Sequence[str], depth: int) -> Candidate
     )
     settings: dict[str, Any] = {"stopwords": "en", "stemmer": stemmer, "show_progress": False}
     tokens = bm25s.tokenize(list(docs), **settings)
-    if not tokens.vocab:  # no document holds a word
+    if not tokens.vocab:  # no document has a word
         return ranked
     index = bm25s.BM25(method="lucene", k1=K1, b=B)
     index.index(tokens, show_progress=False)
@@ -65,23 +65,23 @@ def search(docs: Sequence[str], queries: Sequence[str], depth: int) -> Candidate
         hits = np.flatnonzero(scores > 0)
         if len(hits) > depth:
             cut = np.partition(scores[hits], len(hits) - depth)[len(hits) - depth]
-            hits = hits[scores[hits] >= cut]  # all that may be among the best, ties at the end included
+            hits = hits[scores[hits] >= cut]  # includes all ties with the last one
         best = hits[np.argsort(-scores[hits], kind="stable")][:depth]
         ranked.docs[row, : len(best)], ranked.scores[row, : len(best)] = best, scores[best]
     return ranked
 
 
 def candidates(name: str, root: Path, data: Retrieval, depth: int) -> Candidates:
-    """:func:`search` for all queries of a dataset, computed once per machine and kept under its fingerprint.
+    """Run :func:`search` for all queries of a dataset, once per machine; cached by the dataset's fingerprint.
 
     Args:
-        name: of the dataset.
+        name: name of the dataset.
         root: the data root.
-        data: the same dataset, loaded.
-        depth: most candidates of a query.
+        data: the loaded dataset.
+        depth: maximal number of candidates of a query.
 
     Raises:
-        DataError: bm25s is not installed, or a file of the dataset is not there.
+        DataError: bm25s is not installed, or a file of the dataset is missing.
         workloads.data.errors.CacheUnwritable: the cache cannot be written.
     """
     identity = f"{VERSION} BM25(k1={K1}, b={B}) {depth} {fingerprint(name, root)} {len(data.docs)} {len(data.queries)}"

@@ -1,4 +1,4 @@
-"""The retrieval collections by name: SciFact of BEIR and five classic ones, a topic each."""
+"""The retrieval collections by name: BEIR's SciFact and five classic ones of one topic each."""
 
 from __future__ import annotations
 

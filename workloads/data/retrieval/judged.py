@@ -1,4 +1,4 @@
-"""From texts and rows of judgements by name to numbered ones: where ids meet."""
+"""Build a numbered collection from texts and judgements with ids."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from workloads.data.retrieval.types import PARTS
 if TYPE_CHECKING:
     from workloads.data.retrieval.types import Retrieval
 
-_NAMED = 1000  # unknown judgements that are named; beyond them they are only counted
+_NAMED = 1000  # unknown judgements that are listed; further ones are only counted
 
 
 class Row(NamedTuple):
-    """A judgement as it stands in a file: what it says, in which part of the source, and where."""
+    """A judgement in a file: its content, its part of the source, and its line."""
 
     query: str
     doc: str
@@ -31,12 +31,12 @@ Texts = tuple[Sequence[str], Sequence[str]]
 
 
 def judged(docs: Texts, queries: Texts, rows: Iterable[Row]) -> Retrieval:
-    """The collection of these texts and judgements.
+    """Build the collection of these texts and judgements.
 
-    Judgements of unknown documents or queries are left out and named. A pair that is judged twice alike counts once.
+    Judgements of unknown documents or queries are removed and listed. Equal judgements of one pair count once.
 
     Raises:
-        DataError: a pair has two grades, a query is judged in two parts, or nothing is judged relevant.
+        DataError: a pair has two grades, a query has judgements in two parts, or no document is relevant.
     """
     import numpy as np
     import pyarrow as pa

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check(dataset: Dataset, root: Path, options: ReadOptions) -> None:
-    """Read a collection without checksums now, with its policy for unknown judgements."""
+    """Read a collection that has no checksums, with the run's policy for unknown judgements."""
     if dataset.verified:
         return
     from workloads.data.retrieval.load import load_retrieval

@@ -1,4 +1,4 @@
-"""From a collection's name to its texts and judgements: converted once per machine, mapped once per process."""
+"""Load collections by name: converted once per machine, memory-mapped once per process."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from workloads.data.errors import DataError
 from workloads.data.retrieval.types import Retrieval, Unknown
 
 FORMAT = 3
-"""Version of the layout and of what the readers refuse; it is part of the cache's file names."""
+"""Version of the layout and of the readers' checks, in the names of cache files."""
 
-_NAMED = 3  # unknown judgements in a message
+_NAMED = 3  # unknown judgements listed in a message
 
 
 def load_retrieval(name: str, root: Path, unknown: Unknown = "refuse") -> Retrieval:
-    """The collection of that name under the data root, after :func:`~workloads.data.datasets.check`.
+    """The collection with this name in the data root, after :func:`~workloads.data.datasets.check`.
 
-    The first process converts the files to Arrow in the cache while others wait; from then on texts and judgements are
+    The first process converts the files to Arrow in the cache while others wait. Then texts and judgements are
     memory-mapped, and later calls in one process return the same object. A damaged cache file is rebuilt.
 
     Args:
-        name: of the catalogue, or an absolute path.
+        name: a name of the catalogue, or an absolute path.
         root: the data root.
-        unknown: ``refuse`` a collection whose judgements name documents or queries that are not there, or ``skip``
-            those judgements, which the collection then names.
+        unknown: ``refuse`` a collection with judgements of unknown documents or queries, or ``skip`` those judgements;
+            the collection then lists them.
 
     Raises:
         DataError: the dataset is unknown, of another kind, missing or damaged, or has unknown judgements.
@@ -58,7 +58,7 @@ def _write(path: Path, data: Retrieval) -> None:
 
 
 def _read(path: Path) -> Retrieval | None:
-    """Map a file of :func:`_write`; None where it is missing or damaged."""
+    """Memory-map a file of :func:`_write`; None if it is missing or damaged."""
     if (kept := read_lists(path)) is None:
         return None
     columns, meta = kept

@@ -1,9 +1,9 @@
-"""A generated collection with planted relevance, in which BM25 is wrong in a way that can be learnt.
+"""A generated collection with planted relevance, in which BM25 makes errors that a model can learn to avoid.
 
-Each topic has words of its own, and each word a twin that means the same. A query names some words of its topic. Its
-relevant documents hold them all (grade 2), or one of them and the twins of the others (grade 1). Documents of other
-topics hold two of them, which BM25 prefers to the relevant ones of grade 1. What tells these apart is their tone: the
-common words around, of which relevant documents mostly use one half and the others the other half.
+Each topic has its own words, and each word a synonym (its twin). A query has some words of its topic. Its relevant
+documents contain all of them (grade 2), or one of them and the twins of the others (grade 1). Documents of other topics
+contain two of them, and BM25 ranks these above the relevant ones of grade 1. They differ in their tone, the common
+words around: relevant documents mostly use one half of these, the others the other half.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 class Planted:
     """Parameters of the generator.
 
-    ``queries``: how many a topic. ``words``: pairs of twins a topic. ``asked``: words of a query. ``literal`` and
-    ``meant``: relevant documents of a query, of grade 2 and 1. ``near``: documents that borrow two words of the query.
-    ``filler``: common words of a document. ``common``: how many there are, half of them a tone. ``tone``: probability
-    that a document's common word is of its tone.
+    ``queries``: queries per topic. ``words``: pairs of twins per topic. ``asked``: words of a query. ``literal`` and
+    ``meant``: relevant documents of a query, of grade 2 and 1. ``near``: documents with two words of the query.
+    ``filler``: common words of a document. ``common``: number of common words, half of them for each tone. ``tone``:
+    probability that a common word of a document has the document's tone.
     """
 
     topics: int = 8
@@ -45,7 +45,7 @@ class Planted:
 
 
 def generate(planted: Planted) -> Retrieval:
-    """Draw the collection. Every draw comes from the raw stream of PCG64: the same on every machine."""
+    """Draw the collection. All draws come from the raw stream of PCG64: the same on every machine."""
     import numpy as np
 
     from workloads.data.retrieval.judged import Row, judged

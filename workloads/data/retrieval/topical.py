@@ -1,9 +1,9 @@
-"""Collections of several topics: a folder for each, in the form of BEIR, LoTTE or Multi-CPR; one such folder alone too.
+"""Collections of several topics, or of one: a folder for each, in the format of BEIR, LoTTE or Multi-CPR.
 
-A document of topic ``cran`` with the id ``17`` is ``cran/17`` in the whole, and so for queries. LoTTE (Santhanam et
-al., NAACL 2022) has ``collection.tsv``, ``questions.search.tsv`` and ``qas.search.jsonl``, or ``forum`` for ``search``.
-Multi-CPR (Long et al., SIGIR 2022) has ``corpus.tsv``, ``train.query.txt`` and ``qrels.train.tsv``, and the same for
-``dev``, which is what it tests on.
+Document ``17`` of topic ``cran`` gets the id ``cran/17`` in the whole collection; the same for queries. LoTTE
+(Santhanam et al., NAACL 2022) has ``collection.tsv``, ``questions.search.tsv`` and ``qas.search.jsonl``, or ``forum``
+for ``search``. Multi-CPR (Long et al., SIGIR 2022) has ``corpus.tsv``, ``train.query.txt`` and ``qrels.train.tsv``, and
+the same for ``dev``, which is its test part.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ CPR_PARTS = {"train": "train", "dev": "test"}
 
 @dataclass(frozen=True)
 class Form:
-    """A form of collection: the file of its documents, which files of a folder it reads, none where it has another
-    form, and how."""
+    """A format of collections: the file of documents, the files to read of a folder, and the reader.
+
+    ``files`` is empty if the folder has another format.
+    """
 
     docs: str
     files: Callable[[Path], list[str]]
@@ -40,27 +42,27 @@ class Form:
 
 
 def is_topical(folder: Path) -> bool:
-    """Whether a folder is in one of the forms that have no other reader, or holds folders in any of them."""
+    """Whether a folder has a format that only this module reads, or contains folders in any of the formats."""
     return bool(_topics(folder))
 
 
 def own_topical(name: str, folder: Path) -> Dataset:
-    """A user's own collection of topics, by its absolute path."""
+    """A user's own collection of topics, named by its absolute path."""
     return topical(name, "a user's own", str(folder), _topics(folder))
 
 
 def topical(name: str, summary: str, folder: str, topics: Mapping[str, tuple[str, ...]], obtain: str = "") -> Dataset:
-    """A dataset of topics: the folder of each, "" for the dataset's own, and the files in it."""
+    """A dataset of topics: the folder of each ("" for the dataset's own) and its files."""
     files = tuple(SourceFile(f"{topic}/{file}".lstrip("/")) for topic, names in topics.items() for file in names)
     reader = partial(read_topics, topics=topics)
     return Dataset(name, summary, "retrieval", reader, files, folder=folder, obtain=obtain)
 
 
 def read_topics(folder: Path, topics: Mapping[str, tuple[str, ...]]) -> Retrieval:
-    """Read each topic and put them together; all ids get the topic's name before them.
+    """Read and merge the topics. All ids get the topic's name as prefix.
 
     Raises:
-        DataError: as the reader of its form.
+        DataError: as the readers of the formats.
     """
     parts = {}
     for topic, files in topics.items():
@@ -70,7 +72,7 @@ def read_topics(folder: Path, topics: Mapping[str, tuple[str, ...]]) -> Retrieva
 
 
 def together(parts: Mapping[str, Retrieval]) -> Retrieval:
-    """Several collections as one, in their order, with ids like ``topic/id``."""
+    """Merge collections in order, with ids like ``topic/id``."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -101,10 +103,10 @@ def together(parts: Mapping[str, Retrieval]) -> Retrieval:
 
 
 def read_lotte(folder: Path, files: tuple[str, ...]) -> Retrieval:
-    """Read a folder of LoTTE. Its questions are all of one part.
+    """Read a folder of LoTTE. All its questions are in one part.
 
     Raises:
-        DataError: a line has another form.
+        DataError: a line has another format.
     """
     docs = _pairs(plain_or_gz(folder / LOTTE_DOCS))
     queries: dict[str, str] = {}
@@ -131,7 +133,7 @@ def read_cpr(folder: Path, files: tuple[str, ...]) -> Retrieval:
     """Read a domain of Multi-CPR; ``dev`` is the test part.
 
     Raises:
-        DataError: a line has another form, or nothing is relevant in the test part.
+        DataError: a line has another format, or the test part has no relevant document.
     """
     docs = _pairs(plain_or_gz(folder / CPR_DOCS))
     queries: dict[str, str] = {}
@@ -156,7 +158,7 @@ def read_cpr(folder: Path, files: tuple[str, ...]) -> Retrieval:
 
 
 def _topics(folder: Path) -> dict[str, tuple[str, ...]]:
-    """The topics of a folder by name, and the files of each; empty where it is no such collection."""
+    """Topics of a folder by name, with their files; empty if it is not such a collection."""
     if not folder.is_dir() or is_beir(folder):
         return {}
     if alone := _files(folder):
@@ -178,13 +180,13 @@ def _beir_files(folder: Path) -> list[str]:
 
 
 def _complete(folder: Path, docs: str, pairs: list[tuple[str, str]]) -> list[str]:
-    """The file of documents with every pair of files that is there; none where nothing is complete."""
+    """The document file and all complete pairs of files; empty if there is none."""
     present = [file for pair in pairs if all(plain_or_gz(folder / file).is_file() for file in pair) for file in pair]
     return [docs, *present] if present and plain_or_gz(folder / docs).is_file() else []
 
 
 def _pairs(file: Path) -> dict[str, str]:
-    """Ids and texts of a file of two columns between a tab."""
+    """Ids and texts of a file with two tab-separated columns."""
     documents: dict[str, str] = {}
     for number, line in lines(file):
         name, tab, text = line.partition("\t")

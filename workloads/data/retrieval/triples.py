@@ -1,4 +1,4 @@
-"""A user's own triples as Parquet: a query, a document that answers it and one that does not, as texts."""
+"""Users' own triples in Parquet: the texts of a query, a relevant document and a negative one."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def is_triples(file: Path) -> bool:
 
 
 def own_triples(name: str, file: Path) -> Dataset:
-    """The dataset of a user's triples, by the file's absolute path."""
+    """The dataset of a user's triples, named by the file's absolute path."""
     return own_dataset(name, "retrieval", file.parent, (file.name,), partial(read_triples, file=file.name))
 
 
 def read_triples(folder: Path, file: str) -> Retrieval:
-    """Read the triples. Equal texts are one query or one document; ids are their numbers in order of appearance.
+    """Read the triples. Equal texts are one query or document, numbered in order of first appearance.
 
-    The positive has grade 1, the negative grade 0: the hard negatives of a source that chose them itself.
+    The positive has grade 1, the negative, a hard negative that the source chose, grade 0.
 
     Raises:
-        DataError: a column holds no text or gaps, the file cannot be read, or a document is both for one query.
+        DataError: a column is not text or has nulls, the file cannot be read, or a document is both for one query.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -1,4 +1,4 @@
-"""Documents, queries and relevance judgements: the data of every ranker, and how its queries are split."""
+"""The type of retrieval collections, the data of every ranker, and the split of their queries."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PARTS = ("", "train", "dev", "test")
-"""The parts of a source, in the order of their numbers in :attr:`Retrieval.parts`; "" where it has no split."""
+"""Parts of a source, in the order of their numbers in :attr:`Retrieval.parts`; "" if it has no split."""
 
 Unknown: TypeAlias = Literal["refuse", "skip"]
-"""What becomes of judgements that name a document or a query which is not there."""
+"""Policy for judgements of unknown documents or queries."""
 
 
 @dataclass(frozen=True, eq=False)
 class Retrieval:
     """A collection in the form of BEIR (Thakur et al., NeurIPS 2021), numbered from 0 in the order of its files.
 
-    ``docs`` are title and text with a space between, ``doc_ids`` what the source calls them, and so for
-    ``queries``: Arrow arrays of text, mapped from the cache. ``judgements`` (n, 3), int32, are rows [query, document,
-    grade] ordered by query, then document; grade 0 was judged and is not relevant, a pair without a row was not judged.
-    ``parts`` (Q,), int8, is each query's place in :data:`PARTS`. ``unknown`` names the first of the ``n_unknown``
-    judgements that were left out, because their document or query is not there.
+    ``docs`` are titles and texts joined by a space, ``doc_ids`` the source's ids; the same for ``queries``. These are
+    Arrow arrays of text, mapped from the cache. ``judgements`` (n, 3) int32 has rows [query, document, grade] ordered
+    by query, then document; grade 0 is judged not relevant, a pair without a row is not judged. ``parts`` (Q,) int8 is
+    the index in :data:`PARTS`. ``unknown`` lists the first of the ``n_unknown`` judgements that were removed because
+    their document or query is unknown.
     """
 
     doc_ids: Any
@@ -44,7 +44,7 @@ class Retrieval:
 
     @cached_property
     def indptr(self) -> NDArray[np.int64]:
-        """(Q + 1,): the judgements of query q are the rows ``indptr[q]`` to ``indptr[q + 1]``."""
+        """Offsets (Q + 1,): query q has the judgements ``indptr[q]`` to ``indptr[q + 1]``."""
         import numpy as np
 
         counts = np.bincount(self.judgements[:, 0], minlength=len(self.queries))
@@ -52,17 +52,17 @@ class Retrieval:
 
     @cached_property
     def empty_docs(self) -> NDArray[np.int64]:
-        """The documents without any text: no query finds them."""
+        """Documents without text, which no query can find."""
         return _empty(self.docs)
 
     @cached_property
     def empty_queries(self) -> NDArray[np.int64]:
-        """The queries without any text: they find nothing."""
+        """Queries without text, which find nothing."""
         return _empty(self.queries)
 
     @cached_property
     def answered(self) -> NDArray[np.bool_]:
-        """The queries with a relevant document, (Q,): the others are in no part, for nothing could be measured."""
+        """Mask (Q,) of queries with a relevant document. The others are in no part, since they cannot be evaluated."""
         import numpy as np
 
         relevant = np.zeros(len(self.queries), np.bool_)
@@ -70,7 +70,7 @@ class Retrieval:
         return relevant
 
     def counts(self) -> dict[str, int]:
-        """How much there is of everything, and of what is out of the ordinary."""
+        """Counts of documents, queries and judgements, and of unusual ones."""
         return {
             "documents": len(self.docs),
             "queries": len(self.queries),
@@ -83,7 +83,7 @@ class Retrieval:
 
 
 class Queries(NamedTuple):
-    """The numbers of the queries of each part, int64, ascending; every one has a document of a grade above 0."""
+    """Query numbers of each part, int64, ascending. Every query has a document with a grade above 0."""
 
     train: NDArray[np.int64]
     validation: NDArray[np.int64]
@@ -93,18 +93,18 @@ class Queries(NamedTuple):
 def split_queries(
     data: Retrieval, *, seed: int, validation: float = 0.2, test: float = 0.5, holdout: bool = True
 ) -> Queries:
-    """The queries to train on, to select by and to test on. One without a relevant document is in none of them.
+    """Split the queries into train, validation and test. Queries without a relevant document are in none of them.
 
-    The source's own parts where it has them, dev as validation; otherwise seeded draws: ``test`` is the share of all
-    queries, ``validation`` that of what is left to train on, at least one query each. A draw belongs to the query's
-    number and the seed alone.
+    Uses the source's own parts, with dev as validation. Parts that it does not have are drawn: ``test`` is a share of
+    all queries, ``validation`` a share of the rest, at least one query each. A draw depends only on the query's number
+    and the seed.
 
     Args:
         data: the collection.
-        seed: of the draws, not negative.
+        seed: seed of the draws, not negative.
         validation: in (0, 1).
         test: in (0, 1).
-        holdout: without it the validation queries are trained on and that part is empty.
+        holdout: False keeps validation queries in train; the validation part is then empty.
 
     Raises:
         ValueError: there are too few queries for three parts, or a share is out of its bounds.
@@ -117,7 +117,7 @@ def split_queries(
     own = [np.flatnonzero(relevant & (data.parts == part)) for part in range(len(PARTS))]
     order = np.argsort(np.random.PCG64(seed).random_raw(len(relevant)), kind="stable")
     position = np.empty(len(order), np.int64)
-    position[order] = np.arange(len(order))  # a query's place in the seeded order
+    position[order] = np.arange(len(order))  # position of each query in the seeded order
 
     tested = own[3]
     rest = np.concatenate([own[0], own[1]])
@@ -138,7 +138,7 @@ def split_queries(
 def _drawn(
     queries: NDArray[np.int64], position: NDArray[np.int64], share: float
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The ``share`` of the queries that come first in the seeded order, at least one, and the others."""
+    """The first ``share`` of the queries in the seeded order, at least one, and the rest."""
     import numpy as np
 
     ordered = queries[np.argsort(position[queries])]

@@ -77,7 +77,7 @@ def test_the_journal_of_format_1_is_delivered(
     folder = recorded("run")
     change(folder / "record.json", tracking=f"sqlite:///{database}")
     assert orchestrator("sync run") == DONE
-    assert "delivered" in capsys.readouterr().out
+    assert "uploaded" in capsys.readouterr().out
     assert tracked.metrics(database, "run") == [("train/loss", 1, 0.5, 1_700_000_001_000)]
 
 

@@ -117,10 +117,10 @@ def test_a_member_of_an_archive(
     monkeypatch.setitem(DATASETS, "tiny", dataclasses.replace(known, files=files))
     assert [path.read_bytes() for path in fetch("tiny", tmp_path)] == list(FILES.values())
     monkeypatch.setitem(DATASETS, "tiny", dataclasses.replace(known, extras=extras))
-    with pytest.raises(DataError, match=r"not the archive of the dataset: .*notes.txt.*expected a ZIP archive with"):
+    with pytest.raises(DataError, match=r"not the dataset's archive: .*notes.txt.*expected a ZIP archive with"):
         fetch("tiny", tmp_path)
     server.archive = b"no archive"
-    with pytest.raises(DataError, match="not the archive of the dataset"):
+    with pytest.raises(DataError, match="not the dataset's archive"):
         fetch("tiny", tmp_path)
     assert {path.name for path in (tmp_path / "tiny").iterdir()} == {*FILES, ".fetch.lock"}
 

@@ -284,7 +284,7 @@ class TestSources:
             raise ConnectionError("no route to host")
 
         monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", unanswered)
-        with pytest.raises(DataError, match="neither on this machine nor") as caught:
+        with pytest.raises(DataError, match="not on this machine and cannot be downloaded") as caught:
             sources.check(name)
         assert "no route to host" in str(caught.value)
         assert ("Did you mean 'minilm'?" in str(caught.value)) == (name == "minilmm")

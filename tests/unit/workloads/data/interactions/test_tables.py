@@ -206,7 +206,7 @@ def test_a_relative_path_gets_the_absolute_one(tmp_path: Path, monkeypatch: pyte
     assert absolute("all.parquet") == str(tmp_path / "all.parquet")
     assert absolute("~/all.csv") == str(Path.home() / "all.csv")
     assert absolute("ml-100k") == "ml-100k"
-    with pytest.raises(DataError, match=f"a relative path.*Use {tmp_path}/all.csv"):
+    with pytest.raises(DataError, match=f"must be absolute.*Use {tmp_path}/all.csv"):
         dataset("all.csv")
 
 
