@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from orchestrator.cli.common import out, resolved, write
-from orchestrator.config.options import Address, Json, RayAddress, Reference, Storage, Tracking
+from orchestrator.config.options import Address, Json, Reference, Storage, Tracking
 
 if TYPE_CHECKING:
     from orchestrator.storage.records import RunFolder

@@ -1,4 +1,4 @@
-"""Gaussian blur with a width of its own for each sample, as products of matrices."""
+"""Gaussian blur with a separate width for each sample, as matrix products."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from workloads.transfer import all_to_device
 def blur(planes: torch.Tensor, sigma: torch.Tensor) -> None:
     """Blur in place the samples whose ``sigma`` is not 0.
 
-    The kernel spans a tenth of the image, and at least three pixels, as in SimCLR's appendix A; beyond its edges the
-    image is reflected, as by torchvision's GaussianBlur.
+    The kernel spans a tenth of the image, and at least three pixels, as in SimCLR's appendix A. The image is reflected
+    at its edges, as in torchvision's GaussianBlur.
 
     Args:
         planes: (3, n, S, S).
-        sigma: (n,), in pixels, on the CPU.
+        sigma: (n,), in pixels, on the CPU; 0 for no blur.
     """
     rows = sigma.nonzero().squeeze(1)
     if not len(rows):
@@ -29,7 +29,7 @@ def blur(planes: torch.Tensor, sigma: torch.Tensor) -> None:
 
 
 def _matrices(sigma: torch.Tensor, size: int) -> torch.Tensor:
-    """One line's blur for each sample, (n, size, size), rows of sum one."""
+    """Blur of one line for each sample, (n, size, size); rows sum to one."""
     radius = kernel_radius(size)
     offsets = torch.arange(-radius, radius + 1, device=sigma.device)
     kernel = (-0.5 * (offsets / sigma.unsqueeze(1)) ** 2).softmax(1)
@@ -37,13 +37,13 @@ def _matrices(sigma: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def kernel_radius(size: int) -> int:
-    """Pixels to either side of the kernel's middle: the kernel spans a tenth of the image, three pixels at least."""
+    """Radius of the kernel in pixels: it spans a tenth of the image, at least three pixels."""
     return max(1, size // 20)
 
 
 @lru_cache(maxsize=8)
 def _reflected(size: int, radius: int, device: torch.device) -> torch.Tensor:
-    """Which pixel stands at each offset of each pixel, as 0 and 1: (2 radius + 1, size * size)."""
+    """The pixel at each offset of each pixel, one-hot: (2 radius + 1, size * size)."""
     last = size - 1
     at = torch.arange(size) + torch.arange(-radius, radius + 1).unsqueeze(1)
     at = last - (last - at.abs()).abs()

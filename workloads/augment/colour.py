@@ -1,9 +1,9 @@
-"""Colour jitter and grayscale, each sample with factors and an order of its own.
+"""Colour jitter and grayscale, with separate factors and order for each sample.
 
 The four operations are those of torchvision's ColorJitter on floats. Brightness, contrast and saturation are one
-formula, ``clip(f x + (1 - f) base)`` with black, the image's mean gray, or the pixel's gray as the base; so all samples
-take one step of their own order together, and only the hue, which is another formula, is done for those whose turn
-it is.
+formula, ``clip(f x + (1 - f) base)``, where base is black, the image's mean gray, or the pixel's gray. So step k of all
+samples, each in its own order, is one computation; only the hue, a different formula, is applied to the samples whose
+step k it is.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from workloads.transfer import all_to_device, to_device
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 
 IDENTITY = (1.0, 1.0, 1.0, 0.0)
-"""Factors of brightness, contrast and saturation, and a shift of the hue, that change nothing."""
+"""Factors of brightness, contrast and saturation, and a hue shift, without effect."""
 
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as PIL's conversion to gray
 
 
 def jitter(planes: torch.Tensor, order: torch.Tensor, factors: torch.Tensor) -> None:
-    """Brightness, contrast, saturation and hue, in place.
+    """Apply brightness, contrast, saturation and hue, in place.
 
     Args:
         planes: (3, n, H, W) in [0, 1].
         order: (n, 4), a permutation of the four operations for each sample, on the CPU.
-        factors: (n, 4), by operation, on the CPU; the hue's in turns, [-0.5, 0.5].
+        factors: (n, 4), by operation, on the CPU; the hue shift in turns, [-0.5, 0.5].
     """
     changed = factors != torch.tensor(IDENTITY)
     row = torch.arange(len(order))
@@ -47,7 +47,7 @@ def jitter(planes: torch.Tensor, order: torch.Tensor, factors: torch.Tensor) -> 
 
 
 def grayscale(planes: torch.Tensor, chosen: torch.Tensor) -> None:
-    """Make gray, in place, the samples that ``chosen`` (n,), on the CPU, says. ``planes`` (3, n, H, W)."""
+    """Convert to gray, in place, the samples of the mask ``chosen`` (n,), on the CPU. ``planes`` (3, n, H, W)."""
     rows = chosen.nonzero().squeeze(1)
     if len(rows):
         rows = to_device(rows, planes.device)
@@ -55,17 +55,17 @@ def grayscale(planes: torch.Tensor, chosen: torch.Tensor) -> None:
 
 
 def luma(planes: torch.Tensor) -> torch.Tensor:
-    """The gray of each pixel: (3, ...) to (...)."""
+    """Gray value of each pixel: (3, ...) to (...)."""
     red, green, blue = planes
     gray: torch.Tensor = (red * _LUMA[0]).add_(green, alpha=_LUMA[1]).add_(blue, alpha=_LUMA[2])
     return gray
 
 
 def shift_hue(planes: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    """Turn the hue at constant value and saturation.
+    """Shift the hue at constant value and saturation.
 
-    In HSV a channel is the least one plus the chroma times ``clip(2 - d, 0, 1)``, where d is how far the hue is from
-    that channel's own, in sixths of the circle; so nothing is sorted, and no conversion back is needed.
+    In HSV a channel is the minimum plus the chroma times ``clip(2 - d, 0, 1)``, where d is the distance of the hue from
+    that of the channel, in sixths of the circle. So nothing is sorted, and no conversion back is needed.
 
     Args:
         planes: (3, n, H, W) in [0, 1].
@@ -77,7 +77,7 @@ def shift_hue(planes: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     chroma = value - least
     share = chroma.clamp_min(1e-7).reciprocal_()
     toward_green = (green - blue).mul_(share)
-    # Distance from red: |g - b| where red is the largest, 3 - |g - b| where it is the least, and linear between.
+    # Distance from red: |g - b| where red is the maximum, 3 - |g - b| where it is the minimum, linear between.
     off = toward_green.abs()
     from_red = (value - red).mul_(share).mul_(torch.sub(3, off, alpha=2)).add_(off)
     hue = from_red.copysign_(toward_green).add_(6 * shift.view(-1, 1, 1))
@@ -88,9 +88,9 @@ def shift_hue(planes: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
 
 
 def _blend(planes: torch.Tensor, *columns: torch.Tensor) -> None:
-    """One of brightness, contrast and saturation for each sample, in place.
+    """Apply one of brightness, contrast and saturation to each sample, in place.
 
-    ``columns`` (n,): 1 where the base is the pixel's own gray, 1 where it is the image's mean gray, and the factor.
+    ``columns`` (n,) each: whether the base is the pixel's gray, whether it is the image's mean gray, the factor.
     """
     own, mean, by = (column.view(-1, 1, 1) for column in columns)
     gray = luma(planes)

@@ -1,9 +1,9 @@
-"""Random resized crops as products of small matrices: exact, antialiased, one box a sample.
+"""Random resized crops as products of small matrices: exact, antialiased, one box per sample.
 
-Resizing is linear and works on rows and columns apart, so that a crop, its resizing and its flip are
-``W_y X W_xᵀ``: two matrix products a channel, deterministic on every device, with the very weights of PIL's bilinear
-filter. Where a crop is smaller than the view these are plain bilinear interpolation within the crop; where it is larger
-the triangle widens and nothing aliases. Sampling a grid has neither: it reads beyond the crop, and skips pixels.
+Resizing is linear and separable, so crop, resizing and flip are ``W_y X W_xᵀ``: two matrix products per channel,
+deterministic on every device, with the weights of PIL's bilinear filter. If the crop is smaller than the view, this is
+bilinear interpolation within the crop; if it is larger, the triangle filter is wider and avoids aliasing. Sampling from
+a grid does neither: it reads pixels outside the crop, and skips pixels.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _ATTEMPTS = 10  # as in torchvision's RandomResizedCrop
 def random_boxes(
     count: int, source: int, scale: tuple[float, float], ratio: tuple[float, float], generator: torch.Generator
 ) -> torch.Tensor:
-    """Boxes (count, 4) of top, left, height and width in pixels, distributed as by torchvision's RandomResizedCrop.
+    """Boxes (count, 4) of top, left, height and width in pixels, distributed as in torchvision's RandomResizedCrop.
 
-    Area uniform in ``scale`` times that of the image, log of the aspect ratio uniform; the first of ten attempts that
-    fits, the whole image where none does.
+    The area is uniform in ``scale`` times that of the image, the log of the aspect ratio is uniform. Uses the first of
+    ten attempts that fits, or the whole image.
     """
 
     def uniform(*shape: int) -> torch.Tensor:
@@ -43,7 +43,7 @@ def random_boxes(
 
 
 def resized_crop(images: torch.Tensor, box: torch.Tensor, flip: torch.Tensor, size: int) -> torch.Tensor:
-    """Cut a box of each image, resize it to (size, size), mirror it where ``flip``.
+    """Crop, resize to (size, size), and flip where ``flip``.
 
     Args:
         images: uint8 (n, 3, H, W).
@@ -69,10 +69,10 @@ def resized_crop(images: torch.Tensor, box: torch.Tensor, flip: torch.Tensor, si
 def _weights(
     start: torch.Tensor, length: torch.Tensor, size: int, source: int, flip: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """What each of ``source`` pixels weighs in each of ``size``: (n, size, source), rows of sum one.
+    """Interpolation weights (n, size, source); rows sum to one.
 
-    A triangle around the place of the new pixel, as wide as an old or a new one, whichever is wider, cut off where the
-    crop ends.
+    A triangle around the position of the new pixel, as wide as an old or a new pixel, whichever is wider, cut off at
+    the edge of the crop.
     """
     start = start.unsqueeze(1)
     length = length.unsqueeze(1)
@@ -82,7 +82,7 @@ def _weights(
     step = length / size
     reach = step.clamp_min(1)
     pixel = torch.arange(source, device=start.device) + 0.5 - start
-    pixel = pixel.where((pixel > 0) & (pixel < length), math.inf)  # too far to weigh anything
+    pixel = pixel.where((pixel > 0) & (pixel < length), math.inf)  # outside the triangle
     away = ((pixel / reach).unsqueeze(1) - (position * step / reach).unsqueeze(2)).abs_()
     weights = torch.sub(1, away.clamp_(max=1), out=away)
     return weights.div_(weights.sum(2, keepdim=True))

@@ -1,9 +1,9 @@
-"""SimCLR's augmentation: what is drawn for a sample, and its application to a batch.
+"""SimCLR's augmentation: random draws for each sample, and their application to a batch.
 
 Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations", ICML 2020, appendix A: random
 resized crop, flip, colour jitter in random order, grayscale, Gaussian blur. The draws are made on the CPU and are a
-few numbers a sample: so they are the same whatever device trains, and which samples get a step is known without asking
-the device.
+few numbers per sample. So they are the same for every device, and the samples of each step are known without a
+synchronisation with the device.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from workloads.augment.colour import IDENTITY, grayscale, jitter
 from workloads.augment.crop import random_boxes, resized_crop
 
 MEAN = (0.485, 0.456, 0.406)
-"""Mean of ImageNet's channels, in [0, 1], as torchvision's encoders expect it."""
+"""Mean of ImageNet's channels, in [0, 1], as torchvision's encoders expect."""
 
 STD = (0.229, 0.224, 0.225)
 """Standard deviation of the same channels."""
 
 _AT_ONCE = {"cpu": 2**20, "cuda": 2**27}
-"""Values of a block that goes through all steps before the next: on a CPU what stays in its cache."""
+"""Number of values in a block, which goes through all steps before the next one: on a CPU, it fits into the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What was drawn for n samples, on the CPU. Cut it by rows: ``draws[rows]``.
+    """Draws of n samples, on the CPU; index by rows.
 
-    ``box`` (n, 4): top, left, height and width of the crop in pixels. ``flip`` (n,). ``order`` (n, 4): which colour
-    operation comes first, second ... ``factors`` (n, 4): of brightness, contrast, saturation, and the hue's shift in
-    turns; :data:`~workloads.augment.colour.IDENTITY` for a sample without jitter. ``gray`` (n,). ``sigma`` (n,): of
-    the blur in pixels, 0 for none.
+    ``box`` (n, 4): top, left, height and width of the crop in pixels. ``flip`` (n,). ``order`` (n, 4): the order of the
+    colour operations. ``factors`` (n, 4): of brightness, contrast, saturation, and the hue shift in turns;
+    :data:`~workloads.augment.colour.IDENTITY` for a sample without jitter. ``gray`` (n,). ``sigma`` (n,): blur in
+    pixels, 0 for none.
     """
 
     box: torch.Tensor
@@ -48,20 +48,21 @@ class Draws:
         return len(self.box)
 
     def __getitem__(self, rows: slice | torch.Tensor) -> Draws:
-        """The draws of some samples."""
+        """The draws of the samples at ``rows``."""
         return Draws(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Probabilities and ranges; the defaults are those of the paper for ImageNet.
+    """Probabilities and ranges. The defaults are those of the paper for ImageNet.
 
     For CIFAR the paper has ``strength=0.5`` and no blur (appendix B.9), and ``scale=(0.2, 1)`` is common.
 
-    ``size``: height and width of a view. ``source``: of the images, which are square; as a view unless given.
-    ``scale``: of the crop, as a share of the image's area. ``ratio``: of its width to its height. ``flip``, ``jitter``,
-    ``gray``, ``blur``: probability of each step. ``strength``: s, factors of brightness, contrast and saturation are
-    uniform in 1 ± 0.8 s, from 0, and the hue turns by up to 0.2 s of a circle. ``sigma``: of the blur, in pixels.
+    ``size``: height and width of a view. ``source``: height and width of the images; by default ``size``. ``scale``:
+    area of the crop, as a share of the image's. ``ratio``: width of the crop to its height. ``flip``, ``jitter``,
+    ``gray``, ``blur``: probability of each step. ``strength``: s; factors of brightness, contrast and saturation are
+    uniform in 1 ± 0.8 s (not below 0), and the hue shifts by up to 0.2 s of a circle. ``sigma``: range of the blur, in
+    pixels.
     """
 
     size: int
@@ -76,7 +77,7 @@ class Recipe:
     sigma: tuple[float, float] = (0.1, 2.0)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be drawn from.
+        """Check the bounds.
 
         Raises:
             ValueError: a value is out of its bounds.
@@ -95,7 +96,7 @@ class Recipe:
             raise ValueError(f"sigma must be two ascending positive numbers, got {self.sigma}")
 
     def draw(self, count: int, generator: torch.Generator) -> Draws:
-        """Independent draws for ``count`` samples from a generator on the CPU."""
+        """Independent draws for ``count`` samples, from a generator on the CPU."""
 
         def uniform(low: float, high: float, *shape: int) -> torch.Tensor:
             return low + (high - low) * torch.rand(count, *shape, generator=generator, dtype=torch.float64)
@@ -119,17 +120,17 @@ class Recipe:
     def apply(
         self, images: torch.Tensor, draws: Draws, memory_format: torch.memory_format = torch.contiguous_format
     ) -> torch.Tensor:
-        """The views of a batch. What becomes of a sample does not depend on the others.
+        """The views of a batch. The view of a sample does not depend on the other samples.
 
         Args:
             images: uint8 (n, 3, source, source), on any device.
-            draws: of n samples.
+            draws: draws of the n samples.
 
         Returns:
             float32 (n, 3, size, size) on the images' device, normalised by :data:`MEAN` and :data:`STD`.
 
         Raises:
-            ValueError: the images and the draws are not as many, or the images are of another size.
+            ValueError: images and draws differ in number, or the images have another size.
         """
         source = self.source or self.size
         if images.shape != (len(draws), 3, source, source):
@@ -143,7 +144,7 @@ class Recipe:
         return views
 
     def _steps(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """One block of :meth:`apply`: (3, n, size, size) in [0, 1], a plane a channel."""
+        """One block of :meth:`apply`: (3, n, size, size) in [0, 1]."""
         planes = resized_crop(images, draws.box, draws.flip, self.size)
         jitter(planes, draws.order, draws.factors)
         grayscale(planes, draws.gray)
@@ -152,13 +153,13 @@ class Recipe:
 
 
 def normalise(images: torch.Tensor) -> torch.Tensor:
-    """uint8 (n, 3, H, W) as an encoder takes it, without augmentation: float32, by :data:`MEAN` and :data:`STD`."""
+    """Normalise uint8 (n, 3, H, W) by :data:`MEAN` and :data:`STD`, to float32, without augmentation."""
     views = torch.empty(images.shape, dtype=torch.float32, device=images.device)
     _normalise(images.transpose(0, 1) / 255, out=views.transpose(0, 1))
     return views
 
 
 def _normalise(planes: torch.Tensor, out: torch.Tensor) -> None:
-    """(planes - mean) / std of the channels, which are the first dimension."""
+    """Compute (planes - mean) / std of the channels, the first dimension."""
     for plane, mean, std, target in zip(planes, MEAN, STD, out):
         torch.add(plane.new_full((), -mean / std), plane, alpha=1 / std, out=target)

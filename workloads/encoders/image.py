@@ -1,7 +1,7 @@
 """Image encoders: torchvision's ResNets without their classifier, with ImageNet's or CIFAR's stem, and a tiny one.
 
 He et al., "Deep Residual Learning for Image Recognition", CVPR 2016. The stem for small images is that of SimCLR's
-appendix B.9: a 3x3 convolution of stride 1 in the place of the 7x7 one of stride 2, and no pooling after it.
+appendix B.9: a 3x3 convolution of stride 1 instead of the 7x7 one of stride 2, without pooling.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _TINY_WIDTHS = (32, 64, 128)
 
 
 class ImageEncoder(nn.Module):
-    """Images to features. ``features``: their number.
+    """Encoder from images to features. ``features``: their number.
 
-    Its BatchNorms are ordinary ones: convert them where several processes share a batch.
+    Its BatchNorms are not synchronised: convert them if several processes share a batch.
     """
 
     def __init__(self, layers: nn.Module, features: int) -> None:
@@ -38,16 +38,16 @@ class ImageEncoder(nn.Module):
 
 
 def image_encoder(name: Name, stem: Stem = "cifar", *, seed: int, zero_init: bool = True) -> ImageEncoder:
-    """A new encoder in float32, its convolutions channels-last, which is what CPUs and GPUs are fastest with.
+    """Create an encoder in float32, with channels-last convolutions, the fastest layout on CPUs and GPUs.
 
     Args:
-        name: ``tiny`` is three convolutions with 128 features, for small images and tests; it has one stem only.
-        stem: of a ResNet.
-        seed: of the initial weights; the global random state plays no part and is left as it was.
-        zero_init: start each residual branch at zero by the weight of its last BatchNorm (Goyal et al., 2017).
+        name: ``tiny`` is three convolutions with 128 features, for small images and tests; it has only one stem.
+        stem: stem of a ResNet.
+        seed: seed of the initial weights. The global random state is neither used nor changed.
+        zero_init: initialise the weight of the last BatchNorm of each residual branch to zero (Goyal et al., 2017).
 
     Raises:
-        ValueError: there is no encoder of that name.
+        ValueError: there is no encoder with this name.
     """
     if name not in ENCODERS:
         raise ValueError(f"unknown encoder {name!r}; expected one of {', '.join(ENCODERS)}")
@@ -58,7 +58,7 @@ def image_encoder(name: Name, stem: Stem = "cifar", *, seed: int, zero_init: boo
 
 
 def _resnet(name: Name, stem: Stem, zero_init: bool) -> ImageEncoder:
-    # Here: torchvision takes a second to import.
+    # Imported here: it takes a second.
     from torchvision.models import resnet
 
     build: Callable[..., resnet.ResNet] = getattr(resnet, name)
@@ -72,7 +72,7 @@ def _resnet(name: Name, stem: Stem, zero_init: bool) -> ImageEncoder:
 
 
 def _tiny() -> ImageEncoder:
-    """A convolution, BatchNorm and ReLU for each width, halving the image from the second on, and the mean."""
+    """Convolution, BatchNorm and ReLU for each width, halving the image from the second on, then the mean."""
     layers: list[nn.Module] = []
     for block, (before, after) in enumerate(zip((3, *_TINY_WIDTHS), _TINY_WIDTHS)):
         layers += [_convolution(before, after, stride=min(block, 1) + 1), nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
@@ -80,7 +80,7 @@ def _tiny() -> ImageEncoder:
 
 
 def _convolution(before: int, after: int, stride: int) -> nn.Conv2d:
-    """3x3, initialised as torchvision's ResNets are."""
+    """A 3x3 convolution, initialised as in torchvision's ResNets."""
     convolution = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
     return convolution

@@ -1,4 +1,4 @@
-"""How text encoders are fine-tuned: AdamW that leaves biases and norms undecayed, warm-up and linear decay."""
+"""Fine-tuning of text encoders: AdamW without decay of biases and norms, warm-up and linear decay."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch.optim import AdamW, Optimizer
 
 
 def adamw(module: nn.Module, lr: float, weight_decay: float) -> AdamW:
-    """AdamW in one fused launch. Biases and normalisation layers, all that has one dimension, do not decay.
+    """Fused AdamW. Parameters with one dimension (biases and normalisation layers) have no weight decay.
 
-    Build it when the parameters are on their device.
+    The parameters must be on their device already.
     """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     groups = [
@@ -24,9 +24,9 @@ def adamw(module: nn.Module, lr: float, weight_decay: float) -> AdamW:
 
 
 def warmup_linear(step: int, steps: int, warmup: int) -> float:
-    """Factor on the learning rate of a step from 0: rising over ``warmup`` steps, then falling to 0 at ``steps``.
+    """Factor on the learning rate at a step, from 0: rises over ``warmup`` steps, then falls to 0 at ``steps``.
 
-    Beyond ``steps`` it stays at what the last step had, so that a run that is continued still learns.
+    After ``steps`` it keeps the value of the last step, so that a continued run still learns.
     """
     if step < warmup:
         return (step + 1) / warmup
@@ -34,7 +34,7 @@ def warmup_linear(step: int, steps: int, warmup: int) -> float:
 
 
 def take_step(optimizer: Optimizer, lr: float) -> None:
-    """Update at this learning rate by the gradients that are there, and clear them."""
+    """Update with this learning rate and the current gradients, and clear them."""
     for group in optimizer.param_groups:
         group["lr"] = lr
     optimizer.step()
@@ -42,13 +42,13 @@ def take_step(optimizer: Optimizer, lr: float) -> None:
 
 
 def optimizer_state(optimizer: Optimizer, module: nn.Module) -> dict[str, dict[str, torch.Tensor]]:
-    """What the optimiser remembers of each parameter, by the parameter's name: no learning rate, no weight decay."""
+    """Optimiser state by parameter name, without learning rate and weight decay."""
     named = module.named_parameters()
     return {name: dict(optimizer.state[parameter]) for name, parameter in named if parameter in optimizer.state}
 
 
 def load_optimizer_state(optimizer: Optimizer, module: nn.Module, state: Mapping[str, Mapping[str, Any]]) -> None:
-    """Copy what :func:`optimizer_state` gave; parameters that it does not name start again."""
+    """Copy a state of :func:`optimizer_state`. Parameters without state start from scratch."""
     optimizer.state.clear()
     parameters = dict(module.named_parameters())
     for name, kept in state.items():
@@ -56,7 +56,7 @@ def load_optimizer_state(optimizer: Optimizer, module: nn.Module, state: Mapping
 
 
 def _laid_out(value: Any, parameter: torch.Tensor) -> Any:
-    """A copy; what is shaped like the parameter also in its layout (channels last), as a fused step wants it."""
+    """A copy; with the parameter's shape also in its memory layout (channels last), as a fused step requires."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.shape == parameter.shape:

@@ -1,9 +1,9 @@
-"""Batches of texts without padding: every layer works on real tokens only, attention within groups of like length.
+"""Batches of texts without padding: layers see real tokens only, attention works in groups of similar length.
 
 A padded batch of sentences is more than half padding. Here the tokens of all texts of a batch are one sequence
-(1, T); linear layers, normalisation, activation and dropout see nothing else. Attention, which has to keep texts
-apart, takes groups of texts of like length and pads within a group alone. It is registered with transformers under
-:data:`ATTENTION`, so that its models run unchanged.
+(1, T) for linear layers, normalisation, activation and dropout. Attention, which must separate texts, takes groups of
+texts of similar length and pads only within a group. It is registered with transformers as :data:`ATTENTION`, so that
+its models run unchanged.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from workloads.transfer import to_device
 ATTENTION = "workloads_packed"
 
 _SLACK = {"cpu": 1.25, "cuda": 2.0}
-"""Most padded over real tokens in a group: small groups pad less and cost more calls, which a GPU minds more."""
+"""Largest ratio of padded to real tokens in a group. Smaller groups pad less but need more calls, which is slower on
+GPUs."""
 
 
 _MULTIPLE = 64
-"""The sequence is filled up to a multiple of it: a matrix product is prepared for each shape that it meets."""
+"""The sequence is filled up to a multiple of this, since each new shape of a matrix product costs preparation."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Texts of like length, side by side: n of them, padded to L in attention.
+    """n texts of similar length, padded to L in attention.
 
-    ``tokens``: the rows of the batch that are theirs. ``places`` (n L,): which of these rows stands where, a pad being
-    the first one again, and ``real`` (T',) where the real ones are; ``mask`` (n, 1, 1, L). All None without padding.
+    ``tokens``: their rows in the batch. ``places`` (n L,): the row at each padded position (pads repeat the first row).
+    ``real`` (T',): the positions of real tokens. ``mask`` (n, 1, 1, L). The last three are None without padding.
     """
 
     tokens: slice
@@ -47,11 +48,11 @@ class Group:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """A batch of n texts on a device, ordered by length; T tokens, and behind them up to 63 that are no text's.
+    """A batch of n texts on a device, ordered by length: T tokens, followed by up to 63 filling tokens.
 
-    ``ids``, ``types`` and ``positions``, from 0 in each text, are (1, T + filling) int64; ``offsets`` (n + 1,) int64.
-    ``order`` (n,): the rows that the packed texts have in the caller's batch. ``groups``: what attention takes at once.
-    ``size``: T.
+    ``ids``, ``types`` and ``positions`` (from 0 in each text) are (1, T + filling) int64; ``offsets`` (n + 1,) int64.
+    ``order`` (n,): rows of the packed texts in the caller's batch. ``groups``: texts of one attention call. ``size``:
+    T.
     """
 
     ids: torch.Tensor
@@ -67,7 +68,7 @@ class Packed:
 
 
 def pack(tokens: Tokens, device: torch.device) -> Packed:
-    """A batch of all texts of ``tokens``; its copies to the device do not wait for it."""
+    """Pack all texts of ``tokens`` into a batch, copied to the device without blocking."""
     order = np.argsort(tokens.lengths, kind="stable")
     ordered = tokens.take(order)
     lengths = ordered.lengths
@@ -90,7 +91,7 @@ def pack(tokens: Tokens, device: torch.device) -> Packed:
 
 
 def _bounds(lengths: NDArray[np.int64], slack: float) -> list[tuple[int, int]]:
-    """Groups of ascending lengths as [start, stop), as large as ``slack`` allows; texts of length 0 are in none."""
+    """Groups of ascending lengths as [start, stop), as large as ``slack`` allows. Empty texts are in no group."""
     bounds = []
     real = 0
     start = int(np.searchsorted(lengths, 1))
@@ -128,18 +129,18 @@ def attend(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of each text with itself, in the form that transformers calls.
+    """Self-attention within each text, with the signature that transformers calls.
 
     Args:
         query, key, value: (1, heads, T, d).
-        groups: of the batch, passed to the model's ``forward``.
+        groups: groups of the batch, passed to the model's ``forward``.
 
     Returns:
-        (1, T, heads, d), zero where a token is no text's, and None for the weights.
+        (1, T, heads, d), zero for filling tokens, and None for the weights.
     """
     del module, attention_mask
     rows = [part.squeeze(0).transpose(0, 1) for part in (query, key, value)]  # (T, heads, d)
-    # A CPU's attention is several times slower in bf16 than in float32 for heads as small as these.
+    # On CPUs, attention with small heads is several times slower in bf16 than in float32.
     wide = query.device.type == "cpu" and query.dtype != torch.float32
     packs = []
     for group in groups:
@@ -152,7 +153,7 @@ def attend(
 
 
 def _block(rows: torch.Tensor, group: Group) -> torch.Tensor:
-    """Tokens of a group side by side, (n, heads, L, d)."""
+    """Padded tokens of a group, (n, heads, L, d)."""
     padded = rows if group.places is None else rows.index_select(0, group.places)
     return padded.view(*group.shape, *rows.shape[1:]).transpose(1, 2)
 

@@ -1,4 +1,4 @@
-"""From the vectors of a text's tokens to one vector: mean, first token or maximum, over the real tokens only."""
+"""Pool the vectors of a text's tokens into one: mean, first token or maximum, over real tokens only."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch.nn import functional
 Pooling: TypeAlias = Literal["mean", "cls", "max"]
 
 NORM_FLOOR = 1e-8
-"""The least that a vector's norm counts for in a cosine: a zero vector has cosine 0 with any (E-S4)."""
+"""Lower bound of norms in a cosine, so that a zero vector has cosine 0 with any other (E-S4)."""
 
 
 def pool(hidden: torch.Tensor, offsets: torch.Tensor, pooling: Pooling) -> torch.Tensor:
-    """One vector a text (design note 2.3); a text without tokens has the zero vector (E-S4).
+    """One vector per text (design note 2.3); the zero vector for a text without tokens (E-S4).
 
     Args:
-        hidden: vectors of the tokens, (T, d), one text after the other.
+        hidden: token vectors, (T, d), one text after the other.
         offsets: text i has the rows ``offsets[i]`` to ``offsets[i + 1]``, (n + 1,) int64.
-        pooling: the mean over the text's tokens, its first token (CLS), or the maximum in each dimension.
+        pooling: mean over the text's tokens, first token (CLS), or maximum in each dimension.
 
     Returns:
         (n, d).
@@ -34,10 +34,10 @@ def pool(hidden: torch.Tensor, offsets: torch.Tensor, pooling: Pooling) -> torch
 
 
 def cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Cosine of each row of ``a`` with the same row of ``b``, (n, d) each; 0 where one is zero (E-S4). (n,)."""
+    """Cosine (n,) of each row of ``a`` with the same row of ``b``, (n, d) each; 0 if one is zero (E-S4)."""
     return functional.cosine_similarity(a, b, eps=NORM_FLOOR)
 
 
 def normalised(rows: torch.Tensor) -> torch.Tensor:
-    """Rows of length one, (n, d), so that inner products are cosines; zero rows stay zero."""
+    """Normalise rows (n, d) to length one, so that inner products are cosines. Zero rows stay zero."""
     return functional.normalize(rows, eps=NORM_FLOOR)

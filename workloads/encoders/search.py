@@ -1,4 +1,4 @@
-"""Exact search: the k rows of an index that have the highest inner products with a query."""
+"""Exact search for the k rows of an index with the highest inner products with a query."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from collections.abc import Iterable, Iterator
 import torch
 
 _SCORES = {"cpu": 2**24, "cuda": 2**26}
-"""Scores that are held at once."""
+"""Number of scores in memory at once."""
 
 
 def exact_topk(
     queries: torch.Tensor, index: torch.Tensor | Iterable[torch.Tensor], k: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k best rows of the index for each query: best first, ties by row, so that the order is always the same.
+    """The k best rows of the index for each query, best first. Ties are ordered by row, so the result is deterministic.
 
     Normalise both sides (:func:`~workloads.encoders.pooling.normalised`) to search by cosine.
 
     Args:
         queries: (Q, d).
-        index: (N, d), or blocks of it in their order, of which one at a time is moved to the queries' device: an
-            index may be larger than that device's memory.
+        index: (N, d), or an iterable of its blocks in order. One block at a time is moved to the queries' device, so
+            the index may be larger than the device's memory.
         k: at least 1.
 
     Returns:
         Scores (Q, min(k, N)) and rows of the index (Q, min(k, N)) int64, on the device of the queries.
 
     Raises:
-        ValueError: k is below 1, or the vectors differ in their dimension.
+        ValueError: k is below 1, or the dimensions differ.
     """
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
@@ -40,7 +40,7 @@ def exact_topk(
         places += first
         first += block.shape[1]
         if scores.shape[1]:
-            # Of equal scores those before in the index stand before here as well: ties by place are ties by row.
+            # Earlier rows come first here too, so ties by position are ties by row.
             scores = torch.cat([scores, best_scores], 1)
             rows = torch.cat([rows, places], 1)
             best_scores, order = _best(scores, k)
@@ -50,7 +50,7 @@ def exact_topk(
 
 
 def _scored(queries: torch.Tensor, index: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The scores of all rows, (Q, n) with as many rows at once as may be; the next take the place of the last."""
+    """Scores of all rows, computed in blocks (Q, n), which reuse one buffer."""
     at_once = max(1024, _SCORES.get(queries.device.type, _SCORES["cpu"]) // max(1, len(queries)))
     held = queries.new_empty(len(queries), at_once)
     count = 0
@@ -71,21 +71,21 @@ def _scored(queries: torch.Tensor, index: Iterable[torch.Tensor]) -> Iterator[to
 
 
 def _best(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k highest of each row of (Q, N) and their places, ties by place."""
+    """The k highest values of each row of (Q, N) and their positions, ties by position."""
     k = min(k, scores.shape[1])
     values, places = _highest(scores, min(k + 1, scores.shape[1]))
     tied = (values[:, 1:] == values[:, :-1]).any(1).nonzero().squeeze(1)
     if len(tied):
-        # Equal values are in any order, and at the cut any of them: there the order is made again.
+        # topk returns equal values in any order, and any of those at the cut: order them again.
         sorted_rows = scores[tied].sort(dim=1, descending=True, stable=True)
         values[tied, :k], places[tied, :k] = sorted_rows.values[:, :k], sorted_rows.indices[:, :k]
     return values[:, :k], places[:, :k]
 
 
 def _highest(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """``topk``, in two steps where it pays: the k groups of columns that have the highest maxima hold the k highest.
+    """``topk``, in two steps if that is faster: the k groups of columns with the highest maxima contain the k highest.
 
-    Finding maxima is far cheaper than selecting. Of n columns in groups of g, n / g + k g are selected from.
+    Computing maxima is much cheaper than selection. With n columns in groups of g, selection sees n / g + k g values.
     """
     queries, count = scores.shape
     size = math.isqrt(count // k)

@@ -1,6 +1,6 @@
-"""A text encoder as the registry serves it: plain arrays and settings in, vectors of texts out.
+"""Text encoder of a served model: built from arrays and settings, returns vectors of texts.
 
-Every predictor of texts is exported with this file, so that it imports nothing else of the package.
+Every predictor of texts is exported with this file, so it imports nothing else of the package.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModel
 
 REQUIREMENTS = ("numpy", "pandas", "tokenizers", "torch", "transformers")
-"""What this file imports."""
+"""Packages that this file imports."""
 
 
 class Embedded(NamedTuple):
-    """The vectors of n texts, (n, d) float32; which texts have no token, (n,); which were cut to the limit, (n,)."""
+    """Vectors of n texts, (n, d) float32; masks (n,) of texts without tokens and of truncated texts."""
 
     vectors: torch.Tensor
     empty: NDArray[np.bool_]
@@ -28,7 +28,7 @@ class Embedded(NamedTuple):
 
 
 class ServedTextEncoder:
-    """A transformer with its tokenizer and pooling, on CUDA where there is a device."""
+    """A transformer with its tokenizer and pooling, on CUDA if available."""
 
     def __init__(
         self,
@@ -42,11 +42,11 @@ class ServedTextEncoder:
         """Rebuild the encoder.
 
         Args:
-            weights: the arrays of a model. Those whose names begin with ``prefix`` are the transformer's.
-            prefix: what precedes the names of the transformer's own state.
+            weights: arrays of a model. Those whose names begin with ``prefix`` are the transformer's.
+            prefix: prefix of the names of the transformer's state.
             settings: the transformer's configuration, with ``model_type``.
             tokenizer: the text of a ``tokenizer.json``.
-            max_length: most tokens of a text, special ones included.
+            max_length: maximal number of tokens of a text, with special tokens.
             pooling: mean, cls or max.
         """
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -56,7 +56,7 @@ class ServedTextEncoder:
         self.tokenizer.enable_truncation(max_length)
         self.model = AutoModel.from_config(AutoConfig.for_model(**settings))  # type: ignore[no-untyped-call]
         if hasattr(self.model, "pooler"):
-            self.model.pooler = None  # nothing reads it, and it is not stored
+            self.model.pooler = None  # unused, and not stored
         own = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
         self.model.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in own.items()})
         self.model.to(self.device).eval()
@@ -64,14 +64,14 @@ class ServedTextEncoder:
 
     @property
     def dim(self) -> int:
-        """Numbers of a vector."""
+        """Dimension of the vectors."""
         return int(self.model.config.hidden_size)
 
     def __call__(self, texts: Sequence[str | tuple[str, str]], batch_size: int) -> Embedded:
-        """Embed texts, or pairs of texts that are read as one sequence.
+        """Embed texts, or pairs of texts as one sequence each.
 
-        Equal texts are read once, texts of similar length together. A text without tokens has the zero vector; a pair
-        always has tokens.
+        Equal texts are encoded once, texts of similar length together. A text without tokens has the zero vector; a
+        pair always has tokens.
 
         Raises:
             ValueError: ``batch_size`` is below 1.
@@ -92,7 +92,7 @@ class ServedTextEncoder:
         return Embedded(vectors[torch.from_numpy(of_text).to(self.device)], empty[of_text], cut[of_text])
 
     def _read(self, encodings: Sequence[tokenizers.Encoding]) -> torch.Tensor:
-        """The vectors of a batch, (b, d)."""
+        """Vectors of a batch, (b, d)."""
         ids, types, mask = (self._padded(encodings, side) for side in ("ids", "type_ids", "attention_mask"))
         typed = {"token_type_ids": types} if self.typed else {}
         hidden: torch.Tensor = self.model(input_ids=ids, attention_mask=mask, **typed).last_hidden_state.float()
@@ -109,10 +109,10 @@ class ServedTextEncoder:
 
 
 def text_columns(inputs: pd.DataFrame, *names: str) -> list[list[str]]:
-    """The texts of each column.
+    """Texts of each column.
 
     Raises:
-        ValueError: a column is missing, or holds a gap or something else than text; the row is named.
+        ValueError: a column is missing, or a value is missing or not text; the message names the row.
     """
     if not set(names) <= set(inputs.columns):
         needed = f"column{'s' * (len(names) > 1)} {' and '.join(map(repr, names))}"
@@ -127,13 +127,13 @@ def text_columns(inputs: pd.DataFrame, *names: str) -> list[list[str]]:
 
 
 def number_column(inputs: pd.DataFrame, name: str) -> NDArray[np.float64]:
-    """The numbers of a column, none of them too large for float32.
+    """Numbers of a column, within the range of float32.
 
     Raises:
-        ValueError: it holds a gap, or something else than such a number; the row is named.
+        ValueError: a value is missing or not such a number; the message names the row.
     """
     numbers = pd.to_numeric(inputs[name], errors="coerce").to_numpy(np.float64)
-    fits = np.abs(numbers) <= np.finfo(np.float32).max  # not so a gap
+    fits = np.abs(numbers) <= np.finfo(np.float32).max  # false for NaN
     if not fits.all():
         row = int((~fits).argmax())
         raise ValueError(f"column {name!r} holds numbers, got {inputs[name].tolist()[row]!r} in row {row}")

@@ -1,4 +1,4 @@
-"""Text encoders by name: where their files are, and whether they are there. Imports no PyTorch."""
+"""Find the files of text encoders by name, and check that they exist. Imports no PyTorch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from workloads.data.errors import DataError
 
 TINY = "tiny"
-"""An encoder from scratch, with a vocabulary of the training texts."""
+"""Encoder trained from scratch, with a vocabulary from the training texts."""
 
 MINILM, BERT_BASE = "minilm", "bert-base"
 
@@ -23,13 +23,12 @@ _TIMEOUT_S = 5.0
 
 
 def check(name: str) -> str:
-    """``name``, unless it is of an encoder that could not be loaded: refused before anything is built.
+    """Check that an encoder can be loaded; returns ``name``.
 
-    What lies on this machine is looked at; a name of the hub that is not in its cache has to be answered for by the
-    hub, within seconds.
+    Files on this machine are checked directly; hub names that are not in the cache with a request of a few seconds.
 
     Raises:
-        DataError: there is none of that name, a file of it is missing, or the hub cannot be reached.
+        DataError: there is no encoder with this name, a file is missing, or the hub cannot be reached.
     """
     if name == TINY:
         return name
@@ -42,7 +41,7 @@ def check(name: str) -> str:
 
 
 def folder_of(name: str) -> Path:
-    """The folder with the encoder's files; downloads them where only the hub has them.
+    """Folder of the encoder's files, which are downloaded from the hub if needed.
 
     Raises:
         DataError: as :func:`check`.
@@ -56,14 +55,14 @@ def folder_of(name: str) -> Path:
     wanted = [*_FILES, "model*.safetensors", _WEIGHTS[1]]
     try:
         folder = Path(snapshot_download(_HUB.get(name, name), allow_patterns=wanted))
-    except Exception as error:  # of the hub's library and of what it speaks HTTP with
+    except Exception as error:  # of the hub's library or its HTTP library
         raise _unreachable(name, error) from error
     _check_complete(name, folder)
     return folder
 
 
 def _local(name: str) -> Path | None:
-    """The folder on this machine; None for a name of the hub that is not in its cache."""
+    """Folder on this machine; None for a hub name that is not in the cache."""
     if name == MINILM:
         spec = importlib.util.find_spec(_PACKAGE)
         if spec is None or spec.origin is None:
@@ -109,7 +108,7 @@ def _check_hub(name: str) -> None:
 
     try:
         get_hf_file_metadata(hf_hub_url(_HUB.get(name, name), _FILES[0]), timeout=_TIMEOUT_S)
-    except Exception as error:  # of the hub's library and of what it speaks HTTP with
+    except Exception as error:  # of the hub's library or its HTTP library
         raise _unreachable(name, error) from error
 
 

@@ -1,4 +1,4 @@
-"""Text encoders: a transformer of any name with its tokenizer, trained and read on packed batches."""
+"""Text encoders: any transformer with its tokenizer, on packed batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from workloads.contract import Precision
 
 _PACKABLE = {"bert": False, "roberta": True, "xlm-roberta": True}
-"""Models whose forward takes positions and leaves attention to us; True where positions start behind the pad's."""
+"""Models whose forward accepts positions and our attention; True if positions start after that of the pad token."""
 
 _TINY = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
@@ -39,16 +39,16 @@ _DROPOUTS = (
     "embedding_dropout", "mlp_dropout",  # ModernBERT
     "resid_pdrop", "embd_pdrop", "attn_pdrop",  # GPT-2
 )  # fmt: skip
-"""What models call their dropout of hidden layers and attention."""
+"""Names of the dropout settings of hidden layers and attention."""
 
 _AT_ONCE = {"cpu": 2**12, "cuda": 2**17}
-"""Tokens that are read at once without a gradient."""
+"""Tokens in one batch without gradients."""
 
 
 class TextEncoder(nn.Module):
-    """A transformer that turns texts into vectors of ``dim`` numbers.
+    """A transformer from texts to vectors of ``dim`` numbers.
 
-    Under ``precision=bf16`` matrices are multiplied in bfloat16 (autocast); parameters and results are float32.
+    With ``precision=bf16`` matrix products are in bfloat16 (autocast); parameters and results are float32.
     """
 
     def __init__(self, model: PreTrainedModel, pooling: Pooling = "mean", precision: Precision = "fp32") -> None:
@@ -67,7 +67,7 @@ class TextEncoder(nn.Module):
             model.set_attn_implementation(ATTENTION)
 
     def forward(self, batch: Packed) -> torch.Tensor:
-        """One vector a text, (n, dim) float32, in the order of the rows that were packed.
+        """One vector per text, (n, dim) float32, in the order of the packed rows.
 
         A text without tokens has the zero vector (E-S4).
         """
@@ -75,9 +75,9 @@ class TextEncoder(nn.Module):
         return torch.empty_like(vectors).index_copy(0, batch.order, vectors)
 
     def hidden(self, batch: Packed) -> torch.Tensor:
-        """The last layer's vector of each token, (T, dim) float32, in the packed order."""
+        """Vectors of the last layer for each token, (T, dim) float32, in packed order."""
         if not batch.groups:
-            # Nothing to read, and yet every parameter has a gradient: other ranks wait for it.
+            # An empty batch still gives every parameter a gradient, for which the other ranks wait.
             return torch.stack([parameter.sum() * 0 for parameter in self.parameters()]).sum().expand(0, self.dim)
         with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             return (self._packed(batch) if self.packs else self._padded(batch)).float()
@@ -89,7 +89,7 @@ class TextEncoder(nn.Module):
         return hidden[0, : batch.size]
 
     def _padded(self, batch: Packed) -> torch.Tensor:
-        """A model that we cannot hand packed texts to: group by group, each padded to its longest text."""
+        """Fallback for models without packed batches: one padded batch per group."""
         blocks = []
         for group in batch.groups:
             places = slice(None) if group.places is None else group.places
@@ -114,18 +114,18 @@ def load_encoder(
     texts: Sequence[str] = (),
     seed: int = 0,
 ) -> tuple[Tokenizer, TextEncoder]:
-    """A tokenizer and its encoder, on the CPU and in training mode.
+    """Load an encoder with its tokenizer, on the CPU and in training mode.
 
     Args:
         name: ``minilm``, ``bert-base``, ``tiny``, the absolute path of a folder, or a name of the hub.
-        max_length: most tokens of a text, special ones included.
-        dropout: of hidden layers and attention; None leaves the encoder's own.
-        texts: what ``tiny`` takes its vocabulary from: the training texts.
-        seed: of the initial weights of ``tiny``.
+        max_length: maximal number of tokens of a text, with special tokens.
+        dropout: dropout of hidden layers and attention; None keeps the encoder's own.
+        texts: training texts, for the vocabulary of ``tiny``.
+        seed: seed of the initial weights of ``tiny``.
 
     Raises:
-        DataError: there is no such encoder, a file of it is missing or damaged, it has a decoder, no dropout that could
-            be set, or fewer tokens than its tokenizer, or it takes no texts as long as ``max_length``.
+        DataError: there is no such encoder, a file is missing or damaged, it has a decoder, no dropout to set, or fewer
+            tokens than its tokenizer, or its longest text is shorter than ``max_length``.
     """
     if name == TINY:
         tokenizer = Tokenizer.of_words(texts, _TINY_VOCABULARY, max_length)
@@ -188,7 +188,7 @@ def _check_vocabulary(folder: Path, tokenizer: Tokenizer, model: PreTrainedModel
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bar for a file that is on the disk."""
+    """Suppress the progress bar for files on the disk."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -212,7 +212,7 @@ def _initial(config: dict[str, Any], seed: int, dropout: float | None) -> PreTra
 
 
 def _set_dropout(folder: Path | None, config: PretrainedConfig, dropout: float | None) -> None:
-    """Set every dropout of :data:`_DROPOUTS` that the model has; None leaves them."""
+    """Set every dropout of :data:`_DROPOUTS` that the model has; None keeps them."""
     if dropout is None:
         return
     own = [name for name in _DROPOUTS if hasattr(config, name)]
@@ -226,9 +226,9 @@ def _set_dropout(folder: Path | None, config: PretrainedConfig, dropout: float |
 
 @torch.no_grad()
 def encode(encoder: TextEncoder, tokens: Tokens) -> torch.Tensor:
-    """The vectors of any number of texts, (n, dim) float32, on the encoder's device; without dropout.
+    """Encode any number of texts: (n, dim) float32, on the encoder's device, without dropout.
 
-    Texts of like length are read together.
+    Texts of similar length are encoded together.
     """
     device = next(encoder.parameters()).device
     vectors = torch.empty(len(tokens), encoder.dim, device=device)

@@ -1,4 +1,4 @@
-"""Texts as token ids without padding: tokenised once, in bulk, by what is in a ``tokenizer.json``."""
+"""Tokenise texts into ids without padding, once and in bulk, with the tokenizer of a ``tokenizer.json``."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LONGEST_WORD = 100
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
-    """The token ids of n texts, one text after the other.
+    """Token ids of n texts, one text after the other.
 
     ``ids`` (T,) int32, and text i has ``ids[offsets[i]:offsets[i + 1]]``; ``offsets`` (n + 1,) int64. ``types`` (T,)
-    int32, which of two texts a token belongs to. ``cut`` (n,): whether a text was longer than the limit.
+    int32: 0 or 1, the text of a pair that a token is of. ``cut`` (n,): whether a text was truncated.
     """
 
     ids: NDArray[np.int32]
@@ -35,40 +35,40 @@ class Tokens:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each text, (n,)."""
+        """Number of tokens of each text, (n,)."""
         return np.diff(self.offsets)
 
     def take(self, rows: NDArray[np.integer[Any]]) -> Tokens:
-        """Some of the texts, in the order of ``rows``."""
+        """The texts at ``rows``, in that order."""
         index, offsets = spans(self.offsets[:-1][rows], self.lengths[rows])
         return Tokens(self.ids[index], offsets, self.types[index], self.cut[rows])
 
 
 def spans(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The places ``start, start + 1, ...`` of each of n spans, one after the other, and their offsets (n + 1,)."""
+    """Positions ``start, start + 1, ...`` of n spans, one after the other, and their offsets (n + 1,)."""
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
     return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths), offsets
 
 
 class Tokenizer:
-    """A fast tokenizer of the ``tokenizers`` library and the longest text that its encoder takes.
+    """A fast tokenizer of the ``tokenizers`` library, with the maximal text length of its encoder.
 
-    ``definition`` is the text of its ``tokenizer.json``: all that it takes to make it again.
+    ``definition`` is the text of its ``tokenizer.json``, from which it can be built again.
     """
 
     def __init__(self, definition: str, max_length: int) -> None:
-        """Take a tokenizer over.
+        """Build the tokenizer.
 
         Args:
-            definition: the text of a ``tokenizer.json``. What it says of padding and truncation is left out.
-            max_length: most tokens of a text, special ones included.
+            definition: text of a ``tokenizer.json``. Its padding and truncation are ignored.
+            max_length: maximal number of tokens of a text, with special tokens.
 
         Raises:
-            ValueError: it is no tokenizer's definition.
+            ValueError: it is not the definition of a tokenizer.
         """
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(definition)
-        except Exception as error:  # the library raises nothing narrower
+        except Exception as error:  # the library raises no narrower class
             raise ValueError(f"the text is not that of a tokenizer.json: {error}") from None
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
@@ -87,11 +87,11 @@ class Tokenizer:
 
     @classmethod
     def of_words(cls, texts: Sequence[str], size: int, max_length: int) -> Self:
-        """A WordPiece tokenizer of the characters of some texts and their most frequent words.
+        """A WordPiece tokenizer of the characters and the most frequent words of texts.
 
         Args:
-            size: most entries of its vocabulary; equally frequent words go by the alphabet, so that it is always
-                the same one. All characters are in it, whatever the size.
+            size: maximal size of the vocabulary. Equally frequent words are ordered alphabetically, so the result is
+                deterministic. All characters are included, whatever the size.
         """
         tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece({_UNKNOWN: 0}, unk_token=_UNKNOWN))
         tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
@@ -117,20 +117,20 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        """Entries of the vocabulary."""
+        """Size of the vocabulary."""
         return int(self._tokenizer.get_vocab_size())
 
     @property
     def highest(self) -> int:
-        """The highest token id; -1 without any."""
+        """The highest token id; -1 if there is none."""
         return max(self._tokenizer.get_vocab().values(), default=-1)
 
     def __call__(self, texts: Sequence[str]) -> Tokens:
-        """Tokenise with the special tokens of a single text, cut to ``max_length``."""
+        """Tokenise with the special tokens of a single text, truncated to ``max_length``."""
         return self.single(self.bare(texts))
 
     def bare(self, texts: Sequence[str]) -> Tokens:
-        """Tokenise without special tokens and without a limit: what :meth:`single` and :meth:`pairs` are made of."""
+        """Tokenise without special tokens and truncation, as input of :meth:`single` and :meth:`pairs`."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         ids = [encoding.ids for encoding in encodings]
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
@@ -139,17 +139,17 @@ class Tokenizer:
         return Tokens(flat, offsets, np.zeros_like(flat), np.zeros(len(ids), np.bool_))
 
     def single(self, bare: Tokens) -> Tokens:
-        """Texts with their special tokens, cut. One without any token stays empty: its vector is zero (E-S4)."""
+        """Add special tokens and truncate. A text without tokens stays empty: its vector is zero (E-S4)."""
         before, after = self._single.special
         kept = np.minimum(bare.lengths, self.max_length - len(before) - len(after))
         framed = bare.lengths > 0
         return _joined([before.on(framed), _Part.of(bare, kept, 0), after.on(framed)], kept < bare.lengths)
 
     def pairs(self, first: Tokens, second: Tokens) -> Tokens:
-        """Two texts in one sequence, row by row, as a cross-encoder takes them.
+        """Join two texts per row into one sequence, for a cross-encoder.
 
-        Where both do not fit, the longer one gives way until they are equally long (``longest_first``), an odd token
-        being the longer one's.
+        If they do not fit, the longer one is truncated until both are equally long (``longest_first``); with an odd
+        number of tokens it keeps one more.
         """
         before, between, after = self._pair.special
         room = self.max_length - len(before) - len(between) - len(after)
@@ -171,7 +171,7 @@ class Tokenizer:
 
 
 class _Special(NamedTuple):
-    """Special tokens that stand together, (k,) each."""
+    """Adjacent special tokens, (k,) each."""
 
     ids: NDArray[np.int32]
     types: NDArray[np.int32]
@@ -180,12 +180,12 @@ class _Special(NamedTuple):
         return len(self.ids)
 
     def on(self, rows: NDArray[np.bool_]) -> _Part:
-        """Them in each of the rows that are True."""
+        """These tokens in each row that is True."""
         return _Part(self.ids, self.types, np.zeros(len(rows), np.int64), rows * np.int64(len(self.ids)))
 
 
 class _Part(NamedTuple):
-    """What stands in one place of each of n sequences: ``ids[starts[i]:starts[i] + lengths[i]]``."""
+    """One part of each of n sequences: ``ids[starts[i]:starts[i] + lengths[i]]``."""
 
     ids: NDArray[np.int32]
     types: NDArray[np.int32]
@@ -199,24 +199,24 @@ class _Part(NamedTuple):
 
 
 class _Template(NamedTuple):
-    """The special tokens before, between and after texts, and the type of each text."""
+    """Special tokens before, between and after texts, and the type of each text."""
 
     special: list[_Special]
     types: list[int]
 
 
 def _template(probe: tokenizers.Encoding) -> _Template:
-    """Found from how one text, or two, came out."""
+    """The template, derived from encoded examples."""
     ids = np.array(probe.ids, np.int32)
     types = np.array(probe.type_ids, np.int32)
-    texts = np.flatnonzero(np.array(probe.special_tokens_mask) == 0)  # a token each
+    texts = np.flatnonzero(np.array(probe.special_tokens_mask) == 0)  # one token each
     bounds = [0, *(boundary for text in texts.tolist() for boundary in (text, text + 1)), len(ids)]
     runs = [slice(start, stop) for start, stop in zip(bounds[::2], bounds[1::2])]
     return _Template([_Special(ids[run], types[run]) for run in runs], types[texts].tolist())
 
 
 def _joined(parts: Sequence[_Part], cut: NDArray[np.bool_]) -> Tokens:
-    """Each sequence from its parts."""
+    """Join the parts of each sequence."""
     lengths = np.stack([part.lengths for part in parts])
     _, offsets = spans(np.zeros(len(cut), np.int64), lengths.sum(0))
     starts = offsets[:-1] + np.cumsum(lengths, 0) - lengths

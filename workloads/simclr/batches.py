@@ -1,4 +1,4 @@
-"""What a rank's steps train on in an epoch: a pure function of seed and epoch, whatever the number of ranks."""
+"""Training images of each rank's steps, a function of seed and epoch for any number of ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workloads.seeding import generator
 
 @dataclass(frozen=True)
 class Batch:
-    """A rank's images (b, 3, S, S), uint8, of a step, and what is drawn for each of their first and second views."""
+    """Images (b, 3, S, S), uint8, of one rank and step, and the draws of their first and second views."""
 
     images: torch.Tensor
     first: Draws
@@ -26,25 +26,25 @@ class Batch:
         return len(self.images)
 
     def split(self, parts: int) -> list[Batch]:
-        """Micro-batches of equal size, for ``parts`` that divide it."""
+        """Split into ``parts`` micro-batches of equal size."""
         size = len(self) // parts
         spans = [slice(start, start + size) for start in range(0, len(self), size)]
         return [Batch(self.images[span], self.first[span], self.second[span]) for span in spans]
 
     def views(self, recipe: Recipe, layout: torch.memory_format) -> torch.Tensor:
-        """Both views of every image, (2b, 3, S, S) float: the first ones, then the second ones."""
+        """Both views of every image, (2b, 3, S, S) float: first views, then second views."""
         return torch.cat([recipe.apply(self.images, draws, layout) for draws in (self.first, self.second)])
 
 
 def steps_per_pass(images: int, batch_size: int) -> int:
-    """Steps of a pass. What is left over waits for another order: every step has as many negatives (thesis' N)."""
+    """Number of steps of a pass. Images left over are skipped, so that every step has as many negatives (thesis' N)."""
     return images // batch_size
 
 
 def batches(part: Part, recipe: Recipe, batch_size: int, runtime: Runtime, epoch: int) -> Iterator[Batch]:
-    """The batches of this rank for the steps of an epoch, from 1.
+    """Batches of this rank for the steps of an epoch, from 1.
 
-    The ranks' images side by side are the global batch that one process would have, each with the same draws.
+    Together, the ranks' images are the batch that one process would have, with the same draws.
     """
     share = batch_size // runtime.world_size
     own = slice(runtime.rank * share, (runtime.rank + 1) * share)
@@ -56,7 +56,7 @@ def batches(part: Part, recipe: Recipe, batch_size: int, runtime: Runtime, epoch
 
 
 def _orders(part: Part, batch_size: int, runtime: Runtime, epoch: int) -> Iterator[torch.Tensor]:
-    """Places in the part of the images of each step's global batch, (batch_size,)."""
+    """Positions in the part of the images of each step's global batch, (batch_size,)."""
     for number, places in passes_of(epoch, steps_per_pass(len(part), batch_size), runtime.steps_per_epoch):
         order = torch.randperm(len(part), generator=generator(runtime.seed, "order", number))
         for index in places:

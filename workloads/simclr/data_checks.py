@@ -1,4 +1,4 @@
-"""Whether a dataset is one that SimCLR can be trained on with given parameters. Imports no PyTorch."""
+"""Check that SimCLR can be trained on a dataset with given parameters. Imports no PyTorch."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def check_parts(dataset: str, batch_size: int, train: int, validation: int, test: int, holdout: bool) -> None:
-    """Refuse numbers of images of which no batch can be made, or which cannot be evaluated.
+    """Check that there are enough images for a batch and for evaluation.
 
     Raises:
-        ValueError: says how many there are.
+        ValueError: there are too few; the message has their numbers.
     """
     if train < batch_size:
         raise ValueError(
@@ -26,10 +26,10 @@ def check_parts(dataset: str, batch_size: int, train: int, validation: int, test
 
 
 def loss_settings(dataset: str, of_loss: Mapping[str, Any], classes: int) -> dict[str, Any]:
-    """The parameters ``of_loss`` as the formula takes them; ``alpha`` may still be a word.
+    """The parameters ``of_loss`` with defaults filled in; ``alpha`` may still be ``auc``.
 
     Raises:
-        ValueError: a default is to come from the number of classes and there are none.
+        ValueError: a default depends on the number of classes and there are none.
     """
     by_classes = {"tau": 1 / max(1, classes), "beta": 1 - 1 / max(1, classes)}
     settings = dict(of_loss)

@@ -1,4 +1,4 @@
-"""What the features and embeddings of a model are worth: neighbours, a linear probe, geometry, distributions."""
+"""Metrics of features and embeddings: nearest neighbours, a linear probe, geometry, distributions."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TOP = (1, 5)
 """The k of top-k accuracies."""
 
 SHOWN = 1000
-"""Images whose features are projected for a plot, at most."""
+"""Maximal number of images whose features are projected for a plot."""
 
 
 @dataclass(frozen=True)
 class LabelledFeatures:
-    """Features (n, d) of labelled images as the encoder gives them, and their labels (n,)."""
+    """Encoder features (n, d) of labelled images, and their labels (n,)."""
 
     features: torch.Tensor
     labels: torch.Tensor
@@ -38,7 +38,7 @@ class Views:
 
 
 def evenly_spaced(count: int, most: int) -> torch.Tensor:
-    """At most ``most`` places among ``count``, evenly, so that classes in a row are all there."""
+    """At most ``most`` of ``count`` positions, evenly spaced, so that sorted classes are all included."""
     return torch.linspace(0, count - 1, min(count, most), dtype=torch.float64).round().long()
 
 
@@ -50,12 +50,12 @@ def evaluation(
     params: Params,
     with_probe: bool,
 ) -> Evaluation:
-    """Metrics of ``seen`` by the labelled ``bank``; units are one row an image, by its place in the split.
+    """Metrics of ``seen``, classified by the labelled ``bank``. Units: one row per image, by its position in the split.
 
-    ``knn_top1`` and ``knn_top5`` by weighted neighbours of features of length one; ``probe_top1`` and ``probe_top5`` by
-    a linear classifier of the features; ``alignment``, ``uniformity`` and ``auc`` of the embeddings. Tables:
-    ``scores``, densities of the cosines of true and false negatives (thesis figure 6.8), and ``plane``, features on
-    their first two principal components, which those that are not finite do not have.
+    ``knn_top1`` and ``knn_top5``: weighted nearest neighbours of normalised features. ``probe_top1`` and
+    ``probe_top5``: a linear classifier on features. ``alignment``, ``uniformity`` and ``auc``: geometry of embeddings.
+    Tables: ``scores``, densities of the cosines of true and false negatives (thesis figure 6.8), and ``plane``, finite
+    features on their first two principal components.
     """
     near, queries = (functional.normalize(frozen.features, dim=1) for frozen in (bank, seen))
     votes = probe.knn_scores(

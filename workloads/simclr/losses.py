@@ -1,4 +1,4 @@
-"""The losses and optimisers by name, and everything that depends on the name. Imports no PyTorch."""
+"""Tables of losses and optimisers by name. Imports no PyTorch."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ LOSSES: dict[str, Loss] = {
         bounds={**_TAU, "alpha": (0.5, 1.0), "beta": (0.0, 1.0)},
     ),
 }  # fmt: skip
-"""Of the positive's score (A,) and the negatives' (A, N), one value an anchor; all of them use ``temperature`` too."""
+"""Losses from the positive's score (A,) and the negatives' (A, N), one per anchor. All use ``temperature`` too."""
 
 OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {"adam": {}, "sgd": {"momentum": 0.9}, "lars": {"momentum": 0.9}}
-"""The parameters of each optimiser and their defaults; all of them use ``lr`` and ``weight_decay`` too."""
+"""Parameters of each optimiser and their defaults. All use ``lr`` and ``weight_decay`` too."""
 
 FEATURES: Mapping[str, int] = {"tiny": 128, "resnet18": 512, "resnet34": 512, "resnet50": 2048}
-"""Dimensions of an encoder's features."""
+"""Feature dimensions of each encoder."""
 
 BUILT_IN_DATASET = "synthetic-images"
-"""The dataset that needs no download, small enough for the smallest encoder."""
+"""The dataset that needs no download, for the smallest encoder."""
 
 LARGE_VIEW = 96
-"""Side of views, in pixels, from which a stem that keeps them all is too much."""
+"""Side of views, in pixels, from which the stem reduces the resolution by default."""
 
 
 def _rules() -> Rules:
@@ -61,14 +61,14 @@ CONDITIONAL = ConditionalParams(
 
 
 def default_stem(encoder: str | None, side: int) -> str | None:
-    """The first layer of an encoder for views of ``side`` pixels, where none is given."""
+    """Default stem of an encoder for views of ``side`` pixels."""
     if encoder == "tiny":
         return None
     return "imagenet" if side >= LARGE_VIEW else "cifar"
 
 
 def combination_error(values: Mapping[str, Any]) -> str | None:
-    """A sentence about a parameter that is set and not used, or that is out of its bounds; None without one."""
+    """A sentence about a parameter that is set but unused, or out of bounds; None if there is none."""
     if values["encoder"] == "tiny" and values["stem"] is not None:
         return f"stem={values['stem']} has no effect with encoder=tiny. Drop stem, or set encoder=resnet18"
     if values["subvector"] is not None and values["projection"] is not None:

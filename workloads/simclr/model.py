@@ -1,4 +1,4 @@
-"""Encoder and projection head, and the model that training and evaluation see."""
+"""The model: encoder and projection head."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workloads.simclr.params import Params
 
 
 class SimCLR(nn.Module):
-    """Images to features, and to embeddings of length one that the loss compares. Chen et al., ICML 2020, 2.1."""
+    """Model from images to features, and to normalised embeddings for the loss. Chen et al., ICML 2020, 2.1."""
 
     def __init__(self, params: Params, seed: int) -> None:
         """Initialise from the seed alone."""
@@ -26,7 +26,7 @@ class SimCLR(nn.Module):
         self.head = nn.Identity() if params.projection is None else _head(self.features, params.projection, seed)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Embeddings (B, d) of length one, float32, of images (B, 3, H, W)."""
+        """Normalised embeddings (B, d), float32, of images (B, 3, H, W)."""
         return self.project(self.encoder(images))
 
     def project(self, features: torch.Tensor) -> torch.Tensor:
@@ -36,10 +36,10 @@ class SimCLR(nn.Module):
 
 
 def _head(features: int, dimensions: int, seed: int) -> nn.Sequential:
-    """The MLP with one hidden layer as wide as the features, and normalised as in SimCLR's code."""
-    hidden = nn.Linear(features, features, bias=False)  # the normalisation has one
+    """MLP with one hidden layer as wide as the features, with BatchNorm as in SimCLR's code."""
+    hidden = nn.Linear(features, features, bias=False)  # BatchNorm has a bias
     last = nn.Linear(features, dimensions)
-    source, bound = generator(seed, "head"), 1 / math.sqrt(features)  # PyTorch's own for a linear layer
+    source, bound = generator(seed, "head"), 1 / math.sqrt(features)  # PyTorch's default for linear layers
     with torch.no_grad():
         for layer in (hidden, last):
             layer.weight.uniform_(-bound, bound, generator=source)

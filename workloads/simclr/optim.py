@@ -1,4 +1,4 @@
-"""Optimisers by name, LARS among them, and the learning rate of each step."""
+"""Optimisers by name, including LARS, and the learning rate schedule."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRUST = 1e-3
 
 
 def learning_rate(params: Params, step: int, steps: int) -> float:
-    """Of a step, from 0, of ``steps`` in the whole run: linear warm-up, then half a cosine to 0. SimCLR 2.2."""
+    """Learning rate at a step, from 0, of ``steps`` in the whole run: linear warm-up, cosine decay to 0. SimCLR 2.2."""
     warm = params.warmup * steps
     if step < warm:
         return params.lr * (step + 1) / math.ceil(warm)
@@ -29,9 +29,9 @@ def learning_rate(params: Params, step: int, steps: int) -> float:
 
 
 class Optimizer:
-    """One of PyTorch's, or LARS, with the learning rate given at each step and a state by the parameters' names.
+    """An optimiser of PyTorch, or LARS, with a learning rate given at each step and a state by parameter name.
 
-    Weight decay spares biases and normalisations, as in SimCLR's code.
+    Biases and normalisations have no weight decay, as in SimCLR's code.
     """
 
     def __init__(self, model: nn.Module, params: Params) -> None:
@@ -52,20 +52,20 @@ class Optimizer:
             self.inner = LARS(groups, lr=params.lr, momentum=params.momentum or 0.0)
 
     def step(self, lr: float) -> None:
-        """Update by the gradients that are there, and clear them."""
+        """Update with the current gradients, and clear them."""
         take_step(self.inner, lr)
 
     def state_dict(self) -> State:
-        """What it remembers of each parameter, by name; no hyperparameters."""
+        """State by parameter name, without hyperparameters."""
         return optimizer_state(self.inner, self.model)
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take over what :meth:`state_dict` gave; learning rate and weight decay stay."""
+        """Load a state of :meth:`state_dict`. Keeps learning rate and weight decay."""
         load_optimizer_state(self.inner, self.model, state)
 
 
 class LARS(torch.optim.Optimizer):
-    """SGD with momentum whose rate is scaled layer by layer to ``η |w| / |g|``. You et al., 2017; SimCLR 2.2.
+    """SGD with momentum and a learning rate scaled by ``η |w| / |g|`` in each layer. You et al., 2017; SimCLR 2.2.
 
     Groups with ``adapted`` False (biases, normalisations) are updated by plain SGD with momentum.
     """
@@ -75,7 +75,7 @@ class LARS(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update; nothing waits for the device."""
+        """One update, without synchronisation with the device."""
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if not parameters:

@@ -1,7 +1,7 @@
 """Hyperparameters of SimCLR. Imports no PyTorch, so that the command line starts quickly.
 
 The source document is Liu Bin's dissertation ("thesis", chapter 6), whose image experiments train in the framework of
-Chen et al., ICML 2020 ("SimCLR"). A parameter that only some losses read is None with the others.
+Chen et al., ICML 2020 ("SimCLR"). A parameter of some losses only is None for the others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Loss: TypeAlias = Annotated[str, OneOf(LOSSES)]
 
 
 class Params(WorkloadParams):
-    """What an experiment with SimCLR can set."""
+    """Parameters of SimCLR."""
 
     tables: ClassVar[Mapping[str, Mapping[str, Any]]] = {"loss": LOSSES}
     conditional = CONDITIONAL
@@ -165,7 +165,7 @@ class Params(WorkloadParams):
     @field_validator("batch_size")
     @classmethod
     def _has_negatives(cls, value: int) -> int:
-        """A batch of one has no negative."""
+        """Check that a batch has negatives."""
         if value < 2:
             raise ValueError(
                 f"batch_size={value} leaves an image no negatives: 2 x {value} - 2 of them. Set it to 2 or more"
@@ -174,23 +174,23 @@ class Params(WorkloadParams):
 
     @model_validator(mode="after")
     def _no_idle_parameter(self) -> Self:
-        """Refuse a value that nothing would read, or that its loss has no use for."""
+        """Refuse parameters without effect."""
         if message := combination_error(self.model_dump()):
             raise ValueError(message)
         return self
 
     def check_data(self, root: Path, holdout: bool = True) -> None:
-        """Refuse, before a worker starts, a dataset of too few images, or classes, for these values.
+        """Check before a start that the dataset has enough images and classes for these parameters.
 
-        One whose checksums are known is not decoded for that.
+        Datasets with checksums are not decoded for this.
 
         Raises:
-            ValueError: says how many there are.
-            workloads.data.DataError: nothing can be held out, or as for
+            ValueError: there are too few; the message has their numbers.
+            workloads.data.DataError: no image can be held out, or as for
                 :func:`~workloads.data.images.load.load_images`.
         """
         entry = dataset(self.dataset)
-        if entry.files and entry.verified:  # it is large, and holds several classes
+        if entry.files and entry.verified:  # it is large, and has several classes
             return
         from workloads.data.images.load import load_images
         from workloads.data.images.splits import split
@@ -202,7 +202,7 @@ class Params(WorkloadParams):
         loss_settings(self.dataset, self.of_loss(), len(images.classes))
 
     def check_accumulate(self) -> None:
-        """Refuse micro-batches: batch normalisation would use their statistics.
+        """Refuse micro-batches, since batch normalisation would use their statistics.
 
         Raises:
             ValueError: always.
@@ -213,5 +213,5 @@ class Params(WorkloadParams):
         )
 
     def of_loss(self) -> dict[str, Any]:
-        """The parameters that the loss reads, by name."""
+        """Parameters of the loss, by name."""
         return {"temperature": self.temperature} | {name: getattr(self, name) for name in LOSSES[self.loss].params}

@@ -1,7 +1,7 @@
-"""Serve a trained image encoder: images in, embeddings out, and class probabilities where a classifier was fitted.
+"""Predictor of a trained image encoder: embeddings of images, and class probabilities if a classifier was fitted.
 
-It is exported with ``image.py``, which has the encoder's layers. The two need NumPy, pandas, Pillow, PyTorch and
-torchvision, and use CUDA where it is.
+It is exported with ``image.py``, which has the encoder's layers. Both need NumPy, pandas, Pillow, PyTorch and
+torchvision, and use CUDA if available.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ..encoders.image import image_encoder
 
 
 class Predictor:
-    """Features of images, and of a linear classifier on them the classes' probabilities."""
+    """Features of images, and class probabilities of a linear classifier on them."""
 
     def __init__(self, weights: dict[str, NDArray[Any]], config: dict[str, Any]) -> None:
         """Rebuild the encoder.
 
         Args:
-            weights: ``encoder.*`` by the names of the encoder's state, and ``classifier.weight`` (C, d) and
-                ``classifier.bias`` (C,) where there is one.
+            weights: ``encoder.*``, the encoder's state, and optionally ``classifier.weight`` (C, d) and
+                ``classifier.bias`` (C,).
             config: ``encoder`` and ``stem``; ``size`` in pixels, ``mean`` and ``std`` of the three channels of the
                 images; ``classes``, the names of the classifier's outputs.
         """
@@ -56,16 +56,17 @@ class Predictor:
         Args:
             inputs: column ``image``: encoded files (PNG, JPEG ...) as bytes, as base64 text or as a mapping with the
                 key ``bytes``, or arrays of 0 to 255, (H, W, 3), (H, W) or (3, H, W), nested lists included. Grey and
-                transparent ones become RGB; another size is scaled by its shorter side and cut in the centre.
+                transparent images are converted to RGB; other sizes are scaled by the shorter side and centre-cropped.
             unit_length: divide each embedding by its length, so that inner products are cosines.
-            batch_size: images that are encoded at once.
+            batch_size: number of images encoded at once.
 
         Returns:
-            Column ``embedding``, d numbers a row; with a classifier ``label``, the most probable class, its
+            Column ``embedding``, d numbers per row; with a classifier ``label``, the most probable class, its
             ``probability``, and ``probabilities`` of all classes in the order of training.
 
         Raises:
-            ValueError: no column ``image``, a row that is no image (its number is named), or ``batch_size`` below 1.
+            ValueError: no column ``image``, a row that is not an image (the message has its number), or ``batch_size``
+                below 1.
         """
         if "image" not in inputs.columns:
             raise ValueError(f"the input needs a column 'image' with images, got {list(inputs.columns)}")
@@ -97,14 +98,14 @@ class Predictor:
 
 
 def _pixels(image: Any, row: int, size: int) -> NDArray[np.uint8]:
-    """An image as RGB of the encoder's size, (size, size, 3). Raises ValueError with the row."""
+    """The image as RGB with the encoder's size, (size, size, 3). Raises ValueError with the row."""
     try:
         opened = _opened(image)
         opened.load()
         picture = _rgb(opened)
     except MemoryError:
         raise
-    except Exception as error:  # Pillow's readers of some fifty formats raise what they like
+    except Exception as error:  # Pillow's readers of some fifty formats raise errors of many types
         unknown = isinstance(error, UnidentifiedImageError)
         reason = "it is in no format that is known" if unknown else str(error) or type(error).__name__
         raise ValueError(f"row {row} of the input is no image that can be read: {reason}") from None
@@ -114,7 +115,7 @@ def _pixels(image: Any, row: int, size: int) -> NDArray[np.uint8]:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """As in training: 16 bits become 8, what is transparent lies on white, everything else becomes RGB."""
+    """Convert as in training: 16 bits to 8, transparency composited on white, other modes to RGB."""
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image, np.uint16) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
@@ -126,7 +127,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _opened(image: Any) -> Image.Image:
-    if isinstance(image, dict):  # as tables of the Hugging Face Hub have it
+    if isinstance(image, dict):  # as in tables of the Hugging Face Hub
         image = image.get("bytes")
     if image is None or isinstance(image, float):
         raise ValueError("it is missing")
@@ -148,7 +149,7 @@ def _opened(image: Any) -> Image.Image:
 
 
 def _array(image: Any) -> NDArray[Any]:
-    """Nested sequences, arrays of arrays among them (as Parquet gives them back), as one array."""
+    """Nested sequences, including arrays of arrays (as read from Parquet), as one array."""
     array = np.asarray(image)
     if array.dtype != object:
         return array

@@ -1,4 +1,4 @@
-"""What the registry stores of a trained encoder: weights by the names of the standalone predictor, an example."""
+"""The model to register: weights with the names of the standalone predictor, and an example."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def servable(
     classifier: tuple[torch.Tensor, torch.Tensor] | None,
     example: torch.Tensor,
 ) -> Servable:
-    """The encoder with a linear classifier, or without one.
+    """The encoder, with or without a linear classifier.
 
     Args:
-        size: side of the images that the encoder was trained on, in pixels.
-        classifier: W (classes, d) and b (classes,), on features as the encoder gives them.
+        size: side of the training images, in pixels.
+        classifier: W (classes, d) and b (classes,), on encoder features.
         example: images (n, 3, S, S), uint8, on the CPU.
     """
     weights = {f"encoder.{name}": value for name, value in model.encoder.layers.state_dict().items()}

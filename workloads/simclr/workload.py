@@ -1,4 +1,4 @@
-"""The SimCLR workload: an image encoder trained to tell an image's other view from those of all other images."""
+"""The SimCLR workload: an image encoder trained to recognise the other view of an image among those of all others."""
 
 from __future__ import annotations
 
@@ -31,35 +31,35 @@ from workloads.simclr.params import Params as SimCLRParams
 from workloads.simclr.serving import servable
 
 ENCODED = 512
-"""Images of 32 pixels that are encoded at once in evaluation; of larger ones fewer, by their area."""
+"""Number of images of 32 pixels encoded at once in evaluation; fewer of larger ones, by area."""
 
 LEAST_ENCODED = {"cpu": 32, "cuda": 256}
-"""Images of any size that are encoded at once: a GPU needs hundreds to be busy."""
+"""Smallest number of images encoded at once: a GPU needs hundreds to be busy."""
 
 
 def is_compiled(params: SimCLRParams, runtime: Runtime) -> bool:
-    """Whether the model is compiled: as the parameters say, else a ResNet on one GPU."""
+    """Whether to compile the model: as set by the parameters, by default a ResNet on one GPU."""
     if params.compile is not None:
         return params.compile
     return runtime.device.type == "cuda" and params.encoder != "tiny" and runtime.world_size == 1
 
 
 class SimCLR:
-    """Learn features of images without their labels.
+    """Learns image features without labels.
 
-    Labels are read by evaluation, by the probe of the served model, and by ``alpha=auc``, which calibrates BCL on the
-    validation images. bf16 applies to encoder and head, in evaluation as well; scores, loss and metrics are float32.
+    Labels are used in evaluation, by the probe of the served model, and by ``alpha=auc``, which calibrates BCL on the
+    validation images. bf16 applies to encoder and head, also in evaluation; scores, loss and metrics are float32.
     """
 
     Params: ClassVar[type[SimCLRParams]] = SimCLRParams
     objective: Objective = Objective("knn_top1", "max")
 
     def __init__(self, params: SimCLRParams, runtime: Runtime) -> None:
-        """Build on ``runtime.device``; from the second time in a process on the images are there already.
+        """Build on ``runtime.device``. Trials of one process share the images.
 
         Raises:
-            ValueError: the batch does not divide over workers and micro-batches, or there are too few images to train
-                or to evaluate on.
+            ValueError: the batch size is not divisible by workers and micro-batches, or there are too few images to
+                train or to evaluate on.
             workloads.data.DataError: the dataset is unknown, missing or damaged.
         """
         check_batch(params.batch_size, runtime, equal_parts=True)
@@ -68,7 +68,7 @@ class SimCLR:
         self.data = prepare(images, params.split_seed, runtime.holdout, runtime.device)
         train, validation, test = map(len, (self.data.train, self.data.validation, self.data.test))
         check_parts(params.dataset, params.batch_size, train, validation, test, runtime.holdout)
-        # Batches have one shape. Measuring which convolution is fastest makes the choice depend on the machine.
+        # Batches have one shape. Benchmarking convolutions makes the choice depend on the machine.
         torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
         self.settings = loss_settings(params.dataset, params.of_loss(), len(self.data.classes))
         view = params.view_size or self.data.size
@@ -78,18 +78,18 @@ class SimCLR:
         model = synchronised(Model(params, runtime.seed), runtime)
         self.model = model.to(runtime.device).to(memory_format=layout)
         if is_compiled(params, runtime):
-            torch.compiler.reset()  # what earlier trials of this process compiled counts towards a limit
+            torch.compiler.reset()  # compilations of earlier trials of this process count towards a limit
             self.model.compile()  # inside DDP: PyTorch cannot compile DDP with SyncBatchNorm (pytorch#107372)
         self.replica = wrap(self.model, runtime)
         self.layout = layout
         self.optimizer = Optimizer(self.model, params)
 
     def train_epoch(self, epoch: int) -> Metrics:
-        """One pass, or ``runtime.steps_per_epoch`` steps of one.
+        """Train one pass, or ``runtime.steps_per_epoch`` steps of it.
 
         Returns:
-            The mean ``loss`` of a view; ``negatives`` (N), ``temperature``, ``learning_rate`` of the last step, by loss
-            ``tau``, ``alpha`` and ``beta`` as they were used; ``skipped`` images where that is allowed.
+            Mean ``loss`` per view; ``negatives`` (N), ``temperature``, ``learning_rate`` of the last step; for some
+            losses the values of ``tau``, ``alpha`` and ``beta``; number of ``skipped`` images if that is allowed.
         """
         params = self.params
         runtime = self.runtime
@@ -118,10 +118,10 @@ class SimCLR:
         return embeddings.view(2, len(batch), -1).transpose(0, 1)
 
     def _loss(self, pairs: torch.Tensor, used: dict[str, Any]) -> torch.Tensor:
-        """The mean loss of this rank's views; the ranks' mean, which DDP takes of gradients, is that of all views.
+        """Mean loss of this rank's views. The mean over ranks, which DDP takes of gradients, is that of all views.
 
         Args:
-            pairs: this rank's embeddings, (b, 2, d); the others' are gathered, with their gradients.
+            pairs: this rank's embeddings, (b, 2, d); those of other ranks are gathered, with gradients.
         """
         rank = self.runtime.rank
         ranks = self.runtime.world_size
@@ -134,7 +134,7 @@ class SimCLR:
         return losses.mean()
 
     def _calibrated(self) -> dict[str, Any]:
-        """What the loss takes in this epoch: α by the AUC of the model as it stands (E-6.21). A collective."""
+        """Parameters of the loss in this epoch, with α from the model's current AUC (E-6.21). A collective."""
         if self.settings.get("alpha") not in ("auc", "auc_literal"):
             return self.settings
         views = self._views(self.data.validation if self.runtime.holdout else self.data.train)
@@ -144,10 +144,10 @@ class SimCLR:
 
     @torch.no_grad()
     def evaluate(self, split: Split) -> Evaluation:
-        """Judge features by the labelled training images; images are shared out over the ranks.
+        """Evaluate features by the labelled training images. Ranks share the work.
 
         Raises:
-            ValueError: the validation split of a refit, which has been trained on.
+            ValueError: the validation split of a refit, which is training data.
         """
         check_split(split, self.runtime)
         part = self.data.test if split == "test" else self.data.validation
@@ -161,14 +161,14 @@ class SimCLR:
         return Evaluation(metrics, evaluated.units, {**evaluated.tables, **left_out})
 
     def labelled(self, shared: bool = True) -> LabelledFeatures:
-        """Features of all training images that have a label. A collective, unless ``shared`` is False."""
+        """Features of all labelled training images. A collective, unless ``shared`` is False."""
         train = self.data.train
         rows = train.labels.ge(0).nonzero().squeeze(1)
         return LabelledFeatures(self.features(train, rows.cpu(), shared=shared), train.labels[rows])
 
     @torch.no_grad()
     def _views(self, part: Part) -> Views:
-        """Embeddings of two views of some of its labelled images, by draws that are always the same. A collective."""
+        """Embeddings of two views of some labelled images, with fixed draws. A collective."""
         rows = part.labels.ge(0).nonzero().squeeze(1)
         rows = rows[evenly_spaced(len(rows), self.params.eval_sample).to(rows.device)]
         draws = self.recipe.draw(2 * len(rows), generator(self.runtime.seed, "evaluation"))
@@ -180,15 +180,15 @@ class SimCLR:
 
     @torch.no_grad()
     def features(self, part: Part, rows: torch.Tensor, draws: Draws | None = None, shared: bool = True) -> torch.Tensor:
-        """The encoder's output, (n, d) float32, with its running statistics; of views where there are ``draws``.
+        """Encoder output (n, d) float32, with running statistics; of augmented views if ``draws`` are given.
 
-        Images are encoded in blocks that are the same for any number of ranks, and so is the result.
+        The blocks of images are the same for any number of ranks, and so is the result.
 
         Args:
-            part: what to take images from.
-            rows: places in the part, (n,), on the CPU.
-            draws: of n views; without them images are taken as they are.
-            shared: whether the ranks share the work, which makes it a collective.
+            part: the part of the images.
+            rows: positions in the part, (n,), on the CPU.
+            draws: draws of n views; None for images without augmentation.
+            shared: whether ranks share the work, which makes this a collective.
         """
         runtime = self.runtime
         rank, ranks = (runtime.rank, runtime.world_size) if shared else (0, 1)
@@ -212,14 +212,14 @@ class SimCLR:
         return torch.autocast(self.runtime.device.type, torch.bfloat16, enabled=self.runtime.precision == "bf16")
 
     def state_dict(self) -> State:
-        """Model and optimiser, on the device and not copied. No stream position: it follows from the epoch."""
+        """State of model and optimiser, on the device and not copied. The data stream follows from the epoch."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
-        """Copy a state. Learning rate, weight decay and the loss' settings stay those of the parameters.
+        """Copy a state. Learning rate, weight decay and the loss' settings are those of the parameters.
 
         Raises:
-            ValueError: the state belongs to another encoder, head or workload.
+            ValueError: the state is of another encoder, head or workload.
         """
         own = {name: tuple(value.shape) for name, value in self.model.state_dict().items()}
         shapes = {name: tuple(getattr(value, "shape", ())) for name, value in state.get("model", {}).items()}
@@ -233,7 +233,7 @@ class SimCLR:
         self.optimizer.load_state_dict(state["optimizer"])
 
     def servable(self) -> Servable:
-        """Encoder and head, and a linear classifier fitted on the features of the labelled training images."""
+        """The encoder, with a linear classifier fitted on features of the labelled training images."""
         classifier = None
         if self.params.eval_probe != "never":
             bank = self.labelled(shared=False)

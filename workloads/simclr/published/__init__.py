@@ -1,4 +1,4 @@
-"""What the thesis publishes on images: tables 6.4 to 6.7, figures 6.8 to 6.10. Plain data; PyTorch when it is run."""
+"""Results on images in the thesis: tables 6.4 to 6.7, figures 6.8 to 6.10. Plain data; PyTorch is imported when run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The numerical experiment of thesis 6.6.1: estimators of the mean score of true negatives from unlabelled samples.
 
-Scores are drawn as in algorithms 6 to 8, by acceptance and rejection, for all anchors at once. The errata's decisions
-hold where the text is wrong or silent: the acceptance rate (E-6.6.1), the range of the scores (E-6.6.1b), weights that
-are not normalised (E-6.48).
+Scores are drawn as in algorithms 6 to 8, by rejection sampling, for all anchors at once. Where the text is wrong or
+incomplete the errata apply: the acceptance rate (E-6.6.1), the range of the scores (E-6.6.1b), unnormalised weights
+(E-6.48).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from workloads.ecdf import ecdf
 from workloads.losses.contrastive import bcl_weights_at
 
 EXTRA = (3, 10)
-"""K of (6.47): the text does not say; the author's code draws 10 and speaks of 3 (E-6.6.1)."""
+"""K of (6.47), not in the text; the author's code draws 10 and mentions 3 (E-6.6.1)."""
 
 Accept: TypeAlias = Callable[[torch.Tensor, float], torch.Tensor]
 
@@ -36,7 +36,7 @@ class Setting:
 
 
 class Observed(NamedTuple):
-    """``unlabelled`` x̂ (M, N), which of them are of ``true`` negatives (M, N), and ``extra`` positives (M, max K)."""
+    """``unlabelled`` x̂ (M, N), the mask of ``true`` negatives among them (M, N), and ``extra`` positives (M, max K)."""
 
     unlabelled: torch.Tensor
     true: torch.Tensor
@@ -44,24 +44,24 @@ class Observed(NamedTuple):
 
 
 def accept_true(position: torch.Tensor, alpha: float) -> torch.Tensor:
-    """Probability to accept a proposal for a true negative: ``[α + (1 - 2α) Φ] / α``. Thesis 6.6.1.2, E-6.6.1.
+    """Acceptance probability of a proposal for a true negative: ``[α + (1 - 2α) Φ] / α``. Thesis 6.6.1.2, E-6.6.1.
 
     Args:
-        place: Φ of the proposal.
+        position: Φ of the proposal.
         alpha: in [.5, 1].
     """
     return (alpha + (1 - 2 * alpha) * position) / alpha
 
 
 def accept_false(position: torch.Tensor, alpha: float) -> torch.Tensor:
-    """Probability to accept a proposal for a false negative: ``[1 - α + (2α - 1) Φ] / α``. Thesis 6.6.1.2."""
+    """Acceptance probability of a proposal for a false negative: ``[1 - α + (2α - 1) Φ] / α``. Thesis 6.6.1.2."""
     return (1 - alpha + (2 * alpha - 1) * position) / alpha
 
 
 def places(shape: tuple[int, ...], accept: Accept, alpha: float, generator: torch.Generator) -> torch.Tensor:
-    """Φ of samples of φ_TN or φ_FN, algorithms 7 and 8, float64: whatever φ is, its inverse makes scores of them.
+    """Φ of samples of φ_TN or φ_FN, algorithms 7 and 8, float64. The inverse of any Φ turns them into scores.
 
-    A proposal is accepted once in 2α times, so that a few rounds over those still to be found are enough.
+    One of 2α proposals is accepted on average, so a few rounds over the missing ones are enough.
     """
     samples = torch.empty(shape, dtype=torch.float64).flatten()
     open_places = torch.arange(samples.numel())
@@ -74,9 +74,9 @@ def places(shape: tuple[int, ...], accept: Accept, alpha: float, generator: torc
 
 
 def observe(setting: Setting, generator: torch.Generator) -> Observed:
-    """Algorithm 6: e^{x/t} of N unlabelled samples and K positives of each of M anchors, φ uniform on its own range.
+    """Algorithm 6: e^{x/t} of N unlabelled samples and K positives of each of M anchors, φ uniform on its range.
 
-    An anchor's range is [a, b], a uniform in [-h, -h + γh] and b in [h - γh, h] (E-6.6.1b).
+    The range is [a, b], a uniform in [-h, -h + γh] and b in [h - γh, h] (E-6.6.1b).
     """
     anchors = setting.anchors
     reach = setting.reach
@@ -96,7 +96,7 @@ def observe(setting: Setting, generator: torch.Generator) -> Observed:
 
 
 def supervised(observed: Observed) -> torch.Tensor:
-    """Mean of the true negatives (6.45), (M,); NaN for an anchor that has none."""
+    """Mean of the true negatives (6.45), (M,); NaN for an anchor without any."""
     total = (observed.unlabelled * observed.true).sum(1)
     count = observed.true.sum(1)
     return total / count

@@ -1,4 +1,4 @@
-"""Figures 6.8 to 6.10: the numerical experiment, and the same distributions of a trained encoder."""
+"""Figures 6.8 to 6.10: the numerical experiment, and the distributions of a trained encoder."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ VARIED: Mapping[str, tuple[str, Sequence[float]]] = {
     "gamma": ("γ", (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)),
     "temperature": ("t", (0.3, 0.5, 0.7, 1.0, 1.5, 2.0)),
 }
-"""What figure 6.9 varies, each around thesis 6.6.1.4's α .9, γ .1, τ+ .1, t .5, N 64."""
+"""Values of each parameter in figure 6.9, around α .9, γ .1, τ+ .1, t .5, N 64 of thesis 6.6.1.4."""
 
 REPEATED = 10
-"""Draws of M = 1000 anchors behind a point."""
+"""Draws of M = 1000 anchors for each point."""
 
 
 def mean_squared_errors(quick: bool) -> Drawn:
@@ -49,7 +49,7 @@ def means(quick: bool) -> Drawn:
 
 
 def simulated_scores(quick: bool) -> Drawn:
-    """Figure 6.8: densities of e^(x / t) of true and false negatives where φ is N(0, 1), t = 2, M = 1, N = 20,000."""
+    """Figure 6.8: densities of e^(x / t) of true and false negatives with φ = N(0, 1), t = 2, M = 1, N = 20,000."""
     import torch
 
     from workloads.seeding import generator
@@ -73,7 +73,7 @@ def simulated_scores(quick: bool) -> Drawn:
 
 
 def trained_scores(runs: Sequence[Trained]) -> Iterator[Curve]:
-    """The same of an encoder: densities of the cosines of test images, by their labels."""
+    """Figure 6.8 for an encoder: densities of the cosines of test images, by label."""
     import pyarrow.parquet as pq
 
     table = pq.read_table(runs[0].tables / "scores.parquet").to_pydict()
@@ -87,7 +87,7 @@ def trained_scores(runs: Sequence[Trained]) -> Iterator[Curve]:
 
 
 def _over(parameter: str, measure: Any, quick: bool, y_label: str) -> Iterator[Curve]:
-    """What is measured over the values of a parameter, a curve a name."""
+    """The measured values over those of a parameter, one curve per name."""
     label, values = VARIED[parameter]
     spots = [_repeated(measure, quick, {parameter: value}) for value in values]
     for name in spots[0]:
@@ -96,7 +96,7 @@ def _over(parameter: str, measure: Any, quick: bool, y_label: str) -> Iterator[C
 
 
 def _repeated(measure: Any, quick: bool, changed: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Mean and standard deviation of what is measured, over draws of the experiment."""
+    """Mean and standard deviation of the measured values, over draws of the experiment."""
     from statistics import fmean, stdev
 
     from workloads.seeding import generator

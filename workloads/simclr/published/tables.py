@@ -12,7 +12,7 @@ THESIS = Regime(
     "simclr", "thesis", dataset="cifar-10", space="published", named_by=("dataset", "loss"),
     plan={"precision": "bf16", "evaluate_every": 20}, refit=True, unit="image", seeds=3, trials=1,
 )  # fmt: skip
-"""Thesis 6.6.2.3: all training images, no validation part, nothing chosen; 400 epochs whatever comes of them."""
+"""Thesis 6.6.2.3: all training images, no validation part, no selection; always 400 epochs."""
 
 EPOCHS = 400
 
@@ -20,7 +20,7 @@ _ENCODER: Mapping[str, Any] = {
     "encoder": "resnet50", "projection": 128, "temperature": 0.5, "optimizer": "adam", "lr": 1e-3,
     "schedule": "constant",
 }  # fmt: skip
-"""6.6.2.3; the batch is the default of 256, N = 510 (6.6.3.2), where a table does not vary it."""
+"""6.6.2.3; the batch size is 256, N = 510 (6.6.3.2), unless the table varies it."""
 
 _HARDNESS: Mapping[str, Mapping[str, Any]] = {
     "cifar-10": {"alpha": "auc", "beta": 0.9},
@@ -45,7 +45,7 @@ METHODS: Mapping[str, Method] = {
     "HCL": _method("hcl"),
     "BCL": _method("bcl"),
 }
-"""τ+ is 1 / C (6.6.4); β of HCL is not said: its code's 1."""
+"""τ+ is 1 / C (6.6.4); β of HCL is not published: 1, as in its code."""
 
 _ON = {**_LARGE, **{f"{dataset} BCL": hardness for dataset, hardness in _HARDNESS.items()}}
 

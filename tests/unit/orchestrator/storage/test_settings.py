@@ -90,9 +90,7 @@ def test_servers_and_databases(uri: str) -> None:
 
 @pytest.mark.parametrize("uri", ["mlruns", "file:///srv/mlruns", "/srv/mlruns", "localhost:5000", ""])
 def test_an_address_that_can_not_work(uri: str) -> None:
-    with pytest.raises(
-        UserError, match=f"tracking address is not supported: got '{uri}'; allowed: http"
-    ) as caught:
+    with pytest.raises(UserError, match=f"tracking address is not supported: got '{uri}'; allowed: http") as caught:
         resolve({"tracking": uri})
     assert caught.value.code == USAGE
 
