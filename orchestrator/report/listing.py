@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,11 +14,15 @@ from orchestrator.errors import UserError, unknown
 from orchestrator.report import trials
 from orchestrator.report.statistics import summary
 from orchestrator.search.progress import search_progress
-from orchestrator.search.ranking import ranked, repeats
+from orchestrator.search.ranking import ranked
+from orchestrator.search.selection import Estimate
 from orchestrator.storage import records
 from orchestrator.storage.names import TRIALS
 from orchestrator.storage.records import SETTLED, Kind, RunFolder
 from orchestrator.storage.settings import Settings
+
+ESTIMATE = {"value": "ESTIMATE", "units_error": "SE (UNITS)", "seeds_error": "SE (SEEDS)"}
+"""Columns of an estimate."""
 
 STATUSES = ("running", "finished", "partial", "failed", "interrupted", "lost")
 
@@ -44,27 +49,27 @@ def listed(
 def best(folder: RunFolder, top: int) -> list[dict[str, Any]]:
     """The ``top`` best complete trials of a sweep, running or finished, the winner first.
 
-    Each has its parameters, values on validation (with repeated ``seeds`` their mean and ``spread``) and the command
-    that repeats it. The winner has the ``contenders``, the trials that cannot be separated from the best one, which is
-    the first (None where no noise is known); of a finished sweep it also has test metrics and its model. Raises
-    UserError when no trial is complete.
+    Each has its parameters, values on validation (with repeated ``seeds`` their mean and ``spread``), its ``estimate``
+    with standard errors (None where no noise is known) and the command that repeats it. The winner has the
+    ``contenders``, the trials that cannot be separated from the best one, which is the first (None where that is not
+    known); of a finished sweep it also has test metrics and its model. Raises UserError when no trial is complete.
     """
     objectives = trials.objectives(folder)
     all_trials = trials.own(trials.study(folder))
-    winner = trials.best(folder, all_trials, objectives[0])
-    if winner is None:
+    found = trials.selection(folder)
+    winner = trials.best(folder, all_trials, objectives[0], found)
+    if winner is None or found is None:
         needed = " that meets its constraints" if any(trial.constraints for trial in all_trials) else ""
         raise UserError(f"{folder.id} has no complete trial{needed}", fix=f"See: orchestrator status {folder.id}")
+    estimates = {one.trial: (order, one) for order, one in enumerate(found.estimates)}
     others = [trial for trial in ranked(all_trials, objectives[0]) if trial.number != winner.number]
+    others.sort(key=lambda trial: estimates[trial.number][0] if estimates else 0)
     rows = {row["trial"]: row for row in trial_rows(folder)}
-    found = trials.selection(folder)
-    contenders = found and found.contenders
     best_trials = []
     for trial in [winner, *others][:top]:
         row = rows[trial.number]
         values = {o.metric: value for o, value in zip(objectives, trial.values)}
-        if further := repeats(all_trials, trial):  # of a finalist
-            seeds = [trial.values[0], *(repeat.values[0] for repeat in further)]
+        if len(seeds := trials.seed_values(trial, all_trials)) > 1:
             row = {**row, "seeds": seeds, "spread": summary(seeds).spread}
             values[objectives[0].metric] = summary(seeds).mean
         best_trials.append(
@@ -73,7 +78,8 @@ def best(folder: RunFolder, top: int) -> list[dict[str, Any]]:
                 "trial": trial.number,
                 "params": trial.user_attrs["params"],
                 "validation": values,
-                "contenders": list(contenders) if contenders and trial.number == winner.number else None,
+                "estimate": asdict(estimates[trial.number][1]) if estimates else None,
+                "contenders": list(found.contenders) if found.contenders and trial.number == winner.number else None,
                 "spread": row.get("spread"),
                 "seeds": row.get("seeds"),
                 "epochs": trial.user_attrs.get("epoch"),
@@ -111,10 +117,12 @@ def best_as_text(rows: Sequence[Mapping[str, Any]]) -> str:
     names = list(dict.fromkeys(name for row in rows for name in row["params"]))
     metrics = list(rows[0]["validation"])
     spread = ["SD"] if any(row["spread"] is not None for row in rows) else []
-    lines = [["TRIAL", *metrics, *spread, *names]]
-    for row in rows:
-        cells = [*row["validation"].values(), *([row["spread"]] if spread else []), *map(row["params"].get, names)]
-        lines.append([str(row["trial"]), *map(show, cells)])
+    estimates = [row["estimate"] or {} for row in rows]
+    errors = [name for name in ESTIMATE if any(one.get(name) is not None for one in estimates)]
+    lines = [["TRIAL", *metrics, *spread, *map(ESTIMATE.__getitem__, errors), *names]]
+    for row, estimate in zip(rows, estimates):
+        cells = [*row["validation"].values(), *([row["spread"]] if spread else []), *map(estimate.get, errors)]
+        lines.append([str(row["trial"]), *map(show, [*cells, *map(row["params"].get, names)])])
     return aligned(lines)
 
 
@@ -125,6 +133,7 @@ def _in_full(row: Mapping[str, Any]) -> str:
         "sweep": row["sweep"],
         "trial": row["trial"],
         "validation": "  ".join(f"{name} {show(value)}" for name, value in row["validation"].items()) + over,
+        "estimate": Estimate(**row["estimate"]).text().removeprefix("estimate ") if row.get("estimate") else None,
         "contenders": ", ".join(f"trial {number}" for number in row.get("contenders") or ()),
         "test": "  ".join(f"{name} {show(value)}" for name, value in test.items()),
         "params": "  ".join(f"{name}={show(value)}" for name, value in row["params"].items()),

@@ -17,6 +17,7 @@ from orchestrator.report.html import Plot, Section, Table, render
 from orchestrator.report.statistics import summary
 from orchestrator.runs import plot_style
 from orchestrator.search import winners
+from orchestrator.search.selection import Selection
 from orchestrator.storage import usage_log
 from orchestrator.storage.names import HISTORY, TABLES
 from orchestrator.storage.records import RunFolder
@@ -144,16 +145,19 @@ def _space(all_trials: Sequence[FrozenTrial]) -> Table:
 
 def _winner(folder: RunFolder, all_trials: Sequence[FrozenTrial]) -> Section:
     objectives = trials.objectives(folder)
-    best = trials.best(folder, all_trials, objectives[0])
+    found = trials.selection(folder)
+    best = trials.best(folder, all_trials, objectives[0], found)
     if best is None:
         return Section("The winner", notes=["No trial is complete."])
     result = folder.record.get("result") or {}
-    seeds = [seed["values"] for seed in trials.over_seeds(best)]
+    seeds = [seed["best_metrics"] for seed in trials.over_seeds(best, all_trials)]
     values = {}
-    for i, objective in enumerate(objectives):
-        over = summary([seed[i] for seed in seeds]) if seeds else None
-        spread = f" (mean of {over.n} seeds, sd {over.spread:.2g})" if over and over.spread is not None else ""
-        values[f"{objective.metric} on validation"] = show(best.values[i]) + spread
+    for objective, value in zip(objectives, best.values):
+        over = summary([seed[f"validation/{objective.metric}"] for seed in seeds] or [value])
+        spread = f" (mean of {over.n} seeds, sd {over.spread:.2g})" if over.spread is not None else ""
+        values[f"{objective.metric} on validation"] = show(over.mean) + spread
+    if found and (estimate := found.estimate(best.number)):
+        values["estimate"] = estimate.text().removeprefix("estimate ")
     settled = "best_trial" in result
     return Section(
         "The winner" if settled else "The best so far",
@@ -201,15 +205,16 @@ def _trials(folder: RunFolder, rows: Rows) -> Section:
     objectives = trials.objectives(folder)
     if len(objectives) > 1:  # one column each
         rows = [_apart(row, [objective.metric for objective in objectives]) for row in rows]
+    found = trials.selection(folder)
+    if found and found.estimates:
+        rows = [_estimated(row, found) for row in rows]
     names = list(dict.fromkeys(name for row in rows for name in row if name != "cause"))
-    best = trials.best(folder, trials.own(trials.study(folder)), objectives[0])
+    best = trials.best(folder, trials.own(trials.study(folder)), objectives[0], found)
     marked = [i for i, row in enumerate(rows) if best is not None and row["trial"] == best.number]
     values = [[_cell(row.get(name)) for name in names] for row in rows]
     table = Table([name.removeprefix("params.") for name in names], values, marked[0] if marked else None)
     note = "Values are of the validation split; for a trial that was stopped early its best value until then."
-    selection = trials.selection(folder)
-    contenders = selection.text() if selection else ""
-    return Section("Trials", tables=[table], notes=[note, *([f"{contenders}."] if contenders else [])])
+    return Section("Trials", tables=[table], notes=[note, *([f"{found.text()}."] if found else [])])
 
 
 def _failures(rows: Rows) -> list[Section]:
@@ -230,6 +235,20 @@ def _apart(row: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
     values = row["values"] or [row["value"], *[None] * (len(metrics) - 1)]
     head = {"trial": row["trial"], "state": row["state"], **dict(zip(metrics, values))}
     return head | {name: value for name, value in row.items() if name not in (*head, "value", "values")}
+
+
+def _estimated(row: Mapping[str, Any], found: Selection) -> dict[str, Any]:
+    """A trial's row with its estimate and standard errors in front of its epochs."""
+    one = found.estimate(row["trial"])
+    shown = {
+        "estimate": one and one.value,
+        "se (units)": one and one.units_error,
+        "se (seeds)": one and one.seeds_error,
+    }
+    known = {name: value for name, value in shown.items() if value is not None}
+    names = list(row)
+    head = names[: names.index("epochs")]
+    return {name: row[name] for name in head} | known | {name: row[name] for name in names[len(head) :]}
 
 
 def _cell(value: Any) -> Any:

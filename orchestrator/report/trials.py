@@ -70,11 +70,12 @@ def environment(folder: RunFolder) -> dict[str, Any]:
     return {}
 
 
-def rows(trials: Iterable[FrozenTrial], objectives: Sequence[Objective], seeds: int) -> list[dict[str, Any]]:
+def rows(trials: Sequence[FrozenTrial], objectives: Sequence[Objective], seeds: int) -> list[dict[str, Any]]:
     """One flat row a trial: the first objective as ``value``, all objectives as ``values``, the searched parameters.
 
     ``violates`` names the violated constraints of a search that has some.
-    With repeated seeds ``seeds`` has the first objective's value of each seed, ``spread`` the standard deviation.
+    With repeated seeds, and for finalists, ``seeds`` has the first objective's value of each seed, ``value`` their mean
+    and ``spread`` their standard deviation.
     """
     flat = []
     for trial in trials:
@@ -92,8 +93,11 @@ def rows(trials: Iterable[FrozenTrial], objectives: Sequence[Objective], seeds: 
         if trial.constraints:
             row["violates"] = ", ".join(violated(trial)) or None
         if seeds > 1:
-            each = [seed["values"][0] for seed in over_seeds(trial)]
+            each = seed_values(trial)
             row |= {"seeds": each, "spread": summary(each).spread if each else None}
+        elif len(each := seed_values(trial, trials)) > 1:  # of a finalist
+            over = summary(each)
+            row |= {"value": over.mean, "seeds": each, "spread": over.spread}
         params = attributes.get("params", {})  # PBT changes parameters after they were suggested
         flat.append(
             row
@@ -113,16 +117,26 @@ def over_seeds(trial: FrozenTrial, trials: Iterable[FrozenTrial] = ()) -> list[d
     return own or [each.user_attrs for each in (trial, *further)] if further or own else []
 
 
+def seed_values(trial: FrozenTrial, trials: Iterable[FrozenTrial] = ()) -> list[float]:
+    """The first objective's value of each seed of a complete configuration; see :func:`over_seeds`."""
+    return [seed["values"][0] if "values" in seed else seed["best_value"] for seed in over_seeds(trial, trials)]
+
+
 def learning_curves(folder: Path, trials: list[FrozenTrial], metric: str) -> dict[tuple[int, int], Curve]:
     """(trial, seed) -> values of ``metric`` on validation by epoch; without recorded curves only those at rungs."""
     recorded = curves.read(folder, f"validation/{metric}")
     return recorded or {(t.number, 0): sorted(t.intermediate_values.items()) for t in trials if t.intermediate_values}
 
 
-def best(folder: RunFolder, trials: Iterable[FrozenTrial], objective: Objective) -> FrozenTrial | None:
-    """The winner of a finished sweep, else the best trial so far; None if no trial is complete."""
+def best(
+    folder: RunFolder, trials: Iterable[FrozenTrial], objective: Objective, found: Selection | None = None
+) -> FrozenTrial | None:
+    """The winner of a finished sweep, else the best trial so far; None if no trial is complete.
+
+    The best so far is that of ``found``, if given, else the one with the best value.
+    """
     order = ranked(trials, objective)
-    settled = (folder.record.get("result") or {}).get("best_trial")
+    settled = (folder.record.get("result") or {}).get("best_trial", found and found.best)
     return next((trial for trial in order if trial.number == settled), order[0] if order else None)
 
 

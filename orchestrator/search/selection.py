@@ -78,7 +78,7 @@ class Estimate:
         """``estimate 0.2031 (se 0.0012 over units, 0.0008 over seeds)``."""
         errors = {"units": self.units_error, "seeds": self.seeds_error}
         shown = ", ".join(f"{error:.2g} over {name}" for name, error in errors.items() if error is not None)
-        return f"estimate {self.value:.4g} (se {shown})"
+        return f"estimate {self.value:.4g}" + (f" (se {shown})" if shown else "")
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def select(found: Sequence[Candidate], objective: Objective) -> Selection | None
         own = _own_variances(matrix) / total
         over_units += np.median(own)  # of those without units as well
         over_units[compared] = own
-    estimates, order = _shrunk(values, over_units + over_seeds, counts)
+    estimates, order = _shrunk(values, over_units + over_seeds)
     first = int(order[0])
     inside = []
     if first in compared:
@@ -277,12 +277,12 @@ def _is_contender(i: int, values: Any, errors: Any, noise: Any) -> bool:
     return bool(((values[others] - values[i]) / errors[i][others]).max() <= quantile)
 
 
-def _shrunk(values: Any, noise: Any, counts: Any) -> tuple[Any, list[int]]:
+def _shrunk(values: Any, noise: Any) -> tuple[Any, list[int]]:
     """The values shrunk towards their median by their ``noise`` (variances), and their order, the best first.
 
     The spread of the prior is that of the better half: failed configurations do not widen it, and a trial that is far
     better than all others is hardly shrunk. Where the noise explains all differences, the estimates are equal. Then
-    more seeds decide, then the value in units of its noise, then the value.
+    the order is that of the smallest spread: by the distance from the median over the noise, then by the value.
     """
     import numpy as np
 
@@ -292,4 +292,4 @@ def _shrunk(values: Any, noise: Any, counts: Any) -> tuple[Any, list[int]]:
     total = between + noise
     estimates = middle + (values - middle) * np.divide(between, total, out=np.ones_like(values), where=total > 0)
     ratios = np.divide(values - middle, noise, out=np.zeros_like(values), where=noise > 0)
-    return estimates, [int(i) for i in np.lexsort((-values, -ratios, -counts, -estimates))]
+    return estimates, [int(i) for i in np.lexsort((-values, -ratios, -estimates))]

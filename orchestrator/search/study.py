@@ -337,7 +337,10 @@ class Study:
 
     def _repeat_finalists(self) -> None:
         """Enqueue the runs that the best trials lack to have all of their seeds."""
-        for trial in ranked(self.trials, self.objective)[: self.spec.search.finalists]:
+        found = self.selection()
+        order = {one.trial: position for position, one in enumerate(found.estimates if found else ())}
+        candidates = sorted(ranked(self.trials, self.objective), key=lambda trial: order.get(trial.number, 0))
+        for trial in candidates[: self.spec.search.finalists]:
             have = 1 + sum(each.user_attrs.get(REPEAT) == trial.number for each in self.trials)
             for _ in range(have, self.spec.search.finalist_seeds):
                 about = {REPEAT: trial.number, "params": trial.user_attrs["params"]}

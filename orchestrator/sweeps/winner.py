@@ -24,6 +24,7 @@ from orchestrator.runs.driver import Options, discard_checkpoints
 from orchestrator.runs.session import Result, Session
 from orchestrator.search import curves, winners
 from orchestrator.search.ranking import front, repeats
+from orchestrator.search.selection import Selection
 from orchestrator.search.study import Study
 from orchestrator.search.winners import WINNER
 from orchestrator.storage import sync_state
@@ -65,13 +66,15 @@ def select_winner(session: Session, spec: SweepSpec, study: Study, manager: Tria
         raise RunFailed(session.folder.id, _why_none(study), str(session.folder.log))
     result = study.result(best)
     mean = " (mean over seeds)" if spec.search.seeds > 1 or result["best_value"] != best.values[0] else ""
-    first = study.best()
-    which = "Best" if first is None or first.number == best.number else "Cheapest contender"
+    selection = study.selection()
+    assert selection is not None
+    which = "Best" if selection.best == best.number else "Cheapest contender"
+    estimate = f", {one.text()}" if (one := selection.estimate(best.number)) else ""
     session.console.say(
         f"{which}: trial {best.number}, {study.objective.metric} {show(result['best_value'])} on validation{mean}"
+        f"{estimate}"
     )
-    if (selection := study.selection()) and (contenders := selection.text()):
-        session.console.say(contenders)
+    session.console.say(selection.text())
     attributes = best.user_attrs
     winner = manager.experiment(attributes.get("seed_of", best.number), attributes["params"])
     trained = study.home(best.number * spec.search.seeds)
@@ -147,13 +150,14 @@ def finalize(
     best = study.winner()
     selection = study.selection()
     assert best is not None
+    assert selection is not None
     rows = trials.rows(every_trial, study.objectives, spec.search.seeds)
     report.write_trials(rows, folder)
     status = "partial" if failed else "finished"
     opened = winners.settled(session.folder)
     report.write_page(session.folder, rows, {**result.to_json(), "status": status, "best_trial": best.number})
     (folder / "best.json").write_text(json.dumps({"trial": best.number, "params": best.user_attrs["params"]}, indent=1))
-    contenders = selection.text() if selection else ""
+    contenders = ", ".join(map(str, selection.contenders or ()))
     table = _ranking(rows, study)
     if session.tracker:
         earlier = winners.steps(session.folder, spec.plan.epochs)
@@ -165,10 +169,11 @@ def finalize(
                 "orchestrator.device_seconds": f"{manager.budget.used:.1f}",
             }
             | ({"orchestrator.winners": earlier} if earlier else {})
+            | ({"orchestrator.contenders": contenders} if contenders else {})
             | {
                 description.NOTE: _note(session, spec, study, winner, options)
                 + f"\n\n{_trials_note(*table)}"
-                + (f"\n\n{contenders}." if contenders else "")
+                + f"\n\n{_noise_note(selection, best.number)}"
                 + (f"\n\nWinners, the current one last: {earlier}." if earlier else "")
             }
             | {f"best.{k}": str(best.user_attrs["params"][k]) for k in best.params},
@@ -227,9 +232,14 @@ def _train_seconds(trial: FrozenTrial) -> float:
 def _ranking(rows: list[dict[str, Any]], study: Study) -> tuple[str, list[str], list[list[Any]]]:
     """Title, columns and cells of the table of the best trials."""
     sign = -1.0 if study.objective.direction == "max" else 1.0
-    ranked = sorted(
-        rows, key=lambda r: (r["state"] != "complete", bool(r.get("violates")), sign * (r["value"] or 0.0))
-    )[:SHOWN]
+    found = study.selection()
+    order = {one.trial: position for position, one in enumerate(found.estimates if found else ())}
+
+    def position(row: dict[str, Any]) -> tuple[Any, ...]:
+        estimate = order.get(row["trial"], len(order))
+        return (row["state"] != "complete", bool(row.get("violates")), estimate, sign * (row["value"] or 0.0))
+
+    ranked = sorted(rows, key=position)[:SHOWN]
     names = sorted({name for row in rows for name in row if name.startswith("params.")})
     if len(study.objectives) > 1:
         unbeaten = {trial.number for trial in front(study.trials, study.objectives)}
@@ -251,6 +261,12 @@ def _note(session: Session, spec: SweepSpec, study: Study, winner: ExperimentSpe
     chosen = {"trial": best.number, "params": {name: best.user_attrs["params"][name] for name in best.params}}
     folder = session.folder.path / WINNER
     return description.of_sweep(session.folder.id, spec, chosen, counts, winner, folder, options.register)
+
+
+def _noise_note(selection: Selection, trial: int) -> str:
+    """The winner's estimate and the contenders, as text for MLflow."""
+    estimate = selection.estimate(trial)
+    return (f"Trial {trial}: {estimate.text()}. " if estimate else "") + f"{selection.text()}."
 
 
 def _trials_note(title: str, columns: list[str], cells: list[list[Any]]) -> str:

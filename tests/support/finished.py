@@ -16,6 +16,8 @@ from optuna.trial import TrialState, create_trial
 
 from orchestrator.config.plan import Plan
 from orchestrator.config.spec import ExperimentSpec, Search, SweepSpec
+from orchestrator.search import unit_values
+from orchestrator.search.ranking import REPEAT
 from orchestrator.search.study import open_study
 from orchestrator.storage import records
 from orchestrator.storage.records import RunFolder
@@ -57,8 +59,13 @@ def sweep(
     settled: bool = True,
     fixed: Mapping[str, Any] | None = None,
     cause: str = "train/loss is nan at epoch 2",
+    repeat_of: Mapping[int, int] | None = None,
+    spreads: Sequence[float] | None = None,
 ) -> RunFolder:
-    """A sweep of a trial a value: its objectives, with repeated seeds the first one's of each seed, None: failed."""
+    """A sweep of a trial a value: its objectives, with repeated seeds the first one's of each seed, None: failed.
+
+    ``repeat_of``: the finalists that trials repeat. ``spreads``: of each trial's values over 200 units.
+    """
     spec = SweepSpec(
         workload="toy", fixed=dict(fixed or {}), plan=PLAN, search=Search(trials=len(values) + 1, seeds=seeds)
     )
@@ -67,7 +74,17 @@ def sweep(
     folder.update(objectives=[["error", directions[0]], *([["x", d] for d in directions[1:]])])
     study = open_study(folder.path, ["minimize" if d == "min" else "maximize" for d in directions])
     for number, value in enumerate(values):
-        study.add_trial(_trial(number, value, seeds, dict(fixed or {}), cause))
+        trial = _trial(number, value, seeds, dict(fixed or {}), cause)
+        if number in (repeat_of or {}):
+            trial.set_user_attr(REPEAT, (repeat_of or {})[number])
+        study.add_trial(trial)
+    rng = np.random.default_rng(0)
+    for number, spread in enumerate(spreads or ()):
+        noise = rng.normal(0, spread, 200)
+        value = values[number][0]  # type: ignore[index]
+        encoded = unit_values.encode({"id": np.arange(200), "error": value + noise - noise.mean()}, value)
+        assert encoded is not None
+        unit_values.write(folder.path, number, 0, encoded)
     if not settled:
         return folder
     complete = [number for number, value in enumerate(values) if value is not None]

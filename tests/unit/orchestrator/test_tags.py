@@ -12,6 +12,7 @@ TAGS = {
     "orchestrator.best_trial",
     "orchestrator.cause",
     "orchestrator.command",
+    "orchestrator.contenders",
     "orchestrator.data_fingerprint",
     "orchestrator.device_seconds",
     "orchestrator.epoch",

@@ -82,6 +82,39 @@ def test_the_best_so_far_of_one_that_runs(settings: Settings) -> None:
     assert [line.split()[0] for line in listing.best_as_text(rows).splitlines()] == ["TRIAL", "1", "2"]
 
 
+def test_estimates_with_their_standard_errors_and_the_contenders(settings: Settings) -> None:
+    """The noisiest trial has the best value by chance; it is second by its estimate."""
+    values = [(0.99,), (1.0,), (1.6,), (1.7,), (9.0,)]
+    folder = sweep(settings.storage, "s", values, settled=False, spreads=[9.0, 0.1, 0.1, 0.1, 0.1])
+    first, *others = listing.best(folder, 5)
+    assert first["trial"] == 1
+    assert {2, 3, 4} >= {others[-1]["trial"]}
+    assert first["contenders"] == [1, 0]
+    assert others[0]["contenders"] is None
+    errors = {row["trial"]: row["estimate"]["units_error"] for row in (first, *others)}
+    assert errors[0] == pytest.approx(9 / 200**0.5, rel=0.2)
+    assert errors[1] < 0.05
+    assert first["estimate"]["seeds_error"] is None
+    assert "estimate:   " in listing.best_as_text([first])
+    assert " over units)" in listing.best_as_text([first])
+    heading = listing.best_as_text([first, *others]).splitlines()[0]
+    assert "ESTIMATE" in heading
+    assert "SE (UNITS)" in heading
+    assert "SE (SEEDS)" not in heading
+
+
+def test_a_finalist_has_the_mean_of_its_seeds(settings: Settings) -> None:
+    values = [(0.1,), (0.2,), (0.3,), (0.5,), (0.2,)]
+    folder = sweep(settings.storage, "s", values, settled=False, repeat_of={3: 0, 4: 1})
+    rows = {row["trial"]: row for row in listing.trial_rows(folder)}
+    assert rows[0]["value"] == pytest.approx(0.3)
+    assert rows[0]["seeds"] == [0.1, 0.5]
+    assert "seeds" not in rows[2]
+    best = listing.best(folder, 2)[0]
+    assert (best["trial"], best["validation"], best["seeds"]) == (1, {"error": 0.2}, [0.2, 0.2])
+    assert best["estimate"]["seeds_error"] > 0
+
+
 def test_the_mean_and_spread_of_repeated_seeds(settings: Settings) -> None:
     folder = sweep(settings.storage, "s", [(3.0, 5.0), (1.0, 8.0)], seeds=2)
     (row,) = listing.best(folder, 1)

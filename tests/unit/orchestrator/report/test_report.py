@@ -122,6 +122,17 @@ def test_a_running_sweep_shows_the_best_so_far(tmp_path: Path) -> None:
     assert "The test split is opened once, at the end of the sweep." in read.texts["p"]
 
 
+def test_the_page_has_estimates_and_the_mean_of_a_finalist(tmp_path: Path) -> None:
+    values = [(0.1,), (0.2,), (0.3,), (0.5,), (0.2,)]
+    folder = sweep(tmp_path, "s", values, settled=False, repeat_of={3: 0, 4: 1}, spreads=[0.1] * 5)
+    read = page(folder)
+    assert "error on validation</dt><dd>0.2 (mean of 2 seeds, sd 0)" in read.replace("\n", "").replace("  ", "")
+    assert " over units, " in read
+    assert " over seeds)" in read
+    assert all(f">{name}<" in read for name in ("estimate", "se (units)", "se (seeds)"))
+    assert "Trials that cannot be separated from trial 1" in read
+
+
 def test_failures_are_grouped_by_cause(five: RunFolder) -> None:
     text = " ".join(Reader(page(five)).texts["td"])
     assert "2 train/loss is nan at epoch 2 2, 6" in text

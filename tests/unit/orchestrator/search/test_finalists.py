@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from orchestrator.report import trials
+from orchestrator.search import unit_values
 from orchestrator.search.ranking import REPEAT, repeats
 from orchestrator.search.study import Study
 from tests.support.searching import ERROR, at_rung, begin, complete, states, study, sweep
@@ -30,6 +32,21 @@ def test_the_best_are_repeated_with_their_parameters_and_other_seeds(tmp_path: P
     assert len(seeds | {running.spec.trial(n, {}).seed for n in range(3)}) == 7
     assert running.next() is None
     assert running.exhausted()
+
+
+def test_they_are_the_best_by_their_estimates(tmp_path: Path) -> None:
+    """The lowest error is that of the noisiest trial: it is no finalist."""
+    running = study(tmp_path, trials=6, finalists=2, finalist_seeds=2)
+    rng = np.random.default_rng(0)
+    for number, (value, spread) in enumerate(
+        [(0.95, 9.0), (1.0, 0.1), (1.05, 0.1), (1.1, 0.1), (1.9, 0.1), (2.5, 0.1)]
+    ):
+        noise = rng.normal(0, spread, 100)
+        encoded = unit_values.encode({"id": np.arange(100), "error": value + noise - noise.mean()}, value)
+        assert encoded is not None
+        unit_values.write(tmp_path, number, 0, encoded)
+        complete(running, begin(running).seed_run, value)
+    assert [begin(running).repeat_of for _ in range(2)] == [1, 2]
 
 
 def test_they_wait_for_the_last_trial(tmp_path: Path) -> None:

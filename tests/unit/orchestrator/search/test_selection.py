@@ -164,7 +164,7 @@ def test_a_noisy_trial_wins_less_often_where_variances_differ(trials: int, units
             truth = rng.normal(0, units**-0.5, trials)
             spreads = np.ones(trials) if name == "equal" else rng.choice([0.3, 2.0], trials)
             values = truth[:, None] + rng.normal(0, 1, units) + rng.normal(0, 1, (trials, units)) * spreads[:, None]
-            order = selection._shrunk(values.mean(axis=1), selection._own_variances(values) / units, np.ones(trials))[1]
+            order = selection._shrunk(values.mean(axis=1), selection._own_variances(values) / units)[1]
             total += truth.max() - truth[[order[0], int(values.mean(axis=1).argmax())]]
         result = select(sorted(measured(sign * values), key=lambda one: -sign * one.value), objective)
         assert result is not None
@@ -229,6 +229,27 @@ def test_a_study_knows_its_contenders(tmp_path: Path) -> None:
     assert (best.number, winner.number) == (found.best, 1)
     assert "cannot be separated from trial" in found.text()
     assert study(tmp_path).winner() is not None
+
+
+def test_of_two_objectives_the_first_selects(tmp_path: Path) -> None:
+    """The cheapest of those that cannot be separated in the first one, whatever the second one is."""
+    running = study(tmp_path, [ERROR, Objective("x", "max")], trials=3, select="cheapest")
+    users = np.random.default_rng(0).normal(5, 1, 60)
+    for number, (shift, seconds) in enumerate([(0.0, 9.0), (0.001, 3.0), (2.0, 1.0)]):
+        values = users + shift + np.random.default_rng(number).normal(0, 0.05, 60)
+        about = attributes(float(values.mean()), x=float(number)) | {"train_seconds": seconds}
+        encoded = unit_values.encode({"id": np.arange(60), "error": values}, about["best_value"])
+        assert encoded is not None
+        unit_values.write(tmp_path, number, 0, encoded)
+        trial = begin(running)
+        assert (
+            running.report(trial.seed_run, rows((27, about["best_value"])), about["best_value"], True, about)
+            == "complete"
+        )
+    found, winner = running.selection(), running.winner()
+    assert found is not None
+    assert winner is not None
+    assert (set(found.contenders or ()), winner.number) == ({0, 1}, 1)
 
 
 def test_a_selection_is_computed_once_for_each_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from orchestrator.report import report, run_page
 from orchestrator.runs import driver, model_upload
 from orchestrator.runs.session import Result
 from orchestrator.search import winners
+from orchestrator.search.selection import NO_NOISE
 from orchestrator.storage import records
 from orchestrator.storage.records import RunFolder
 from orchestrator.storage.settings import Settings, resolve
@@ -110,6 +112,10 @@ def test_a_shorter_second_winner_is_whole_in_mlflow(
     assert logged(database, "test/error") == [(EPOCHS, first)]
     assert tags(database, "s")["orchestrator.test_opened"] == "1"
     assert "orchestrator.winners" not in tags(database, "s")
+    assert tags(database, "s")["orchestrator.contenders"] == str(settled.extra["best_trial"]), "no noise, no others"
+    assert f"trial {settled.extra['best_trial']}, error" in out.getvalue()
+    assert re.search(r"on validation, estimate [\d.]+ \(se 0 over units\)", out.getvalue())
+    assert "estimate" in tags(database, "s")["mlflow.note.content"]
     second = resume(more_trials=1)
     assert (second.extra["best_trial"], second.extra["epochs"], second.metrics["test/error"]) == (2, 2, 0.125)
     assert logged(database, "test/error") == [(EPOCHS, first), (EPOCHS + 2, 0.125)]
@@ -182,6 +188,22 @@ def test_an_unbeaten_winner_opens_test_no_second_time(
     assert (again.extra["test_opened"], tags(database, "s")["orchestrator.test_opened"]) == (1, "1")
     assert logged(database, "test/error") == [(EPOCHS, settled.metrics["test/error"])]
     assert "opened again" not in out.getvalue()
+
+
+def test_without_units_and_seeds_it_says_once_that_the_noise_is_not_known(
+    settings: Settings, tmp_path: Path, database: Path, out: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate = Toy.evaluate
+    monkeypatch.setattr(Toy, "evaluate", lambda self, split: type(found := evaluate(self, split))(found.metrics, {}))
+    (tmp_path / "mine.py").write_text(SPACE)
+    spec = request.sweep(
+        "toy", settings, overrides={"epochs": 1, "refit": False}, local=True,
+        search={"space": f"{tmp_path / 'mine.py'}:space", "scheduler": "none", "trials": 2},
+    )  # fmt: skip
+    sweep.sweep(spec, settings, driver.Options(local=True, name="s"), console(out))
+    assert out.getvalue().count(NO_NOISE) == 1
+    assert "estimate" not in out.getvalue()
+    assert "orchestrator.contenders" not in tags(database, "s")
 
 
 @pytest.mark.parametrize("refit", [False, True])
