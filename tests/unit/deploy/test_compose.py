@@ -83,9 +83,20 @@ def test_each_service_has_limits_and_a_read_only_root() -> None:
     for name, service in SERVICES.items():
         assert service["read_only"] is True, name
         assert service["pids_limit"] > 0, name
-        assert "mem_limit" in service, name
+        assert {"mem_limit", "cpus"} <= set(service), name
+        if "buckets.py" not in str(service.get("command")):  # those run for a second
+            for limit, variable in (("mem_limit", "MEMORY"), ("cpus", "CPUS")):
+                (used,) = VARIABLE.findall(compose()["services"][name][limit])
+                assert re.fullmatch(r"0|\d+g" if variable == "MEMORY" else r"[012]", EXAMPLE[used[0]]), used
+                assert used[0].endswith(f"_{variable}"), used
         for place in service.get("tmpfs", ()):
             assert place.startswith("/"), name
+
+
+def test_no_service_has_more_rights_than_it_needs() -> None:
+    assert all(service["cap_drop"] == ["ALL"] for service in SERVICES.values())
+    added = {name: set(service["cap_add"]) for name, service in SERVICES.items() if "cap_add" in service}
+    assert added == {"postgres": {"CHOWN", "DAC_OVERRIDE", "FOWNER", "SETGID", "SETUID"}}
 
 
 def test_images_are_pinned() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import re
+import resource
 import shlex
+import subprocess
 from typing import Any
 
 import jsonschema
@@ -83,6 +86,20 @@ def test_the_head_trains_nothing_and_its_dashboard_is_on_loopback(name: str) -> 
     assert "--dashboard-host=127.0.0.1" in words
     kinds: dict[str, Any] = config.get("available_node_types", {})
     assert "--num-cpus=0" in words or kinds[config["head_node_type"]]["resources"] == {"CPU": 0}
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(("hard", "files"), [(4096, 4096), (None, 65536)])
+def test_open_files_are_as_many_as_the_machine_allows(name: str, hard: int | None, files: int) -> None:
+    """Where the hard limit is lower, as in rootless Docker, Ray starts with that."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lower = "ulimit -Sn 1024;" + (f"ulimit -Hn {hard};" if hard else "")
+    for command in _starts(read(name)):
+        (limit,) = re.findall(r"set \+a && (.*) && *ray start", command)
+        done = subprocess.run(
+            ["bash", "-c", f"{lower} {limit} && ulimit -n"], capture_output=True, text=True, check=True
+        )
+        assert int(done.stdout) == (files if most == resource.RLIM_INFINITY else min(files, most))
 
 
 def test_ignored_by_git() -> None:
