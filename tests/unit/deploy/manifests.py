@@ -28,6 +28,7 @@ BUILDS = (
     "overlays/gpu-nodes",
     "overlays/gpu-nodes/sweep",
     "overlays/rdma",
+    "overlays/rdma/sweep",
 )
 """Every folder that `kubectl apply -k` may be given."""
 
@@ -149,6 +150,18 @@ GIVEN = {name: value or "0123456789abcdef" for name, value in EXAMPLE.items()}
 
 SERVICES: dict[str, Manifest] = filled(compose(), GIVEN)["services"]
 README = (DEPLOY / "README.md").read_text()
+BACKUP = "and to restore them into a new stack:"
+"""The sentence of the README above the commands of backup and restore under compose."""
+
+
+def commands_after(sentence: str) -> list[list[str]]:
+    """The lines of the code blocks of the README that follow ``sentence``, block by block, up to the next paragraph."""
+    blocks: list[list[str]] = []
+    for block in README.partition(sentence)[2].partition("\n\n")[2].split("\n\n"):
+        if not block.startswith("    "):
+            break
+        blocks.append([line.strip() for line in block.splitlines()])
+    return blocks
 
 
 def misspelt(value: Any, free: frozenset[str], path: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:

@@ -22,11 +22,14 @@ from tests.unit.deploy.manifests import (
     misspelt,
     one,
     pods,
+    ray_clusters,
 )
 
 FREE = frozenset({"labels", "matchLabels", "annotations", "rayStartParams", "requests", "limits", "selector"})
 """Maps whose keys are the user's."""
 
+BOUNDED = {"cpu", "memory", "ephemeral-storage"}
+UNITS = {"m": 1e-3, "Mi": 2**20, "Gi": 2**30}
 MANIFESTS = dict(every_manifest())
 RAY = {name: manifest for name, manifest in MANIFESTS.items() if manifest["kind"].startswith("Ray")}
 
@@ -109,12 +112,76 @@ def test_pods_are_restricted_and_hold_no_secret(name: str) -> None:
                 "readOnlyRootFilesystem": True,
                 "capabilities": {"drop": ["ALL"]},
             }
-            assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
-            assert "memory" in container["resources"]["limits"], "one that grows takes its node down"
+            assert container["resources"]["requests"].keys() >= BOUNDED
+            assert container["resources"]["limits"].keys() >= BOUNDED, "one that grows takes its node down"
             for variable in container.get("env", ()):
                 secret = any(word in variable["name"] for word in ("PASSWORD", "SECRET", "TOKEN", "ACCESS_KEY"))
                 assert not secret or "secretKeyRef" in variable["valueFrom"], variable["name"]
     assert MANIFESTS[name]["kind"] != "Secret"
+
+
+def test_no_pod_can_fill_its_node() -> None:
+    """The volumes on a node's disk have sizes that the pod's limit covers; requests are not above limits."""
+    for name, manifest in MANIFESTS.items():
+        for pod in pods(manifest):
+            limits = [container["resources"]["limits"] for container in pod["containers"]]
+            disks = (
+                [volume["emptyDir"] for volume in pod["volumes"] if "emptyDir" in volume] if "volumes" in pod else []
+            )
+            on_disk = [_number(disk["sizeLimit"]) for disk in disks if disk.get("medium") != "Memory"]
+            assert sum(on_disk) <= sum(_number(limit["ephemeral-storage"]) for limit in limits), name
+            for container in pod["containers"]:
+                for resource, request in container["resources"]["requests"].items():
+                    assert _number(request) <= _number(container["resources"]["limits"][resource]), (name, resource)
+
+
+def test_the_autoscaler_alone_has_a_token_of_kubernetes() -> None:
+    """The head runs the drivers of jobs, which would read it."""
+    for name, manifest in MANIFESTS.items():
+        for pod in pods(manifest):
+            assert pod["automountServiceAccountToken"] is False, name
+            tokens = {volume["name"] for volume in pod.get("volumes", ()) if "projected" in volume}
+            for container in pod["containers"]:
+                assert not tokens & {mount["name"] for mount in container.get("volumeMounts", ())}, name
+    for name in ("base", "overlays/team", "overlays/gpu-nodes", "overlays/rdma"):
+        spec = one(name, "RayCluster")["spec"]
+        autoscaler = spec["autoscalerOptions"]
+        assert autoscaler["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        for kind in ("requests", "limits"):
+            assert autoscaler["resources"][kind].keys() >= BOUNDED
+        mounts = {mount["mountPath"]: mount["name"] for mount in autoscaler["volumeMounts"]}
+        volumes = {volume["name"]: volume for volume in spec["headGroupSpec"]["template"]["spec"]["volumes"]}
+        projected = volumes[mounts["/var/run/secrets/kubernetes.io/serviceaccount"]]["projected"]["sources"]
+        assert {next(iter(source)) for source in projected} == {"serviceAccountToken", "configMap", "downwardAPI"}
+        assert mounts["/tmp"] == "tmp"
+    for name in ("overlays/cpu", "overlays/single-gpu"):
+        assert "autoscalerOptions" not in one(name, "RayCluster")["spec"]
+
+
+@pytest.mark.parametrize(("name", "gpus"), [("gpu-nodes", "8"), ("rdma", "8")])
+def test_nodes_of_several_gpus(name: str, gpus: str) -> None:
+    """One pod takes a whole node, with shared memory for NCCL and loaders; the nodes of rdma reach each other by it."""
+    for spec in (*ray_clusters(f"overlays/{name}"), *ray_clusters(f"overlays/{name}/sweep")):
+        (group,) = spec["workerGroupSpecs"]
+        pod = group["template"]["spec"]
+        (container,) = pod["containers"]
+        (shm,) = (volume["emptyDir"] for volume in pod["volumes"] if volume["name"] == "shm")
+        assert shm == {"medium": "Memory", "sizeLimit": "64Gi"}
+        assert pod["nodeSelector"] == {"nvidia.com/gpu.count": gpus}
+        assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+        devices = {"nvidia.com/gpu": gpus} | ({"rdma/rdma_shared_device_a": "1"} if name == "rdma" else {})
+        for kind in ("requests", "limits"):
+            given = container["resources"][kind]
+            assert {key: value for key, value in given.items() if "/" in key} == devices
+        nccl = {each["name"]: each["value"] for each in container["env"] if each["name"].startswith("NCCL_")}
+        expected = {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_IB_HCA": "mlx5", "NCCL_DEBUG": "WARN"}
+        assert nccl == (expected if name == "rdma" else {})
+        (head,) = spec["headGroupSpec"]["template"]["spec"]["containers"]
+        assert not any("/" in key for key in head["resources"]["limits"])
 
 
 def test_every_ray_node_has_shared_memory_the_data_and_the_credentials() -> None:
@@ -145,9 +212,12 @@ def test_a_sweep_cleans_up_and_ends_before_its_deadline_does_it() -> None:
 
 def test_the_cluster_of_a_sweep_has_the_nodes_of_the_cluster_that_stays() -> None:
     """The pod templates stand in two files: kustomize cannot share them."""
-    for name in ("", "overlays/cpu/", "overlays/single-gpu/", "overlays/gpu-nodes/"):
+    for name in ("", "overlays/cpu/", "overlays/single-gpu/", "overlays/gpu-nodes/", "overlays/rdma/"):
         here, there = name.rstrip("/") or "base", f"{name}sweep"
-        stays, comes = one(here, "RayCluster")["spec"], one(there, "RayJob")["spec"]["rayClusterSpec"]
+        stays = copy.deepcopy(one(here, "RayCluster")["spec"])
+        comes = one(there, "RayJob")["spec"]["rayClusterSpec"]
+        head = stays["headGroupSpec"]["template"]["spec"]
+        head["volumes"] = [volume for volume in head["volumes"] if "projected" not in volume]  # the autoscaler's
         assert stays["headGroupSpec"] == comes["headGroupSpec"]
         (stays,), (comes,) = stays["workerGroupSpecs"], comes["workerGroupSpecs"]
         assert stays["template"] == comes["template"]
@@ -169,11 +239,28 @@ def test_a_pod_is_called_by_those_named_alone() -> None:
         assert all(peer for rule in policy["ingress"] for peer in rule["from"])
     (to_database,) = policies["postgres"]["ingress"]
     assert to_database["from"] == [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "mlflow"}}}]
+    of_ray = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "ray"}}}
+    operator = {  # the label of KubeRay's helm chart and of its kustomize install alike, in whichever namespace
+        "namespaceSelector": {},
+        "podSelector": {"matchLabels": {"app.kubernetes.io/component": "kuberay-operator"}},
+    }
+    prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    assert policies["ray"]["ingress"] == [
+        {"from": [of_ray]},
+        {"from": [operator], "ports": [{"port": 8265}]},
+        {"from": [prometheus], "ports": [{"port": 8080}]},
+    ]
     ports = {port["containerPort"] for each in containers(build("base")) for port in each.get("ports", ())}
     asked = {
         port["port"] for policy in policies.values() for rule in policy["ingress"] for port in rule.get("ports", ())
     }
     assert asked < ports
+
+
+def _number(quantity: str) -> float:
+    """What a quantity of Kubernetes means: bytes, CPUs, devices."""
+    unit = quantity.lstrip("0123456789.")
+    return float(quantity.removesuffix(unit)) * (UNITS[unit] if unit else 1)
 
 
 def _templates(value: Any) -> list[Manifest]:
