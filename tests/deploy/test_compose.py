@@ -10,6 +10,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import shutil
 import socket
 import subprocess
@@ -25,10 +26,12 @@ from typing import Any
 import pytest
 
 from tests.support.ports import free_ports
-from tests.unit.deploy.manifests import DEPLOY, EXAMPLE, ROOT
+from tests.unit.deploy.manifests import BACKUP, DEPLOY, EXAMPLE, ROOT, commands_after
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(3600)]
 SECONDS = 1800.0
+PROJECT = "orchestrator-test"
+ADA = ("ada", "correct horse battery")
 SWEEP = ["recommender", "dataset=synthetic", "epochs=300", "--space", "mf", "--scheduler", "none", "--pack", "off"]
 
 
@@ -44,7 +47,7 @@ class Stack:
         self.values["MLFLOW_ALLOWED_ORIGINS"] = f"http://localhost:{self.values['MLFLOW_PORT']}"
         (root / ".env").write_text("".join(f"{name}={value}\n" for name, value in self.values.items()))
         override = os.environ.get("ORCHESTRATOR_COMPOSE_OVERRIDE")
-        self._compose = ["docker", "compose", "--project-name", "orchestrator-test", "--env-file", str(root / ".env")]
+        self._compose = ["docker", "compose", "--project-name", PROJECT, "--env-file", str(root / ".env")]
         self._compose += [word for file in (str(DEPLOY / "compose.yaml"), override) if file for word in ("-f", file)]
         self.mlflow = f"http://localhost:{self.values['MLFLOW_PORT']}"
         self.training = ("training", self.values["MLFLOW_TRAINING_PASSWORD"])
@@ -65,6 +68,18 @@ class Stack:
         )
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done.stdout if check else f"{done.returncode} {done.stdout} {done.stderr}"
+
+    def shell(self, lines: list[str]) -> None:
+        """Run lines of the page, with the names of this stack."""
+        ours = {"docker compose -f deploy/compose.yaml": shlex.join(self._compose), "orchestrator_": f"{PROJECT}_"}
+        text = "\n".join(lines)
+        for theirs, own in ours.items():
+            assert theirs in text
+            text = text.replace(theirs, own)
+        done = subprocess.run(
+            ["bash", "-euxc", text], cwd=self.root, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def up(self) -> None:
         self.compose("up", "--detach", "--wait")
@@ -172,11 +187,10 @@ def test_a_laptop_promotes_and_predicts(swept: Stack) -> None:
 
 def test_a_person_cannot_change_the_model_of_another(swept: Stack) -> None:
     words = ["exec", "-T", "mlflow", "python", "/opt/mlflow/mlflow_server.py", "account", "ada"]
-    swept.compose(*words, given="correct horse battery\n")
-    ada = ("ada", "correct horse battery")
-    assert swept.ask("registered-models/get?name=mf", ada)[0] == 200
+    swept.compose(*words, given=f"{ADA[1]}\n")
+    assert swept.ask("registered-models/get?name=mf", ADA)[0] == 200
     body = {"name": "mf", "alias": "champion", "version": "1"}
-    assert swept.ask("registered-models/alias", ada, body)[0] == 403
+    assert swept.ask("registered-models/alias", ADA, body)[0] == 403
     assert swept.ask("registered-models/alias", swept.training, body)[0] == 200
 
 
@@ -199,18 +213,33 @@ def test_a_node_has_neither_key_nor_way_to_the_models(stack: Stack) -> None:
         assert "Read-only file system" in stack.compose("exec", "-T", service, "touch", "/opt/new", check=False)
 
 
-def test_a_backup_and_a_stack_that_comes_back(swept: Stack) -> None:
-    dump = swept.compose("exec", "-T", "postgres", "pg_dump", "-U", "mlflow", "mlflow")
-    assert "CREATE TABLE public.registered_models" in dump
+def check_all_is_there(stack: Stack, rows: int) -> None:
+    """Metrics, runs, the model and the accounts."""
+    assert stack.rows() == rows
+    store = {
+        "AWS_ENDPOINT_URL_S3": f"http://localhost:{stack.values['S3_PORT']}",
+        "AWS_ACCESS_KEY_ID": stack.values["S3_ACCESS_KEY"],
+        "AWS_SECRET_ACCESS_KEY": stack.values["S3_SECRET_KEY"],
+        "AWS_DEFAULT_REGION": stack.values["S3_REGION"],
+    }
+    assert re.search(r"^mf +sweep +finished", stack.call("ls", "--storage", "s3://orchestrator-runs", **store), re.M)
+    stack.call("predict", "mf@champion", "--input", "users.csv", "--tracking", stack.mlflow)
+    assert stack.ask("registered-models/get?name=mf", ADA)[0] == 200
+    assert stack.ask("registered-models/get?name=mf", (ADA[0], "wrong"))[0] == 401
+
+
+def test_a_stack_that_comes_back(swept: Stack) -> None:
     rows = swept.rows()
     swept.compose("down", "--timeout", "60")
     swept.up()
-    assert swept.rows() == rows
-    store = {
-        "AWS_ENDPOINT_URL_S3": f"http://localhost:{swept.values['S3_PORT']}",
-        "AWS_ACCESS_KEY_ID": swept.values["S3_ACCESS_KEY"],
-        "AWS_SECRET_ACCESS_KEY": swept.values["S3_SECRET_KEY"],
-        "AWS_DEFAULT_REGION": swept.values["S3_REGION"],
-    }
-    assert re.search(r"^mf +sweep +finished", swept.call("ls", "--storage", "s3://orchestrator-runs", **store), re.M)
-    swept.call("predict", "mf@champion", "--input", "users.csv", "--tracking", swept.mlflow)
+    check_all_is_there(swept, rows)
+
+
+def test_a_backup_restores_a_stack_that_has_lost_its_volumes(swept: Stack) -> None:
+    """By the lines of the page."""
+    backup, restore = commands_after(BACKUP)
+    rows = swept.rows()
+    swept.shell(backup)
+    swept.compose("down", "--volumes", "--timeout", "60")
+    swept.shell(restore)
+    check_all_is_there(swept, rows)

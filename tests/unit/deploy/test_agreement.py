@@ -5,15 +5,20 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+import boto3
 import mlflow
 import pytest
 import yaml
+from botocore.exceptions import ClientError
+from moto import mock_aws
 from packaging.requirements import Requirement
 
 from orchestrator.storage.settings import NAMES
 from tests.unit.deploy.manifests import (
+    BACKUP,
     BUILDS,
     DEPLOY,
     EXAMPLE,
@@ -22,6 +27,7 @@ from tests.unit.deploy.manifests import (
     ROOT,
     SERVICES,
     build,
+    commands_after,
     compose,
     containers,
     load,
@@ -47,9 +53,9 @@ def test_one_ray_everywhere() -> None:
 
 
 def test_our_images_have_our_version() -> None:
-    texts = [path.read_text() for path in DEPLOY.rglob("*.yaml")] + [
-        path.read_text() for path in (DEPLOY / "docker").glob("*.Dockerfile")
-    ]
+    files = [path for pattern in ("*.yaml", "*.md", "*.Dockerfile") for path in DEPLOY.rglob(pattern)]
+    texts = [path.read_text() for path in files]
+    assert README.count(f"-t orchestrator-ray:{PROJECT['version']}") == 1
     tags = {tag for text in texts for tag in re.findall(r"orchestrator-(?:ray|mlflow):([\w.]+)", text)}
     tags |= {tag for text in texts for tag in re.findall(r"newTag: ([\w.]+)", text)}
     assert tags | {EXAMPLE["VERSION"]} == {PROJECT["version"]}
@@ -221,6 +227,47 @@ def test_every_key_of_a_secret_is_put_into_it() -> None:
         for variable in container.get("env", ()):
             if source := variable.get("valueFrom"):
                 assert source["secretKeyRef"]["key"] in held[source["secretKeyRef"]["name"]], variable["name"]
+
+
+def test_the_page_backs_up_every_volume_that_cannot_be_fetched_again() -> None:
+    backup, restore = map("\n".join, commands_after(BACKUP))
+    kept = set(compose()["volumes"]) - {"database", "datasets"}  # the first is dumped
+    for lines in (backup, restore):
+        assert set(re.findall(rf"{compose()['name']}_(\w+):/", lines)) == kept
+        assert SERVICES["postgres"]["image"] in lines
+    user, database = (SERVICES["postgres"]["environment"][f"POSTGRES_{name}"] for name in ("USER", "DB"))
+    assert f"pg_dump -U {user} {database} > mlflow.sql" in backup
+    assert f"psql -q -U {user} {database} < mlflow.sql" in restore
+    on_kubernetes = f"kubectl exec {one('base', 'StatefulSet')['metadata']['name']}-0 -- pg_dump -U {user} {database}"
+    assert on_kubernetes in README
+
+
+def test_the_policy_of_the_nodes_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a store that checks keys: what nodes do is allowed on the bucket of runs alone."""
+    policy = (DEPLOY / "nodes" / "runs-policy.json").read_text()
+    runs, artifacts = EXAMPLE["RUNS_BUCKET"], EXAMPLE["ARTIFACTS_BUCKET"]
+    assert variables(DEPLOY / "nodes/nodes.env.example")["ORCHESTRATOR_STORAGE"] == f"s3://{runs}"
+    assert "(nodes/runs-policy.json)" in README
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "administrator")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "administrator")
+    with mock_aws():
+        administrator, people = boto3.client("s3"), boto3.client("iam")
+        for bucket in (runs, artifacts):
+            administrator.create_bucket(Bucket=bucket)
+        people.create_user(UserName="nodes")
+        people.put_user_policy(UserName="nodes", PolicyName="runs", PolicyDocument=policy)
+        key = people.create_access_key(UserName="nodes")["AccessKey"]
+        nodes = boto3.client("s3", aws_access_key_id=key["AccessKeyId"], aws_secret_access_key=key["SecretAccessKey"])
+        monkeypatch.setattr("moto.settings.INITIAL_NO_AUTH_ACTION_COUNT", 0)  # from here on keys are checked
+        calls: dict[str, dict[str, Any]] = {
+            "list_objects_v2": {}, "put_object": {"Key": "a", "Body": b"1"},
+            "get_object": {"Key": "a"}, "delete_object": {"Key": "a"},
+        }  # fmt: skip
+        for call, arguments in calls.items():
+            getattr(nodes, call)(Bucket=runs, **arguments)
+            with pytest.raises(ClientError, match=r"403|AccessDenied"):
+                getattr(nodes, call)(Bucket=artifacts, **arguments)
 
 
 def _secrets() -> set[str]:
