@@ -30,9 +30,16 @@ def world_size() -> int:
 
 def peer_lost(error: RuntimeError) -> bool:
     """Whether a collective failed because another rank's process died; False for a timeout."""
-    message = str(error).lower()
-    timed_out = "timed out" in message or "timeout" in message
-    return (isinstance(error, dist.DistError) or "gloo" in message) and not timed_out
+    return _of_collective(error) and not timed_out(error)
+
+
+def timed_out(error: RuntimeError) -> bool:
+    """Whether a collective failed because another rank did not take part within the time limit."""
+    return _of_collective(error) and any(words in str(error).lower() for words in ("timed out", "timeout"))
+
+
+def _of_collective(error: RuntimeError) -> bool:
+    return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
 
 
 def wrap(model: nn.Module, runtime: Runtime) -> nn.Module:

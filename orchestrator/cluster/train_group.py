@@ -15,6 +15,9 @@ from ray.util.placement_group import PlacementGroup, placement_group_table, remo
 
 from orchestrator.config.spec import Resources
 
+START_VARIABLE = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
+"""Ray's variable for the seconds that the processes of a group have to start."""
+
 POLL_SECONDS = 0.5
 """Interval at which the controller collects reports. Train's default of two seconds would delay every decision."""
 
@@ -56,7 +59,7 @@ class Group:
     """
 
     def __init__(self, fit: Callable[[], Result], home: Path, start_timeout: float) -> None:
-        os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(start_timeout)
+        os.environ[START_VARIABLE] = str(start_timeout)
         os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", str(POLL_SECONDS))
         self._home = home
         self._result: Result | None = None

@@ -8,9 +8,11 @@ import os
 import re
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -23,12 +25,20 @@ START_SECONDS = 60.0
 """Extra time for the start of a group of workers."""
 
 
+STACK_SECONDS = 1.0
+"""Time that a process has to write its stack."""
+
+STACKS_SECONDS = 30.0
+"""Time limit for the stacks of all workers of a group."""
+
 CLOCK_SECONDS = 10.0
 """Tolerance for clock changes while a trial runs."""
 
 
 class TrialTimeout(Exception):
-    """A silent trial was killed. The message has the time without a report and, if known, the line where it hung.
+    """A silent trial was killed, or a worker did not answer the others of its group.
+
+    The message has the time without a report or an answer and, if known, the line where it hung.
 
     A process that is to start the trial again must not.
     """
@@ -72,13 +82,38 @@ def given_up(folder: Path) -> TrialTimeout | None:
         cause = (folder / GIVEN_UP).read_text()
     except FileNotFoundError:
         return None
-    files = {0: folder / STACK} | {int(f.stem.partition("-")[2]): f for f in folder.glob(_of_rank(STACK, "*"))}
-    frames = {rank: stack for rank, file in sorted(files.items()) if (stack := _training_thread(file))}
-    busy = [rank for rank, stack in frames.items() if not _waits_for_others(stack)] or list(frames)
+    frames = _frames(folder)
+    busy = _busy(frames) or list(frames)
     if not busy:
         return TrialTimeout(cause)
-    who = f"worker {busy[0]}" if len(files) > 1 else "it"
+    who = f"worker {busy[0]}" if list(folder.glob(_of_rank(STACK, "*"))) else "it"
     return TrialTimeout(f"{cause}; {who} hung at {frames[busy[0]][0]}")
+
+
+def waited_in_vain(folder: Path, timeout: float) -> TrialTimeout:
+    """The error of a worker whose collective operation timed out. Names the worker that did not take part, if any.
+
+    Called by a worker that waited, while the processes of the group still exist. Takes seconds.
+    """
+    import ray
+
+    calls = _on_each_process(folder, _request_stack)
+    ray.wait(calls, num_returns=len(calls), timeout=STACKS_SECONDS)
+    # A worker whose training has ended is not the one that hung.
+    frames = {rank: stack for rank, stack in _frames(folder).items() if any(str(PACKAGE) in each for each in stack)}
+    hung = "".join(f"; worker {rank} hung at {frames[rank][0]}" for rank in _busy(frames)[:1])
+    return TrialTimeout(f"no answer from the other workers for {timeout:g} s (ORCHESTRATOR_COLLECTIVE_TIMEOUT){hung}")
+
+
+def _frames(folder: Path) -> dict[int, list[str]]:
+    """The frames of each rank that has written its stack, innermost first."""
+    files = {0: folder / STACK} | {int(f.stem.partition("-")[2]): f for f in folder.glob(_of_rank(STACK, "*"))}
+    return {rank: stack for rank, file in sorted(files.items()) if (stack := _training_thread(file))}
+
+
+def _busy(frames: dict[int, list[str]]) -> list[int]:
+    """The ranks that do not wait for others."""
+    return [rank for rank, stack in frames.items() if not _waits_for_others(stack)]
 
 
 def _training_thread(stack: Path) -> list[str]:
@@ -92,7 +127,8 @@ def _training_thread(stack: Path) -> list[str]:
 
 def _waits_for_others(frames: list[str]) -> bool:
     """Whether a worker is in a collective operation or in Train's report, where all wait when one hangs."""
-    if any("torch/distributed/" in frame or "workloads/distributed.py" in frame for frame in frames):
+    waiting = ("torch/distributed/", "workloads/distributed.py", f"in {waited_in_vain.__name__}")
+    if any(words in frame for frame in frames for words in waiting):
         return True
     return f"{PACKAGE}/runs/train.py" in next((frame for frame in frames if str(PACKAGE) in frame), "")
 
@@ -173,21 +209,35 @@ def kill(folder: Path, timeout: float) -> None:
 
     A process that starts the trial again learns of it from :func:`announce`.
     """
+    give_up(folder, f"no report for {timeout:g} s")
+    _on_each_process(folder, _kill)
+
+
+def _on_each_process(folder: Path, signals: Callable[[int, float], object]) -> list[Any]:
+    """Call ``signals`` with pid and creation time of each process of the trial, on its node. Does not wait."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    give_up(folder, f"no report for {timeout:g} s")
-    for file in (folder / PROCESS, *folder.glob(_of_rank(PROCESS, "*"))):
+    calls = []
+    for file in folder.glob(PROCESS.replace(".", "*.")):
         process = json.loads(file.read_text())
         there = NodeAffinitySchedulingStrategy(process["node"], soft=False)
-        task = ray.remote(_kill).options(num_cpus=0, scheduling_strategy=there, max_retries=0)
-        task.remote(process["pid"], process["created"])
+        task = ray.remote(signals).options(num_cpus=0, scheduling_strategy=there, max_retries=0)
+        calls.append(task.remote(process["pid"], process["created"]))
+    return calls
+
+
+def _request_stack(pid: int, created: float) -> bool:
+    """Make a process write its stack. Returns False if it has died."""
+    with suppress(psutil.NoSuchProcess, ProcessLookupError):
+        if abs(psutil.Process(pid).create_time() - created) <= CLOCK_SECONDS:  # else another process has its number
+            os.kill(pid, signal.SIGUSR2)
+            time.sleep(STACK_SECONDS)
+            return True
+    return False
 
 
 def _kill(pid: int, created: float) -> None:
-    with suppress(psutil.NoSuchProcess, ProcessLookupError):
-        if abs(psutil.Process(pid).create_time() - created) > CLOCK_SECONDS:
-            return  # it has died, and another process has its number
-        os.kill(pid, signal.SIGUSR2)
-        time.sleep(1.0)
-        os.kill(pid, signal.SIGKILL)  # works on a stopped process too
+    with suppress(ProcessLookupError):
+        if _request_stack(pid, created):
+            os.kill(pid, signal.SIGKILL)  # works on a stopped process too

@@ -16,7 +16,7 @@ from orchestrator.errors import UserError, one_line
 from orchestrator.runs import heartbeat, micro_batches, profiling, reports, worker
 from orchestrator.storage import remote
 from orchestrator.storage.object_sync import RemoteFolder, download
-from orchestrator.storage.settings import Settings
+from orchestrator.storage.settings import NAMES, Settings
 
 if TYPE_CHECKING:
     from ray.exceptions import RayError
@@ -82,6 +82,7 @@ def start(
             "resume": str(resume) if resume else None,
             "selected": selected.to_json() if selected else None,
             "profile": profile,
+            "timeout": timeouts.collective,
         },
         torch_config=TorchConfig(timeout_s=timeouts.collective),
         scaling_config=ScalingConfig(
@@ -155,6 +156,8 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
         except RuntimeError as error:
             if distributed.peer_lost(error):
                 raise ConnectionError(one_line(error)) from error
+            if distributed.timed_out(error):
+                raise heartbeat.waited_in_vain(home, config["timeout"]) from error
             reports.check_device(error)
             raise
     return None
@@ -275,6 +278,8 @@ def _consequence(failure: tuple[int, BaseException]) -> tuple[bool, bool, int]:
 
 def cause(error: BaseException) -> str:
     """The error of the first failed worker, without Ray's wrapper."""
+    from orchestrator.cluster.train_group import START_VARIABLE
+
     failures = getattr(error, "worker_failures", None)
     if failures:
         rank, first = min(failures.items(), key=_consequence)
@@ -286,4 +291,5 @@ def cause(error: BaseException) -> str:
         text = reports.describe(inner, trace[0] if trace else "") if isinstance(inner, Exception) else one_line(inner)
         return f"worker {rank}: {text}"
     error = getattr(error, "controller_failure", error)
-    return one_line(error) if str(error) else type(error).__name__
+    words = one_line(error) if str(error) else type(error).__name__
+    return words.replace(START_VARIABLE, NAMES["start_timeout"][0])  # Ray's is set from ours

@@ -12,11 +12,15 @@ from pathlib import Path
 
 import pytest
 import ray
+from ray.train import ControllerError
 from ray.util import placement_group
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
+from orchestrator.config.spec import ExperimentSpec, Resources
+from orchestrator.runs import train
 from tests.support.clusters import busy, groups, logical, named, soon, workers_reserved
 from tests.support.commands import SPACES, Start, Store, starting, trials
+from tests.support.waiting import HANG_SECONDS
 
 TRIALS = 2
 SWEEP = ["sweep", "toy", "--space", f"{SPACES}:space", "--workers", "2", "--cpus-per-worker", "1"]
@@ -63,7 +67,7 @@ def start(home: Path, database: Path, address: str) -> Iterator[Start]:
 @pytest.mark.parametrize(
     "address",
     [
-        pytest.param("one node", marks=pytest.mark.versions),
+        pytest.param("one node", marks=[pytest.mark.faults, pytest.mark.versions]),
         pytest.param("dashboard", marks=pytest.mark.faults),
         pytest.param("two nodes", marks=[pytest.mark.faults, pytest.mark.long]),
     ],
@@ -142,6 +146,38 @@ def test_an_error_on_one_rank_ends_the_group_at_once(trained: Path, words: list[
     assert time.monotonic() - began < COLLECTIVE_SECONDS / 2, "rank 0 was waited for"
     assert "worker 1: ValueError: the third layer is missing (toy.py:" in begun.text()
     assert sorted(trained.read_text().split()) == ["1", "1", "2"], "a group was started again"
+
+
+@pytest.mark.faults
+def test_a_worker_that_does_not_answer_the_others_is_named(
+    trained: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 fails, as it alone notices; the group is not started again."""
+    monkeypatch.setenv("ORCHESTRATOR_COLLECTIVE_TIMEOUT", "15")
+    begun = start(*RUN, "epochs=3", "hang_at=2", "on_rank=1")
+    assert begun.end() == 1, begun.text()
+    words = " ".join(begun.text().split())
+    assert "no answer from the other workers for 15 s (ORCHESTRATOR_COLLECTIVE_TIMEOUT); worker 1 hung at File" in words
+    assert "in train_epoch" in words
+    assert sorted(trained.read_text().split()) == ["1", "1", "2"], "a group was started again"
+
+
+@pytest.mark.faults
+def test_a_group_that_does_not_start_in_time_says_so(address: str, tmp_path: Path) -> None:
+    """Its room was taken after it was seen to be free."""
+    taken = _take_a_cpu()
+    spec = ExperimentSpec(workload="recommender", params={}, resources=Resources(workers=2))
+    group = train.start(
+        spec, tmp_path / "train", tmp_path, stop_file=tmp_path / "stop", timeouts=train.Timeouts(600, 1)
+    )
+    assert group.ended(HANG_SECONDS)
+    with pytest.raises(ControllerError) as caught:
+        group.result()
+    assert train.lost_a_process(caught.value), "the node may be cold: the next start may be in time"
+    cause = train.cause(caught.value)
+    assert "worker group startup timed out after 1.0 seconds waiting for 2 workers" in cause
+    assert "Set the ORCHESTRATOR_START_TIMEOUT environment variable" in cause
+    remove_placement_group(taken)
 
 
 FLAT = [*ONE_TRIAL, "--workers", "1", "--pack", "off"]

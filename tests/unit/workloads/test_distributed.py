@@ -73,3 +73,25 @@ def test_alone_collectives_are_the_identity() -> None:
     assert distributed.broadcast("mine") == "mine"
     model = torch.nn.Linear(1, 1)
     assert distributed.wrap(model, REFIT) is model
+
+
+@pytest.mark.parametrize(
+    ("message", "lost", "late"),
+    [
+        (
+            "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:10475",
+            True,
+            False,
+        ),
+        (
+            "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 15000ms for recv operation",
+            False,
+            True,
+        ),
+        ("mat1 and mat2 shapes cannot be multiplied", False, False),
+        ("the download timed out", False, False),
+    ],
+)
+def test_a_collective_that_failed_tells_a_death_from_a_time_limit(message: str, lost: bool, late: bool) -> None:
+    error = RuntimeError(message)
+    assert (distributed.peer_lost(error), distributed.timed_out(error)) == (lost, late)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,12 +14,16 @@ import torch
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.train import WorkerGroupError
 
+from orchestrator.cluster import ray_compat
+from orchestrator.cluster.train_group import START_VARIABLE
 from orchestrator.config.spec import ExperimentSpec
 from orchestrator.engine.loop import Diverged, EpochReport, Progress, Row
 from orchestrator.runs import group_driver, reports, train
 from orchestrator.runs.session import Session
+from orchestrator.storage import settings
 from orchestrator.storage.names import TRAIN
 from tests.support.clusters import Lost
+from tests.support.waiting import HANG_SECONDS
 
 
 def payload(epoch: int) -> dict[str, Any]:
@@ -79,6 +85,31 @@ def test_last_words_hold_all_that_was_not_yet_told() -> None:
     said = reports.failure_payload(Diverged(3, "train/loss", math.nan, (second,)), [first])
     assert list(reports.rows_from_json(json.loads(json.dumps(said["rows"])))) == [first, second]
     assert (said["error"], said["refused"], said["done"]) == ("train/loss is nan at epoch 3", None, True)
+
+
+def test_the_time_limits_reach_ray(toy_workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The settings, by their variables; TorchTrainer itself would need a cluster."""
+    parts: dict[str, Any] = {}
+
+    class Trainer:
+        def __init__(self, worker: Any, **given: Any) -> None:
+            parts.update(given)
+
+        def fit(self) -> Any:
+            parts["start"] = os.environ[START_VARIABLE]
+            return SimpleNamespace(return_value=None)
+
+    monkeypatch.setattr(ray_compat, "torch_trainer", lambda: Trainer)
+    monkeypatch.setenv("ORCHESTRATOR_COLLECTIVE_TIMEOUT", "17")
+    monkeypatch.setenv("ORCHESTRATOR_START_TIMEOUT", "23")
+    monkeypatch.setenv(START_VARIABLE, "99")  # also that it is as before afterwards
+    timeouts = train.Timeouts.of(settings.resolve())
+    spec = ExperimentSpec(workload="toy", params={})
+    group = train.start(spec, tmp_path / "train", tmp_path, stop_file=tmp_path / "stop", timeouts=timeouts)
+    assert group.ended(HANG_SECONDS)
+    assert group.result() is None
+    assert (parts["torch_config"].timeout_s, parts["start"]) == (17, "23")
+    assert parts["train_loop_config"]["timeout"] == 17
 
 
 def test_the_cause_of_a_lost_group_is_its_workers_own_error() -> None:

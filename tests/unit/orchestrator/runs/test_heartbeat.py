@@ -158,7 +158,7 @@ def test_the_place_is_the_training_threads(tmp_path: Path) -> None:
         "def dump():\n"
         "    faulthandler.dump_traceback(open({stack!r}, 'w'), all_threads=True); sys.exit()\n"
         "for _ in range(2):\n"
-        "    threading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n"
+        "    threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()\n"
         "next(loop.run_epochs(Hangs(), Plan(epochs=1)))\n"
     )
     root = str(Path(heartbeat.__file__).parents[1])
@@ -181,6 +181,24 @@ def test_of_a_group_the_worker_that_waits_for_nobody_hangs(tmp_path: Path) -> No
     assert str(heartbeat.given_up(tmp_path)) == f"no report for 5 s; worker 1 hung at {HUNG.strip()}"
     (tmp_path / "stack-1.txt").write_text(f"Thread 0x1:\n{gather}")
     assert "worker 0 hung at" in str(heartbeat.given_up(tmp_path)), "all wait: the first is named"
+
+
+def test_of_a_group_that_timed_out_the_worker_that_did_not_answer_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may have noticed as well, and one may have left already."""
+    package = Path(heartbeat.__file__).parents[1]
+    loop = f'  File "{package}/engine/loop.py", line 1 in run_epochs'
+    noticed = f'  File "/x/ray/wait.py", line 1 in wait\n  File "{package}/runs/heartbeat.py", line 9 in waited_in_vain'
+    stacks = [f"{noticed}\n{loop}", '  File "/x/ray/worker.py", line 1 in main_loop', f"{HUNG}\n{loop}"]
+    monkeypatch.setattr(heartbeat, "_on_each_process", lambda folder, signals: [])
+    monkeypatch.setattr("ray.wait", lambda calls, **limits: None)
+    for rank, stack in enumerate(stacks):
+        (tmp_path / ("stack.txt" if rank == 0 else f"stack-{rank}.txt")).write_text(f"Thread 0x1:\n{stack}")
+    limit = "no answer from the other workers for 9 s (ORCHESTRATOR_COLLECTIVE_TIMEOUT)"
+    assert str(heartbeat.waited_in_vain(tmp_path, 9)) == f"{limit}; worker 2 hung at {HUNG.strip()}"
+    (tmp_path / "stack-2.txt").unlink()
+    assert str(heartbeat.waited_in_vain(tmp_path, 9)) == limit
 
 
 def test_ranks_of_an_earlier_group_are_forgotten(clock: Clock, tmp_path: Path) -> None:
