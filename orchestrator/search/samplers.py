@@ -17,7 +17,9 @@ from orchestrator.config.spec import Sampler
 class ReplayedCmaEs(CmaEsSampler):  # type: ignore[misc]
     """CMA-ES that rebuilds its state from the trials. Optuna's sampler stores a pickle in the study instead.
 
-    Complete generations are replayed, which takes milliseconds; further points are drawn as usual.
+    Complete generations are replayed, which takes milliseconds; further points are drawn as usual. Outside of
+    ray_compat.py this is the only use of what a library does not document: Optuna has no public hook for the state of
+    a sampler, and without this class a resumed sweep would unpickle what its study holds.
     """
 
     def _restore_optimizer(self, completed_trials: list[FrozenTrial]) -> None:

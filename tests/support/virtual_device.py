@@ -235,8 +235,8 @@ def virtual_cuda(strict: bool = True) -> Iterator[Log]:
     """
     # What keeps references to the patched functions is imported before.
     import torch._dynamo
-    import torch.distributed.tensor
-    import torch.optim
+    import torch.distributed.tensor  # noqa: F401
+    import torch.optim  # noqa: F401
 
     log = Log(strict)
     with contextlib.ExitStack() as stack:

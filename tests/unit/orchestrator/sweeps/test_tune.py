@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import ray
 import torch
+from ray import tune
 
 from orchestrator.cluster.lost_devices import LostDevices
 from orchestrator.cluster.preemption import RAY_DIED, Preempted
@@ -131,7 +132,7 @@ def test_a_sweep_holds_its_share(tmp_path: Path, live: int, may: int, begins: bo
     book.live = live
     state = _SweepState(book, TrialMonitor(10), slots=4, slot_limit=lambda wanted: min(wanted, may))  # type: ignore[arg-type]
     search = _SharedSearch(state)
-    search._total_samples = 99
+    search.add_configurations(tune.Experiment("sweep", lambda config: None, num_samples=99))
     assert search.is_finished() is given_back
     book.exhausted = False
     assert (search.searcher.suggest("a") is not None) is begins
