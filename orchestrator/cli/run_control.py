@@ -79,8 +79,8 @@ def stop(settings: Settings, reference: str, verdict: Verdict = "pruned", *, add
     if slash and number.isdecimal():
         from orchestrator.sweeps import steering
 
-        steering.stop(records.find(settings.storage, sweep, "sweep"), int(number), verdict)
-        print(f"Trial {number} of {sweep} ends at its next report, as {verdict}")
+        when = steering.stop(records.find(settings.storage, sweep, "sweep"), int(number), verdict)
+        print(f"Trial {number} of {sweep} ends {when}, as {verdict}")
         return
     target = find(settings, reference, address)
     if isinstance(target, RunFolder):

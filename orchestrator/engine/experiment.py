@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -125,11 +125,23 @@ class Experiment:
         """Units of the validation split at the best epoch so far."""
         return self._units
 
-    def parameters(self) -> int:
-        """Number of real values in the weights of the model that would be served: not its ids or histories."""
-        workload, _ = self._now()
-        weights = workload.servable().weights.values()
-        return sum(tensor.numel() for tensor in weights if tensor.is_floating_point())
+    def measured(self, names: Collection[str]) -> dict[str, float]:
+        """Those of ``names`` that the model that would be served has, at the last yield.
+
+        ``parameters``: number of real values in its weights, not its ids or histories. ``latency_ms``: see
+        :func:`orchestrator.engine.latency.milliseconds`.
+        """
+        if not names:
+            return {}
+        servable = self._now()[0].servable()
+        values: dict[str, float] = {}
+        if "parameters" in names:
+            values["parameters"] = sum(t.numel() for t in servable.weights.values() if t.is_floating_point())
+        if "latency_ms" in names:
+            from orchestrator.engine.latency import milliseconds
+
+            values["latency_ms"] = milliseconds(servable)
+        return values
 
     @property
     def order(self) -> int:

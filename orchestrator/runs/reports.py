@@ -15,7 +15,6 @@ from orchestrator.engine.loop import Diverged, EpochReport, Row
 from orchestrator.errors import UNAVAILABLE, RunFailed, UserError, one_line
 from orchestrator.runs.heartbeat import TrialTimeout
 from orchestrator.search import unit_values
-from orchestrator.search.constraints import PARAMETERS
 from orchestrator.storage.records import RunFolder
 from workloads.data.errors import DataError
 
@@ -67,12 +66,12 @@ def killed_for_memory(error: BaseException) -> bool:
     return _is(error, "ray", "RayError") and death_cause(str(error)).startswith(OUT_OF_MEMORY)
 
 
-def payload(report: EpochReport, parameters: int | None = None) -> dict[str, Any]:
-    """A report as a plain dict, to be sent to another process. ``parameters`` are those of the model, if counted."""
+def payload(report: EpochReport, measured: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """A report as a plain dict, to be sent to another process. ``measured`` was measured of the model, if anything."""
     progress = report.progress
     return {
         "units": unit_values.encode(report.units, progress.best_value) if report.units else None,
-        PARAMETERS: parameters,
+        "measured": dict(measured or {}),
         "rows": [row.to_json() for row in report.rows],
         "epoch": progress.epoch,
         "best_epoch": progress.best_epoch,

@@ -11,7 +11,7 @@ from orchestrator.config.plan import Plan
 from orchestrator.config.spec import Resources, Search
 from orchestrator.errors import UserError
 from orchestrator.search import spaces
-from orchestrator.search.constraints import PARAMETERS, Constraint
+from orchestrator.search.constraints import OF_MODEL, Constraint
 from workloads.contract import Objective
 
 POPULATION = 4
@@ -34,8 +34,8 @@ def settle(
     if search.sampler == "cmaes" and len(searched) < 2:
         raise UserError("CMA-ES needs at least two searched parameters", got=", ".join(searched))
     constraints = [Constraint.parse(text) for text in search.constraint]
-    if resources.workers > 1 and any(constraint.metric == PARAMETERS for constraint in constraints):
-        raise UserError(f"{PARAMETERS} of trials of several workers are not counted", fix="Leave the constraint out")
+    if resources.workers > 1 and (of_model := [one.metric for one in constraints if one.metric in OF_MODEL]):
+        raise UserError(f"{of_model[0]} of trials of several workers is not measured", fix="Leave the constraint out")
     if search.finalists:
         _check_finalists(search, objectives)
     if search.sampler == "grid" and "published" in search.warm_start:

@@ -27,7 +27,7 @@ from orchestrator.config.spec import SweepSpec
 from orchestrator.engine.loop import Row
 from orchestrator.errors import UserError, one_line
 from orchestrator.search import grid, samplers, schedulers, selection, spaces
-from orchestrator.search.constraints import PARAMETERS, SECONDS, Constraint, violated
+from orchestrator.search.constraints import OF_MODEL, SECONDS, Constraint, violated, violations
 from orchestrator.search.ranking import REPEAT, ranked, repeats
 from orchestrator.search.rungs import Rungs
 from orchestrator.search.selection import Selection
@@ -263,14 +263,23 @@ class Study:
         self.optuna_study.enqueue_trial(dict(params), user_attrs={"request": request})
         return len(self.optuna_study.get_trials(deepcopy=False)) - 1
 
-    def stop_trial(self, number: int, verdict: str, request: str) -> bool:
-        """Stop a running trial at its next report, as ``pruned`` or ``failed``. Returns whether it has not ended."""
-        running = any(trial.number == number and trial.state == TrialState.RUNNING for trial in self.trials)
-        if running:
+    def stop_trial(self, number: int, verdict: str, request: str) -> str | None:
+        """Stop a running trial at its next report, as ``pruned`` or ``failed``, or end a waiting one now.
+
+        Returns the name of its state before, None if it had ended.
+        """
+        state = next((trial.state for trial in self.trials if trial.number == number), None)
+        open_now = state in (TrialState.RUNNING, TrialState.WAITING)
+        if state == TrialState.RUNNING:
             self._optuna_trial(number).set_user_attr(STOP, verdict)
             self._to_stop[number] = verdict
-        self.optuna_study.set_user_attr(f"request {request}", verdict if running else "it was not running")
-        return running
+        elif state == TrialState.WAITING:
+            self._optuna_trial(number).set_user_attr("cut", True)  # a stopped trial is not tried again
+            self._optuna_trial(number).set_user_attr("cause", STOPPED)
+            ended = TrialState.FAIL if verdict == "failed" else TrialState.PRUNED
+            self.optuna_study._storage.set_trial_state_values(number, ended)  # Optuna tells only of running trials
+        self.optuna_study.set_user_attr(f"request {request}", verdict if open_now else "it was not running")
+        return state.name if state is not None and open_now else None
 
     def failed(self) -> list[FrozenTrial]:
         """The failed trials, without those that were cut or retried."""
@@ -447,16 +456,12 @@ class Study:
         values = [fmean(column) for column in zip(*(result["values"] for result in results))]
         mean = _over_seeds(results)
         self._close(trial, mean | {"best_value": values[0]})
-        measured = {PARAMETERS: results[0].get(PARAMETERS), SECONDS: mean[SECONDS] / len(results)}
+        measured = {name: fmean(result[name] for result in results) for name in OF_MODEL if name in results[0]}
+        measured[SECONDS] = mean[SECONDS] / len(results)
         self._tell(trial, values, self._violations(mean | measured))
 
     def _violations(self, attributes: Mapping[str, Any]) -> dict[str, float]:
-        """By how much a result violates each constraint. Raises UserError for a metric that it does not have."""
-        if not self._constraints:
-            return {}
-        measured = {name: attributes[name] for name in (PARAMETERS, SECONDS) if attributes.get(name) is not None}
-        metrics = {**attributes["best_metrics"], **measured}
-        return {str(constraint): constraint.violation(metrics) for constraint in self._constraints}
+        return violations(self._constraints, attributes) if self._constraints else {}
 
     def _tell(self, trial: optuna.Trial, values: Sequence[float], violations: Mapping[str, float]) -> None:
         for constraint, violation in violations.items():

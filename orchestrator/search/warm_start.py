@@ -13,6 +13,7 @@ from orchestrator.cluster import preflight
 from orchestrator.config.spec import SweepSpec
 from orchestrator.errors import UserError
 from orchestrator.search import points
+from orchestrator.search.constraints import Constraint, violations
 from orchestrator.search.study import Study, open_study
 from orchestrator.storage import records
 from orchestrator.storage.records import RunFolder
@@ -32,20 +33,26 @@ def lessons(
     """
     usable: list[FrozenTrial] = []
     lines = []
+    constraints = [Constraint.parse(text) for text in spec.search.constraint]
     for reference in spec.search.warm_start:
         if reference == PUBLISHED:
             continue
         source = records.find(settings.storage, reference, "sweep")
         _check(source, spec, settings)
         trials = [t for t in open_study(source.path).get_trials(deepcopy=False) if "warm_from" not in t.user_attrs]
-        learnt = [one for trial in trials if (one := lesson(source.id, trial, objectives, distributions))]
+        fitting = [trial for trial in trials if lesson(source.id, trial, objectives, distributions)]
+        each = (lesson(source.id, trial, objectives, distributions, constraints) for trial in fitting)
+        learnt = [one for one in each if one]
         if not learnt:
             raise UserError(
-                f"{source.id} has no trial that lies in this search space and has this objective",
+                f"{source.id} has no trial that lies in this search space and has this objective"
+                + (f" and what {' and '.join(map(str, constraints))} is about" if fitting else ""),
                 fix="Leave out --warm-start",
             )
         usable += learnt
-        lines.append(f"Learnt from {len(learnt)} of {len(trials)} trials of {source.id}")
+        lacking = len(fitting) - len(learnt)
+        why = f"; {lacking} lack the metric of a constraint" if lacking else ""
+        lines.append(f"Learnt from {len(learnt)} of {len(trials)} trials of {source.id}{why}")
     return usable, lines
 
 
@@ -60,9 +67,15 @@ def enqueue_published(spec: SweepSpec, study: Study) -> str:
 
 
 def lesson(
-    source: str, trial: FrozenTrial, objectives: Sequence[Objective], distributions: Mapping[str, BaseDistribution]
+    source: str,
+    trial: FrozenTrial,
+    objectives: Sequence[Objective],
+    distributions: Mapping[str, BaseDistribution],
+    constraints: Sequence[Constraint] = (),
 ) -> FrozenTrial | None:
     """``trial`` of the sweep ``source`` as a trial of another search, or None if it does not fit.
+
+    It does not fit either if it lacks the metric of one of the search's ``constraints``.
 
     A parameter that was fixed then and is searched now gets its fixed value. A trial of PBT has a schedule of values
     and does not fit. Only pruned trials keep intermediate values, by which the sampler ranks them: schedulers compare
@@ -73,6 +86,10 @@ def lesson(
     pruned = trial.state == TrialState.PRUNED and len(names) == 1
     ended = (pruned or trial.state == TrialState.COMPLETE) and "lineage" not in trial.user_attrs
     if not ended or any(name not in metrics for name in names):
+        return None
+    try:
+        by_constraint = violations(constraints, trial.user_attrs)
+    except UserError:
         return None
     had = trial.user_attrs.get("params", {})
     params = {name: had[name] for name in distributions if name in had} | trial.params
@@ -87,6 +104,7 @@ def lesson(
         distributions={name: distributions[name] for name in params},
         intermediate_values=trial.intermediate_values if pruned else {},
         user_attrs={"warm_from": f"{source}/{trial.number}"},
+        constraints=by_constraint,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from statistics import fmean
 
@@ -25,9 +26,16 @@ class Budget:
         self._limit = None if hours is None else hours * 3600
         gpus = spec.resources.gpus_per_worker > 0
         earlier = [span for span in usage_log.spans(folder) if span.unit.startswith("trial")]
-        self._spent = sum(3600 * (span.gpu_hours if gpus else span.cpu_hours) for span in earlier)
         self._since: dict[int, float] = {}
         self._costs: dict[int, float] = {}
+        for span in earlier:
+            number, _, seed = span.unit.removeprefix("trial ").partition(" seed ")
+            seed_run = int(number) * spec.search.seeds + int(seed or 0)
+            cost = 3600 * (span.gpu_hours if gpus else span.cpu_hours)
+            self._costs[seed_run] = self._costs.get(seed_run, 0.0) + cost
+        self.complete: set[int] = set()
+        """Seed runs that ran to their end. Repeats of finalists cost as much: none is pruned."""
+        self._spent = sum(self._costs.values())
         self._warned = self._limit is not None and self._spent >= WARNING * self._limit
 
     def start(self, seed_run: int) -> None:
@@ -41,7 +49,7 @@ class Budget:
             self._costs[seed_run] = self._costs.get(seed_run, 0.0) + cost
 
     def of(self, seed_run: int) -> float:
-        """Device seconds of a stopped seed run."""
+        """Device seconds of a stopped seed run, those under earlier drivers included."""
         return self._costs.get(seed_run, 0.0)
 
     @property
@@ -49,16 +57,27 @@ class Budget:
         """Device seconds so far, running trials included."""
         return self._spent + sum(map(self._running, self._since))
 
-    def allows_another(self, reserved: int = 0) -> bool:
+    def allows_another(self, reserved: int = 0, *, repeat: bool = False) -> bool:
         """Whether a trial of average cost fits in addition to what the running trials will still need.
 
-        ``reserved``: number of further trials that must fit as well.
+        ``reserved``: number of repeats of finalists that must fit as well. ``repeat``: it is one of them.
         """
         if self._limit is None:
             return True
         usual = fmean(self._costs.values()) if self._costs else 0.0
         left = sum(max(0.0, usual - self._running(seed_run)) for seed_run in self._since)
-        return self.used + left + usual * (1 + reserved) < self._limit
+        own = self.cost_of_repeat if repeat else usual
+        return self.used + left + own + self.cost_of_repeat * reserved < self._limit
+
+    @property
+    def cost_of_repeat(self) -> float:
+        """Device seconds of a run to the end: the mean of the complete ones, else of all, 0 before the first end."""
+        complete = [self._costs[seed_run] for seed_run in self.complete if seed_run in self._costs]
+        return fmean(complete or self._costs.values() or [0.0])
+
+    def seconds(self, reserved: int, at_once: int) -> float:
+        """Time that a run to the end takes, and after it ``reserved`` further ones, ``at_once`` of them together."""
+        return self.cost_of_repeat / self.devices * (1 + math.ceil(reserved / max(1, at_once)))
 
     def is_spent(self) -> bool:
         return self._limit is not None and self.used >= self._limit

@@ -314,7 +314,7 @@ def _measure_together(specs: list[ExperimentSpec], data: Path, device: torch.dev
                 "data": str(data),
                 "keep": worker.CHECKPOINTS_KEPT,
                 "save_at_rungs": False,
-                "count_parameters": False,
+                "measure": [],
             }
             runner.begin({"number": number, "spec": spec.model_dump(mode="json"), **home})
         while len(runner):

@@ -174,8 +174,8 @@ class _Trial:
         assert self.report is not None
         rows = tuple(self.rows)
         self.rows = []
-        counts = self.config["count_parameters"] and self.report.ended
-        return reports.payload(replace(self.report, rows=rows), self.experiment.parameters() if counts else None)
+        measured = self.experiment.measured(self.config["measure"]) if self.report.ended else None
+        return reports.payload(replace(self.report, rows=rows), measured)
 
 
 class PackRunner:

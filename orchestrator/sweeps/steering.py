@@ -36,8 +36,11 @@ def add(folder: RunFolder, settings: Settings, params: Mapping[str, Any]) -> dic
     return accepted
 
 
-def stop(folder: RunFolder, number: int, verdict: Verdict) -> None:
-    """Request that a running trial ends at its next report. Raises UserError if it is not running."""
+def stop(folder: RunFolder, number: int, verdict: Verdict) -> str:
+    """Request that a running trial ends at its next report, or a waiting one before it starts. Returns when it ends.
+
+    Raises UserError if it has ended.
+    """
     _steered(folder)
     states = {trial.number: trial.state.name.lower() for trial in trials.own(trials.study(folder))}
     if number not in states:
@@ -45,6 +48,7 @@ def stop(folder: RunFolder, number: int, verdict: Verdict) -> None:
     if states[number] not in ("running", "waiting"):
         raise UserError(f"Trial {number} of {folder.id} has ended", got=states[number])
     folder.request({"stop": number, "verdict": verdict})
+    return "at its next report" if states[number] == "running" else "before it starts"
 
 
 def apply(study: Study, request: str, values: Mapping[str, Any]) -> str:
@@ -60,8 +64,10 @@ def apply(study: Study, request: str, values: Mapping[str, Any]) -> str:
     except (UserError, ValueError, TypeError) as error:
         study.refuse(request, str(error))
         return f"A request was refused: {error}"
-    if study.stop_trial(stopped, verdict, request):
-        return f"Trial {stopped} stops at its next report, as {verdict}"
+    state = study.stop_trial(stopped, verdict, request)
+    if state is not None:
+        when = "stops at its next report" if state == "RUNNING" else "has ended before it started"
+        return f"Trial {stopped} {when}, as {verdict}"
     return f"Trial {stopped} was to be stopped, but is not running"
 
 

@@ -20,6 +20,7 @@ from orchestrator.runs import description, reports, worker
 from orchestrator.runs.driver import Options, ProgressReporter, finish, in_process
 from orchestrator.runs.session import Result, Session, adopt
 from orchestrator.search import grid, schedulers, spaces, strategy, trusted_spaces, warm_start
+from orchestrator.search.constraints import LEARNT_BY
 from orchestrator.search.pbt import Population
 from orchestrator.search.study import JOURNAL, Study
 from orchestrator.search.warm_start import PUBLISHED
@@ -189,6 +190,8 @@ def _drive(
         f"{spec.search.sampler}, {spec.search.scheduler}"
         + (f", {spec.search.seeds} seeds each" if spec.search.seeds > 1 else "")
     )
+    if spec.search.constraint and spec.search.sampler not in LEARNT_BY:
+        console.say(f"The sampler {spec.search.sampler} does not learn constraints; {' and '.join(LEARNT_BY)} do")
     if fingerprint and (missing := skipped_images_warning(defaults, settings.data)):
         console.say(missing)
     folder.update(objectives=[[o.metric, o.direction] for o in objectives.of(spec.workload, spec.plan)])

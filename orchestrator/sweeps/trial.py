@@ -36,7 +36,7 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
     """The last report, or None when its state is already saved."""
     _keep: int
     _save_at_rungs: bool
-    _count_parameters: bool
+    _measure: list[str]
     _failure: dict[str, Any] | None
     _carried: RemoteFolder
     _pace: ReportPace
@@ -86,8 +86,7 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
             self._carried.close()  # the driver may read it now
         if not judged:
             self._pace.sent()
-        counts = self._count_parameters and report.ended
-        return reports.payload(report, self._experiment.parameters() if counts else None)
+        return reports.payload(report, self._experiment.measured(self._measure) if report.ended else None)
 
     def _begin(self, config: Mapping[str, Any], hung: TrialTimeout | None) -> None:
         self._failure = reports.failure_payload(hung) if hung else None
@@ -96,7 +95,7 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]
         self._folder = Path(config["folder"])
         self._keep = config["keep"]
         self._save_at_rungs = config["save_at_rungs"]
-        self._count_parameters = config["count_parameters"]
+        self._measure = config["measure"]
         self._carried = RemoteFolder(self._folder)
         self._pace = ReportPace(config.get("pace"))
         if hung:

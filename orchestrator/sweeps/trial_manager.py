@@ -19,7 +19,7 @@ from orchestrator.runs.live_view import RunningTrial, settings_text, sweep_view
 from orchestrator.runs.session import Session
 from orchestrator.runs.train import Timeouts
 from orchestrator.search import unit_values
-from orchestrator.search.constraints import PARAMETERS, Constraint
+from orchestrator.search.constraints import OF_MODEL, Constraint, unknown_metric
 from orchestrator.search.curves import Curves
 from orchestrator.search.pbt import MEMBER_CHECKPOINTS_KEPT, Population
 from orchestrator.search.progress import search_progress
@@ -61,18 +61,23 @@ class TrialManager:
         """Seed runs whose MLflow run this process has opened and not ended."""
         self._running: dict[int, RunningTrial] = {}
         """Seed runs that hold devices."""
+        self._most = 1
+        """Most seed runs that ever held devices at once."""
         self._curves = Curves(session.folder.path, study.objectives)
         self._charged = spec.resources
         self.refusal: UserError | None = None
         """The error of a trial that every other trial would raise too. It stops the sweep."""
         self.usage_log = UsageLog(session.folder.path)
         self.budget = Budget(spec, session.folder)
+        seeds = spec.search.seeds
+        ended = (trial.number for trial in study.trials if trial.state.name == "COMPLETE")
+        self.budget.complete = {number * seeds + seed for number in ended for seed in range(seeds)}
         self.failures = FailureLimit(spec.search.max_failures)
         self.load = DriverLoad()
         self._requests: set[str] = set()
         self._next_requests = 0.0
-        constraints = map(Constraint.parse, spec.search.constraint)
-        self._count_parameters = any(constraint.metric == PARAMETERS for constraint in constraints)
+        self._constraints = [Constraint.parse(text) for text in spec.search.constraint]
+        self._measure = sorted({one.metric for one in self._constraints} & {*OF_MODEL})
 
     def share(self, trials: float) -> None:
         """Charge each trial its part of the devices: on average ``trials`` of them share those of one."""
@@ -106,7 +111,7 @@ class TrialManager:
             "timeouts": list(Timeouts.of(self._session.settings)),
             "keep": MEMBER_CHECKPOINTS_KEPT if population else worker.CHECKPOINTS_KEPT,
             "save_at_rungs": population,
-            "count_parameters": self._count_parameters,
+            "measure": self._measure,
             "pace": self.load.pace(self._spec.search.trial_timeout),
         }
 
@@ -136,9 +141,14 @@ class TrialManager:
         )
 
     def _room(self) -> dict[str, bool]:
-        """Whether the budget allows a new trial, which leaves enough for the finalists, and a finalist's repeat."""
-        reserved = self._spec.search.repeats
-        return {"fresh": self.budget.allows_another(reserved), "final": self.budget.allows_another()}
+        """Whether the budgets allow a new trial, which leaves enough for the finalists, and a finalist's repeat."""
+        fresh = self.budget.allows_another(self._spec.search.repeats) and self._finalists_in_time()
+        return {"fresh": fresh, "final": self.budget.allows_another(repeat=True)}
+
+    def _finalists_in_time(self) -> bool:
+        """Whether the finalists can be repeated within the time budget after another trial."""
+        repeats = self._spec.search.repeats
+        return not repeats or time.monotonic() + self.budget.seconds(repeats, self._most) <= self._deadline
 
     @property
     def exhausted(self) -> bool:
@@ -179,13 +189,16 @@ class TrialManager:
                 return True
             self._ended(seed_run, self._study.fail(seed_run, cause), cause)
             return True
+        if refusal := next((e for row in rows if (e := unknown_metric(self._constraints, row.metrics))), None):
+            self.refusal = refusal
+            self._ended(seed_run, self._study.fail(seed_run, str(refusal)), str(refusal))
+            return True
         if payload.get("units"):
             unit_values.write(self._session.folder.path, number, seed, payload["units"])
         attributes = {
             name: payload[name] for name in ("epoch", "best_epoch", "best_value", "best_metrics", "train_seconds")
         }
-        if self._count_parameters:
-            attributes[PARAMETERS] = payload[PARAMETERS]
+        attributes |= payload.get("measured", {})
         verdict = self._study.report(seed_run, rows, payload["best_value"], bool(payload["ended"]), attributes)
         if verdict == "go on":
             return False
@@ -241,6 +254,8 @@ class TrialManager:
             self._session.console.say(f"Stopped: {spent}")
         elif not self._study.exhausted() and not self.budget.allows_another():
             self._session.console.say("Stopped: the device-hour budget takes no further trial")
+        elif not self._study.exhausted() and not self._finalists_in_time():
+            self._session.console.say("Stopped: the time budget takes no further trial")
         tracker = self._session.tracker
         for seed_run in sorted({*self._study.unfinished(), *self._begun}):
             if spent and seed_run in self._study.unfinished():  # this cuts its other seeds too
@@ -261,6 +276,7 @@ class TrialManager:
         name = self._name(trial.seed_run)
         params = settings_text(self._searched(trial.params))
         self._running[trial.seed_run] = RunningTrial(name, params, spec.plan.epochs)
+        self._most = max(self._most, len(self._running))
         self._session.console.event(f"{name} started  {params}")
         tracker = self._session.tracker
         study = self._study
@@ -297,6 +313,8 @@ class TrialManager:
         self._stop_clock(seed_run)
         self._begun.discard(seed_run)
         self._done = sum(trial.state.is_finished() for trial in self._study.trials)
+        if verdict == "complete":
+            self.budget.complete.add(seed_run)
         failed = verdict == "failed" and not detail.startswith(STOPPED)
         self.failures.count(self._study.trial_of(seed_run)[0], detail if failed else None)
         if verdict == "failed":

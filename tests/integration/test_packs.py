@@ -53,7 +53,7 @@ class FakeManager:
             "data": str(self.folder),
             "keep": 2,
             "save_at_rungs": True,
-            "count_parameters": False,
+            "measure": [],
         }
 
     def result(self, unit: int, payload: Mapping[str, Any]) -> bool:

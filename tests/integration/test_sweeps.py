@@ -135,6 +135,24 @@ def test_repeated_seeds_survive_their_drivers_death(home: Path, start: Start) ->
     assert steps == list(range(1, 9)), "the winner's seeds on the sweep's run, an epoch each"
 
 
+@pytest.mark.faults
+@pytest.mark.parametrize("where", [["--local"], ["--concurrency", "2"]])
+def test_finalists_are_repeated_when_the_search_ends(where: list[str], home: Path, start: Start) -> None:
+    """In this process and on Ray: the same trials, repeats that are tagged, and a winner among the finalists."""
+    sweep = start(*SWEEP, "--trials", "3", "--finalists", "2", "--finalist-seeds", "2", "epochs=2", *where)
+    assert sweep.end() == 0, sweep.text()
+    rows = trials(home)
+    assert [row["state"] for row in rows] == ["complete"] * 5
+    repeated = [row.get("repeat_of") for row in rows]
+    assert repeated[:3] == [None] * 3
+    assert len(set(repeated[3:])) == 2
+    assert all(len(rows[number]["seeds"]) == 2 for number in repeated[3:])
+    (record,) = home.glob("storage/*/record.json")
+    assert json.loads(record.read_text())["result"]["best_trial"] in repeated[3:]
+    assert "over seeds)" in sweep.text()
+    Store(home).check()
+
+
 # Budgets
 
 

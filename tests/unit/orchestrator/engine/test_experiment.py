@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -199,7 +200,11 @@ def test_a_trials_last_report_has_the_units_of_its_best_epoch_and_the_size_of_it
     assert list(last.units) == ["id", "error"]
     assert float(last.units["error"].mean()) == pytest.approx(last.progress.best_value)
     assert all(report.units is None for report in earlier)
-    assert trial.parameters() == 1
+    assert trial.measured(()) == {}
+    found = trial.measured(("parameters", "latency_ms"))
+    assert found["parameters"] == 1
+    assert 0 < found["latency_ms"] < 60_000
+    assert not [name for name in sys.modules if name.startswith("measured_")]
 
 
 def test_the_curves_of_selection_and_refit_have_different_names() -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from orchestrator.errors import UserError
 from orchestrator.report import trials
-from orchestrator.search.constraints import Constraint, violated
+from orchestrator.search.constraints import Constraint, unknown_metric, violated
 from orchestrator.search.ranking import front
 from orchestrator.search.study import Study
-from tests.support.searching import ERROR, attributes, begin, complete, rows, states, study, sweep
+from tests.support.searching import ERROR, at_rung, attributes, begin, complete, rows, states, study, sweep
 from workloads.contract import Objective
 
 
@@ -23,6 +23,8 @@ from workloads.contract import Objective
         (" recall_at_20 >= .3 ", "recall_at_20", 0.3, True),
         ("validation/x<=5e6", "x", 5e6, False),
         ("x>=-inf", "x", float("-inf"), True),
+        ("params<=5e6", "parameters", 5e6, False),
+        ("latency_ms<=50", "latency_ms", 50, False),
     ],
 )
 def test_a_constraint_is_read(text: str, metric: str, bound: float, at_least: bool) -> None:
@@ -74,10 +76,15 @@ def test_a_metric_that_validation_lacks_fails_the_trial(tmp_path: Path) -> None:
 
 
 def test_seconds_and_parameters_can_be_constrained(tmp_path: Path) -> None:
-    running = study(tmp_path, constraint=("train_seconds<=2", "parameters<=100"))
-    for error, seconds, parameters in ((0.1, 3.0, 50), (0.2, 1.0, 200), (0.3, 1.0, 50)):
+    running = study(tmp_path, trials=9, constraint=("train_seconds<=2", "params<=100", "latency_ms<=50"))
+    for error, seconds, parameters, latency in (
+        (0.1, 3.0, 50, 1),
+        (0.2, 1.0, 200, 1),
+        (0.3, 1.0, 50, 1),
+        (0.1, 1, 1, 60),
+    ):
         trial = begin(running)
-        about = attributes(error) | {"train_seconds": seconds, "parameters": parameters}
+        about = attributes(error) | {"train_seconds": seconds, "parameters": parameters, "latency_ms": latency}
         running.report(trial.seed_run, rows((27, error)), error, True, about)
     best = running.best()
     assert best is not None
@@ -116,6 +123,34 @@ def test_samplers_learn_it(sampler: str, tmp_path: Path) -> None:
         return sum(trial.params["lr"] <= 0.6 for trial in running.trials[-15:])
 
     assert feasible("with", "lr_seen<=0.5") >= feasible("without") + 4
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp"])
+def test_pruned_trials_have_no_constraint_and_trouble_no_sampler(sampler: str, tmp_path: Path) -> None:
+    running = study(tmp_path, sampler=sampler, trials=16, decide_at=(3,), scheduler="asha", constraint=("size<=10",))
+    while trial := running.next():
+        number = trial.number
+        if at_rung(running, trial.seed_run, 3, 1.0 + number) == "go on":
+            complete(running, trial.seed_run, 1.0 + number, size=11 if number == 0 else 9)
+        if number in (1, 2, 3) and states(running)[number] == "RUNNING":
+            complete(running, trial.seed_run, 1.0 + number, size=9)
+        if number == 0:
+            for value, size in ((0.5, 9), (0.4, 12)):
+                better = begin(running)
+                complete(running, better.seed_run, value, size=size)
+    assert states(running).count("PRUNED") > 8
+    best = running.best()
+    assert best is not None
+    assert best.number == 1
+
+
+def test_a_misspelt_metric_is_noticed_at_the_first_evaluation() -> None:
+    constraints = [Constraint.parse("recal<=1"), Constraint.parse("params<=5")]
+    assert unknown_metric(constraints, ["train/loss"]) is None, "not evaluated yet"
+    found = unknown_metric(constraints, ["train/loss", "validation/recall"])
+    assert "got 'recal'" in str(found)
+    assert "recall" in str(found)
+    assert unknown_metric(constraints, ["validation/recal"]) is None
 
 
 def test_a_sweep_without_constraints_has_its_fingerprint_of_before() -> None:

@@ -13,6 +13,7 @@ from orchestrator.cluster import preflight
 from orchestrator.config.spec import SweepSpec
 from orchestrator.errors import UserError
 from orchestrator.search import warm_start
+from orchestrator.search.constraints import Constraint
 from orchestrator.search.study import Study
 from orchestrator.storage import records
 from orchestrator.storage.settings import Settings, resolve
@@ -50,6 +51,25 @@ def test_what_ended_with_a_value_is_taken_as_what_it_was(tmp_path: Path) -> None
     assert [one.values for one in taken[:2]] == [[0.25], [0.15]]
     assert [one.user_attrs for one in taken] == [{"warm_from": f"old/{number}"} for number in range(3)]
     assert [one.params for one in taken] == [trial.params for trial in trials[:3]]
+
+
+def test_lessons_have_the_constraints_of_the_search_or_are_left_out(tmp_path: Path) -> None:
+    """The earlier sweep had none. GP refuses trials of which some have constraints."""
+    trials = earlier(tmp_path / "old").trials
+    constraints = [Constraint.parse("x<=0.4")]
+    found = [warm_start.lesson("old", trial, (ERROR,), WIDE, constraints) for trial in trials]
+    assert [one and one.constraints for one in found] == [
+        {"x<=0.4": 0.5 - 0.4},
+        {"x<=0.4": 0.3 - 0.4},
+        None,
+        None,
+        None,
+    ]
+    running = study(tmp_path / "new", sampler="gp", trials=12, constraint=("x<=0.4",))
+    running.learn([one for one in found if one])
+    while trial := running.next():
+        complete(running, trial.seed_run, trial.params["lr"], x=trial.params["lr"])
+    assert states(running) == ["COMPLETE"] * 12
 
 
 def test_schedulers_do_not_see_what_others_had_on_the_way(tmp_path: Path) -> None:

@@ -163,3 +163,25 @@ def test_a_gpus_budget_counts_gpus_over_a_restart(folder: RunFolder, clock: Cloc
         clock.sleep(10)
     again = budget(folder, 100, cpus_per_worker=8, gpus_per_worker=0.5)
     assert again.used == pytest.approx(5)
+
+
+def test_repeats_cost_as_much_as_complete_trials_also_after_a_restart(folder: RunFolder, clock: Clock) -> None:
+    """Of 100, four trials took 28: two were pruned after 2, and two complete after 12. Five repeats need 60."""
+    log = UsageLog(folder.path)
+    spent = budget(folder, 100)
+    for seed_run, seconds in enumerate((2, 12, 2, 12)):
+        with log.holding(f"trial {seed_run}", Resources()):
+            run(spent, clock, seconds, seed_run)
+    for known in (spent, budget(folder, 100)):
+        known.complete = {1, 3}
+        assert known.used == pytest.approx(28)
+        assert known.of(1) == pytest.approx(12)
+        assert known.cost_of_repeat == pytest.approx(12)
+        assert known.allows_another(5), "28 + 7 + 60"
+        assert not known.allows_another(6)
+        assert known.seconds(5, 2) == pytest.approx(12 * (1 + 3))
+
+
+def test_before_the_first_end_nothing_is_reserved(folder: RunFolder) -> None:
+    assert budget(folder, 10).allows_another(100)
+    assert budget(folder, None).seconds(100, 0) == 0

@@ -116,7 +116,7 @@ class Book:
             "data": str(self.folder),
             "keep": 2,
             "save_at_rungs": False,
-            "count_parameters": False,
+            "measure": [],
         }
 
     def result(self, seed_run: int, payload: Mapping[str, Any]) -> bool:

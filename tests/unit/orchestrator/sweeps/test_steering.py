@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import UserError
+from orchestrator.report import trials
 from orchestrator.search import points
 from orchestrator.search.study import STOPPED
 from orchestrator.storage import requests
 from orchestrator.storage.settings import Settings, resolve
 from orchestrator.sweeps import steering
 from tests.support import finished
-from tests.support.searching import at_rung, attributes, begin, complete, rows, states, study
+from tests.support.searching import ERROR, at_rung, attributes, begin, complete, rows, states, study
 
 pytestmark = pytest.mark.usefixtures("toy_workload")
 
@@ -107,6 +108,25 @@ def test_a_grid_goes_on_at_its_point(tmp_path: Path) -> None:
     while trial := search.next():
         seen.append(trial.params["dim"])
     assert seen == [1, 2, 2, 3]
+
+
+@pytest.mark.parametrize(("verdict", "state"), [("pruned", "PRUNED"), ("failed", "FAIL")])
+def test_a_waiting_trial_is_ended_and_never_runs(verdict: str, state: str, tmp_path: Path) -> None:
+    search = study(tmp_path, trials=2, sampler="tpe")
+    assert search.add({"lr": 0.125}, "00000-a") == 0
+    line = steering.apply(search, REQUEST, {"stop": 0, "verdict": verdict})
+    assert line == f"Trial 0 has ended before it started, as {verdict}"
+    resumed = study(tmp_path, trials=2, sampler="tpe")
+    assert resumed.applied(REQUEST)
+    for search_ in (search, resumed):
+        assert states(search_) == [state]
+        assert search_.failed() == [], "it is not tried again"
+    numbers = []
+    while trial := resumed.next():
+        numbers.append(trial.number)
+        complete(resumed, trial.seed_run, 0.5)
+    assert numbers == [1, 2]
+    assert [row["state"] for row in trials.rows(resumed.trials, [ERROR], 1)] == [state.lower(), "complete", "complete"]
 
 
 @pytest.mark.parametrize(("verdict", "state"), [("pruned", "PRUNED"), ("failed", "FAIL")])

@@ -175,7 +175,7 @@ def test_a_process_gets_all_that_it_needs(drive: Drive, tmp_path: Path) -> None:
     assert config == {
         "number": 0, "folder": str(tmp_path / "sweep" / "trials" / "00000"), "data": "data",
         "stop_file": str(tmp_path / "sweep" / "stop"), "keep": 2, "save_at_rungs": False,
-        "count_parameters": False, "timeouts": [600, 300],
+        "measure": [], "timeouts": [600, 300],
         "pace": {"seconds": 0.0, "longest": 10.0},
     }  # fmt: skip
     assert spec["params"]["lr"] == driver.study.trials[0].params["lr"]
@@ -303,6 +303,42 @@ def test_the_other_seeds_of_a_configuration_that_failed_are_ended_too(drive: Dri
 
 
 # Stops
+
+
+@pytest.mark.parametrize("budget", [{"time_budget": 51.0}, {"max_device_hours": 51 / 3600}])
+def test_both_budgets_leave_enough_for_the_finalists(drive: Drive, clock: Clock, budget: dict[str, float]) -> None:
+    """Trials of 10 s, two repeats: the fourth trial would leave no time for them. Also for the next driver."""
+    asked = {"trials": 9, "finalists": 2, "finalist_seeds": 2, **budget}
+    driver = drive(**asked)
+
+    def runs(driver: Driver, seconds: float = 10) -> int | None:
+        config = driver.manager.next()
+        if config is None:
+            return None
+        clock.sleep(seconds)
+        driver.says(config["number"], 9, 0.5 + 0.1 * config["number"], "epochs")
+        return int(config["number"])
+
+    assert [runs(driver), runs(driver)] == [0, 1]
+    if "max_device_hours" in budget:  # a new driver has all of its time budget
+        driver.manager.close()
+        driver.die()
+        driver = drive(**asked)
+    assert runs(driver, 9) == 2
+    assert [runs(driver, 9), runs(driver, 9), runs(driver, 9)] == [3, 4, None]
+    assert [trial.user_attrs.get("repeat_of") for trial in driver.study.trials[3:]] == [0, 1]
+    assert driver.manager.exhausted
+    driver.manager.close()
+    assert driver.lines[-1].startswith("Stopped: the ")
+    assert driver.lines[-1].endswith("budget takes no further trial")
+
+
+def test_a_misspelt_metric_of_a_constraint_stops_the_sweep_at_once(drive: Drive) -> None:
+    driver = drive(constraint=("eror<=1",))
+    assert driver.says(driver.begin(), 1, 0.5) is True
+    assert driver.manager.stopping()
+    assert "Unknown metric of a constraint: got 'eror'" in str(driver.manager.refusal)
+    assert driver.states == ["FAIL"]
 
 
 def test_what_no_trial_can_do_stops_all(drive: Drive) -> None:

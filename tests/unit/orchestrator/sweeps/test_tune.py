@@ -212,7 +212,7 @@ def config(home: Path, accumulate: Any = 1, **params: Any) -> dict[str, Any]:
     home.mkdir()
     return {
         "spec": spec.model_dump(mode="json"), "folder": str(home), "data": str(home), "keep": 2, "save_at_rungs": False,
-        "count_parameters": False,
+        "measure": [],
     }  # fmt: skip
 
 

@@ -1,0 +1,51 @@
+"""Latency of a model as it would be served, measured in the process that trained it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from uuid import uuid4
+
+from workloads.contract import Servable
+from workloads.predictor_sources import predictor_sources
+
+CALLS, SECONDS = 20, 2.0
+"""A measurement ends after so many calls, or, if there were at least three, after so much time."""
+
+
+def milliseconds(servable: Servable) -> float:
+    """Median milliseconds of a call of the predictor with the servable's example, after one call to warm up.
+
+    The predictor is loaded from copies of its files, with arrays on the CPU, as a served model is.
+    """
+    import pandas as pd
+
+    package = f"measured_{uuid4().hex}"
+    with tempfile.TemporaryDirectory() as folder:
+        for name, file in predictor_sources(servable.predictor).items():
+            copied = Path(folder, package, name if "/" in name else f"workload/{name}")
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copied)
+        sys.path.insert(0, folder)
+        try:
+            module = importlib.import_module(f"{package}.workload.predictor")
+            weights = {name: tensor.detach().cpu().numpy() for name, tensor in servable.weights.items()}
+            predictor = module.Predictor(weights, json.loads(json.dumps(dict(servable.config))))
+            example = pd.DataFrame({name: column.tolist() for name, column in servable.example.items()})
+            predictor.predict(example, **servable.params)
+            times: list[float] = []
+            while len(times) < 3 or (len(times) < CALLS and sum(times) < SECONDS):
+                started = time.perf_counter()
+                predictor.predict(example, **servable.params)
+                times.append(time.perf_counter() - started)
+        finally:
+            sys.path.remove(folder)
+            for name in [name for name in sys.modules if name.startswith(package)]:
+                del sys.modules[name]
+    return 1000 * statistics.median(times)
