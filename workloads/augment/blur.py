@@ -6,24 +6,21 @@ from functools import lru_cache
 
 import torch
 
-from workloads.transfer import all_to_device
 
-
-def blur(planes: torch.Tensor, sigma: torch.Tensor) -> None:
-    """Blur in place the samples whose ``sigma`` is not 0.
+def blur(planes: torch.Tensor, rows: torch.Tensor, sigma: torch.Tensor) -> None:
+    """Blur some samples in place.
 
     The kernel spans a tenth of the image, and at least three pixels, as in SimCLR's appendix A. The image is reflected
     at its edges, as in torchvision's GaussianBlur.
 
     Args:
         planes: (3, n, S, S).
-        sigma: (n,), in pixels, on the CPU; 0 for no blur.
+        rows: (m,), int64, which samples.
+        sigma: (m,), their widths in pixels.
     """
-    rows = sigma.nonzero().squeeze(1)
     if not len(rows):
         return
-    rows, widths = all_to_device([rows, sigma[rows]], planes.device)
-    matrices = _matrices(widths, planes.shape[2])
+    matrices = _matrices(sigma, planes.shape[2])
     for plane in planes:
         plane[rows] = torch.bmm(torch.bmm(matrices, plane[rows]), matrices.transpose(1, 2))
 

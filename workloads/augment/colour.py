@@ -8,9 +8,9 @@ step k it is.
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
 
-from workloads.transfer import all_to_device, to_device
+import torch
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 
@@ -20,37 +20,47 @@ IDENTITY = (1.0, 1.0, 1.0, 0.0)
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as PIL's conversion to gray
 
 
-def jitter(planes: torch.Tensor, order: torch.Tensor, factors: torch.Tensor) -> None:
-    """Apply brightness, contrast, saturation and hue, in place.
+def jitter_turns(order: torch.Tensor, factors: torch.Tensor) -> list[torch.Tensor]:
+    """What :func:`jitter` reads: which operation each sample takes in each of its four turns.
 
     Args:
-        planes: (3, n, H, W) in [0, 1].
         order: (n, 4), a permutation of the four operations for each sample, on the CPU.
         factors: (n, 4), by operation, on the CPU; the hue shift in turns, [-0.5, 0.5].
+
+    Returns:
+        For each of the four turns (3, n), or (3, 0) where no sample changes: 1 where the base is the pixel's own gray,
+        1 where it is the image's mean gray, and the factor; (m,) the samples whose hue turns, and (m,) by how much.
     """
     changed = factors != torch.tensor(IDENTITY)
     row = torch.arange(len(order))
-    steps: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    turns: list[torch.Tensor] = []
     for operation in order.unbind(1):
         active = changed[row, operation]
         blended = (active & (operation != HUE)).any()
         factor = torch.where(operation == HUE, 1, factors[row, operation])
         blend = torch.stack([(operation == SATURATION).float(), (operation == CONTRAST).float(), factor.float()])
         turned = (active & (operation == HUE)).nonzero().squeeze(1)
-        steps.append((blend if blended else blend[:, :0], turned, factors[turned, HUE]))
-    there = all_to_device([tensor for step in steps for tensor in step], planes.device)
-    for blend, turned, shift in zip(there[::3], there[1::3], there[2::3]):
+        turns += blend if blended else blend[:, :0], turned, factors[turned, HUE]
+    return turns
+
+
+def jitter(planes: torch.Tensor, turns: Sequence[torch.Tensor]) -> None:
+    """Apply brightness, contrast, saturation and hue, in place.
+
+    Args:
+        planes: (3, n, H, W) in [0, 1].
+        turns: from :func:`jitter_turns`, on the device of the planes.
+    """
+    for blend, turned, shift in zip(turns[::3], turns[1::3], turns[2::3]):
         if blend.numel():
             _blend(planes, *blend)
         if len(turned):
             planes[:, turned] = shift_hue(planes.index_select(1, turned), shift)
 
 
-def grayscale(planes: torch.Tensor, chosen: torch.Tensor) -> None:
-    """Convert to gray, in place, the samples of the mask ``chosen`` (n,), on the CPU. ``planes`` (3, n, H, W)."""
-    rows = chosen.nonzero().squeeze(1)
+def grayscale(planes: torch.Tensor, rows: torch.Tensor) -> None:
+    """Convert some samples to gray, in place. ``planes`` (3, n, H, W); ``rows`` (m,) int64, which samples."""
     if len(rows):
-        rows = to_device(rows, planes.device)
         planes[:, rows] = luma(planes.index_select(1, rows)).expand(3, -1, -1, -1)
 
 
@@ -88,10 +98,7 @@ def shift_hue(planes: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
 
 
 def _blend(planes: torch.Tensor, *columns: torch.Tensor) -> None:
-    """Apply one of brightness, contrast and saturation to each sample, in place.
-
-    ``columns`` (n,) each: whether the base is the pixel's gray, whether it is the image's mean gray, the factor.
-    """
+    """One of brightness, contrast and saturation for each sample, in place; ``columns`` are of a turn, (n,) each."""
     own, mean, by = (column.view(-1, 1, 1) for column in columns)
     gray = luma(planes)
     base = torch.addcmul(gray.mean((1, 2), keepdim=True) * mean, gray, own)

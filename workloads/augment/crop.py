@@ -12,8 +12,6 @@ import math
 
 import torch
 
-from workloads.transfer import all_to_device
-
 _ATTEMPTS = 10  # as in torchvision's RandomResizedCrop
 
 
@@ -47,20 +45,18 @@ def resized_crop(images: torch.Tensor, box: torch.Tensor, flip: torch.Tensor, si
 
     Args:
         images: uint8 (n, 3, H, W).
-        box: (n, 4), top, left, height and width in pixels, on the CPU.
-        flip: bool (n,), on the CPU.
+        box: (n, 4), top, left, height and width in pixels.
+        flip: bool (n,).
 
     Returns:
         float32 (3, n, size, size), in [0, 1] within rounding.
     """
     count, channels, height, width = images.shape
-    device = images.device
-    box, flip = all_to_device([box, flip], device)
     top, left, tall, wide = box.unbind(1)
     rows = _weights(top, tall, size, height).div_(255)
     columns = _weights(left, wide, size, width, flip).transpose(1, 2)
     pixels = images.float()
-    planes = torch.empty(channels, count, size, size, device=device)
+    planes = torch.empty(channels, count, size, size, device=images.device)
     for channel in range(channels):
         torch.bmm(torch.bmm(rows, pixels[:, channel]), columns, out=planes[channel])
     return planes

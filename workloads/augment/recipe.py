@@ -9,13 +9,16 @@ synchronisation with the device.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import TypeAlias
 
 import torch
 
 from workloads.augment.blur import blur
-from workloads.augment.colour import IDENTITY, grayscale, jitter
+from workloads.augment.colour import IDENTITY, grayscale, jitter, jitter_turns
 from workloads.augment.crop import random_boxes, resized_crop
+from workloads.transfer import all_to_device
 
 MEAN = (0.485, 0.456, 0.406)
 """Mean of ImageNet's channels, in [0, 1], as torchvision's encoders expect."""
@@ -50,6 +53,27 @@ class Draws:
     def __getitem__(self, rows: slice | torch.Tensor) -> Draws:
         """The draws of the samples at ``rows``."""
         return Draws(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    def block(self) -> Block:
+        """What the steps read of these samples, on the CPU."""
+        blurred = self.sigma.nonzero().squeeze(1)
+        gray = self.gray.nonzero().squeeze(1)
+        return [self.box, self.flip, gray, blurred, self.sigma[blurred], *jitter_turns(self.order, self.factors)]
+
+
+Block: TypeAlias = list[torch.Tensor]
+"""Some samples' boxes, flips, which are gray, which are blurred and by how much, and the turns of the jitter."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedDraws:
+    """Draws of n samples on the device of the images, in the blocks that go through all steps together."""
+
+    size: int
+    blocks: Sequence[Block]
+
+    def __len__(self) -> int:
+        return self.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +140,31 @@ class Recipe:
         sigma = uniform(*self.sigma) * happens(self.blur)
         return Draws(box.float(), flip, order, factors.float(), gray, sigma.float())
 
+    def place(self, draws: Sequence[Draws], device: torch.device) -> list[PlacedDraws]:
+        """Copy several draws to the device, all of them in one copy."""
+        rows = self._rows(device)
+        blocks = [[each[first : first + rows].block() for first in range(0, len(each), rows)] for each in draws]
+        there = iter(all_to_device([tensor for own in blocks for block in own for tensor in block], device))
+        return [
+            PlacedDraws(len(each), [[next(there) for _ in block] for block in own]) for each, own in zip(draws, blocks)
+        ]
+
+    def _rows(self, device: torch.device) -> int:
+        """Samples in a block."""
+        return max(1, _AT_ONCE.get(device.type, 2**27) // (3 * (self.source or self.size) ** 2))
+
     @torch.no_grad()
     def apply(
-        self, images: torch.Tensor, draws: Draws, memory_format: torch.memory_format = torch.contiguous_format
+        self,
+        images: torch.Tensor,
+        draws: Draws | PlacedDraws,
+        memory_format: torch.memory_format = torch.contiguous_format,
     ) -> torch.Tensor:
         """The views of a batch. The view of a sample does not depend on the other samples.
 
         Args:
             images: uint8 (n, 3, source, source), on any device.
-            draws: draws of the n samples.
+            draws: draws of the n samples, on that device or not.
 
         Returns:
             float32 (n, 3, size, size) on the images' device, normalised by :data:`MEAN` and :data:`STD`.
@@ -136,19 +176,20 @@ class Recipe:
         if images.shape != (len(draws), 3, source, source):
             raise ValueError(f"expected images of shape {(len(draws), 3, source, source)}, got {tuple(images.shape)}")
         views = torch.empty((len(draws), 3, self.size, self.size), device=images.device, memory_format=memory_format)
-        rows = max(1, _AT_ONCE.get(images.device.type, 2**27) // (3 * source * source))
-        for first in range(0, len(draws), rows):
-            part = slice(first, first + rows)
-            planes = self._steps(images[part], draws[part])
-            _normalise(planes, out=views[part].transpose(0, 1))
+        if isinstance(draws, Draws):
+            (draws,) = self.place([draws], images.device)
+        rows = self._rows(images.device)
+        for pixels, block, view in zip(torch.split(images, rows), draws.blocks, torch.split(views, rows)):
+            _normalise(self._steps(pixels, block), out=view.transpose(0, 1))
         return views
 
-    def _steps(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+    def _steps(self, images: torch.Tensor, block: Block) -> torch.Tensor:
         """One block of :meth:`apply`: (3, n, size, size) in [0, 1]."""
-        planes = resized_crop(images, draws.box, draws.flip, self.size)
-        jitter(planes, draws.order, draws.factors)
-        grayscale(planes, draws.gray)
-        blur(planes, draws.sigma)
+        box, flip, gray, blurred, sigma, *turns = block
+        planes = resized_crop(images, box, flip, self.size)
+        jitter(planes, turns)
+        grayscale(planes, gray)
+        blur(planes, blurred, sigma)
         return planes
 
 

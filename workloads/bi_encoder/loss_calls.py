@@ -18,7 +18,7 @@ from workloads.encoders.pooling import cosine, normalised
 from workloads.losses import graded
 from workloads.losses.graded import cosine_mse_loss
 from workloads.scores import in_batch_scores
-from workloads.transfer import to_device
+from workloads.transfer import all_to_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +39,9 @@ class EmbeddedBatch:
         """Indices of the rank's own pairs."""
         return self.batch.rows[self.batch.own]
 
-    def to_device(self, values: NDArray[Any]) -> torch.Tensor:
-        """Copy a host array to the device of the vectors."""
-        return to_device(torch.from_numpy(values), self.vectors.device)
+    def to_device(self, *values: NDArray[Any]) -> list[torch.Tensor]:
+        """Copy arrays of the host to the device of the vectors."""
+        return all_to_device([torch.from_numpy(array) for array in values], self.vectors.device)
 
 
 def batch_loss(embedded: EmbeddedBatch, loss: str, settings: Mapping[str, Any]) -> torch.Tensor:
@@ -59,20 +59,20 @@ def batch_loss(embedded: EmbeddedBatch, loss: str, settings: Mapping[str, Any]) 
 
 def mse_loss(embedded: EmbeddedBatch, *, lowest_cosine: float) -> torch.Tensor:
     """Squared difference between a pair's cosine and its score, mapped to [``lowest_cosine``, 1] (E-S0)."""
-    grades = embedded.to_device(embedded.part.grades[embedded.own])
+    (grades,) = embedded.to_device(embedded.part.grades[embedded.own])
     return cosine_mse_loss(embedded.cosines, grades, lowest_cosine).sum() / len(embedded.batch)
 
 
 def cosine_embedding_loss(embedded: EmbeddedBatch, *, positive_from: float, margin: float) -> torch.Tensor:
     """PyTorch's cosine embedding loss. Pairs with a score of ``positive_from`` or more are positive."""
-    positive = embedded.to_device(embedded.part.grades[embedded.own] >= positive_from)
+    (positive,) = embedded.to_device(embedded.part.grades[embedded.own] >= positive_from)
     return graded.cosine_embedding_loss(embedded.cosines, positive, margin).sum() / len(embedded.batch)
 
 
 def cosent_loss(embedded: EmbeddedBatch, *, temperature: float) -> torch.Tensor:
     """CoSENT over all pairs of the batch. Every rank computes the whole loss and returns an equal share of it."""
     cosines = gather(embedded.cosines, embedded.batch.counts)
-    grades = embedded.to_device(embedded.part.grades[embedded.batch.rows])
+    (grades,) = embedded.to_device(embedded.part.grades[embedded.batch.rows])
     return graded.cosent_loss(cosines, grades, temperature) / len(embedded.batch.counts)
 
 
@@ -96,7 +96,7 @@ def in_batch_loss(
     others = part.pairs[rows, 1]
     same = (texts[:, :, None] == others).any(1)
     candidates = gather(normalised(embedded.vectors[:, 1]), embedded.batch.counts)
-    first = normalised(embedded.vectors[:, 0]).index_select(0, embedded.to_device(anchors))
-    own = embedded.to_device(anchors + embedded.batch.own.start)
-    positive, negatives = in_batch_scores(first, candidates, own, embedded.to_device(same))
+    rows_of, own, masked = embedded.to_device(anchors, anchors + embedded.batch.own.start, same)
+    first = normalised(embedded.vectors[:, 0]).index_select(0, rows_of)
+    positive, negatives = in_batch_scores(first, candidates, own, masked)
     return formula(positive, negatives, **settings).sum() / count

@@ -21,7 +21,7 @@ from workloads.contract import Evaluation, Metrics, Objective, Runtime, Servable
 from workloads.data.pairs.load import load_pairs
 from workloads.distributed import reduce_sum, wrap
 from workloads.encoders.optimisation import adamw, load_optimizer_state, optimizer_state, take_step, warmup_linear
-from workloads.encoders.packing import pack
+from workloads.encoders.packing import Packed, pack
 from workloads.encoders.pooling import cosine
 from workloads.encoders.sources import TINY
 from workloads.encoders.text import encode, load_encoder
@@ -105,7 +105,7 @@ class BiEncoder:
         """Compute the gradients of a global batch. Returns a loss whose mean over the ranks is the batch's loss."""
         rows = batch.rows[batch.own]
         micro = [part for part in np.array_split(rows, self.runtime.accumulate) if len(part)] or [rows]
-        parts = [partial(self._embed, part, step, number) for number, part in enumerate(micro)]
+        parts = [partial(self._embed, self._pack(part), step, number) for number, part in enumerate(micro)]
 
         def loss_of(vectors: torch.Tensor) -> torch.Tensor:
             share = batch_loss(EmbeddedBatch(vectors, batch, self.data.train), self.params.loss, self.params.of_loss())
@@ -113,12 +113,16 @@ class BiEncoder:
 
         return gradient_cache.backward(parts, loss_of, self.replica)
 
-    def _embed(self, rows: NDArray[np.int64], step: int, number: int) -> torch.Tensor:
-        """Vectors of both sentences of some training pairs in one pass, (b, 2, d). Deterministic, dropout included."""
-        torch.manual_seed(derive(self.runtime.seed, f"dropout {number}", step + 1, self.runtime.rank))
+    def _pack(self, rows: NDArray[np.int64]) -> Packed:
+        """Both sentences of some training pairs."""
         train = self.data.train
-        vectors: torch.Tensor = self.replica(pack(train.tokens.take(train.pairs[rows].ravel()), self.runtime.device))
-        return vectors.view(len(rows), 2, self.encoder.dim)
+        return pack(train.tokens.take(train.pairs[rows].ravel()), self.runtime.device)
+
+    def _embed(self, packed: Packed, step: int, number: int) -> torch.Tensor:
+        """Vectors of both sentences of b pairs in one pass, (b, 2, d). Deterministic, dropout included."""
+        torch.manual_seed(derive(self.runtime.seed, f"dropout {number}", step + 1, self.runtime.rank))
+        vectors: torch.Tensor = self.replica(packed)
+        return vectors.view(len(packed) // 2, 2, self.encoder.dim)
 
     @torch.no_grad()
     def evaluate(self, split: Split) -> Evaluation:

@@ -18,7 +18,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from workloads.encoders.tokens import Tokens
-from workloads.transfer import to_device
+from workloads.transfer import all_to_device
 
 ATTENTION = "workloads_packed"
 
@@ -68,7 +68,7 @@ class Packed:
 
 
 def pack(tokens: Tokens, device: torch.device) -> Packed:
-    """Pack all texts of ``tokens`` into a batch, copied to the device without blocking."""
+    """Pack all texts of ``tokens`` into a batch, copied to the device at once and without blocking."""
     order = np.argsort(tokens.lengths, kind="stable")
     ordered = tokens.take(order)
     lengths = ordered.lengths
@@ -77,15 +77,25 @@ def pack(tokens: Tokens, device: torch.device) -> Packed:
     size = len(ordered.ids)
     inputs = np.zeros((3, 1, size + -size % _MULTIPLE), np.int64)
     inputs[:, 0, :size] = ordered.ids, ordered.types, positions
-    ids, types, places = to_device(torch.from_numpy(inputs), device)
     bounds = _bounds(lengths, slack)
+    padded = [_padding(lengths[start:stop]) for start, stop in bounds]
+    arrays = [inputs, ordered.offsets, order, *(array for group in padded for array in group)]
+    tensors = iter(all_to_device([torch.from_numpy(array) for array in arrays], device))
+    ids, types, places = next(tensors)
     return Packed(
         ids=ids,
         types=types,
         positions=places,
-        offsets=to_device(torch.from_numpy(ordered.offsets), device),
-        order=to_device(torch.from_numpy(order), device),
-        groups=tuple(_group(ordered.offsets, start, stop, device) for start, stop in bounds),
+        offsets=next(tensors),
+        order=next(tensors),
+        groups=tuple(
+            Group(
+                slice(int(ordered.offsets[start]), int(ordered.offsets[stop])),
+                (stop - start, int(lengths[stop - 1])),
+                *(next(tensors) for _ in group),
+            )
+            for (start, stop), group in zip(bounds, padded)
+        ),
         size=size,
     )
 
@@ -103,18 +113,15 @@ def _bounds(lengths: NDArray[np.int64], slack: float) -> list[tuple[int, int]]:
     return [*bounds, (start, len(lengths))] if real else bounds
 
 
-def _group(offsets: NDArray[np.int64], start: int, stop: int, device: torch.device) -> Group:
-    lengths = np.diff(offsets[start : stop + 1])
-    shape = count, longest = stop - start, int(lengths[-1])
-    tokens = slice(int(offsets[start]), int(offsets[stop]))
+def _padding(lengths: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
+    """``places``, ``real`` and ``mask`` of a group with these ascending lengths; none where they are equal."""
+    longest = lengths[-1]
     if lengths[0] == longest:
-        return Group(tokens, shape)
+        return ()
     real = np.arange(longest) < lengths[:, None]
-    places = np.zeros((count, longest), np.int64)
+    places = np.zeros(real.shape, np.int64)
     places[real] = np.arange(lengths.sum())
-    flat = torch.from_numpy(np.flatnonzero(real))
-    mask = torch.from_numpy(real).view(count, 1, 1, longest)
-    return Group(tokens, shape, *(to_device(part, device) for part in (torch.from_numpy(places.ravel()), flat, mask)))
+    return places.ravel(), np.flatnonzero(real), real[:, None, None]
 
 
 def attend(

@@ -42,6 +42,7 @@ from workloads.lifelong.selection import gather_docs, top_positions
 from workloads.lifelong.serving import folder_of, lineage_of, servable
 from workloads.schedule import stage_ends, stage_of, steps_per_pass
 from workloads.seeding import derive, seeded
+from workloads.transfer import all_to_device
 
 
 class Lifelong:
@@ -195,10 +196,11 @@ class Lifelong:
         vectors = normalised(self.replica(pack(self.tokens.take(texts), device)))
         # Padding is -1, which sorts first: row 0 of the table is then the zero vector.
         table = torch.cat([vectors.new_zeros(len(distinct) - len(real), self.encoder.dim), vectors[: len(real)]])
+        rows_of, mask = all_to_device([torch.from_numpy(row.reshape(docs.shape)), torch.from_numpy(docs >= 0)], device)
         return Block(
             query=vectors[len(real) :] / self.params.temperature,
-            fresh=table[self.index_encoder.to_device(torch.from_numpy(row.reshape(docs.shape)))],
-            mask=self.index_encoder.to_device(torch.from_numpy(docs >= 0)),
+            fresh=table[rows_of],
+            mask=mask,
             stored=self.index_encoder.stored(docs[:, :old]) if reads_stored else None,
         )
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from workloads.augment import Draws, Recipe
+from workloads.augment import Draws, PlacedDraws, Recipe
 from workloads.contract import Runtime
 from workloads.data.images.resident import Part
 from workloads.schedule import passes_of
@@ -19,14 +19,16 @@ class Batch:
     """Images (b, 3, S, S), uint8, of one rank and step, and the draws of their first and second views."""
 
     images: torch.Tensor
-    first: Draws
-    second: Draws
+    first: Draws | PlacedDraws
+    second: Draws | PlacedDraws
 
     def __len__(self) -> int:
         return len(self.images)
 
     def split(self, parts: int) -> list[Batch]:
-        """Split into ``parts`` micro-batches of equal size."""
+        """Split into ``parts`` micro-batches of equal size, before the draws are on the device."""
+        assert isinstance(self.first, Draws)
+        assert isinstance(self.second, Draws)
         size = len(self) // parts
         spans = [slice(start, start + size) for start in range(0, len(self), size)]
         return [Batch(self.images[span], self.first[span], self.second[span]) for span in spans]
@@ -34,6 +36,13 @@ class Batch:
     def views(self, recipe: Recipe, layout: torch.memory_format) -> torch.Tensor:
         """Both views of every image, (2b, 3, S, S) float: first views, then second views."""
         return torch.cat([recipe.apply(self.images, draws, layout) for draws in (self.first, self.second)])
+
+
+def place(parts: Sequence[Batch], recipe: Recipe) -> list[Batch]:
+    """The micro-batches of a step with their draws on the device of the images, all of them in one copy."""
+    drawn = [draws for part in parts for draws in (part.first, part.second) if isinstance(draws, Draws)]
+    placed = iter(recipe.place(drawn, parts[0].images.device))
+    return [Batch(part.images, next(placed), next(placed)) for part in parts]
 
 
 def steps_per_pass(images: int, batch_size: int) -> int:

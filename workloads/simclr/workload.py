@@ -21,7 +21,7 @@ from workloads.metrics.probe import false_negative_auc, linear_probe
 from workloads.normalisation import synchronised
 from workloads.scores import two_view_scores
 from workloads.seeding import generator
-from workloads.simclr.batches import Batch, batches, steps_per_pass
+from workloads.simclr.batches import Batch, batches, place, steps_per_pass
 from workloads.simclr.data_checks import check_parts, loss_settings
 from workloads.simclr.evaluation import LabelledFeatures, Views, evaluation, evenly_spaced
 from workloads.simclr.losses import LOSSES, default_stem
@@ -101,7 +101,7 @@ class SimCLR:
         self.model.train()
         drawn = batches(data.train, self.recipe, params.batch_size, runtime, epoch)
         for step, batch in enumerate(drawn, (epoch - 1) * steps):
-            parts = [partial(self._embed, part) for part in batch.split(runtime.accumulate)]
+            parts = [partial(self._embed, part) for part in place(batch.split(runtime.accumulate), self.recipe)]
             total += gradient_cache.backward(parts, partial(self._loss, used=used), self.replica)
             lr = learning_rate(params, step, runtime.epochs * steps)
             self.optimizer.step(lr)

@@ -8,7 +8,17 @@ from torchvision.transforms import functional as per_image
 
 from tests.support.pictures import from_pil, generator, noise, pil, planes
 from workloads.augment.blur import blur
-from workloads.augment.colour import BRIGHTNESS, CONTRAST, HUE, IDENTITY, SATURATION, grayscale, jitter, shift_hue
+from workloads.augment.colour import (
+    BRIGHTNESS,
+    CONTRAST,
+    HUE,
+    IDENTITY,
+    SATURATION,
+    grayscale,
+    jitter,
+    jitter_turns,
+    shift_hue,
+)
 from workloads.augment.crop import random_boxes, resized_crop
 
 
@@ -52,7 +62,7 @@ def test_an_operation_is_torchvisions(operation: int, adjust: object, factors: t
     values = torch.tensor(IDENTITY).repeat(len(factors), 1)
     values[:, operation] = torch.tensor(factors)
     found = planes(images)
-    jitter(found, torch.arange(4).repeat(len(factors), 1), values)
+    jitter(found, jitter_turns(torch.arange(4).repeat(len(factors), 1), values))
     for place, factor in enumerate(factors):
         expected = adjust(images[place] / 255, factor)  # type: ignore[operator]
         torch.testing.assert_close(found[:, place], expected, atol=2e-3, rtol=0)  # its gray has weights of four digits
@@ -69,7 +79,7 @@ def test_every_order_is_followed() -> None:
     images = noise(24)
     factors = torch.rand(24, 4, generator=generator(3)) * torch.tensor([1.6, 1.6, 1.6, 0.4]) + torch.tensor([0.2] * 4)
     found = planes(images)
-    jitter(found, order, factors)
+    jitter(found, jitter_turns(order, factors))
     for place in range(24):
         expected = images[place] / 255
         for operation in order[place].tolist():
@@ -92,7 +102,7 @@ def test_hue_turns_back() -> None:
 def test_grayscale_is_pils() -> None:
     images = noise(4)
     found = planes(images)
-    grayscale(found, torch.tensor([True, False, True, False]))
+    grayscale(found, torch.tensor([0, 2]))
     for place, gray in enumerate((True, False, True, False)):
         expected = per_image.to_grayscale(pil(images[place]), 3) if gray else pil(images[place])
         torch.testing.assert_close(found[:, place], from_pil(expected), atol=0.51 / 255, rtol=0)
@@ -103,7 +113,8 @@ def test_blur_is_torchvisions(size: int, kernel: int) -> None:
     """The kernel is that of SimCLR's code: twice the half of a tenth, and one."""
     images, sigma = noise(5, size), torch.tensor([0.1, 0.5, 0.0, 1.0, 2.0])
     found = planes(images)
-    blur(found, sigma)
+    rows = sigma.nonzero().squeeze(1)
+    blur(found, rows, sigma[rows])
     for place, width in enumerate(sigma.tolist()):
         image = images[place] / 255
         expected = per_image.gaussian_blur(image, [kernel, kernel], [width, width]) if width else image

@@ -158,7 +158,7 @@ def test_a_rank_without_a_pair_takes_part() -> None:
     workload = built({"world_size": 1})
     (batch,) = list(batches(1, 2, runtime(rank=0, world_size=2), 1))
     assert batch.counts == [0, 1]
-    vectors = workload._embed(batch.rows[batch.own], 0, 0)
+    vectors = workload._embed(workload._pack(batch.rows[batch.own]), 0, 0)
     batch_loss(EmbeddedBatch(vectors, batch, workload.data.train), "mse", {"lowest_cosine": -1.0}).backward()
     assert all(parameter.grad is not None for parameter in workload.encoder.parameters())
     assert not any(parameter.grad.any() for parameter in workload.encoder.parameters() if parameter.grad is not None)
@@ -201,8 +201,8 @@ def test_a_pretrained_encoder_can_be_taken_back_to_as_it_came(tmp_path: Path) ->
 
 def test_dropout_is_drawn_anew_in_each_step_and_the_same_in_both_looks_at_a_micro_batch() -> None:
     workload = built(dropout=0.5)
-    rows = np.arange(4)
-    first, again, next_step = (workload._embed(rows, step, 0) for step in (0, 0, 1))
+    packed = workload._pack(np.arange(4))
+    first, again, next_step = (workload._embed(packed, step, 0) for step in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, next_step)
     assert values(workload.train_epoch(1)) != values(built().train_epoch(1))
