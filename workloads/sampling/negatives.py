@@ -118,11 +118,13 @@ def uniform(unobserved: Unobserved, users: torch.Tensor, counters: torch.Tensor,
         return unobserved.pick(users, _rank(unobserved, users, counters, key))
     # A search costs more than the draw. An item of all there are, replaced where the user has it, is distributed alike.
     items = (random_bits(key, counters) * unobserved.n_items) >> 32
-    again = unobserved.observed.contains(users, items).nonzero().squeeze(1)
+    observed = unobserved.observed.contains(users, items)
+    second = _second(key)
+    if users.is_cuda:  # a search for each is cheaper than waiting for the pairs that need one
+        return torch.where(observed, unobserved.pick(users, _rank(unobserved, users, counters, second)), items)
+    again = observed.nonzero().squeeze(1)
     users = users[again]
-    counters = counters[again]
-    key = _second(key, again)
-    items[again] = unobserved.pick(users, _rank(unobserved, users, counters, key))
+    items[again] = unobserved.pick(users, _rank(unobserved, users, counters[again], _of(second, again)))
     return items
 
 
@@ -130,9 +132,14 @@ def _rank(unobserved: Unobserved, users: torch.Tensor, counters: torch.Tensor, k
     return (random_bits(key, counters) * unobserved.counts.index_select(0, users)) >> 32
 
 
-def _second(key: Key, places: torch.Tensor) -> Key:
-    """Another key, for what is drawn again at some places."""
-    return (key[places] if isinstance(key, torch.Tensor) else key) ^ 0x2545F4914F6CDD1D
+def _second(key: Key) -> Key:
+    """Another key, for what is drawn again."""
+    return key ^ 0x2545F4914F6CDD1D
+
+
+def _of(key: Key, rows: torch.Tensor) -> Key:
+    """The key, or those of some pairs."""
+    return key[rows] if isinstance(key, torch.Tensor) else key
 
 
 def subset(unobserved: Unobserved, users: torch.Tensor, counters: torch.Tensor, key: Key, size: int) -> torch.Tensor:
@@ -150,9 +157,13 @@ def subset(unobserved: Unobserved, users: torch.Tensor, counters: torch.Tensor, 
         return _subset(unobserved, users, counters, key, size)
     # As in uniform: a set of the whole catalogue, replaced as a whole where the user has one of it.
     items = _floyd(torch.full_like(users, unobserved.n_items), counters, key, size)
-    again = unobserved.observed.contains(users, items).any(0).nonzero().squeeze(1)
+    observed = unobserved.observed.contains(users, items).any(0)
+    second = _second(key)
+    if users.is_cuda:
+        return torch.where(observed, _subset(unobserved, users, counters, second, size), items)
+    again = observed.nonzero().squeeze(1)
     if len(again):
-        items[:, again] = _subset(unobserved, users[again], counters[again], _second(key, again), size)
+        items[:, again] = _subset(unobserved, users[again], counters[again], _of(second, again), size)
     return items
 
 

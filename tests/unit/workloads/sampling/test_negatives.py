@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.virtual_device import CUDA, virtual_cuda
 from workloads.sampling import negatives, pairs
-from workloads.sampling.negatives import Unobserved, permutation, random_bits, subset, uniform
+from workloads.sampling.negatives import Key, Unobserved, permutation, random_bits, subset, uniform
 
 
 def csr(positives: list[set[int]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -177,3 +178,21 @@ def test_candidates_belong_to_the_counter(listed: bool) -> None:
     assert torch.equal(subset(unobserved, users[back], counters[back], 3, 4), whole[:, back])
     keys = torch.where(counters < 50, 3, 4)
     assert torch.equal(subset(unobserved, users, counters, keys, 4)[:, :50], whole[:, :50])
+
+
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize("keys", [3, torch.tensor([3, 4]).repeat(50)])
+def test_a_gpu_draws_the_same_and_does_not_wait(keys: Key, listed: bool) -> None:
+    users, counters = torch.arange(100) % 2, torch.arange(100)
+    rows, items = csr([{1, 2, 5}, {0}])
+    here = Unobserved(rows, items, 9, listed)
+    expected = uniform(here, users, counters, keys), subset(here, users, counters, keys, 4)
+    with virtual_cuda() as log:
+        there = Unobserved(rows.to(CUDA), items.to(CUDA), 9, listed)
+        users, counters = users.to(CUDA), counters.to(CUDA)
+        keys = keys if isinstance(keys, int) else keys.to(CUDA)
+        log.clear()
+        drawn = uniform(there, users, counters, keys), subset(there, users, counters, keys, 4)
+        assert not log.syncs
+        assert not log.uploads
+        assert all(torch.equal(own.cpu(), other) for own, other in zip(drawn, expected))
