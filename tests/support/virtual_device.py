@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import threading
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -63,11 +64,13 @@ class DeviceError(RuntimeError):
 
 
 class Log:
-    """What happened on the device: ``launches`` of operations, and by place ``syncs`` and blocking ``uploads``.
+    """What happened on the device: ``launches`` of operations, and by place ``syncs``, blocking ``uploads`` and all
+    ``copies`` from the host, blocking or not.
 
     ``errors`` are the refused operations, of which there is at most one unless ``strict`` is False. Keys are
     (kind, place); a place is ``file:function`` of the innermost frame in ``workloads/``, or else ``file:line`` of the
-    innermost frame in the project. Clear the log between phases to count each apart.
+    innermost frame in the project. ``lines`` are the lines of each place. Clear the log between phases to count each
+    apart.
     """
 
     def __init__(self, strict: bool = True) -> None:
@@ -75,15 +78,33 @@ class Log:
         self.clear()
 
     def refuse(self, message: str) -> None:
-        self.errors[message, _place()] += 1
+        self.errors[message, _place()[0]] += 1
         if self._strict:
             raise DeviceError(message)
 
+    def sync(self, kind: str) -> None:
+        """Count that the host waits for the device."""
+        self._count(self.syncs, kind)
+
+    def copy(self, kind: str, blocking: bool = True) -> None:
+        """Count a copy from the host; of ``copies`` only those that no other thread makes ahead of a step."""
+        if threading.current_thread() is threading.main_thread():
+            self._count(self.copies, kind)
+        if blocking:
+            self._count(self.uploads, kind)
+
+    def _count(self, counter: Counter[tuple[str, str]], kind: str) -> None:
+        place, line = _place()
+        counter[kind, place] += 1
+        self.lines[place].add(line)
+
     def clear(self) -> None:
         self.launches = 0
+        self.lines: defaultdict[str, set[int]] = defaultdict(set)
         self.errors: Counter[tuple[str, str]] = Counter()
         self.syncs: Counter[tuple[str, str]] = Counter()
         self.uploads: Counter[tuple[str, str]] = Counter()
+        self.copies: Counter[tuple[str, str]] = Counter()
 
 
 def device_of(value: Any) -> torch.device:
@@ -116,18 +137,18 @@ def _frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _place() -> str:
-    """Function of the innermost frame in the workloads, else line of the innermost in the project."""
-    other = "?"
+def _place() -> tuple[str, int]:
+    """Function of the innermost frame in the workloads, else line of the innermost in the project; and its line."""
+    other = "?", 0
     for frame in _frames():
         code = frame.f_code
         if code.co_filename.startswith(_WORKLOADS):
             # A comprehension has a frame of its own up to Python 3.11 and none from 3.12: name its function.
             function = code.co_qualname.partition(".<locals>.<")[0].rpartition(".")[2]
-            return f"{code.co_filename.removeprefix(_WORKLOADS)}:{function}"
+            return f"{code.co_filename.removeprefix(_WORKLOADS)}:{function}", frame.f_lineno
         ours = code.co_filename.startswith(f"{ROOT}/") and "site-packages" not in code.co_filename
-        if other == "?" and ours and not code.co_filename.startswith(_SUPPORT):
-            other = f"{code.co_filename.removeprefix(f'{ROOT}/')}:{frame.f_lineno}"
+        if other[0] == "?" and ours and not code.co_filename.startswith(_SUPPORT):
+            other = f"{code.co_filename.removeprefix(f'{ROOT}/')}:{frame.f_lineno}", frame.f_lineno
     return other
 
 
@@ -182,7 +203,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(values, Tensor) and values.dim() and any(values is each for each in here):
                 self._log.refuse(f"{name}: the values are on the CPU, the tensor on cuda")
             if any(each.dim() for each in here if each is not values):
-                self._log.uploads["index", _place()] += 1
+                self._log.copy("index")
         elif wrong := [tuple(each.shape) for each in here if each.dim() or name in NO_SCALARS]:
             self._log.refuse(f"{name}: tensors of shape {wrong} are on the CPU, others on cuda")
         elif any(each is output for each in here for output in written):
@@ -191,20 +212,20 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _count(self, func: Any, args: Any, kwargs: Any) -> None:
         """Count what makes the host wait for the device, and copies for which the device waits."""
         if func in SYNCHRONISING and kwargs.get("output_size") is None:
-            self._log.syncs[SYNCHRONISING[func], _place()] += 1
+            self._log.sync(SYNCHRONISING[func])
         if func in INDEXING:
             masks = [each for each in args[1] if isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8)]
             values = args[2] if len(args) > 2 else None
             # A mask and one value on the host, as a number is, are filled in without the mask's positions.
             if any(map(_on_device, masks)) and (values is None or values.numel() > 1 or _on_device(values)):
-                self._log.syncs["boolean mask", _place()] += 1
+                self._log.sync("boolean mask")
         if func is aten.copy_.default:
             target, source, non_blocking = (*args, kwargs.get("non_blocking", False))[:3]
             if not _on_device(target) and not _anywhere(target):
                 if not (non_blocking and _pinned(target)):
-                    self._log.syncs["copy to the host", _place()] += 1
-            elif not _on_device(source) and not _anywhere(source) and not (non_blocking and _pinned(source)):
-                self._log.uploads["copy", _place()] += 1
+                    self._log.sync("copy to the host")
+            elif not _on_device(source) and not _anywhere(source):
+                self._log.copy("copy", blocking=not (non_blocking and _pinned(source)))
 
 
 def _name(func: Any) -> str:
@@ -263,13 +284,12 @@ def _patch_tensors(patch: Callable[[Any, str, Any], None], log: Log) -> None:
         if device_of(self).type == device.type:
             return self
         if not _on_device(self):
-            if not (non_blocking and _pinned(self)):
-                log.uploads["to the device", _place()] += 1
+            log.copy("to the device", blocking=not (non_blocking and _pinned(self)))
         elif any(frame.f_code.co_filename.endswith("clip_grad.py") for frame in _frames()):
             # It asks for the device in C++, which does not know of ours, and copies to that one.
             return self
         elif not non_blocking:
-            log.syncs["to the host", _place()] += 1
+            log.sync("to the host")
         copied: Tensor = Base.clone(self)
         copied._virtual = device  # type: ignore[attr-defined]
         return copied
@@ -298,7 +318,7 @@ def _patch_tensors(patch: Callable[[Any, str, Any], None], log: Log) -> None:
 
     def tolist(self: Tensor) -> Any:
         if _on_device(self):
-            log.syncs["tolist", _place()] += 1
+            log.sync("tolist")
         return Base.tolist(self)
 
     def pinned(self: Tensor, *args: Any) -> Tensor:
@@ -325,7 +345,7 @@ def _patch_tensors(patch: Callable[[Any, str, Any], None], log: Log) -> None:
             out: Any = real(self, *args, **kwargs)
             out._virtual, out._unknown = device, False
             if name == "new_tensor" and device.type == "cuda":
-                log.uploads[name, _place()] += 1
+                log.copy(name)
             return out  # type: ignore[no-any-return]
 
         return made
@@ -405,9 +425,9 @@ def _factory(real: Callable[..., Any], name: str, log: Log) -> Callable[..., Any
             args = (source.to(where), *args[1:])
         elif name in CONVERSIONS:
             if any(map(_on_device, tree_leaves(args))):
-                log.syncs["tensor of device values", _place()] += 1
+                log.sync("tensor of device values")
             if where.type == "cuda":
-                log.uploads[name, _place()] += 1
+                log.copy(name)
         out = real(*args, **kwargs)
         if not args or out is not args[0]:
             out._virtual, out._unknown, out._pinned = where, False, pinned
@@ -454,6 +474,6 @@ def _patch_cuda(patch: Callable[[Any, str, Any], None], log: Log) -> None:
         patch(torch.cuda, name, lambda *args, answer=answer, **kwargs: answer)
 
     def synchronize(*args: Any) -> None:
-        log.syncs["synchronize", _place()] += 1
+        log.sync("synchronize")
 
     patch(torch.cuda, "synchronize", synchronize)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.support.device_cases import CASES, PACK, SYNCS, counted, train, train_pack
+from tests.support import device_cases
+from tests.support.device_cases import CASES, PACK, Waits, grown, listed_waits, train, train_pack
 from tests.support.virtual_device import CPU, CUDA, ROOT, DeviceError, Log, device_of, virtual_cuda
 from workloads import distributed, normalisation
 from workloads.testing_distributed import run_on_ranks
@@ -222,10 +222,11 @@ def test_nothing_of_it_is_left() -> None:
 
 # The workloads on it
 
-HINT = "fewer: run python -m tests.support.device_cases and commit syncs.toml; more: keep the values on the device"
-
 # In make test, the others in make test-faults.
-QUICK = {"mf", "bcl-bns-sampled", "sgd-batched", "simclr-bcl-lars", "bi-encoder", "ranker-cross", "vera", "lifelong"}
+QUICK = {
+    "mf", "bcl-bns-sampled", "large", "sgd-batched", "simclr-bcl-lars", "bi-encoder", "ranker-cross", "vera",
+    "lifelong",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -233,8 +234,7 @@ QUICK = {"mf", "bcl-bns-sampled", "sgd-batched", "simclr-bcl-lars", "bi-encoder"
 )
 def test_a_workload_mixes_no_devices_and_waits_no_more_than_before(name: str, log: Log) -> None:
     case = CASES[name]
-    built = train(case, log)
-    waits = counted(log)
+    built, waits = train(case, log)
     built.evaluate("validation")
     built.evaluate("test")
     state = through_plain_data(built.state_dict())
@@ -242,25 +242,89 @@ def test_a_workload_mixes_no_devices_and_waits_no_more_than_before(name: str, lo
     resumed.load_state_dict(state)
     resumed.train_epoch(built.runtime.epochs)
     assert resumed.servable().weights
-    listed = tomllib.loads(SYNCS.read_text())[name]
-    assert waits == listed, HINT
+    _compare(name, waits)
 
 
 def test_a_pack_mixes_no_devices_and_waits_no_more_than_before(log: Log) -> None:
-    pack, members = train_pack(log)
-    assert counted(log) == tomllib.loads(SYNCS.read_text())[PACK], HINT
+    pack, members, waits = train_pack(log)
+    _compare(PACK, waits)
     pack.evaluate(range(len(members)), "validation")
     members[0].train_epoch(3)
     through_plain_data(members[1].state_dict())
 
 
+def _compare(name: str, waits: Waits) -> None:
+    listed = listed_waits()[name]
+    assert not waits.more_than(listed), "keep the values on the device"
+    assert waits == listed, "fewer: run python -m tests.support.device_cases and commit syncs.toml"
+
+
 def test_every_case_and_nothing_else_is_listed() -> None:
-    assert tomllib.loads(SYNCS.read_text()).keys() == {*CASES, PACK}, HINT
+    assert listed_waits().keys() == {*CASES, PACK}
+
+
+def test_no_case_waits_in_a_step() -> None:
+    assert not {name: waits.step for name, waits in listed_waits().items() if waits.step}
+
+
+def test_a_step_of_simclr_copies_its_rows_and_its_draws() -> None:
+    """Of both views and all their steps in one copy, and of all micro-batches."""
+    copies = {name: waits.copies for name, waits in listed_waits().items() if name.startswith("simclr")}
+    assert len(copies) >= 5
+    assert max(copies.values()) <= 2
+
+
+class WaitsInEachStep(CASES["mf"].workload):  # type: ignore[name-defined, misc]
+    """A fault: the loss is read in each step."""
+
+    def _losses(self, *args: Any) -> Any:
+        losses, nodes = super()._losses(*args)
+        losses.sum().item()
+        return losses, nodes
+
+
+def test_a_sync_in_a_step_is_told_from_one_in_an_epoch(log: Log) -> None:
+    """With the line in the workloads that it comes from."""
+    before = listed_waits()["mf"]
+    _, waits = train(device_cases.Case(WaitsInEachStep, CASES["mf"].params), log)
+    assert waits.step == {"recommender/workload.py:train_epoch (item)": 1}
+    assert waits.epoch == before.epoch
+    (more,) = waits.more_than(before)
+    assert re.fullmatch(
+        r"recommender/workload.py:train_epoch line \[\d+.*\]: 1 times \(item\) in step, listed are 0", more
+    )
+
+
+def test_the_list_grows_only_where_that_is_wished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_cases, "SYNCS", tmp_path / "syncs.toml")
+    few = {"mf": Waits({}, {"a.py:f (item)": 1}, 2), "vera": Waits({"b.py:g (tolist)": 1}, {}, 1)}
+    with pytest.raises(SystemExit, match=r"vera: b\.py:g"):
+        device_cases.write(few)  # a new case, which waits in a step
+    device_cases.write(few, grow=True)
+    assert listed_waits() == few
+    many = {**few, "mf": Waits({}, {"a.py:f (item)": 2}, 3, {"a.py:f": {17}})}
+    assert grown(few, many) == [
+        "mf: a.py:f line [17]: 2 times (item) in epoch, listed are 1", "mf: 3 copies in a step, listed are 2"
+    ]  # fmt: skip
+    with pytest.raises(SystemExit, match="give --grow"):
+        device_cases.write(many)
+    assert listed_waits() == few
+    device_cases.write({"mf": Waits({}, {}, 0)})
+    assert listed_waits() == {"mf": Waits({}, {}, 0)}
 
 
 # Two ranks
 
-COLLECTIVE = ["bcl-in-batch", "simclr-hcl-blur", "bi-encoder-bcl-max", "ranker-cross", "vera", "lifelong"]
+COLLECTIVE = [
+    "mf",
+    "lightgcn-bf16",
+    "bcl-in-batch",
+    "simclr-hcl-blur",
+    "bi-encoder-bcl-max",
+    "ranker-cross",
+    "vera",
+    "lifelong",
+]
 
 
 @pytest.mark.faults  # long
