@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from workloads.conditional_params import ConditionalParams
 from workloads.contract import MID_RUN
+from workloads.encoders.sources import TINY
 
 LearningRate: TypeAlias = Annotated[float, Field(gt=0, le=1, json_schema_extra=MID_RUN)]
 WeightDecay: TypeAlias = Annotated[float, Field(ge=0, le=1, json_schema_extra=MID_RUN)]
@@ -31,6 +32,17 @@ class WorkloadParams(BaseModel):
         if message := self.conditional.unused_parameter_error(self.model_dump()):
             raise ValueError(message)
         return self
+
+
+def dropout_note(dropout: float | None, encoder: str = "") -> str | None:
+    """What ``check_accumulate`` returns of these values; ``dropout`` is None for the encoder's own (tiny: 0)."""
+    if dropout == 0 or (dropout is None and encoder == TINY):
+        return None
+    own = "the encoder's own dropout" if dropout is None else f"dropout={dropout:g}"
+    return (
+        f"accumulate=auto: {own} draws other masks in micro-batches, so the result differs as with another seed if the "
+        "batch is split; dropout=0 or accumulate=N repeats exactly"
+    )
 
 
 class RetrievalParams(WorkloadParams):

@@ -145,7 +145,8 @@ class Workload(Protocol):
     import no PyTorch. They raise ValueError with one sentence: ``check_plan(epochs, refit)`` if these values cannot be
     trained with the plan, ``check_data(root, holdout)`` if they cannot be trained on the data. ``root`` is the data
     root, where the dataset is present and verified; without ``holdout`` no part is held out for validation.
-    ``check_accumulate()`` does so for ``accumulate=auto`` if micro-batches would change these values' result.
+    ``check_accumulate()`` does so for ``accumulate=auto`` if micro-batches would change these values' result; where
+    only random draws differ, as dropout's, it returns a sentence to print instead.
     ``uses_gpu()`` returns False if these values can be trained on a CPU only. The
     optional class attribute ``presets`` maps names to :class:`Preset` objects, for ``--preset NAME``; the optional
     ``tables`` maps a parameter to the rows of its values (:mod:`workloads.loss_table`), which

@@ -155,6 +155,7 @@ def _run(folder: RunFolder) -> dict[str, Any]:
         "objectives": [metric for metric, _ in record.get("objectives", ())],
         "metrics": result.get("metrics", {}),
         "model_uri": result.get("model_uri"),
+        **{name: record[name] for name in ("accumulate",) if name in record},
         "error": record.get("error"),
         "driver": f"pid {record.get('pid')} on {record.get('host')}",
         "command": record["command"],

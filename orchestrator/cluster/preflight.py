@@ -90,15 +90,17 @@ def schedule(name: str, params: Mapping[str, Any], plan: Plan, refit: bool) -> N
             model.model_validate(dict(params)).check_plan(plan.epochs, refit)
 
 
-def micro_batches(name: str, params: Mapping[str, Any], plan: Plan) -> None:
+def micro_batches(name: str, params: Mapping[str, Any], plan: Plan) -> str | None:
     """Check that ``accumulate=auto`` does not change these parameters' result (``check_accumulate`` in the contract).
 
-    Raises UserError.
+    Returns what to print of it, if anything. Raises UserError.
     """
     model = workload_loader.params(name)
-    if plan.accumulate == "auto" and hasattr(model, "check_accumulate"):
-        with _as_user_errors():
-            model.model_validate(dict(params)).check_accumulate()
+    if plan.accumulate != "auto" or not hasattr(model, "check_accumulate"):
+        return None
+    with _as_user_errors():
+        note: str | None = model.model_validate(dict(params)).check_accumulate()
+        return note
 
 
 @contextmanager

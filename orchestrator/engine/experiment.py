@@ -53,6 +53,8 @@ class Experiment:
     ``on_sealed`` is called with the final model at each of the objective's ``test_epochs``, with its values, including
     those on the test split. No other model is evaluated on test. After a crash it may be called again for an epoch.
 
+    ``accumulate`` is the number of micro-batches, for the reports, where the plan leaves it open.
+
     ``final`` is False for a trial of a sweep, which selects and never refits or tests. At every yield
     :meth:`checkpoint` returns the complete state, including recent rows: some may not have reached the driver when the
     process dies (Ray Train holds up to two reports), so a resume reports them again.
@@ -69,6 +71,7 @@ class Experiment:
     clock: Callable[[], float] | None = None
     report_seconds: Callable[[], float] | None = None
     on_sealed: Callable[[Workload, Row, Evaluation | None], None] = lambda workload, row, evaluation: None
+    accumulate: int | None = None
     outcome: Outcome | None = field(default=None, init=False)
     _phase: Phase = field(default="select", init=False)
     _workload: Workload | None = field(default=None, init=False)
@@ -201,7 +204,7 @@ class Experiment:
         )
 
     def _seen(self, report: EpochReport) -> EpochReport:
-        self._report = report
+        report = self._report = replace(report, accumulate=self.accumulate)
         if self._saved:
             self._recent = [self._recent[1], []]
             self._saved = False

@@ -90,8 +90,8 @@ class EpochReport:
 
     At the yield the workload's state is that of ``progress.epoch``: the generator does no work between a yield and the
     following ``next()``. ``units`` are ids and objective of the best epoch's units, in the last report of a sweep's
-    trial. Only ``ended`` marks completion. A stream that stops without it, and without an exception, was interrupted or
-    pruned.
+    trial; ``accumulate`` is the number of micro-batches where the plan leaves it open. Only ``ended`` marks completion.
+    A stream that stops without it, and without an exception, was interrupted or pruned.
     """
 
     rows: tuple[Row, ...]
@@ -99,6 +99,7 @@ class EpochReport:
     checkpoint_due: bool
     ended: End | None
     units: Columns | None = None
+    accumulate: int | None = None
 
     @property
     def epoch(self) -> int:
@@ -157,7 +158,7 @@ def run_epochs(
     first = 0 if resume is None and validate and is_pretrained(workload) else progress.epoch + 1
     for epoch in range(first, plan.epochs + 1):
         started = spent()
-        metrics = named(prefix, workload, "train_epoch", _train(workload, plan, epoch)) if epoch else {}
+        metrics = named(prefix, workload, "train_epoch", train(workload, plan, epoch)) if epoch else {}
         if bad := _not_finite(metrics):  # a diverged model may fail to evaluate
             raise Diverged(epoch, *bad, rows=tuple(rows))
         seen: dict[str, float] = {}
@@ -196,11 +197,16 @@ def run_epochs(
             return
 
 
-def _train(workload: Workload, plan: Plan, epoch: int) -> Metrics | Evaluation:
+def train(workload: Workload, plan: Plan, epoch: int) -> Metrics | Evaluation:
+    """Train an epoch in the plan's precision. An error gets the attribute ``in_training``."""
     from workloads.precision import training_precision  # imports PyTorch
 
-    with training_precision(plan.precision):
-        return workload.train_epoch(epoch)
+    try:
+        with training_precision(plan.precision):
+            return workload.train_epoch(epoch)
+    except Exception as error:
+        error.in_training = True  # type: ignore[attr-defined]
+        raise
 
 
 def is_pretrained(workload: object) -> bool:

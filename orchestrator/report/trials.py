@@ -103,6 +103,7 @@ def rows(trials: Sequence[FrozenTrial], objectives: Sequence[Objective], seeds: 
             row
             | {"epochs": attributes.get("epoch")}
             | {name: attributes.get(name) for name in ("best_epoch", "train_seconds")}
+            | {name: attributes[name] for name in ("accumulate",) if name in attributes}
             | {f"params.{name}": params.get(name, value) for name, value in trial.params.items()}
             | {"cause": attributes.get("cause")}
         )

@@ -19,7 +19,7 @@ from orchestrator.engine.loop import Progress, Row, better
 from orchestrator.errors import DONE, Interrupted, UserError, unknown
 from orchestrator.provenance import record as provenance
 from orchestrator.registry import models as registry
-from orchestrator.runs import description, model_upload, profiling, reports, worker
+from orchestrator.runs import description, micro_batches, model_upload, profiling, reports, worker
 from orchestrator.runs.driver_status import DriverStatus
 from orchestrator.runs.live_view import run_view
 from orchestrator.runs.session import Result, Session, adopt
@@ -154,8 +154,6 @@ def _drive(
         if not complete:
             raise Interrupted(f"orchestrator run --resume {folder.id}")
         result = finish(session, spec, options.register, folder.path)
-        if shown := profiling.sentence(folder.path):
-            console.say(shown)
         if session.tracker:
             session.tracker.files(folder.id, profiling.files(folder.path))
             note = description.of_run(folder.id, spec, folder.path, options.register)
@@ -204,6 +202,8 @@ def in_process(
             resume=resume,
             selected=selected,
             profile=profile,
+            traced=lambda: session.console.say(profiling.sentence(folder) or ""),
+            split=partial(micro_batches.record, session),
         )
     except UserError:
         raise
@@ -309,6 +309,7 @@ def finish(session: Session, spec: ExperimentSpec, register: str | None, folder:
             key,
             {
                 "orchestrator.refit": str(spec.plan.refit).lower(),
+                **({micro_batches.TAG: str(outcome["accumulate"])} if spec.plan.accumulate == "auto" else {}),
                 "orchestrator.epochs": str(outcome["epochs"]),
                 "orchestrator.device_seconds": f"{outcome['train_seconds'] * devices:.1f}",
             }

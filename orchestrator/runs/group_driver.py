@@ -113,8 +113,7 @@ def follow(
             check_writable(session.settings.storage)  # an unwritable storage is the cause then
             small = needs_less_memory(error)
             if small and micro_batches.increase(spec, home, small):
-                parts = micro_batches.chosen(spec, home)
-                session.console.say(f"Out of memory; continuing with {parts} micro-batches of a batch")
+                micro_batches.record(session, micro_batches.chosen(spec, home))
                 continue
             lost += 1
             if devices:
@@ -172,7 +171,7 @@ def _watch(
             if session.interrupts.stop_requested() and not ended and not group.is_up():
                 group.kill(END_SECONDS)  # there are no workers to save
                 return Stopped()
-            if deliver(inbox, rows):
+            if deliver(inbox, rows, session.console.say):
                 watch.heard(0)
             if devices:
                 devices.look()
@@ -185,10 +184,12 @@ def _watch(
     return failure
 
 
-def deliver(inbox: IO[str], rows: Callable[[list[Row]], None]) -> int:
-    """Pass on the rows since the last call. Returns the number of reports."""
+def deliver(inbox: IO[str], rows: Callable[[list[Row]], None], say: Callable[[str], None] = lambda line: None) -> int:
+    """Pass on the rows since the last call, and what the trace shows. Returns the number of reports."""
     payloads = list(reports.receive(inbox))
     for payload in payloads:
+        if shown := payload.get("profile"):
+            say(shown)
         rows(list(reports.rows_from_json(payload["rows"])))
     return len(payloads)
 

@@ -1,7 +1,7 @@
 """``accumulate=auto``: a global batch in as few micro-batches as fit into the device's memory.
 
-Training begins with one. After an error of memory it goes on from the last checkpoint with at least twice as many. The
-number is kept in the folder of the trial or run, so that a resume begins with it.
+Training begins with one. After an error of memory in an epoch of training it goes on from the last checkpoint with at
+least twice as many. The number is kept in the folder of the trial or run, so that a resume begins with it.
 """
 
 from __future__ import annotations
@@ -10,12 +10,17 @@ import json
 import math
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator.config.spec import ExperimentSpec
 from orchestrator.runs import reports
 from orchestrator.storage import disk
 
+if TYPE_CHECKING:
+    from orchestrator.runs.session import Session
+
 FILE = "accumulate.json"
+TAG = "orchestrator.accumulate"
 
 
 def chosen(spec: ExperimentSpec, folder: Path) -> int:
@@ -36,10 +41,12 @@ def carry(trial: Path, *folders: Path) -> None:
 def increase(spec: ExperimentSpec, folder: Path, error: BaseException) -> bool:
     """Choose more micro-batches after ``error``.
 
-    Returns False if the error is not one of memory, the plan sets the number, or the batch cannot be split further.
-    Raises UserError when the folder cannot be written.
+    Returns False if the error is not one of memory in :func:`~orchestrator.engine.loop.train`, the plan sets the
+    number, or the batch cannot be split further. Raises UserError when the folder cannot be written.
     """
     if spec.plan.accumulate != "auto" or not reports.is_out_of_memory(error):
+        return False
+    if not getattr(error, "in_training", False):  # evaluation and what is built do not become smaller
         return False
     now = chosen(spec, folder)
     size = spec.params.get("batch_size")
@@ -53,3 +60,11 @@ def increase(spec: ExperimentSpec, folder: Path, error: BaseException) -> bool:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / FILE).write_text(json.dumps(more))
     return True
+
+
+def record(session: Session, parts: int) -> None:
+    """Note a run's new number of micro-batches in its record, which ``status`` shows, its tags and the console."""
+    session.console.say(f"Out of memory; continuing with {parts} micro-batches of a batch")
+    session.folder.update(accumulate=parts)
+    if session.tracker:
+        session.tracker.tag(session.folder.id, {TAG: str(parts)})

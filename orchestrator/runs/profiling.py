@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.config.spec import ExperimentSpec
+from orchestrator.engine.loop import train
 from orchestrator.storage import disk
 from workloads.contract import Workload
 
@@ -36,18 +37,15 @@ def trace(build: Build, spec: ExperimentSpec, steps: int, device: torch.device, 
     """
     from torch.profiler import ProfilerActivity, profile
 
-    from workloads.precision import training_precision
-
     plan = spec.plan.model_copy(update={"epochs": max(2, spec.plan.epochs), "steps_per_epoch": steps})
     workload = build(spec.model_copy(update={"plan": plan}))
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    with training_precision(plan.precision):
-        workload.train_epoch(1)
-        with profile(activities=activities) as profiler:
-            started = time.perf_counter()
-            workload.train_epoch(2)
-            _finish(device)
-            seconds = time.perf_counter() - started
+    train(workload, plan, 1)
+    with profile(activities=activities) as profiler:
+        started = time.perf_counter()
+        train(workload, plan, 2)
+        _finish(device)
+        seconds = time.perf_counter() - started
     if folder is None:
         return
     with disk.writing(folder):

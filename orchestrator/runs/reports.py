@@ -80,7 +80,7 @@ def payload(report: EpochReport, measured: Mapping[str, float] | None = None) ->
         "train_seconds": progress.train_seconds,
         "ended": report.ended,
         "done": report.ended is not None,
-    }
+    } | ({} if report.accumulate is None else {"accumulate": report.accumulate})
 
 
 def rows_from_json(rows: list[Any]) -> Iterator[Row]:

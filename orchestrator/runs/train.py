@@ -144,6 +144,8 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
                 build = worker.builder(Path(config["data"]), device, accumulate=config["accumulate"], **group)
                 target = Path(config["outcome"]) if rank == 0 else None
                 profiling.trace(build, spec, config["profile"], device, target)
+                shown = profiling.sentence(target) if target else None
+                ray.train.report({"rows": [], "profile": shown})
             latest = checkpoint.latest(home) or resume
             if remote.behind(home):
                 latest = _as_rank_0(latest)

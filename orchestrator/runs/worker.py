@@ -83,7 +83,15 @@ def experiment(
         return workload_class(params, runtime)
 
     return Experiment(
-        build, spec.plan, spec.identity, final=final, rank=rank, agree=agree, stop=stop, on_sealed=on_sealed
+        build,
+        spec.plan,
+        spec.identity,
+        final=final,
+        rank=rank,
+        agree=agree,
+        stop=stop,
+        on_sealed=on_sealed,
+        accumulate=accumulate if spec.plan.accumulate == "auto" else None,
     )
 
 
@@ -103,19 +111,23 @@ def execute(
     resume: Path | None = None,
     selected: Progress | None = None,
     profile: int | None = None,
+    traced: Callable[[], None] = lambda: None,
+    split: Callable[[int], None] = lambda parts: None,
 ) -> bool:
     """Run :func:`reports` and pass each report to ``deliver``. Returns False when ``stop`` ended it.
 
-    ``profile`` steps are traced before it begins.
+    ``profile`` steps are traced before it begins; then ``traced`` is called.
     """
     while profile and not profiling.files(folder):
         try:
             build = builder(data, device, accumulate=micro_batches.chosen(spec, folder))
             profiling.trace(build, spec, profile, device, folder)
+            traced()
         except Exception as error:
             if not micro_batches.increase(spec, folder, error):
                 raise
-    for report in reports(spec, folder, data, device, stop=stop, resume=resume, selected=selected):
+            split(micro_batches.chosen(spec, folder))
+    for report in reports(spec, folder, data, device, stop=stop, resume=resume, selected=selected, split=split):
         deliver(report)
     return outcome_of(folder) is not None
 
@@ -129,12 +141,13 @@ def reports(
     stop: Callable[[], bool] = lambda: False,
     resume: Path | None = None,
     selected: Progress | None = None,
+    split: Callable[[int], None] = lambda parts: None,
 ) -> Iterator[EpochReport]:
     """Run a whole experiment in this process, with its checkpoints and its outcome in ``folder``.
 
     ``resume`` is a checkpoint to start from when the folder has none, ``selected`` a selection that only needs its
-    refit. When ``stop`` ends it, there is a checkpoint to continue from and no outcome. A run that diverges reports
-    its remaining rows before the error.
+    refit. ``split`` is called with each new number of micro-batches. When ``stop`` ends it, there is a checkpoint to
+    continue from and no outcome. A run that diverges reports its remaining rows before the error.
     """
     if outcome_of(folder):
         return
@@ -159,6 +172,7 @@ def reports(
             again = micro_batches.increase(spec, folder, error)
             if not again:
                 raise
+            split(micro_batches.chosen(spec, folder))
         del work  # before it is built again, so that its memory is free
         memory.release(device)
 

@@ -51,7 +51,7 @@ def experiment(
 ) -> ExperimentSpec:
     """Spec of one experiment. Raises UserError for the first error, including missing or invalid data.
 
-    ``say`` prints what is decided on the cluster.
+    ``say`` prints what is decided on the cluster, and what ``accumulate=auto`` changes.
     """
     if stray := next((key for key in overrides or () if key.startswith("search.")), None):
         raise UserError(f"{stray} is a setting of sweeps", fix="Remove it, or use orchestrator sweep")
@@ -64,8 +64,10 @@ def experiment(
     refit = objectives.of(request.workload, plan)[0].refit
     plan = plan if plan.refit is not None else plan.model_copy(update={"refit": refit})
     preflight.schedule(request.workload, params, plan, bool(plan.refit))
-    preflight.micro_batches(request.workload, params, plan)
+    note = preflight.micro_batches(request.workload, params, plan)
     preflight.data(request.workload, params, settings.data, plan.refit)
+    if note:
+        say(note)
     devices = request.decide_gpus(devices, settings, [params], say, local=local)
     return ExperimentSpec(workload=request.workload, params=params, plan=plan, seed=request.seed, resources=devices)
 
@@ -86,7 +88,7 @@ def sweep(
 ) -> SweepSpec:
     """Spec of one sweep. Samples the search space, so that parameters no trial could run with are refused here.
 
-    ``say`` prints what is decided on the cluster.
+    ``say`` prints what is decided on the cluster, and what ``accumulate=auto`` changes.
     """
     from orchestrator.search import grid, spaces, strategy
 
@@ -113,13 +115,14 @@ def sweep(
     refit = selects_by[0].refit if plan.refit is None else bool(plan.refit)
 
     sampled: list[Mapping[str, Any]] = []
+    notes: set[str | None] = set()
 
     def check(complete: Mapping[str, Any]) -> None:
         sampled.append(complete)
         preflight.dataset(request.workload, complete, settings.data)
         preflight.batch(complete, devices, plan)
         preflight.schedule(request.workload, complete, plan, refit)
-        preflight.micro_batches(request.workload, complete, plan)
+        notes.add(preflight.micro_batches(request.workload, complete, plan))
         preflight.data(request.workload, complete, settings.data)
 
     survey = spaces.probe(space, fixed, params, request.seed, check)
@@ -129,6 +132,8 @@ def sweep(
         points = len(grid.points(space, fixed))
         asked_for = chosen.trials if "trials" in chosen.model_fields_set else points
         chosen = chosen.model_copy(update={"trials": min(points, asked_for)})
+    for note in sorted(filter(None, notes)):
+        say(note)
     devices = request.decide_gpus(devices, settings, sampled, say, local=local)
     chosen, plan = strategy.settle(chosen, plan, devices, selects_by, survey, params, local=local)
     spec = SweepSpec(

@@ -12,7 +12,7 @@ from orchestrator.config.spec import ExperimentSpec, SweepSpec
 from orchestrator.console import show
 from orchestrator.engine.loop import Row
 from orchestrator.errors import UNAVAILABLE, UserError
-from orchestrator.runs import reports, worker
+from orchestrator.runs import micro_batches, reports, worker
 from orchestrator.runs.driver import flat_params
 from orchestrator.runs.driver_status import DriverStatus
 from orchestrator.runs.live_view import RunningTrial, settings_text, sweep_view
@@ -61,6 +61,7 @@ class TrialManager:
         """Seed runs whose MLflow run this process has opened and not ended."""
         self._running: dict[int, RunningTrial] = {}
         """Seed runs that hold devices."""
+        self._micro_batches: dict[int, int] = {}
         self._most = 1
         """Most seed runs that ever held devices at once."""
         self._curves = Curves(session.folder.path, study.objectives)
@@ -181,6 +182,7 @@ class TrialManager:
         self._show(seed_run, rows, payload.get("best_value"))
         if self._session.tracker:
             self._session.tracker.log(self._key(seed_run), rows)
+        self._note_micro_batches(seed_run, payload.get("accumulate"))
         if cause := payload.get("error"):
             if payload["refused"]:
                 self.refusal = UserError(cause, code=payload["refused"])
@@ -199,6 +201,8 @@ class TrialManager:
             name: payload[name] for name in ("epoch", "best_epoch", "best_value", "best_metrics", "train_seconds")
         }
         attributes |= payload.get("measured", {})
+        if "accumulate" in payload:
+            attributes["accumulate"] = payload["accumulate"]
         verdict = self._study.report(seed_run, rows, payload["best_value"], bool(payload["ended"]), attributes)
         if verdict == "go on":
             return False
@@ -210,6 +214,16 @@ class TrialManager:
             detail += f", violates {', '.join(violations)}"
         self._ended(seed_run, verdict, self._study.cause(seed_run) if verdict == "failed" else detail)
         return True
+
+    def _note_micro_batches(self, seed_run: int, parts: int | None) -> None:
+        """Note a trial's number of micro-batches, where the plan leaves it open, when it changes."""
+        if parts is None or self._micro_batches.get(seed_run) == parts:
+            return
+        self._micro_batches[seed_run] = parts
+        if parts > 1:
+            self._session.console.event(f"{self._name(seed_run)} trains in {parts} micro-batches of a batch")
+        if self._session.tracker:
+            self._session.tracker.tag(self._key(seed_run), {micro_batches.TAG: str(parts)})
 
     def _show(self, seed_run: int, rows: Sequence[Row], best: float | None) -> None:
         """Update what the live view shows of a running trial. Without a terminal print the running trials at times."""

@@ -46,6 +46,23 @@ def test_a_sweep_survives_its_drivers_death(place: str, home: Path, start: Start
 
 
 @pytest.mark.faults
+def test_the_number_of_micro_batches_is_kept(home: Path, start: Start) -> None:
+    """It is recorded when it is chosen, and a resume begins with it."""
+    store = Store(home)
+    first = start("run", "toy", "--local", "epochs=30", "slow=0.3", "accumulate=auto", "fits=2")
+    first.until(lambda: any(len(steps) > 3 for steps in store.steps().values()))
+    first.kill()
+    assert "continuing with 4 micro-batches" in first.text()
+    assert store.tag("orchestrator.accumulate") == ["4"]
+    assert json.loads(typed(home, "status", "latest", "--json").stdout)["accumulate"] == 4
+    second = start("run", "--resume", "latest")
+    assert second.end() == 0, second.text()
+    assert "Out of memory" not in second.text()
+    assert "accumulate=auto: 4 micro-batches for each batch" in second.text()
+    store.check()
+
+
+@pytest.mark.faults
 def test_a_trial_goes_on_when_its_process_is_killed(home: Path, start: Start) -> None:
     epochs, store = 40, Store(home)
     sweep = start(*SWEEP[:-1], "1", f"epochs={epochs}", "slow=0.25", "--concurrency", "1")

@@ -6,6 +6,7 @@ all the time and must stay.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -190,6 +191,25 @@ def test_what_is_out_of_memory_goes_on_in_micro_batches(home: Path, words: list[
     assert begun.end() == 0, begun.text()
     assert "accumulate=auto: 4 micro-batches for each batch" in begun.text()
     Store(home).check()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_group_is_traced_before_it_trains(workers: int, home: Path, start: Start) -> None:
+    """The sentence comes before training ends; the trace is an artifact; two ranks spend time on collectives."""
+    words = ["recommender", "dim=8", "batch_size=512", "epochs=300", "refit=false", "--profile", "3"]
+    begun = start("run", *words, "--workers", str(workers), "--cpus-per-worker", "1", "--gpus-per-worker", "0")
+    begun.until(lambda: "Profile of 3 steps in " in begun.text())
+    begun.ctrl_c()
+    assert begun.end() == 130, begun.text()
+    (folder,) = (file.parent for file in home.glob("storage/*/record.json"))
+    found = json.loads((folder / "profile" / "summary.json").read_text())
+    assert (found["collectives"] > 0) == (workers > 1), found
+    resumed = start("run", "--resume", "latest")
+    resumed.until(lambda: "going on" in resumed.text() or "epoch" in resumed.text())
+    resumed.ctrl_c()
+    resumed.end()
+    assert "Profile of" not in resumed.text(), "the trace is there"
 
 
 @pytest.mark.faults

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 from pydantic import AfterValidator, Field, model_validator
 
 from workloads.bi_encoder.losses import CONDITIONAL, LOSSES
-from workloads.common_params import WeightDecay, WorkloadParams
+from workloads.common_params import WeightDecay, WorkloadParams, dropout_note
 from workloads.conditional_params import OneOf, out_of_bounds_error
 from workloads.contract import MID_RUN, Preset
 from workloads.data.datasets import check_kind
@@ -127,6 +127,10 @@ class Params(WorkloadParams):
         if message := out_of_bounds_error(self.model_dump(), LOSSES[self.loss].bounds, ("loss",)):
             raise ValueError(message)
         return self
+
+    def check_accumulate(self) -> str | None:
+        """Say that dropout draws other masks in micro-batches."""
+        return dropout_note(self.dropout, self.encoder)
 
     def of_loss(self) -> dict[str, Any]:
         """The parameters of the loss, by name."""

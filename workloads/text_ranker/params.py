@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, model_validator
 
-from workloads.common_params import LearningRate, RetrievalParams, WeightDecay
+from workloads.common_params import LearningRate, RetrievalParams, WeightDecay, dropout_note
 from workloads.conditional_params import OneOf
 from workloads.data.datasets import check_kind
 from workloads.encoders import sources
@@ -108,6 +108,10 @@ class Params(RetrievalParams):
         if isinstance(self.bm25_weight, float) and not 0 <= self.bm25_weight <= 1:
             raise ValueError(f"bm25_weight={self.bm25_weight:g} is not in [0, 1]")
         return self
+
+    def check_accumulate(self) -> str | None:
+        """Say that dropout draws other masks in micro-batches."""
+        return dropout_note(self.dropout, self.encoder)
 
     def check_plan(self, epochs: int, refit: bool) -> None:
         """Raises ValueError for a refit with ``bm25_weight="validation"``."""

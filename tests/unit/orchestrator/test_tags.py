@@ -9,6 +9,7 @@ from pathlib import Path
 import orchestrator
 
 TAGS = {
+    "orchestrator.accumulate",
     "orchestrator.best_trial",
     "orchestrator.cause",
     "orchestrator.command",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,20 @@ from orchestrator.config.plan import Plan
 from orchestrator.config.spec import ExperimentSpec, Resources
 from orchestrator.errors import RunFailed, UserError
 from orchestrator.runs import micro_batches
-from tests.support.toy import Params
+from orchestrator.storage.settings import resolve
+from orchestrator.sweeps import request
+from tests.support.toy import Params, Toy
+from workloads.recommender.batches import Batch
+from workloads.recommender.workload import Recommender
 
-OUT = torch.OutOfMemoryError("CUDA out of memory")
+
+def in_training(error: Exception) -> Exception:
+    """As the engine marks errors of a training epoch."""
+    error.in_training = True  # type: ignore[attr-defined]
+    return error
+
+
+OUT = in_training(torch.OutOfMemoryError("CUDA out of memory"))
 
 
 pytestmark = pytest.mark.usefixtures("toy_workload")
@@ -56,18 +68,67 @@ def test_each_number_is_at_least_twice_the_last_and_divides_the_batch(
 @pytest.mark.parametrize(
     ("accumulate", "error", "split"),
     [
-        ("auto", OUT, True),
+        ("auto", torch.OutOfMemoryError("CUDA out of memory"), True),
         ("auto", torch.AcceleratorError("CUDA error: out of memory"), True),
         ("auto", MemoryError(), True),
         ("auto", torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), False),
         ("auto", ValueError("out of memory"), False),
-        (2, OUT, False),
+        (2, torch.OutOfMemoryError("CUDA out of memory"), False),
     ],
 )
 def test_only_an_error_of_memory_splits_a_batch(accumulate: Any, error: Exception, split: bool, tmp_path: Path) -> None:
     one = spec(accumulate=accumulate)
-    assert micro_batches.increase(one, tmp_path, error) == split
+    assert not micro_batches.increase(one, tmp_path, error), "outside of training"
+    assert micro_batches.increase(one, tmp_path, in_training(error)) == split
     assert micro_batches.chosen(one, tmp_path) == (2 if split else 1 if accumulate == "auto" else 2)
+
+
+def test_an_error_in_training_is_one_in_another_process_too() -> None:
+    assert pickle.loads(pickle.dumps(OUT)).in_training
+
+
+def test_an_evaluation_out_of_memory_splits_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def evaluate(self: Toy, split: str) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Toy, "evaluate", evaluate)
+    with pytest.raises(RunFailed, match="out of memory"):
+        orchestrator.run("toy", local=True, tracking="none", epochs=4, accumulate="auto", name="large")
+    (folder,) = home.glob("*/large*")
+    assert not (folder / micro_batches.FILE).exists()
+
+
+def test_a_real_batch_is_split_where_it_does_not_fit(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1,024 interactions those of a quarter fit; the result is the same within rounding."""
+    settings: dict[str, Any] = {
+        "epochs": 2, "dataset": "synthetic", "dim": 8, "batch_size": 1024, "refit": False, "local": True,
+        "tracking": "none",
+    }  # fmt: skip
+    plain = orchestrator.run("recommender", **settings)
+    losses = Recommender._losses
+    sizes = []
+
+    def on_a_small_device(self: Recommender, part: Batch, *rest: Any) -> Any:
+        sizes.append(len(part.rows))
+        if len(part.rows) > 256:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return losses(self, part, *rest)
+
+    monkeypatch.setattr(Recommender, "_losses", on_a_small_device)
+    small = orchestrator.run("recommender", accumulate="auto", **settings)
+    assert sizes[:3] == [1024, 512, 256]
+    assert max(sizes[3:]) == 256
+    assert small.metrics == pytest.approx(dict(plain.metrics), rel=1e-3)
+
+
+def test_a_trials_number_is_in_its_row_and_kept_when_it_is_resumed(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def space(trial):\n    return {'lr': trial.suggest_float('lr', 0.1, 0.2)}\n")
+    found = orchestrator.sweep(
+        "toy", local=True, tracking="none", epochs=4, accumulate="auto", fits=2, space=f"{tmp_path}/mine.py:space",
+        trials=2, scheduler="none", refit=False,
+    )  # fmt: skip
+    assert list(found.trials().accumulate) == [4, 4]
+    assert json.loads((found.folder / "winner" / "outcome.json").read_text())["accumulate"] == 4, "as its trial"
 
 
 def test_a_run_goes_on_with_the_same_result(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,15 +138,6 @@ def test_a_run_goes_on_with_the_same_result(home: Path, capsys: pytest.CaptureFi
     assert "accumulate=auto: 4 micro-batches for each batch" in capsys.readouterr().out
     assert json.loads((small.folder / "outcome.json").read_text())["accumulate"] == 4
     assert json.loads((small.folder / "record.json").read_text())["accumulate"] == 4
-
-
-def test_a_winner_begins_with_its_trials_number(home: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def space(trial):\n    return {'lr': trial.suggest_float('lr', 0.1, 0.2)}\n")
-    found = orchestrator.sweep(
-        "toy", local=True, tracking="none", epochs=4, accumulate="auto", fits=2, space=f"{tmp_path}/mine.py:space",
-        trials=2, scheduler="none", refit=False,
-    )  # fmt: skip
-    assert json.loads((found.folder / "winner" / "outcome.json").read_text())["accumulate"] == 4
 
 
 def test_a_batch_of_one_that_does_not_fit_fails(home: Path) -> None:
@@ -113,3 +165,34 @@ def test_where_the_result_would_change_it_is_refused(workload: str, params: dict
         return
     with pytest.raises(UserError, match=reason):
         preflight.micro_batches(workload, complete, Plan(accumulate="auto"))
+
+
+@pytest.mark.parametrize(
+    ("workload", "params", "note"),
+    [
+        ("bi_encoder", {"dropout": 0.1}, "dropout=0.1 draws other masks"),
+        ("bi_encoder", {"encoder": "minilm"}, "the encoder's own dropout draws other masks"),
+        ("text_ranker", {"dropout": 0.2}, "dropout=0.2 draws other masks"),
+        ("lifelong", {"dropout": 0.1}, "dropout=0.1 draws other masks"),
+        ("vera", {}, "dropout=0.1 draws other masks"),
+        ("vera", {"dropout": 0.0}, None),
+        ("text_ranker", {}, None),
+        ("bi_encoder", {"encoder": "minilm", "dropout": 0.0}, None),
+        ("recommender", {}, None),
+    ],
+)
+def test_that_dropout_differs_is_said_before_it_starts(workload: str, params: dict[str, Any], note: str | None) -> None:
+    complete = preflight.parameters(workload, params)
+    assert preflight.micro_batches(workload, complete, Plan(accumulate=2)) is None
+    shown = preflight.micro_batches(workload, complete, Plan(accumulate="auto"))
+    assert shown == note or (note and note in (shown or ""))
+
+
+def test_a_request_says_it() -> None:
+    lines: list[str] = []
+    settings = resolve({"tracking": "none"})
+    changed = {"accumulate": "auto", "dropout": "0.1"}
+    request.experiment("bi_encoder", settings, overrides=changed, local=True, say=lines.append)
+    request.sweep("bi_encoder", settings, overrides=changed, local=True, say=lines.append, search={"space": "tiny"})
+    assert len(lines) == 2
+    assert all("draws other masks in micro-batches" in line for line in lines)
