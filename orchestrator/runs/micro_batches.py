@@ -41,12 +41,13 @@ def carry(trial: Path, *folders: Path) -> None:
 def increase(spec: ExperimentSpec, folder: Path, error: BaseException) -> bool:
     """Choose more micro-batches after ``error``.
 
-    Returns False if the error is not one of memory in :func:`~orchestrator.engine.loop.train`, the plan sets the
-    number, or the batch cannot be split further. Raises UserError when the folder cannot be written.
+    Returns False if the error is not one of memory in :func:`~orchestrator.engine.loop.train` (where Ray has killed the
+    process, it is not known where), the plan sets the number, or the batch cannot be split further. Raises UserError
+    when the folder cannot be written.
     """
     if spec.plan.accumulate != "auto" or not reports.is_out_of_memory(error):
         return False
-    if not getattr(error, "in_training", False):  # evaluation and what is built do not become smaller
+    if not (getattr(error, "in_training", False) or reports.killed_for_memory(error)):  # evaluation and what is built do not become smaller
         return False
     now = chosen(spec, folder)
     size = spec.params.get("batch_size")
