@@ -47,7 +47,9 @@ def increase(spec: ExperimentSpec, folder: Path, error: BaseException) -> bool:
     """
     if spec.plan.accumulate != "auto" or not reports.is_out_of_memory(error):
         return False
-    if not (getattr(error, "in_training", False) or reports.killed_for_memory(error)):  # evaluation and what is built do not become smaller
+    if not (
+        getattr(error, "in_training", False) or reports.killed_for_memory(error)
+    ):  # evaluation and what is built do not become smaller
         return False
     now = chosen(spec, folder)
     size = spec.params.get("batch_size")
