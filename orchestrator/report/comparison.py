@@ -14,6 +14,8 @@ from orchestrator.report import power, statistics
 from orchestrator.report.power import Power
 from orchestrator.report.samples import Entry, entries
 from orchestrator.report.statistics import Difference, Summary, TestName
+from orchestrator.search import unit_values
+from orchestrator.search.unit_values import UnitValues
 from orchestrator.storage.records import RunFolder
 from workloads.contract import Objective, Split
 
@@ -56,7 +58,7 @@ class Comparison:
 
     def name(self, group: Key) -> str:
         """``loss=bcl dim=32``."""
-        return " ".join(f"{name}={brief(value)}" for name, value in zip(self.by, group)) or "all"
+        return _label(self.by, group)
 
 
 def compare(
@@ -187,17 +189,49 @@ def _seeds_error(a: Summary, b: Summary) -> float | None:
 
 
 def _units_error(a: Sequence[Entry], b: Sequence[Entry], metric: str) -> float | None:
-    """Standard error over units of the difference of two groups' means over their seeds."""
+    """Standard error over units of the difference of two groups' means over their seeds.
+
+    From the units that a sweep keeps it is that of all units.
+    """
     pairs = [_common_units(entry, b[0], metric) for entry in (*a, *b)]
     values = [pair[0] for pair in pairs if pair is not None]
+    share = 1.0
     if len(values) < len(pairs):
+        kept = [_kept(entry, metric) for entry in (*a, *b)]
+        if len({one and (one.total, one.ids) for one in kept}) > 1 or kept[0] is None:
+            return None
+        if len({entry.evaluated_on for entry in (*a, *b)}) > 1:
+            return None
+        values = [one.values for one in kept if one]
+        share = len(values[0]) / kept[0].total
+    error = statistics.standard_error(sum(values[: len(a)]) / len(a) - sum(values[len(a) :]) / len(b))
+    return error and error * math.sqrt(share)
+
+
+def _kept(entry: Entry, metric: str) -> UnitValues | None:
+    """The values of the units that a sweep keeps, of a run those that it would keep. None if there are none."""
+    if entry.kept is not None:
+        return entry.kept if metric == entry.objectives[0].metric else None
+    if entry.units is None:
         return None
-    return statistics.standard_error(sum(values[: len(a)]) / len(a) - sum(values[len(a) :]) / len(b))
+    import pyarrow.parquet as pq
+
+    if metric not in pq.read_schema(entry.units).names:
+        return None
+    table = pq.read_table(entry.units, columns=["id", metric])
+    values = table[metric].to_numpy()
+    encoded = unit_values.encode({"id": table["id"].to_numpy(), metric: values}, float(values.mean()))
+    return unit_values.decode(encoded) if encoded else None
 
 
 def _difference(a: Sequence[Entry], b: Sequence[Entry], metric: str, test: TestName) -> Difference:
-    if len(a) == len(b) == 1 and (units := _common_units(a[0], b[0], metric)) is not None:
-        return statistics.over_units(*units)
+    if len(a) == len(b) == 1:
+        if (units := _common_units(a[0], b[0], metric)) is not None:
+            return statistics.over_units(*units)
+        ours, theirs = _kept(a[0], metric), _kept(b[0], metric)
+        same = ours and theirs and ours.ids == theirs.ids and a[0].evaluated_on == b[0].evaluated_on
+        if ours and theirs and same and ours.total == len(ours.values):  # all units are kept
+            return statistics.over_units(ours.values, theirs.values)
     return statistics.over_seeds([e.metrics[metric] for e in a], [e.metrics[metric] for e in b], test)
 
 
@@ -233,8 +267,13 @@ def _notes(
     if any(row.units_error is not None for row in rows):
         notes.append(
             "se (seeds) and se (units): standard errors of the difference for other seeds on the same units, and for "
-            "other units with the same seeds."
+            "other units with the same seeds. More seeds do not reduce the second one."
         )
+        if open_ones := [_label(keys, row.group) for row in rows if _needs_units(row)]:
+            notes.append(
+                f"No number of seeds settles {', '.join(dict.fromkeys(open_ones))}: the difference is below 2 se "
+                "(units), so it may be another one on other units."
+            )
     if any(test.startswith("paired") for test in tests):
         notes.append("The paired test is over the units of one seed each: it does not hold for other seeds.")
     within = [
@@ -248,6 +287,17 @@ def _notes(
     if repeated := sum(n - 1 for n in copies.values()):
         notes.append(f"{repeated} of them have the parameters and seed of another: they are no additional seeds.")
     return notes
+
+
+def _needs_units(row: Row) -> bool:
+    """Whether the part of the noise that more seeds cannot remove explains the difference."""
+    return (
+        row.units_error is not None and row.difference is not None and abs(row.difference.value) < 2 * row.units_error
+    )
+
+
+def _label(keys: Sequence[str], group: Key) -> str:
+    return " ".join(f"{name}={brief(value)}" for name, value in zip(keys, group)) or "all"
 
 
 def _identity(entry: Entry) -> tuple[str, ...]:

@@ -117,7 +117,7 @@ def _needed(row: Row) -> str:
 
 
 _PRECISION: Mapping[str, Callable[[Row], str]] = {
-    "se (seeds)": lambda row: _rounded(row.seeds_error if row.units_error is not None else None),
+    "se (seeds)": lambda row: _rounded(row.seeds_error),
     "se (units)": lambda row: _rounded(row.units_error),
     "detects": lambda row: _rounded(row.power.detectable if row.power else None),
     "seeds needed": _needed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ from orchestrator.cluster import preflight
 from orchestrator.config.plan import PLAN_KEYS
 from orchestrator.errors import UserError
 from orchestrator.report import trials
-from orchestrator.search.ranking import ranked
+from orchestrator.search import unit_values
+from orchestrator.search.ranking import ranked, repeats
+from orchestrator.search.unit_values import UnitValues
 from orchestrator.storage.names import TEST_UNITS, VALIDATION_UNITS
 from orchestrator.storage.records import SETTLED, RunFolder
 from workloads.contract import Objective, Split
@@ -32,6 +34,7 @@ class Entry:
 
     ``params`` includes parameters, plan, seed, the ``id`` of the run or sweep, and the ``trial``. ``searched`` are
     those that a sweep drew. ``units`` is the file with the values of each unit (user, query or pair), or None.
+    ``kept`` are the first objective's values of the units that a sweep keeps of each seed, or None.
     """
 
     source: str
@@ -44,6 +47,7 @@ class Entry:
     metrics: Mapping[str, float]
     units: Path | None
     objectives: tuple[Objective, ...]
+    kept: UnitValues | None = None
 
     @property
     def name(self) -> str:
@@ -92,18 +96,29 @@ def _winner(folder: RunFolder, split: Split) -> Iterator[Entry]:
     if best is None:
         return
     if split == "validation":
+        kept = unit_values.read(folder.path)
         for number, metrics in enumerate(_over_seeds(best, every)):
-            units = None if number else _units(folder.path / "winner", split)  # values of units: first seed only
-            yield _trial(folder, split, best, number, metrics, units)
+            units = None if number else _units(folder.path / "winner", split)  # all metrics of units: first seed only
+            yield replace(
+                _trial(folder, split, best, number, metrics, units), kept=kept.get(_seed_run(best, every, number))
+            )
     else:
         yield _trial(folder, split, best, 0, _settled(folder, split), _units(folder.path / "winner", split))
 
 
 def _trials(folder: RunFolder) -> Iterator[Entry]:
     every = trials.own(trials.study(folder))
+    kept = unit_values.read(folder.path)
     for trial in ranked(every, trials.objectives(folder)[0]):
         for number, metrics in enumerate(_over_seeds(trial, every)):
-            yield _trial(folder, "validation", trial, number, metrics, None)
+            entry = _trial(folder, "validation", trial, number, metrics, None)
+            yield replace(entry, kept=kept.get(_seed_run(trial, every, number)))
+
+
+def _seed_run(trial: Any, every: list[Any], number: int) -> tuple[int, int]:
+    """Trial and seed that trained seed ``number`` of a configuration: of a finalist the trial that repeats it."""
+    further = repeats(every, trial)
+    return (further[number - 1].number, 0) if further and number else (trial.number, number)
 
 
 def _trial(

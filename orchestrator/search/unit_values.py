@@ -54,6 +54,14 @@ def encode(units: Columns, value: float | None) -> Encoded | None:
     return {"total": len(column), "ids": digest[:16], "values": text}
 
 
+def decode(row: Encoded) -> UnitValues:
+    """The values that :func:`encode` made. Raises KeyError, TypeError or ValueError."""
+    import numpy as np
+
+    values = np.frombuffer(base64.b64decode(row["values"]), dtype="<f4").astype(np.float64)
+    return UnitValues(int(row["total"]), str(row["ids"]), values)
+
+
 def write(folder: Path, trial: int, seed: int, encoded: Encoded) -> None:
     """Append the values of a seed run. When the disk is full, only they are lost."""
     line = json.dumps({"trial": trial, "seed": seed, **encoded}) + "\n"
@@ -72,13 +80,10 @@ def size(folder: Path) -> int:
 
 def read(folder: Path) -> dict[tuple[int, int], UnitValues]:
     """The values by (trial, seed); of repeated lines the last one counts. Damaged lines are skipped."""
-    import numpy as np
-
     found: dict[tuple[int, int], UnitValues] = {}
     with suppress(FileNotFoundError), (folder / UNITS).open(errors="replace") as stream:
         for line in stream:
             with suppress(ValueError, KeyError, TypeError):
                 row = json.loads(line)
-                values = np.frombuffer(base64.b64decode(row["values"]), dtype="<f4").astype(np.float64)
-                found[row["trial"], row["seed"]] = UnitValues(int(row["total"]), str(row["ids"]), values)
+                found[row["trial"], row["seed"]] = decode(row)
     return found

@@ -14,6 +14,7 @@ from orchestrator.errors import UserError
 from orchestrator.report import comparison_output, markdown
 from orchestrator.report.comparison import Comparison, compare
 from orchestrator.report.statistics import holm, over_seeds
+from orchestrator.search import unit_values
 from orchestrator.storage.names import TEST_UNITS, VALIDATION_UNITS
 from orchestrator.storage.records import RunFolder
 from tests.support.finished import run, sweep
@@ -264,6 +265,40 @@ def test_precision_is_given_over_seeds_and_over_units_apart(tmp_path: Path) -> N
     columns, _ = comparison_output.cells(found)
     assert columns[-4:] == ["se (seeds)", "se (units)", "detects", "seeds needed"]
     other = run(tmp_path, "other", 5.7, seed=4, lr=0.2)  # has no units
-    (row,) = (row for row in compare([*folders, other]).rows if row.difference)
+    mixed = compare([*folders, other])
+    assert "se (seeds)" in comparison_output.cells(mixed)[0]
+    assert "se (units)" not in comparison_output.cells(mixed)[0]
+    (row,) = (row for row in mixed.rows if row.difference)
     assert row.units_error is None
     assert row.power is not None
+
+
+def test_units_of_each_seed_of_a_sweep_are_read(tmp_path: Path) -> None:
+    """Of two configurations with two seeds each, from the units that the sweep keeps: a quarter of all here."""
+    rng = np.random.default_rng(1)
+    errors, hard = [[1.0, 1.1], [1.05, 1.12]], rng.normal(0, 1, 100)
+    folder = sweep(tmp_path, "s", errors, seeds=2)
+    noise = rng.normal(0, 0.5, (2, 2, 100))
+    for trial, seed in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        values = hard + noise[trial, seed]
+        encoded = unit_values.encode({"id": np.arange(100), "error": values}, float(values.mean()))
+        assert encoded is not None
+        unit_values.write(folder.path, trial, seed, {**encoded, "total": 400})
+    found = compare([folder], by=["momentum"])
+    (row,) = (row for row in found.rows if row.difference)
+    assert row.units_error == pytest.approx(np.std(noise[1].mean(0) - noise[0].mean(0), ddof=1) / 20, rel=1e-5)
+    assert row.seeds_error is not None
+    assert any(note.startswith("No number of seeds settles momentum=0.5: ") for note in found.notes)
+    assert "No number of seeds" in comparison_output.text(found, "table")
+
+
+def test_units_of_the_repeats_of_a_finalist_are_read(tmp_path: Path) -> None:
+    values = [(1.0,), (2.0,), (1.1,), (2.1,)]
+    folder = sweep(tmp_path, "s", values, repeat_of={2: 0, 3: 1}, spreads=[0.1] * 4)
+    (row,) = (row for row in compare([folder], by=["lr"]).rows if row.difference)
+    assert row.summary.n == 2
+    assert row.units_error == pytest.approx(0.1 / 200**0.5, rel=0.2)
+    single = compare([sweep(tmp_path, "t", values[:2], spreads=[0.1] * 2)], by=["lr"])
+    (row,) = (row for row in single.rows if row.difference)
+    assert row.difference is not None
+    assert "paired" in str(row.difference.test)
