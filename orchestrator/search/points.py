@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from pydantic import BaseModel
 
 from orchestrator.config import workload_loader
 from orchestrator.config.parsing import validate
 from orchestrator.config.spec import SweepSpec
 from orchestrator.errors import UserError, unknown
 from orchestrator.search import spaces
+from workloads.published import Table
 
 _OUTSIDE = object()
+
+DATA = ("dataset", "split", "eval")
+"""Prefixes of parameters that define the data."""
 
 
 def checked(spec: SweepSpec, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,45 +28,84 @@ def checked(spec: SweepSpec, params: Mapping[str, Any]) -> dict[str, Any]:
 
     Texts stand for the values that they name.
     """
-    space = spaces.load(spec.workload, spec.search.space)
-    model = workload_loader.params(spec.workload)
-    survey = spaces.probe(space, spec.fixed, model, spec.seed)
-    accepted = {}
-    for name, value in params.items():
-        if name in spec.fixed:
-            raise UserError(f"{name} is fixed in this sweep", got=value, allowed=spec.fixed[name])
-        if name not in survey.distributions:
-            raise unknown("searched parameter", name, survey.distributions)
-        values = (contained(distribution, value) for distribution in survey.distributions[name])
-        accepted[name] = next((value for value in values if value is not _OUTSIDE), _OUTSIDE)
-        if accepted[name] is _OUTSIDE:
-            raise UserError(f"{name} is outside the search space", got=value, allowed=survey.text()[name])
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=spec.seed))
-    study.enqueue_trial(accepted)
-    validate(model, spaces.suggest(space, study.ask(), spec.fixed), "parameter")
-    return accepted
+    return _Points(spec).checked(params)
 
 
 def published(spec: SweepSpec) -> dict[str, dict[str, Any]]:
-    """The workload's presets and its defaults as points of the search space, by name; those outside are left out.
+    """Published settings as points of the search space, by name: the workload's presets, tables and defaults.
 
-    Parameters that are neither searched nor fixed have their defaults, so a point has what its preset says of the
-    searched ones.
+    A row of a table is left out unless a trial can have all of its settings: those that are neither searched nor fixed
+    must be what the space sets, or the defaults. Of a preset, numbers that are neither searched nor fixed may differ.
+    The data are not compared. Of equal points the first one is named.
     """
-    model = workload_loader.params(spec.workload)
-    survey = spaces.probe(spaces.load(spec.workload, spec.search.space), spec.fixed, model, spec.seed)
-    defaults = model().model_dump(mode="json")
-    named = {name: dict(preset.settings) for name, preset in workload_loader.presets(spec.workload).items()}
+    space = _Points(spec)
     points: dict[str, dict[str, Any]] = {}
-    for name, settings in {**named, "defaults": {}}.items():
-        complete = {**defaults, **settings}
-        if any(str(complete[key]) != str(value) for key, value in spec.fixed.items() if key in settings):
-            continue  # another value is fixed
-        with suppress(UserError):
-            point = checked(spec, {key: complete[key] for key in survey.distributions if key in complete})
-            if point and point not in points.values():
-                points[name] = point
+    for name, settings, exact in _settings(spec.workload):
+        point = space.of(settings, exact)
+        if point and point not in points.values():
+            points[name] = point
     return points
+
+
+def _settings(workload: str) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
+    """Names and settings of presets, rows of tables, and the defaults, and whether a trial must have all of them."""
+    for name, preset in workload_loader.presets(workload).items():
+        yield name, preset.settings, False
+    for table in workload_loader.entry(workload).load_published():
+        if isinstance(table, Table) and table.regime.workload == workload:
+            for row in (row for place in table.places for row in table.rows(*place)):
+                where = " ".join(row.where.values())
+                yield f"{table.id} {row.method} ({where})", row.settings.params, True
+    yield "defaults", {}, True
+
+
+class _Points:
+    """Points of the search space of a sweep."""
+
+    def __init__(self, spec: SweepSpec) -> None:
+        self._fixed = spec.fixed
+        self._seed = spec.seed
+        self._space = spaces.load(spec.workload, spec.search.space)
+        self._model = workload_loader.params(spec.workload)
+        self._survey = spaces.probe(self._space, spec.fixed, self._model, spec.seed)
+        self._defaults = self._model().model_dump(mode="json")
+
+    def checked(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """See :func:`checked`."""
+        accepted = {}
+        for name, value in params.items():
+            if name in self._fixed:
+                raise UserError(f"{name} is fixed in this sweep", got=value, allowed=self._fixed[name])
+            if name not in self._survey.distributions:
+                raise unknown("searched parameter", name, self._survey.distributions)
+            values = (contained(distribution, value) for distribution in self._survey.distributions[name])
+            accepted[name] = next((value for value in values if value is not _OUTSIDE), _OUTSIDE)
+            if accepted[name] is _OUTSIDE:
+                raise UserError(f"{name} is outside the search space", got=value, allowed=self._survey.text()[name])
+        self._trial(accepted)
+        return accepted
+
+    def of(self, settings: Mapping[str, Any], exact: bool) -> dict[str, Any] | None:
+        """The point at which a trial has ``settings`` and otherwise defaults. None if there is none.
+
+        Unless ``exact``, only those that are fixed and those that are no numbers are compared.
+        """
+        complete = {**self._defaults, **settings}
+        try:
+            point = self.checked({name: complete[name] for name in self._survey.distributions if name in complete})
+            trained = self._trial(point).model_dump(mode="json")
+        except UserError:
+            return None
+        compared = [name for name in settings if name in trained and not name.startswith(DATA)]
+        if not exact:
+            compared = [name for name in compared if name in self._fixed or isinstance(settings[name], str | bool)]
+        return point if all(str(trained[name]) == str(settings[name]) for name in compared) else None
+
+    def _trial(self, point: Mapping[str, Any]) -> BaseModel:
+        """The parameters of a trial at ``point``. Raises UserError if they are not valid."""
+        study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=self._seed))
+        study.enqueue_trial(dict(point))
+        return validate(self._model, spaces.suggest(self._space, study.ask(), self._fixed), "parameter")
 
 
 def contained(distribution: BaseDistribution, value: Any) -> Any:

@@ -21,7 +21,7 @@ from orchestrator.storage.settings import Settings
 from workloads.contract import Objective
 
 PUBLISHED = "published"
-"""What ``--warm-start`` takes in addition to sweeps: the workload's presets and defaults."""
+"""What ``--warm-start`` takes in addition to sweeps: the workload's presets, published tables and defaults."""
 
 
 def lessons(
@@ -57,13 +57,19 @@ def lessons(
 
 
 def enqueue_published(spec: SweepSpec, study: Study) -> str:
-    """Make the published settings the first trials of ``study``. Returns a line that names them."""
-    chosen = list(points.published(spec).items())[: spec.search.trials]
+    """Make the published settings the first trials of ``study``, each once. Returns a line that names them."""
+    every = points.published(spec)
+    chosen = list(every.items())[: spec.search.trials]
+    present = {trial.user_attrs.get("published") for trial in study.trials}
     for name, point in chosen:
-        study.optuna_study.enqueue_trial(point, user_attrs={"published": name})
+        if name not in present:
+            study.optuna_study.enqueue_trial(point, user_attrs={"published": name})
     if not chosen:
         return f"No published setting of {spec.workload} lies in this search space"
-    return f"The first trials are published settings: {', '.join(name for name, _ in chosen)}"
+    line = f"The first trials are published settings: {', '.join(name for name, _ in chosen)}"
+    if len(chosen) < spec.search.trials:
+        return line
+    return f"{line}. They are all of the {spec.search.trials} trials ({len(every)} settings): nothing else is searched"
 
 
 def lesson(

@@ -220,7 +220,8 @@ def _study(spec: SweepSpec, folder: RunFolder, session: Session, again: ResumeOp
         changing = strategy.changeable(workload_loader.params(spec.workload), list(first))
         return Population(*common, changeable=changing, distributions=first)
     study = Study(*common)
-    if spec.search.warm_start and not study.trials:
+    begun = any(trial.state.name != "WAITING" for trial in study.trials)
+    if spec.search.warm_start and not begun:  # a driver that died before may have added some
         learnt, lines = warm_start.lessons(spec, session.settings, study.objectives, first)
         study.learn(learnt)
         for line in lines:

@@ -13,7 +13,6 @@ from orchestrator.search import points, spaces
 from orchestrator.search.study import Study
 from orchestrator.search.warm_start import enqueue_published
 from workloads.contract import Objective
-from workloads.recommender.params import Params
 
 
 @pytest.mark.parametrize(
@@ -67,17 +66,42 @@ def test_presets_and_defaults_that_lie_in_the_space_are_its_points() -> None:
     assert found["dpl_code"]["tau"] == 0.07
 
 
-def test_they_are_the_first_trials(tmp_path: Path) -> None:
-    spec = SweepSpec(workload="recommender", search=Search(space="mf", trials=2, warm_start=("published",)))
-    objective, space = Objective("ndcg_at_20", "max"), spaces.load("recommender", "mf")
+@pytest.mark.parametrize(
+    ("fixed", "space", "names"),
+    [
+        ({}, "mf", ["thesis-4.2 RNS (ml-100k mf)"]),
+        ({"sampler": "dns"}, "mf", ["thesis-4.2 DNS (ml-100k mf)"]),
+        ({}, "sgd_bns", ["thesis-4.2 BNS, SGD (ml-100k mf)", "thesis-4.3 BNS-3, SGD (ml-100k mf)"]),
+    ],
+)
+def test_rows_of_published_tables_are_points_of_the_loss_and_sampler_at_hand(
+    fixed: dict[str, Any], space: str, names: list[str]
+) -> None:
+    """``mf`` trains BPR, so DPL's preset, whose numbers lie in it, is no published setting of it."""
+    spec = SweepSpec(workload="recommender", fixed=fixed, search=Search(space=space))
+    found = points.published(spec)
+    assert list(found) == names
+    assert found[names[0]]["lr"] == (0.01 if space == "sgd_bns" else 0.002)
+
+
+def test_they_are_the_first_trials_each_once(tmp_path: Path) -> None:
+    spec = SweepSpec(workload="recommender", search=Search(space="sgd_bns", trials=3, warm_start=("published",)))
+    objective, space = Objective("ndcg_at_20", "max"), spaces.load("recommender", "sgd_bns")
     study = Study(tmp_path, spec, [objective], space, conditional=False)
-    assert enqueue_published(spec, study) == "The first trials are published settings: dpl_code, defaults"
-    started = [study.next() for _ in range(3)]
-    assert [trial and trial.params["lr"] for trial in started] == [0.001, Params().lr, None]
-    nothing = spec.model_copy(update={"workload": "simclr", "search": Search(space="small", warm_start=("published",))})
+    first, second = points.published(spec).items()
+    study.optuna_study.enqueue_trial(first[1], user_attrs={"published": first[0]})  # then the driver was killed
+    line = enqueue_published(spec, study)
+    assert line == f"The first trials are published settings: {first[0]}, {second[0]}"
+    assert enqueue_published(spec, study) == line
+    assert [trial.user_attrs["published"] for trial in study.trials] == [first[0], second[0]]
+    started = study.next()
+    assert started is not None
+    assert started.params["bns_prior"] == "popularity"
+    small = spec.model_copy(update={"search": spec.search.model_copy(update={"trials": 1})})
+    assert enqueue_published(small, study).endswith("all of the 1 trials (2 settings): nothing else is searched")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(points, "published", lambda spec: {})
-        assert enqueue_published(nothing, study) == "No published setting of simclr lies in this search space"
+        assert enqueue_published(spec, study) == "No published setting of recommender lies in this search space"
 
 
 def test_a_preset_that_contradicts_what_is_fixed_is_left_out() -> None:
