@@ -48,3 +48,12 @@ def test_ctrl_c_ends_both(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     _, done = make_test(tmp_path, f"cat {pipe}; trap 'exit 2' INT; kill -INT 0", f"echo met > {pipe}; exec sleep 1000")
     assert done.returncode != 0
+
+
+def test_dist_needs_no_environment_that_trains(tmp_path: Path) -> None:
+    """A laptop builds the client with it."""
+    words = ["make", "-C", str(ROOT), "--dry-run", "dist", f"TOOLS={tmp_path}", f"VENV={tmp_path}/none"]
+    printed = subprocess.run(words, capture_output=True, text=True, check=True, timeout=100).stdout
+    assert f"{tmp_path}/bin/python -m build" in printed
+    assert f"{tmp_path}/none" not in printed
+    assert "[dev]" not in printed
