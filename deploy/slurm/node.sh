@@ -10,6 +10,13 @@ if [ "$SLURM_NODEID" = 0 ]; then
         --dashboard-host=127.0.0.1 "--dashboard-port=$((first + 1))" "--ray-client-server-port=$((first + 2))"
     )
 fi
+# Ray gives up within seconds where there is no head yet.
+reached=
+for _ in $(seq 300); do
+    [ "$SLURM_NODEID" != 0 ] || break
+    if (: <"/dev/tcp/${RAY_ADDRESS%:*}/$RAY_PORTS") 2>/dev/null; then reached=yes; break; fi
+    sleep 1
+done
 cpus=${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}
 # MiB of --mem or --mem-per-cpu. Ray sees the memory of the machine, not that of the job; 0 is all that the machine has.
 memory=${SLURM_MEM_PER_NODE:-$((${SLURM_MEM_PER_CPU:-0} * cpus))}
@@ -37,8 +44,9 @@ while kill -0 "$ray" 2>/dev/null; do wait "$ray"; done
 wait "$ray"
 code=$?
 rm -rf "$session"
-# With --no-kill Slurm keeps a job whose first node is lost, and with it the driver: the next node sends it back.
-if [ -z "$ended" ] && [ "$SLURM_NODEID" = 1 ] && ! ray health-check --address "$RAY_ADDRESS" >/dev/null 2>&1; then
+# With --no-kill Slurm keeps a job whose first node is lost, and with it the driver: the next node sends it back. A head
+# that never started would not start the next time either.
+if [ -n "$reached" ] && [ -z "$ended" ] && [ "$SLURM_NODEID" = 1 ] && ! ray health-check --address "$RAY_ADDRESS" >/dev/null 2>&1; then
     scontrol requeue "$SLURM_TASK"
 fi
 exit "$code"

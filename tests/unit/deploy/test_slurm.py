@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from pathlib import Path
 
@@ -12,18 +13,38 @@ from tests.unit.deploy.manifests import DEPLOY
 
 FOLDER = DEPLOY / "slurm"
 SCRIPTS = sorted([*FOLDER.glob("*.sh"), *FOLDER.glob("*.sbatch")])
-JOB = {"SLURM_JOB_ID": "test", "SLURM_CPUS_ON_NODE": "4", "RAY_PORTS": "10050", "RAY_ADDRESS": "192.0.2.1:10050"}
+JOB = {"SLURM_JOB_ID": "test", "SLURM_TASK": "test", "SLURM_CPUS_ON_NODE": "4"}
 MIB = 1048576
+PROGRAMS = {
+    "ray": '[ "$1" = start ] || exit ${HEALTH:-0}\nprintf "%s\\n" "$@"',
+    "scontrol": 'echo "scontrol $*"',
+    "sleep": "exit 0",
+}
+"""Stand-ins that print what they are told; no one waits."""
+
+
+def node(folder: Path, head: bool = True, **variables: str) -> list[str]:
+    """What ``node.sh`` tells Ray and Slurm with these variables of Slurm, with a ``head`` that listens or none."""
+    for name, body in PROGRAMS.items():
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / name).chmod(0o755)
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = str(listening.getsockname()[1])
+        if head:
+            listening.listen()
+        address = {"RAY_ADDRESS": f"127.0.0.1:{port}", "RAY_PORTS": port}
+        path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+        done = subprocess.run(
+            ["bash", FOLDER / "node.sh"], env={"PATH": path, **JOB, **address, **variables}, capture_output=True,
+            text=True, check=True,
+        )  # fmt: skip
+    return done.stdout.splitlines()
 
 
 def ray_start(folder: Path, **variables: str) -> list[str]:
-    """The words that ``node.sh`` gives to ``ray start`` on a node with these variables of Slurm."""
-    program = folder / "ray"
-    program.write_text('#!/bin/sh\n[ "$1" != start ] || printf "%s\\n" "$@"\n')
-    program.chmod(0o755)
-    environment = {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", **JOB, **variables}
-    done = subprocess.run(["bash", FOLDER / "node.sh"], env=environment, capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()[1:]
+    """The words that it gives to ``ray start``."""
+    return node(folder, **variables)[1:]
 
 
 def memory(folder: Path, **variables: str) -> list[int]:
@@ -59,10 +80,27 @@ def test_without_a_limit_ray_takes_the_machine_s(variables: dict[str, str], tmp_
 
 def test_the_first_node_is_the_head_and_its_dashboard_on_loopback(tmp_path: Path) -> None:
     head, worker = (ray_start(tmp_path, SLURM_NODEID=str(node), SLURM_GPUS_ON_NODE="8") for node in (0, 7))
-    assert {"--head", "--port=10050", "--node-ip-address=192.0.2.1", "--dashboard-host=127.0.0.1"} <= set(head)
-    assert "--address=192.0.2.1:10050" in worker
+    assert {"--head", "--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1"} <= set(head)
+    assert any(word.startswith("--address=127.0.0.1:") for word in worker)
     assert "--head" not in worker
     for words in (head, worker):
         assert {"--num-cpus=4", "--num-gpus=8"} <= set(words)
         ports = [word.partition("=")[2] for word in words if word.startswith("--") and "-port=" in word]
-        assert len({*ports} - {"0"}) == len([port for port in ports if port != "0"]), ports
+        ports = [port for port in ports if port != "0"]  # any
+        assert len(set(ports)) == len(ports), ports
+
+
+@pytest.mark.parametrize(
+    ("number", "head", "health", "requeued"),
+    [
+        pytest.param("1", True, "1", True, id="the head was lost"),
+        pytest.param("1", True, "0", False, id="this node's Ray ended alone"),
+        pytest.param("2", True, "1", False, id="one node is enough"),
+        pytest.param("1", False, "1", False, id="a head that never started"),
+    ],
+)
+def test_the_second_node_requeues_a_job_whose_head_was_lost(
+    number: str, head: bool, health: str, requeued: bool, tmp_path: Path
+) -> None:
+    printed = node(tmp_path, head, SLURM_NODEID=number, HEALTH=health)
+    assert ("scontrol requeue test" in printed) is requeued
