@@ -1,4 +1,4 @@
-"""The record of the last run of ``make test-deploy``: a section for each file of tests that was run, not skipped."""
+"""The record of ``make test-deploy``: of each test its last run that was not skipped."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ import pytest
 
 from tests.unit.deploy.manifests import ROOT
 
-HEAD = """\
-Last run of `make test-deploy`, which writes this file. A part that is skipped keeps the section of its last run.
-"""
+HEAD = "Each test's last run by `make test-deploy`, which writes this file; below each file what it last ran on."
 SERVICES = {
     "test_compose.py": (["docker", "--version"], ["docker", "compose", "version"]),
     "test_slurm.py": (["sbatch", "--version"],),
@@ -27,19 +25,31 @@ SERVICES = {
 """Commands that print the versions of what each file of tests runs on."""
 
 
-def updated(old: str, reports: Iterable[pytest.TestReport], now: datetime | None = None) -> str:
-    """The record ``old`` with the sections of the files in ``reports`` replaced, except for files that were skipped.
+def updated(old: str, reports: Iterable[pytest.TestReport]) -> str:
+    """The record ``old`` with the results of ``reports``; tests that were skipped or are gone keep or lose their line.
 
     ``reports``: one of each test, as :func:`shown` picks them.
     """
-    sections = {section.partition("\n")[0]: section for section in old.split("\n\n")[1:]}
-    by_file: dict[str, list[pytest.TestReport]] = {}
+    machines: dict[str, str] = {}
+    lines: dict[str, str] = {}
+    for section in old.split("\n\n")[1:]:
+        file, machine, *results = section.strip().splitlines()
+        machines[file] = machine
+        lines |= {_test(result): result for result in results}
+    commit = _commit()
     for report in reports:
-        by_file.setdefault(report.nodeid.partition("::")[0], []).append(report)
-    for file, own in by_file.items():
-        if file not in sections or not all(report.skipped for report in own):
-            sections[file] = "\n".join([file, *_circumstances(file, now or datetime.now(UTC)), *map(_line, own)])
-    return "\n\n".join([HEAD.strip(), *(sections[file].strip() for file in sorted(sections))]) + "\n"
+        if not report.skipped:
+            lines[report.nodeid] = (
+                f"{datetime.fromtimestamp(report.stop, UTC):%Y-%m-%d %H:%M} {commit} {_result(report)}"
+            )
+            file = report.nodeid.partition("::")[0]
+            machines[file] = _machine(file)
+    text = [HEAD]
+    for file in sorted(machines):
+        source = (ROOT / file).read_text()
+        kept = [line for test, line in lines.items() if test.startswith(f"{file}::") and _function(test) in source]
+        text.append("\n".join([file, machines[file], *kept]))
+    return "\n\n".join(text) + "\n"
 
 
 def shown(report: pytest.TestReport) -> bool:
@@ -47,11 +57,19 @@ def shown(report: pytest.TestReport) -> bool:
     return report.when == "call" or not report.passed
 
 
-def _line(report: pytest.TestReport) -> str:
-    """As in pytest's ``-rA``, with seconds or the reason, and what the test printed."""
+def _test(line: str) -> str:
+    """The id of the test of a line."""
+    return re.findall(r"(?:PASSED|FAILED) (tests/.*?)(?: \(\d+ s\)|: |$)", line)[0]
+
+
+def _function(test: str) -> str:
+    """How the test's function begins."""
+    return f"def {test.partition('::')[2].partition('[')[0]}("
+
+
+def _result(report: pytest.TestReport) -> str:
+    """As in pytest's ``-rA``, with seconds and what the test printed, or the reason."""
     line = f"{report.outcome.upper()} {report.nodeid}"
-    if report.skipped and isinstance(report.longrepr, tuple):
-        return f"{line}: {_scrubbed(report.longrepr[2])}"
     if report.failed:
         crash = getattr(report.longrepr, "reprcrash", None)
         return f"{line}: {_scrubbed(str(crash.message if crash else report.longrepr))}"
@@ -59,17 +77,18 @@ def _line(report: pytest.TestReport) -> str:
     return f"{line} ({report.duration:.0f} s)" + (f": {_scrubbed(printed)}" if printed else "")
 
 
-def _circumstances(file: str, now: datetime) -> list[str]:
+def _commit() -> str:
+    """The commit of the tests, with a plus where files were changed since."""
     git = ["git", "-C", str(ROOT)]
-    commit = _output([*git, "rev-parse", "--short=10", "HEAD"])
-    changed = ", with changes" if _output([*git, "status", "--porcelain", "--untracked-files=no"]) else ""
+    changed = _output([*git, "status", "--porcelain", "--untracked-files=no"])
+    return (_output([*git, "rev-parse", "--short=10", "HEAD"]) or "unknown") + "+" * bool(changed)
+
+
+def _machine(file: str) -> str:
     packages = [f"{name} {version(name)}" for name in ("ray", "mlflow")]
-    services = filter(None, map(_output, SERVICES.get(file.rpartition("/")[2], ())))
-    return [
-        f"{now:%Y-%m-%d %H:%M} UTC, commit {commit or 'unknown'}{changed}",
-        f"{os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB, load {os.getloadavg()[0]:.0f}",
-        ", ".join([f"Python {platform.python_version()}", *packages, *services]),
-    ]
+    services = filter(None, map(_output, SERVICES[file.rpartition("/")[2]]))
+    memory = f"{psutil.virtual_memory().total / 2**30:.0f} GiB, load {os.getloadavg()[0]:.0f}"
+    return ", ".join([f"{os.cpu_count()} cores, {memory}; Python {platform.python_version()}", *packages, *services])
 
 
 def _output(command: list[str]) -> str:
