@@ -22,14 +22,9 @@ cpus=${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}
 memory=${SLURM_MEM_PER_NODE:-$((${SLURM_MEM_PER_CPU:-0} * cpus))}
 limits=()
 [ "$memory" = 0 ] || limits=("--memory=$((memory * 1048576 / 10 * 7))" "--object-store-memory=$((memory * 1048576 / 10 * 2))")
-ray start --block --disable-usage-stats "${role[@]}" "${limits[@]}" "--temp-dir=$session" \
-    "--num-cpus=$cpus" "--num-gpus=${SLURM_GPUS_ON_NODE:-0}" \
-    "--node-manager-port=$((first + 3))" "--object-manager-port=$((first + 4))" \
-    "--dashboard-agent-listen-port=$((first + 5))" "--dashboard-agent-grpc-port=$((first + 6))" \
-    "--runtime-env-agent-port=$((first + 7))" --min-worker-port=0 --max-worker-port=0 &
-ray=$!
 # A cancelled job has 30 seconds (KillWait): what Ray has not ended by itself in 20 is ended here.
 ended=
+ray=
 end() {
     ended=yes
     kill -TERM "$ray" 2>/dev/null
@@ -40,10 +35,20 @@ end() {
     pkill -KILL -f "$session/"
 }
 trap end TERM INT
-while kill -0 "$ray" 2>/dev/null; do wait "$ray"; done
-wait "$ray"
-code=$?
-rm -rf "$session"
+for _ in 1 2 3; do # Ray gives its start 30 seconds, which a busy machine or a cold file system may exceed
+    began=$SECONDS
+    ray start --block --disable-usage-stats "${role[@]}" "${limits[@]}" "--temp-dir=$session" \
+        "--num-cpus=$cpus" "--num-gpus=${SLURM_GPUS_ON_NODE:-0}" \
+        "--node-manager-port=$((first + 3))" "--object-manager-port=$((first + 4))" \
+        "--dashboard-agent-listen-port=$((first + 5))" "--dashboard-agent-grpc-port=$((first + 6))" \
+        "--runtime-env-agent-port=$((first + 7))" --min-worker-port=0 --max-worker-port=0 &
+    ray=$!
+    while kill -0 "$ray" 2>/dev/null; do wait "$ray"; done
+    wait "$ray"
+    code=$?
+    rm -rf "$session"
+    [ "$code" != 0 ] && [ -n "$reached" ] && [ -z "$ended" ] && [ $((SECONDS - began)) -lt 180 ] || break
+done
 # With --no-kill Slurm keeps a job whose first node is lost, and with it the driver: the next node sends it back. A head
 # that never started would not start the next time either.
 if [ -n "$reached" ] && [ -z "$ended" ] && [ "$SLURM_NODEID" = 1 ] && ! ray health-check --address "$RAY_ADDRESS" >/dev/null 2>&1; then
