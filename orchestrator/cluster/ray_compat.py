@@ -32,7 +32,7 @@ def nodes_of_job() -> set[str]:
     """Nodes with actors of this driver that train. Without it all are sampled: the public call needs the dashboard."""
     job = ray.JobID(bytes.fromhex(ray.get_runtime_context().get_job_id()))
     actors = state.actor_table(None, job, "ALIVE").values()
-    return {actor["Address"]["NodeID"] for actor in actors if actor["ActorClassName"] != "Monitors"}
+    return {actor["Address"]["NodeID"] for actor in actors if actor["ActorClassName"] not in ("Monitors", "_Holder")}
 
 
 def print_metadata(address: str) -> None:

@@ -128,6 +128,8 @@ class Session:
         self._status: tuple[Status, int, dict[str, Any]] | None = None
         self.tracker: Tracker | None = None
         self._system: SystemMetrics | None = None
+        self.task_nodes: set[str] = set()
+        """Nodes of the Ray tasks that train now. Ray lists nodes of actors only."""
         self._sync: FolderSync | StopWatcher | None = None
         about = {"queue": settings.queue, "priority": settings.priority}
         self.publisher = StatusPublisher(folder, lambda: self.tracker.unsent if self.tracker else 0, about)
@@ -187,7 +189,7 @@ class Session:
                 self.tracker.files(self.folder.id, [self.folder.path / provenance.ENVIRONMENT])
                 from orchestrator.cluster.ray_compat import nodes_of_job
 
-                stack.enter_context(self._system.of_cluster(nodes_of_job))
+                stack.enter_context(self._system.of_cluster(lambda: nodes_of_job() | self.task_nodes))
             stack.enter_context(self.publisher.on_cluster())
             yield
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,6 +14,7 @@ from orchestrator.engine.experiment import Experiment
 from orchestrator.engine.loop import Diverged, EpochReport, Progress
 from orchestrator.errors import UserError, one_line
 from orchestrator.runs import heartbeat, micro_batches, profiling, reports, worker
+from orchestrator.runs.report_pace import ReportPace
 from orchestrator.storage import remote
 from orchestrator.storage.object_sync import RemoteFolder, download
 from orchestrator.storage.settings import NAMES, Settings
@@ -53,11 +54,13 @@ def start(
     resume: Path | None = None,
     selected: Progress | None = None,
     profile: int | None = None,
+    pace: Mapping[str, float] | None = None,
 ) -> Group:
     """Start ``spec`` on a group of workers. Its reports are appended to ``home / INBOX``, one per line.
 
     Checkpoints are kept in ``home``; the group starts from the newest valid one. ``workers`` is the current number of
-    workers of an elastic run. ``outcome`` is the folder of the final model and its test values, or None for a trial,
+    workers of an elastic run. ``pace`` is the report interval, as :class:`~orchestrator.runs.report_pace.ReportPace`
+    takes it. ``outcome`` is the folder of the final model and its test values, or None for a trial,
     which only selects. The group's result is the error that ended it, or None. A group that loses a process ends, and
     its owner starts another one.
     """
@@ -83,6 +86,7 @@ def start(
             "selected": selected.to_json() if selected else None,
             "profile": profile,
             "timeout": timeouts.collective,
+            "pace": pace,
         },
         torch_config=TorchConfig(timeout_s=timeouts.collective),
         scaling_config=ScalingConfig(
@@ -134,6 +138,7 @@ def train_worker(config: dict[str, Any]) -> Exception | None:
         stop=_stop_when(Path(config["stop_file"]), spec.resources, world_size) if rank == 0 else lambda: False,
         on_sealed=partial(worker.write_sealed, Path(config["outcome"] or home)) if rank == 0 else lambda *_: None,
     )
+    work.report_seconds = ReportPace(config["pace"]).seconds
     resume = Path(config["resume"]) if config["resume"] else None
     selected = Progress.from_json(config["selected"]) if config["selected"] else None
     parts = (home.name, *worker.WRITTEN) if config["outcome"] else ()

@@ -50,6 +50,7 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
         self._data = Path(config["data"])
         self._stop_file = Path(config["stop_file"])
         self._timeouts = train.Timeouts(*config["timeouts"])
+        self._pace = config.get("pace")
         self._stopped = worker.stop_when(self._stop_file)
         self._group, self._deaths = None, 0
         self._last = reports.payload(EpochReport((), Progress(), False, None))
@@ -77,8 +78,9 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
                 if hung := heartbeat.announce(self._home, heartbeat.START_SECONDS):
                     return reports.failure_payload(hung)
                 self._group = train.start(
-                    self._spec, self._home, self._data, stop_file=self._stop_file, timeouts=self._timeouts
-                )
+                    self._spec, self._home, self._data,
+                    stop_file=self._stop_file, timeouts=self._timeouts, pace=self._pace,
+                )  # fmt: skip
                 self._inbox = (self._home / train.INBOX).open()
             ended = False
             while not ended:

@@ -265,6 +265,9 @@ def run_winner(
         reports = task.remote(spec, folder, data, resume, selected, session.folder.stop_file)
         try:
             for payload in _arriving(reports, session, devices):
+                if node := payload.get("node"):
+                    session.task_nodes = {node}
+                    continue
                 ended = payload["ended"] is not None  # None: its node was taken away
                 rows(list(messages.rows_from_json(payload["rows"])))
         except ray.exceptions.LocalRayletDiedError:  # no task can start: a resume goes on
@@ -309,6 +312,7 @@ def _arriving(reports: Any, session: Session, devices: LostDevices) -> Iterator[
 def _winner_task(
     spec: ExperimentSpec, folder: Path, data: Path, resume: Path | None, selected: Progress | None, stop_file: Path
 ) -> Iterator[dict[str, Any]]:
+    yield {"node": ray.get_runtime_context().get_node_id()}
     device = worker.take_device(spec.resources)
     with RemoteFolder(folder):
         if resume:

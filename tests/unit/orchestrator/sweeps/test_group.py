@@ -11,7 +11,8 @@ import pytest
 from ray.exceptions import ActorDiedError
 from ray.train import WorkerGroupError
 
-from orchestrator.config.spec import Resources
+from orchestrator.config.plan import Plan
+from orchestrator.config.spec import ExperimentSpec, Resources
 from orchestrator.runs import reports
 from orchestrator.runs.train import RETRIES
 from orchestrator.sweeps import group
@@ -31,6 +32,7 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / group.train.INBOX).touch()
     trial._stop_file, trial._timeouts = tmp_path / "stop", group.train.Timeouts(1, 1)
     trial._stopped = trial._stop_file.exists
+    trial._pace = {"seconds": 4.0}
     trial._group, trial._deaths, trial._last = None, 0, {"epoch": 3, "rows": ["of before"]}
 
     def wait_for_room(resources: Resources, waiting: Callable[[], bool]) -> Resources | None:
@@ -58,14 +60,16 @@ class Lost:
 
 def test_while_it_waits_for_lost_workers_it_is_heard(trial: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With --trial-timeout a busy cluster would otherwise end it as one that hangs."""
-    started: list[int] = []
-    monkeypatch.setattr(group.train, "start", lambda *a, **k: started.append(1) or Lost())
+    started: list[Any] = []
+    monkeypatch.setattr(group.train, "start", lambda *a, **k: started.append(k["pace"]) or Lost())
     lost = trial.step()
-    assert (lost["epoch"], lost["rows"], started) == (3, [], [1]), "a first group waits as long as it takes"
+    assert (lost["epoch"], lost["rows"], started) == (3, [], [{"seconds": 4.0}]), (
+        "a first group waits as long as it takes"
+    )
     assert trial.step() == {"epoch": 3, "rows": []}
     trial._stop_file.touch()
     assert trial.step() == {"epoch": 3, "rows": []}
-    assert started == [1]
+    assert len(started) == 1
 
 
 def test_a_lost_device_is_reported_each_time_and_the_last_one_fails_the_trial(
@@ -79,3 +83,32 @@ def test_a_lost_device_is_reported_each_time_and_the_last_one_fails_the_trial(
     payloads = [trial.step() for _ in range(RETRIES + 1)]
     assert {payload[reports.LOST] for payload in payloads} == {f"worker 0: {text}"}
     assert [payload.get("error") for payload in payloads] == [*[None] * RETRIES, f"worker 0: {text}"]
+
+
+@pytest.mark.usefixtures("clock")
+def test_its_workers_report_at_the_drivers_pace(
+    toy_workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At rungs and at the end at once, between them no more often than the driver wants."""
+    loops: list[dict[str, Any]] = []
+    payloads: list[dict[str, Any]] = []
+
+    def trainer(worker: object, *, train_loop_config: dict[str, Any], **settings: Any) -> Any:
+        loops.append(train_loop_config)
+        return SimpleNamespace(fit=None)
+
+    monkeypatch.setattr("orchestrator.cluster.ray_compat.torch_trainer", lambda: trainer)
+    monkeypatch.setattr("orchestrator.cluster.train_group.Group", lambda *parts: None)
+    monkeypatch.setattr("orchestrator.cluster.preemption.group_nodes", lambda: lambda: False)
+    monkeypatch.setattr(group.heartbeat, "announce", lambda home, rank: None)
+    context = SimpleNamespace(get_world_rank=lambda: 0, get_world_size=lambda: 1)
+    monkeypatch.setattr("ray.train.get_context", lambda: context)
+    monkeypatch.setattr("ray.train.report", payloads.append)
+    spec = ExperimentSpec(workload="toy", params={"slow": 1.0}, plan=Plan(epochs=9, refit=True, decide_at=(4,)))
+    for pace in ({"seconds": 3.0}, None):
+        home = tmp_path / str(pace)
+        group.train.start(
+            spec, home, tmp_path, stop_file=tmp_path / "stop", timeouts=group.train.Timeouts(1, 1), pace=pace
+        )
+        group.train.train_worker(loops.pop())
+    assert [payload["epoch"] for payload in payloads] == [3, 4, 7, 9, *range(1, 10)]

@@ -183,6 +183,7 @@ def test_a_winner_that_loses_its_device_goes_on_on_another(
 
     trained = Toy.train_epoch
     monkeypatch.setattr(Toy, "train_epoch", lost)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "ab"))
     monkeypatch.setattr(ray, "remote", lambda task: SimpleNamespace(options=lambda **k: SimpleNamespace(remote=task)))
     monkeypatch.setattr("orchestrator.sweeps.tune._arriving", arriving)
     losses: list[str] = []
@@ -194,6 +195,7 @@ def test_a_winner_that_loses_its_device_goes_on_on_another(
     devices: Any = SimpleNamespace(report=losses.append, look=lambda: None)
     assert run_winner(spec, tmp_path / "winner", tmp_path, None, None, session, lambda rows: None, devices)
     assert losses == ["the accelerator was lost: CUDA error: an illegal memory access was encountered"] * 2
+    assert session.task_nodes == {"ab"}, "no actor of the job shows this node to the system metrics"
 
 
 # The actor
