@@ -74,10 +74,17 @@ class PackActor:
         for config in begin:
             self._runner.begin(config)
         payloads = self._runner.step()
-        if self._going():  # all have saved, and report again when they continue
+        if self._going():  # they report again when they continue
+            self.leave(wait=True)
             raise Preempted
-        self._runner.pace.sent()
+        if self._runner.timed:
+            self._runner.pace.sent()
         return payloads, self._runner.seed_runs
+
+    def leave(self, wait: bool) -> None:
+        """Save and drop all trials. ``wait`` until what they have written is stored."""
+        if self._runner:
+            self._runner.leave(wait)
 
 
 class _PackSlot:

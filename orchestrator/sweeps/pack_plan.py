@@ -139,6 +139,8 @@ class _Trial:
     carried: RemoteFolder
     rows: list[Row] = field(default_factory=list)
     report: EpochReport | None = None
+    unsaved: bool = False
+    """Whether the state is that of the last report and not saved. Within an epoch it is that of none."""
 
     @property
     def epoch(self) -> int | None:
@@ -148,6 +150,7 @@ class _Trial:
 
     def advance(self) -> bool:
         """Advance to the next report. Returns False when the stream was stopped."""
+        self.unsaved = False
         report = next(self.stream, None)
         if report is None:
             return False
@@ -155,13 +158,17 @@ class _Trial:
         self.progress = self.report.progress
         self.rows += self.report.rows
         rung = self.report.epoch in self.experiment.plan.decide_at
-        folder = Path(self.config["folder"])
+        self.unsaved = report.ended is None
         if self.report.checkpoint_due or (self.config["save_at_rungs"] and rung):
-            worker.save(self.experiment, folder, self.config["keep"])
+            self.save()
         if self.report.ended:
-            worker.write_table(self.experiment.validation_units, folder / worker.UNITS)
+            worker.write_table(self.experiment.validation_units, Path(self.config["folder"]) / worker.UNITS)
             self.carried.close()  # the driver may read it now
         return True
+
+    def save(self) -> None:
+        worker.save(self.experiment, Path(self.config["folder"]), self.config["keep"])
+        self.unsaved = False
 
     @property
     def is_to_be_judged(self) -> bool:
@@ -197,6 +204,8 @@ class PackRunner:
         self._dropped = False
         """Whether a trial was dropped since memory was last released."""
         self._reported = time.monotonic()
+        self.timed = False
+        """Whether the last step has returned because a report was due, not because a trial was at a rung or its end."""
         self.pace = ReportPace()
 
     def __len__(self) -> int:
@@ -215,6 +224,8 @@ class PackRunner:
         self.pace.ask(config.get("pace", {}))
         self._waiting[config["number"]] = config
         self._admit()
+        if len(self) == 1:
+            self._reported = time.monotonic()
 
     def drop(self, seed_run: int) -> None:
         """Remove a trial that was stopped or has ended."""
@@ -227,17 +238,32 @@ class PackRunner:
             }
             self._dropped = True
 
+    def leave(self, wait: bool) -> None:
+        """Save and drop all trials: they may have been interrupted rather than pruned.
+
+        ``wait`` until what they have written is stored.
+        """
+        for seed_run, trial in list(self._trials.items()):
+            if trial.unsaved:
+                trial.save()
+            self.drop(seed_run)
+            if wait:
+                trial.carried.close()
+        self._waiting.clear()
+
     def step(self) -> list[tuple[int, dict[str, Any]]]:
         """Train all trials until one reaches a rung or its end, or a report is due.
 
         Returns the new reports as (seed run, payload).
         """
+        self.timed = False
         self._admit()
         payloads = self._failed
         self._failed = []
         while self._trials and not payloads:
             self._train_together()
             payloads = self._advance()
+            self.timed = not payloads
             if time.monotonic() - self._reported >= self.pace.seconds():
                 payloads += [(seed_run, trial.payload()) for seed_run, trial in self._trials.items() if trial.rows]
                 self._reported = time.monotonic()

@@ -37,7 +37,10 @@ class Runner:
     def __init__(self, device: object, stop: Callable[[], bool]) -> None:
         self.seed_runs: set[int] = set()
         self.stop = stop
-        self.pace = ReportPace()
+        self.pace, self.timed = ReportPace(), True
+
+    def leave(self, wait: bool) -> None:
+        self.seed_runs.clear()
 
     def begin(self, config: Mapping[str, Any]) -> None:
         self.seed_runs.add(config["number"])

@@ -21,7 +21,7 @@ from orchestrator.config.spec import ExperimentSpec, Resources
 from orchestrator.errors import RunFailed
 from orchestrator.runs import heartbeat, micro_batches, reports
 from orchestrator.runs.heartbeat import GIVEN_UP, PROCESS, TrialMonitor, TrialTimeout
-from orchestrator.sweeps import trial
+from orchestrator.sweeps import pack
 from orchestrator.sweeps.trial import TrialActor
 from orchestrator.sweeps.tune import (
     _ProcessCallback,
@@ -213,8 +213,8 @@ def config(home: Path, accumulate: Any = 1, **params: Any) -> dict[str, Any]:
     spec = ExperimentSpec(workload="toy", params={"batch_size": 8} | params, plan=plan)
     home.mkdir()
     return {
-        "spec": spec.model_dump(mode="json"), "folder": str(home), "data": str(home), "keep": 2, "save_at_rungs": False,
-        "measure": [],
+        "number": 0, "spec": spec.model_dump(mode="json"), "folder": str(home), "data": str(home), "keep": 2,
+        "save_at_rungs": False, "measure": [],
     }  # fmt: skip
 
 
@@ -251,24 +251,44 @@ def test_an_actor_that_is_stopped_saves_what_it_has_told(actor: TrialActor, tmp_
     assert saved.name.endswith("3")
 
 
+def test_an_actor_that_loses_its_accelerator_saves_nothing_of_the_epoch(
+    actor: TrialActor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(toy: Toy, epoch: int) -> Any:
+        if epoch == 5:
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+        return trained(toy, epoch)
+
+    trained = Toy.train_epoch
+    monkeypatch.setattr(Toy, "train_epoch", lost)
+    actor.setup(config(tmp_path / "0"))
+    assert actor.step()["epoch"] == 3
+    with pytest.raises(reports.DeviceLost):
+        actor.step()
+    actor.cleanup()
+    assert not list((tmp_path / "0").glob("checkpoint-*"))
+
+
 def test_a_trial_whose_node_is_taken_away_saves_and_leaves(
     actor: TrialActor, toy_workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next process goes on from there, and states the last rows again for a driver that missed them."""
     asked = iter(range(100))
-    monkeypatch.setattr(trial, "this_node", lambda: lambda: next(asked) > 3)
+    monkeypatch.setattr(pack, "this_node", lambda: lambda: next(asked) > 4)
     actor.setup(config(tmp_path / "0"))
-    assert [actor.step()["epoch"] for _ in range(2)] == [3, 5]
+    assert actor.step()["epoch"] == 3
     with pytest.raises(Preempted):
         actor.step()
     actor.cleanup()
-    monkeypatch.setattr(trial, "this_node", lambda: lambda: False)
+    (saved,) = (tmp_path / "0").glob("checkpoint-*")
+    assert saved.name.endswith("5")
+    monkeypatch.setattr(pack, "this_node", lambda: lambda: False)
     other = TrialActor.__new__(TrialActor)
     (tmp_path / "0").rename(tmp_path / "moved")
     other.setup(config(tmp_path / "0") | {"folder": str(tmp_path / "moved")})
-    said = [other.step() for _ in range(2)]
-    assert [epoch for payload in said for epoch, _, _ in payload["rows"]] == list(range(1, 9))
-    assert said[-1]["ended"] == "epochs"
+    last = other.step()
+    assert [epoch for epoch, _, _ in last["rows"]] == list(range(1, 9))
+    assert last["ended"] == "epochs"
     other.cleanup()
 
 
