@@ -43,7 +43,7 @@ def configs(asked: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]
             "data": str(root),
             "keep": 2,
             "save_at_rungs": False,
-            "count_parameters": False,
+            "measure": [],
         }
 
 
