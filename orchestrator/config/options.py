@@ -59,7 +59,7 @@ RayAddress = Annotated[str | None, typer.Option("--ray-address", help="Ray clust
 
 Trials = Annotated[int | None, typer.Option("--trials", help="Trials in all.  [default: 16; of a grid, every point]")]
 Space = Annotated[str | None, typer.Option("--space", help="One of the workload's, or file.py:function.")]
-Sampler = Annotated[str | None, typer.Option("--sampler", help="tpe, gp, cmaes, random, grid.  [default: tpe]")]
+Sampler = Annotated[str | None, typer.Option("--sampler", help="tpe, gp, cmaes, random, grid, auto.  [default: tpe]")]
 Scheduler = Annotated[
     str | None, typer.Option("--scheduler", help="asha, hyperband, median, pbt or none.  [default: asha]")
 ]

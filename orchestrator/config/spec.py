@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from orchestrator.config.plan import Plan
 
-Sampler = Literal["tpe", "gp", "cmaes", "random", "grid"]
+Sampler = Literal["tpe", "gp", "cmaes", "random", "grid", "auto"]
 Scheduler = Literal["asha", "hyperband", "median", "pbt", "none"]
 
 
@@ -130,7 +130,9 @@ class Search(BaseModel):
 
     space: str = Field("space", description="One of the workload's search spaces, or file.py:function.")
     trials: int = Field(16, ge=1, le=1_000_000, description="Trials in all; of a grid at most (unset: all points).")
-    sampler: Sampler = Field("tpe", description="Optuna sampler: tpe, gp, cmaes, random, or grid.")
+    sampler: Sampler = Field(
+        "tpe", description="Optuna sampler: tpe, gp, cmaes, random, grid, or auto (by the space and the budget)."
+    )
     scheduler: Scheduler = Field(
         "asha",
         description="How weak trials end early: asha, hyperband or median stop them at rungs; pbt replaces their state "
@@ -180,6 +182,7 @@ class SweepSpec(BaseModel):
     seed: int = Field(0, ge=0, lt=2**31)
     resources: Resources = Resources()
     search: Search = Search()
+    sampler_reason: str | None = Field(None, description="Why --sampler auto has chosen the sampler.")
 
     def fingerprint(self) -> str:
         search = self.search.model_dump(

@@ -13,11 +13,11 @@ from orchestrator.search import spaces
 LIMIT = 100_000
 
 
-def points(space: spaces.Space, fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
+def points(space: spaces.Space, fixed: Mapping[str, Any], most: int = LIMIT) -> list[dict[str, Any]]:
     """All points of ``space`` in a fixed order, as parameter values.
 
     The space is called once per point, since its parameters may depend on earlier values. Raises UserError for a
-    parameter without steps and for a grid of more than ``LIMIT`` points.
+    parameter without steps and for a grid of more than ``most`` points.
     """
     points_found: list[dict[str, Any]] = []
     path: list[tuple[int, int]] = []  # choice at each parameter, and number of choices
@@ -25,8 +25,8 @@ def points(space: spaces.Space, fixed: Mapping[str, Any]) -> list[dict[str, Any]
         trial = _Walk(path)
         spaces.suggest(space, trial, fixed)
         points_found.append(trial.values)
-        if len(points_found) > LIMIT:
-            raise UserError(f"The grid has more than {LIMIT} points", fix="Take larger steps, or another sampler")
+        if len(points_found) > most:
+            raise UserError(f"The grid has more than {most} points", fix="Take larger steps, or another sampler")
         path = trial.path
         while path and path[-1][0] + 1 == path[-1][1]:
             path.pop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,17 +129,26 @@ def sweep(
     survey = spaces.probe(space, fixed, params, request.seed, check)
     if not survey.distributions:
         raise UserError("Nothing is left to search: every parameter of the space is fixed", got=", ".join(fixed))
+    why = None
+    if chosen.sampler == "auto":
+        points: int | None = None
+        with suppress(UserError):  # it is no grid, or a larger one
+            points = len(grid.points(space, fixed, chosen.trials))
+        sampler, why = strategy.choose_sampler(chosen, selects_by, survey, points)
+        chosen = chosen.model_copy(update={"sampler": sampler})
+        say(f"Sampler: {sampler} ({why}; --sampler sets it)")
     if chosen.sampler == "grid":
-        points = len(grid.points(space, fixed))
-        asked_for = chosen.trials if "trials" in chosen.model_fields_set else points
-        chosen = chosen.model_copy(update={"trials": min(points, asked_for)})
+        size = len(grid.points(space, fixed))
+        asked_for = chosen.trials if "trials" in chosen.model_fields_set else size
+        chosen = chosen.model_copy(update={"trials": min(size, asked_for)})
     for note in sorted(filter(None, notes)):
         say(note)
     devices = request.decide_gpus(devices, settings, sampled, say, local=local)
     chosen, plan = strategy.settle(chosen, plan, devices, selects_by, survey, params, local=local)
     spec = SweepSpec(
-        workload=request.workload, fixed=fixed, plan=plan, seed=request.seed, resources=devices, search=chosen
-    )
+        workload=request.workload, fixed=fixed, plan=plan, seed=request.seed, resources=devices, search=chosen,
+        sampler_reason=why,
+    )  # fmt: skip
     from orchestrator.sweeps import pack_plan  # imports PyTorch, so it comes after the other checks
 
     pack_plan.pack_size(spec)  # raises if the workload does not support the pack

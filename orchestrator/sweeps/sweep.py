@@ -179,6 +179,8 @@ def _drive(
         "orchestrator.fingerprint": spec.fingerprint(),
         "orchestrator.data_fingerprint": fingerprint or "none",
     }
+    if spec.sampler_reason:
+        tags["orchestrator.sampler_reason"] = spec.sampler_reason
     params = {
         **spec.fixed,
         **{f"search.{name}": value for name, value in spec.search.model_dump(mode="json", exclude={"trials"}).items()},

@@ -33,6 +33,7 @@ TAGS = {
     "orchestrator.repeat_of",
     "orchestrator.reproduced",
     "orchestrator.reproduces",
+    "orchestrator.sampler_reason",
     "orchestrator.seed",
     "orchestrator.selected_on",
     "orchestrator.spec",

@@ -101,7 +101,7 @@ def hold(stderr: str, found: int, code: int, *words: str) -> None:
         (f"{RUN} dataset=ml-100k", ("100k_train.csv", "is missing", "orchestrator data fetch ml-100k")),
         ("data fetch ml100k", ("Unknown dataset: got 'ml100k'", "Did you mean 'ml-100k'?")),
         ("run recommender --tracking mlruns", ("not supported: got 'mlruns'; allowed: http(s)://",)),
-        (f"{SWEEP} --sampler tep", ("got 'tep'; allowed: 'tpe', 'gp', 'cmaes', 'random' or 'grid'", "'tpe'?")),
+        (f"{SWEEP} --sampler tep", ("got 'tep'; allowed: 'tpe', 'gp', 'cmaes', 'random', 'grid' or 'auto'", "'tpe'?")),
         (f"{SWEEP} --scheduler median5", ("got 'median5'; allowed: 'asha', 'hyperband', 'median', 'pbt' or 'none'",)),
         (f"{SWEEP} --sampler grid", ("A grid needs steps, and lr has none", "Give it step=")),
         (f"{SWEEP} --scheduler pbt --trials 3", ("PBT cannot be used here: a population needs at least 4",)),

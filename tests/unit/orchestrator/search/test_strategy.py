@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from optuna.distributions import FloatDistribution, IntDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from orchestrator.config.plan import Plan
 from orchestrator.config.spec import Resources, Search
@@ -17,6 +17,7 @@ from workloads.contract import Objective
 
 ERROR, X = Objective("error", "min", refit=True), Objective("x", "max")
 LR = {"lr": [FloatDistribution(0.01, 0.2)]}
+KIND = {"kind": [CategoricalDistribution(["a", "b"])]}
 MOMENTUM = {"momentum": [FloatDistribution(0.0, 0.9)]}
 
 
@@ -142,3 +143,34 @@ def test_cma_es_knows_one_objective_and_two_parameters() -> None:
 def test_in_one_process_nobody_could_kill_a_trial() -> None:
     refused("--trial-timeout", "--local", search={"trial_timeout": 5.0}, local=True)
     assert settle({"trial_timeout": 5.0})[0].trial_timeout == 5.0
+
+
+# --sampler auto
+
+
+@pytest.mark.parametrize(
+    ("search", "searched", "objectives", "points", "sampler"),
+    [
+        ({"trials": 20}, LR, (ERROR,), 20, "grid"),
+        ({"trials": 20, "scheduler": "pbt"}, LR, (ERROR,), 20, "random"),
+        ({"trials": 20, "warm_start": ("published",)}, LR, (ERROR,), 20, "tpe"),
+        ({"trials": 5}, LR | MOMENTUM, (ERROR, X), None, "tpe"),
+        ({"trials": 20, "constraint": ("x<=1",)}, LR, (ERROR,), None, "tpe"),
+        ({"trials": 9, "constraint": ("x<=1",)}, LR, (ERROR,), None, "gp"),
+        ({"trials": 9, "constraint": ("x<=1",)}, LR | KIND, (ERROR,), None, "tpe"),
+        ({"trials": 9}, LR | MOMENTUM, (ERROR,), None, "gp"),
+        ({"trials": 9}, {f"x{i}": LR["lr"] for i in range(6)}, (ERROR,), None, "random"),
+        ({"trials": 9}, LR | KIND, (ERROR,), None, "random"),
+        ({"trials": 9, "warm_start": ("latest",)}, LR | KIND, (ERROR,), None, "tpe"),
+        ({"trials": 10}, LR, (ERROR,), None, "tpe"),
+    ],
+)
+def test_the_sampler_is_chosen_by_the_space_and_the_budget(
+    search: dict[str, Any], searched: Any, objectives: tuple[Objective, ...], points: int | None, sampler: str
+) -> None:
+    found, why = strategy.choose_sampler(Search(**search), objectives, Survey(searched, False), points)
+    assert (found, bool(why)) == (sampler, True)
+
+
+def test_a_conditional_space_is_not_for_gp() -> None:
+    assert strategy.choose_sampler(Search(trials=9), (ERROR,), Survey(LR, True), None)[0] == "random"

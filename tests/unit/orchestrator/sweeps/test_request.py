@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.cluster import preflight
 from orchestrator.config import workload_loader
-from orchestrator.config.spec import Resources
+from orchestrator.config.spec import Resources, SweepSpec
 from orchestrator.errors import USAGE, UserError
 from orchestrator.storage.settings import Settings, resolve
 from orchestrator.sweeps import request
@@ -306,6 +306,25 @@ STEPS = """
 def steps(trial):
     return {"lr": trial.suggest_float("lr", 0.1, 0.3, step=0.1), "dim": trial.suggest_categorical("dim", [8, 16])}
 """
+
+
+@pytest.mark.parametrize(("trials", "sampler"), [(4, "grid"), (3, "gp"), (16, "grid")])
+def test_an_automatic_sampler_is_resolved_in_the_spec(
+    trials: int, sampler: str, settings: Settings, tmp_path: Path
+) -> None:
+    """A resume does not choose again, and the fingerprint is that of the sampler."""
+    (tmp_path / "mine.py").write_text(
+        "def few(trial):\n    return {'batch_size': trial.suggest_int('batch_size', 1, 4)}"
+    )
+    said: list[str] = []
+    asked = {"space": f"{tmp_path}/mine.py:few", "trials": trials}
+    spec = request.sweep("recommender", settings, search={**asked, "sampler": "auto"}, local=True, say=said.append)
+    assert spec.search.sampler == sampler
+    assert spec.search.trials == min(trials, 4)
+    assert said == [f"Sampler: {sampler} ({spec.sampler_reason}; --sampler sets it)"]
+    assert SweepSpec.model_validate(spec.model_dump(mode="json")) == spec
+    chosen = request.sweep("recommender", settings, search={**asked, "sampler": sampler}, local=True)
+    assert (chosen.fingerprint(), chosen.sampler_reason) == (spec.fingerprint(), None)
 
 
 @pytest.mark.parametrize(("trials", "expected"), [(None, 6), (4, 4), (99, 6)])
