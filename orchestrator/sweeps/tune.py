@@ -189,7 +189,7 @@ class _ProcessCallback(_Unsaved, tune.Callback):  # type: ignore[misc]
         if cause.startswith(messages.OUT_OF_MEMORY):  # the same settings would need the same memory
             home = self._state.home(seed_run)
             spec = ExperimentSpec.model_validate(self._state.configs[seed_run]["spec"])
-            if not micro_batches.increase(spec, home, MemoryError()):
+            if not micro_batches.increase(spec, home, ray.exceptions.OutOfMemoryError(cause)):
                 watch.give_up(home, cause)  # the next process reports it and does not train
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
