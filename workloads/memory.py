@@ -110,33 +110,40 @@ def _buffers(value: Any, seen: set[int]) -> Iterator[tuple[torch.device, int, in
 class BoundedCache(Generic[P, R]):
     """A function that keeps its results, those used last, while they fit into memory.
 
-    On each device they occupy at most :data:`CACHED_SHARE` of :func:`process_bytes`, memory-mapped files included. The
-    newest result is kept whatever its size. Arguments are hashable.
+    On each device the results of all such functions together occupy at most :data:`CACHED_SHARE` of
+    :func:`process_bytes`, memory-mapped files included. The newest result is kept whatever its size. Arguments are
+    hashable.
     """
 
     def __init__(self, function: Callable[P, R]) -> None:
         update_wrapper(self, function)
         self._function = function
-        self._kept: OrderedDict[Hashable, R] = OrderedDict()
         self.misses = 0
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        key = (args, tuple(sorted(kwargs.items())))
-        if key not in self._kept:
+        key = (self, args, tuple(sorted(kwargs.items())))
+        if key not in _KEPT:
             self.misses += 1
-            self._kept[key] = self._function(*args, **kwargs)
-            while len(self._kept) > 1 and self._is_too_large():
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        return self._kept[key]
+            _KEPT[key] = self._function(*args, **kwargs)
+            while len(_KEPT) > 1 and _is_too_large(_KEPT):
+                _KEPT.popitem(last=False)
+        _KEPT.move_to_end(key)
+        result: R = _KEPT[key]
+        return result
 
     def cache_clear(self) -> None:
-        self._kept.clear()
+        for key in [key for key in _KEPT if key[0] is self]:
+            del _KEPT[key]
         self.misses = 0
 
-    def _is_too_large(self) -> bool:
-        occupied = bytes_by_device(list(self._kept.values()))
-        return any(size > CACHED_SHARE * process_bytes(device) for device, size in occupied.items())
+
+_KEPT: OrderedDict[tuple[BoundedCache[..., Any], Hashable, Hashable], Any] = OrderedDict()
+"""Results of all caches by function and arguments, those used last at the end."""
+
+
+def _is_too_large(kept: Mapping[Any, Any]) -> bool:
+    occupied = bytes_by_device(list(kept.values()))
+    return any(size > CACHED_SHARE * process_bytes(device) for device, size in occupied.items())
 
 
 def bounded_cache(function: Callable[P, R]) -> BoundedCache[P, R]:

@@ -34,6 +34,20 @@ def use_full_float32() -> None:
     _set_tf32(False)
 
 
+@contextmanager
+def fastest_convolutions() -> Iterator[None]:
+    """In the block, measure which convolution is fastest for each shape, unless deterministic algorithms are in use.
+
+    It pays where shapes repeat. Which one is chosen depends on the machine.
+    """
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
 _chosen_here = False
 """Whether deterministic algorithms were chosen by this module. A user's own choice is kept."""
 

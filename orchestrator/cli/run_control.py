@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.config.spec import Resources
 from orchestrator.console import show
 from orchestrator.errors import DONE, FAILED, USAGE, UserError, nearest
 from orchestrator.report import listing
@@ -157,12 +158,21 @@ def _run(folder: RunFolder) -> dict[str, Any]:
         "model_uri": result.get("model_uri"),
         **{name: record[name] for name in ("accumulate",) if name in record},
         "error": record.get("error"),
+        "devices": _devices(record),
         "driver": f"pid {record.get('pid')} on {record.get('host')}",
         "command": record["command"],
         "progress": _last_line(folder) if state == "running" else None,
         "log": str(folder.log),
         "resume": _resume(folder, state, code),
     }
+
+
+def _devices(record: Mapping[str, Any]) -> str | None:
+    """What a run or each trial of a sweep holds, as it was decided."""
+    request = record.get("spec") or {}
+    values = (request.get("sweep") or request.get("experiment") or {}).get("resources")
+    local = (request.get("options") or {}).get("local", False)
+    return None if values is None else Resources.model_validate(values).text(local)
 
 
 def _last_line(folder: RunFolder) -> str | None:

@@ -264,13 +264,13 @@ def authenticate() -> None:
 
 
 @cache
-def check_is_ray(address: str) -> float:
+def check_is_ray(address: str) -> float | None:
     """Check that a Ray cluster answers and accepts the token. ``ray.init`` would try for minutes.
 
-    Runs once, in another process. Returns the number of its GPUs, 0 if that is not known. Raises UserError (exit 3).
+    Runs once, in another process. Returns the number of its GPUs, None if that is not known. Raises UserError (exit 3).
     """
     if "://" in address:  # Ray Client and HTTP have their own time limits
-        return 0.0
+        return None
     try:
         command = [sys.executable, "-c", RAY_PROBE, address]
         done = subprocess.run(command, capture_output=True, text=True, timeout=15, check=False)
@@ -291,7 +291,7 @@ def check_is_ray(address: str) -> float:
         fix = "Correct the port (ray start shows it)"
         raise UserError(f"{address} answers, but is not a Ray cluster ({trouble})", fix=fix, code=UNAVAILABLE)
     if not metadata:
-        return 0.0
+        return None
     check_versions(address, metadata["ray_version"], metadata["python_version"])
     return float(metadata["gpus"])
 

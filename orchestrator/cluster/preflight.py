@@ -131,8 +131,8 @@ def services(settings: Settings, resources: Resources, *, ray: bool, workload: s
         check_fit(this_machine(), resources, here=True)
 
 
-def cluster_gpus(address: str) -> float:
-    """Number of GPUs of the cluster at ``address``. Raises UserError (exit 3) within seconds without an answer."""
+def cluster_gpus(address: str) -> float | None:
+    """Number of GPUs of the cluster at ``address``, None if that is not known. Raises UserError (exit 3) within seconds without an answer."""
     authenticate()
     check_reachable(address)
     return check_is_ray(address)

@@ -82,6 +82,12 @@ class Resources(BaseModel):
         """The devices of an elastic run while it has ``workers`` workers."""
         return self.model_copy(update={"workers": workers, "min_workers": None})
 
+    def text(self, local: bool = False) -> str:
+        """The devices in words; ``local``: of this process."""
+        each = f"{self.gpus_per_worker:g} GPU" if self.gpus_per_worker else f"{self.cpus_per_worker:g} CPU"
+        count = f"{self.least} to {self.workers}" if self.min_workers else f"{self.workers}"
+        return f"{each}, in this process" if local else f"{count} worker{'s' * (self.workers > 1)} of {each}"
+
     @property
     def devices(self) -> float:
         """Number of devices, for an elastic run the maximum: GPUs if there are any, else CPUs."""

@@ -128,7 +128,7 @@ def _drive(
         "orchestrator.repeat": spec.command(),
     }
     folder.update(objectives=[[o.metric, o.direction] for o in objectives.of(spec.workload, spec.plan)])
-    console.say(f"Run {folder.id}: {spec.workload} on {_devices(spec, options.local)}")
+    console.say(f"Run {folder.id}: {spec.workload} on {spec.resources.text(options.local)}")
     if fingerprint and (missing := skipped_images_warning(spec.params, settings.data)):
         console.say(missing)
     name = description.name(folder.id, spec.workload, description.run_settings(spec))
@@ -365,10 +365,3 @@ def flat_params(spec: ExperimentSpec) -> dict[str, Any]:
     plan = spec.plan.model_dump(mode="json", exclude={"decide_at"})
     resources = spec.resources.model_dump(mode="json")
     return {**spec.params, **plan, **resources, "seed": spec.seed}
-
-
-def _devices(spec: ExperimentSpec, local: bool) -> str:
-    r = spec.resources
-    each = f"{r.gpus_per_worker:g} GPU" if r.gpus_per_worker else f"{r.cpus_per_worker:g} CPU"
-    count = f"{r.least} to {r.workers}" if r.min_workers else f"{r.workers}"
-    return f"{each}, in this process" if local else f"{count} worker{'s' * (r.workers > 1)} of {each}"

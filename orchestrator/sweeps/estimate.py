@@ -70,13 +70,14 @@ class Forecast:
     wall_seconds_expected: float | None
     storage_bytes: int | None
     gpus_open: bool = False
-    """Whether the plan is without a cluster and this machine has no GPU."""
+    """Whether the cluster decides: none was asked, GPUs were not set, and the parameters can use one."""
 
     def rows(self) -> list[list[Any]]:
         """Name and value of each line of the table."""
         each = f"{self.workers} worker{'s' * (self.workers > 1)} of {self.cpus:g} CPU"
         packed = self.at_once > self.processes
         together = f" in {self.processes} process{'es' * (self.processes > 1)}" if packed else ""
+        together += ", or as many as fit into a GPU's memory" if packed and self.gpus else ""
         rows = [
             ["trials", f"{self.trials}" + (f" x {self.seeds} seeds" if self.seeds > 1 else "")],
             ["epochs", self._epochs()],
@@ -137,7 +138,8 @@ def show(
         forecast = plan(
             spec, here, measure(spec, settings, _together(spec, here, local)) if probe else None, local=local
         )
-        forecast = replace(forecast, gpus_open=not local and not spec.resources.gpus_per_worker)
+        is_open = not local and "gpus_per_worker" not in spec.resources.model_fields_set
+        forecast = replace(forecast, gpus_open=is_open)
     else:
         with connection.cluster(settings.ray_address) as nodes:
             connection.check_fit(nodes, spec.resources)

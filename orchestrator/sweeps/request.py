@@ -238,13 +238,18 @@ class _Request:
     ) -> Resources:
         """``devices`` with a GPU for each worker, if none were requested, there are some, and all parameters use one.
 
-        Raises UserError (exit 3) when the cluster does not answer.
+        ``gpus_per_worker`` stays unset where it is open: no GPU is known of, and the parameters can use one. Raises
+        UserError (exit 3) when the cluster does not answer.
         """
         if self._gpus_given:
             return devices
         address = None if local else settings.ray_address
         gpus = preflight.cluster_gpus(address) if address else this_machine()[0]["GPU"]
-        used = gpus > 0 and all(preflight.uses_gpu(self.workload, params) for params in sampled)
+        used = all(preflight.uses_gpu(self.workload, params) for params in sampled)
+        if used and not gpus:
+            if gpus is None:
+                say("GPUs of a worker: 0 (a ray:// address does not tell the cluster's; --gpus-per-worker sets it)")
+            return devices
         if gpus and address:
             why = "decided on the cluster" if used else "these parameters train on CPUs only"
             say(f"GPUs of a worker: {int(used)} ({why}; --gpus-per-worker sets it)")

@@ -20,7 +20,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from orchestrator.config.spec import ExperimentSpec, Resources
 from orchestrator.runs import train
 from tests.support.clusters import busy, groups, logical, named, soon, workers_reserved
-from tests.support.commands import SPACES, Start, Store, starting, trials
+from tests.support.commands import SPACES, Start, Store, starting, trials, typed
 from tests.support.waiting import HANG_SECONDS
 
 TRIALS = 2
@@ -210,6 +210,23 @@ def test_a_group_is_traced_before_it_trains(workers: int, home: Path, start: Sta
     resumed.ctrl_c()
     resumed.end()
     assert "Profile of" not in resumed.text(), "the trace is there"
+
+
+@pytest.mark.faults
+def test_the_decision_for_a_gpu_is_recorded_and_kept(home: Path, start: Start) -> None:
+    """The cluster's only GPU is another job's, so the run waits for it; a resume does so too."""
+    first = start("run", "toy", "epochs=3")
+    first.until(lambda: "Waiting for workers" in first.text())
+    assert "GPUs of a worker: 1 (decided on the cluster; --gpus-per-worker sets it)" in first.text()
+    first.ctrl_c()
+    assert first.end() == 130, first.text()
+    assert json.loads(typed(home, "status", "latest", "--json").stdout)["devices"] == "1 worker of 1 GPU"
+    second = start("run", "--resume", "latest")
+    second.until(lambda: "Waiting for workers" in second.text())
+    assert "toy on 1 worker of 1 GPU" in second.text()
+    assert "decided" not in second.text()
+    second.ctrl_c()
+    assert second.end() == 130, second.text()
 
 
 @pytest.mark.faults

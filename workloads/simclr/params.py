@@ -143,7 +143,9 @@ class Params(WorkloadParams):
         default=0.0, ge=0, le=1, description="Share of views that are blurred (SimCLR: 0.5; on CIFAR 0, appendix B.9)."
     )
     channels_last: bool = Field(
-        default=True, description="Keep images and weights channels last, which convolutions in bf16 are made for."
+        default=True,
+        description="Keep images and weights channels last, the layout that tensor cores and oneDNN read: others are "
+        "converted in each convolution. All recorded results have it; no GPU has been measured yet.",
     )
     compile: bool | None = Field(
         default=None, description="Compile the model with torch.compile; unset: a ResNet on one GPU."

@@ -19,6 +19,7 @@ from workloads.distributed import gather, reduce_sum, share_rows, wrap
 from workloads.losses.contrastive import alpha_from_auc
 from workloads.metrics.probe import false_negative_auc, linear_probe
 from workloads.normalisation import synchronised
+from workloads.precision import fastest_convolutions
 from workloads.scores import two_view_scores
 from workloads.seeding import generator
 from workloads.simclr.batches import Batch, batches, place, steps_per_pass
@@ -68,8 +69,6 @@ class SimCLR:
         self.data = prepare(images, params.split_seed, runtime.holdout, runtime.device)
         train, validation, test = map(len, (self.data.train, self.data.validation, self.data.test))
         check_parts(params.dataset, params.batch_size, train, validation, test, runtime.holdout)
-        # Batches have one shape. Benchmarking convolutions makes the choice depend on the machine.
-        torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
         self.settings = loss_settings(params.dataset, params.of_loss(), len(self.data.classes))
         view = params.view_size or self.data.size
         self.recipe = Recipe(view, self.data.size, scale=(params.crop, 1.0), strength=params.strength, blur=params.blur)
@@ -84,6 +83,7 @@ class SimCLR:
         self.layout = layout
         self.optimizer = Optimizer(self.model, params)
 
+    @fastest_convolutions()  # batches have one shape
     def train_epoch(self, epoch: int) -> Metrics:
         """Train one pass, or ``runtime.steps_per_epoch`` steps of it.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,7 +78,8 @@ def test_bytes_are_counted_once_wherever_they_are(tmp_path: Path) -> None:
 
 
 def test_a_cache_holds_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "process_bytes", lambda device: 1000)  # a cache may hold 500 bytes
+    monkeypatch.setattr(memory, "_KEPT", OrderedDict())
+    monkeypatch.setattr(memory, "process_bytes", lambda device: 1000)  # caches may hold 500 bytes
     made: list[int] = []
 
     @memory.bounded_cache
@@ -100,3 +102,19 @@ def test_a_cache_holds_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     table(2000)
     assert table.misses == 1
     assert table.__name__ == "table"
+
+
+def test_all_caches_together_hold_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three of 200 bytes are more than the 500: the one used longest ago is dropped, whichever function's it is."""
+    monkeypatch.setattr(memory, "_KEPT", OrderedDict())
+    monkeypatch.setattr(memory, "process_bytes", lambda device: 1000)
+    functions = [memory.bounded_cache(lambda size: torch.zeros(size, dtype=torch.uint8)) for _ in range(3)]
+    for function in functions:
+        function(200)
+    assert sum(memory.bytes_by_device(list(memory._KEPT.values())).values()) == 400
+    for function in reversed(functions):
+        function(200)
+    assert [function.misses for function in functions] == [2, 1, 1]
+    functions[1].cache_clear()
+    functions[0](200)
+    assert [function.misses for function in functions] == [2, 0, 1]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +15,10 @@ from orchestrator.config.spec import ExperimentSpec
 from orchestrator.engine.loop import run_epochs
 from orchestrator.runs import worker
 from tests.support.toy import Params, Toy
+from tests.unit.workloads.simclr.test_conformance import TINY, OfFewImages
 from workloads.contract import Evaluation, Metrics, Runtime, Split
-from workloads.precision import training_precision
+from workloads.precision import fastest_convolutions, training_precision
+from workloads.simclr.workload import SimCLR
 
 CPU = torch.device("cpu")
 
@@ -42,6 +46,36 @@ def test_tf32_is_for_training_alone(precision: str, allowed: bool) -> None:
     for _ in run_epochs(toy, plan):
         pass
     assert toy.seen == [("train", (allowed,) * 2), ("validation", (False,) * 2)] * 2
+
+
+def test_convolutions_are_compared_in_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what the process had is there again, after an error too."""
+    for before in (False, True):
+        monkeypatch.setattr(torch.backends.cudnn, "benchmark", before)
+        with suppress(ValueError), fastest_convolutions():
+            assert torch.backends.cudnn.benchmark
+            raise ValueError("stop")
+        assert torch.backends.cudnn.benchmark == before
+        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+        with fastest_convolutions():
+            assert not torch.backends.cudnn.benchmark
+        monkeypatch.undo()
+
+
+def test_simclr_leaves_the_process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    loss = SimCLR._loss
+
+    def watched(self: SimCLR, *args: Any, **kwargs: Any) -> torch.Tensor:
+        seen.append(torch.backends.cudnn.benchmark)
+        return loss(self, *args, **kwargs)
+
+    monkeypatch.setattr(SimCLR, "_loss", watched)
+    runtime = Runtime(device=CPU, data=Path(), seed=0, epochs=1, steps_per_epoch=1)
+    built = OfFewImages(OfFewImages.Params(**TINY), runtime)
+    built.train_epoch(1)
+    assert seen == [True]
+    assert not torch.backends.cudnn.benchmark
 
 
 def test_an_error_leaves_float32() -> None:

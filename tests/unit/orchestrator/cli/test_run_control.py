@@ -14,6 +14,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -145,6 +146,25 @@ def test_status_waits_and_returns_the_runs_own_code(
     text = capsys.readouterr().out
     assert driver.id in text
     assert "test/ndcg_at_20 0.25" in text
+
+
+@pytest.mark.parametrize(
+    ("requested", "expected"),
+    [
+        ({"experiment": {"resources": {"gpus_per_worker": 1}}}, "1 worker of 1 GPU"),
+        ({"experiment": {"resources": {}}, "options": {"local": True}}, "1 CPU, in this process"),
+        ({"sweep": {"resources": {"workers": 4, "gpus_per_worker": 2}}}, "4 workers of 2 GPU"),
+        ({}, None),
+    ],
+)
+def test_status_shows_devices_and_micro_batches(
+    requested: dict[str, Any], expected: str | None, settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = records.create(settings.storage, "run", "simclr", requested, "orchestrator run simclr")
+    folder.update(accumulate=4)
+    run_control.status(settings, folder.id, wait=False, address=None, as_json=True)
+    values = _told(capsys)
+    assert (values["devices"], values["accumulate"]) == (expected, 4)
 
 
 def test_of_the_metrics_the_objectives_are_told(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:

@@ -164,6 +164,8 @@ def test_the_table_says_it_in_words() -> None:
     assert rows["a trial holds"] == "1 worker of 1 CPU"
     undecided = dict(replace(planned(sweep()), gpus_open=True).rows())["a trial holds"]
     assert undecided == "1 worker of 1 CPU; GPUs are decided on the cluster, unless --gpus-per-worker is given"
+    packed = replace(planned(sweep()), gpus=1.0, at_once=64, processes=2)
+    assert dict(packed.rows())["at once"].startswith("64 in 2 processes, or as many as fit into a GPU's memory (")
     assert rows["at once"] == "7 (7 fit on 2 nodes)"
     assert rows["CPU hours"] == "0.825 at most, about 0.145 expected"
     assert rows["storage"] == "110 KB"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from orchestrator.config import workload_loader
 from orchestrator.config.spec import Resources, SweepSpec
 from orchestrator.errors import USAGE, UserError
 from orchestrator.storage.settings import Settings, resolve
-from orchestrator.sweeps import request
+from orchestrator.sweeps import estimate, request
 from tests.support.toy import Params
 from workloads import catalog
 
@@ -194,6 +195,34 @@ def test_gpus_are_decided_on_the_cluster(
     spec = build("recommender", settings, overrides=words, resources=asked, say=lines.append, **search)
     assert spec.resources.gpus_per_worker == expected
     assert lines == ([said] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("words", "resources", "is_open"), [({}, {}, True), ({}, {"gpus_per_worker": 0}, False), (SGD, {}, False)]
+)
+def test_a_plan_leaves_gpus_open_only_where_a_cluster_decides(
+    words: dict[str, Any],
+    resources: dict[str, Any],
+    is_open: bool,
+    settings: Settings,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    resources = {**resources, "cpus_per_worker": 1}
+    spec = request.experiment("recommender", settings, overrides=words, resources=resources)
+    for local in (False, True):
+        estimate.show(spec, settings, local=local, probe=False, as_json=True)
+        assert json.loads(capsys.readouterr().out)["gpus_open"] == (is_open and not local)
+
+
+def test_gpus_of_a_ray_client_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "check_reachable", lambda address: None)
+    settings = resolve({"tracking": "none", "ray_address": "ray://head:10001"})
+    lines: list[str] = []
+    assert request.experiment("recommender", settings, say=lines.append).resources.gpus_per_worker == 0
+    assert lines == ["GPUs of a worker: 0 (a ray:// address does not tell the cluster's; --gpus-per-worker sets it)"]
+    lines.clear()
+    named = request.experiment("recommender", settings, resources={"gpus_per_worker": 2}, say=lines.append)
+    assert (named.resources.gpus_per_worker, lines) == (2, [])
 
 
 def test_what_trains_on_cpus_only_takes_no_gpu_of_this_machine(machine: Any, settings: Settings) -> None:
