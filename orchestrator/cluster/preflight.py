@@ -132,7 +132,10 @@ def services(settings: Settings, resources: Resources, *, ray: bool, workload: s
 
 
 def cluster_gpus(address: str) -> float | None:
-    """Number of GPUs of the cluster at ``address``, None if that is not known. Raises UserError (exit 3) within seconds without an answer."""
+    """Number of GPUs of the cluster at ``address``, None if that is not known.
+
+    Raises UserError (exit 3) within seconds without an answer.
+    """
     authenticate()
     check_reachable(address)
     return check_is_ray(address)
