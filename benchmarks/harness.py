@@ -277,10 +277,13 @@ def _seconds(processes: Iterable[psutil.Process]) -> float:
 
 
 def commit() -> str | None:
-    """The commit that is measured, ``-dirty`` where other files than results differ from it; None outside of git."""
+    """The commit that is measured, ``-dirty`` where other files than results differ from it; None without git."""
     changes = ["git", "status", "--porcelain", "--", ".", ":!benchmarks/results"]
     asked = (["git", "rev-parse", "--short=12", "HEAD"], changes)
-    done = [subprocess.run(words, cwd=HERE.parent, capture_output=True, text=True, check=False) for words in asked]
+    try:
+        done = [subprocess.run(words, cwd=HERE.parent, capture_output=True, text=True, check=False) for words in asked]
+    except OSError:  # git is not installed
+        return None
     if any(one.returncode for one in done):
         return None
     return done[0].stdout.strip() + ("-dirty" if done[1].stdout.strip() else "")
