@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -138,9 +138,9 @@ def open_tracker(database: Path, tmp_path: Path) -> Iterator[Callable[..., Track
 
     opened: list[Tracker] = []
 
-    def begin(*, resuming: bool = False, uri: str | None = None) -> Tracker:
+    def begin(*, resuming: bool = False, uri: str | None = None, folder: Path = tmp_path, **more: Any) -> Tracker:
         artifacts, address = None if uri else tmp_path / "artifacts", uri or f"sqlite:///{database}"
-        opened.append(Tracker(address, "toy", OWNER, tmp_path, artifacts=artifacts, resuming=resuming))
+        opened.append(Tracker(address, "toy", OWNER, folder, artifacts=artifacts, resuming=resuming, **more))
         return opened[-1]
 
     yield begin

@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -159,7 +159,9 @@ class Session:
         sources = provenance.sources(apart=apart, workload=self.folder.record["workload"])
         data = self._tags.get("orchestrator.data_fingerprint")
         record = provenance.write(self.folder.path, self.folder.record["spec"], sources, data)
-        self.tracker = open_tracker(self.settings, self.folder, resuming=self._resuming)
+        self.tracker = open_tracker(
+            self.settings, self.folder, resuming=self._resuming, is_overtaken=self._sync.is_overtaken
+        )
         if self.tracker:
             tags = {**self._tags, **identity_tags(sources)}
             self.tracker.start(self.folder.id, self._name, params=self._params, tags=tags)
@@ -280,13 +282,23 @@ class Session:
         return self._status
 
 
-def open_tracker(settings: Settings, folder: RunFolder, *, resuming: bool) -> Tracker | None:
+def open_tracker(
+    settings: Settings, folder: RunFolder, *, resuming: bool, is_overtaken: Callable[[], bool] = lambda: False
+) -> Tracker | None:
     """The tracker of a run, or None with ``--tracking none``."""
     if settings.tracking is None:
         return None
     artifacts = store.ensure(settings.tracking)
     experiment = settings.experiment or str(folder.record["workload"])
-    return Tracker(settings.tracking, experiment, folder.id, folder.path, artifacts=artifacts, resuming=resuming)
+    return Tracker(
+        settings.tracking,
+        experiment,
+        folder.id,
+        folder.path,
+        artifacts=artifacts,
+        resuming=resuming,
+        is_overtaken=is_overtaken,
+    )
 
 
 def adopt(settings: Settings, folder: RunFolder) -> Settings:

@@ -59,6 +59,8 @@ class FolderSync:
         sync_state.remember(folder, holds, self._delivered)
         self._trouble = "nothing was tried"
         self._lost = False
+        self._renewed = time.monotonic()  # begin of the last renewal of the lease
+        self._failed = -float("inf")  # end of the last attempt without an answer
         self._has_older = generations.generation(folder.name) > 0
         self._closing = threading.Event()
         self._ended = threading.Event()
@@ -85,6 +87,21 @@ class FolderSync:
     def send_now(self) -> None:
         """Send changes now, not at the next interval."""
         self._due.set()
+
+    def is_overtaken(self) -> bool:
+        """Whether another driver has taken over the run. False if the storage does not answer.
+
+        Asks the storage only if the lease was not renewed lately, after a pause of this process for example.
+        """
+        oldest = time.monotonic() - 2 * RENEW_SECONDS
+        if not self._lost and max(self._renewed, self._failed) < oldest:
+            try:
+                self._check_lease()
+            except Overtaken:
+                self._give_up()
+            except OSError:
+                self._failed = time.monotonic()
+        return self._lost
 
     def close(self) -> str | None:
         """Send what is left and end the threads. Returns a sentence if something could not be sent, else None."""
@@ -143,8 +160,10 @@ class FolderSync:
 
     def _check_lease(self) -> None:
         """Renew the lease. Raises OSError, and Overtaken if another driver has taken over the run."""
+        begun = time.monotonic()
         if self._lease and not self._lease.kept(lambda: sync_state.is_superseded(self._location, self._holds)):
             raise Overtaken(self._location.uri)
+        self._renewed = begun  # only now: until the storage has answered, the lease may be another driver's
 
     def _give_up(self) -> None:
         """Stop the driver. It stores nothing more."""
@@ -194,18 +213,24 @@ class StopWatcher:
     def send_now(self) -> None:
         """Does nothing: the folder is the storage."""
 
+    def is_overtaken(self) -> bool:
+        """Whether another driver has taken over the run. False if the file system does not answer."""
+        with suppress(OSError):
+            return generations.is_superseded(self._folder)
+        return False
+
     def close(self) -> str | None:
         """End the thread. Returns a sentence if another driver has taken over, else None."""
         self._closing.set()
         self._thread.join()
-        return overtaken(self._folder) if generations.is_superseded(self._folder) else None
+        return overtaken(self._folder) if self.is_overtaken() else None
 
     def _look(self) -> None:
         while not self._closing.wait(RENEW_SECONDS):
-            with suppress(OSError):
-                if generations.is_superseded(self._folder):
+            if self.is_overtaken():
+                with suppress(OSError):
                     (self._folder / STOP).touch()
-                    return
+                return
 
 
 class RemoteFolder:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -30,16 +30,28 @@ WRONG = (Refused, TypeError, ValueError, LookupError, AttributeError, Arithmetic
 class Tracker:
     """Queues and sends operations on runs, which are named by our keys (``<id>`` or ``<sweep>/<number>``).
 
-    With ``resuming``, runs that an earlier process opened for the same ``owner`` are used again.
+    With ``resuming``, runs that an earlier process opened for the same ``owner`` are used again. Once ``is_overtaken``
+    returns True, nothing more is sent: the runs belong to another process, and what is queued is dropped.
     """
 
-    def __init__(self, uri: str, experiment: str, owner: str, folder: Path, *, artifacts: Path | None, resuming: bool):
+    def __init__(
+        self,
+        uri: str,
+        experiment: str,
+        owner: str,
+        folder: Path,
+        *,
+        artifacts: Path | None,
+        resuming: bool,
+        is_overtaken: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._uri = uri
         self._experiment = experiment
         self._owner = owner
         self._artifacts = artifacts
         self._journal = Journal(folder / JOURNAL)
         self._resuming = resuming or not self._journal.empty()
+        self._is_overtaken = is_overtaken
         self._sender: Sender | None = None
         self._opened: dict[str, str] = {}
         self._running: set[str] = set()
@@ -116,9 +128,14 @@ class Tracker:
         return self._opened.get(key)
 
     def run_id(self, key: str, timeout: float = 60.0) -> str:
-        """The MLflow id of the run ``key``; waits until it is open. Raises UserError (exit 3) after ``timeout``."""
+        """The MLflow id of the run ``key``; waits until it is open.
+
+        Raises UserError (exit 3) after ``timeout``, or if another process has taken over the run.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: key in self._opened or key in self._lost, timeout)
+            self._changed.wait_for(lambda: key in self._opened or key in self._lost or self._is_overtaken(), timeout)
+        if self._is_overtaken():
+            raise UserError(f"{self._owner} was taken over by another driver", code=UNAVAILABLE)
         if key in self._opened:
             return self._opened[key]
         if key in self._lost:
@@ -189,9 +206,14 @@ class Tracker:
             self._notify()
 
     def _until_sent(self, operation: Operation) -> bool:
-        """Send an operation, retrying until the deadline; False if the deadline passed first."""
+        """Send an operation, retrying until the deadline; False if the deadline passed first.
+
+        Drops it if another process has taken over.
+        """
         for attempt in count():
             try:
+                if self._is_overtaken():
+                    break
                 self._connected().send(operation)
             except Exception as error:
                 if self._sender and isinstance(error, WRONG) and not isinstance(error, OSError):

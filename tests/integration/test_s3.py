@@ -249,14 +249,33 @@ def test_the_second_of_two_drivers_is_refused_and_a_stop_reaches_the_first(
     assert record(server, prefix, "one")["status"] == "interrupted"
 
 
+SHORT_LEASE = (
+    "from orchestrator.storage import lease, object_sync; lease.SECONDS = 5.0; object_sync.RENEW_SECONDS = 0.5; "
+    "from orchestrator.cli.app import main; main()"
+)
+
+
 class Hurried(Command):
     """A command whose lease lasts five seconds."""
 
-    program = (
-        "-c",
-        "from orchestrator.storage import lease, object_sync; lease.SECONDS = 5.0; object_sync.RENEW_SECONDS = 0.5; "
-        "from orchestrator.cli.app import main; main()",
-    )
+    program = ("-c", SHORT_LEASE)
+
+
+class HurriedSuccessor(Command):
+    """The same, and its epochs take no time."""
+
+    program = ("-c", f"from tests.support import toy; toy.time = toy.Clock(); {SHORT_LEASE}")
+
+
+def stop_between_requests(command: Command, journal: Path) -> None:
+    """Stop a process while no request to MLflow is on its way: one that is cannot be taken back."""
+    while True:
+        os.killpg(command.process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, command.process.pid, os.WSTOPPED)
+        if journal.stat().st_size == 0:
+            return
+        os.killpg(command.process.pid, signal.SIGCONT)
+        time.sleep(0.05)
 
 
 @pytest.mark.faults
@@ -265,14 +284,16 @@ def test_a_driver_that_wakes_up_leaves_its_successors_result(
 ) -> None:
     there = tmp_path / "there"
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(home))
-    first = Hurried(home, "run", "toy", "epochs=40", "slow=0.2", "--local", "--name", "one")
+    first = Hurried(home, "run", "toy", "epochs=400", "slow=0.3", "--local", "--name", "one")
     try:
         first.until(lambda: [name for name in server.names(f"{prefix}/one/checkpoints") if name.endswith(".json")])
-        os.killpg(first.process.pid, signal.SIGSTOP)
+        (journal,) = home.rglob("one/tracking.jsonl")
+        first.until(Store(home).steps)
+        stop_between_requests(first, journal)
         stopped, code = time.monotonic(), 2
         monkeypatch.setenv("ORCHESTRATOR_HOME", str(there))
         while code == 2 and time.monotonic() - stopped < 120:  # refused until the lease has ended
-            second = Hurried(there, "run", "--resume", "one")
+            second = HurriedSuccessor(there, "run", "--resume", "one")
             code = second.end()
         assert code == 0, second.text()
         assert record(server, prefix, "one")["status"] == "finished"
@@ -282,6 +303,8 @@ def test_a_driver_that_wakes_up_leaves_its_successors_result(
         if first.process.poll() is None:
             first.kill()
     assert "one was taken over by another driver" in first.text()
+    Store(home).check()  # each run has ended
+    assert Store(home).steps() == {"one": list(range(1, 401))}
     assert record(server, prefix, "one")["status"] == "finished"
     for machine in (tmp_path / "third", there, home):
         assert told(start("status", "one", "--json", machine=machine))["status"] == "finished"

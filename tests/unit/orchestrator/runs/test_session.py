@@ -190,3 +190,15 @@ def test_the_mlflow_run_of_a_way_in_that_failed_is_not_left_running(
     client = MlflowClient(f"sqlite:///{database}")
     experiment = client.get_experiment_by_name("toy")
     assert [run.info.status for run in client.search_runs([experiment.experiment_id])] == ["FAILED"]
+
+
+def test_a_driver_that_was_overtaken_leaves_its_successors_mlflow_run(database: Path) -> None:
+    folder = records.create(resolve().storage, "run", "toy", {}, "orchestrator run toy", "one")
+    with opened(folder, None) as running:
+        assert running.tracker is not None
+        assert running.tracker.flush()
+        successor = folder.path.with_name("one@2")
+        successor.mkdir()
+        (successor / RECORD).write_text((folder.path / RECORD).read_text())
+        running.settle("interrupted", INTERRUPTED)
+    assert statuses(database) == {"one": "RUNNING"}

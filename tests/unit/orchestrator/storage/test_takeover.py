@@ -238,6 +238,23 @@ def test_what_a_successor_still_drives_stays(machine: Machine, halt: Halt, monke
         assert (there.path / "result").read_text() == "B"
 
 
+def test_a_driver_that_wakes_up_knows_that_it_was_overtaken(
+    machine: Machine, halt: Halt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, following = begin(machine("one"), "run")
+    finish(*take_over(machine("two"), "run", monkeypatch))
+    halt.at(0, lambda: pytest.fail("the storage is asked about a lease that was renewed a moment ago"))
+    assert not following.is_overtaken()
+    assert not halt.has_happened()
+    monkeypatch.setattr(object_sync, "RENEW_SECONDS", -1.0)
+    halt.is_cut = True
+    assert not following.is_overtaken(), "the storage does not answer"
+    halt.is_cut = False
+    assert following.is_overtaken()
+    assert folder.stop_file.exists()
+    assert following.close() is not None
+
+
 # A file system that several hosts share: the folder is the storage
 
 

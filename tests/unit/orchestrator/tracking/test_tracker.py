@@ -280,3 +280,30 @@ def test_one_lost_request_changes_nothing(
     assert dict(query(database, "select key, value from params")) == {"lr": "0.1"}
     assert tags(database)["state"] == "complete"
     assert query(database, "select count(*) from inputs") == [(1,)]
+
+
+def test_after_another_driver_has_taken_over_nothing_is_sent(
+    open_tracker: Callable[..., Tracker], database: Path, tmp_path: Path
+) -> None:
+    overtaken: list[bool] = []
+    woken = open_tracker(is_overtaken=lambda: bool(overtaken))
+    woken.start(OWNER, "toy", params={})
+    woken.log(OWNER, rows(1, 2))
+    assert woken.flush()
+    (tmp_path / "there").mkdir()
+    successor = open_tracker(resuming=True, folder=tmp_path / "there")
+    successor.start(OWNER, "toy", params={})
+    successor.log(OWNER, rows(1, 4))
+    successor.end(OWNER, "FINISHED")
+    assert successor.close() is None
+    overtaken.append(True)
+    woken.start("other", "toy", params={})
+    woken.log(OWNER, rows(3, 9))
+    woken.end(OWNER, "KILLED")
+    for key in (OWNER, "other"):
+        with pytest.raises(UserError, match="was taken over by another driver"):
+            woken.run_id(key)
+    assert woken.close() is None
+    assert metrics(database) == expected(rows(1, 4))
+    assert statuses(database) == {OWNER: "FINISHED"}
+    assert not (tmp_path / JOURNAL).exists(), "a later sync would send it"
