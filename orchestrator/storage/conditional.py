@@ -1,7 +1,8 @@
 """Conditional writes to an object on S3: only where there is none yet, or where it is still what was read.
 
-``pyarrow.fs`` has none, so these few small objects go through boto3 (the extra ``s3``), with ``If-None-Match: *`` and
-``If-Match: ETAG``. Other stores, and an installation without boto3, have none: :func:`reason_without` says so.
+``pyarrow.fs`` has none, so these few small objects go through boto3 (in the extras ``train`` and ``s3``), with
+``If-None-Match: *`` and ``If-Match: ETAG``. Other stores, and an installation without boto3, have none:
+:func:`reason_without` says so.
 """
 
 from __future__ import annotations

@@ -53,7 +53,9 @@ def test_each_module_is_of_a_package_of_the_extra() -> None:
         return {canonicalize_name(Requirement(each).name) for each in requirements}
 
     packages = {module: set(map(canonicalize_name, found)) for module, found in packages_distributions().items()}
-    extra = names(PROJECT["optional-dependencies"]["train"]) - {"ray", "mlflow"}
+    extras = {name: names(needs) for name, needs in PROJECT["optional-dependencies"].items()}
+    assert extras["s3"] == {"boto3"} < extras["train"], "a driver needs conditional writes, a client may have them"
+    extra = extras["train"] - {"ray", "mlflow", "boto3"}
     assert {package for module in TRAINING_MODULES for package in packages[module]} == extra
     assert not extra & names(PROJECT["dependencies"])
 
@@ -71,7 +73,8 @@ def test_each_module_is_of_a_package_of_the_extra() -> None:
         (["ui"], 3, f"error: The UI needs MLflow's server, {CLIENT} {INSTALL}"),
     ],
 )
-def test_a_verb_works_or_names_what_it_needs(words: list[str], code: int, says: str, home: Path) -> None:
+@pytest.mark.usefixtures("database")  # to make a store takes seconds
+def test_a_verb_works_or_names_what_it_needs(words: list[str], code: int, says: str) -> None:
     done = client(*words)
     assert done.returncode == code, done.stderr
     assert says in done.stdout + done.stderr
