@@ -12,6 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from orchestrator.report import plots, trials
 from orchestrator.search import curves as curves_of
+from orchestrator.search import recorded
 from orchestrator.search.ranking import front, repeats
 from orchestrator.storage.records import RunFolder
 
@@ -27,9 +28,9 @@ def of_sweep(folder: RunFolder) -> dict[str, Figure | str]:
 
     Raises UserError when the sweep has no trials yet.
     """
-    study = trials.study(folder)
+    study = recorded.study(folder)
     objectives = trials.objectives(folder)
-    all_trials = trials.own(study)
+    all_trials = recorded.own(study)
     complete = [trial for trial in all_trials if trial.state == TrialState.COMPLETE]
     winner = trials.best(folder, all_trials, objectives[0])
     number = -1 if winner is None else winner.number

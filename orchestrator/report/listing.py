@@ -13,6 +13,7 @@ from orchestrator.console import aligned, duration, show
 from orchestrator.errors import UserError, unknown
 from orchestrator.report import trials
 from orchestrator.report.statistics import summary
+from orchestrator.search import recorded
 from orchestrator.search.progress import search_progress
 from orchestrator.search.ranking import ranked
 from orchestrator.search.selection import Estimate
@@ -55,7 +56,7 @@ def best(folder: RunFolder, top: int) -> list[dict[str, Any]]:
     known); of a finished sweep it also has test metrics and its model. Raises UserError when no trial is complete.
     """
     objectives = trials.objectives(folder)
-    all_trials = trials.own(trials.study(folder))
+    all_trials = recorded.trials(folder)
     found = trials.selection(folder)
     winner = trials.best(folder, all_trials, objectives[0], found)
     if winner is None or found is None:
@@ -150,7 +151,7 @@ def trial_rows(folder: RunFolder) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = json.loads(file.read_text())
         return rows
     return trials.rows(
-        trials.own(trials.study(folder)), trials.objectives(folder), trials.spec(folder)["search"].get("seeds", 1)
+        recorded.trials(folder), trials.objectives(folder), recorded.spec(folder)["search"].get("seeds", 1)
     )
 
 
@@ -159,9 +160,9 @@ def progress(folder: RunFolder) -> dict[str, Any]:
 
     If the sweep has no live driver, trials that its journal shows as running are counted as interrupted.
     """
-    target = trials.spec(folder)["search"]["trials"]
+    target = recorded.spec(folder)["search"]["trials"]
     try:
-        all_trials = trials.own(trials.study(folder))
+        all_trials = recorded.trials(folder)
     except UserError:  # it has just started
         return {"trials": {}, "target": target, "best": None, "seconds_left": None}
     objective = trials.objectives(folder)[0]
@@ -219,9 +220,9 @@ def _counted(folder: RunFolder, result: Mapping[str, Any]) -> dict[str, int]:
     """The numbers of finished and of planned trials."""
     counted: dict[str, int] = {}
     with suppress(UserError):
-        counted["trials_target"] = trials.spec(folder)["search"]["trials"]
+        counted["trials_target"] = recorded.spec(folder)["search"]["trials"]
         counted["trials_done"] = 0
         if "trials" in result:
             return counted | {"trials_done": result["trials"]}
-        counted["trials_done"] = sum(trial.state.is_finished() for trial in trials.own(trials.study(folder)))
+        counted["trials_done"] = sum(trial.state.is_finished() for trial in recorded.trials(folder))
     return counted

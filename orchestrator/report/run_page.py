@@ -16,7 +16,7 @@ from orchestrator.report.figures import of_sweep as draw
 from orchestrator.report.html import Plot, Section, Table, render
 from orchestrator.report.statistics import summary
 from orchestrator.runs import plot_style
-from orchestrator.search import winners
+from orchestrator.search import recorded, winners
 from orchestrator.search.selection import Selection
 from orchestrator.storage import usage_log
 from orchestrator.storage.names import HISTORY, TABLES
@@ -41,7 +41,7 @@ Rows = Sequence[Mapping[str, Any]]
 def of_sweep(folder: RunFolder, rows: Rows, drawn: Mapping[str, Figure | str] | None = None) -> str:
     """The page of a sweep, running or finished; ``rows`` are its trials. Raises UserError if there are none yet."""
     drawn = draw(folder) if drawn is None else drawn
-    all_trials = trials.own(trials.study(folder))
+    all_trials = recorded.trials(folder)
     sections = [
         Section("Request", request(folder), folder.record["command"], tables=[_space(all_trials)]),
         _winner(folder, all_trials),
@@ -91,7 +91,7 @@ def subtitle(folder: RunFolder) -> str:
 
 def request(folder: RunFolder) -> dict[str, Any]:
     """The request as names and texts: parameters, plan, search, seeds, data, code, person."""
-    spec = trials.spec(folder)
+    spec = recorded.spec(folder)
     environment = trials.environment(folder)
     defaults = Plan().model_dump(mode="json")
     plan = {k: v for k, v in spec["plan"].items() if k == "epochs" or (k != "decide_at" and v != defaults.get(k))}
@@ -209,7 +209,7 @@ def _trials(folder: RunFolder, rows: Rows) -> Section:
     if found and found.estimates:
         rows = [_estimated(row, found) for row in rows]
     names = list(dict.fromkeys(name for row in rows for name in row if name != "cause"))
-    best = trials.best(folder, trials.own(trials.study(folder)), objectives[0], found)
+    best = trials.best(folder, recorded.trials(folder), objectives[0], found)
     marked = [i for i, row in enumerate(rows) if best is not None and row["trial"] == best.number]
     values = [[_cell(row.get(name)) for name in names] for row in rows]
     table = Table([name.removeprefix("params.") for name in names], values, marked[0] if marked else None)

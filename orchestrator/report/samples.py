@@ -12,7 +12,7 @@ from orchestrator.cluster import preflight
 from orchestrator.config.plan import PLAN_KEYS
 from orchestrator.errors import UserError
 from orchestrator.report import trials
-from orchestrator.search import unit_values
+from orchestrator.search import recorded, unit_values
 from orchestrator.search.ranking import ranked, repeats
 from orchestrator.search.unit_values import UnitValues
 from orchestrator.storage.names import TEST_UNITS, VALIDATION_UNITS
@@ -83,7 +83,7 @@ def entries(folder: RunFolder, split: Split, *, every: bool) -> list[Entry]:
 
 
 def _run(folder: RunFolder, split: Split) -> Entry:
-    spec = trials.spec(folder)
+    spec = recorded.spec(folder)
     plan = {name: spec["plan"].get(name) for name in PLAN_KEYS}
     params = {**spec["params"], **plan, "seed": spec["seed"], "id": folder.id}
     return _entry(folder, split, None, params, frozenset(), _settled(folder, split), _units(folder.path, split))
@@ -91,7 +91,7 @@ def _run(folder: RunFolder, split: Split) -> Entry:
 
 def _winner(folder: RunFolder, split: Split) -> Iterator[Entry]:
     """The winner's entries: on validation one for each seed of its trial, on test one for its final model."""
-    every = trials.own(trials.study(folder))
+    every = recorded.trials(folder)
     best = trials.best(folder, every, trials.objectives(folder)[0])
     if best is None:
         return
@@ -107,7 +107,7 @@ def _winner(folder: RunFolder, split: Split) -> Iterator[Entry]:
 
 
 def _trials(folder: RunFolder) -> Iterator[Entry]:
-    every = trials.own(trials.study(folder))
+    every = recorded.trials(folder)
     kept = unit_values.read(folder.path)
     for trial in ranked(every, trials.objectives(folder)[0]):
         for number, metrics in enumerate(_over_seeds(trial, every)):
@@ -124,7 +124,7 @@ def _seed_run(trial: Any, every: list[Any], number: int) -> tuple[int, int]:
 def _trial(
     folder: RunFolder, split: Split, trial: Any, number: int, metrics: Mapping[str, float], units: Path | None
 ) -> Entry:
-    spec = trials.spec(folder)
+    spec = recorded.spec(folder)
     own = trial.user_attrs["params"]
     with suppress(UserError):  # the defaults are unknown if the workload is not installed
         own = preflight.parameters(spec["workload"], own)

@@ -1,4 +1,4 @@
-"""Read a sweep's trials from its folder, running or finished. Nothing here writes."""
+"""What the views show of a sweep's trials, running or finished. Nothing here writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orchestrator.config.spec import SweepSpec
 from orchestrator.errors import UserError
 from orchestrator.provenance.record import ENVIRONMENT
 from orchestrator.report.statistics import summary
-from orchestrator.search import curves
+from orchestrator.search import curves, recorded
 from orchestrator.search.constraints import violated
 from orchestrator.search.curves import Curve
 from orchestrator.search.ranking import REPEAT, ranked, repeats
@@ -24,31 +24,7 @@ from orchestrator.storage.records import RunFolder
 from workloads.contract import Objective
 
 if TYPE_CHECKING:
-    import optuna
     from optuna.trial import FrozenTrial
-
-
-def study(folder: RunFolder) -> optuna.Study:
-    """The study in the sweep's journal. Raises UserError when it does not exist yet or is damaged."""
-    from orchestrator.search.study import JOURNAL, open_study
-
-    if not (folder.path / JOURNAL).exists():  # Optuna would create it
-        raise UserError(f"{folder.id} has no trials", fix=f"See: orchestrator status {folder.id}")
-    return open_study(folder.path)
-
-
-def own(study: optuna.Study) -> list[FrozenTrial]:
-    """The trials of the sweep by number, without those that a warm start added from other sweeps."""
-    return [trial for trial in study.get_trials(deepcopy=False) if "warm_from" not in trial.user_attrs]
-
-
-def spec(folder: RunFolder) -> dict[str, Any]:
-    """The spec of a run or sweep as plain JSON. Raises UserError when the record has none."""
-    request = folder.record["spec"]
-    values: dict[str, Any] | None = request.get("sweep") or request.get("experiment")
-    if values is None:
-        raise UserError(f"The record of {folder.id} has no spec", fix="Restore its record.json")
-    return values
 
 
 def objectives(folder: RunFolder) -> tuple[Objective, ...]:
@@ -56,9 +32,9 @@ def objectives(folder: RunFolder) -> tuple[Objective, ...]:
 
     Raises UserError when the workload is not installed.
     """
-    if recorded := folder.record.get("objectives"):
-        return tuple(Objective(metric, direction) for metric, direction in recorded)
-    names = tuple(spec(folder)["plan"].get("objective") or ())
+    if pairs := folder.record.get("objectives"):
+        return tuple(Objective(metric, direction) for metric, direction in pairs)
+    names = tuple(recorded.spec(folder)["plan"].get("objective") or ())
     return chosen(workload_loader.code(folder.record["workload"]).objective, names)
 
 
@@ -125,8 +101,8 @@ def seed_values(trial: FrozenTrial, trials: Iterable[FrozenTrial] = ()) -> list[
 
 def learning_curves(folder: Path, trials: list[FrozenTrial], metric: str) -> dict[tuple[int, int], Curve]:
     """(trial, seed) -> values of ``metric`` on validation by epoch; without recorded curves only those at rungs."""
-    recorded = curves.read(folder, f"validation/{metric}")
-    return recorded or {(t.number, 0): sorted(t.intermediate_values.items()) for t in trials if t.intermediate_values}
+    every = curves.read(folder, f"validation/{metric}")
+    return every or {(t.number, 0): sorted(t.intermediate_values.items()) for t in trials if t.intermediate_values}
 
 
 def best(
@@ -143,12 +119,12 @@ def best(
 
 def selection(folder: RunFolder) -> Selection | None:
     """The best trial of a sweep and those that cannot be separated from it. None if no trial is complete."""
-    return of_sweep(folder.path, own(study(folder)), objectives(folder)[0])
+    return of_sweep(folder.path, recorded.trials(folder), objectives(folder)[0])
 
 
 def command(folder: RunFolder, trial: FrozenTrial) -> str:
     """The command that repeats a trial, with its first seed."""
-    sweep = SweepSpec.model_validate(spec(folder))
+    sweep = SweepSpec.model_validate(recorded.spec(folder))
     params = trial.user_attrs["params"]
     with suppress(UserError):  # the defaults are unknown if the workload is not installed or has changed
         params = preflight.parameters(sweep.workload, params)

@@ -17,9 +17,9 @@ from orchestrator.errors import UNAVAILABLE, UserError, one_line
 from orchestrator.provenance import private_files
 from orchestrator.provenance import record as provenance
 from orchestrator.registry import models as registry
-from orchestrator.report import trials
 from orchestrator.runs import worker
 from orchestrator.runs.session import adopt
+from orchestrator.search import recorded
 from orchestrator.storage import records
 from orchestrator.storage.names import HISTORY, OUTCOME
 from orchestrator.storage.records import RunFolder
@@ -72,7 +72,7 @@ def _from_folder(folder: RunFolder) -> Recorded:
         id=folder.id,
         run_id=folder.record.get("run_id"),
         kind=folder.record["kind"],
-        spec=parse(model, trials.spec(folder), folder.id),
+        spec=parse(model, recorded.spec(folder), folder.id),
         files=files,
         environment=(environment := _environment(files / provenance.ENVIRONMENT)),
         data=_data(environment.get("data")),

@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 from orchestrator.cluster import preflight
 from orchestrator.config.spec import SweepSpec
 from orchestrator.errors import UserError
-from orchestrator.search import points
+from orchestrator.search import points, recorded
 from orchestrator.search.constraints import Constraint, violations
 from orchestrator.search.study import Study, open_study
 from orchestrator.storage import records
@@ -39,7 +39,7 @@ def lessons(
             continue
         source = records.find(settings.storage, reference, "sweep")
         _check(source, spec, settings)
-        trials = [t for t in open_study(source.path).get_trials(deepcopy=False) if "warm_from" not in t.user_attrs]
+        trials = recorded.own(open_study(source.path))
         fitting = [trial for trial in trials if lesson(source.id, trial, objectives, distributions)]
         each = (lesson(source.id, trial, objectives, distributions, constraints) for trial in fitting)
         learnt = [one for one in each if one]

@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 from orchestrator.config.spec import SweepSpec
 from orchestrator.errors import UserError
-from orchestrator.report import trials
-from orchestrator.search import trusted_spaces
+from orchestrator.search import recorded, trusted_spaces
 from orchestrator.search.points import checked
 from orchestrator.search.study import Study
 from orchestrator.storage import requests
@@ -42,7 +41,7 @@ def stop(folder: RunFolder, number: int, verdict: Verdict) -> str:
     Raises UserError if it has ended.
     """
     _steered(folder)
-    states = {trial.number: trial.state.name.lower() for trial in trials.own(trials.study(folder))}
+    states = {trial.number: trial.state.name.lower() for trial in recorded.trials(folder)}
     if number not in states:
         raise UserError(f"{folder.id} has no trial {number}", allowed=f"0 to {max(states)}" if states else None)
     if states[number] not in ("running", "waiting"):
@@ -80,7 +79,7 @@ def unapplied(study: Study, folder: RunFolder, known: set[str]) -> list[tuple[st
 
 def _steered(folder: RunFolder) -> SweepSpec:
     """The spec of a sweep that takes requests."""
-    spec = SweepSpec.model_validate(trials.spec(folder))
+    spec = SweepSpec.model_validate(recorded.spec(folder))
     if spec.search.scheduler == "pbt":
         raise UserError("The members of a population cannot be added or stopped one by one", got=folder.id)
     return spec

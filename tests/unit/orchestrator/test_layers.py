@@ -6,7 +6,6 @@ import ast
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -61,6 +60,7 @@ def sources() -> list[tuple[str, ast.Module]]:
     return [(file.relative_to(ROOT).as_posix(), ast.parse(file.read_text())) for file in files]
 
 
+@cache
 def imports(tree: ast.Module) -> set[str]:
     """Every module that is imported anywhere in a file, with what is taken from it."""
     found: set[str] = set()
@@ -72,11 +72,10 @@ def imports(tree: ast.Module) -> set[str]:
     return found
 
 
-def calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+@cache
+def calls(tree: ast.Module) -> list[tuple[str, ast.Call]]:
     """Every call by its dotted name."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            yield ast.unparse(node.func), node
+    return [(ast.unparse(node.func), node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
 
 
 def test_the_probe_sees_imports_and_calls() -> None:
@@ -95,6 +94,37 @@ def test_torch_distributed_has_one_importer_beside_the_suite_that_makes_process_
 @pytest.mark.parametrize(("name", "place"), [("ray.train.report", "orchestrator/runs/train.py")])
 def test_reports_leave_by_one_door(name: str, place: str) -> None:
     assert {path for path, tree in sources() if any(called == name for called, _ in calls(tree))} == {place}
+
+
+def test_views_do_not_lie_under_drivers() -> None:
+    """Of sweeps, the end alone calls a view: it writes the page. A search or a run calls none."""
+    drivers = ("orchestrator/sweeps/", "orchestrator/runs/", "orchestrator/search/")
+    importers = {
+        path
+        for path, tree in sources()
+        if path.startswith(drivers) and any(name.startswith("orchestrator.report") for name in imports(tree))
+    }
+    assert importers == {"orchestrator/sweeps/winner.py"}
+
+
+def test_no_module_imports_itself_by_others() -> None:
+    """Imports within functions and for types included. A package's own ``__init__`` is not counted."""
+    trees = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): tree for path, tree in sources()}
+    imported = {name: imports(tree) & trees.keys() - {name} for name, tree in trees.items()}
+    for name, tree in trees.items():  # of "from package import module" the module is meant, not the package
+        packages = {
+            node.module
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and all(f"{node.module}.{alias.name}" in trees for alias in node.names)
+        }
+        imported[name] -= packages
+    while leaves := [name for name, needs in imported.items() if not needs & imported.keys()]:
+        for name in leaves:
+            del imported[name]
+    while tops := imported.keys() - set().union(*imported.values()):
+        for name in tops:
+            del imported[name]
+    assert {name: needs & imported.keys() for name, needs in imported.items()} == {}
 
 
 def test_nothing_is_pickled() -> None:

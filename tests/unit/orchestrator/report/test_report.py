@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from orchestrator.engine.loop import Row
 from orchestrator.report import comparison_output, figures, listing, plots, report, run_page, trials
 from orchestrator.runs import plot_style
-from orchestrator.search import curves
+from orchestrator.search import curves, recorded
 from orchestrator.search.curves import CURVES, Curves
 from orchestrator.storage.records import RunFolder
 from tests.support.finished import run, sweep
@@ -173,7 +173,7 @@ def _corners(line: object) -> list[tuple[float, float]]:
 
 
 def test_parameters_drawn_logarithmically_have_logarithmic_axes(five: RunFolder) -> None:
-    found = trials.own(trials.study(five))
+    found = recorded.trials(five)
     heights, ticks = plots._column([t for t in found if t.values], "lr")
     values = [t.params["lr"] for t in found if t.values]
     middle = (values[0] * values[-1]) ** 0.5
@@ -238,7 +238,7 @@ def test_curves_are_of_every_epoch_and_the_last_word_counts(tmp_path: Path) -> N
 
 
 def test_without_curves_the_rungs_are_drawn(five: RunFolder) -> None:
-    found = trials.own(trials.study(five))
+    found = recorded.trials(five)
     assert trials.learning_curves(five.path, found, "error")[1, 0] == [(1, 2.0), (3, 1.0)]
     Curves(five.path, [Objective("error", "min")]).add(1, [Row(1, 0.0, {"validation/error": 7.0})])
     assert trials.learning_curves(five.path, found, "error") == {(1, 0): [(1, 7.0)]}

@@ -1,0 +1,40 @@
+"""Read what a sweep's folder records of its search: spec and trials. Nothing here writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.errors import UserError
+from orchestrator.storage.records import RunFolder
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.trial import FrozenTrial
+
+
+def study(folder: RunFolder) -> optuna.Study:
+    """The study in the sweep's journal. Raises UserError when it does not exist yet or is damaged."""
+    from orchestrator.search.study import JOURNAL, open_study
+
+    if not (folder.path / JOURNAL).exists():  # Optuna would create it
+        raise UserError(f"{folder.id} has no trials", fix=f"See: orchestrator status {folder.id}")
+    return open_study(folder.path)
+
+
+def own(study: optuna.Study) -> list[FrozenTrial]:
+    """The trials of the sweep by number, without those that a warm start added from other sweeps."""
+    return [trial for trial in study.get_trials(deepcopy=False) if "warm_from" not in trial.user_attrs]
+
+
+def trials(folder: RunFolder) -> list[FrozenTrial]:
+    """The sweep's own trials by number. Raises UserError as :func:`study` does."""
+    return own(study(folder))
+
+
+def spec(folder: RunFolder) -> dict[str, Any]:
+    """The spec of a run or sweep as plain JSON. Raises UserError when the record has none."""
+    request = folder.record["spec"]
+    values: dict[str, Any] | None = request.get("sweep") or request.get("experiment")
+    if values is None:
+        raise UserError(f"The record of {folder.id} has no spec", fix="Restore its record.json")
+    return values
