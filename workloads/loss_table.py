@@ -1,4 +1,4 @@
-"""The row of a loss in its workload's table ``LOSSES``. Imports no PyTorch.
+"""Rows of a workload's tables, such as that of a loss in ``LOSSES``. Imports no PyTorch.
 
 Everything that depends on the loss follows from its row: the values of ``loss=``, the defaults of its parameters, the
 errors about parameters that it does not use, its call, and what ``orchestrator workloads NAME`` shows.
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cache
-from importlib import import_module
+from dataclasses import dataclass, field, fields
 from typing import Any
+
+from workloads.named_function import load_function
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Loss:
 
     def load(self) -> Callable[..., Any]:
         """The function, whose module is imported at the first call."""
-        return _load(self.function)
+        return load_function(self.function)
 
     @property
     def keywords(self) -> tuple[str, ...]:
@@ -47,8 +47,21 @@ class Loss:
         return self.load()(*(getattr(scores, name) for name in self.inputs), **settings)
 
 
-@cache
-def _load(function: str) -> Callable[..., Any]:
-    module, _, name = function.partition(":")
-    loaded: Callable[..., Any] = getattr(import_module(module), name)
-    return loaded
+def features(row: Any) -> dict[str, str]:
+    """What a row of any table says besides its function, parameters and source: the fields that its class adds.
+
+    A flag is ``yes`` or empty, a pair of counts is two parameters or numbers.
+    """
+    return {entry.name: _text(getattr(row, entry.name)) for entry in fields(row) if entry.name not in _COMMON}
+
+
+_COMMON = ("function", "source", "inputs", "params", "bounds")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    if isinstance(value, tuple):
+        negatives, positives = value
+        return f"{negatives or 1}, {positives or 0}"
+    return str(value)

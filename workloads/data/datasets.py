@@ -14,7 +14,7 @@ from workloads.data.digests import digest, sha256
 from workloads.data.errors import DataError
 from workloads.data.files import plain_or_gz
 from workloads.data.images.archives import CIFAR_10, CIFAR_100, STL_10, TINY_IMAGENET
-from workloads.data.images.kind import IMAGES, skipped_warning
+from workloads.data.images.kind import IMAGES
 from workloads.data.images.synthetic import SYNTHETIC_IMAGES
 from workloads.data.images.tables import CIFAR_10_SUBSET
 from workloads.data.interactions.kind import INTERACTIONS
@@ -35,6 +35,7 @@ from workloads.data.retrieval.kind import RETRIEVAL
 from workloads.data.retrieval.synthetic import SYNTHETIC_RETRIEVAL
 from workloads.data.retrieval.topical import CLASSIC_IR
 from workloads.data.source import Dataset, Kind, ReadOptions, SourceFile
+from workloads.named_function import load_function
 
 DATASETS: Mapping[str, Dataset] = {
     entry.name: entry
@@ -147,18 +148,24 @@ def check_readable(name: str, root: Path, options: ReadOptions | None = None) ->
         CacheUnwritable: the cache cannot be written.
     """
     entry = dataset(name)
-    KINDS[entry.kind].check(entry, root, options or ReadOptions())
+    kind = KINDS[entry.kind]
+    options = options or ReadOptions()
+    if entry.verified and kind.checksums_suffice and not options.change_parts:
+        return
+    load_function(kind.check)(entry, root, options)
 
 
 def counts(name: str, root: Path) -> Mapping[str, int]:
-    """Counts that describe a dataset of its kind. The first call on a machine may convert it."""
-    return KINDS[dataset(name).kind].counts(name, root)
+    """The numbers that describe a dataset, by its kind. The first call on a machine may convert it."""
+    counts = KINDS[dataset(name).kind].counts
+    return load_function(counts)(name, root) if counts else {}
 
 
 def skipped_images_warning(params: Mapping[str, Any], root: Path) -> str | None:
-    """A sentence about images of the run's dataset that are skipped; None if there are none."""
-    name = params.get("dataset")
-    return None if name is None else skipped_warning(dataset(name), params, root)
+    """A sentence about the examples of a run's dataset that are left out; None without one."""
+    entry = dataset(params["dataset"]) if params.get("dataset") is not None else None
+    warning = KINDS[entry.kind].warning if entry else None
+    return load_function(warning)(entry, params, root) if warning else None
 
 
 def verify(name: str, root: Path) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,11 @@ class ReadOptions:
     unknown: str | None = None
     noise: float | None = None
 
+    @property
+    def change_parts(self) -> bool:
+        """Whether the parts are others than those of the files."""
+        return self.split == "clean" or bool(self.noise)
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -95,12 +100,16 @@ class Kind:
 
     ``layout`` describes users' own data in words. ``own``: pairs of a test whether a path has a layout, and a function
     that returns the dataset there. ``check`` finds, before a worker starts, errors that checksums do not show; it
-    raises :class:`~workloads.data.errors.DataError`. ``counts`` returns numbers such as that of users, or none if they
-    would take too long. Both import NumPy only when called.
+    raises :class:`~workloads.data.errors.DataError`. With ``checksums_suffice`` a dataset that has them is not checked.
+    ``counts`` returns numbers such as that of users, None if they would take too long. ``warning`` returns a sentence
+    about examples that a run skips, or None. These three are named as ``module:function``: they read data, and what
+    reads data imports the catalogue.
     """
 
     name: str
     layout: str
     own: tuple[tuple[Callable[[Path], bool], Callable[[str, Path], Dataset]], ...]
-    check: Callable[[Dataset, Path, ReadOptions], None]
-    counts: Callable[[str, Path], Mapping[str, int]] = lambda _name, _root: {}
+    check: str
+    checksums_suffice: bool = True
+    counts: str | None = None
+    warning: str | None = None

@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 import zlib
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +18,7 @@ from workloads.data.conversion_cache import build_once, cache_path, checked_fing
 from workloads.data.datasets import dataset, read
 from workloads.data.images.convert import convert, refused
 from workloads.data.images.types import Corrupt, Images, ImageSource, Pixels
+from workloads.data.source import Dataset, ReadOptions
 from workloads.memory import bounded_cache
 
 FORMAT = 2
@@ -125,3 +128,21 @@ def _crc32(file: Path) -> int:
         while chunk := opened.read(1 << 22):
             checksum = zlib.crc32(chunk, checksum)
     return checksum
+
+
+def check(dataset: Dataset, root: Path, options: ReadOptions) -> None:
+    """Decode a dataset that has no checksums."""
+    load_images(dataset.name, root, options.size, cast("Corrupt", options.corrupt or "refuse"))
+
+
+def skipped_warning(dataset: Dataset, params: Mapping[str, Any], root: Path) -> str | None:
+    """A sentence about the images that ``dataset_corrupt=skip`` skips; None if there are none.
+
+    In a dataset with checksums every image can be decoded.
+    """
+    if params.get("dataset_corrupt") != "skip" or dataset.verified:
+        return None
+    skipped = load_images(dataset.name, root, params.get("dataset_size"), "skip").skipped
+    many = f"{len(skipped)} images cannot be decoded and are left out, the first of them"
+    one = "1 image cannot be decoded and is left out:"
+    return f"Warning: {one if len(skipped) == 1 else many} {skipped[0]}" if skipped else None

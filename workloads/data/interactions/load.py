@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from workloads.data.conversion_cache import cache_path, checked_fingerprint, load_or_convert
 from workloads.data.datasets import dataset
 from workloads.data.interactions.arrow import FORMAT, read_interactions, write_interactions
 from workloads.data.interactions.types import Interactions
+from workloads.data.source import Dataset, ReadOptions
 from workloads.memory import bounded_cache
 
 if TYPE_CHECKING:
@@ -46,3 +48,18 @@ def _variant(name: str, data: Interactions, split: Split, noise: float) -> Inter
 
     data = resplit(data, split, clean_from=dataset(name).clean_from)
     return with_noise(data, noise) if noise else data
+
+
+def check(dataset: Dataset, root: Path, options: ReadOptions) -> None:
+    """Check that the dataset supports split and noise, and that its parts have evaluable data."""
+    from workloads.data.interactions.splits import check_parts
+
+    split = cast("Split", "official" if options.split in (None, "dev") else options.split)
+    data = load_interactions(dataset.name, root, split, options.noise or 0.0)
+    check_parts(data.train, data.test, [dataset.folder_in(root) / source.path for source in dataset.files])
+
+
+def counts(name: str, root: Path) -> Mapping[str, int]:
+    """Users, items and interactions; the first call on a machine converts the dataset."""
+    data = load_interactions(name, root)
+    return {"users": data.n_users, "items": data.n_items, "interactions": len(data.train) + len(data.test)}

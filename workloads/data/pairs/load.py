@@ -11,6 +11,7 @@ from workloads.data.conversion_cache import checked_fingerprint
 from workloads.data.datasets import read
 from workloads.data.errors import DataError
 from workloads.data.pairs.types import KIND, Pairs, SentencePairs
+from workloads.data.source import Dataset, ReadOptions
 from workloads.memory import bounded_cache
 
 PairSplit: TypeAlias = Literal["official", "dev"]
@@ -71,3 +72,8 @@ def _carve(pairs: Pairs, share: float, part: str, seed: int) -> tuple[Pairs, Pai
     draws = [int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") for text in texts]
     carved = np.array(draws, np.uint64) < np.uint64(share * 2**64)
     return pairs.take(np.flatnonzero(~carved)), pairs.take(np.flatnonzero(carved))
+
+
+def check(dataset: Dataset, root: Path, options: ReadOptions) -> None:
+    """Check that test scores are not hidden and that the dataset has the parts that the split needs."""
+    load_pairs(dataset.name, root, "dev" if options.split == "dev" else "official")

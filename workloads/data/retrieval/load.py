@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
 
@@ -10,6 +12,7 @@ from workloads.data.arrow_lists import read_lists, write_lists
 from workloads.data.conversion_cache import cache_path, checked_fingerprint, load_or_convert
 from workloads.data.errors import DataError
 from workloads.data.retrieval.types import Retrieval, Unknown
+from workloads.data.source import Dataset, ReadOptions
 
 FORMAT = 3
 """Version of the layout and of the readers' checks, in the names of cache files."""
@@ -64,3 +67,13 @@ def _read(path: Path) -> Retrieval | None:
     columns, meta = kept
     numbers = {name: columns.pop(name).to_numpy() for name in ("judgements", "parts")}
     return Retrieval(**columns, **{**numbers, "judgements": numbers["judgements"].reshape(-1, 3)}, **meta)
+
+
+def check(dataset: Dataset, root: Path, options: ReadOptions) -> None:
+    """Read a collection that has no checksums, with the run's policy for unknown judgements."""
+    load_retrieval(dataset.name, root, cast("Unknown", options.unknown or "refuse"))
+
+
+def counts(name: str, root: Path) -> Mapping[str, int]:
+    """Documents, queries and judgements; the first call on a machine converts the collection."""
+    return load_retrieval(name, root, "skip").counts()
