@@ -105,7 +105,7 @@ class TestHCLWithBatchBNS(OneProcess):
 
 class TestBCLInTheBatch(RecommenderConformance):
     params: ClassVar[Mapping[str, Any]] = {
-        "loss": "bcl", "alpha": 0.9, "sampler": "in_batch", "dim": 8, "batch_size": 128, "lr": 0.01,
+        "loss": "bcl", "alpha": 0.9, "sampler": "in_batch", "dim": 8, "batch_size": 256, "lr": 0.01,
     }  # fmt: skip
 
 
@@ -347,10 +347,9 @@ class ServesNoTensors(Toy):
 )
 def test_the_suite_finds(check: str, faulty: type[Any]) -> None:
     suite = type("Suite", (TestToy,), {"workload": faulty})()
-    arguments = ("validation",) if check == "test_evaluate_changes_nothing" else ()
     call: Callable[..., Any] = getattr(suite, check)
     with pytest.raises((AssertionError, TypeError)):
-        call(*arguments)
+        call()
 
 
 def test_a_suite_must_say_how_to_spoil_its_test_split() -> None:

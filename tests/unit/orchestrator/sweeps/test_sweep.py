@@ -186,33 +186,29 @@ POPULATION: dict[str, Any] = {"scheduler": "pbt", "trials": 5, "epochs": 20}
 
 
 def test_a_population_is_the_same_every_time(sweep: Sweep) -> None:
+    """The winner of a population is tested as it is."""
     first = sweep(**POPULATION, name="a")
     second = sweep(**POPULATION, name="b")
     assert rows(first) == rows(second)
     assert first.metrics == second.metrics
     assert rows(sweep(**POPULATION, seed=1)) != rows(first)
+    best = min(rows(first), key=lambda row: row["value"])
+    assert first.metrics["validation/error"] == best["value"]
+    assert first.extra["epochs"] == best["best_epoch"], "the weights of its best epoch, no refit"
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_a_population_survives_its_process(told: bool, sweep: Sweep, resume: Sweep) -> None:
+def test_a_population_survives_its_process(sweep: Sweep, resume: Sweep) -> None:
     whole = sweep(**POPULATION, keep="all")
-    for n in (1, 9, 12, 40):
+    for n, told in ((1, True), (9, False), (12, True), (12, False), (40, False)):
         with killed_at(n, told=told):
-            sweep(**POPULATION, name=f"torn-{n}", keep="all")
-        torn = resume(f"torn-{n}")
+            sweep(**POPULATION, name=f"torn-{n}-{told}", keep="all")
+        torn = resume(f"torn-{n}-{told}")
         assert rows(torn) == rows(whole), f"killed at {n}"
         assert torn.metrics == whole.metrics, f"killed at {n}"
 
 
-def test_the_winner_of_a_population_is_tested_as_it_is(sweep: Sweep) -> None:
-    result = sweep(**POPULATION)
-    best = min(rows(result), key=lambda row: row["value"])
-    assert result.metrics["validation/error"] == best["value"]
-    assert result.extra["epochs"] == best["best_epoch"], "the weights of its best epoch, no refit"
-
-
 def test_a_population_takes_no_more_members(sweep: Sweep, resume: Sweep) -> None:
-    sweep(**POPULATION, name="p")
+    sweep(**POPULATION | {"epochs": 2}, name="p")
     for more in ({"more_trials": 1}, {"retry_failed": True}):
         refused(lambda more=more: resume("p", **more), "A population cannot take more members")
 

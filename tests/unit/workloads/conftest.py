@@ -1,0 +1,21 @@
+"""One cache for the tests of the workloads, so that a dataset is converted once and not in each test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+DATA = Path(__file__).parent / "data"
+
+
+@pytest.fixture(scope="session")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def cache(request: pytest.FixtureRequest, home: Path, shared_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaces the empty cache of each test, except where reading and converting is what is tested."""
+    if not request.path.is_relative_to(DATA):
+        monkeypatch.setenv("ORCHESTRATOR_CACHE", str(shared_cache))
